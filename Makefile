@@ -1,0 +1,38 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test lint types unit bench clean
+
+run: $(VENV)/.ready  ## the ten steps on real tensors, fused against reference, and the speed measured now
+	$(BIN)/headwise tour
+
+test: lint types unit  ## format, lint, types and all tests; the same thing CI runs
+
+lint: $(VENV)/.ready-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.ready-dev
+	$(BIN)/mypy
+
+unit: $(VENV)/.ready-dev
+	$(BIN)/pytest
+
+bench: $(VENV)/.ready-dev  ## CPU speed against nn.MultiheadAttention and the textbook class
+	$(BIN)/python benchmarks/layer.py
+
+# pip's own groups (PEP 735) need pip 25.1, so pip comes first.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pip
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready
+	$(BIN)/pip install --quiet --constraint constraints.txt --group dev
+	touch $@
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,115 @@
+"""`attend`: check, choose a path, run."""
+
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from headwise import masks, shapes
+from headwise.backends import Call, choose
+from headwise.mask_algebra import Mask
+from headwise.scoring import Scoring
+
+
+@overload
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Mask | Tensor | None = ...,
+    bias: Tensor | None = ...,
+    causal: bool = ...,
+    scale: float | None = ...,
+    dropout: float = ...,
+    return_weights: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Mask | Tensor | None = ...,
+    bias: Tensor | None = ...,
+    causal: bool = ...,
+    scale: float | None = ...,
+    dropout: float = ...,
+    return_weights: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Mask | Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    return_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """What every head reads: softmax(scale · query·key + bias, where the mask allows) · value, (B, H, T, Dv).
+
+    Args:
+        query: (B, H, T, D).
+        key: (B, Hkv, S, D); Hkv divides H, and H / Hkv query heads share one key/value head.
+        value: (B, Hkv, S, Dv).
+        mask: a mask such as `causal() & window(128)`, or a tensor of bool or 0/1, True for "may attend", of shape
+            (T, S) or (B or 1, H or 1, T or 1, S or 1). A query that sees no key reads zeros.
+        bias: float, same shapes, added to the scaled scores; has a gradient.
+        causal: the same as `mask=causal()`, in addition to `mask`.
+        scale: 1 / sqrt(D) unless given.
+        dropout: probability with which a weight is dropped. It acts whenever it is above 0: pass 0 in evaluation.
+        return_weights: also return the weights (B, H, T, S), exact, from before dropout.
+
+    >>> q, k = torch.randn(2, 6, 5, 16), torch.randn(2, 3, 7, 16)
+    >>> attend(q, k, k, causal=True).shape
+    torch.Size([2, 6, 5, 16])
+    """
+    scoring = checked(query, key, value, mask, bias, causal, scale, dropout)
+    output = run(query, key, value, scoring, dropout)
+    return (output, scoring.weights(query, key)) if return_weights else output
+
+
+def checked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Scoring:
+    """The scoring these arguments of `attend` mean, after all checks."""
+    if not torch.compiler.is_compiling():
+        shapes.check_heads(query, key, value)
+        shapes.check_probability("dropout", dropout)
+    return scoring_for(query, key, mask, bias, masks.causal() if causal else None, scale)
+
+
+def scoring_for(
+    query: Tensor,
+    key: Tensor,
+    mask: Mask | Tensor | None,
+    bias: Tensor | None,
+    always: Mask | None,
+    scale: float | None,
+) -> Scoring:
+    """A `Scoring` of what a caller passed: `mask` checked and joined with the mask that `always` holds."""
+    B, H, T, _ = query.shape
+    S = key.shape[2]
+    if bias is not None and not torch.compiler.is_compiling():
+        shapes.check_bias(bias, B, H, T, S, query.device)
+    found = masks.as_mask(mask, B, T, S)
+    joined = always if found is None else found if always is None else always & found
+    if joined is not None and not torch.compiler.is_compiling():
+        joined.check(B, H, T, S, query.device)
+    return Scoring(joined, bias, scale)
+
+
+def run(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, dropout: float) -> Tensor:
+    """What every head reads, by the first path of the table that takes the call. Nothing is checked here."""
+    call = Call(query, key, value, scoring, dropout)
+    return choose(call).run(call)

@@ -1,0 +1,43 @@
+"""What a backend is: a name, a reason why it cannot or should not run a call, and the run itself."""
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from headwise.scoring import Scoring
+
+
+class Call(NamedTuple):
+    """One attention call, already checked: query (B, H, T, D), key (B, Hkv, S, D), value (B, Hkv, S, Dv)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scoring: Scoring
+    dropout: float
+
+    @property
+    def grouped(self) -> bool:
+        """Whether several query heads share a key/value head."""
+        return self.query.size(1) != self.key.size(1)
+
+
+class Backend(Protocol):
+    """One way to compute attention. The table in `backends/__init__.py` is tried from top to bottom."""
+
+    name: str
+    summary: str
+
+    def refuses(self, call: Call) -> str | None:
+        """Why this backend does not take the call, or None if it does."""
+        ...
+
+    def run(self, call: Call) -> Tensor:
+        """What every head reads, (B, H, T, Dv)."""
+        ...
+
+
+def repeat_heads(tensor: Tensor, H: int) -> Tensor:
+    """Key or value heads (B, Hkv, S, D) repeated to (B, H, S, D), for a path that knows no grouped heads."""
+    group = H // tensor.shape[1]
+    return tensor if group == 1 else tensor.repeat_interleave(group, dim=1)

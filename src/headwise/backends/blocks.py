@@ -1,0 +1,165 @@
+"""Query blocks on the CPU: each block meets only the keys it can see; short bfloat16 goes by plain products.
+
+torch's CPU kernel walks keys in steps of 512 and skips none of a bias, so a causal pass under 768 tokens and every
+sliding window compute much that is hidden. In blocks, hidden keys are sliced away. For short bfloat16 sequences the
+kernel itself loses to two matrix products and a softmax. `TABLE` says what was measured, and alone decides.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headwise.backends.base import Call, repeat_heads
+from headwise.lowering import additive, simplify
+from headwise.mask_algebra import Mask
+from headwise.masks import Causal
+
+
+class Rule(NamedTuple):
+    """Sequences of `shortest` to `longest` queries run in blocks of `rows` by `engine`."""
+
+    engine: str  # "fused": torch's kernel per block; "products": matmul, softmax, matmul
+    shortest: int
+    longest: int
+    rows: int
+
+
+# Measured by benchmarks/cpu_blocks.py on 2 Zen 4 cores, torch 2.13, against one call of torch's kernel.
+TABLE = {
+    # (bfloat16?, mask narrows?)
+    (False, True): Rule("fused", 257, 767, 128),  # float32 causal at T = 512: 0.8× the time
+    (True, False): Rule("products", 48, 512, 512),  # bfloat16 at T = 128: 0.6×, with backward 0.4×
+    (True, True): Rule("products", 48, 512, 256),  # bfloat16 causal at T = 512: 0.6×
+}
+SHORTEST = min(rule.shortest for rule in TABLE.values())
+LONG = Rule("fused", 64, 2**62, 128)  # windows, and causal with T < S, which torch cannot take as a flag
+WORTHWHILE = 0.7  # at most this share of the T×S grid may be left for LONG to pay
+PRODUCT_BYTES = 2**27  # all scores of a call by "products", which are held for the backward pass
+
+
+class Blocks:
+    """Query blocks with the keys they see."""
+
+    name = "blocks"
+    summary = "query blocks that skip hidden keys, on the CPU"
+
+    def refuses(self, call: Call) -> str | None:
+        """Everything the table does not name."""
+        query = call.query
+        if not query.is_cpu:
+            return "it is for the CPU"
+        if query.size(2) < SHORTEST:
+            return "too few queries to be worth a block"
+        rule = choose_rule(call)
+        return rule if isinstance(rule, str) else None
+
+    def run(self, call: Call) -> Tensor:
+        """One small attention per block, put side by side."""
+        rule = choose_rule(call)
+        assert isinstance(rule, Rule)  # noqa: S101 - refuses() has said so
+        T, S = call.query.shape[2], call.key.shape[2]
+        mask = simplify(call.scoring.mask, T, S)
+        attend = by_products if rule.engine == "products" else by_fused
+        outputs, known = [], dict[tuple[int, ...], Tensor]()
+        for start in range(0, T, rule.rows):
+            rows = slice(start, min(start + rule.rows, T))
+            lo, hi = (0, S) if mask is None else mask.key_range(rows.start, rows.stop, T, S)
+            bias = block_bias(call, mask, rows, slice(lo, hi), known)
+            outputs.append(attend(call, rows, slice(lo, hi), bias).transpose(1, 2))  # (B, t, H, Dv)
+        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).transpose(1, 2)
+
+
+def choose_rule(call: Call) -> Rule | str:
+    """The rule for this call, or why there is none."""
+    query, key, value, scoring, dropout = call
+    if query.numel() == 0 or value.numel() == 0:
+        return "an axis has size 0"
+    if torch.compiler.is_compiling():
+        return "blocks would fix the length into a compiled graph"
+    B, H, T, _ = query.shape
+    S = key.shape[2]
+    mask = simplify(scoring.mask, T, S)
+    half = query.dtype == torch.bfloat16
+    rule = TABLE.get((half, isinstance(mask, Causal) and T == S))
+    if rule is not None and rule.shortest <= T <= rule.longest and rule.longest >= S:
+        if rule.engine == "fused" and (dropout or scoring.bias is not None):
+            return "torch's kernel per block knows neither dropout nor a bias of its own"
+        if rule.engine == "fused" or B * H * T * S * query.element_size() <= PRODUCT_BYTES:
+            return rule
+    if mask is None:
+        return "no mask hides anything, so no block can be skipped"
+    if dropout:
+        return "torch's CPU kernel has no dropout"
+    if isinstance(mask, Causal) and T == S:
+        return "torch's own causal kernel is faster at this length"
+    if LONG.shortest > T or share_left(mask, T, S) > WORTHWHILE:
+        return "the mask leaves most keys of a block visible"
+    return LONG
+
+
+def share_left(mask: Mask, T: int, S: int) -> float:
+    """The share of the T×S grid that blocks of LONG would compute."""
+    starts = range(0, T, LONG.rows)
+    spans = (mask.key_range(a, min(a + LONG.rows, T), T, S) for a in starts)
+    return sum(hi - lo for lo, hi in spans) / (len(starts) * S)
+
+
+def block_bias(
+    call: Call, mask: Mask | None, rows: slice, cols: slice, known: dict[tuple[int, ...], Tensor]
+) -> Tensor | None:
+    """What to add to the scores of one block. Blocks of a banded mask that lie alike share one tensor."""
+    query, S = call.query, call.key.shape[2]
+    if mask is None or call.scoring.bias is not None or not mask.banded:
+        return call.scoring.additive(query, S, rows, cols, mask)
+    place = (rows.stop - rows.start, rows.start - cols.start, cols.stop - cols.start)
+    if place not in known:
+        visible = mask.tile(rows, cols, query.shape[2], S, device=query.device)
+        known[place] = additive(visible, query.dtype)
+    return known[place]
+
+
+def by_fused(call: Call, rows: slice, cols: slice, bias: Tensor | None) -> Tensor:
+    """One block through torch's fused kernel."""
+    if cols.start == cols.stop:  # this block sees no key at all
+        return _nothing(call, rows)
+    return F.scaled_dot_product_attention(
+        call.query[:, :, rows],
+        call.key[:, :, cols],
+        call.value[:, :, cols],
+        attn_mask=bias,
+        scale=call.scoring.scale,
+        enable_gqa=call.grouped,
+    )
+
+
+def by_products(call: Call, rows: slice, cols: slice, bias: Tensor | None) -> Tensor:
+    """One block as matmul, softmax, matmul. Scores are rounded to the query's dtype, as plain PyTorch does."""
+    query = call.query[:, :, rows]
+    B, H, t, D = query.shape
+    key, value = repeat_heads(call.key[:, :, cols], H), repeat_heads(call.value[:, :, cols], H)
+    s, Dv, scale = key.shape[2], value.shape[3], call.scoring.scale_for(D)
+    if s == 0:
+        return _nothing(call, rows)
+    empty = None
+    if bias is not None and call.scoring.may_empty_a_row(call.query.shape[2], call.key.shape[2]):
+        empty = (bias == -math.inf).all(-1, keepdim=True)
+        bias = bias.masked_fill(empty, 0.0)
+    flat_query, flat_key = query.reshape(B * H, t, D), key.reshape(B * H, s, D).transpose(1, 2)
+    if bias is not None and bias.shape[:2] == (1, 1):
+        scores = torch.baddbmm(bias[0], flat_query, flat_key, alpha=scale).view(B, H, t, s)
+    else:
+        scores = torch.bmm(flat_query * scale, flat_key).view(B, H, t, s)
+        scores = scores if bias is None else scores + bias
+    weights = scores.softmax(-1)
+    weights = weights if empty is None else weights.masked_fill(empty, 0.0)
+    weights = torch.dropout(weights, call.dropout, train=call.dropout > 0)
+    return torch.bmm(weights.view(B * H, t, s), value.reshape(B * H, s, Dv)).view(B, H, t, Dv)
+
+
+def _nothing(call: Call, rows: slice) -> Tensor:
+    """Zeros for a block that sees no key, still part of the graph."""
+    query = call.query[:, :, rows]
+    return (query[..., :1] * 0).expand(*query.shape[:3], call.value.shape[3])

@@ -1,0 +1,66 @@
+"""torch's fused scaled-dot-product attention, on CPU and CUDA, in training and inference."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+
+from headwise.backends.base import Call, repeat_heads
+from headwise.lowering import simplify
+from headwise.masks import Causal
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+class Sdpa:
+    """The public `scaled_dot_product_attention`; torch picks the kernel (CPU flash, cuDNN, FlashAttention, ...)."""
+
+    name = "sdpa"
+    summary = "torch's fused scaled_dot_product_attention"
+
+    def refuses(self, call: Call) -> str | None:
+        """It takes everything that has a size."""
+        if call.query.numel() == 0 or call.value.numel() == 0:
+            return "an axis has size 0, for which some fused kernels return nothing"
+        return None
+
+    def run(self, call: Call) -> Tensor:
+        """One fused call."""
+        query, key, value, scoring, dropout = call
+        enable_gqa = call.grouped
+        if scoring.plain and not enable_gqa:  # the shortest way, for short sequences
+            return F.scaled_dot_product_attention(query, key, value, None, dropout, scale=scoring.scale)
+        if enable_gqa and query.is_cuda and query.dtype not in HALF:
+            # Only the half-precision kernels know grouped heads; the others fall to a T×S path.
+            key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+            enable_gqa = False
+        attn_mask, is_causal = lowered(call)
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=attn_mask,
+            dropout_p=dropout,
+            is_causal=is_causal,
+            scale=scoring.scale,
+            enable_gqa=enable_gqa,
+        )
+
+
+def lowered(call: Call) -> tuple[Tensor | None, bool]:
+    """`attn_mask` and `is_causal` for torch. torch's own `is_causal` is top-left aligned, ours bottom-right, so the
+    flag is used only where both agree (T = S)."""
+    query, scoring = call.query, call.scoring
+    T, S = query.shape[2], call.key.shape[2]
+    mask = simplify(scoring.mask, T, S)
+    if scoring.bias is None:
+        if mask is None:
+            return None, False
+        if isinstance(mask, Causal) and T == S:
+            return None, True
+        if isinstance(mask, Causal) and T < S and query.is_cuda and not torch.compiler.is_compiling():
+            return causal_lower_right(T, S), False  # runs on FlashAttention without a T×S bias
+    bias = scoring.additive(query, S, mask=mask)
+    if bias is not None and bias.shape[-1] > 1 and bias.stride(-1) == 0:
+        bias = bias.contiguous()  # fused kernels read along keys and cannot stand still
+    return bias, False

@@ -1,0 +1,27 @@
+"""The reference itself as a backend: the last resort, always right, T×S in memory."""
+
+from torch import Tensor
+
+from headwise import reference
+from headwise.backends.base import Call
+
+
+class Whole:
+    """`reference.attend` on the whole T×S grid."""
+
+    name = "reference"
+    summary = "the reference, with the whole T×S matrix"
+
+    def refuses(self, call: Call) -> str | None:
+        """Never."""
+        return None
+
+    def run(self, call: Call) -> Tensor:
+        """The algorithm as written in `reference.py`."""
+        query, key, value, scoring, dropout = call
+        visible = scoring.visible(query.shape[2], key.shape[2], query.device)
+        bias = None if scoring.bias is None else scoring.bias.to(query.dtype)
+        output, _ = reference.attend(
+            query, key, value, visible=visible, bias=bias, scale=scoring.scale, dropout=dropout
+        )
+        return output

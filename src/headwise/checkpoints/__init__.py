@@ -1,0 +1,48 @@
+"""Reads the weights of other people's attention: find the layout, check it, bring it into ours."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from headwise.checkpoints.layouts import LAYOUTS, Found
+from headwise.errors import CheckpointError
+from headwise.packing import pack
+
+
+def read(state_dict: Mapping[str, Tensor], num_heads: int | None = None, prefix: str = "") -> Found:
+    """The options and the separate projections of the one layout that fits."""
+    names = {name[len(prefix) :]: tensor for name, tensor in state_dict.items() if name.startswith(prefix)}
+    for layout in LAYOUTS:
+        if layout.matches(names):
+            return layout.read(names, num_heads)
+    known = "\n".join(f"  {layout.title}: {layout.example}" for layout in LAYOUTS)
+    where = f" under the prefix {prefix!r}" if prefix else ""
+    raise CheckpointError(
+        f"no attention layout recognised{where}. Found {_list(names or state_dict)}; known layouts:\n{known}\n"
+        f"If the names sit deeper in a model, pass prefix=, such as prefix='layers.0.attention.'."
+    )
+
+
+def arrange(found: Found, fused: bool) -> dict[str, Tensor]:
+    """The state dict of our layer, its first three projections fused or apart."""
+    state = dict(found.state)
+    if not fused:
+        return state
+    heads, kv_heads = (
+        found.options["num_heads"],
+        found.options.get("num_kv_heads") or found.options["num_heads"],
+    )
+    for kind in ("weight", "bias"):
+        parts = [state.pop(f"{x}_proj.{kind}", None) for x in "qkv"]
+        if parts[0] is not None and parts[1] is not None and parts[2] is not None:
+            state[f"qkv_proj.{kind}"] = pack(parts[0], parts[1], parts[2], heads, kv_heads)
+    return state
+
+
+def _list(names: Mapping[str, Tensor], most: int = 12) -> str:
+    shown = [f"{name} {tuple(tensor.shape)}" for name, tensor in list(names.items())[:most]]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(shown) or "no names at all") + more
+
+
+__all__ = ["Found", "arrange", "read"]

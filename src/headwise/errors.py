@@ -1,0 +1,33 @@
+"""One small family of errors; each is a `HeadwiseError` and the builtin a Python user would expect."""
+
+
+class HeadwiseError(Exception):
+    """The root of every error headwise raises on purpose."""
+
+
+class ShapeError(HeadwiseError, ValueError):
+    """A tensor has the wrong number of dimensions or the wrong size."""
+
+
+class HeadCountError(ShapeError):
+    """A number of heads does not divide what it must divide."""
+
+
+class MaskError(HeadwiseError, ValueError):
+    """A mask does not fit, or means something other than "True may attend"."""
+
+
+class DtypeError(HeadwiseError, TypeError):
+    """A tensor has a dtype that attention cannot use, or two tensors disagree."""
+
+
+class DeviceError(HeadwiseError, ValueError):
+    """Two tensors of one call live on different devices."""
+
+
+class OptionError(HeadwiseError, ValueError):
+    """An option is outside its range or contradicts another option."""
+
+
+class CheckpointError(HeadwiseError, ValueError):
+    """A state dict is of no known layout, or does not fit the layout it seems to have."""

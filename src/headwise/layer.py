@@ -1,0 +1,396 @@
+"""`MultiHeadAttention`: project, split, attend, merge, project."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+
+from headwise import attention, checkpoints, masks, packing, shapes
+from headwise.backends import Call, choose
+from headwise.errors import HeadCountError, OptionError, ShapeError
+from headwise.mask_algebra import Extent, Mask
+from headwise.scoring import Scoring
+
+Three = tuple[Tensor, Tensor, Tensor]
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention with one fused projection and a fused kernel.
+
+    >>> mha = MultiHeadAttention(512, 8)
+    >>> x, memory = torch.randn(2, 10, 512), torch.randn(2, 7, 512)
+    >>> mha(x).shape  # self-attention
+    torch.Size([2, 10, 512])
+    >>> mha(x, memory, memory).shape  # cross-attention
+    torch.Size([2, 10, 512])
+    >>> output, weights = mha(x, mask=masks.causal(), return_weights=True)
+    >>> weights.shape
+    torch.Size([2, 8, 10, 10])
+
+    The textbook's order works too: `MultiHeadAttention(d_in, d_out, context_length, dropout, num_heads, qkv_bias)`.
+    Where widths are named that way (`d_out` and no `d_model`), its defaults hold: causal, and no QKV bias.
+
+    Args:
+        d_model: width of all heads together, and of input and output unless these are given.
+        num_heads: query heads; must divide `d_model`.
+        num_kv_heads: key/value heads; must divide `num_heads`. Fewer means grouped-query, 1 multi-query attention.
+        d_in: width of the query input, and of key and value input unless these are given.
+        d_key: width of the key input. Giving it marks a layer for cross-attention: its three projections are stored
+            apart, so that no call has to cut the fused one.
+        d_value: width of the value input; as `d_key` unless given.
+        d_out: width of the output.
+        causal: hide from every query the keys after it.
+        mask: a mask that every call obeys, in addition to its own.
+        dropout: probability with which an attention weight is dropped in training.
+        bias: whether projections have a bias; `qkv_bias` decides for the first three alone.
+        out_proj: False leaves out the last projection: the heads are returned side by side, unmixed.
+        context_length: longest sequence to accept. Nothing is allocated for it.
+        return_weights: what calls return unless they say otherwise.
+    """
+
+    out_proj: nn.Linear | None
+
+    def __init__(
+        self,
+        d_model: int | None = None,
+        num_heads: int | None = None,
+        *textbook: Any,
+        num_kv_heads: int | None = None,
+        d_in: int | None = None,
+        d_key: int | None = None,
+        d_value: int | None = None,
+        d_out: int | None = None,
+        causal: bool | None = None,
+        mask: Mask | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        qkv_bias: bool | None = None,
+        out_proj: bool = True,
+        context_length: int | None = None,
+        return_weights: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if textbook:
+            d_in, d_out, d_model = d_model, num_heads, None
+            context_length, dropout, num_heads, qkv_bias = _textbook_order(textbook, num_heads, qkv_bias)
+        if d_model is None and d_out is not None:
+            d_model = d_out
+            causal = True if causal is None else causal
+            qkv_bias = False if qkv_bias is None else qkv_bias
+        if d_model is None or num_heads is None:
+            raise OptionError(
+                f"MultiHeadAttention(d_model={d_model}, num_heads={num_heads}): both are needed, as in "
+                f"MultiHeadAttention(512, 8)."
+            )
+        self.d_model, self.num_heads = (
+            shapes.check_size("d_model", d_model),
+            shapes.check_size("num_heads", num_heads),
+        )
+        self.head_dim = shapes.head_width(d_model, num_heads)
+        self.num_kv_heads = _kv_heads(num_heads, num_kv_heads)
+        self.group = num_heads // self.num_kv_heads
+        self.d_in = shapes.check_size("d_in", d_model if d_in is None else d_in)
+        self.d_key = shapes.check_size("d_key", self.d_in if d_key is None else d_key)
+        self.d_value = shapes.check_size("d_value", self.d_key if d_value is None else d_value)
+        self.d_out = shapes.check_size("d_out", d_model if d_out is None else d_out)
+        if not out_proj and self.d_out != d_model:
+            raise OptionError(
+                f"out_proj=False returns the heads side by side, {d_model} wide, and d_out={d_out} asks for another "
+                f"width. Leave out d_out, or keep the projection."
+            )
+        self.dropout = shapes.check_probability("dropout", dropout)
+        self.context_length = None if context_length is None else shapes.check_size("context_length", context_length)
+        self.return_weights = return_weights
+        self.mask = _constant_mask(causal, mask)
+        self._scoring = Scoring(self.mask)
+        self._mask_fits_all = self.mask is None or self.mask.extent == Extent()
+
+        has_bias = bias if qkv_bias is None else qkv_bias
+        kv_width = self.num_kv_heads * self.head_dim
+        self.fused = d_key is None and d_value is None
+        if self.fused:
+            # Rows head by head, (Hkv, group + 2, D): the queries of a group, its key, its value. A slice of rows is
+            # then a set of whole heads, which is what tensor parallelism cuts.
+            self.qkv_proj = nn.Linear(self.d_in, d_model + 2 * kv_width, has_bias, device, dtype)
+        else:
+            self.q_proj = nn.Linear(self.d_in, d_model, has_bias, device, dtype)
+            self.k_proj = nn.Linear(self.d_key, kv_width, has_bias, device, dtype)
+            self.v_proj = nn.Linear(self.d_value, kv_width, has_bias, device, dtype)
+        self.register_module("out_proj", nn.Linear(d_model, self.d_out, bias, device, dtype) if out_proj else None)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        mask: Mask | Tensor | None = None,
+        *,
+        bias: Tensor | None = None,
+        causal: bool | None = None,
+        return_weights: bool | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The output (B, T, d_out); with `return_weights` also the weights (B, H, T, S) from before dropout.
+
+        Args:
+            query: (B, T, d_in).
+            key: (B, S, d_key); the query itself unless given. `mha(x, mask)` works too: a mask is never mistaken
+                for keys, which are floating point and have three dimensions.
+            value: (B, S, d_value); the key unless given.
+            mask: a mask, or a tensor of bool or 0/1 (True may attend), (T, S) or (B or 1, H or 1, T or 1, S or 1).
+            bias: float of the same shapes, added to the scaled scores.
+            causal: True hides from every query the keys after it in this call.
+            return_weights: as the layer was made, unless given.
+        """
+        call = self.plan(query, key, value, mask, bias=bias, causal=causal)
+        heads = choose(call).run(call)
+        output = heads.transpose(1, 2).flatten(2)  # (B, T, H·D); a view, since kernels write (B, T, H, D)
+        out_proj = self._modules["out_proj"]
+        if out_proj is not None:
+            output = _project(out_proj, output)
+        if self.return_weights if return_weights is None else return_weights:
+            return output, call.scoring.weights(call.query, call.key)
+        return output
+
+    def plan(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        mask: Mask | Tensor | None = None,
+        *,
+        bias: Tensor | None = None,
+        causal: bool | None = None,
+    ) -> Call:
+        """The attention call that `forward` makes of these inputs: heads, scoring and dropout, ready to run."""
+        if key is not None and value is None:
+            key, value, mask = _key_or_mask(key, mask)
+        q, k, v = self._heads(query, key, value)
+        scoring = self._scoring
+        if mask is not None or bias is not None or causal is not None:
+            scoring = self._call_scoring(q, k, mask, bias, causal)
+        elif not self._mask_fits_all and self.mask is not None and not torch.compiler.is_compiling():
+            self.mask.check(q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.device)
+        return Call(q, k, v, scoring, self.dropout if self.training else 0.0)
+
+    def _heads(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Steps 1 to 3: query (B, H, T, D), key and value (B, Hkv, S, D), as views of the projections."""
+        if not torch.compiler.is_compiling():
+            self._check(query, key, value)
+        if self.fused and (key is None or (key is query and value is query)):
+            return self._fused_heads(query)
+        key = query if key is None else key
+        value = key if value is None else value
+        if self.fused:  # cut the fused weight: a copy as large as the weight
+            weights, biases = self.projections()
+            q, k, v = map(F.linear, (query, key, value), weights, biases)
+        else:
+            q, k, v = _project(self.q_proj, query), _project(self.k_proj, key), _project(self.v_proj, value)
+        return (
+            q.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2),
+            k.unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2),
+            v.unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2),
+        )
+
+    def _fused_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Heads of self-attention out of one matrix product."""
+        B, T, _ = x.shape
+        D, Hkv, group = self.head_dim, self.num_kv_heads, self.group
+        qkv = _project(self._modules["qkv_proj"], x)  # type: ignore[arg-type]  # not self.qkv_proj, which takes 0.6 µs to look up
+        if group == 1 and not torch.is_grad_enabled():  # three views in one call
+            q, k, v = qkv.view(B, T, Hkv, 3, D).transpose(1, 2).unbind(3)
+            return q, k, v
+        # Split first and transpose then, so that one contiguous copy joins the three gradients.
+        q, k, v = qkv.view(B, T, Hkv, (group + 2) * D).split((group * D, D, D), dim=-1)
+        q = q if group == 1 else q.reshape(B, T, self.num_heads, D)  # groups lie apart: no view can join them
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def projections(self) -> tuple[Three, tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]]:
+        """Weights (H·D, d_in), (Hkv·D, d_key), (Hkv·D, d_value) of query, key and value, and their biases.
+
+        Heads in order, as in the textbooks, however this layer stores them.
+        """
+        if not self.fused:
+            linears = (self.q_proj, self.k_proj, self.v_proj)
+            return tuple(x.weight for x in linears), tuple(x.bias for x in linears)  # type: ignore[return-value]
+        weights = packing.unpack(self.qkv_proj.weight, self.num_heads, self.num_kv_heads)
+        bias: Tensor | None = self.qkv_proj.bias
+        if bias is None:
+            return weights, (None, None, None)
+        return weights, packing.unpack(bias, self.num_heads, self.num_kv_heads)
+
+    def _call_scoring(
+        self, q: Tensor, k: Tensor, mask: Mask | Tensor | None, bias: Tensor | None, causal: bool | None
+    ) -> Scoring:
+        """The scoring of one call: what the layer always hides, and what this call adds."""
+        always = self.mask
+        if causal is False and always is not None:
+            raise OptionError(
+                f"causal=False cannot lift the mask {always!r} this layer was made with. Make the layer without it."
+            )
+        if causal:
+            always = masks.causal() if always is None else always & masks.causal()
+        return attention.scoring_for(q, k, mask, bias, always, None)
+
+    def _check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
+        """Raise unless the inputs have shapes that fit this layer and each other."""
+        if query.dim() != 3 or query.shape[2] != self.d_in:
+            raise _misfit("query", query, self.d_in, "d_in")
+        longest = query.shape[1]
+        if key is not None and not (key is query and value is query):
+            longest = max(longest, self._check_memory(query, key, key if value is None else value))
+        elif key is None and value is not None:
+            raise ShapeError("value is given without key; pass mha(query, key, value), or mha(x).")
+        if self.context_length is not None and longest > self.context_length:
+            raise ShapeError(
+                f"the sequence has {longest} tokens and this layer was made for context_length="
+                f"{self.context_length}. Make it longer, or leave context_length out: nothing is allocated for it."
+            )
+
+    def _check_memory(self, query: Tensor, key: Tensor, value: Tensor) -> int:
+        """S, after checking keys and values of their own."""
+        for name, x, width in (("key", key, self.d_key), ("value", value, self.d_value)):
+            if x.dim() != 3 or x.shape[2] != width:
+                raise _misfit(name, x, width, f"d_{name}")
+        shapes.check_alike(query=query, key=key, value=value)
+        if not query.shape[0] == key.shape[0] == value.shape[0] or key.shape[1] != value.shape[1]:
+            raise ShapeError(
+                f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}: expected "
+                f"(B, T, E), (B, S, E), (B, S, E) with one batch size B, and as many values as keys."
+            )
+        return key.shape[1]
+
+    @classmethod
+    def from_state_dict(
+        cls,
+        state_dict: Mapping[str, Tensor],
+        num_heads: int | None = None,
+        *,
+        prefix: str = "",
+        **options: Any,
+    ) -> Self:
+        """A layer with the weights of somebody's attention, giving the same output to rounding.
+
+        Known layouts: `W_q, W_k, W_v, W_o`; `W_query, W_key, W_value, out_proj` with or without its mask buffer; a list
+        `heads.0.W_query, ...` without output projection; `torch.nn.MultiheadAttention`; and our own.
+
+        Args:
+            state_dict: names to tensors.
+            num_heads: needed where the layout does not tell it.
+            prefix: where the layer's names begin, such as "blocks.0.attention.".
+            options: further arguments of the layer, such as `dropout`; those a checkpoint determines must agree.
+        """
+        found = checkpoints.read(state_dict, num_heads, prefix)
+        layer = cls(**{**found.options, **options})
+        first = found.state["q_proj.weight"]
+        layer.to(device=first.device, dtype=first.dtype)
+        layer.load_state_dict(checkpoints.arrange(found, layer.fused), strict=True)
+        return layer
+
+    def extra_repr(self) -> str:
+        """The options that differ from their defaults."""
+        parts = [f"{self.d_model}, {self.num_heads}"]
+        if self.num_kv_heads != self.num_heads:
+            parts.append(f"num_kv_heads={self.num_kv_heads}")
+        for name, usual in (
+            ("d_in", self.d_model),
+            ("d_key", self.d_in),
+            ("d_value", self.d_key),
+            ("d_out", self.d_model),
+        ):
+            if getattr(self, name) != usual:
+                parts.append(f"{name}={getattr(self, name)}")
+        if self.mask is not None:
+            parts.append(f"mask={self.mask!r}")
+        if self.dropout:
+            parts.append(f"dropout={self.dropout:g}")
+        if self.context_length is not None:
+            parts.append(f"context_length={self.context_length}")
+        return ", ".join(parts)
+
+
+def _project(linear: nn.Module, x: Tensor) -> Tensor:
+    """`linear(x)`. In inference, a plain and unhooked `nn.Linear` is called without the 3 µs of a module call."""
+    if torch.compiler.is_compiling():
+        return linear(x)  # type: ignore[no-any-return]
+    try:
+        hooked = (
+            linear._forward_hooks or linear._forward_pre_hooks or _global_forward_hooks or _global_forward_pre_hooks
+        )
+        if hooked or torch.is_grad_enabled() or type(linear) is not nn.Linear:
+            return linear(x)  # type: ignore[no-any-return]
+        parameters = linear._parameters
+        return F.linear(x, parameters["weight"], parameters["bias"])  # type: ignore[arg-type]
+    except RuntimeError:  # torch has compared dtypes and devices for us; say in our words what is wrong
+        if isinstance(linear, nn.Linear):
+            shapes.check_alike(input=x, weight=linear.weight)
+        raise
+
+
+def _textbook_order(
+    rest: tuple[Any, ...], d_out: int | None, qkv_bias: bool | None
+) -> tuple[int, float, int, bool | None]:
+    """context_length, dropout, num_heads and qkv_bias after (d_in, d_out)."""
+    if len(rest) not in (3, 4):
+        raise OptionError(
+            f"MultiHeadAttention got {len(rest) + 2} positional arguments; expected (d_model, num_heads), or the "
+            f"textbook's (d_in, d_out, context_length, dropout, num_heads[, qkv_bias])."
+        )
+    context_length, dropout, num_heads = rest[:3]
+    return context_length, dropout, num_heads, rest[3] if len(rest) == 4 else qkv_bias
+
+
+def _kv_heads(num_heads: int, num_kv_heads: int | None) -> int:
+    if num_kv_heads is None:
+        return num_heads
+    shapes.check_size("num_kv_heads", num_kv_heads)
+    if num_heads % num_kv_heads:
+        raise HeadCountError(
+            f"num_heads={num_heads} query heads cannot share num_kv_heads={num_kv_heads} key/value heads evenly. "
+            f"Choose a num_kv_heads that divides {num_heads}."
+        )
+    return num_kv_heads
+
+
+def _constant_mask(causal: bool | None, mask: Mask | None) -> Mask | None:
+    if mask is not None and not isinstance(mask, Mask):
+        raise OptionError(
+            f"mask={type(mask).__name__}: a layer's own mask must fit every length; pass a mask such as causal(), and "
+            f"tensors with the call."
+        )
+    if not causal:
+        return mask
+    return masks.causal() if mask is None else masks.causal() & mask
+
+
+def _key_or_mask(
+    second: Tensor | Mask, mask: Mask | Tensor | None
+) -> tuple[Tensor | None, Tensor | None, Mask | Tensor | None]:
+    """key, value and mask of `mha(x, second)`: keys are floating point with three dimensions, masks never are."""
+    if isinstance(second, Tensor) and second.dim() == 3 and second.is_floating_point():
+        return second, second, mask
+    if mask is not None:
+        raise ShapeError(
+            f"the second argument is not a key (B, S, E) but {_describe(second)}, and a mask is given as well. "
+            f"Pass one mask, as mask=."
+        )
+    return None, None, second
+
+
+def _describe(x: object) -> str:
+    return f"a tensor of shape {tuple(x.shape)} and {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+
+
+def _misfit(name: str, x: Tensor, width: int, option: str) -> ShapeError:
+    if x.dim() != 3:
+        return ShapeError(
+            f"{name} has {x.dim()} dimensions, shape {tuple(x.shape)}; expected 3, (B, T, {width}). "
+            f"For one sequence without a batch axis pass x[None]."
+        )
+    return ShapeError(
+        f"{name} of shape {tuple(x.shape)} is {x.shape[2]} wide; this layer was made for {option}={width}."
+    )

@@ -1,0 +1,93 @@
+"""What a backend receives in place of a mask: the cheapest thing that says the same.
+
+From cheapest to dearest: nothing at all, an `is_causal` flag, a `BlockMask` that skips hidden blocks, a bias of 0 and
+minus infinity. Only the last has T·S numbers.
+"""
+
+import math
+from collections.abc import Collection
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headwise.mask_algebra import Both, Grid, Mask
+from headwise.masks import Causal
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+
+class Lowered(NamedTuple):
+    """A mask made ready for a backend. `kind` is "nothing", "causal", "blocks" or "bias"."""
+
+    kind: str
+    bias: Tensor | None = None
+    blocks: "BlockMask | None" = None
+
+
+NOTHING = Lowered("nothing")
+CAUSAL = Lowered("causal")
+
+
+def lower(
+    mask: Mask | None,
+    T: int,
+    S: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    accepts: Collection[str] = ("causal", "bias"),
+) -> Lowered:
+    """The cheapest form of `mask` that a backend accepting `accepts` can take.
+
+    >>> from headwise.masks import causal, window
+    >>> lower(causal(), 5, 5).kind, lower(causal(), 1, 9).kind, lower(causal() & window(2), 5, 5).kind
+    ('causal', 'nothing', 'bias')
+    """
+    mask = simplify(mask, T, S)
+    if mask is None:
+        return NOTHING
+    if "causal" in accepts and isinstance(mask, Causal) and T == S:
+        return CAUSAL
+    if "blocks" in accepts:
+        return Lowered("blocks", blocks=block_mask(mask, T, S, device=device))
+    return Lowered("bias", bias=additive(mask.to_tensor(T, S, device=device), dtype))
+
+
+def simplify(mask: Mask | None, T: int, S: int) -> Mask | None:
+    """The same mask at these lengths without the parts that hide nothing; None where it hides nothing at all."""
+    if mask is None or mask.hides_nothing(T, S):
+        return None
+    if isinstance(mask, Both):
+        a, b = simplify(mask.a, T, S), simplify(mask.b, T, S)
+        if a is None or b is None:
+            return b if a is None else a
+        return mask if a is mask.a and b is mask.b else Both(a, b)
+    return mask
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where visible and minus infinity elsewhere, in `dtype`.
+
+    Never a bool and never another dtype: with a bool mask the cuDNN path returns garbage for a row that sees nothing,
+    and with a float32 bias beside float64 queries the CPU path is silently wrong.
+    """
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -math.inf)
+
+
+def may_empty_a_row(mask: Mask | None, T: int, S: int) -> bool:
+    """Whether some query might see no key; False only where that is certain from the mask's form."""
+    return mask is not None and not (mask.sees_self and T <= S)
+
+
+def block_mask(mask: Mask, T: int, S: int, *, device: torch.device | str | None = None) -> "BlockMask":
+    """The mask as FlexAttention wants it."""
+    from torch.nn.attention.flex_attention import create_block_mask  # heavy, and rarely needed
+
+    def mask_mod(batch: Tensor, head: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        return mask.visible(Grid(batch, head, row, col, T, S))
+
+    extent = mask.extent
+    where = device if device is not None else next((t.device for t in mask.tensors()), "cpu")
+    return create_block_mask(mask_mod, extent.batch, extent.heads, T, S, device=str(where))

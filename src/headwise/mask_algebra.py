@@ -1,0 +1,265 @@
+"""What a mask is, and how masks combine.
+
+A `Mask` says True where a query may attend, for any tile of the T×S grid, and never needs the whole grid. The kinds of
+masks are in `masks.py`; here are the idea itself and its `&`, `|` and `~`.
+"""
+
+import abc
+import dataclasses
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headwise.errors import DeviceError, MaskError
+
+
+class Grid(NamedTuple):
+    """The index tensors of one tile, ready to broadcast to (B, H, t, s), and the lengths of the whole."""
+
+    batch: Tensor  # (B, 1, 1, 1), or (1, 1, 1, 1) where nothing depends on the sample
+    head: Tensor  # (1, H, 1, 1), likewise
+    row: Tensor  # (t, 1)
+    col: Tensor  # (s,)
+    T: int
+    S: int
+
+    @property
+    def position(self) -> Tensor:
+        """Where each query stands among the keys."""
+        return self.row + (self.S - self.T)
+
+
+class Extent(NamedTuple):
+    """The sizes a mask was made for: (B, H, T, S), None where it fits any size."""
+
+    batch: int | None = None
+    heads: int | None = None
+    queries: int | None = None
+    keys: int | None = None
+
+
+class Mask(abc.ABC):
+    """Who may attend to whom. Make one with the functions of this module; combine with `&`, `|`, `~`."""
+
+    @abc.abstractmethod
+    def visible(self, grid: Grid) -> Tensor:
+        """True where the query may attend; broadcasts to the tile. This is the whole meaning of the mask."""
+
+    # What the fast paths may know without looking at numbers; each default is the careful answer.
+
+    @property
+    def extent(self) -> Extent:
+        """The sizes this mask was made for."""
+        return Extent()
+
+    @property
+    def banded(self) -> bool:
+        """Whether only the distance from query to key counts, so that all diagonals are alike."""
+        return False
+
+    @property
+    def sees_self(self) -> bool:
+        """Whether every query surely sees its own position, so that with T ≤ S no row is empty."""
+        return False
+
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        """Keys outside `range(lo, hi)` are surely hidden from the queries `range(start, stop)`."""
+        return 0, S
+
+    def hides_nothing(self, T: int, S: int) -> bool:
+        """Whether at these lengths the mask is surely True everywhere."""
+        return False
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors this mask looks things up in."""
+        return ()
+
+    def to(self, device: torch.device | str) -> "Mask":
+        """This mask with its tensors on `device`."""
+        return self
+
+    # What everybody uses.
+
+    def tile(self, rows: slice, cols: slice, T: int, S: int, *, device: torch.device | str | None = None) -> Tensor:
+        """The exact piece `[rows, cols]`, a bool tensor that broadcasts to (B, H, t, s).
+
+        >>> causal().tile(slice(0, 2), slice(0, 3), T=5, S=5).shape
+        torch.Size([1, 1, 2, 3])
+        """
+        extent = self.extent
+        row_start, row_stop, _ = rows.indices(T)
+        col_start, col_stop, _ = cols.indices(S)
+        grid = Grid(
+            torch.arange(extent.batch or 1, device=device)[:, None, None, None],
+            torch.arange(extent.heads or 1, device=device)[:, None, None],
+            torch.arange(row_start, max(row_stop, row_start), device=device)[:, None],
+            torch.arange(col_start, max(col_stop, col_start), device=device),
+            T,
+            S,
+        )
+        result = self.visible(grid)
+        return result[(None,) * (4 - result.dim())].expand(-1, -1, grid.row.shape[0], grid.col.shape[0])
+
+    def to_tensor(self, T: int, S: int | None = None, *, device: torch.device | str | None = None) -> Tensor:
+        """The whole mask as a bool tensor (B or 1, H or 1, T, S). It has T·S entries: for looking and testing."""
+        return self.tile(slice(None), slice(None), T, T if S is None else S, device=device)
+
+    def check(self, B: int, H: int, T: int, S: int, device: torch.device) -> None:
+        """Raise unless this mask fits scores of shape (B, H, T, S) on `device`."""
+        names, sizes = ("batch", "heads", "queries", "keys"), (B, H, T, S)
+        for name, given, size in zip(names, self.extent, sizes, strict=True):
+            if given is not None and given not in (1, size):
+                raise MaskError(
+                    f"mask {self!r} is made for {given} {name}, and the scores are (B, H, T, S) = {sizes}, "
+                    f"which has {size}. Make the mask for {size} {name}."
+                )
+        for tensor in self.tensors():
+            if tensor.device != device:
+                raise DeviceError(
+                    f"mask {self!r} is on {tensor.device} and the query on {device}. "
+                    f"Move it once with mask.to({str(device)!r})."
+                )
+
+    def draw(self, T: int = 8, S: int | None = None, *, sample: int = 0, head: int = 0, width: int = 64) -> str:
+        """A picture: ■ may attend, · may not; past `width` keys one sign stands for a block, ▒ if it is mixed."""
+        S = T if S is None else S
+        block = max(1, -(-max(T, S) // width))
+        lines = []
+        for start in range(0, T, block):
+            rows = self.tile(slice(start, start + block), slice(None), T, S, device=self._device())
+            seen = rows[min(sample, rows.shape[0] - 1), min(head, rows.shape[1] - 1)]
+            cells = [seen[:, left : left + block] for left in range(0, S, block)]
+            lines.append("".join("■" if c.all() else "▒" if c.any() else "·" for c in cells))
+        return "\n".join(lines)
+
+    def _device(self) -> torch.device | None:
+        return next((tensor.device for tensor in self.tensors()), None)
+
+    def __str__(self) -> str:
+        _, _, T, S = self.extent
+        S = S if S is not None and S > 1 else None
+        return self.draw(T if T is not None and T > 1 else S or 8, S)
+
+    def __and__(self, other: "Mask") -> "Mask":
+        return Both(self, _operand(other, "&"))
+
+    def __or__(self, other: "Mask") -> "Mask":
+        return Either(self, _operand(other, "|"))
+
+    def __invert__(self) -> "Mask":
+        return Not(self)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Pair(Mask):
+    """Two masks combined; the sign between them is the subclass's."""
+
+    a: Mask
+    b: Mask
+
+    @property
+    def extent(self) -> Extent:
+        return _joint_extent(self.a, self.b)
+
+    @property
+    def banded(self) -> bool:
+        return self.a.banded and self.b.banded
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.a.tensors() + self.b.tensors()
+
+    def to(self, device: torch.device | str) -> Mask:
+        return type(self)(self.a.to(device), self.b.to(device))
+
+
+class Both(Pair):
+    """`a & b`."""
+
+    def visible(self, grid: Grid) -> Tensor:
+        return self.a.visible(grid) & self.b.visible(grid)
+
+    @property
+    def sees_self(self) -> bool:
+        return self.a.sees_self and self.b.sees_self
+
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        (lo_a, hi_a), (lo_b, hi_b) = self.a.key_range(start, stop, T, S), self.b.key_range(start, stop, T, S)
+        lo = max(lo_a, lo_b)
+        return lo, max(lo, min(hi_a, hi_b))
+
+    def hides_nothing(self, T: int, S: int) -> bool:
+        return self.a.hides_nothing(T, S) and self.b.hides_nothing(T, S)
+
+    def __repr__(self) -> str:
+        return f"{_inner(self.a)} & {_inner(self.b)}"
+
+
+class Either(Pair):
+    """`a | b`."""
+
+    def visible(self, grid: Grid) -> Tensor:
+        return self.a.visible(grid) | self.b.visible(grid)
+
+    @property
+    def sees_self(self) -> bool:
+        return self.a.sees_self or self.b.sees_self
+
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        (lo_a, hi_a), (lo_b, hi_b) = self.a.key_range(start, stop, T, S), self.b.key_range(start, stop, T, S)
+        return min(lo_a, lo_b), max(hi_a, hi_b)
+
+    def hides_nothing(self, T: int, S: int) -> bool:
+        return self.a.hides_nothing(T, S) or self.b.hides_nothing(T, S)
+
+    def __repr__(self) -> str:
+        return f"{_inner(self.a)} | {_inner(self.b)}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Not(Mask):
+    """`~a`."""
+
+    a: Mask
+
+    def visible(self, grid: Grid) -> Tensor:
+        return ~self.a.visible(grid)
+
+    @property
+    def extent(self) -> Extent:
+        return self.a.extent
+
+    @property
+    def banded(self) -> bool:
+        return self.a.banded
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.a.tensors()
+
+    def to(self, device: torch.device | str) -> Mask:
+        return Not(self.a.to(device))
+
+    def __repr__(self) -> str:
+        return f"~{_inner(self.a)}"
+
+
+def _joint_extent(a: Mask, b: Mask) -> Extent:
+    sizes = []
+    for name, x, y in zip(Extent._fields, a.extent, b.extent, strict=True):
+        x, y = (y if x in (None, 1) else x), (x if y in (None, 1) else y)
+        if x != y and None not in (x, y):
+            raise MaskError(f"{a!r} is made for {x} {name} and {b!r} for {y}; masks that combine must agree.")
+        sizes.append(x if x is not None else y)
+    return Extent(*sizes)
+
+
+def _operand(other: object, sign: str) -> Mask:
+    if isinstance(other, Mask):
+        return other
+    raise MaskError(
+        f"mask {sign} {type(other).__name__}: both sides must be headwise masks. Wrap a tensor in dense(...)."
+    )
+
+
+def _inner(mask: Mask) -> str:
+    return f"({mask!r})" if isinstance(mask, Both | Either) else repr(mask)

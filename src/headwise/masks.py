@@ -1,0 +1,365 @@
+"""The mask language: who may attend to whom, said without a T×S tensor. True means "may attend".
+
+    causal()            no key after the query            window(left, right)  keys at most so far behind or ahead
+    padding(lengths)    no key beyond a sample's length   documents(ids)       keys of the query's own document
+    prefix(n)           the first n keys                  dense(tensor)        any table you bring
+
+Masks combine with `&`, `|` and `~`, and draw themselves when printed:
+
+>>> print(causal() & window(2))
+■·······
+■■······
+■■■·····
+·■■■····
+··■■■···
+···■■■··
+····■■■·
+·····■■■
+
+The last query is aligned with the last key ("bottom-right"): query i stands at key position i + S − T, as it does when
+the first keys come from a cache. With T = S this is the usual diagonal.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from headwise.errors import MaskError
+from headwise.mask_algebra import Extent, Grid, Mask
+
+
+def causal() -> Mask:
+    """Each query sees its own position and everything before. The last query sees every key (see above)."""
+    return Causal()
+
+
+def window(left: int, right: int | None = None) -> Mask:
+    """Each query sees keys at most `left` positions behind and `right` ahead (as many as `left` unless given).
+
+    The query's own position is not counted: a model with `sliding_window=W`, which counts it, is
+    `causal() & window(W - 1)`.
+    """
+    right = left if right is None else right
+    if left < 0 or right < 0:
+        raise MaskError(f"window({left}, {right}): distances are counted from 0 up; pass left ≥ 0 and right ≥ 0.")
+    return Window(left, right)
+
+
+def padding(keep: Tensor | Sequence[int], *, side: str = "right") -> Mask:
+    """Hides the padding of each sample.
+
+    Args:
+        keep: lengths (B,) of whole numbers, or a key mask (B, S), True or 1 for real tokens.
+        side: where the padding of `lengths` lies, "right" or "left".
+
+    >>> print(padding([3, 5]).draw(1, 5))
+    ■■■··
+    """
+    if side not in ("right", "left"):
+        raise MaskError(f'padding(side={side!r}): expected "right" or "left".')
+    if not isinstance(keep, Tensor):
+        keep = torch.tensor(list(keep))
+    if keep.dim() == 2:
+        return KeyMask(_as_bool(keep, "padding(mask)"))
+    if keep.dim() != 1 or keep.is_floating_point() or keep.is_complex() or keep.dtype == torch.bool:
+        raise MaskError(
+            f"padding({_shape(keep)} of {keep.dtype}): expected whole-number lengths (B,) or a key mask (B, S) of "
+            f"True for real tokens."
+        )
+    return Lengths(keep, side)
+
+
+def documents(ids: Tensor | Sequence[int] | None = None, *, lengths: Sequence[int] | None = None) -> Mask:
+    """Each query sees only its own document, for several texts packed into one row.
+
+    Args:
+        ids: the document number of every key position, (S,) or (B, S).
+        lengths: instead of ids, the lengths of the documents in order.
+
+    >>> print(documents(lengths=[2, 3]) & causal())
+    ■····
+    ■■···
+    ··■··
+    ··■■·
+    ··■■■
+    """
+    if (ids is None) == (lengths is None):
+        raise MaskError("documents(): pass either ids or lengths=, one of the two.")
+    if lengths is not None:
+        counts = torch.as_tensor(lengths)
+        ids = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+    ids = ids if isinstance(ids, Tensor) else torch.tensor(ids)
+    if ids.dim() not in (1, 2) or ids.is_floating_point():
+        raise MaskError(f"documents({_shape(ids)} of {ids.dtype}): expected whole numbers of shape (S,) or (B, S).")
+    return Documents(ids if ids.dim() == 2 else ids[None])
+
+
+def prefix(n: int | Tensor) -> Mask:
+    """The first `n` keys, for every query; `n` may differ by sample, (B,). A prefix model is `causal() | prefix(n)`."""
+    if isinstance(n, Tensor):
+        if n.dim() != 1 or n.is_floating_point() or n.dtype == torch.bool:
+            raise MaskError(f"prefix({_shape(n)} of {n.dtype}): expected a whole number, or one per sample (B,).")
+        return Lengths(n, "right")
+    if n < 0:
+        raise MaskError(f"prefix({n}): a prefix cannot be shorter than 0.")
+    return Prefix(n)
+
+
+def dense(tensor: Tensor) -> Mask:
+    """Any table: bool or 0/1, of shape (T, S) or (B or 1, H or 1, T or 1, S or 1). True or 1 means may attend."""
+    tensor = _as_bool(tensor, "mask")
+    if tensor.dim() == 3:
+        raise MaskError(
+            f"a mask of shape {_shape(tensor)} could be (B, T, S) or (H, T, S). Say which: mask[:, None] makes it "
+            f"(B, 1, T, S), mask[None] makes it (1, H, T, S)."
+        )
+    if tensor.dim() not in (2, 4):
+        raise MaskError(f"a mask of shape {_shape(tensor)}: expected (T, S) or (B, H, T, S), 1 where all are alike.")
+    return Dense(tensor if tensor.dim() == 4 else tensor[None, None])
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Causal(Mask):
+    """See `causal`."""
+
+    banded = True
+    sees_self = True
+
+    def visible(self, grid: Grid) -> Tensor:
+        return grid.col <= grid.position
+
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        return 0, _clamp(stop + S - T, S)
+
+    def hides_nothing(self, T: int, S: int) -> bool:
+        return T == 1
+
+    def __repr__(self) -> str:
+        return "causal()"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Window(Mask):
+    """See `window`."""
+
+    left: int
+    right: int
+    banded = True
+    sees_self = True
+
+    def visible(self, grid: Grid) -> Tensor:
+        distance = grid.position - grid.col
+        return (distance <= self.left) & (distance >= -self.right)
+
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        return _clamp(start + S - T - self.left, S), _clamp(stop + S - T + self.right, S)
+
+    def hides_nothing(self, T: int, S: int) -> bool:
+        return self.left >= S - 1 and self.right >= T - 1 and T <= S
+
+    def __repr__(self) -> str:
+        return f"window({self.left}, {self.right})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Prefix(Mask):
+    """See `prefix`, one number for all samples."""
+
+    n: int
+
+    def visible(self, grid: Grid) -> Tensor:
+        return grid.col < self.n
+
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        return 0, min(self.n, S)
+
+    def hides_nothing(self, T: int, S: int) -> bool:
+        return self.n >= S
+
+    def __repr__(self) -> str:
+        return f"prefix({self.n})"
+
+
+class TensorMask(Mask):
+    """A mask that looks its answers up in one tensor."""
+
+    @property
+    @abc.abstractmethod
+    def _tensor(self) -> Tensor: ...
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self._tensor,)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Lengths(TensorMask):
+    """See `padding`: so many keys of each sample, counted from one side."""
+
+    lengths: Tensor  # (B,)
+    side: str
+
+    @property
+    def _tensor(self) -> Tensor:
+        return self.lengths
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(batch=self.lengths.shape[0])
+
+    def visible(self, grid: Grid) -> Tensor:
+        length = self.lengths[grid.batch]
+        from_side = grid.col if self.side == "right" else grid.S - 1 - grid.col
+        return from_side < length
+
+    def to(self, device: torch.device | str) -> Self:
+        return dataclasses.replace(self, lengths=self.lengths.to(device))
+
+    def __repr__(self) -> str:
+        return f"padding(lengths of {self.lengths.shape[0]} samples, side={self.side!r})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class KeyMask(TensorMask):
+    """See `padding`: one table of keys per sample."""
+
+    keys: Tensor  # (B, S) bool
+
+    @property
+    def _tensor(self) -> Tensor:
+        return self.keys
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(batch=self.keys.shape[0], keys=self.keys.shape[1])
+
+    def visible(self, grid: Grid) -> Tensor:
+        return self.keys[grid.batch, grid.col]
+
+    def to(self, device: torch.device | str) -> Self:
+        return dataclasses.replace(self, keys=self.keys.to(device))
+
+    def __repr__(self) -> str:
+        return f"padding(keys of shape {_shape(self.keys)})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Documents(TensorMask):
+    """See `documents`."""
+
+    ids: Tensor  # (B or 1, S)
+    sees_self = True
+
+    @property
+    def _tensor(self) -> Tensor:
+        return self.ids
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(batch=self.ids.shape[0] if self.ids.shape[0] > 1 else None, keys=self.ids.shape[1])
+
+    def visible(self, grid: Grid) -> Tensor:
+        batch = grid.batch if self.ids.shape[0] > 1 else grid.batch * 0
+        position = grid.position  # below 0 for queries from before the first key; those belong to no document
+        own = self.ids[batch, position.clamp(min=0)]
+        return (own == self.ids[batch, grid.col]) & (position >= 0)
+
+    def to(self, device: torch.device | str) -> Self:
+        return dataclasses.replace(self, ids=self.ids.to(device))
+
+    def __repr__(self) -> str:
+        return f"documents(ids of shape {_shape(self.ids)})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Dense(TensorMask):
+    """See `dense`."""
+
+    table: Tensor  # (B or 1, H or 1, T or 1, S or 1) bool
+
+    @property
+    def _tensor(self) -> Tensor:
+        return self.table
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(*self.table.shape)
+
+    def visible(self, grid: Grid) -> Tensor:
+        B, H, T, S = self.table.shape  # an axis of size 1 is the same for all: look at its only entry
+        return self.table[
+            grid.batch if B > 1 else grid.batch * 0,
+            grid.head if H > 1 else grid.head * 0,
+            grid.row if T > 1 else grid.row * 0,
+            grid.col if S > 1 else grid.col * 0,
+        ]
+
+    def tile(self, rows: slice, cols: slice, T: int, S: int, *, device: torch.device | str | None = None) -> Tensor:
+        """A view of the table: no index is computed."""
+        return self.table.expand(-1, -1, T, S)[:, :, rows, cols]
+
+    def to(self, device: torch.device | str) -> Self:
+        return dataclasses.replace(self, table=self.table.to(device))
+
+    def __repr__(self) -> str:
+        return f"dense(mask of shape {_shape(self.table)})"
+
+
+def as_mask(mask: "Mask | Tensor | None", B: int, T: int, S: int) -> Mask | None:
+    """What a user passed as `mask`, as a `Mask`; refused where it could mean two things.
+
+    A bare 2-D tensor is (T, S). One that could as well be (B, S) is never guessed.
+    """
+    if mask is None or isinstance(mask, Mask):
+        return mask
+    if not isinstance(mask, Tensor):
+        raise MaskError(f"mask is a {type(mask).__name__}; expected a headwise mask such as causal(), or a tensor.")
+    if mask.dim() == 2:
+        rows, cols = mask.shape
+        per_query, per_sample = rows in (1, T) and cols in (1, S), rows == B and cols == S
+        if per_query and per_sample and rows > 1:
+            raise MaskError(
+                f"a mask of shape {_shape(mask)} with B = T = {T} could be (T, S) or (B, S). Say which: "
+                f"dense(mask) reads it as (T, S), padding(mask) as (B, S)."
+            )
+        if per_sample and not per_query:
+            raise MaskError(
+                f"a mask of shape {_shape(mask)} is (B, S), one row per sample; a bare 2-D mask is read as "
+                f"(T, S) = ({T}, {S}). Pass padding(mask), or mask[:, None, None, :]."
+            )
+        if not per_query:
+            raise MaskError(
+                f"a mask of shape {_shape(mask)} does not fit: expected (T, S) = ({T}, {S}). "
+                f"For one row per sample pass padding(mask) of shape (B, S) = ({B}, {S})."
+            )
+    return dense(mask)
+
+
+def _as_bool(mask: Tensor, name: str) -> Tensor:
+    """A bool tensor of the same shape; anything that is not 0 or 1 is refused."""
+    if mask.dtype == torch.bool:
+        return mask
+    if mask.is_complex():
+        raise MaskError(f"{name} is {mask.dtype}; expected bool, or 0 and 1.")
+    binary = ((mask == 0) | (mask == 1)).all()
+    if torch.compiler.is_compiling():  # no looking at numbers while tracing: the check becomes part of the graph
+        torch._assert_async(binary, f"{name} holds values other than 0 and 1; pass an additive mask as bias=")
+        return mask != 0
+    if mask.is_meta or binary:
+        return mask != 0
+    raise MaskError(
+        f"{name} is {mask.dtype} with values from {mask.min().item():g} to {mask.max().item():g}; a mask holds only "
+        f"0 (hidden) and 1 (may attend). If these numbers are meant to be added to the scores, pass them as bias=. "
+        f"If they mark hidden keys, pass (mask == 0)."
+    )
+
+
+def _clamp(position: int, S: int) -> int:
+    return min(max(position, 0), S)
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)

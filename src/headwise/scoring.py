@@ -1,0 +1,77 @@
+"""What one score is: everything that turns `q·k` into an attention weight.
+
+The reference, every backend and every tile read the same `Scoring`, so they cannot disagree.
+"""
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from headwise import reference
+from headwise.lowering import additive, may_empty_a_row
+from headwise.mask_algebra import Mask
+
+WHOLE = slice(None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scoring:
+    """score = scale · q·k + bias, minus infinity where the mask hides.
+
+    Args:
+        mask: who may attend; None hides nothing.
+        bias: (T, S) or (B or 1, H or 1, T or 1, S or 1), added to the scaled scores; has a gradient.
+        scale: 1 / sqrt(D) unless given.
+    """
+
+    mask: Mask | None = None
+    bias: Tensor | None = None
+    scale: float | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether only the scale acts."""
+        return self.mask is None and self.bias is None
+
+    def scale_for(self, D: int) -> float:
+        """The scale for heads of width `D`."""
+        return 1 / math.sqrt(D) if self.scale is None else self.scale
+
+    def visible(self, T: int, S: int, device: torch.device, rows: slice = WHOLE, cols: slice = WHOLE) -> Tensor | None:
+        """The mask's tile, or None where there is no mask."""
+        return None if self.mask is None else self.mask.tile(rows, cols, T, S, device=device)
+
+    def additive(
+        self, query: Tensor, S: int, rows: slice = WHOLE, cols: slice = WHOLE, mask: Mask | None = None
+    ) -> Tensor | None:
+        """Mask and bias of a tile as one tensor to add, in the query's dtype; `mask` stands in for our own."""
+        T = query.shape[2]
+        mask = self.mask if mask is None else mask
+        visible = None if mask is None else mask.tile(rows, cols, T, S, device=query.device)
+        if self.bias is None:
+            return None if visible is None else additive(visible, query.dtype)
+        bias = self.bias[(None,) * (4 - self.bias.dim())].to(query.dtype)
+        bias = bias.expand(-1, -1, T, S)[:, :, rows, cols]
+        return bias if visible is None else torch.where(visible, bias, -math.inf)
+
+    def may_empty_a_row(self, T: int, S: int) -> bool:
+        """Whether some query might see no key."""
+        return self.bias is not None or may_empty_a_row(self.mask, T, S)
+
+    def weights(self, query: Tensor, key: Tensor) -> Tensor:
+        """The exact weights (B, H, T, S) before dropout, in the query's dtype; scores are never rounded to half."""
+        T, S = query.shape[2], key.shape[2]
+        precise = torch.promote_types(query.dtype, torch.float32)
+        query, key, dtype = query.to(precise), key.to(precise), query.dtype
+        with torch.autocast(query.device.type, enabled=False):
+            _, weights = reference.attend(
+                query,
+                key,
+                key[..., :0],
+                visible=self.visible(T, S, query.device),
+                bias=None if self.bias is None else self.bias.to(precise),
+                scale=self.scale,
+            )
+        return weights.to(dtype)

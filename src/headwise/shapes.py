@@ -1,0 +1,107 @@
+"""The dimension legend, and the checks at the border.
+
+    B  batch              T, S   query length, key length
+    H  query heads        D, Dv  head width of query and key, of value
+    Hkv  key/value heads  E      model width
+
+Public tensors of the core are (B, H, T, D); the layer takes (B, T, E). Checks run once, where a user's tensor comes in,
+and not while `torch.compile` traces.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from headwise.errors import DeviceError, DtypeError, HeadCountError, OptionError, ShapeError
+
+
+def check_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raise unless query (B, H, T, D), key (B, Hkv, S, D) and value (B, Hkv, S, Dv) belong together."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dim() != 4:
+            raise ShapeError(
+                f"{name} has {tensor.dim()} dimensions, shape {tuple(tensor.shape)}; expected 4, (B, H, T, D). "
+                f"Split a (B, T, E) tensor into heads with x.unflatten(-1, (H, D)).transpose(1, 2)."
+            )
+    B, H, _, D = query.shape
+    Bkv, Hkv, _, Dkey = key.shape
+    if key.shape[:3] != value.shape[:3]:
+        raise ShapeError(
+            f"key has (B, Hkv, S) = {tuple(key.shape[:3])} and value {tuple(value.shape[:3])}; every key needs "
+            f"one value, so these must be equal."
+        )
+    if Bkv != B:
+        raise ShapeError(f"query has a batch of {B} and key of {Bkv}; they must be equal. Expand the smaller one.")
+    if Dkey != D:
+        raise ShapeError(f"query heads are {D} wide and key heads {Dkey}; a dot product needs equal widths.")
+    if Hkv < 1 or H % Hkv:
+        raise HeadCountError(
+            f"query has {H} heads and key has {Hkv}; query heads must be a multiple of key heads. "
+            f"Pass a number of key heads that divides {H}, or repeat the key heads."
+        )
+    check_alike(query=query, key=key, value=value)
+
+
+def check_alike(**tensors: Tensor) -> None:
+    """Raise unless all are floating point, of one dtype and on one device."""
+    (first_name, first), *rest = tensors.items()
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise DtypeError(
+                f"{name} is {tensor.dtype}; attention needs floating point. Token ids must go through an embedding "
+                f"first; other numbers through {name}.float()."
+            )
+    for name, tensor in rest:
+        if tensor.device != first.device:
+            raise DeviceError(
+                f"{first_name} is on {first.device} and {name} on {tensor.device}; move one with .to(...)."
+            )
+        if tensor.dtype != first.dtype and not torch.is_autocast_enabled(first.device.type):
+            raise DtypeError(
+                f"{first_name} is {first.dtype} and {name} {tensor.dtype}; cast one with .to(...), or run under "
+                f"torch.autocast."
+            )
+
+
+def check_bias(bias: Tensor, B: int, H: int, T: int, S: int, device: torch.device) -> None:
+    """Raise unless `bias` broadcasts to the scores (B, H, T, S)."""
+    if not bias.is_floating_point():
+        raise DtypeError(
+            f"bias is {bias.dtype}; a bias is added to the scores, so it must be floating point. "
+            f"A table of who may attend is a mask: pass it as mask=."
+        )
+    if bias.device != device:
+        raise DeviceError(f"bias is on {bias.device} and the query on {device}; move one with .to(...).")
+    shape = (1,) * (4 - bias.dim()) + tuple(bias.shape)
+    if bias.dim() not in (2, 4) or any(n not in (1, size) for n, size in zip(shape, (B, H, T, S), strict=True)):
+        raise ShapeError(
+            f"bias of shape {tuple(bias.shape)} does not fit the scores (B, H, T, S) = {(B, H, T, S)}. "
+            f"Expected (T, S) or 4 dimensions, 1 where all are alike."
+        )
+
+
+def check_probability(name: str, p: float) -> float:
+    """`p`, refused unless it lies in [0, 1)."""
+    if isinstance(p, bool) or not isinstance(p, int | float) or math.isnan(p) or not 0 <= p < 1:
+        raise OptionError(f"{name}={p!r}: expected a probability in [0, 1). At 1 nothing would be left to attend to.")
+    return float(p)
+
+
+def check_size(name: str, n: int) -> int:
+    """`n`, refused unless it is a whole number from 1 up."""
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise OptionError(f"{name}={n!r}: expected a whole number from 1 up.")
+    return n
+
+
+def head_width(width: int, num_heads: int, name: str = "d_model") -> int:
+    """The width of one head, refused where heads do not divide the width."""
+    if width % num_heads:
+        divisors = [n for n in range(1, width + 1) if width % n == 0]
+        near = sorted(sorted(divisors, key=lambda n: abs(n - num_heads))[:3])
+        raise HeadCountError(
+            f"{name}={width} cannot be cut into num_heads={num_heads} equal heads ({width} / {num_heads} = "
+            f"{width / num_heads:g}). Choose a num_heads that divides {width}, such as {', '.join(map(str, near))}."
+        )
+    return width // num_heads

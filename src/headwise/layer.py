@@ -185,6 +185,8 @@ class MultiHeadAttention(nn.Module):
             return self._fused_heads(query)
         key = query if key is None else key
         value = key if value is None else value
+        if self.fused and not _is_plain(self.qkv_proj):  # an adapter or a hook must see every input
+            return self._fused_heads(query)[0], self._fused_heads(key)[1], self._fused_heads(value)[2]
         if self.fused:  # cut the fused weight: a copy as large as the weight
             weights, biases = self.projections()
             q, k, v = map(F.linear, (query, key, value), weights, biases)
@@ -282,10 +284,11 @@ class MultiHeadAttention(nn.Module):
             state_dict: names to tensors.
             num_heads: needed where the layout does not tell it.
             prefix: where the layer's names begin, such as "blocks.0.attention.".
-            options: further arguments of the layer, such as `dropout`; those a checkpoint determines must agree.
+            options: further arguments of the layer, such as `dropout` or `causal`. What the tensors determine cannot
+                be changed by them; `context_length` can.
         """
         found = checkpoints.read(state_dict, num_heads, prefix)
-        layer = cls(**{**found.options, **options})
+        layer = cls(**checkpoints.merge(found.options, options))
         first = found.state["q_proj.weight"]
         layer.to(device=first.device, dtype=first.dtype)
         layer.load_state_dict(checkpoints.arrange(found, layer.fused), strict=True)
@@ -318,10 +321,7 @@ def _project(linear: nn.Module, x: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         return linear(x)  # type: ignore[no-any-return]
     try:
-        hooked = (
-            linear._forward_hooks or linear._forward_pre_hooks or _global_forward_hooks or _global_forward_pre_hooks
-        )
-        if hooked or torch.is_grad_enabled() or type(linear) is not nn.Linear:
+        if torch.is_grad_enabled() or not _is_plain(linear):
             return linear(x)  # type: ignore[no-any-return]
         parameters = linear._parameters
         return F.linear(x, parameters["weight"], parameters["bias"])  # type: ignore[arg-type]
@@ -329,6 +329,12 @@ def _project(linear: nn.Module, x: Tensor) -> Tensor:
         if isinstance(linear, nn.Linear):
             shapes.check_alike(input=x, weight=linear.weight)
         raise
+
+
+def _is_plain(linear: nn.Module) -> bool:
+    """Whether this is an `nn.Linear` as torch made it, and nobody listens to its calls."""
+    hooked = linear._forward_hooks or linear._forward_pre_hooks or _global_forward_hooks or _global_forward_pre_hooks
+    return type(linear) is nn.Linear and not hooked
 
 
 def _textbook_order(

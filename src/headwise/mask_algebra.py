@@ -88,13 +88,11 @@ class Mask(abc.ABC):
         torch.Size([1, 1, 2, 3])
         """
         extent = self.extent
-        row_start, row_stop, _ = rows.indices(T)
-        col_start, col_stop, _ = cols.indices(S)
         grid = Grid(
             torch.arange(extent.batch or 1, device=device)[:, None, None, None],
             torch.arange(extent.heads or 1, device=device)[:, None, None],
-            torch.arange(row_start, max(row_stop, row_start), device=device)[:, None],
-            torch.arange(col_start, max(col_stop, col_start), device=device),
+            _indices(rows, T, device)[:, None],
+            _indices(cols, S, device),
             T,
             S,
         )
@@ -241,6 +239,13 @@ class Not(Mask):
 
     def __repr__(self) -> str:
         return f"~{_inner(self.a)}"
+
+
+def _indices(piece: slice, size: int, device: torch.device | str | None) -> Tensor:
+    """`range(size)[piece]` as a tensor; unlike `slice.indices` it leaves a symbolic size symbolic."""
+    start = 0 if piece.start is None else piece.start
+    stop = size if piece.stop is None else min(piece.stop, size)
+    return torch.arange(start, stop, device=device)
 
 
 def _joint_extent(a: Mask, b: Mask) -> Extent:

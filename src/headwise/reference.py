@@ -129,6 +129,7 @@ def attend(
     steps.append(Step(7, "softmax", {"weights": weights}))
 
     # 8. Weighted values. Every query takes the average of the values, weighted by its row.
-    output = torch.dropout(weights, dropout, train=dropout > 0) @ value  # (B, H, T, Dv)
+    kept = torch.dropout(weights, dropout, train=True) if dropout > 0 else weights
+    output = kept @ value  # (B, H, T, Dv)
     steps.append(Step(8, "weighted values", {"heads": output}))
     return output, weights

@@ -51,6 +51,8 @@ class Blocks:
         query = call.query
         if not query.is_cpu:
             return "it is for the CPU"
+        if torch.compiler.is_compiling():  # asked first: looking at a length would fix it into the graph
+            return "blocks would fix the length into a compiled graph"
         if query.size(2) < SHORTEST:
             return "too few queries to be worth a block"
         rule = choose_rule(call)
@@ -77,8 +79,6 @@ def choose_rule(call: Call) -> Rule | str:
     query, key, value, scoring, dropout = call
     if query.numel() == 0 or value.numel() == 0:
         return "an axis has size 0"
-    if torch.compiler.is_compiling():
-        return "blocks would fix the length into a compiled graph"
     B, H, T, _ = query.shape
     S = key.shape[2]
     mask = simplify(scoring.mask, T, S)
@@ -155,7 +155,7 @@ def by_products(call: Call, rows: slice, cols: slice, bias: Tensor | None) -> Te
         scores = scores if bias is None else scores + bias
     weights = scores.softmax(-1)
     weights = weights if empty is None else weights.masked_fill(empty, 0.0)
-    weights = torch.dropout(weights, call.dropout, train=call.dropout > 0)
+    weights = torch.dropout(weights, call.dropout, train=True) if call.dropout > 0 else weights
     return torch.bmm(weights.view(B * H, t, s), value.reshape(B * H, s, Dv)).view(B, H, t, Dv)
 
 

@@ -27,13 +27,14 @@ class Sdpa:
     def run(self, call: Call) -> Tensor:
         """One fused call."""
         query, key, value, scoring, dropout = call
-        enable_gqa = call.grouped
-        if scoring.plain and not enable_gqa:  # the shortest way, for short sequences
+        enable_gqa = False
+        if call.grouped:
+            # Only the half-precision kernels of CUDA know grouped heads; its others would fall to a T×S path.
+            enable_gqa = query.is_cpu or query.dtype in HALF
+            if not enable_gqa:
+                key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+        elif scoring.plain:  # the shortest way, for short sequences
             return F.scaled_dot_product_attention(query, key, value, None, dropout, scale=scoring.scale)
-        if enable_gqa and query.is_cuda and query.dtype not in HALF:
-            # Only the half-precision kernels know grouped heads; the others fall to a T×S path.
-            key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-            enable_gqa = False
         attn_mask, is_causal = lowered(call)
         return F.scaled_dot_product_attention(
             query,

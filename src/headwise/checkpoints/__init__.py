@@ -1,6 +1,7 @@
 """Reads the weights of other people's attention: find the layout, check it, bring it into ours."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -21,6 +22,14 @@ def read(state_dict: Mapping[str, Tensor], num_heads: int | None = None, prefix:
         f"no attention layout recognised{where}. Found {_list(names or state_dict)}; known layouts:\n{known}\n"
         f"If the names sit deeper in a model, pass prefix=, such as prefix='layers.0.attention.'."
     )
+
+
+def merge(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments for the layer: those found in a checkpoint, and those a user adds without contradicting them."""
+    for name, value in given.items():
+        if name != "context_length" and found.get(name, value) != value:
+            raise CheckpointError(f"{name}={value} is given and the tensors say {found[name]}; leave it out.")
+    return {**found, **given}
 
 
 def arrange(found: Found, fused: bool) -> dict[str, Tensor]:
@@ -45,4 +54,4 @@ def _list(names: Mapping[str, Tensor], most: int = 12) -> str:
     return (", ".join(shown) or "no names at all") + more
 
 
-__all__ = ["Found", "arrange", "read"]
+__all__ = ["Found", "arrange", "merge", "read"]

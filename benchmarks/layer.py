@@ -1,0 +1,195 @@
+"""The layer against torch.nn.MultiheadAttention, a hand-wired fused module and the textbook class.
+
+python benchmarks/layer.py                  CPU: three sizes, two dtypes, causal or not, inference and training
+python benchmarks/layer.py --device cuda    one GPU: bfloat16 causal, eager and compiled
+python benchmarks/layer.py --overhead       the cost of one call with one token
+"""
+
+import math
+import time
+from collections.abc import Callable
+
+import harness
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import headwise
+from headwise import reference
+from headwise.textbook import HeadsAtOnce
+
+CPU_SIZES = [(4, 128, 768, 12), (4, 512, 768, 12), (1, 2048, 1024, 16)]
+GPU_SIZES = [(8, 1024, 768, 12), (4, 4096, 2048, 16), (1, 16384, 4096, 32)]
+
+
+class HandWired(nn.Module):
+    """What an expert writes by hand: one fused QKV linear, views, torch's fused attention. Nothing is checked."""
+
+    def __init__(self, d_model: int, num_heads: int, causal: bool) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+        self.num_heads, self.causal = num_heads, causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, E) to (B, T, E)."""
+        B, T, E = x.shape
+        q, k, v = (y.view(B, T, self.num_heads, -1).transpose(1, 2) for y in self.qkv(x).chunk(3, dim=-1))
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.out(heads.transpose(1, 2).reshape(B, T, E))
+
+
+class Torch(nn.Module):
+    """torch.nn.MultiheadAttention in self-attention."""
+
+    def __init__(self, d_model: int, num_heads: int, causal: bool, weights: bool) -> None:
+        super().__init__()
+        self.mha = nn.MultiheadAttention(d_model, num_heads, batch_first=True)
+        self.causal, self.weights = causal, weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, E) to (B, T, E)."""
+        mask = None
+        if self.causal:
+            mask = torch.full((x.shape[1], x.shape[1]), -math.inf, device=x.device, dtype=x.dtype).triu(1)
+        options = {"need_weights": self.weights, "average_attn_weights": False, "is_causal": self.causal}
+        return self.mha(x, x, x, attn_mask=mask, **options)[0]
+
+
+def candidates(size: tuple[int, int, int, int], causal: bool, with_slow: bool) -> dict[str, nn.Module]:
+    """All competitors with the same weights."""
+    _, T, E, H = size
+    ours = headwise.MultiHeadAttention(E, H, causal=causal)
+    (wq, wk, wv), (bq, bk, bv) = ours.projections()
+    hand, torch_mha = HandWired(E, H, causal), Torch(E, H, causal, weights=False)
+    for linear in (hand.qkv.weight, torch_mha.mha.in_proj_weight):
+        linear.data.copy_(torch.cat([wq, wk, wv]))
+    for bias in (hand.qkv.bias, torch_mha.mha.in_proj_bias):
+        bias.data.copy_(torch.cat([bq, bk, bv]))
+    for out in (hand.out, torch_mha.mha.out_proj):
+        out.load_state_dict(ours.out_proj.state_dict())
+    result: dict[str, nn.Module] = {"headwise": ours, "hand-wired": hand, "nn.MultiheadAttention": torch_mha}
+    if with_slow:
+        with_weights = Torch(E, H, causal, weights=True)
+        with_weights.load_state_dict(torch_mha.state_dict())
+        result["nn.MHA with weights"] = with_weights
+        if causal:  # the textbook class is causal and nothing else
+            textbook = HeadsAtOnce(E, E, T, 0.0, H, qkv_bias=True)
+            for name, w, b in (("W_query", wq, bq), ("W_key", wk, bk), ("W_value", wv, bv)):
+                getattr(textbook, name).load_state_dict({"weight": w, "bias": b})
+            textbook.out_proj.load_state_dict(ours.out_proj.state_dict())
+            result["textbook class"] = textbook
+    return result
+
+
+def check(modules: dict[str, nn.Module], x: Tensor, causal: bool) -> None:
+    """Every candidate against the float64 reference, on one sample and few tokens of it."""
+    x = x[:1, :256]
+    ours = modules["headwise"]
+    weights, biases = ours.projections()
+    last = (ours.out_proj.weight, ours.out_proj.bias)
+    pairs = [*zip(weights, biases, strict=True), last]
+    visible = headwise.causal().to_tensor(x.shape[1], device=x.device) if causal else None
+    outputs = []
+    for dtype in (torch.float64, x.dtype):
+        linears = tuple(reference.Linear(w.to(dtype), b.to(dtype)) for w, b in pairs)
+        y = x.to(dtype)
+        outputs.append(reference.multi_head_attention(y, y, y, linears, ours.num_heads, visible=visible)[0])
+    for name, module in modules.items():
+        harness.agree(name, module(x), *outputs)
+
+
+def steps(module: Callable[[Tensor], Tensor], x: Tensor, train: bool) -> Callable[[], None]:
+    """One inference pass, or one forward and backward pass."""
+    if not train:
+        return lambda: module(x)
+    x = x.clone().requires_grad_()
+    gradient = torch.randn_like(x)
+
+    def run() -> None:
+        x.grad = None
+        module(x).backward(gradient)
+
+    return run
+
+
+def compare(
+    size: tuple[int, int, int, int], dtype: str, device: str, causal: bool, compiled: bool, seconds: float
+) -> list:
+    """Rows of results for one size, dtype and mask."""
+    B, T, E, _ = size
+    slow = device == "cpu" or T < 16384
+    x = torch.randn(B, T, E, device=device, dtype=harness.DTYPES[dtype])
+    modules = {n: m.to(device, x.dtype) for n, m in candidates(size, causal, slow and not compiled).items()}
+    with torch.no_grad():
+        check({n: m.eval() for n, m in modules.items()}, x, causal)
+    results = []
+    for train in (False, True):
+        calls = {n: m.train(train) for n, m in modules.items()}
+        if compiled:
+            calls = {n: torch.compile(m) for n, m in calls.items()}
+        with torch.set_grad_enabled(train):
+            times = harness.interleaved({n: steps(m, x, train) for n, m in calls.items()}, device, seconds=seconds)
+        label = f"{'forward+backward' if train else 'forward'}{', compiled' if compiled else ''}"
+        setting = {"size": size, "dtype": dtype, "causal": causal, "mode": label}
+        results += [{**setting, "name": name, **entry} for name, entry in times.items()]
+        ours = times["headwise"]["ms"]
+        rows = [[n, f"{t['ms']:.3f}", f"±{t['spread'] / 2:.0%}", f"{ours / t['ms']:.2f}×"] for n, t in times.items()]
+        title = f"(B,T,d,H) = {size}, {dtype}, {'causal' if causal else 'no mask'}, {label}"
+        harness.table(title, rows, ["", "ms", "", "headwise takes"])
+    return results
+
+
+def overhead(rounds: int = 200, calls: int = 100) -> list:
+    """Microseconds of a call with one token: everything but arithmetic."""
+    x = torch.randn(1, 1, 64)
+    results = []
+    for train in (False, True):
+        modules = {n: m.train(train) for n, m in candidates((1, 1, 64, 4), False, False).items()}
+        mha = modules["nn.MultiheadAttention"].mha  # called directly: our wrapper costs it 2 µs
+        modules["nn.MultiheadAttention"] = lambda x, mha=mha: mha(x, x, x, need_weights=False)
+
+        def many(module: nn.Module) -> float:
+            start = time.perf_counter()
+            for _ in range(calls):
+                module(x)
+            return (time.perf_counter() - start) / calls * 1e3
+
+        with torch.set_grad_enabled(train):
+            values = {n: [many(m) for _ in range(3)] and [] for n, m in modules.items()}
+            for _ in range(rounds):
+                for name, module in modules.items():
+                    values[name].append(many(module))
+        times = {n: harness.summary(v) for n, v in values.items()}
+        ours = times["headwise"]["ms"]
+        rows = [
+            [n, f"{t['ms'] * 1e3:.1f}", f"±{t['spread'] / 2:.0%}", f"{ours / t['ms']:.2f}×"] for n, t in times.items()
+        ]
+        label = "call, training" if train else "call, inference"
+        harness.table(f"B=1, T=1, d=64, H=4, {label}", rows, ["", "µs", "", "headwise takes"])
+        results += [{"size": (1, 1, 64, 4), "mode": label, "name": n, **t} for n, t in times.items()]
+    return results
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = harness.parser(__doc__)
+    parser.add_argument("--overhead", action="store_true", help="only the cost of a call")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    results = []
+    if options.device == "cpu":
+        results += overhead()
+        if not options.overhead:
+            for size in CPU_SIZES:
+                for dtype in ("float32", "bfloat16"):
+                    for causal in (False, True):
+                        results += compare(size, dtype, "cpu", causal, False, options.seconds)
+    else:
+        for size in GPU_SIZES:
+            for compiled in (False, True):
+                results += compare(size, "bfloat16", "cuda", True, compiled, options.seconds)
+    harness.finish("layer", options.device, results)
+
+
+if __name__ == "__main__":
+    main()

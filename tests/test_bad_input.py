@@ -1,0 +1,178 @@
+"""Each bad input has its own error, which says what was given, what was expected and how to go on."""
+
+import math
+
+import pytest
+import torch
+
+from headwise import (
+    DeviceError,
+    DtypeError,
+    HeadCountError,
+    HeadwiseError,
+    MaskError,
+    MultiHeadAttention,
+    OptionError,
+    ShapeError,
+    attend,
+    causal,
+    explain,
+    padding,
+)
+
+B, H, T, S, D, E = 2, 6, 5, 7, 11, 18
+
+
+def heads(**changes):
+    shapes = {"query": (B, H, T, D), "key": (B, H, S, D), "value": (B, H, S, D)} | changes
+    return [torch.randn(shape) if isinstance(shape, tuple) else shape for shape in shapes.values()]
+
+
+@pytest.mark.parametrize(
+    ("error", "changes", "message"),
+    [
+        (ShapeError, {"query": (B, T, D)}, r"query has 3 dimensions, shape \(2, 5, 11\); expected 4.*unflatten"),
+        (ShapeError, {"value": (B, H, 3, D)}, r"key has \(B, Hkv, S\) = \(2, 6, 7\) and value \(2, 6, 3\)"),
+        (ShapeError, {"key": (3, H, S, D), "value": (3, H, S, D)}, "query has a batch of 2 and key of 3"),
+        (ShapeError, {"key": (B, H, S, 4)}, "query heads are 11 wide and key heads 4"),
+        (
+            HeadCountError,
+            {"key": (B, 4, S, D), "value": (B, 4, S, D)},
+            "query has 6 heads and key has 4.*multiple.*divides 6",
+        ),
+        (DtypeError, {"query": torch.ones(B, H, T, D, dtype=torch.int64)}, "query is torch.int64.*embedding"),
+        (
+            DtypeError,
+            {"key": torch.ones(B, H, S, D, dtype=torch.float64)},
+            "query is torch.float32 and key torch.float64",
+        ),
+        (DeviceError, {"value": torch.ones(B, H, S, D, device="meta")}, "query is on cpu and value on meta"),
+    ],
+    ids=lambda x: x.__name__ if isinstance(x, type) else "",
+)
+def test_attend_refuses_tensors_that_do_not_belong_together(error, changes, message):
+    for function in (attend, explain):
+        with pytest.raises(error, match=message):
+            function(*heads(**changes))
+
+
+@pytest.mark.parametrize("dropout", [1.0, 1, -0.1, 2, math.nan, "0.1", True, None])
+def test_dropout_outside_its_range_is_refused(dropout):
+    with pytest.raises(OptionError, match=r"dropout=.*expected a probability in \[0, 1\)"):
+        attend(*heads(), dropout=dropout)
+    with pytest.raises(OptionError, match=r"dropout="):
+        MultiHeadAttention(E, 3, dropout=dropout)
+
+
+@pytest.mark.parametrize(
+    ("error", "bias", "message"),
+    [
+        (DtypeError, torch.ones(T, S, dtype=torch.bool), "bias is torch.bool.*pass it as mask="),
+        (ShapeError, torch.zeros(T, 3), r"bias of shape \(5, 3\) does not fit .* = \(2, 6, 5, 7\)"),
+        (ShapeError, torch.zeros(B, T, S), r"bias of shape \(2, 5, 7\)"),
+        (DeviceError, torch.zeros(T, S, device="meta"), "bias is on meta and the query on cpu"),
+    ],
+    ids=str,
+)
+def test_bad_bias_is_refused(error, bias, message):
+    with pytest.raises(error, match=message):
+        attend(*heads(), bias=bias)
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.ones(T, 3), r"\(5, 3\) does not fit: expected \(T, S\) = \(5, 7\)"),
+        (torch.ones(B, S), r"\(2, 7\) is \(B, S\).*padding\(mask\)"),
+        (torch.ones(3, 1, T, S), "made for 3 batch"),
+        (torch.ones(1, 4, T, S), "made for 4 heads"),
+        (torch.ones(1, 1, 3, S), "made for 3 queries"),
+        (padding([1, 2, 3]), "made for 3 batch"),
+        (torch.full((T, S), -math.inf), "pass them as bias="),
+        (torch.full((T, S), 2), "from 2 to 2"),
+        ("causal", "mask is a str; expected a headwise mask"),
+        (True, "mask is a bool"),
+    ],
+    ids=str,
+)
+def test_masks_that_do_not_fit_are_refused(mask, message):
+    with pytest.raises(MaskError, match=message):
+        attend(*heads(), mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments", "options", "message"),
+    [
+        (HeadCountError, (10, 3), {}, r"d_model=10 .* num_heads=3 .*10 / 3 = 3.33333.*such as 1, 2, 5"),
+        (HeadCountError, (18, 6), {"num_kv_heads": 4}, "num_heads=6 .* num_kv_heads=4"),
+        (OptionError, (0, 1), {}, "d_model=0: expected a whole number from 1 up"),
+        (OptionError, (-8, 2), {}, "d_model=-8"),
+        (OptionError, (8, 0), {}, "num_heads=0"),
+        (OptionError, (8, -2), {}, "num_heads=-2"),
+        (OptionError, (8.0, 2), {}, r"d_model=8.0"),
+        (OptionError, (8, 2), {"num_kv_heads": 0}, "num_kv_heads=0"),
+        (OptionError, (8, 2), {"d_in": -1}, "d_in=-1"),
+        (OptionError, (8, 2), {"d_key": 0}, "d_key=0"),
+        (OptionError, (8, 2), {"context_length": 0}, "context_length=0"),
+        (OptionError, (8,), {}, r"d_model=8, num_heads=None\): both are needed"),
+        (OptionError, (), {}, "both are needed"),
+        (OptionError, (8, 8, 16), {}, "3 positional arguments; expected .d_model, num_heads., or the textbook's"),
+        (OptionError, (8, 2), {"out_proj": False, "d_out": 4}, "out_proj=False .* 8 wide, and d_out=4"),
+        (OptionError, (8, 2), {"mask": torch.ones(3, 3)}, "mask=Tensor: a layer's own mask must fit every length"),
+    ],
+    ids=str,
+)
+def test_layer_refuses_bad_options(error, arguments, options, message):
+    with pytest.raises(error, match=message):
+        MultiHeadAttention(*arguments, **options)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize(
+    ("error", "inputs", "message"),
+    [
+        (ShapeError, [(B, T, 17)], r"query of shape \(2, 5, 17\) is 17 wide; this layer was made for d_in=18"),
+        (ShapeError, [(T, E)], r"query has 2 dimensions, shape \(5, 18\); expected 3, \(B, T, 18\).*x\[None\]"),
+        (ShapeError, [(B, 1, T, E)], "query has 4 dimensions"),
+        (ShapeError, [(B, T, E), (B, S, 4), (B, S, E)], r"key of shape \(2, 7, 4\) is 4 wide.*d_key=18"),
+        (ShapeError, [(B, T, E), (B, S, E), (B, S, 4)], "value of shape .* is 4 wide"),
+        (ShapeError, [(B, T, E), (B, S, E), (B, T, E)], "as many values as keys"),
+        (ShapeError, [(B, T, E), (3, S, E)], "one batch size B"),
+        (ShapeError, [(B, T, E), None, (B, S, E)], "value is given without key"),
+        (DtypeError, [torch.ones(B, T, E, dtype=torch.int64)], "input is torch.int64.*embedding"),
+        (DtypeError, [torch.ones(B, T, E, dtype=torch.float64)], "input is torch.float64 and weight torch.float32"),
+        (DeviceError, [torch.ones(B, T, E, device="meta")], "input is on meta and weight on cpu"),
+        (
+            DtypeError,
+            [(B, T, E), torch.ones(B, S, E, dtype=torch.float64)],
+            "query is torch.float32 and key torch.float64",
+        ),
+    ],
+    ids=str,
+)
+def test_layer_refuses_inputs_that_do_not_fit(error, inputs, message, grad):
+    layer = MultiHeadAttention(E, 3)
+    tensors = [torch.randn(x) if isinstance(x, tuple) else x for x in inputs]
+    with torch.set_grad_enabled(grad), pytest.raises(error, match=message):
+        layer(*tensors)
+
+
+def test_mask_given_twice_is_refused():
+    with pytest.raises(ShapeError, match=r"not a key \(B, S, E\) but a tensor of shape \(5, 5\)"):
+        MultiHeadAttention(E, 3)(torch.randn(B, T, E), torch.ones(T, T), mask=causal())
+
+
+def test_layer_refuses_masks_in_the_same_words():
+    layer = MultiHeadAttention(E, 3)
+    with pytest.raises(MaskError, match=r"padding\(mask\)"):
+        layer(torch.randn(B, T, E), mask=torch.ones(B, T))
+    with pytest.raises(MaskError, match="bias="):
+        layer(torch.randn(B, T, E), mask=torch.zeros(T, T).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf))
+    with pytest.raises(MaskError, match="made for 3 batch"):
+        MultiHeadAttention(E, 3, mask=padding([1, 2, 3]))(torch.randn(B, T, E))
+
+
+def test_every_error_is_of_one_family_and_of_a_builtin():
+    for error in (ShapeError, HeadCountError, MaskError, DtypeError, DeviceError, OptionError):
+        assert issubclass(error, HeadwiseError)
+        assert issubclass(error, ValueError | TypeError)

@@ -1,0 +1,68 @@
+import pytest
+import torch
+
+from headwise import MultiHeadAttention, attend, causal, explain, padding, window
+
+
+def heads(T, S=None, dtype=torch.float32):
+    return [torch.randn(2, 6, n, 16, dtype=dtype) for n in (T, S or T, S or T)]
+
+
+@pytest.mark.parametrize(
+    ("T", "S", "dtype", "mask", "path"),
+    [
+        (5, 5, torch.float32, None, "sdpa"),
+        (400, 400, torch.float32, None, "sdpa"),
+        (400, 400, torch.float32, causal(), "blocks"),
+        (1000, 1000, torch.float32, causal(), "sdpa"),
+        (1000, 1000, torch.float32, causal() & window(50), "blocks"),
+        (128, 128, torch.bfloat16, None, "blocks"),
+        (1024, 1024, torch.bfloat16, None, "sdpa"),
+        (300, 900, torch.float32, causal(), "sdpa"),
+        (5, 0, torch.float32, None, "reference"),
+    ],
+    ids=str,
+)
+def test_the_table_decides(T, S, dtype, mask, path):
+    q = torch.randn(2, 6, T, 16, dtype=dtype)
+    k = torch.randn(2, 6, S, 16, dtype=dtype)
+    assert explain(q, k, k, mask=mask).path == path
+
+
+def test_explanation_says_why_each_faster_path_refused():
+    told = explain(*heads(1000), mask=causal())
+    assert told.path == "sdpa"
+    assert told.kernel == "flash_attention"
+    assert told.refused == {"blocks": "torch's own causal kernel is faster at this length"}
+    assert str(told).splitlines() == [
+        "path: sdpa (torch's fused scaled_dot_product_attention, kernel: flash_attention)",
+        "mask: causal()",
+        "refused: blocks: torch's own causal kernel is faster at this length",
+    ]
+
+
+def test_explain_takes_a_layer_and_what_its_call_takes():
+    layer = MultiHeadAttention(96, 6, causal=True, dropout=0.1)
+    x = torch.randn(2, 400, 96)
+    assert explain(layer.eval(), x).path == "blocks"
+    training = explain(layer.train(), x)
+    assert training.path == "sdpa"
+    assert "dropout" in training.refused["blocks"]
+    assert explain(layer, x, mask=padding([3, 400])).mask.startswith("causal() & padding")
+
+
+def test_explain_takes_what_attend_takes():
+    inputs = heads(128, dtype=torch.bfloat16)
+    options = {"mask": window(3), "bias": torch.zeros(128, 128), "dropout": 0.1, "scale": 0.5, "return_weights": True}
+    assert explain(*inputs, **options).path == "blocks"
+    attend(*inputs, **options)
+
+
+def test_blocks_say_why_they_refuse():
+    reasons = {
+        "too few queries": explain(*heads(5)),
+        "no mask hides anything": explain(*heads(300)),
+        "leaves most keys": explain(*heads(300), mask=window(200)),
+    }
+    for words, told in reasons.items():
+        assert words in told.refused["blocks"]

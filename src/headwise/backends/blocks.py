@@ -27,13 +27,13 @@ class Rule(NamedTuple):
     rows: int
 
 
-# Measured by benchmarks/cpu_blocks.py on 2 Zen 4 cores, torch 2.13, against one call of torch's kernel.
+# Measured by benchmarks/cpu_blocks.py on 2 Zen 4 cores with torch 2.13: time against one call of torch's kernel.
 TABLE = {
-    # (bfloat16?, mask narrows?)
-    (False, True): Rule("fused", 257, 767, 128),  # float32 causal at T = 512: 0.8× the time
-    (True, False): Rule("products", 48, 512, 512),  # bfloat16 at T = 128: 0.6×, with backward 0.4×
-    (True, True): Rule("products", 48, 512, 256),  # bfloat16 causal at T = 512: 0.6×
-}
+    # (bfloat16?, causal with T = S?)
+    (False, True): Rule("fused", 256, 767, 128),  # T = 512: 0.81×, with backward 0.84×; at 768 torch skips by itself
+    (True, False): Rule("products", 48, 512, 512),  # T = 128: 0.53×, with backward 0.34×; T = 512: 0.54×, 0.48×
+    (True, True): Rule("products", 48, 512, 256),  # T = 128: 0.62×, 0.30×; T = 512: 0.50×, 0.44×
+}  # "products" round scores to bfloat16. They would win up to T = 1024, but no row longer than 512 is rounded.
 SHORTEST = min(rule.shortest for rule in TABLE.values())
 LONG = Rule("fused", 64, 2**62, 128)  # windows, and causal with T < S, which torch cannot take as a flag
 WORTHWHILE = 0.7  # at most this share of the T×S grid may be left for LONG to pay
@@ -62,16 +62,21 @@ class Blocks:
         """One small attention per block, put side by side."""
         rule = choose_rule(call)
         assert isinstance(rule, Rule)  # noqa: S101 - refuses() has said so
-        T, S = call.query.shape[2], call.key.shape[2]
-        mask = simplify(call.scoring.mask, T, S)
-        attend = by_products if rule.engine == "products" else by_fused
-        outputs, known = [], dict[tuple[int, ...], Tensor]()
-        for start in range(0, T, rule.rows):
-            rows = slice(start, min(start + rule.rows, T))
-            lo, hi = (0, S) if mask is None else mask.key_range(rows.start, rows.stop, T, S)
-            bias = block_bias(call, mask, rows, slice(lo, hi), known)
-            outputs.append(attend(call, rows, slice(lo, hi), bias).transpose(1, 2))  # (B, t, H, Dv)
-        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).transpose(1, 2)
+        return in_blocks(call, rule)
+
+
+def in_blocks(call: Call, rule: Rule) -> Tensor:
+    """What every head reads, (B, H, T, Dv), computed block by block as `rule` says."""
+    T, S = call.query.shape[2], call.key.shape[2]
+    mask = simplify(call.scoring.mask, T, S)
+    attend = by_products if rule.engine == "products" else by_fused
+    outputs, known = [], dict[tuple[int, ...], Tensor]()
+    for start in range(0, T, rule.rows):
+        rows = slice(start, min(start + rule.rows, T))
+        lo, hi = (0, S) if mask is None else mask.key_range(rows.start, rows.stop, T, S)
+        bias = block_bias(call, mask, rows, slice(lo, hi), known)
+        outputs.append(attend(call, rows, slice(lo, hi), bias).transpose(1, 2))  # (B, t, H, Dv)
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).transpose(1, 2)
 
 
 def choose_rule(call: Call) -> Rule | str:
@@ -147,12 +152,12 @@ def by_products(call: Call, rows: slice, cols: slice, bias: Tensor | None) -> Te
     if bias is not None and call.scoring.may_empty_a_row(call.query.shape[2], call.key.shape[2]):
         empty = (bias == -math.inf).all(-1, keepdim=True)
         bias = bias.masked_fill(empty, 0.0)
+    start, beta = query.new_zeros(1, 1, 1), 0
+    if bias is not None and bias.shape[:2] == (1, 1):  # one for all: the product itself adds it
+        start, beta, bias = bias[0], 1, None
     flat_query, flat_key = query.reshape(B * H, t, D), key.reshape(B * H, s, D).transpose(1, 2)
-    if bias is not None and bias.shape[:2] == (1, 1):
-        scores = torch.baddbmm(bias[0], flat_query, flat_key, alpha=scale).view(B, H, t, s)
-    else:
-        scores = torch.bmm(flat_query * scale, flat_key).view(B, H, t, s)
-        scores = scores if bias is None else scores + bias
+    scores = torch.baddbmm(start, flat_query, flat_key, beta=beta, alpha=scale).view(B, H, t, s)
+    scores = scores if bias is None else scores + bias
     weights = scores.softmax(-1)
     weights = weights if empty is None else weights.masked_fill(empty, 0.0)
     weights = torch.dropout(weights, call.dropout, train=True) if call.dropout > 0 else weights

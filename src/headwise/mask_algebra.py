@@ -84,6 +84,7 @@ class Mask(abc.ABC):
     def tile(self, rows: slice, cols: slice, T: int, S: int, *, device: torch.device | str | None = None) -> Tensor:
         """The exact piece `[rows, cols]`, a bool tensor that broadcasts to (B, H, t, s).
 
+        >>> from headwise.masks import causal
         >>> causal().tile(slice(0, 2), slice(0, 3), T=5, S=5).shape
         torch.Size([1, 1, 2, 3])
         """

@@ -3,7 +3,6 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from headwise.backends.base import Call, repeat_heads
 from headwise.lowering import simplify
@@ -60,6 +59,8 @@ def lowered(call: Call) -> tuple[Tensor | None, bool]:
         if isinstance(mask, Causal) and T == S:
             return None, True
         if isinstance(mask, Causal) and T < S and query.is_cuda and not torch.compiler.is_compiling():
+            from torch.nn.attention.bias import causal_lower_right  # imports sympy, which only this path needs
+
             return causal_lower_right(T, S), False  # runs on FlashAttention without a T×S bias
     bias = scoring.additive(query, S, mask=mask)
     if bias is not None and bias.shape[-1] > 1 and bias.stride(-1) == 0:

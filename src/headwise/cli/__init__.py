@@ -1,0 +1,44 @@
+"""The `headwise` command: one file per verb. Results go to standard output, chatter to standard error."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from headwise.cli import tour
+from headwise.errors import HeadwiseError
+
+VERBS = {"tour": tour}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb. Exit status 0 is right, 2 is wrong usage or a job that could not be done."""
+    parser = argparse.ArgumentParser(prog="headwise", description="Multi-head attention you can read, run and see.")
+    parser.add_argument("--version", action="version", version=_version())
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    for name, module in VERBS.items():
+        verb = verbs.add_parser(
+            name,
+            help=module.SUMMARY,
+            description=module.SUMMARY,
+            epilog=module.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(verb)
+        verb.set_defaults(run=module.run)
+    options = parser.parse_args(arguments)
+    if options.verb is None:
+        parser.print_help()
+        return 2
+    try:
+        return int(options.run(options))
+    except HeadwiseError as error:
+        print(f"headwise {options.verb}: {error}", file=sys.stderr)
+        return 2
+
+
+def _version() -> str:
+    import torch
+
+    from headwise import __version__
+
+    return f"headwise {__version__}, torch {torch.__version__}"

@@ -1,0 +1,203 @@
+"""`headwise tour`: the ten steps on real tensors, fused against reference, and the speed measured there and then."""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise import reference, shapes
+from headwise.layer import MultiHeadAttention
+from headwise.mask_algebra import Mask
+from headwise.masks import causal, documents, padding, prefix, window
+from headwise.textbook import HeadsAtOnce
+
+SUMMARY = "the ten steps on real tensors, fused against reference, and the speed measured here and now"
+EXAMPLES = """examples:
+  headwise tour
+  headwise tour --heads 2 --width 8 --tokens 4 --no-speed
+  headwise tour --json --no-speed
+"""
+
+OPERATIONS = {
+    1: "x·Wqᵀ, x·Wkᵀ, x·Wvᵀ",
+    2: "view(B, T, H, D)",
+    3: "transpose(1, 2)",
+    4: "query @ keyᵀ",
+    5: "masked_fill(future, −inf)",
+    6: "· 1/√D",
+    7: "softmax over keys",
+    8: "weights @ value",
+    9: "transpose back, flatten",
+    10: "merged·Woᵀ",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this verb."""
+    parser.add_argument("--tokens", type=int, default=6, help="tokens of the small example (default 6)")
+    parser.add_argument("--width", type=int, default=12, help="its model width (default 12)")
+    parser.add_argument("--heads", type=int, default=3, help="its heads (default 3)")
+    parser.add_argument("--no-speed", action="store_true", help="leave out the timing, which takes a few seconds")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show everything, or print it as JSON."""
+    shapes.check_size("--tokens", options.tokens)
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(options.width, options.heads, causal=True)
+    steps = trace(layer, torch.randn(1, options.tokens, options.width))
+    agreement = [agree(*setting) for setting in SETTINGS]
+    speed = None if options.no_speed else measure()
+    if options.json:
+        print(json.dumps({"steps": describe(steps), "agreement": agreement, "speed": speed}))
+        return 0
+    show_steps(steps, layer)
+    show_agreement(agreement)
+    show_masks()
+    if speed is not None:
+        show_speed(speed)
+    return 0
+
+
+def trace(layer: MultiHeadAttention, x: Tensor) -> list[reference.Step]:
+    """The ten steps of the reference with the layer's own weights."""
+    steps: list[reference.Step] = []
+    with torch.no_grad():
+        visible = causal().to_tensor(x.shape[1])
+        reference.multi_head_attention(x, x, x, projections(layer), layer.num_heads, visible=visible, steps=steps)
+    return steps
+
+
+def projections(
+    layer: MultiHeadAttention, dtype: torch.dtype | None = None
+) -> tuple[reference.Linear, reference.Linear, reference.Linear, reference.Linear]:
+    """The layer's four linear maps as the reference takes them."""
+    weights, biases = layer.projections()
+    last = layer.out_proj
+    assert last is not None  # noqa: S101 - the tour builds its layers with one
+    pairs = [*zip(weights, biases, strict=True), (last.weight, last.bias)]
+    query, key, value, out = (
+        reference.Linear(w.to(dtype or w.dtype), None if b is None else b.to(dtype or b.dtype)) for w, b in pairs
+    )
+    return query, key, value, out
+
+
+def describe(steps: list[reference.Step]) -> list[dict[str, Any]]:
+    """The steps as plain data."""
+    return [
+        {
+            "number": step.number,
+            "name": step.name,
+            "operation": OPERATIONS[step.number],
+            "shapes": {name: list(tensor.shape) for name, tensor in step.tensors.items()},
+        }
+        for step in steps
+    ]
+
+
+def show_steps(steps: list[reference.Step], layer: MultiHeadAttention) -> None:
+    """A line per step, then the weights of the first head."""
+    _, T, E = steps[-1].tensors["output"].shape
+    print(f"READ: ten steps, {T} tokens of width {E}, {layer.num_heads} heads of width {layer.head_dim}, causal\n")
+    for step in steps:
+        names, shape = " ".join(step.tensors), tuple(next(iter(step.tensors.values())).shape)
+        print(f"  {step.number:>2}  {step.name:<16} {OPERATIONS[step.number]:<27} {names:<16} {shape}")
+    weights = next(step for step in steps if step.name == "softmax").tensors["weights"][0, 0]
+    shown = weights[:10, :10]
+    print("\n  weights of head 0: a row is a query and sums to 1" + (", first ten" if T > 10 else ""))
+    for row in shown.tolist():
+        print("    " + " ".join("  ·  " if w == 0 else f"{w:.3f}" for w in row))
+
+
+SETTINGS: list[tuple[str, torch.dtype, Mask | None, int, int | None]] = [
+    ("no mask", torch.float32, None, 67, None),
+    ("causal", torch.float32, causal(), 384, None),
+    ("causal, 2 key/value heads", torch.float32, causal(), 67, 2),
+    ("causal & window(16)", torch.float32, causal() & window(16), 384, None),
+    ("padding, one sample empty", torch.float32, padding([0, 50]), 67, None),
+    ("causal", torch.bfloat16, causal(), 128, None),
+]
+
+
+def agree(name: str, dtype: torch.dtype, mask: Mask | None, T: int, kv_heads: int | None) -> dict[str, Any]:
+    """Largest error of the fused layer and of plain PyTorch against the float64 reference."""
+    layer = MultiHeadAttention(96, 6, num_kv_heads=kv_heads, dtype=dtype)
+    x = torch.randn(2, T, 96, dtype=dtype)
+    visible = None if mask is None else mask.to_tensor(T)
+
+    def by_reference(precision: torch.dtype) -> Tensor:
+        y = x.to(precision)
+        linears = projections(layer, precision)
+        return reference.multi_head_attention(y, y, y, linears, 6, kv_heads, visible=visible)[0].double()
+
+    with torch.no_grad():
+        truth, plain, fused = by_reference(torch.float64), by_reference(dtype), layer(x, mask=mask).double()
+    errors = {"headwise": (fused - truth).abs().max().item(), "plain": (plain - truth).abs().max().item()}
+    return {"setting": name, "dtype": str(dtype).removeprefix("torch."), "tokens": T, "error": errors}
+
+
+def show_agreement(rows: list[dict[str, Any]]) -> None:
+    """One line per setting."""
+    print("\nRUN: the fused layer against the reference in float64, largest error of the output\n")
+    print(f"  {'':<27} {'dtype':<9} {'T':>4}  {'headwise':>9} {'plain PyTorch':>14}")
+    for row in rows:
+        ours, plain = row["error"]["headwise"], row["error"]["plain"]
+        print(f"  {row['setting']:<27} {row['dtype']:<9} {row['tokens']:>4}  {ours:9.1e} {plain:14.1e}")
+
+
+def show_masks() -> None:
+    """Four masks as they draw themselves, side by side."""
+    drawn = [causal(), causal() & window(2), causal() | prefix(3), causal() & documents(lengths=[3, 5])]
+    names = ["causal()", "causal() & window(2)", "causal() | prefix(3)", "causal() & documents(...)"]
+    print("\nMASKS: a query per row, a key per column, ■ may attend\n")
+    print("  " + "  ".join(f"{name:<25}" for name in names).rstrip())
+    for line in zip(*(str(mask).splitlines() for mask in drawn), strict=True):
+        print("  " + "  ".join(f"{part:<25}" for part in line).rstrip())
+
+
+def measure(size: tuple[int, int, int, int] = (4, 512, 768, 12), rounds: int = 9) -> dict[str, Any]:
+    """Median milliseconds of one causal inference pass, candidates in turn, all with the same weights."""
+    B, T, E, H = size
+    print(f"timing {rounds} rounds ...", file=sys.stderr)
+    book = HeadsAtOnce(E, E, T, 0.0, H, qkv_bias=True).eval()
+    ours = MultiHeadAttention.from_state_dict(book.state_dict(), num_heads=H).eval()
+    torch_mha = nn.MultiheadAttention(E, H, batch_first=True).eval()
+    (wq, wk, wv), biases = ours.projections()
+    torch_mha.in_proj_weight.data = torch.cat([wq, wk, wv])
+    torch_mha.in_proj_bias.data = torch.cat([b for b in biases if b is not None])
+    torch_mha.out_proj.load_state_dict(book.out_proj.state_dict())
+    blocked, x = nn.Transformer.generate_square_subsequent_mask(T), torch.randn(B, T, E)
+    runs: dict[str, Callable[[], Tensor]] = {
+        "headwise": lambda: ours(x),
+        "nn.MultiheadAttention": lambda: torch_mha(x, x, x, attn_mask=blocked, is_causal=True, need_weights=False)[0],
+        "the textbook's class": lambda: book(x),
+    }
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    with torch.inference_mode():
+        expected = book(x)
+        for call in runs.values():
+            torch.testing.assert_close(call(), expected, rtol=1e-3, atol=1e-4)  # never time a wrong result
+        for _ in range(rounds):
+            for name, call in runs.items():
+                start = time.perf_counter()
+                call()
+                times[name].append((time.perf_counter() - start) * 1e3)
+    return {"size": list(size), "ms": {name: statistics.median(values) for name, values in times.items()}}
+
+
+def show_speed(speed: dict[str, Any]) -> None:
+    """One bar per candidate."""
+    B, T, E, H = speed["size"]
+    device = f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}"
+    print(f"\nSPEED: one causal pass, float32, batch {B}, {T} tokens, width {E}, {H} heads; {device}\n")
+    longest = max(speed["ms"].values())
+    for name, ms in speed["ms"].items():
+        bar = "█" * max(1, round(30 * ms / longest))
+        print(f"  {name:<22} {ms:7.1f} ms  {ms / speed['ms']['headwise']:.2f}×  {bar}")

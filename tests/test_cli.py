@@ -1,0 +1,55 @@
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from headwise.cli import VERBS, main
+
+EXAMPLES = [line.strip() for verb in VERBS.values() for line in verb.EXAMPLES.splitlines()[1:]]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_of_the_help_run(example, capsys):
+    program, *arguments = shlex.split(example)
+    assert program == "headwise"
+    assert main(arguments) == 0
+    assert capsys.readouterr().out
+
+
+def test_tour_shows_steps_agreement_masks_and_speed(capsys):
+    assert main(["tour"]) == 0
+    out = capsys.readouterr().out
+    for word in ("READ", "RUN", "MASKS", "SPEED"):
+        assert word in out
+    assert re.search(r"7 +softmax .* weights +\(1, 3, 6, 6\)", out)
+
+
+def test_tour_as_json_holds_what_the_text_shows(capsys):
+    assert main(["tour", "--json", "--no-speed", "--tokens", "5", "--width", "6", "--heads", "2"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [step["number"] for step in told["steps"]] == list(range(1, 11))
+    assert told["steps"][6]["shapes"] == {"weights": [1, 2, 5, 5]}
+    for row in told["agreement"]:
+        assert row["error"]["headwise"] <= 2 * row["error"]["plain"] + 1e-6
+    assert told["speed"] is None
+
+
+@pytest.mark.parametrize("arguments", [["--heads", "5"], ["--tokens", "0"], ["--width", "-3"]], ids=str)
+def test_bad_sizes_end_with_words_and_status_two(arguments, capsys):
+    assert main(["tour", "--no-speed", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("headwise tour: ")
+    assert captured.out == ""
+
+
+def test_no_verb_prints_help_and_ends_with_two(capsys):
+    assert main([]) == 2
+    assert "tour" in capsys.readouterr().out
+
+
+def test_module_runs_as_a_program():
+    result = subprocess.run([sys.executable, "-m", "headwise", "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("headwise 0.1.0, torch ")

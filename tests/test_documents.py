@@ -1,0 +1,82 @@
+"""What the documents say is true: examples run, the tree matches, every public name is documented."""
+
+import ast
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headwise
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "headwise"
+MODULES = [m.name for m in pkgutil.walk_packages(headwise.__path__, "headwise.") if m.name != "headwise.__main__"]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_run(name):
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, extraglobs={"torch": importlib.import_module("torch")})
+    assert result.failed == 0
+
+
+def test_python_blocks_of_the_readme_run_in_order():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 4
+    names: dict = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)  # noqa: S102
+
+
+def test_explanation_in_the_readme_is_what_is_printed():
+    text = (ROOT / "README.md").read_text()
+    shown = re.findall(r"^# (path: .*|mask: .*|refused: .*)$", text, re.MULTILINE)
+    layer = headwise.MultiHeadAttention(512, 8, num_kv_heads=2, causal=True, dropout=0.1).eval()
+    torch = importlib.import_module("torch")
+    assert str(headwise.explain(layer, torch.randn(1, 1000, 512))).splitlines() == shown
+
+
+def test_tree_in_the_readme_lists_the_files_there_are():
+    text = (ROOT / "README.md").read_text()
+    tree = re.search(r"```text\nsrc/headwise/\n(.*?)tests/", text, re.DOTALL)[1]
+    listed = set()
+    for line in tree.splitlines():
+        name = line.split()[0]
+        if name.endswith("/"):
+            inside = [word for word in line.split() if word.endswith(".py")]
+            listed |= {name + file for file in inside}
+        else:
+            listed.add(name)
+    there = {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    there = {name for name in there if not name.endswith("/__init__.py")}
+    assert listed == there
+
+
+def test_all_lists_exactly_the_public_names():
+    source = ast.parse((PACKAGE / "__init__.py").read_text())
+    imported = {a.asname or a.name for n in source.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert set(headwise.__all__) == imported
+    assert sorted(headwise.__all__) == headwise.__all__
+
+
+@pytest.mark.parametrize("name", headwise.__all__)
+def test_every_public_name_says_what_it_is(name):
+    assert (getattr(headwise, name).__doc__ or "").strip()
+
+
+def test_changelog_names_the_version():
+    assert f"## {headwise.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_importing_headwise_imports_nothing_heavy():
+    code = (
+        "import sys, torch; before = set(sys.modules); import headwise;"
+        "new = {m.split('.')[0] for m in set(sys.modules) - before}; print(sorted(new))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout  # noqa: S603
+    assert not {"triton", "numpy", "sympy"} & set(ast.literal_eval(out))

@@ -35,6 +35,8 @@ class Sdpa:
         elif scoring.plain:  # the shortest way, for short sequences
             return F.scaled_dot_product_attention(query, key, value, None, dropout, scale=scoring.scale)
         attn_mask, is_causal = lowered(call)
+        if query.is_cuda and attn_mask is not None and only_bias_learns(call):
+            query = query.detach().requires_grad_()
         return F.scaled_dot_product_attention(
             query,
             key,
@@ -45,6 +47,15 @@ class Sdpa:
             scale=scoring.scale,
             enable_gqa=enable_gqa,
         )
+
+
+def only_bias_learns(call: Call) -> bool:
+    """Whether the bias wants a gradient and no head does. torch's CUDA kernels then keep too little to give one."""
+    bias = call.scoring.bias
+    heads = (call.query, call.key, call.value)
+    return (
+        bias is not None and torch.is_grad_enabled() and bias.requires_grad and not any(x.requires_grad for x in heads)
+    )
 
 
 def lowered(call: Call) -> tuple[Tensor | None, bool]:

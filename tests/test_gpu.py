@@ -1,0 +1,152 @@
+"""The same promises on CUDA. Skipped without a GPU; run with `pytest -m gpu`."""
+
+import itertools
+
+import pytest
+import torch
+
+from closeness import assert_close_to_truth
+from headwise import MultiHeadAttention, attend, causal, dense, documents, explain, padding, prefix, reference, window
+
+pytestmark = pytest.mark.gpu
+
+B, H, D = 2, 6, 64
+CUDA = "cuda"
+MASKS = {
+    "none": lambda T, S: None,
+    "causal": lambda T, S: causal(),
+    "window": lambda T, S: causal() & window(11),
+    "padding": lambda T, S: padding(torch.tensor([S, max(S // 2, 1)], device=CUDA)),
+    "empty sample": lambda T, S: padding(torch.tensor([0, S], device=CUDA)) & causal(),
+    "documents": lambda T, S: documents(torch.arange(S, device=CUDA) // 7) & causal(),
+    "prefix": lambda T, S: causal() | prefix(3),
+    "dense": lambda T, S: dense(torch.rand(B, 1, T, S, device=CUDA) > 0.5),
+    "empty rows": lambda T, S: dense((torch.arange(T, device=CUDA) % 3 != 1)[:, None].expand(T, S)),
+}
+
+
+def by_reference(tensors, mask, dtype):
+    copies = [x.detach().to(dtype).requires_grad_() for x in tensors]
+    T, S = copies[0].shape[2], copies[1].shape[2]
+    visible = None if mask is None else mask.to_tensor(T, S, device=CUDA)
+    output, _ = reference.attend(*copies, visible=visible)
+    output.backward(slope(output))
+    return output.detach(), [x.grad for x in copies]
+
+
+def slope(output):
+    return torch.linspace(-1, 1, output.numel(), device=CUDA, dtype=torch.float64).view(output.shape).to(output.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", MASKS)
+def test_output_and_gradients_match_the_reference(kind, dtype):
+    lengths = [(1, 1), (1, 7), (5, 7), (7, 5), (128, 128), (127, 129), (129, 127), (301, 301)]
+    for (T, S), Hkv in itertools.product(lengths, (6, 3, 1)):
+        shapes = [(B, H, T, D), (B, Hkv, S, D), (B, Hkv, S, D)]
+        tensors = [torch.randn(s, device=CUDA, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
+        mask = MASKS[kind](T, S)
+        output = attend(*tensors, mask=mask)
+        output.backward(slope(output))
+        truth, truth_grads = by_reference(tensors, mask, torch.float64)
+        plain, plain_grads = by_reference(tensors, mask, dtype)
+        assert_close_to_truth(output.detach(), truth, plain, factor=3)
+        for x, exact, rough in zip(tensors, truth_grads, plain_grads, strict=True):
+            assert_close_to_truth(x.grad, exact, rough, factor=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_rows_that_see_nothing_are_zero_with_finite_gradients(dtype, dropout):
+    for kind, T, Hkv in itertools.product(("empty rows", "empty sample"), (5, 128, 301), (6, 2)):
+        shapes = [(B, H, T, D), (B, Hkv, T, D), (B, Hkv, T, D)]
+        tensors = [torch.randn(s, device=CUDA, dtype=dtype, requires_grad=True) for s in shapes]
+        mask = MASKS[kind](T, T)
+        output = attend(*tensors, mask=mask, dropout=dropout)
+        empty = ~mask.to_tensor(T, device=CUDA).any(-1).expand(B, H, T)
+        assert (output[empty] == 0).all()
+        output.float().square().sum().backward()
+        assert all(x.grad.isfinite().all() for x in tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("batch", "T", "S"), [(0, 5, 7), (2, 0, 7), (2, 5, 0)])
+def test_axes_of_size_zero_work(batch, T, S, dtype):
+    query = torch.randn(batch, H, T, D, device=CUDA, dtype=dtype, requires_grad=True)
+    key = torch.randn(batch, H, S, D, device=CUDA, dtype=dtype)
+    output = attend(query, key, key, causal=True)
+    assert output.shape == (batch, H, T, D)
+    output.sum().backward()
+    assert query.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_bias_learns(dtype, alone):
+    tensors = [torch.randn(B, H, 128, D, device=CUDA, dtype=dtype).requires_grad_(not alone) for _ in range(3)]
+    bias = torch.randn(1, H, 128, 128, device=CUDA, dtype=dtype, requires_grad=True)
+    twin = bias.detach().double().requires_grad_()
+    attend(*tensors, bias=bias, causal=True).sum().backward()
+    visible = causal().to_tensor(128, device=CUDA)
+    reference.attend(*[x.detach().double() for x in tensors], bias=twin, visible=visible)[0].sum().backward()
+    assert (bias.grad.double() - twin.grad).abs().max() < (0.1 if dtype == torch.bfloat16 else 1e-3)
+
+
+def test_long_causal_attention_makes_no_square_matrix():
+    T = 16384
+    for S in (T, T + 64):  # with more keys than queries as well
+        query = torch.randn(1, 4, T, D, device=CUDA, dtype=torch.bfloat16)
+        key = torch.randn(1, 4, S, D, device=CUDA, dtype=torch.bfloat16)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        attend(query, key, key, causal=True)
+        assert torch.cuda.max_memory_allocated() - before < 64 * 2**20  # one T×T bias would be 512 MiB
+
+
+def test_masks_do_not_wait_for_the_device():
+    layer = MultiHeadAttention(384, 6, causal=True, device=CUDA, dtype=torch.bfloat16)
+    x = torch.randn(B, 128, 384, device=CUDA, dtype=torch.bfloat16)
+    mask = padding(torch.tensor([100, 128], device=CUDA)) & documents(torch.arange(128, device=CUDA) // 50)
+    layer(x, mask=mask)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        layer(x, mask=mask).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2}, {"mask": window(20)}], ids=str)
+def test_compiled_layer_matches_eager_at_every_length(options):
+    torch.compiler.reset()
+    layer = MultiHeadAttention(384, 6, causal=True, device=CUDA, dtype=torch.bfloat16, **options)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True)
+    for T in (64, 128, 301):
+        x = torch.randn(B, T, 384, device=CUDA, dtype=torch.bfloat16)
+        torch.testing.assert_close(compiled(x), layer(x), rtol=0.02, atol=0.02)
+
+
+def test_autocast_runs_the_fused_kernel():
+    layer = MultiHeadAttention(384, 6, causal=True, device=CUDA)
+    x = torch.randn(B, 128, 384, device=CUDA)
+    with torch.autocast(CUDA, torch.bfloat16):
+        output = layer(x, mask=padding(torch.tensor([100, 128], device=CUDA)))
+    expected = layer(x, mask=padding(torch.tensor([100, 128], device=CUDA)))
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output.float(), expected, rtol=0.05, atol=0.02)
+
+
+def test_explain_names_the_kernel_and_the_refusals():
+    tensors = [torch.randn(B, H, 128, D, device=CUDA, dtype=torch.bfloat16) for _ in range(3)]
+    fused = explain(*tensors, causal=True)
+    assert fused.path == "sdpa"
+    assert fused.kernel in ("cudnn_attention", "flash_attention")
+    single = explain(*[x.float() for x in tensors], causal=True)
+    assert single.kernel == "efficient_attention"
+    assert "sdpa flash" in single.refused
+    assert "FlashAttention" in explain(tensors[0][:, :, :64], *tensors[1:], causal=True).kernel
+
+
+def test_mask_on_the_cpu_is_refused_with_the_cure():
+    tensors = [torch.randn(B, H, 8, D, device=CUDA) for _ in range(3)]
+    with pytest.raises(ValueError, match=r"mask\.to"):
+        attend(*tensors, mask=padding([3, 5]))

@@ -2,15 +2,20 @@
 
     python benchmarks/cpu_blocks.py             every length, dtype and mask, inference and training
     python benchmarks/cpu_blocks.py --short     three lengths
+    python benchmarks/cpu_blocks.py --masks     masks that torch takes only as a bias
 
 Each row compares one call of torch's fused kernel with blocks of several heights through either engine, on queries,
 keys and values laid out as the layer lays them out. Smaller than 1 means blocks are faster.
 """
 
+import argparse
+import itertools
+from collections.abc import Iterator
+
 import harness
 import torch
 
-from headwise import causal, reference
+from headwise import Mask, causal, documents, padding, prefix, reference, window
 from headwise.backends import Call
 from headwise.backends.blocks import Rule, in_blocks
 from headwise.backends.sdpa import Sdpa
@@ -41,20 +46,20 @@ def run(qkv: torch.Tensor, way: str, rule: Rule | None, scoring: Scoring, gradie
 
 
 def measure(
-    size: tuple[int, int, int, int], dtype: str, masked: bool, train: bool, seconds: float
-) -> dict[str, object]:
-    """All ways for one setting."""
+    size: tuple[int, int, int, int], dtype: str, mask: Mask | None, train: bool, seconds: float
+) -> dict[str, float]:
+    """Milliseconds of all ways for one setting."""
     B, H, T, D = size
     qkv = layer_layout(*size, harness.DTYPES[dtype], train)
     gradient = torch.randn(B, T, H, D, dtype=qkv.dtype)
-    scoring = Scoring(causal() if masked else None)
+    scoring = Scoring(mask)
     ways: dict[str, Rule | None] = {"fused": None, "fused, contiguous": None}
     for engine in ("fused", "products"):
         for rows in HEIGHTS:
             if rows < T or (rows == max(HEIGHTS) and engine == "products"):
                 ways[f"{engine} {rows if rows < T else 'whole'}"] = Rule(engine, 1, 2**62, rows)
     q, k, v = (x.transpose(1, 2).detach() for x in qkv.split((D, D, D), dim=-1))
-    visible = scoring.visible(T, T, q.device)
+    visible = None if mask is None else mask.to_tensor(T)[:1]
     truth = reference.attend(q[:1].double(), k[:1].double(), v[:1].double(), visible=visible)[0]
     plain = reference.attend(q[:1], k[:1], v[:1], visible=visible)[0]
     with torch.set_grad_enabled(train):
@@ -65,29 +70,57 @@ def measure(
     return {w: t["ms"] for w, t in times.items()}
 
 
+def masks_for(B: int, T: int) -> dict[str, Mask]:
+    """Masks that torch takes only as a bias."""
+    return {
+        "window(128)": causal() & window(128),
+        "window(T/4)": causal() & window(T // 4),
+        "padding": causal() & padding([T - T // (i + 5) for i in range(B)]),
+        "documents": causal() & documents(torch.arange(T) // 256),
+        "prefix": causal() | prefix(T // 10),
+    }
+
+
+def show(title: str, measured: dict[str, dict[str, float]]) -> None:
+    """One table: a line per setting, each way's time against torch's kernel."""
+    ways = list(dict.fromkeys(way for times in measured.values() for way in times if way != "fused"))
+    rows = [
+        [label, f"{times['fused']:.2f}", *(f"{times[w] / times['fused']:.2f}" if w in times else "" for w in ways)]
+        for label, times in measured.items()
+    ]
+    harness.table(title, rows, ["", "fused ms", *ways])
+
+
+def settings(options: argparse.Namespace) -> Iterator[tuple[str, str, tuple[int, int, int, int], Mask | None]]:
+    """Title, label, size and mask of everything to measure."""
+    if options.masks:
+        for size in [(4, 12, 512, 64), (1, 12, 2048, 64)]:
+            for name, mask in masks_for(size[0], size[2]).items():
+                yield f"T = {size[2]}", name, size, mask
+        return
+    for name, mask in (("no mask", None), ("causal", causal())):
+        for size in SIZES:
+            if not options.short or size[2] in (128, 512, 2048):
+                yield name, f"T = {size[2]}", size, mask
+
+
 def main() -> None:
     """Print one table per dtype, mask and mode."""
     parser = harness.parser(__doc__)
     parser.add_argument("--short", action="store_true", help="only T = 128, 512 and 2048")
+    parser.add_argument("--masks", action="store_true", help="masks that torch takes only as a bias")
     options = parser.parse_args()
     torch.manual_seed(0)
-    sizes = [s for s in SIZES if s[2] in (128, 512, 2048)] if options.short else SIZES
     results = []
-    for dtype in ("float32", "bfloat16"):
-        for masked in (False, True):
-            for train in (False, True):
-                rows, head = [], ["T", "fused, ms"]
-                for size in sizes:
-                    times = measure(size, dtype, masked, train, options.seconds)
-                    setting = {"size": size, "dtype": dtype, "causal": masked, "train": train}
-                    results.append({**setting, **times})
-                    head = head if len(head) > len(times) else ["T", "fused, ms", *list(times)[1:]]
-                    ratios = {w: f"{t / times['fused']:.2f}" for w, t in times.items()}
-                    rows.append([str(size[2]), f"{times['fused']:.2f}", ratios])
-                names = list(dict.fromkeys(w for row in rows for w in row[2] if w != "fused"))
-                lines = [[row[0], row[1], *(row[2].get(name, "") for name in names)] for row in rows]
-                title = f"{dtype}, {'causal' if masked else 'no mask'}, {'forward+backward' if train else 'forward'}"
-                harness.table(title, lines, ["T", "fused ms", *names])
+    for dtype, train in itertools.product(("float32", "bfloat16"), (False, True)):
+        tables: dict[str, dict[str, dict[str, float]]] = {}
+        for title, label, size, mask in settings(options):
+            times = measure(size, dtype, mask, train, options.seconds)
+            full = f"{dtype}, {'forward+backward' if train else 'forward'}, {title}"
+            tables.setdefault(full, {})[label] = times
+            results.append({"setting": full, "at": label, **times})
+        for title, measured in tables.items():
+            show(title, measured)
     harness.finish("cpu_blocks", "cpu", results)
 
 

@@ -51,7 +51,8 @@ def summary(values: list[float]) -> dict[str, float]:
     """Median, and the distance between the quartiles as a share of it."""
     quarter = statistics.quantiles(values, n=4)
     median = statistics.median(values)
-    return {"ms": median, "spread": (quarter[2] - quarter[0]) / median, "rounds": len(values)}
+    spread = (quarter[2] - quarter[0]) / median
+    return {"ms": round(median, 6), "spread": round(spread, 3), "rounds": len(values)}
 
 
 def agree(name: str, output: torch.Tensor, truth: torch.Tensor, plain: torch.Tensor) -> None:

@@ -57,6 +57,11 @@ def test_tree_in_the_readme_lists_the_files_there_are():
     assert listed == there
 
 
+def test_speed_table_in_the_readme_is_the_one_of_the_results():
+    readme_table = importlib.import_module("readme_table")
+    assert readme_table.table() in (ROOT / "README.md").read_text()
+
+
 def test_all_lists_exactly_the_public_names():
     source = ast.parse((PACKAGE / "__init__.py").read_text())
     imported = {a.asname or a.name for n in source.body if isinstance(n, ast.ImportFrom) for a in n.names}

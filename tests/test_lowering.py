@@ -2,6 +2,8 @@ import warnings
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 
 from headwise import causal, dense, documents, padding, prefix, reference, window
@@ -17,6 +19,10 @@ from headwise.lowering import additive, lower, may_empty_a_row, simplify
         (causal(), 5, 7, "bias"),  # torch's flag is aligned to the upper left
         (causal() & window(9), 5, 5, "causal"),  # the window is wider than the sequence
         (causal() & window(2), 5, 5, "bias"),
+        (causal() & window(9, 0), 5, 5, "causal"),
+        (window(4, 0), 5, 5, "causal"),
+        (window(3, 0), 5, 5, "bias"),
+        (causal() & causal(), 5, 5, "causal"),
         (window(6), 5, 7, "nothing"),
         (prefix(7), 5, 7, "nothing"),
         (padding([3, 5]), 5, 7, "bias"),
@@ -38,6 +44,14 @@ def test_simplify_keeps_meaning():
     mask = causal() & window(20) & padding([3, 4, 5])
     assert torch.equal(simplify(mask, 5, 5).to_tensor(5), mask.to_tensor(5))
     assert repr(simplify(mask, 5, 5)).startswith("causal() & padding")
+
+
+@given(T=st.integers(1, 9), S=st.integers(1, 9), left=st.integers(0, 10), right=st.integers(0, 10))
+def test_simplify_never_changes_a_tile(T, S, left, right):
+    for mask in (window(left, right), causal() & window(left, right), window(left, right) & causal() & prefix(left)):
+        simple = simplify(mask, T, S)
+        shown = torch.ones(1, 1, T, S, dtype=torch.bool) if simple is None else simple.to_tensor(T, S)
+        assert torch.equal(shown, mask.to_tensor(T, S))
 
 
 def test_empty_rows_are_ruled_out_only_where_that_is_certain():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headwise.mask_algebra import Both, Grid, Mask
-from headwise.masks import Causal
+from headwise.masks import Causal, Window
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -56,15 +56,30 @@ def lower(
 
 
 def simplify(mask: Mask | None, T: int, S: int) -> Mask | None:
-    """The same mask at these lengths without the parts that hide nothing; None where it hides nothing at all."""
+    """The same mask at these lengths in its simplest form; None where it hides nothing at all.
+
+    >>> from headwise.masks import causal, window
+    >>> simplify(causal() & window(7, 0), 5, 5)
+    causal()
+    """
     if mask is None or mask.hides_nothing(T, S):
         return None
     if isinstance(mask, Both):
         a, b = simplify(mask.a, T, S), simplify(mask.b, T, S)
         if a is None or b is None:
             return b if a is None else a
+        for one, other in ((a, b), (b, a)):  # beside causal, how far a window looks ahead plays no part
+            if isinstance(one, Causal) and (isinstance(other, Causal) or reaches_back(other, S)):
+                return one
         return mask if a is mask.a and b is mask.b else Both(a, b)
+    if isinstance(mask, Window) and mask.right == 0 and reaches_back(mask, S):
+        return Causal()
     return mask
+
+
+def reaches_back(mask: Mask, S: int) -> bool:
+    """Whether this is a window that reaches the first key from every query."""
+    return isinstance(mask, Window) and mask.left >= S - 1
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:

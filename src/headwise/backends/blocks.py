@@ -29,14 +29,19 @@ class Rule(NamedTuple):
 
 # Measured by benchmarks/cpu_blocks.py on 2 Zen 4 cores with torch 2.13: time against one call of torch's kernel.
 TABLE = {
-    # (bfloat16?, causal with T = S?)
-    (False, True): Rule("fused", 256, 767, 128),  # T = 512: 0.81×, with backward 0.84×; at 768 torch skips by itself
-    (True, False): Rule("products", 48, 512, 512),  # T = 128: 0.53×, with backward 0.34×; T = 512: 0.54×, 0.48×
-    (True, True): Rule("products", 48, 512, 256),  # T = 128: 0.62×, 0.30×; T = 512: 0.50×, 0.44×
+    # (bfloat16?, what hides keys)
+    (False, "causal"): Rule("fused", 256, 767, 128),  # T = 512: 0.81×, with backward 0.84×; from 768 on torch skips too
+    (True, "nothing"): Rule("products", 48, 512, 512),  # T = 128: 0.53×, with backward 0.34×; T = 512: 0.54×, 0.48×
+    (True, "causal"): Rule("products", 48, 512, 128),  # T = 128: 0.62×, 0.30×; T = 512: 0.47×, 0.48×
+    (True, "mask"): Rule("products", 48, 512, 128),  # T = 512: window(128) 0.34×, 0.32×; causal & padding 0.70×, 0.58×
 }  # "products" round scores to bfloat16. They would win up to T = 1024, but no row longer than 512 is rounded.
 SHORTEST = min(rule.shortest for rule in TABLE.values())
-LONG = Rule("fused", 64, 2**62, 128)  # windows, and causal with T < S, which torch cannot take as a flag
-WORTHWHILE = 0.7  # at most this share of the T×S grid may be left for LONG to pay
+# Masks that torch takes only as a bias, of which it skips nothing: windows, padding or documents beside causal.
+BIASED = (
+    Rule("fused", 64, 1023, 128),  # T = 512: window(128) 0.6×, causal & padding 0.85×
+    Rule("fused", 1024, 2**62, 256),  # T = 2048: 0.2×, 0.6×; T = 4096: window(1024) 0.25×
+)
+WORTHWHILE = 0.7  # at most this share of the T×S grid may be left for BIASED to pay
 PRODUCT_BYTES = 2**27  # all scores of a call by "products", which are held for the backward pass
 
 
@@ -88,7 +93,8 @@ def choose_rule(call: Call) -> Rule | str:
     S = key.shape[2]
     mask = simplify(scoring.mask, T, S)
     half = query.dtype == torch.bfloat16
-    rule = TABLE.get((half, isinstance(mask, Causal) and T == S))
+    hiding = "nothing" if mask is None else "causal" if isinstance(mask, Causal) and T == S else "mask"
+    rule = TABLE.get((half, hiding))
     if rule is not None and rule.shortest <= T <= rule.longest and rule.longest >= S:
         if rule.engine == "fused" and (dropout or scoring.bias is not None):
             return "torch's kernel per block knows neither dropout nor a bias of its own"
@@ -98,17 +104,18 @@ def choose_rule(call: Call) -> Rule | str:
         return "no mask hides anything, so no block can be skipped"
     if dropout:
         return "torch's CPU kernel has no dropout"
-    if isinstance(mask, Causal) and T == S:
+    if hiding == "causal":
         return "torch's own causal kernel is faster at this length"
-    if LONG.shortest > T or share_left(mask, T, S) > WORTHWHILE:
+    rule = next((rule for rule in BIASED if rule.shortest <= T <= rule.longest), None)
+    if rule is None or share_left(mask, T, S, rule.rows) > WORTHWHILE:
         return "the mask leaves most keys of a block visible"
-    return LONG
+    return rule
 
 
-def share_left(mask: Mask, T: int, S: int) -> float:
-    """The share of the T×S grid that blocks of LONG would compute."""
-    starts = range(0, T, LONG.rows)
-    spans = (mask.key_range(a, min(a + LONG.rows, T), T, S) for a in starts)
+def share_left(mask: Mask, T: int, S: int, rows: int) -> float:
+    """The share of the T×S grid that blocks of so many rows would compute."""
+    starts = range(0, T, rows)
+    spans = (mask.key_range(start, min(start + rows, T), T, S) for start in starts)
     return sum(hi - lo for lo, hi in spans) / (len(starts) * S)
 
 

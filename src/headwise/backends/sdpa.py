@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.backends.base import Call, repeat_heads
-from headwise.lowering import simplify
+from headwise.lowering import lower, simplify
 from headwise.masks import Causal
 
 HALF = (torch.float16, torch.bfloat16)
@@ -63,17 +63,15 @@ def lowered(call: Call) -> tuple[Tensor | None, bool]:
     flag is used only where both agree (T = S)."""
     query, scoring = call.query, call.scoring
     T, S = query.shape[2], call.key.shape[2]
-    mask = simplify(scoring.mask, T, S)
     if scoring.bias is None:
-        if mask is None:
-            return None, False
-        if isinstance(mask, Causal) and T == S:
-            return None, True
+        mask = simplify(scoring.mask, T, S)
         if isinstance(mask, Causal) and T < S and query.is_cuda and not torch.compiler.is_compiling():
             from torch.nn.attention.bias import causal_lower_right  # imports sympy, which only this path needs
 
             return causal_lower_right(T, S), False  # runs on FlashAttention without a T×S bias
-    bias = scoring.additive(query, S, mask=mask)
+        form = lower(mask, T, S, dtype=query.dtype, device=query.device)
+        return form.bias, form.kind == "causal"
+    bias = scoring.additive(query, S)
     if bias is not None and bias.shape[-1] > 1 and bias.stride(-1) == 0:
         bias = bias.contiguous()  # fused kernels read along keys and cannot stand still
     return bias, False

@@ -6,15 +6,17 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from headwise import attention, checkpoints, masks, packing, shapes
 from headwise.backends import Call, choose
-from headwise.errors import HeadCountError, OptionError, ShapeError
+from headwise.errors import OptionError, ShapeError
 from headwise.mask_algebra import Extent, Mask
+from headwise.projection import is_plain, project
 from headwise.scoring import Scoring
+from headwise.widths import Widths
 
 Three = tuple[Tensor, Tensor, Tensor]
+ThreeBiases = Three | tuple[None, None, None]
 
 
 class MultiHeadAttention(nn.Module):
@@ -77,51 +79,44 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         if textbook:
             d_in, d_out, d_model = d_model, num_heads, None
-            context_length, dropout, num_heads, qkv_bias = _textbook_order(textbook, num_heads, qkv_bias)
+            context_length, dropout, num_heads, *rest = _textbook_order(textbook)
+            qkv_bias = rest[0] if rest else qkv_bias
         if d_model is None and d_out is not None:
             d_model = d_out
             causal = True if causal is None else causal
             qkv_bias = False if qkv_bias is None else qkv_bias
-        if d_model is None or num_heads is None:
-            raise OptionError(
-                f"MultiHeadAttention(d_model={d_model}, num_heads={num_heads}): both are needed, as in "
-                f"MultiHeadAttention(512, 8)."
-            )
-        self.d_model, self.num_heads = (
-            shapes.check_size("d_model", d_model),
-            shapes.check_size("num_heads", num_heads),
-        )
-        self.head_dim = shapes.head_width(d_model, num_heads)
-        self.num_kv_heads = _kv_heads(num_heads, num_kv_heads)
-        self.group = num_heads // self.num_kv_heads
-        self.d_in = shapes.check_size("d_in", d_model if d_in is None else d_in)
-        self.d_key = shapes.check_size("d_key", self.d_in if d_key is None else d_key)
-        self.d_value = shapes.check_size("d_value", self.d_key if d_value is None else d_value)
-        self.d_out = shapes.check_size("d_out", d_model if d_out is None else d_out)
-        if not out_proj and self.d_out != d_model:
+        widths = Widths.complete(d_model, num_heads, num_kv_heads, d_in, d_key, d_value, d_out)
+        if not out_proj and widths.d_out != widths.d_model:
             raise OptionError(
                 f"out_proj=False returns the heads side by side, {d_model} wide, and d_out={d_out} asks for another "
                 f"width. Leave out d_out, or keep the projection."
             )
+        self.d_model, self.num_heads, self.num_kv_heads, self.d_in, self.d_key, self.d_value, self.d_out = widths
+        self.head_dim, self.group = widths.head_dim, widths.group
         self.dropout = shapes.check_probability("dropout", dropout)
         self.context_length = None if context_length is None else shapes.check_size("context_length", context_length)
         self.return_weights = return_weights
         self.mask = _constant_mask(causal, mask)
         self._scoring = Scoring(self.mask)
         self._mask_fits_all = self.mask is None or self.mask.extent == Extent()
-
-        has_bias = bias if qkv_bias is None else qkv_bias
-        kv_width = self.num_kv_heads * self.head_dim
         self.fused = d_key is None and d_value is None
+        self._make_projections(bias if qkv_bias is None else qkv_bias, bias if out_proj else None, device, dtype)
+
+    def _make_projections(
+        self, qkv_bias: bool, out_bias: bool | None, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> None:
+        """The linear maps; without the last one where `out_bias` is None."""
+        kv_width = self.num_kv_heads * self.head_dim
         if self.fused:
             # Rows head by head, (Hkv, group + 2, D): the queries of a group, its key, its value. A slice of rows is
             # then a set of whole heads, which is what tensor parallelism cuts.
-            self.qkv_proj = nn.Linear(self.d_in, d_model + 2 * kv_width, has_bias, device, dtype)
+            self.qkv_proj = nn.Linear(self.d_in, self.d_model + 2 * kv_width, qkv_bias, device, dtype)
         else:
-            self.q_proj = nn.Linear(self.d_in, d_model, has_bias, device, dtype)
-            self.k_proj = nn.Linear(self.d_key, kv_width, has_bias, device, dtype)
-            self.v_proj = nn.Linear(self.d_value, kv_width, has_bias, device, dtype)
-        self.register_module("out_proj", nn.Linear(d_model, self.d_out, bias, device, dtype) if out_proj else None)
+            self.q_proj = nn.Linear(self.d_in, self.d_model, qkv_bias, device, dtype)
+            self.k_proj = nn.Linear(self.d_key, kv_width, qkv_bias, device, dtype)
+            self.v_proj = nn.Linear(self.d_value, kv_width, qkv_bias, device, dtype)
+        out = None if out_bias is None else nn.Linear(self.d_model, self.d_out, out_bias, device, dtype)
+        self.register_module("out_proj", out)
 
     def forward(
         self,
@@ -151,7 +146,7 @@ class MultiHeadAttention(nn.Module):
         output = heads.transpose(1, 2).flatten(2)  # (B, T, H·D); a view, since kernels write (B, T, H, D)
         out_proj = self._modules["out_proj"]
         if out_proj is not None:
-            output = _project(out_proj, output)
+            output = project(out_proj, output)
         if self.return_weights if return_weights is None else return_weights:
             return output, call.scoring.weights(call.query, call.key)
         return output
@@ -177,7 +172,7 @@ class MultiHeadAttention(nn.Module):
             self.mask.check(q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.device)
         return Call(q, k, v, scoring, self.dropout if self.training else 0.0)
 
-    def _heads(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> Three:
         """Steps 1 to 3: query (B, H, T, D), key and value (B, Hkv, S, D), as views of the projections."""
         if not torch.compiler.is_compiling():
             self._check(query, key, value)
@@ -185,24 +180,27 @@ class MultiHeadAttention(nn.Module):
             return self._fused_heads(query)
         key = query if key is None else key
         value = key if value is None else value
-        if self.fused and not _is_plain(self.qkv_proj):  # an adapter or a hook must see every input
+        if self.fused and not is_plain(self.qkv_proj):  # an adapter or a hook must see every input
             return self._fused_heads(query)[0], self._fused_heads(key)[1], self._fused_heads(value)[2]
         if self.fused:  # cut the fused weight: a copy as large as the weight
+            if not torch.compiler.is_compiling():
+                shapes.check_alike(input=query, weight=self.qkv_proj.weight)
             weights, biases = self.projections()
             q, k, v = map(F.linear, (query, key, value), weights, biases)
         else:
-            q, k, v = _project(self.q_proj, query), _project(self.k_proj, key), _project(self.v_proj, value)
+            q, k, v = project(self.q_proj, query), project(self.k_proj, key), project(self.v_proj, value)
         return (
             q.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2),
             k.unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2),
             v.unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2),
         )
 
-    def _fused_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _fused_heads(self, x: Tensor) -> Three:
         """Heads of self-attention out of one matrix product."""
         B, T, _ = x.shape
         D, Hkv, group = self.head_dim, self.num_kv_heads, self.group
-        qkv = _project(self._modules["qkv_proj"], x)  # type: ignore[arg-type]  # not self.qkv_proj, which takes 0.6 µs to look up
+        linear = self._modules["qkv_proj"]  # self.qkv_proj would take 0.6 µs to look up
+        qkv = project(linear, x)  # type: ignore[arg-type]
         if group == 1 and not torch.is_grad_enabled():  # three views in one call
             q, k, v = qkv.view(B, T, Hkv, 3, D).transpose(1, 2).unbind(3)
             return q, k, v
@@ -211,7 +209,7 @@ class MultiHeadAttention(nn.Module):
         q = q if group == 1 else q.reshape(B, T, self.num_heads, D)  # groups lie apart: no view can join them
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
-    def projections(self) -> tuple[Three, tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]]:
+    def projections(self) -> tuple[Three, ThreeBiases]:
         """Weights (H·D, d_in), (Hkv·D, d_key), (Hkv·D, d_value) of query, key and value, and their biases.
 
         Heads in order, as in the textbooks, however this layer stores them.
@@ -240,7 +238,7 @@ class MultiHeadAttention(nn.Module):
 
     def _check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         """Raise unless the inputs have shapes that fit this layer and each other."""
-        if query.dim() != 3 or query.shape[2] != self.d_in:
+        if not isinstance(query, Tensor) or query.dim() != 3 or query.shape[2] != self.d_in:
             raise _misfit("query", query, self.d_in, "d_in")
         longest = query.shape[1]
         if key is not None and not (key is query and value is query):
@@ -256,7 +254,7 @@ class MultiHeadAttention(nn.Module):
     def _check_memory(self, query: Tensor, key: Tensor, value: Tensor) -> int:
         """S, after checking keys and values of their own."""
         for name, x, width in (("key", key, self.d_key), ("value", value, self.d_value)):
-            if x.dim() != 3 or x.shape[2] != width:
+            if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width:
                 raise _misfit(name, x, width, f"d_{name}")
         shapes.check_alike(query=query, key=key, value=value)
         if not query.shape[0] == key.shape[0] == value.shape[0] or key.shape[1] != value.shape[1]:
@@ -316,50 +314,14 @@ class MultiHeadAttention(nn.Module):
         return ", ".join(parts)
 
 
-def _project(linear: nn.Module, x: Tensor) -> Tensor:
-    """`linear(x)`. In inference, a plain and unhooked `nn.Linear` is called without the 3 µs of a module call."""
-    if torch.compiler.is_compiling():
-        return linear(x)  # type: ignore[no-any-return]
-    try:
-        if torch.is_grad_enabled() or not _is_plain(linear):
-            return linear(x)  # type: ignore[no-any-return]
-        parameters = linear._parameters
-        return F.linear(x, parameters["weight"], parameters["bias"])  # type: ignore[arg-type]
-    except RuntimeError:  # torch has compared dtypes and devices for us; say in our words what is wrong
-        if isinstance(linear, nn.Linear):
-            shapes.check_alike(input=x, weight=linear.weight)
-        raise
-
-
-def _is_plain(linear: nn.Module) -> bool:
-    """Whether this is an `nn.Linear` as torch made it, and nobody listens to its calls."""
-    hooked = linear._forward_hooks or linear._forward_pre_hooks or _global_forward_hooks or _global_forward_pre_hooks
-    return type(linear) is nn.Linear and not hooked
-
-
-def _textbook_order(
-    rest: tuple[Any, ...], d_out: int | None, qkv_bias: bool | None
-) -> tuple[int, float, int, bool | None]:
-    """context_length, dropout, num_heads and qkv_bias after (d_in, d_out)."""
+def _textbook_order(rest: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What follows (d_in, d_out): context_length, dropout, num_heads and perhaps qkv_bias."""
     if len(rest) not in (3, 4):
         raise OptionError(
             f"MultiHeadAttention got {len(rest) + 2} positional arguments; expected (d_model, num_heads), or the "
             f"textbook's (d_in, d_out, context_length, dropout, num_heads[, qkv_bias])."
         )
-    context_length, dropout, num_heads = rest[:3]
-    return context_length, dropout, num_heads, rest[3] if len(rest) == 4 else qkv_bias
-
-
-def _kv_heads(num_heads: int, num_kv_heads: int | None) -> int:
-    if num_kv_heads is None:
-        return num_heads
-    shapes.check_size("num_kv_heads", num_kv_heads)
-    if num_heads % num_kv_heads:
-        raise HeadCountError(
-            f"num_heads={num_heads} query heads cannot share num_kv_heads={num_kv_heads} key/value heads evenly. "
-            f"Choose a num_kv_heads that divides {num_heads}."
-        )
-    return num_kv_heads
+    return rest
 
 
 def _constant_mask(causal: bool | None, mask: Mask | None) -> Mask | None:
@@ -392,6 +354,7 @@ def _describe(x: object) -> str:
 
 
 def _misfit(name: str, x: Tensor, width: int, option: str) -> ShapeError:
+    shapes.check_tensor(name, x)
     if x.dim() != 3:
         return ShapeError(
             f"{name} has {x.dim()} dimensions, shape {tuple(x.shape)}; expected 3, (B, T, {width}). "

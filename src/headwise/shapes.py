@@ -19,6 +19,7 @@ from headwise.errors import DeviceError, DtypeError, HeadCountError, OptionError
 def check_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raise unless query (B, H, T, D), key (B, Hkv, S, D) and value (B, Hkv, S, Dv) belong together."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
+        check_tensor(name, tensor)
         if tensor.dim() != 4:
             raise ShapeError(
                 f"{name} has {tensor.dim()} dimensions, shape {tuple(tensor.shape)}; expected 4, (B, H, T, D). "
@@ -41,6 +42,14 @@ def check_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
             f"Pass a number of key heads that divides {H}, or repeat the key heads."
         )
     check_alike(query=query, key=key, value=value)
+
+
+def check_tensor(name: str, x: object) -> None:
+    """Raise unless `x` is a tensor."""
+    if not isinstance(x, Tensor):
+        raise DtypeError(
+            f"{name} is a {type(x).__name__}; expected a torch.Tensor. Convert it with torch.as_tensor(...)."
+        )
 
 
 def check_alike(**tensors: Tensor) -> None:
@@ -66,6 +75,7 @@ def check_alike(**tensors: Tensor) -> None:
 
 def check_bias(bias: Tensor, B: int, H: int, T: int, S: int, device: torch.device) -> None:
     """Raise unless `bias` broadcasts to the scores (B, H, T, S)."""
+    check_tensor("bias", bias)
     if not bias.is_floating_point():
         raise DtypeError(
             f"bias is {bias.dtype}; a bias is added to the scores, so it must be floating point. "
@@ -93,15 +103,3 @@ def check_size(name: str, n: int) -> int:
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise OptionError(f"{name}={n!r}: expected a whole number from 1 up.")
     return n
-
-
-def head_width(width: int, num_heads: int, name: str = "d_model") -> int:
-    """The width of one head, refused where heads do not divide the width."""
-    if width % num_heads:
-        divisors = [n for n in range(1, width + 1) if width % n == 0]
-        near = sorted(sorted(divisors, key=lambda n: abs(n - num_heads))[:3])
-        raise HeadCountError(
-            f"{name}={width} cannot be cut into num_heads={num_heads} equal heads ({width} / {num_heads} = "
-            f"{width / num_heads:g}). Choose a num_heads that divides {width}, such as {', '.join(map(str, near))}."
-        )
-    return width // num_heads

@@ -92,13 +92,11 @@ def choose_rule(call: Call) -> Rule | str:
     B, H, T, _ = query.shape
     S = key.shape[2]
     mask = simplify(scoring.mask, T, S)
-    half = query.dtype == torch.bfloat16
-    hiding = "nothing" if mask is None else "causal" if isinstance(mask, Causal) and T == S else "mask"
+    half, hiding = query.dtype == torch.bfloat16, what_hides(mask, scoring.bias, T, S)
     rule = TABLE.get((half, hiding))
     if rule is not None and rule.shortest <= T <= rule.longest and rule.longest >= S:
-        if rule.engine == "fused" and (dropout or scoring.bias is not None):
-            return "torch's kernel per block knows neither dropout nor a bias of its own"
-        if rule.engine == "fused" or B * H * T * S * query.element_size() <= PRODUCT_BYTES:
+        fits = B * H * T * S * query.element_size() <= PRODUCT_BYTES if rule.engine == "products" else not dropout
+        if fits:
             return rule
     if mask is None:
         return "no mask hides anything, so no block can be skipped"
@@ -110,6 +108,13 @@ def choose_rule(call: Call) -> Rule | str:
     if rule is None or share_left(mask, T, S, rule.rows) > WORTHWHILE:
         return "the mask leaves most keys of a block visible"
     return rule
+
+
+def what_hides(mask: Mask | None, bias: Tensor | None, T: int, S: int) -> str:
+    """ "nothing", "causal" where torch's own flag could say it, or "mask"."""
+    if mask is None:
+        return "nothing"
+    return "causal" if isinstance(mask, Causal) and T == S and bias is None else "mask"
 
 
 def share_left(mask: Mask, T: int, S: int, rows: int) -> float:

@@ -1,0 +1,72 @@
+"""How wide everything in a layer is, and into how many heads it is cut."""
+
+from typing import NamedTuple, Self
+
+from headwise.errors import HeadCountError, OptionError
+from headwise.shapes import check_size
+
+
+class Widths(NamedTuple):
+    """The sizes of one layer, complete and checked."""
+
+    d_model: int  # all heads together
+    num_heads: int
+    num_kv_heads: int
+    d_in: int  # input of the query
+    d_key: int
+    d_value: int
+    d_out: int
+
+    @property
+    def head_dim(self) -> int:
+        """The width of one head."""
+        return self.d_model // self.num_heads
+
+    @property
+    def group(self) -> int:
+        """How many query heads share one key/value head."""
+        return self.num_heads // self.num_kv_heads
+
+    @classmethod
+    def complete(
+        cls,
+        d_model: int | None,
+        num_heads: int | None,
+        num_kv_heads: int | None = None,
+        d_in: int | None = None,
+        d_key: int | None = None,
+        d_value: int | None = None,
+        d_out: int | None = None,
+    ) -> Self:
+        """All sizes from those given: an input is as wide as its neighbour before, the output as all heads."""
+        if d_model is None or num_heads is None:
+            raise OptionError(
+                f"MultiHeadAttention(d_model={d_model}, num_heads={num_heads}): both are needed, as in "
+                f"MultiHeadAttention(512, 8)."
+            )
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        d_in = d_model if d_in is None else d_in
+        d_key = d_in if d_key is None else d_key
+        d_value = d_key if d_value is None else d_value
+        d_out = d_model if d_out is None else d_out
+        result = cls(d_model, num_heads, num_kv_heads, d_in, d_key, d_value, d_out)
+        for name, size in zip(cls._fields, result, strict=True):
+            check_size(name, size)
+        check_heads_divide(d_model, num_heads, num_kv_heads)
+        return result
+
+
+def check_heads_divide(d_model: int, num_heads: int, num_kv_heads: int) -> None:
+    """Raise unless heads are equally wide and equally many share each key/value head."""
+    if d_model % num_heads:
+        divisors = [n for n in range(1, d_model + 1) if d_model % n == 0]
+        near = sorted(sorted(divisors, key=lambda n: abs(n - num_heads))[:3])
+        raise HeadCountError(
+            f"d_model={d_model} cannot be cut into num_heads={num_heads} equal heads ({d_model} / {num_heads} = "
+            f"{d_model / num_heads:g}). Choose a num_heads that divides {d_model}, such as {', '.join(map(str, near))}."
+        )
+    if num_heads % num_kv_heads:
+        raise HeadCountError(
+            f"num_heads={num_heads} query heads cannot share num_kv_heads={num_kv_heads} key/value heads evenly. "
+            f"Choose a num_kv_heads that divides {num_heads}."
+        )

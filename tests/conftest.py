@@ -1,11 +1,7 @@
-"""Shared by all tests: seeds, the axes' sizes, and closeness measured against float64."""
-
-import os
+"""Shared by all tests: one seed, and GPU tests skipped where there is no GPU."""
 
 import pytest
 import torch
-
-os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "0")
 
 
 @pytest.fixture(autouse=True)

@@ -123,6 +123,14 @@ def test_weights_are_exact_and_rebuild_the_output(kind, dtype):
         assert_close_to_truth(output, truth, truth_of(tensors, mask, dtype)[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_weights_in_half_precision_are_rounded_only_once(dtype):
+    tensors = [x.detach() * 4 for x in inputs(dtype, 67, 67, 3)]  # large scores, whose rounding would show
+    _, weights = attend(*tensors, return_weights=True)
+    _, exact = reference.attend(*[x.double() for x in tensors])
+    assert ((weights.double() - exact).abs() <= torch.finfo(dtype).eps * exact + 1e-6).all()
+
+
 def test_a_bias_is_added_and_learns():
     for (T, S), shape in itertools.product([(5, 7), (67, 67), (307, 307)], [(1, 1), (B, H), (1, H)]):
         tensors = inputs(torch.float64, T, S, 3)
@@ -223,6 +231,35 @@ def test_gradcheck_through_query_blocks():
     mask = causal() & window(5)
     assert explain(*tensors, mask=mask).path == "blocks"
     assert torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, mask=mask), tensors, fast_mode=True)
+
+
+def test_blocks_at_both_edges_of_a_window_are_not_mixed_up():
+    # First and last block see equally many keys, at different distances.
+    tensors = inputs(torch.float64, 384, 384, 6, grad=False)
+    mask = window(9)
+    assert explain(*tensors, mask=mask).path == "blocks"
+    torch.testing.assert_close(attend(*tensors, mask=mask), reference.attend(*tensors, visible=mask.to_tensor(384))[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_masks_that_hide_everything_give_zero_gradients_to_all(dtype):
+    for T, mask in itertools.product((5, 67, 301), (prefix(0), causal() & prefix(0))):
+        tensors = inputs(dtype, T, T, 3)
+        output = attend(*tensors, mask=mask)
+        assert (output == 0).all()
+        output.sum().backward()
+        assert all((x.grad == 0).all() for x in tensors[1:])
+
+
+def test_large_finite_bias_does_not_turn_into_a_mask_in_float16():
+    tensors = inputs(torch.float16, 5, 5, 6, grad=False)
+    bias = torch.zeros(5, 5)
+    bias[0] = -1e9
+    output, weights = attend(*tensors, bias=bias, return_weights=True)
+    # A constant added to a whole row changes nothing; -1e9 rounded to minus infinity would hide the row.
+    plain, plain_weights = attend(*tensors, return_weights=True)
+    torch.testing.assert_close(weights, plain_weights, rtol=0.02, atol=0.01)
+    torch.testing.assert_close(output, plain, rtol=0.02, atol=0.01)
 
 
 def test_half_precision_never_overflows_through_the_mask():

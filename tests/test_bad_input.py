@@ -16,6 +16,7 @@ from headwise import (
     ShapeError,
     attend,
     causal,
+    documents,
     explain,
     padding,
 )
@@ -57,7 +58,7 @@ def test_attend_refuses_tensors_that_do_not_belong_together(error, changes, mess
             function(*heads(**changes))
 
 
-@pytest.mark.parametrize("dropout", [1.0, 1, -0.1, 2, math.nan, "0.1", True, None])
+@pytest.mark.parametrize("dropout", [1.0, 1, -0.1, 2, math.nan, "0.1", True])
 def test_dropout_outside_its_range_is_refused(dropout):
     with pytest.raises(OptionError, match=r"dropout=.*expected a probability in \[0, 1\)"):
         attend(*heads(), dropout=dropout)
@@ -86,10 +87,13 @@ def test_bad_bias_is_refused(error, bias, message):
     [
         (torch.ones(T, 3), r"\(5, 3\) does not fit: expected \(T, S\) = \(5, 7\)"),
         (torch.ones(B, S), r"\(2, 7\) is \(B, S\).*padding\(mask\)"),
-        (torch.ones(3, 1, T, S), "made for 3 batch"),
+        (torch.ones(3, 1, T, S), "made for 3 samples"),
         (torch.ones(1, 4, T, S), "made for 4 heads"),
         (torch.ones(1, 1, 3, S), "made for 3 queries"),
-        (padding([1, 2, 3]), "made for 3 batch"),
+        (padding([1, 2, 3]), "made for 3 samples"),
+        (padding([1]), "made for 1 samples, and the scores are .* which has 2"),
+        (padding(torch.ones(B, 1)), "made for 1 keys"),
+        (documents([0]), "made for 1 keys"),
         (torch.full((T, S), -math.inf), "pass them as bias="),
         (torch.full((T, S), 2), "from 2 to 2"),
         ("causal", "mask is a str; expected a headwise mask"),
@@ -159,6 +163,64 @@ def test_layer_refuses_inputs_that_do_not_fit(error, inputs, message, grad):
         layer(*tensors)
 
 
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, True, "x", torch.ones(())], ids=str)
+def test_scale_must_be_above_zero(scale):
+    with pytest.raises(OptionError, match="scale=.*expected a number above 0"):
+        attend(*heads(), scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((8, 15, 13, 0.0, 3), {"d_in": 99}, "d_in is given twice: 8 by position and d_in=99"),
+        ((8, 15, 13, 0.0, 3), {"dropout": 0.9}, "dropout is given twice"),
+        ((8, 2), {"d_model": 8}, "d_model is given twice"),
+        ((8, 15, 13, 0.0, 3), {"num_heads": 3}, "num_heads is given twice"),
+        ((8, 15, 13, 0.0, 3, True, 1), {}, "7 positional arguments"),
+        ((8, 15, 13, 0.0), {}, "4 positional arguments"),
+    ],
+    ids=str,
+)
+def test_arguments_by_position_and_by_name_do_not_fight(arguments, options, message):
+    with pytest.raises(OptionError, match=message):
+        MultiHeadAttention(*arguments, **options)
+
+
+def test_layer_for_other_widths_is_not_called_with_one_input():
+    with pytest.raises(ShapeError, match=r"queries 18 wide, keys 10 and values 10.*mha\(query, key, value\)"):
+        MultiHeadAttention(E, 3, d_key=10)(torch.randn(B, T, E))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((causal(),), r"value is the mask causal\(\); pass it as mask="),
+        ((torch.ones(T, T),), "value has 2 dimensions.*A mask goes into mask="),
+    ],
+    ids=str,
+)
+def test_mask_in_the_place_of_the_value_is_told_where_to_go(arguments, message):
+    x = torch.randn(B, T, E)
+    with pytest.raises(ShapeError, match=message):
+        MultiHeadAttention(E, 3)(x, x, *arguments)
+
+
+def test_three_dimensional_mask_in_the_place_of_the_key_is_told_where_to_go():
+    layer, x = MultiHeadAttention(E, 3), torch.randn(B, T, E)
+    with pytest.raises(ShapeError, match=r"key of shape \(2, 5, 5\) is 5 wide.*mask=mask\[:, None\]"):
+        layer(x, torch.ones(B, T, T))
+    with pytest.raises(MaskError, match=r"\(B, T, S\) or \(H, T, S\)"):
+        layer(x, torch.ones(B, T, T).bool())
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), (torch.randn(B, H, T, D),), (torch.nn.Linear(2, 2), torch.randn(2, 2))], ids=len
+)
+def test_explain_says_what_it_takes(arguments):
+    with pytest.raises(HeadwiseError, match="explain takes what attend takes|is a Linear|value"):
+        explain(*arguments)
+
+
 def test_mask_given_twice_is_refused():
     with pytest.raises(ShapeError, match=r"not a key \(B, S, E\) but a tensor of shape \(5, 5\)"):
         MultiHeadAttention(E, 3)(torch.randn(B, T, E), torch.ones(T, T), mask=causal())
@@ -170,7 +232,7 @@ def test_layer_refuses_masks_in_the_same_words():
         layer(torch.randn(B, T, E), mask=torch.ones(B, T))
     with pytest.raises(MaskError, match="bias="):
         layer(torch.randn(B, T, E), mask=torch.zeros(T, T).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf))
-    with pytest.raises(MaskError, match="made for 3 batch"):
+    with pytest.raises(MaskError, match="made for 3 samples"):
         MultiHeadAttention(E, 3, mask=padding([1, 2, 3]))(torch.randn(B, T, E))
 
 

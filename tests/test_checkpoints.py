@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from headwise import CheckpointError, MultiHeadAttention, causal, packing
+from headwise import CheckpointError, MultiHeadAttention, OptionError, causal, packing
 from headwise.textbook import HeadsAtOnce, HeadsInAList
 from seed_classes import ClassOfSeed001, Handbook, Homework, Interview, Minimal, Wrapper
 
@@ -144,12 +144,18 @@ def broken(make, change):
             r"key \(20, 18\).*do not make 3",
         ),
         (lambda s: s.pop("W_k.bias"), "only some of query, key and value have a bias"),
-        (lambda s: s.update({"W_k.bias": torch.ones(3)}), r"W_k.bias has shape \(3,\).*expected \(18,\)"),
+        (
+            lambda s: s.update({"W_k.bias": torch.ones(3)}),
+            r"k_proj.bias read from it has shape \(3,\); expected \(18,\)",
+        ),
         (
             lambda s: s.update({"W_o.weight": torch.ones(18, 7)}),
             r"output projection \(18, 7\) expects 7, heads give 18",
         ),
-        (lambda s: s.update({"W_q.weight": torch.ones(18)}), r"W_q.weight has shape \(18,\); expected 2"),
+        (
+            lambda s: s.update({"W_q.weight": torch.ones(18)}),
+            r"q_proj.weight read from it has shape \(18,\); expected 2",
+        ),
         (lambda s: s.update(mask=torch.eye(4)), r"stored mask \(4, 4\) is not causal"),
     ],
 )
@@ -195,14 +201,88 @@ def test_learned_extra_keys_of_torch_are_refused():
 
 def test_torch_rows_that_are_not_three_parts_are_refused():
     state = nn.MultiheadAttention(E, H).state_dict() | {"in_proj_weight": torch.ones(55, E)}
-    with pytest.raises(CheckpointError, match="in_proj_weight has 55 rows; expected three equal parts"):
+    with pytest.raises(CheckpointError, match=r"in_proj_weight has shape \(55, 18\); expected three equal parts"):
         MultiHeadAttention.from_state_dict(state, num_heads=H)
 
 
-def test_grouped_fused_layout_of_ours_points_to_load_state_dict():
+@pytest.mark.parametrize("kv_heads", [6, 3, 2, 1])
+def test_our_grouped_layout_tells_its_key_value_heads_by_the_output_projection(kv_heads):
+    theirs = MultiHeadAttention(E, 6, num_kv_heads=kv_heads, d_out=11)
+    ours = loaded(theirs, num_heads=6)
+    assert ours.num_kv_heads == kv_heads
+    x = torch.randn(B, T, E)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_our_layout_without_output_projection_must_be_told_its_key_value_heads(kv_heads):
+    theirs = MultiHeadAttention(16, 4, num_kv_heads=kv_heads, out_proj=False)
+    with pytest.raises(CheckpointError, match="do not tell how many key/value heads.*Pass num_kv_heads="):
+        loaded(theirs, num_heads=4)
+    x = torch.randn(B, T, 16)
+    torch.testing.assert_close(loaded(theirs, num_heads=4, num_kv_heads=kv_heads)(x), theirs(x))
+
+
+def test_our_layout_of_other_head_counts_is_refused():
     state = MultiHeadAttention(E, 6, num_kv_heads=2).state_dict()
-    with pytest.raises(CheckpointError, match=r"30 rows, which 6 heads.*load_state_dict"):
-        MultiHeadAttention.from_state_dict(state, num_heads=6)
+    with pytest.raises(CheckpointError, match=r"\(30, 18\) and out_proj.weight \(18, 18\) do not make 2 query heads"):
+        MultiHeadAttention.from_state_dict(state, num_heads=2)
+
+
+def test_list_of_heads_followed_by_a_projection():
+    class Projected(Wrapper):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            self.out_proj = nn.Linear(15, 7)
+
+        def forward(self, x):
+            return self.out_proj(super().forward(x))
+
+    theirs = Projected(11, 5, 13, 0.0, H)
+    x = torch.randn(B, T, 11)
+    torch.testing.assert_close(loaded(theirs, num_heads=None)(x), theirs(x))
+
+
+def test_dtype_and_device_can_be_chosen():
+    layer = loaded(Interview(E, H), dtype=torch.float64)
+    assert layer.qkv_proj.weight.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("state", "options", "message"),
+    [
+        (Interview(E, H), {}, "a Interview is given; expected a state dict"),
+        (None, {}, "a NoneType is given"),
+        ({"W_q.weight": [1.0]}, {}, "a dict is given; expected a state dict, names to tensors"),
+        (Interview(E, H).state_dict(), {"num_heads": H, "d_key": 7}, "d_key=7 is given and the tensors say 18"),
+        (
+            Interview(E, H).state_dict(),
+            {"num_heads": H, "num_kv_heads": 1},
+            "num_kv_heads=1 is given and the tensors say 3",
+        ),
+        (
+            Wrapper(11, 5, 13, 0.0, H).state_dict() | {"heads.0.W_key.weight": torch.ones(())},
+            {},
+            "all heads must be alike",
+        ),
+        (
+            nn.MultiheadAttention(E, H).state_dict() | {"in_proj_bias": torch.ones(6)},
+            {"num_heads": H},
+            r"has shape \(2,\)",
+        ),
+        (Interview(E, H).state_dict() | {"mask": torch.ones(2, 1, 4, 4).tril()}, {"num_heads": H}, "is not causal"),
+    ],
+    ids=lambda x: "" if not isinstance(x, str) else x,
+)
+def test_what_is_no_state_dict_or_contradicts_it_is_refused(state, options, message):
+    with pytest.raises(CheckpointError, match=message):
+        MultiHeadAttention.from_state_dict(state, **options)
+
+
+@pytest.mark.parametrize("heads", [-4, 0, "4", 3.0])
+def test_number_of_heads_must_be_a_number(heads):
+    with pytest.raises(OptionError, match="num_heads=.*whole number from 1 up"):
+        MultiHeadAttention.from_state_dict(Interview(E, H).state_dict(), num_heads=heads)
 
 
 def test_options_that_contradict_the_checkpoint_are_refused():

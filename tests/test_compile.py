@@ -85,6 +85,16 @@ def test_tensor_masks_of_bool_and_float_compile():
         torch.testing.assert_close(compiled(x, mask=given), layer(x, mask=given))
 
 
+def test_masks_may_come_after_the_length_became_dynamic():
+    layer = MultiHeadAttention(66, 6)
+    _, backend = count_graphs()
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    for length in (5, 7, 11):
+        compiled(torch.randn(2, length, 66))
+    x, mask = torch.randn(2, 7, 66), torch.ones(7, 7).tril()
+    torch.testing.assert_close(compiled(x, mask=mask), layer(x, mask=mask))
+
+
 def test_additive_mask_is_refused_in_a_compiled_graph_too():
     layer = MultiHeadAttention(66, 6)
     _, backend = count_graphs()

@@ -58,6 +58,17 @@ def test_explain_takes_what_attend_takes():
     attend(*inputs, **options)
 
 
+def test_explain_takes_keywords_and_return_weights():
+    q, k, v = heads(5)
+    assert explain(query=q, key=k, value=v, return_weights=True).path == "sdpa"
+    assert explain(MultiHeadAttention(96, 6), torch.randn(2, 5, 96), return_weights=True).path == "sdpa"
+
+
+def test_too_many_scores_are_named_with_their_size():
+    inputs = [torch.randn(40, 16, 512, 8, dtype=torch.bfloat16) for _ in range(3)]
+    assert "take 320 MiB, more than the 128 MiB" in explain(*inputs).refused["blocks"]
+
+
 def test_blocks_say_why_they_refuse():
     reasons = {
         "too few queries": explain(*heads(5)),

@@ -118,8 +118,22 @@ def test_causal_can_be_asked_for_in_the_call_and_is_never_ignored():
 
 
 def test_causal_false_cannot_lift_a_causal_layer():
-    with pytest.raises(OptionError, match=r"cannot lift the mask causal\(\)"):
+    with pytest.raises(OptionError, match=r"cannot lift .*causal=True"):
         MultiHeadAttention(18, 3, causal=True)(torch.randn(1, 4, 18), causal=False)
+
+
+def test_causal_false_adds_nothing_to_another_mask():
+    layer, x = MultiHeadAttention(18, 3, mask=window(1)), torch.randn(B, T, 18)
+    assert torch.equal(layer(x, causal=False), layer(x))
+
+
+def test_layers_mask_can_be_replaced_and_moves_with_the_layer():
+    layer, x = MultiHeadAttention(18, 3, causal=True), torch.randn(B, T, 18)
+    layer.mask = None
+    assert torch.equal(layer(x), layer(x, bias=torch.zeros(T, T)))
+    layer.mask = padding([T, 3])
+    torch.testing.assert_close(layer(x), layer(x, bias=torch.zeros(T, T)))
+    assert layer.to("meta").mask.tensors()[0].is_meta
 
 
 def test_weights_come_before_dropout_and_sum_to_one():
@@ -219,6 +233,7 @@ def test_meta_device_gives_shapes():
         x = torch.randn(B, 301, 18)
     assert layer(x).device.type == "meta"
     assert layer(x, mask=causal() & window(3)).shape == (B, 301, 18)
+    assert layer(x, return_weights=True)[1].shape == (B, 3, 301, 301)
 
 
 def test_dtype_and_device_conversion():
@@ -235,6 +250,27 @@ def test_hooks_on_projections_are_called(grad):
     with torch.set_grad_enabled(grad):
         layer(torch.randn(B, T, 18))
     assert seen == ["qkv", "out"]
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_patched_forward_of_a_projection_is_obeyed(grad):
+    layer, x, memory = MultiHeadAttention(18, 3), torch.randn(B, T, 18), torch.randn(B, S, 18)
+    twin = copy.deepcopy(layer)
+    with torch.no_grad():
+        for parameter in (*twin.qkv_proj.parameters(), *twin.out_proj.parameters()):
+            parameter.mul_(2)
+    for linear in (layer.qkv_proj, layer.out_proj):
+        linear.forward = lambda y, forward=linear.forward: 2 * forward(y)
+    with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(layer(x), twin(x))
+        torch.testing.assert_close(layer(x, memory), twin(x, memory))
+
+
+def test_backward_hooks_on_the_fused_projection_see_cross_attention():
+    layer, seen = MultiHeadAttention(18, 3), []
+    layer.qkv_proj.register_full_backward_hook(lambda *_: seen.append(1))
+    layer(torch.randn(B, T, 18, requires_grad=True), torch.randn(B, S, 18, requires_grad=True)).sum().backward()
+    assert seen
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -302,6 +338,8 @@ def test_repr_names_what_is_not_usual():
     [
         ((8, 15, 13, 0.0, 3), {}),
         ((8, 15, 13, 0.0, 3, False), {}),
+        ((8, 15, 13, 0.0), {"num_heads": 3}),
+        ((8, 15), {"context_length": 13, "dropout": 0.0, "num_heads": 3}),
         ((), {"d_in": 8, "d_out": 15, "context_length": 13, "dropout": 0.0, "num_heads": 3}),
         ((), {"d_in": 8, "d_out": 15, "context_length": 13, "dropout": 0.0, "num_heads": 3, "qkv_bias": False}),
     ],

@@ -83,8 +83,8 @@ MASKS = {
 def test_every_tile_is_the_piece_of_the_whole(kind):
     mask = MASKS[kind]()
     whole = mask.to_tensor(11, 13)
-    for rows in (slice(0, 11), slice(3, 7), slice(10, 11), slice(4, 4)):
-        for cols in (slice(0, 13), slice(2, 5), slice(12, 13)):
+    for rows in (slice(0, 11), slice(3, 7), slice(10, 11), slice(4, 4), slice(-3, None), slice(9, 99), slice(1, 9, 2)):
+        for cols in (slice(0, 13), slice(2, 5), slice(12, 13), slice(-5, -1), slice(20, 30)):
             assert torch.equal(mask.tile(rows, cols, 11, 13), whole[:, :, rows, cols])
 
 
@@ -109,6 +109,48 @@ def test_what_a_mask_claims_about_itself_is_true(kind):
     if mask.banded:
         assert torch.equal(whole[0, 0, 1:, 1:], whole[0, 0, :-1, :-1])
     assert not mask.hides_nothing(11, 13) or whole.all()
+
+
+FORMS = [causal(), window(3, 1), window(2), prefix(2), documents([0, 0, 1, 1, 1]), ~window(1), causal() | prefix(2)]
+
+
+@pytest.mark.parametrize("T", [1, 3, 5, 8])
+@pytest.mark.parametrize("pair", [(a, b) for a in FORMS for b in FORMS], ids=str)
+def test_claims_of_combined_masks_hold_at_every_length(pair, T):
+    S = 5
+    for mask in (pair[0] & pair[1], pair[0] | pair[1], ~(pair[0] & pair[1])):
+        whole = mask.to_tensor(T, S)[0, 0]
+        if mask.sees_self and T <= S:
+            assert whole.diagonal(offset=S - T).all()
+        assert not mask.hides_nothing(T, S) or whole.all()
+        if mask.banded and T > 1:
+            assert torch.equal(whole[1:, 1:], whole[:-1, :-1])
+        for start in range(T):
+            lo, hi = mask.key_range(start, start + 1, T, S)
+            assert not whole[start, :lo].any()
+            assert not whole[start, hi:].any()
+
+
+@pytest.mark.parametrize(
+    ("mask", "B", "T", "S"),
+    [
+        (padding(torch.empty(0, dtype=torch.long)), 0, 3, 5),
+        (padding([]), 0, 3, 5),
+        (documents(torch.empty(0, dtype=torch.long)) & causal(), 2, 3, 0),
+        (padding(torch.ones(2, 0)), 2, 3, 0),
+    ],
+    ids=repr,
+)
+def test_masks_of_size_zero_work(mask, B, T, S):
+    query, key = torch.randn(B, 1, T, 4), torch.randn(B, 1, S, 4)
+    output, weights = attend(query, key, key, mask=mask, return_weights=True)
+    assert output.shape == (B, 1, T, 4)
+    assert weights.shape == (B, 1, T, S)
+
+
+def test_dense_and_prefix_take_lists():
+    assert table(dense([[1, 0], [1, 1]]), 2) == [[1, 0], [1, 1]]
+    assert prefix([0, 2]).to_tensor(1, 3)[:, 0, 0].int().tolist() == [[0, 0, 0], [1, 1, 0]]
 
 
 @pytest.mark.parametrize("kind", MASKS)
@@ -179,7 +221,7 @@ def test_mask_per_sample_is_refused_with_the_cure():
 def test_mask_of_the_wrong_size_is_refused_with_both_sizes():
     with pytest.raises(MaskError, match=r"\(4, 7\) does not fit: expected \(T, S\) = \(5, 7\)"):
         as_mask(torch.ones(4, 7), B=2, T=5, S=7)
-    with pytest.raises(MaskError, match="made for 3 batch"):
+    with pytest.raises(MaskError, match="made for 3 samples"):
         padding([1, 2, 3]).check(2, 1, 5, 7, torch.device("cpu"))
     with pytest.raises(MaskError, match="made for 4 keys"):
         documents([0, 0, 1, 1]).check(2, 1, 5, 7, torch.device("cpu"))
@@ -199,8 +241,21 @@ def test_mask_of_other_dimensions_is_refused(shape):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: window(-1), r"window\(-1, -1\).*left ≥ 0"),
-        (lambda: prefix(-2), r"prefix\(-2\)"),
+        (lambda: window(-1), r"window\(left\)=-1: expected a whole number from 0 up"),
+        (lambda: window(1.5), r"window\(left\)=1.5"),
+        (lambda: window("2"), r"window\(left\)='2'"),
+        (lambda: window(2, True), r"window\(right\)=True"),
+        (lambda: prefix(2.5), r"prefix=2.5"),
+        (lambda: padding([-1, 3]), "counts are from 0 up, and -1"),
+        (lambda: padding("3"), r"padding\('3'\): expected a tensor or a list"),
+        (lambda: padding(None), r"padding\(None\): expected"),
+        (lambda: padding(3), r"padding\(\(\) of torch.int64\)"),
+        (lambda: documents(lengths=[-1, 7]), "counts are from 0 up"),
+        (lambda: documents(lengths=[2.5, 2]), r"documents\(lengths=\(2,\) of torch.float32\)"),
+        (lambda: documents(lengths=[[3], [2]]), r"documents\(lengths=\(2, 1\)"),
+        (lambda: torch.ones(3, 3).bool() & causal(), r"mask & Tensor"),
+        (lambda: causal().tile(slice(None, None, -1), slice(None), 3, 3), "positive step"),
+        (lambda: prefix(-2), r"prefix=-2"),
         (lambda: prefix(torch.tensor([0.5])), r"prefix\(\(1,\) of torch.float32\)"),
         (lambda: padding(torch.tensor([1.5, 2.0])), r"\(2,\) of torch.float32.*lengths"),
         (lambda: padding([1], side="top"), r"side='top'.*right.*left"),
@@ -211,7 +266,7 @@ def test_mask_of_other_dimensions_is_refused(shape):
         (lambda: dense(torch.ones(2, 2, dtype=torch.complex64)), "complex64"),
         (lambda: causal() & torch.ones(3, 3), r"mask & Tensor.*dense"),
         (lambda: causal() | 3, r"mask \| int"),
-        (lambda: (padding([1, 2]) & padding([1, 2, 3])).to_tensor(3), "for 2 batch and .* for 3"),
+        (lambda: (padding([1, 2]) & padding([1, 2, 3])).to_tensor(3), "for 2 samples and .* for 3"),
         (lambda: as_mask("causal", 1, 1, 1), "mask is a str"),
     ],
     ids=lambda x: "" if callable(x) else x,

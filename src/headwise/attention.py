@@ -59,7 +59,7 @@ def attend(
             (T, S) or (B or 1, H or 1, T or 1, S or 1). A query that sees no key reads zeros.
         bias: float, same shapes, added to the scaled scores; has a gradient.
         causal: the same as `mask=causal()`, in addition to `mask`.
-        scale: 1 / sqrt(D) unless given.
+        scale: above 0; 1 / sqrt(D) unless given.
         dropout: probability with which a weight is dropped. It acts whenever it is above 0: pass 0 in evaluation.
         return_weights: also return the weights (B, H, T, S), exact, from before dropout.
 
@@ -86,6 +86,7 @@ def checked(
     if not torch.compiler.is_compiling():
         shapes.check_heads(query, key, value)
         shapes.check_probability("dropout", dropout)
+        shapes.check_scale(scale)
     return scoring_for(query, key, mask, bias, masks.causal() if causal else None, scale)
 
 

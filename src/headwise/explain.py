@@ -1,6 +1,8 @@
 """`explain`: which path a call takes, and why each faster one refused."""
 
+import inspect
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +11,8 @@ from torch.nn.attention import SDPBackend
 
 from headwise import attention
 from headwise.backends import BACKENDS, Call
-from headwise.backends.sdpa import lowered
+from headwise.backends.sdpa import HALF, arguments
+from headwise.errors import OptionError
 from headwise.layer import MultiHeadAttention
 
 
@@ -38,13 +41,26 @@ def explain(*args: Any, **options: Any) -> Explanation:
     """
     if args and isinstance(args[0], MultiHeadAttention):
         layer, *inputs = args
-        call = layer.plan(*inputs, **options)
-    else:
-        options.pop("return_weights", None)
-        query, key, value = args
-        scoring = attention.checked(query, key, value, **options)
-        call = Call(query, key, value, scoring, options.get("dropout", 0.0))
-    return explain_call(call)
+        given = _bound(layer.forward, inputs, options)
+        given.pop("return_weights")
+        return explain_call(layer.plan(**given))
+    given = _bound(attention.attend, args, options)
+    given.pop("return_weights")
+    scoring = attention.checked(**given)
+    return explain_call(Call(given["query"], given["key"], given["value"], scoring, given["dropout"]))
+
+
+def _bound(function: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by name, as `function` would receive them."""
+    try:
+        bound = inspect.signature(function).bind(*args, **options)
+    except TypeError as error:
+        raise OptionError(
+            f"explain takes what attend takes, explain(query, key, value, ...), or a headwise layer and its inputs, "
+            f"explain(layer, x, ...): {error}."
+        ) from error
+    bound.apply_defaults()
+    return bound.arguments
 
 
 def explain_call(call: Call) -> Explanation:
@@ -65,15 +81,16 @@ def explain_call(call: Call) -> Explanation:
 
 def sdpa_kernel(call: Call) -> tuple[str, dict[str, str]]:
     """The kernel torch chooses inside its own attention, and on CUDA why the other fused ones refused."""
-    attn_mask, is_causal = lowered(call)
-    if attn_mask is not None and type(attn_mask) is not Tensor:
-        return "FlashAttention, causal from the lower right", {}
-    inputs = (call.query, call.key, call.value, attn_mask, call.dropout, is_causal)
-    number = torch._fused_sdp_choice(*inputs, scale=call.scoring.scale, enable_gqa=call.grouped)
+    given = arguments(call)
+    if type(given["attn_mask"]) not in (Tensor, type(None)):
+        kernel = "FlashAttention" if call.query.dtype in HALF else "torch's choice with a bias"
+        return f"{kernel}, causal from the lower right", {}
+    number = torch._fused_sdp_choice(**given)
     chosen = SDPBackend(number).name.lower()
     reasons = {}
     if call.query.is_cuda:
-        parameters = torch.backends.cuda.SDPAParams(*inputs, call.grouped)
+        order = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "enable_gqa")
+        parameters = torch.backends.cuda.SDPAParams(*(given[name] for name in order))
         for name in ("cudnn", "flash", "efficient"):
             test = getattr(torch.backends.cuda, f"can_use_{name}_attention")
             with warnings.catch_warnings(record=True) as said:

@@ -1,6 +1,6 @@
 """`MultiHeadAttention`: project, split, attend, merge, project."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
@@ -32,8 +32,9 @@ class MultiHeadAttention(nn.Module):
     >>> weights.shape
     torch.Size([2, 8, 10, 10])
 
-    The textbook's order works too: `MultiHeadAttention(d_in, d_out, context_length, dropout, num_heads, qkv_bias)`.
-    Where widths are named that way (`d_out` and no `d_model`), its defaults hold: causal, and no QKV bias.
+    By position it takes `(d_model, num_heads)`, or the textbook's `(d_in, d_out, context_length, dropout, num_heads,
+    qkv_bias)`, the last of which may be named. Where widths are named the textbook's way (`d_out` and no `d_model`),
+    its defaults hold: causal, and no QKV bias.
 
     Args:
         d_model: width of all heads together, and of input and output unless these are given.
@@ -57,9 +58,9 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(
         self,
+        *sizes: Any,
         d_model: int | None = None,
         num_heads: int | None = None,
-        *textbook: Any,
         num_kv_heads: int | None = None,
         d_in: int | None = None,
         d_key: int | None = None,
@@ -67,7 +68,7 @@ class MultiHeadAttention(nn.Module):
         d_out: int | None = None,
         causal: bool | None = None,
         mask: Mask | None = None,
-        dropout: float = 0.0,
+        dropout: float | None = None,
         bias: bool = True,
         qkv_bias: bool | None = None,
         out_proj: bool = True,
@@ -77,10 +78,10 @@ class MultiHeadAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if textbook:
-            d_in, d_out, d_model = d_model, num_heads, None
-            context_length, dropout, num_heads, *rest = _textbook_order(textbook)
-            qkv_bias = rest[0] if rest else qkv_bias
+        named: dict[str, Any] = {"d_model": d_model, "num_heads": num_heads, "d_in": d_in, "d_out": d_out}
+        named |= {"context_length": context_length, "dropout": dropout, "qkv_bias": qkv_bias}
+        named = _by_position(sizes, named)
+        d_model, num_heads, d_in, d_out, context_length, dropout, qkv_bias = named.values()
         if d_model is None and d_out is not None:
             d_model = d_out
             causal = True if causal is None else causal
@@ -93,14 +94,30 @@ class MultiHeadAttention(nn.Module):
             )
         self.d_model, self.num_heads, self.num_kv_heads, self.d_in, self.d_key, self.d_value, self.d_out = widths
         self.head_dim, self.group = widths.head_dim, widths.group
-        self.dropout = shapes.check_probability("dropout", dropout)
+        self.dropout = shapes.check_probability("dropout", 0.0 if dropout is None else dropout)
         self.context_length = None if context_length is None else shapes.check_size("context_length", context_length)
         self.return_weights = return_weights
-        self.mask = _constant_mask(causal, mask)
-        self._scoring = Scoring(self.mask)
-        self._mask_fits_all = self.mask is None or self.mask.extent == Extent()
+        self.causal = bool(causal)
+        self.mask = _constant_mask(self.causal, mask)
         self.fused = d_key is None and d_value is None
         self._make_projections(bias if qkv_bias is None else qkv_bias, bias if out_proj else None, device, dtype)
+
+    @property
+    def mask(self) -> Mask | None:
+        """What every call obeys, in addition to its own mask."""
+        return self._scoring.mask
+
+    @mask.setter
+    def mask(self, mask: Mask | None) -> None:
+        self._scoring = Scoring(mask)
+        self._mask_fits_all = mask is None or mask.extent == Extent()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves the mask's tensors along with the parameters."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.mask is not None and self.mask.tensors():
+            self.mask = self.mask.to(next(self.parameters()).device)
+        return self
 
     def _make_projections(
         self, qkv_bias: bool, out_bias: bool | None, device: torch.device | str | None, dtype: torch.dtype | None
@@ -133,8 +150,8 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             query: (B, T, d_in).
-            key: (B, S, d_key); the query itself unless given. `mha(x, mask)` works too: a mask is never mistaken
-                for keys, which are floating point and have three dimensions.
+            key: (B, S, d_key); the query itself unless given. `mha(x, mask)` works too: what has three dimensions is
+                a key, anything else a mask.
             value: (B, S, d_value); the key unless given.
             mask: a mask, or a tensor of bool or 0/1 (True may attend), (T, S) or (B or 1, H or 1, T or 1, S or 1).
             bias: float of the same shapes, added to the scaled scores.
@@ -228,9 +245,9 @@ class MultiHeadAttention(nn.Module):
     ) -> Scoring:
         """The scoring of one call: what the layer always hides, and what this call adds."""
         always = self.mask
-        if causal is False and always is not None:
+        if causal is False and self.causal:
             raise OptionError(
-                f"causal=False cannot lift the mask {always!r} this layer was made with. Make the layer without it."
+                "causal=False cannot lift what this layer was made with (causal=True). Make the layer without it."
             )
         if causal:
             always = masks.causal() if always is None else always & masks.causal()
@@ -245,6 +262,11 @@ class MultiHeadAttention(nn.Module):
             longest = max(longest, self._check_memory(query, key, key if value is None else value))
         elif key is None and value is not None:
             raise ShapeError("value is given without key; pass mha(query, key, value), or mha(x).")
+        elif not self.d_in == self.d_key == self.d_value:
+            raise ShapeError(
+                f"this layer takes queries {self.d_in} wide, keys {self.d_key} and values {self.d_value}, so one input "
+                f"cannot be all three. Pass mha(query, key, value)."
+            )
         if self.context_length is not None and longest > self.context_length:
             raise ShapeError(
                 f"the sequence has {longest} tokens and this layer was made for context_length="
@@ -280,15 +302,15 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             state_dict: names to tensors.
-            num_heads: needed where the layout does not tell it.
+            num_heads: needed where the layout does not tell it; only a list of heads does.
             prefix: where the layer's names begin, such as "blocks.0.attention.".
-            options: further arguments of the layer, such as `dropout` or `causal`. What the tensors determine cannot
-                be changed by them; `context_length` can.
+            options: further arguments of the layer. What is no tensor must be said here: `dropout`, and `causal` or
+                `mask` unless a causal mask is stored. What the tensors determine cannot be changed by options.
         """
-        found = checkpoints.read(state_dict, num_heads, prefix)
-        layer = cls(**checkpoints.merge(found.options, options))
+        found = checkpoints.read(state_dict, num_heads, prefix, options.get("num_kv_heads"))
         first = found.state["q_proj.weight"]
-        layer.to(device=first.device, dtype=first.dtype)
+        arguments: dict[str, Any] = {"device": first.device, "dtype": first.dtype}
+        layer = cls(**arguments | checkpoints.merge(found.options, options))
         layer.load_state_dict(checkpoints.arrange(found, layer.fused), strict=True)
         return layer
 
@@ -314,17 +336,25 @@ class MultiHeadAttention(nn.Module):
         return ", ".join(parts)
 
 
-def _textbook_order(rest: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What follows (d_in, d_out): context_length, dropout, num_heads and perhaps qkv_bias."""
-    if len(rest) not in (3, 4):
+TEXTBOOK = ("d_in", "d_out", "context_length", "dropout", "num_heads", "qkv_bias")
+
+
+def _by_position(sizes: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """Named arguments and those given by position, as (d_model, num_heads) or in the textbook's order, together."""
+    plain = len(sizes) < 2 or (len(sizes) == 2 and named["num_heads"] is None)
+    names = ("d_model", "num_heads") if plain else TEXTBOOK
+    if len(sizes) > len(names) or (not plain and len(sizes) < 5 and named["num_heads"] is None):
         raise OptionError(
-            f"MultiHeadAttention got {len(rest) + 2} positional arguments; expected (d_model, num_heads), or the "
+            f"MultiHeadAttention got {len(sizes)} positional arguments; expected (d_model, num_heads), or the "
             f"textbook's (d_in, d_out, context_length, dropout, num_heads[, qkv_bias])."
         )
-    return rest
+    for name, value in zip(names, sizes, strict=False):
+        if named[name] is not None:
+            raise OptionError(f"{name} is given twice: {value!r} by position and {name}={named[name]!r}.")
+    return named | dict(zip(names, sizes, strict=False))
 
 
-def _constant_mask(causal: bool | None, mask: Mask | None) -> Mask | None:
+def _constant_mask(causal: bool, mask: Mask | None) -> Mask | None:
     if mask is not None and not isinstance(mask, Mask):
         raise OptionError(
             f"mask={type(mask).__name__}: a layer's own mask must fit every length; pass a mask such as causal(), and "
@@ -338,8 +368,8 @@ def _constant_mask(causal: bool | None, mask: Mask | None) -> Mask | None:
 def _key_or_mask(
     second: Tensor | Mask, mask: Mask | Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Mask | Tensor | None]:
-    """key, value and mask of `mha(x, second)`: keys are floating point with three dimensions, masks never are."""
-    if isinstance(second, Tensor) and second.dim() == 3 and second.is_floating_point():
+    """key, value and mask of `mha(x, second)`: what has three dimensions is a key, anything else a mask."""
+    if isinstance(second, Tensor) and second.dim() == 3 and second.dtype != torch.bool:
         return second, second, mask
     if mask is not None:
         raise ShapeError(
@@ -353,13 +383,16 @@ def _describe(x: object) -> str:
     return f"a tensor of shape {tuple(x.shape)} and {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
 
 
-def _misfit(name: str, x: Tensor, width: int, option: str) -> ShapeError:
+def _misfit(name: str, x: Any, width: int, option: str) -> Exception:
+    if isinstance(x, Mask):
+        return ShapeError(f"{name} is the mask {x!r}; pass it as mask=.")
     shapes.check_tensor(name, x)
     if x.dim() != 3:
+        cure = "For one sequence without a batch axis pass x[None]." if name == "query" else "A mask goes into mask=."
         return ShapeError(
-            f"{name} has {x.dim()} dimensions, shape {tuple(x.shape)}; expected 3, (B, T, {width}). "
-            f"For one sequence without a batch axis pass x[None]."
+            f"{name} has {x.dim()} dimensions, shape {tuple(x.shape)}; expected 3, (B, T, {width}). {cure}"
         )
+    cure = "" if name == "query" else " A mask (B, T, S) is passed as mask=mask[:, None]."
     return ShapeError(
-        f"{name} of shape {tuple(x.shape)} is {x.shape[2]} wide; this layer was made for {option}={width}."
+        f"{name} of shape {tuple(x.shape)} is {x.shape[2]} wide; this layer was made for {option}={width}.{cure}"
     )

@@ -39,8 +39,11 @@ class Extent(NamedTuple):
     keys: int | None = None
 
 
+NOUNS = ("samples", "heads", "queries", "keys")
+
+
 class Mask(abc.ABC):
-    """Who may attend to whom. Make one with the functions of this module; combine with `&`, `|`, `~`."""
+    """Who may attend to whom. Make one with the functions of `masks.py`; combine with `&`, `|`, `~`."""
 
     @abc.abstractmethod
     def visible(self, grid: Grid) -> Tensor:
@@ -88,15 +91,18 @@ class Mask(abc.ABC):
         >>> causal().tile(slice(0, 2), slice(0, 3), T=5, S=5).shape
         torch.Size([1, 1, 2, 3])
         """
-        extent = self.extent
+        device = self._device() if device is None else device
+        B, H = (1 if size is None else size for size in self.extent[:2])
         grid = Grid(
-            torch.arange(extent.batch or 1, device=device)[:, None, None, None],
-            torch.arange(extent.heads or 1, device=device)[:, None, None],
+            torch.arange(B, device=device)[:, None, None, None],
+            torch.arange(H, device=device)[:, None, None],
             _indices(rows, T, device)[:, None],
             _indices(cols, S, device),
             T,
             S,
         )
+        if S == 0:  # nothing to look up
+            return torch.zeros(B, H, grid.row.shape[0], 0, dtype=torch.bool, device=device)
         result = self.visible(grid)
         return result[(None,) * (4 - result.dim())].expand(-1, -1, grid.row.shape[0], grid.col.shape[0])
 
@@ -106,9 +112,9 @@ class Mask(abc.ABC):
 
     def check(self, B: int, H: int, T: int, S: int, device: torch.device) -> None:
         """Raise unless this mask fits scores of shape (B, H, T, S) on `device`."""
-        names, sizes = ("batch", "heads", "queries", "keys"), (B, H, T, S)
-        for name, given, size in zip(names, self.extent, sizes, strict=True):
-            if given is not None and given not in (1, size):
+        sizes = (B, H, T, S)
+        for name, given, size in zip(NOUNS, self.extent, sizes, strict=True):
+            if given is not None and given != size:
                 raise MaskError(
                     f"mask {self!r} is made for {given} {name}, and the scores are (B, H, T, S) = {sizes}, "
                     f"which has {size}. Make the mask for {size} {name}."
@@ -126,7 +132,7 @@ class Mask(abc.ABC):
         block = max(1, -(-max(T, S) // width))
         lines = []
         for start in range(0, T, block):
-            rows = self.tile(slice(start, start + block), slice(None), T, S, device=self._device())
+            rows = self.tile(slice(start, start + block), slice(None), T, S)
             seen = rows[min(sample, rows.shape[0] - 1), min(head, rows.shape[1] - 1)]
             cells = [seen[:, left : left + block] for left in range(0, S, block)]
             lines.append("".join("■" if c.all() else "▒" if c.any() else "·" for c in cells))
@@ -137,14 +143,19 @@ class Mask(abc.ABC):
 
     def __str__(self) -> str:
         _, _, T, S = self.extent
-        S = S if S is not None and S > 1 else None
-        return self.draw(T if T is not None and T > 1 else S or 8, S)
+        return self.draw(next(size for size in (T, S, 8) if size is not None), S)
 
     def __and__(self, other: "Mask") -> "Mask":
         return Both(self, _operand(other, "&"))
 
     def __or__(self, other: "Mask") -> "Mask":
         return Either(self, _operand(other, "|"))
+
+    def __rand__(self, other: object) -> "Mask":
+        return _operand(other, "&") & self
+
+    def __ror__(self, other: object) -> "Mask":
+        return _operand(other, "|") | self
 
     def __invert__(self) -> "Mask":
         return Not(self)
@@ -243,17 +254,21 @@ class Not(Mask):
 
 
 def _indices(piece: slice, size: int, device: torch.device | str | None) -> Tensor:
-    """`range(size)[piece]` as a tensor; unlike `slice.indices` it leaves a symbolic size symbolic."""
-    start = 0 if piece.start is None else piece.start
-    stop = size if piece.stop is None else min(piece.stop, size)
-    return torch.arange(start, stop, device=device)
+    """`range(size)[piece]` as a tensor."""
+    if piece == slice(None):  # apart, because `slice.indices` would turn a symbolic size into a number
+        return torch.arange(size, device=device)
+    start, stop, step = piece.indices(size)
+    return torch.arange(start, max(start, stop), device=device)[::step] if step > 0 else _no_step(piece)
+
+
+def _no_step(piece: slice) -> Tensor:
+    raise MaskError(f"tile {piece}: rows and columns run forwards; expected a positive step.")
 
 
 def _joint_extent(a: Mask, b: Mask) -> Extent:
     sizes = []
-    for name, x, y in zip(Extent._fields, a.extent, b.extent, strict=True):
-        x, y = (y if x in (None, 1) else x), (x if y in (None, 1) else y)
-        if x != y and None not in (x, y):
+    for name, x, y in zip(NOUNS, a.extent, b.extent, strict=True):
+        if x is not None and y is not None and x != y:
             raise MaskError(f"{a!r} is made for {x} {name} and {b!r} for {y}; masks that combine must agree.")
         sizes.append(x if x is not None else y)
     return Extent(*sizes)

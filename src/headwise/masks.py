@@ -22,8 +22,9 @@ the first keys come from a cache. With T = S this is the usual diagonal.
 
 import abc
 import dataclasses
+import operator
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -44,16 +45,14 @@ def window(left: int, right: int | None = None) -> Mask:
     `causal() & window(W - 1)`.
     """
     right = left if right is None else right
-    if left < 0 or right < 0:
-        raise MaskError(f"window({left}, {right}): distances are counted from 0 up; pass left ≥ 0 and right ≥ 0.")
-    return Window(left, right)
+    return Window(_count("window(left)", left), _count("window(right)", right))
 
 
 def padding(keep: Tensor | Sequence[int], *, side: str = "right") -> Mask:
     """Hides the padding of each sample.
 
     Args:
-        keep: lengths (B,) of whole numbers, or a key mask (B, S), True or 1 for real tokens.
+        keep: lengths (B,) of whole numbers (beyond S they count as S), or a key mask (B, S), True or 1 for real tokens.
         side: where the padding of `lengths` lies, "right" or "left".
 
     >>> print(padding([3, 5]).draw(1, 5))
@@ -61,16 +60,15 @@ def padding(keep: Tensor | Sequence[int], *, side: str = "right") -> Mask:
     """
     if side not in ("right", "left"):
         raise MaskError(f'padding(side={side!r}): expected "right" or "left".')
-    if not isinstance(keep, Tensor):
-        keep = torch.tensor(list(keep))
+    keep = _as_tensor("padding", keep)
     if keep.dim() == 2:
         return KeyMask(_as_bool(keep, "padding(mask)"))
-    if keep.dim() != 1 or keep.is_floating_point() or keep.is_complex() or keep.dtype == torch.bool:
+    if keep.dim() != 1 or not _is_whole(keep):
         raise MaskError(
             f"padding({_shape(keep)} of {keep.dtype}): expected whole-number lengths (B,) or a key mask (B, S) of "
             f"True for real tokens."
         )
-    return Lengths(keep, side)
+    return Lengths(_not_negative("padding", keep), side)
 
 
 def documents(ids: Tensor | Sequence[int] | None = None, *, lengths: Sequence[int] | None = None) -> Mask:
@@ -90,28 +88,31 @@ def documents(ids: Tensor | Sequence[int] | None = None, *, lengths: Sequence[in
     if (ids is None) == (lengths is None):
         raise MaskError("documents(): pass either ids or lengths=, one of the two.")
     if lengths is not None:
-        counts = torch.as_tensor(lengths)
+        counts = _not_negative("documents(lengths=)", _as_tensor("documents(lengths=)", lengths))
+        if counts.dim() != 1 or not _is_whole(counts):
+            raise MaskError(
+                f"documents(lengths={_shape(counts)} of {counts.dtype}): expected whole numbers, one per text."
+            )
         ids = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
-    ids = ids if isinstance(ids, Tensor) else torch.tensor(ids)
-    if ids.dim() not in (1, 2) or ids.is_floating_point():
+    ids = _as_tensor("documents", ids)
+    if ids.dim() not in (1, 2) or not _is_whole(ids):
         raise MaskError(f"documents({_shape(ids)} of {ids.dtype}): expected whole numbers of shape (S,) or (B, S).")
     return Documents(ids if ids.dim() == 2 else ids[None])
 
 
-def prefix(n: int | Tensor) -> Mask:
+def prefix(n: int | Tensor | Sequence[int]) -> Mask:
     """The first `n` keys, for every query; `n` may differ by sample, (B,). A prefix model is `causal() | prefix(n)`."""
-    if isinstance(n, Tensor):
-        if n.dim() != 1 or n.is_floating_point() or n.dtype == torch.bool:
+    if isinstance(n, Tensor | list | tuple):
+        n = _as_tensor("prefix", n)
+        if n.dim() != 1 or not _is_whole(n):
             raise MaskError(f"prefix({_shape(n)} of {n.dtype}): expected a whole number, or one per sample (B,).")
-        return Lengths(n, "right")
-    if n < 0:
-        raise MaskError(f"prefix({n}): a prefix cannot be shorter than 0.")
-    return Prefix(n)
+        return Lengths(_not_negative("prefix", n), "right")
+    return Prefix(_count("prefix", n))
 
 
-def dense(tensor: Tensor) -> Mask:
+def dense(tensor: Tensor | Sequence[Any]) -> Mask:
     """Any table: bool or 0/1, of shape (T, S) or (B or 1, H or 1, T or 1, S or 1). True or 1 means may attend."""
-    tensor = _as_bool(tensor, "mask")
+    tensor = _as_bool(_as_tensor("dense", tensor), "mask")
     if tensor.dim() == 3:
         raise MaskError(
             f"a mask of shape {_shape(tensor)} could be (B, T, S) or (H, T, S). Say which: mask[:, None] makes it "
@@ -286,7 +287,7 @@ class Dense(TensorMask):
 
     @property
     def extent(self) -> Extent:
-        return Extent(*self.table.shape)
+        return Extent(*(None if size == 1 else size for size in self.table.shape))
 
     def visible(self, grid: Grid) -> Tensor:
         B, H, T, S = self.table.shape  # an axis of size 1 is the same for all: look at its only entry
@@ -299,7 +300,7 @@ class Dense(TensorMask):
 
     def tile(self, rows: slice, cols: slice, T: int, S: int, *, device: torch.device | str | None = None) -> Tensor:
         """A view of the table: no index is computed."""
-        return self.table.expand(-1, -1, T, S)[:, :, rows, cols]
+        return self.table.expand(-1, -1, T, S)[:, :, rows, cols]  # ours by broadcasting, theirs by slicing
 
     def to(self, device: torch.device | str) -> Self:
         return dataclasses.replace(self, table=self.table.to(device))
@@ -319,7 +320,9 @@ def as_mask(mask: "Mask | Tensor | None", B: int, T: int, S: int) -> Mask | None
         raise MaskError(f"mask is a {type(mask).__name__}; expected a headwise mask such as causal(), or a tensor.")
     if mask.dim() == 2:
         rows, cols = mask.shape
-        per_query, per_sample = rows in (1, T) and cols in (1, S), rows == B and cols == S
+        # Not `rows in (1, T)`: while torch.compile traces, `in` takes a symbolic length for another number.
+        per_query = (rows == 1 or rows == T) and (cols == 1 or cols == S)
+        per_sample = rows == B and cols == S
         if per_query and per_sample and rows > 1:
             raise MaskError(
                 f"a mask of shape {_shape(mask)} with B = T = {T} could be (T, S) or (B, S). Say which: "
@@ -355,6 +358,35 @@ def _as_bool(mask: Tensor, name: str) -> Tensor:
         f"0 (hidden) and 1 (may attend). If these numbers are meant to be added to the scores, pass them as bias=. "
         f"If they mark hidden keys, pass (mask == 0)."
     )
+
+
+def _as_tensor(name: str, x: object) -> Tensor:
+    """`x` as a tensor; lists and arrays are taken, an empty one as whole numbers."""
+    if isinstance(x, Tensor):
+        return x
+    try:
+        tensor = torch.as_tensor(x)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise MaskError(f"{name}({x!r}): expected a tensor or a list of numbers.") from error
+    return tensor if tensor.numel() else tensor.long()
+
+
+def _is_whole(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
+
+def _not_negative(name: str, counts: Tensor) -> Tensor:
+    """`counts`, refused where one is negative; looked at only where that makes no device wait."""
+    if counts.is_cpu and not torch.compiler.is_compiling() and bool((counts < 0).any()):
+        raise MaskError(f"{name}: counts are from 0 up, and {int(counts.min())} was given.")
+    return counts
+
+
+def _count(name: str, n: object) -> int:
+    """`n` as a whole number from 0 up."""
+    if isinstance(n, bool) or not isinstance(n, SupportsIndex) or operator.index(n) < 0:
+        raise MaskError(f"{name}={n!r}: expected a whole number from 0 up.")
+    return operator.index(n)
 
 
 def _clamp(position: int, S: int) -> int:

@@ -24,6 +24,8 @@ def project(linear: nn.Module, x: Tensor) -> Tensor:
 
 
 def is_plain(linear: nn.Module) -> bool:
-    """Whether this is an `nn.Linear` as torch made it, and nobody listens to its calls."""
-    hooked = linear._forward_hooks or linear._forward_pre_hooks or _global_forward_hooks or _global_forward_pre_hooks
-    return type(linear) is nn.Linear and not hooked
+    """Whether this is an `nn.Linear` as torch made it: not patched, not sharded, and nobody listens to its calls."""
+    if type(linear) is not nn.Linear or "forward" in linear.__dict__ or "weight" not in linear._parameters:
+        return False
+    hooks = linear._forward_hooks or linear._forward_pre_hooks or _global_forward_hooks or _global_forward_pre_hooks
+    return not (hooks or linear._backward_hooks or linear._backward_pre_hooks)

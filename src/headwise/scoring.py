@@ -5,6 +5,7 @@ The reference, every backend and every tile read the same `Scoring`, so they can
 
 import dataclasses
 import math
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -14,6 +15,14 @@ from headwise.lowering import additive, may_empty_a_row
 from headwise.mask_algebra import Mask
 
 WHOLE = slice(None)
+
+
+def narrow(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """`bias` in `dtype`. A finite number stays finite: -1e9, too large for float16, does not turn into a mask."""
+    if bias.dtype == dtype or torch.finfo(dtype).max >= torch.finfo(bias.dtype).max:
+        return bias.to(dtype)
+    limit = torch.finfo(dtype).max
+    return torch.where(bias.isinf(), bias, bias.clamp(-limit, limit)).to(dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,7 +61,7 @@ class Scoring:
         visible = None if mask is None else mask.tile(rows, cols, T, S, device=query.device)
         if self.bias is None:
             return None if visible is None else additive(visible, query.dtype)
-        bias = self.bias[(None,) * (4 - self.bias.dim())].to(query.dtype)
+        bias = narrow(self.bias[(None,) * (4 - self.bias.dim())], query.dtype)
         bias = bias.expand(-1, -1, T, S)[:, :, rows, cols]
         return bias if visible is None else torch.where(visible, bias, -math.inf)
 
@@ -65,13 +74,14 @@ class Scoring:
         T, S = query.shape[2], key.shape[2]
         precise = torch.promote_types(query.dtype, torch.float32)
         query, key, dtype = query.to(precise), key.to(precise), query.dtype
-        with torch.autocast(query.device.type, enabled=False):
+        device = query.device.type
+        with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
             _, weights = reference.attend(
                 query,
                 key,
                 key[..., :0],
                 visible=self.visible(T, S, query.device),
-                bias=None if self.bias is None else self.bias.to(precise),
+                bias=None if self.bias is None else narrow(self.bias, dtype).to(precise),  # as the output sees it
                 scale=self.scale,
             )
         return weights.to(dtype)

@@ -9,6 +9,8 @@ and not while `torch.compile` traces.
 """
 
 import math
+import operator
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -98,8 +100,16 @@ def check_probability(name: str, p: float) -> float:
     return float(p)
 
 
-def check_size(name: str, n: int) -> int:
+def check_size(name: str, n: object) -> int:
     """`n`, refused unless it is a whole number from 1 up."""
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+    if isinstance(n, bool) or not isinstance(n, SupportsIndex) or operator.index(n) < 1:
         raise OptionError(f"{name}={n!r}: expected a whole number from 1 up.")
-    return n
+    return operator.index(n)
+
+
+def check_scale(scale: float | None) -> None:
+    """Raise unless `scale` is None or above 0: hidden scores are minus infinity, and must stay so when scaled."""
+    if scale is None:
+        return
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < math.inf:
+        raise OptionError(f"scale={scale!r}: expected a number above 0, or None for 1 / sqrt(D).")

@@ -84,8 +84,11 @@ class HeadsInAList(nn.Module):
         """A list made of existing heads of one shape; they are shared, not copied."""
         first = heads[0]
         d_in, head_dim = first.W_query.in_features, first.W_query.out_features
-        if any(head.W_query.weight.shape != first.W_query.weight.shape for head in heads):
-            raise ShapeError(f"heads of one list must have one shape; head 0 maps {d_in} to {head_dim}.")
+        kinds = {(head.W_query.weight.shape, head.W_query.bias is None, head.mask.shape) for head in heads}
+        if len(kinds) > 1:
+            raise ShapeError(
+                f"heads of one list must be alike in shape, bias and context length; head 0 maps {d_in} to {head_dim}."
+            )
         result = cls(d_in, head_dim * len(heads), len(first.mask), first.dropout.p, len(heads))
         result.heads = nn.ModuleList(heads)
         return result

@@ -49,10 +49,9 @@ class Widths(NamedTuple):
         d_key = d_in if d_key is None else d_key
         d_value = d_key if d_value is None else d_value
         d_out = d_model if d_out is None else d_out
-        result = cls(d_model, num_heads, num_kv_heads, d_in, d_key, d_value, d_out)
-        for name, size in zip(cls._fields, result, strict=True):
-            check_size(name, size)
-        check_heads_divide(d_model, num_heads, num_kv_heads)
+        given = (d_model, num_heads, num_kv_heads, d_in, d_key, d_value, d_out)
+        result = cls(*(check_size(name, size) for name, size in zip(cls._fields, given, strict=True)))
+        check_heads_divide(result.d_model, result.num_heads, result.num_kv_heads)
         return result
 
 

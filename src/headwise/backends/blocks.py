@@ -79,6 +79,8 @@ def in_blocks(call: Call, rule: Rule) -> Tensor:
     for start in range(0, T, rule.rows):
         rows = slice(start, min(start + rule.rows, T))
         lo, hi = (0, S) if mask is None else mask.key_range(rows.start, rows.stop, T, S)
+        if lo == hi:  # a block that sees nothing looks at one key, which is hidden from it
+            lo, hi = min(lo, S - 1), min(lo, S - 1) + 1
         bias = block_bias(call, mask, rows, slice(lo, hi), known)
         outputs.append(attend(call, rows, slice(lo, hi), bias).transpose(1, 2))  # (B, t, H, Dv)
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).transpose(1, 2)
@@ -95,8 +97,10 @@ def choose_rule(call: Call) -> Rule | str:
     half, hiding = query.dtype == torch.bfloat16, what_hides(mask, scoring.bias, T, S)
     rule = TABLE.get((half, hiding))
     if rule is not None and rule.shortest <= T <= rule.longest and rule.longest >= S:
-        fits = B * H * T * S * query.element_size() <= PRODUCT_BYTES if rule.engine == "products" else not dropout
-        if fits:
+        size = B * H * T * S * query.element_size()
+        if rule.engine == "products" and size > PRODUCT_BYTES:
+            return f"all scores together take {size >> 20} MiB, more than the {PRODUCT_BYTES >> 20} MiB it may hold"
+        if rule.engine == "products" or not dropout:
             return rule
     if mask is None:
         return "no mask hides anything, so no block can be skipped"
@@ -140,8 +144,6 @@ def block_bias(
 
 def by_fused(call: Call, rows: slice, cols: slice, bias: Tensor | None) -> Tensor:
     """One block through torch's fused kernel."""
-    if cols.start == cols.stop:  # this block sees no key at all
-        return _nothing(call, rows)
     return F.scaled_dot_product_attention(
         call.query[:, :, rows],
         call.key[:, :, cols],
@@ -158,8 +160,6 @@ def by_products(call: Call, rows: slice, cols: slice, bias: Tensor | None) -> Te
     B, H, t, D = query.shape
     key, value = repeat_heads(call.key[:, :, cols], H), repeat_heads(call.value[:, :, cols], H)
     s, Dv, scale = key.shape[2], value.shape[3], call.scoring.scale_for(D)
-    if s == 0:
-        return _nothing(call, rows)
     empty = None
     if bias is not None and call.scoring.may_empty_a_row(call.query.shape[2], call.key.shape[2]):
         empty = (bias == -math.inf).all(-1, keepdim=True)
@@ -174,9 +174,3 @@ def by_products(call: Call, rows: slice, cols: slice, bias: Tensor | None) -> Te
     weights = weights if empty is None else weights.masked_fill(empty, 0.0)
     weights = torch.dropout(weights, call.dropout, train=True) if call.dropout > 0 else weights
     return torch.bmm(weights.view(B * H, t, s), value.reshape(B * H, s, Dv)).view(B, H, t, Dv)
-
-
-def _nothing(call: Call, rows: slice) -> Tensor:
-    """Zeros for a block that sees no key, still part of the graph."""
-    query = call.query[:, :, rows]
-    return (query[..., :1] * 0).expand(*query.shape[:3], call.value.shape[3])

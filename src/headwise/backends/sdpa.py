@@ -1,5 +1,7 @@
 """torch's fused scaled-dot-product attention, on CPU and CUDA, in training and inference."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,27 +28,25 @@ class Sdpa:
     def run(self, call: Call) -> Tensor:
         """One fused call."""
         query, key, value, scoring, dropout = call
-        enable_gqa = False
-        if call.grouped:
-            # Only the half-precision kernels of CUDA know grouped heads; its others would fall to a T×S path.
-            enable_gqa = query.is_cpu or query.dtype in HALF
-            if not enable_gqa:
-                key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-        elif scoring.plain:  # the shortest way, for short sequences
+        if scoring.plain and not call.grouped:  # the shortest way, for short sequences
             return F.scaled_dot_product_attention(query, key, value, None, dropout, scale=scoring.scale)
-        attn_mask, is_causal = lowered(call)
-        if query.is_cuda and attn_mask is not None and only_bias_learns(call):
-            query = query.detach().requires_grad_()
-        return F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=attn_mask,
-            dropout_p=dropout,
-            is_causal=is_causal,
-            scale=scoring.scale,
-            enable_gqa=enable_gqa,
-        )
+        return F.scaled_dot_product_attention(**arguments(call))
+
+
+def arguments(call: Call) -> dict[str, Any]:
+    """What torch's function is called with."""
+    query, key, value, scoring, dropout = call
+    enable_gqa = False
+    if call.grouped:
+        # Only the half-precision kernels of CUDA know grouped heads; its others would fall to a T×S path.
+        enable_gqa = not query.is_cuda or query.dtype in HALF
+        if not enable_gqa:
+            key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+    attn_mask, is_causal = lowered(call)
+    if query.is_cuda and attn_mask is not None and only_bias_learns(call):
+        query = query.detach().requires_grad_()
+    given = {"query": query, "key": key, "value": value, "attn_mask": attn_mask, "dropout_p": dropout}
+    return given | {"is_causal": is_causal, "scale": scoring.scale, "enable_gqa": enable_gqa}
 
 
 def only_bias_learns(call: Call) -> bool:

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from headwise import reference
 from headwise.backends.base import Call
+from headwise.scoring import narrow
 
 
 class Whole:
@@ -20,7 +21,7 @@ class Whole:
         """The algorithm as written in `reference.py`."""
         query, key, value, scoring, dropout = call
         visible = scoring.visible(query.shape[2], key.shape[2], query.device)
-        bias = None if scoring.bias is None else scoring.bias.to(query.dtype)
+        bias = None if scoring.bias is None else narrow(scoring.bias, query.dtype)
         output, _ = reference.attend(
             query, key, value, visible=visible, bias=bias, scale=scoring.scale, dropout=dropout
         )

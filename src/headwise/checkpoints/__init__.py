@@ -8,14 +8,24 @@ from torch import Tensor
 from headwise.checkpoints.layouts import LAYOUTS, Found
 from headwise.errors import CheckpointError
 from headwise.packing import pack
+from headwise.shapes import check_size
 
 
-def read(state_dict: Mapping[str, Tensor], num_heads: int | None = None, prefix: str = "") -> Found:
+def read(
+    state_dict: Mapping[str, Tensor], num_heads: int | None = None, prefix: str = "", num_kv_heads: int | None = None
+) -> Found:
     """The options and the separate projections of the one layout that fits."""
+    if not isinstance(state_dict, Mapping) or not all(isinstance(x, Tensor) for x in state_dict.values()):
+        raise CheckpointError(
+            f"a {type(state_dict).__name__} is given; expected a state dict, names to tensors, as "
+            f"module.state_dict() gives."
+        )
+    if num_heads is not None:
+        num_heads = check_size("num_heads", num_heads)
     names = {name[len(prefix) :]: tensor for name, tensor in state_dict.items() if name.startswith(prefix)}
     for layout in LAYOUTS:
         if layout.matches(names):
-            return layout.read(names, num_heads)
+            return layout.read(names, num_heads, num_kv_heads)
     known = "\n".join(f"  {layout.title}: {layout.example}" for layout in LAYOUTS)
     where = f" under the prefix {prefix!r}" if prefix else ""
     raise CheckpointError(
@@ -26,9 +36,10 @@ def read(state_dict: Mapping[str, Tensor], num_heads: int | None = None, prefix:
 
 def merge(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments for the layer: those found in a checkpoint, and those a user adds without contradicting them."""
+    said = {"num_kv_heads": found["num_heads"], "d_key": found["d_in"], "d_value": found["d_in"], **found}
     for name, value in given.items():
-        if name != "context_length" and found.get(name, value) != value:
-            raise CheckpointError(f"{name}={value} is given and the tensors say {found[name]}; leave it out.")
+        if name != "context_length" and said.get(name, value) != value:
+            raise CheckpointError(f"{name}={value} is given and the tensors say {said[name]}; leave it out.")
     return {**found, **given}
 
 

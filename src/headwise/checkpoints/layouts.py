@@ -11,6 +11,7 @@ from headwise.errors import CheckpointError
 from headwise.packing import unpack
 
 State = Mapping[str, Tensor]
+OUTS = ("out_proj", "proj", "W_o")
 
 
 class Found(NamedTuple):
@@ -30,7 +31,7 @@ class Layout(Protocol):
         """Whether these names are of this layout."""
         ...
 
-    def read(self, names: State, num_heads: int | None) -> Found:
+    def read(self, names: State, num_heads: int | None, num_kv_heads: int | None) -> Found:
         """The layer, or a `CheckpointError` that says what does not fit."""
         ...
 
@@ -46,7 +47,7 @@ class Linears:
         """All three projections are there."""
         return all(f"{part}.weight" in names for part in self.parts)
 
-    def read(self, names: State, num_heads: int | None) -> Found:
+    def read(self, names: State, num_heads: int | None, num_kv_heads: int | None) -> Found:
         """Heads lie one after the other in the rows, which is how our separate projections have them."""
         state: dict[str, Tensor] = {}
         for ours, theirs in zip(("q_proj", "k_proj", "v_proj"), self.parts, strict=True):
@@ -60,7 +61,7 @@ class Linears:
 
 
 class HeadList:
-    """`heads.0.W_query.weight` and so on: heads in a list, each with its own three linears, no output projection."""
+    """`heads.0.W_query.weight` and so on: heads in a list, each with three linears of its own, maybe projected."""
 
     title = "a list of heads"
     example = "heads.0.W_query.weight, heads.0.W_key.weight, heads.0.W_value.weight, heads.1.W_query.weight, ..."
@@ -71,23 +72,26 @@ class HeadList:
         """There is a first head."""
         return "heads.0.W_query.weight" in names
 
-    def read(self, names: State, num_heads: int | None) -> Found:
+    def read(self, names: State, num_heads: int | None, num_kv_heads: int | None) -> Found:
         """Stack the heads; the naive wrapper's output is as wide as all of them together."""
         heads = {int(match[1]) for name in names if (match := self.pattern.fullmatch(name))}
         if heads != set(range(len(heads))):
             raise CheckpointError(f"{self.title}: heads {sorted(heads)} are not numbered from 0 without a gap.")
         if num_heads not in (None, len(heads)):
             raise CheckpointError(f"{self.title}: num_heads={num_heads} is given and {len(heads)} heads are there.")
-        extra = {name for name in names if not self.pattern.fullmatch(name) and not name.endswith(".mask")}
-        _refuse_leftovers(self.title, extra)
         state: dict[str, Tensor] = {}
+        out = next((name for name in OUTS if f"{name}.weight" in names), None)
+        if out is not None:
+            state |= _linear(names, out, "out_proj")
+        used = {f"{out}.weight", f"{out}.bias"} | {f"heads.{i}.mask" for i in heads}
+        _refuse_leftovers(self.title, {name for name in names if not self.pattern.fullmatch(name)} - used)
         for ours, theirs in self.parts:
             for kind in ("weight", "bias"):
                 rows = [names.get(f"heads.{i}.{theirs}.{kind}") for i in range(len(heads))]
                 there = [row for row in rows if row is not None]
                 if len(there) not in (0, len(heads)) or (not there and kind == "weight"):
                     raise CheckpointError(f"{self.title}: {theirs}.{kind} is missing in some heads.")
-                if any(row.shape != there[0].shape for row in there):
+                if any(row.shape != there[0].shape or row.dim() == 0 for row in there):
                     raise CheckpointError(
                         f"{self.title}: {theirs}.{kind} has shapes {sorted({tuple(row.shape) for row in there})}; "
                         f"all heads must be alike."
@@ -107,7 +111,7 @@ class Torch:
         """Its own spelling of the projections."""
         return "in_proj_weight" in names or "q_proj_weight" in names
 
-    def read(self, names: State, num_heads: int | None) -> Found:
+    def read(self, names: State, num_heads: int | None, num_kv_heads: int | None) -> Found:
         """Query, key and value rows one after the other."""
         if "bias_k" in names or "bias_v" in names:
             raise CheckpointError(
@@ -137,18 +141,19 @@ class Ours:
         """Its fused projection."""
         return "qkv_proj.weight" in names
 
-    def read(self, names: State, num_heads: int | None) -> Found:
-        """Unpack; without grouped heads, whose number a state dict does not tell."""
+    def read(self, names: State, num_heads: int | None, num_kv_heads: int | None) -> Found:
+        """Unpack. How wide all queries are the output projection tells; the rest of the rows are keys and values."""
         heads = _need_heads(self.title, num_heads)
+        kv_heads = self.kv_heads(names, heads, num_kv_heads)
         state: dict[str, Tensor] = {}
         for kind in ("weight", "bias"):
             if (packed := names.get(f"qkv_proj.{kind}")) is not None:
-                if packed.shape[0] % (3 * heads):
+                if packed.dim() == 0 or packed.shape[0] % (heads + 2 * kv_heads):
                     raise CheckpointError(
-                        f"{self.title}: qkv_proj.{kind} has {packed.shape[0]} rows, which {heads} heads of query, key "
-                        f"and value cannot share. For grouped heads build the layer and call load_state_dict."
+                        f"{self.title}: qkv_proj.{kind} {tuple(packed.shape)} does not hold {heads} query heads and "
+                        f"{kv_heads} key and value heads of one width."
                     )
-                for part, rows in zip("qkv", unpack(packed, heads, heads), strict=True):
+                for part, rows in zip("qkv", unpack(packed, heads, kv_heads), strict=True):
                     state[f"{part}_proj.{kind}"] = rows
         if "out_proj.weight" in names:
             state |= _linear(names, "out_proj", "out_proj")
@@ -156,12 +161,31 @@ class Ours:
         _refuse_leftovers(self.title, set(names) - used)
         return _found(self.title, state, heads, None)
 
+    def kv_heads(self, names: State, heads: int, given: int | None) -> int:
+        """The number of key/value heads."""
+        out = names.get("out_proj.weight")
+        if given is not None:
+            return given
+        if out is None:
+            raise CheckpointError(
+                f"{self.title}: without an output projection the tensors do not tell how many key/value heads there "
+                f"are. Pass num_kv_heads=, {heads} if there are as many as query heads."
+            )
+        d_model = out.shape[-1]
+        rest, pair = names["qkv_proj.weight"].shape[0] - d_model, 2 * d_model // heads
+        if rest <= 0 or pair == 0 or rest % pair:
+            raise CheckpointError(
+                f"{self.title}: qkv_proj.weight {tuple(names['qkv_proj.weight'].shape)} and out_proj.weight "
+                f"{tuple(out.shape)} do not make {heads} query heads with their keys and values."
+            )
+        return rest // pair
+
 
 LAYOUTS: tuple[Layout, ...] = (
     Ours(),
     HeadList(),
     Torch(),
-    Linears("W_query, W_key, W_value", "W_query", "W_key", "W_value", ("out_proj", "proj", "W_o")),
+    Linears("W_query, W_key, W_value", "W_query", "W_key", "W_value", OUTS),
     Linears("W_q, W_k, W_v", "W_q", "W_k", "W_v", ("W_o", "out_proj", "proj")),
     Linears("q_proj, k_proj, v_proj", "q_proj", "k_proj", "v_proj", ("out_proj", "o_proj")),
 )
@@ -171,9 +195,13 @@ def causal_length(mask: Tensor | None) -> int | None:
     """The context length of a stored causal mask, marking either what is hidden or what is seen; None without one."""
     if mask is None:
         return None
-    square = mask.reshape(mask.shape[-2:]).bool() if mask.dim() >= 2 else mask.bool()
-    below = torch.ones_like(square).tril()
-    if square.dim() != 2 or not (torch.equal(square, ~below) or torch.equal(square, below)):
+    square = mask.bool().flatten(0, -3)[0] if mask.dim() > 2 and mask.numel() else mask.bool()
+    below = torch.ones_like(square).tril() if square.dim() == 2 else square
+    if (
+        square.dim() != 2
+        or mask.numel() != square.numel()
+        or not (torch.equal(square, ~below) or torch.equal(square, below))
+    ):
         raise CheckpointError(
             f"the stored mask {tuple(mask.shape)} is not causal; only causal masks can be taken over. Remove it from "
             f"the state dict and pass the mask with each call."
@@ -184,6 +212,13 @@ def causal_length(mask: Tensor | None) -> int | None:
 def _found(title: str, state: dict[str, Tensor], num_heads: int | None, causal: int | None) -> Found:
     """Check the shapes of the separate projections against each other and name the layer they make."""
     heads = _need_heads(title, num_heads)
+    for name, tensor in state.items():
+        rows = state[name.replace("bias", "weight")].shape[:1]
+        if tensor.dim() != 2 if name.endswith("weight") else tensor.shape != rows:
+            expected = "2 dimensions (out, in)" if name.endswith("weight") else f"{tuple(rows)}, as its weight"
+            raise CheckpointError(
+                f"{title}: the {name} read from it has shape {tuple(tensor.shape)}; expected {expected}."
+            )
     q, k, v = (state[f"{part}_proj.weight"] for part in "qkv")
     d_model, d_in = q.shape
     if d_model % heads or k.shape[0] != v.shape[0] or k.shape[0] % (d_model // heads):
@@ -216,9 +251,9 @@ def _found(title: str, state: dict[str, Tensor], num_heads: int | None, causal: 
 
 
 def _need_heads(title: str, num_heads: int | None) -> int:
-    if num_heads is None or num_heads < 1:
+    if num_heads is None:
         raise CheckpointError(
-            f"{title}: num_heads={num_heads}; the tensors do not tell how many heads they hold. "
+            f"{title}: num_heads is not given, and the tensors do not tell how many heads they hold. "
             f"Pass from_state_dict(state_dict, num_heads=...)."
         )
     return num_heads
@@ -231,24 +266,16 @@ def _get(names: State, name: str) -> Tensor:
 
 
 def _linear(names: State, theirs: str, ours: str) -> dict[str, Tensor]:
-    weight = _get(names, f"{theirs}.weight")
-    if weight.dim() != 2:
-        raise CheckpointError(f"{theirs}.weight has shape {tuple(weight.shape)}; expected 2 dimensions (out, in).")
-    bias = names.get(f"{theirs}.bias")
-    if bias is None:
-        return {f"{ours}.weight": weight}
-    if bias.shape != weight.shape[:1]:
-        raise CheckpointError(
-            f"{theirs}.bias has shape {tuple(bias.shape)} and its weight {tuple(weight.shape)}; expected "
-            f"({weight.shape[0]},)."
-        )
-    return {f"{ours}.weight": weight, f"{ours}.bias": bias}
+    weight, bias = _get(names, f"{theirs}.weight"), names.get(f"{theirs}.bias")
+    return {f"{ours}.weight": weight} | ({} if bias is None else {f"{ours}.bias": bias})
 
 
 def _thirds(names: State, name: str) -> tuple[Tensor, ...]:
     tensor = names[name]
-    if tensor.shape[0] % 3:
-        raise CheckpointError(f"{name} has {tensor.shape[0]} rows; expected three equal parts for query, key, value.")
+    if tensor.dim() == 0 or tensor.shape[0] % 3:
+        raise CheckpointError(
+            f"{name} has shape {tuple(tensor.shape)}; expected three equal parts for query, key, value."
+        )
     return tensor.chunk(3)
 
 

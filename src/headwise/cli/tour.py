@@ -200,4 +200,5 @@ def show_speed(speed: dict[str, Any]) -> None:
     longest = max(speed["ms"].values())
     for name, ms in speed["ms"].items():
         bar = "█" * max(1, round(30 * ms / longest))
-        print(f"  {name:<22} {ms:7.1f} ms  {ms / speed['ms']['headwise']:.2f}×  {bar}")
+        ratio = f"headwise takes {speed['ms']['headwise'] / ms:.2f}×"
+        print(f"  {name:<22} {ms:7.1f} ms  {'' if name == 'headwise' else ratio:<20}  {bar}")

@@ -95,6 +95,24 @@ def test_masks_may_come_after_the_length_became_dynamic():
     torch.testing.assert_close(compiled(x, mask=mask), layer(x, mask=mask))
 
 
+@pytest.mark.parametrize(
+    ("options", "call", "message"),
+    [
+        ({"context_length": 6}, lambda m, x: m(x), "7 tokens"),
+        ({}, lambda m, x: m(x, value=x), "value is given without key"),
+        ({}, lambda m, x: m(x, mask=padding(torch.ones(2, 9))), "made for 9 keys"),
+        ({}, lambda m, x: m(x, x[:1]), "one batch size"),
+    ],
+    ids=["context", "value", "mask", "batch"],
+)
+def test_bad_input_is_refused_while_tracing(options, call, message):
+    layer = MultiHeadAttention(66, 6, **options)
+    _, backend = count_graphs()
+    compiled = torch.compile(lambda x: call(layer, x), fullgraph=True, backend=backend)
+    with pytest.raises(Exception, match=message):
+        compiled(torch.randn(2, 7, 66))
+
+
 def test_additive_mask_is_refused_in_a_compiled_graph_too():
     layer = MultiHeadAttention(66, 6)
     _, backend = count_graphs()

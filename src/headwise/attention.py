@@ -2,7 +2,6 @@
 
 from typing import Literal, overload
 
-import torch
 from torch import Tensor
 
 from headwise import masks, shapes
@@ -83,10 +82,9 @@ def checked(
     dropout: float = 0.0,
 ) -> Scoring:
     """The scoring these arguments of `attend` mean, after all checks."""
-    if not torch.compiler.is_compiling():
-        shapes.check_heads(query, key, value)
-        shapes.check_probability("dropout", dropout)
-        shapes.check_scale(scale)
+    shapes.check_heads(query, key, value)
+    shapes.check_probability("dropout", dropout)
+    shapes.check_scale(scale)
     return scoring_for(query, key, mask, bias, masks.causal() if causal else None, scale)
 
 
@@ -101,11 +99,11 @@ def scoring_for(
     """A `Scoring` of what a caller passed: `mask` checked and joined with the mask that `always` holds."""
     B, H, T, _ = query.shape
     S = key.shape[2]
-    if bias is not None and not torch.compiler.is_compiling():
+    if bias is not None:
         shapes.check_bias(bias, B, H, T, S, query.device)
     found = masks.as_mask(mask, B, T, S)
     joined = always if found is None else found if always is None else always & found
-    if joined is not None and not torch.compiler.is_compiling():
+    if joined is not None:
         joined.check(B, H, T, S, query.device)
     return Scoring(joined, bias, scale)
 

@@ -185,14 +185,13 @@ class MultiHeadAttention(nn.Module):
         scoring = self._scoring
         if mask is not None or bias is not None or causal is not None:
             scoring = self._call_scoring(q, k, mask, bias, causal)
-        elif not self._mask_fits_all and self.mask is not None and not torch.compiler.is_compiling():
+        elif not self._mask_fits_all and self.mask is not None:
             self.mask.check(q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.device)
         return Call(q, k, v, scoring, self.dropout if self.training else 0.0)
 
     def _heads(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> Three:
         """Steps 1 to 3: query (B, H, T, D), key and value (B, Hkv, S, D), as views of the projections."""
-        if not torch.compiler.is_compiling():
-            self._check(query, key, value)
+        self._check(query, key, value)
         if self.fused and (key is None or (key is query and value is query)):
             return self._fused_heads(query)
         key = query if key is None else key
@@ -200,8 +199,7 @@ class MultiHeadAttention(nn.Module):
         if self.fused and not is_plain(self.qkv_proj):  # an adapter or a hook must see every input
             return self._fused_heads(query)[0], self._fused_heads(key)[1], self._fused_heads(value)[2]
         if self.fused:  # cut the fused weight: a copy as large as the weight
-            if not torch.compiler.is_compiling():
-                shapes.check_alike(input=query, weight=self.qkv_proj.weight)
+            shapes.check_alike(input=query, weight=self.qkv_proj.weight)
             weights, biases = self.projections()
             q, k, v = map(F.linear, (query, key, value), weights, biases)
         else:

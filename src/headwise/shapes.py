@@ -4,8 +4,8 @@
     H  query heads        D, Dv  head width of query and key, of value
     Hkv  key/value heads  E      model width
 
-Public tensors of the core are (B, H, T, D); the layer takes (B, T, E). Checks run once, where a user's tensor comes in,
-and not while `torch.compile` traces.
+Public tensors of the core are (B, H, T, D); the layer takes (B, T, E). Checks run once, where a user's tensor comes in;
+they look at shapes and types and never at numbers, so that they cost a compiled graph nothing.
 """
 
 import math
@@ -86,7 +86,7 @@ def check_bias(bias: Tensor, B: int, H: int, T: int, S: int, device: torch.devic
     if bias.device != device:
         raise DeviceError(f"bias is on {bias.device} and the query on {device}; move one with .to(...).")
     shape = (1,) * (4 - bias.dim()) + tuple(bias.shape)
-    if bias.dim() not in (2, 4) or any(n not in (1, size) for n, size in zip(shape, (B, H, T, S), strict=True)):
+    if bias.dim() not in (2, 4) or any(n != 1 and n != size for n, size in zip(shape, (B, H, T, S), strict=True)):
         raise ShapeError(
             f"bias of shape {tuple(bias.shape)} does not fit the scores (B, H, T, S) = {(B, H, T, S)}. "
             f"Expected (T, S) or 4 dimensions, 1 where all are alike."
@@ -95,7 +95,7 @@ def check_bias(bias: Tensor, B: int, H: int, T: int, S: int, device: torch.devic
 
 def check_probability(name: str, p: float) -> float:
     """`p`, refused unless it lies in [0, 1)."""
-    if isinstance(p, bool) or not isinstance(p, int | float) or math.isnan(p) or not 0 <= p < 1:
+    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1:
         raise OptionError(f"{name}={p!r}: expected a probability in [0, 1). At 1 nothing would be left to attend to.")
     return float(p)
 

@@ -160,7 +160,9 @@ class MultiHeadAttention(nn.Module):
         """
         call = self.plan(query, key, value, mask, bias=bias, causal=causal)
         heads = choose(call).run(call)
-        output = heads.transpose(1, 2).flatten(2)  # (B, T, H·D); a view, since kernels write (B, T, H, D)
+        B, _, T, _ = heads.shape
+        # (B, T, H·D): a view, since kernels write (B, T, H, D); for one token both orders are the same.
+        output = heads.reshape(B, 1, self.d_model) if T == 1 else heads.transpose(1, 2).flatten(2)
         out_proj = self._modules["out_proj"]
         if out_proj is not None:
             output = project(out_proj, output)
@@ -216,8 +218,9 @@ class MultiHeadAttention(nn.Module):
         D, Hkv, group = self.head_dim, self.num_kv_heads, self.group
         linear = self._modules["qkv_proj"]  # self.qkv_proj would take 0.6 µs to look up
         qkv = project(linear, x)  # type: ignore[arg-type]
-        if group == 1 and not torch.is_grad_enabled():  # three views in one call
-            q, k, v = qkv.view(B, T, Hkv, 3, D).transpose(1, 2).unbind(3)
+        if group == 1 and not torch.is_grad_enabled():  # three views in one call; one token needs no transpose
+            split = qkv.view(B, Hkv, 3, 1, D) if T == 1 else qkv.view(B, T, Hkv, 3, D).permute(0, 2, 3, 1, 4)
+            q, k, v = split.unbind(2)
             return q, k, v
         # Split first and transpose then, so that one contiguous copy joins the three gradients.
         q, k, v = qkv.view(B, T, Hkv, (group + 2) * D).split((group * D, D, D), dim=-1)

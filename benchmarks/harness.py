@@ -42,7 +42,7 @@ def interleaved(
     for done in range(rounds):
         for name, run in runs.items():
             times[name].append(timed(run, device))
-        if done >= 6 and time.monotonic() - begin > seconds:
+        if done >= 12 and time.monotonic() - begin > seconds:
             break
     return {name: summary(values) for name, values in times.items()}
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -33,15 +34,17 @@ def timed(run: Callable[[], object], device: str) -> float:
 def interleaved(
     runs: dict[str, Callable[[], object]], device: str = "cpu", rounds: int = 40, seconds: float = 6.0
 ) -> dict[str, dict[str, float]]:
-    """Median milliseconds and quartile spread of each candidate, taken in turn so that drift hits all alike."""
+    """Median milliseconds and quartile spread of each candidate, in turn, so that drift hits all alike."""
     for run in runs.values():
         for _ in range(3):
             run()
     times: dict[str, list[float]] = {name: [] for name in runs}
     begin = time.monotonic()
+    order, shuffle = list(runs), random.Random(0).shuffle  # noqa: S311
     for done in range(rounds):
-        for name, run in runs.items():
-            times[name].append(timed(run, device))
+        shuffle(order)  # a candidate that leaves the caches cold must not always hit the same neighbour
+        for name in order:
+            times[name].append(timed(runs[name], device))
         if done >= 12 and time.monotonic() - begin > seconds:
             break
     return {name: summary(values) for name, values in times.items()}

@@ -4,7 +4,7 @@ from torch import nn
 
 from headwise import CheckpointError, MultiHeadAttention, OptionError, causal, packing
 from headwise.textbook import HeadsAtOnce, HeadsInAList
-from seed_classes import ClassOfSeed001, Handbook, Homework, Interview, Minimal, Wrapper
+from textbook_forms import BookSection, Handbook, Homework, Interview, Minimal, Wrapper
 
 B, T, S, E, H = 2, 5, 7, 18, 3
 
@@ -24,7 +24,7 @@ def test_w_q_layouts_give_the_same_output(make):
     torch.testing.assert_close(ours(query, key, value), expected)
 
 
-@pytest.mark.parametrize("make", [Homework, ClassOfSeed001, HeadsAtOnce, Minimal], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("make", [Homework, BookSection, HeadsAtOnce, Minimal], ids=lambda c: c.__name__)
 @pytest.mark.parametrize("qkv_bias", [False, True])
 def test_causal_layouts_give_the_same_output(make, qkv_bias):
     theirs = make(11, E, 13, 0.0, H, qkv_bias)

@@ -113,6 +113,7 @@ def test_masks_do_not_wait_for_the_device():
         layer(x, mask=mask).sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert layer.qkv_proj.weight.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2}, {"mask": window(20)}], ids=str)

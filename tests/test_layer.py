@@ -273,16 +273,17 @@ def test_backward_hooks_on_the_fused_projection_see_cross_attention():
     assert seen
 
 
+class Doubled(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return 2 * self.inner(x)
+
+
 @pytest.mark.parametrize("grad", [True, False])
 def test_projections_can_be_replaced_by_adapters(grad):
-    class Doubled(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x):
-            return 2 * self.inner(x)
-
     layer = MultiHeadAttention(18, 3)
     x = torch.randn(B, T, 18)
     expected = 2 * layer(x)
@@ -293,14 +294,6 @@ def test_projections_can_be_replaced_by_adapters(grad):
 
 @pytest.mark.parametrize("grad", [True, False])
 def test_adapter_on_the_fused_projection_acts_in_cross_attention_too(grad):
-    class Doubled(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x):
-            return 2 * self.inner(x)
-
     layer = MultiHeadAttention(18, 6, num_kv_heads=3)
     doubled = copy.deepcopy(layer)
     with torch.no_grad():

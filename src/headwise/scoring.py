@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headwise import reference
-from headwise.lowering import additive, may_empty_a_row
+from headwise.lowering import additive, may_empty_a_row, simplify
 from headwise.mask_algebra import Mask
 
 WHOLE = slice(None)
@@ -52,18 +52,19 @@ class Scoring:
         """The mask's tile, or None where there is no mask."""
         return None if self.mask is None else self.mask.tile(rows, cols, T, S, device=device)
 
-    def additive(
-        self, query: Tensor, S: int, rows: slice = WHOLE, cols: slice = WHOLE, mask: Mask | None = None
-    ) -> Tensor | None:
-        """Mask and bias of a tile as one tensor to add, in the query's dtype; `mask` stands in for our own."""
+    def additive(self, query: Tensor, S: int, rows: slice = WHOLE, cols: slice = WHOLE) -> Tensor | None:
+        """Mask and bias of a tile as one tensor to add, in the query's dtype."""
         T = query.shape[2]
-        mask = self.mask if mask is None else mask
-        visible = None if mask is None else mask.tile(rows, cols, T, S, device=query.device)
+        visible = self.visible(T, S, query.device, rows, cols)
         if self.bias is None:
             return None if visible is None else additive(visible, query.dtype)
         bias = narrow(self.bias[(None,) * (4 - self.bias.dim())], query.dtype)
         bias = bias.expand(-1, -1, T, S)[:, :, rows, cols]
         return bias if visible is None else torch.where(visible, bias, -math.inf)
+
+    def simplified(self, T: int, S: int) -> "Scoring":
+        """The same scoring at these lengths with its mask in its simplest form."""
+        return Scoring(simplify(self.mask, T, S), self.bias, self.scale)
 
     def may_empty_a_row(self, T: int, S: int) -> bool:
         """Whether some query might see no key."""

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.backends.base import Call, repeat_heads
-from headwise.lowering import additive, simplify
+from headwise.lowering import simplify
 from headwise.mask_algebra import Mask
 from headwise.masks import Causal
 
@@ -73,15 +73,16 @@ class Blocks:
 def in_blocks(call: Call, rule: Rule) -> Tensor:
     """What every head reads, (B, H, T, Dv), computed block by block as `rule` says."""
     T, S = call.query.shape[2], call.key.shape[2]
-    mask = simplify(call.scoring.mask, T, S)
+    call = call._replace(scoring=call.scoring.simplified(T, S))
+    mask = call.scoring.mask
     attend = by_products if rule.engine == "products" else by_fused
-    outputs, known = [], dict[tuple[int, ...], Tensor]()
+    outputs, known = [], dict[tuple[int, ...], Tensor | None]()
     for start in range(0, T, rule.rows):
         rows = slice(start, min(start + rule.rows, T))
         lo, hi = (0, S) if mask is None else mask.key_range(rows.start, rows.stop, T, S)
         if lo == hi:  # a block that sees nothing looks at one key, which is hidden from it
             lo, hi = min(lo, S - 1), min(lo, S - 1) + 1
-        bias = block_bias(call, mask, rows, slice(lo, hi), known)
+        bias = block_bias(call, rows, slice(lo, hi), known)
         outputs.append(attend(call, rows, slice(lo, hi), bias).transpose(1, 2))  # (B, t, H, Dv)
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).transpose(1, 2)
 
@@ -128,17 +129,14 @@ def share_left(mask: Mask, T: int, S: int, rows: int) -> float:
     return sum(hi - lo for lo, hi in spans) / (len(starts) * S)
 
 
-def block_bias(
-    call: Call, mask: Mask | None, rows: slice, cols: slice, known: dict[tuple[int, ...], Tensor]
-) -> Tensor | None:
+def block_bias(call: Call, rows: slice, cols: slice, known: dict[tuple[int, ...], Tensor | None]) -> Tensor | None:
     """What to add to the scores of one block. Blocks of a banded mask that lie alike share one tensor."""
-    query, S = call.query, call.key.shape[2]
-    if mask is None or call.scoring.bias is not None or not mask.banded:
-        return call.scoring.additive(query, S, rows, cols, mask)
+    query, S, scoring = call.query, call.key.shape[2], call.scoring
+    if scoring.mask is None or scoring.bias is not None or not scoring.mask.banded:
+        return scoring.additive(query, S, rows, cols)
     place = (rows.stop - rows.start, rows.start - cols.start, cols.stop - cols.start)
     if place not in known:
-        visible = mask.tile(rows, cols, query.shape[2], S, device=query.device)
-        known[place] = additive(visible, query.dtype)
+        known[place] = scoring.additive(query, S, rows, cols)
     return known[place]
 
 

@@ -70,7 +70,7 @@ class Homework(nn.Module):
         return self.out_proj(output.transpose(1, 2).flatten(2))
 
 
-class ClassOfSeed001(Homework):
+class BookSection(Homework):
     """The same names in another document."""
 
 

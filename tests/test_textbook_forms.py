@@ -6,7 +6,7 @@ import torch
 import headwise
 from headwise import MultiHeadAttention
 from headwise.textbook import HeadsAtOnce, HeadsInAList
-from seed_classes import CourseStep, Handbook, Homework, Interview
+from textbook_forms import CourseStep, Handbook, Homework, Interview
 
 
 def test_course_step_constructor_call_and_shapes():

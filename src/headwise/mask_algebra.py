@@ -258,11 +258,9 @@ def _indices(piece: slice, size: int, device: torch.device | str | None) -> Tens
     if piece == slice(None):  # apart, because `slice.indices` would turn a symbolic size into a number
         return torch.arange(size, device=device)
     start, stop, step = piece.indices(size)
-    return torch.arange(start, max(start, stop), device=device)[::step] if step > 0 else _no_step(piece)
-
-
-def _no_step(piece: slice) -> Tensor:
-    raise MaskError(f"tile {piece}: rows and columns run forwards; expected a positive step.")
+    if step < 0:
+        raise MaskError(f"tile {piece}: rows and columns run forwards; expected a positive step.")
+    return torch.arange(start, max(start, stop), step, device=device)
 
 
 def _joint_extent(a: Mask, b: Mask) -> Extent:

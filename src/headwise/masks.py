@@ -300,7 +300,7 @@ class Dense(TensorMask):
 
     def tile(self, rows: slice, cols: slice, T: int, S: int, *, device: torch.device | str | None = None) -> Tensor:
         """A view of the table: no index is computed."""
-        return self.table.expand(-1, -1, T, S)[:, :, rows, cols]  # ours by broadcasting, theirs by slicing
+        return self.table.expand(-1, -1, T, S)[:, :, rows, cols]
 
     def to(self, device: torch.device | str) -> Self:
         return dataclasses.replace(self, table=self.table.to(device))

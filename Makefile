@@ -19,9 +19,11 @@ types: $(VENV)/.ready-dev
 
 unit: $(VENV)/.ready-dev
 	$(BIN)/pytest
+	TRITON_INTERPRET=1 $(BIN)/pytest tests/test_kernels.py  # the kernels themselves, on the CPU
 
 bench: $(VENV)/.ready-dev  ## CPU speed against nn.MultiheadAttention and the textbook class
 	$(BIN)/python benchmarks/layer.py
+	$(BIN)/python benchmarks/maps.py
 
 # pip's own groups (PEP 735) need pip 25.1, so pip comes first.
 $(VENV)/.ready: pyproject.toml constraints.txt

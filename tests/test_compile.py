@@ -126,7 +126,10 @@ def test_cross_attention_and_weights_compile():
     _, backend = count_graphs()
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=backend)
     x, memory = torch.randn(2, 7, 66), torch.randn(2, 11, 22)
-    torch.testing.assert_close(compiled(x, memory, return_weights=True), layer(x, memory, return_weights=True))
+    (output, weights), (expected, exact) = (f(x, memory, return_weights=True) for f in (compiled, layer))
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(weights[:], exact[:])
+    torch.testing.assert_close(weights.entropy(), exact.entropy())
 
 
 def test_functional_form_compiles():

@@ -151,3 +151,52 @@ def test_mask_on_the_cpu_is_refused_with_the_cure():
     tensors = [torch.randn(B, H, 8, D, device=CUDA) for _ in range(3)]
     with pytest.raises(ValueError, match=r"mask\.to"):
         attend(*tensors, mask=padding([3, 5]))
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("group", [1, 3])
+def test_maps_and_statistics_match_the_reference(kind, group):
+    T = 401
+    mask = MASKS[kind](T, T)
+    query = torch.randn(B, H, T, D, device=CUDA, dtype=torch.bfloat16)
+    key, value = (torch.randn(B, H // group, T, D, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
+    _, weights = attend(query, key, value, mask=mask, return_weights=True)
+    visible = None if mask is None else mask.to_tensor(T, T, device=CUDA)
+    _, truth = reference.attend(query.double(), key.double(), value.double(), visible=visible)
+    panel = weights.panel(entropy=True, peak=True, distance=True, received=True, pooled=(7, 5), topk=4)
+    apart = (torch.arange(T, device=CUDA)[:, None] - torch.arange(T, device=CUDA)).abs()
+    for found, exact in (
+        (panel.entropy, torch.special.entr(truth).sum(-1)),
+        (panel.peak.weight, truth.amax(-1)),
+        (panel.distance, (truth * apart).sum(-1)),
+        (panel.received.total, truth.sum(-2)),
+        (panel.topk.weights, truth.topk(4).values),
+    ):
+        torch.testing.assert_close(found.double(), exact, rtol=3e-5, atol=3e-5)
+    torch.testing.assert_close(weights[0, 1, 50:60].double(), truth[0, 1, 50:60], rtol=0.01, atol=1e-5)
+
+
+def test_log_sum_exp_is_taken_from_the_fused_kernel_and_maps_train():
+    layer = MultiHeadAttention(384, 6, causal=True, device=CUDA, dtype=torch.bfloat16)
+    x = torch.randn(2, 1024, 384, device=CUDA, dtype=torch.bfloat16)
+    output, weights = layer(x, return_weights=True)
+    assert weights._lse is not None
+    (output.float().sum() + weights.entropy().sum()).backward()
+    assert layer.qkv_proj.weight.grad.isfinite().all()
+    kept = weights.detach().cpu()
+    torch.testing.assert_close(kept[0, 0, :9].float(), weights[0, 0, :9].detach().cpu().float(), rtol=0.02, atol=1e-4)
+
+
+def test_maps_of_float32_and_float64_and_bias_on_cuda():
+    for dtype in (torch.float32, torch.float64):
+        query, key, value = (torch.randn(1, 2, 300, 32, device=CUDA, dtype=dtype) for _ in range(3))
+        for options in ({"causal": True}, {"bias": torch.randn(300, 300, device=CUDA, dtype=dtype)}):
+            _, weights = attend(query, key, value, return_weights=True, **options)
+            visible = causal().to_tensor(300, device=CUDA) if "causal" in options else None
+            exact = [t.double() for t in (query, key, value)]
+            bias = options.get("bias")
+            _, truth = reference.attend(*exact, visible=visible, bias=None if bias is None else bias.double())
+            torch.testing.assert_close(
+                weights.entropy().double(), torch.special.entr(truth).sum(-1), rtol=1e-5, atol=1e-5
+            )
+            torch.testing.assert_close(weights.received().total.double(), truth.sum(-2), rtol=1e-5, atol=1e-5)

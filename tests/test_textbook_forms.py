@@ -21,7 +21,7 @@ def test_course_step_with_its_mask_gives_the_same_numbers():
     ours = MultiHeadAttention.from_state_dict(theirs.state_dict(), num_heads=3, return_weights=True)
     x, mask = torch.randn(2, 5, 18), torch.ones(5, 5).tril()
     for got, expected in zip(ours(x, mask), theirs(x, mask), strict=True):
-        torch.testing.assert_close(got, expected)
+        torch.testing.assert_close(got[:], expected)
 
 
 @pytest.mark.parametrize("rung", [MultiHeadAttention, HeadsAtOnce, HeadsInAList])
@@ -75,7 +75,8 @@ def test_handbook_example_and_weights():
     assert (output.shape, weights.shape) == ((2, 10, 512), (2, 8, 10, 10))
     theirs = Handbook(512, 8)
     ours = MultiHeadAttention.from_state_dict(theirs.state_dict(), num_heads=8)
-    torch.testing.assert_close(ours(x, x, x, return_weights=True), theirs(x, x, x))
+    for got, expected in zip(ours(x, x, x, return_weights=True), theirs(x, x, x), strict=True):
+        torch.testing.assert_close(got[:], expected)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Multi-head attention you can read, run and see."""
 
-from headwise import reference, textbook
+from headwise import probes, reference, textbook
 from headwise.attention import attend
 from headwise.errors import (
     CheckpointError,
@@ -8,39 +8,66 @@ from headwise.errors import (
     DtypeError,
     HeadCountError,
     HeadwiseError,
+    MapIndexError,
+    MapSizeError,
     MaskError,
+    MissingExtraError,
     OptionError,
     ShapeError,
+    StaleMapError,
 )
 from headwise.explain import Explanation, explain
 from headwise.layer import MultiHeadAttention
+from headwise.map import AttentionMap
 from headwise.mask_algebra import Mask
 from headwise.masks import causal, dense, documents, padding, prefix, window
+from headwise.panel import Panel
+from headwise.probes import induction, local, offset, previous_token, same_token, sink, token_is
 from headwise.scoring import Scoring
+from headwise.summary import HeadSummary, Summary
+from headwise.watch import Watched, watch
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttentionMap",
     "CheckpointError",
     "DeviceError",
     "DtypeError",
     "Explanation",
     "HeadCountError",
+    "HeadSummary",
     "HeadwiseError",
+    "MapIndexError",
+    "MapSizeError",
     "Mask",
     "MaskError",
+    "MissingExtraError",
     "MultiHeadAttention",
     "OptionError",
+    "Panel",
     "Scoring",
     "ShapeError",
+    "StaleMapError",
+    "Summary",
+    "Watched",
     "attend",
     "causal",
     "dense",
     "documents",
     "explain",
+    "induction",
+    "local",
+    "offset",
     "padding",
     "prefix",
+    "previous_token",
+    "probes",
     "reference",
+    "same_token",
+    "sink",
     "textbook",
+    "token_is",
+    "watch",
     "window",
 ]

@@ -1,11 +1,13 @@
 """`attend`: check, choose a path, run."""
 
+import dataclasses
 from typing import Literal, overload
 
 from torch import Tensor
 
 from headwise import masks, shapes
 from headwise.backends import Call, choose
+from headwise.map import AttentionMap
 from headwise.mask_algebra import Mask
 from headwise.scoring import Scoring
 
@@ -20,6 +22,8 @@ def attend(
     bias: Tensor | None = ...,
     causal: bool = ...,
     scale: float | None = ...,
+    softcap: float | None = ...,
+    sinks: Tensor | None = ...,
     dropout: float = ...,
     return_weights: Literal[False] = ...,
 ) -> Tensor: ...
@@ -33,9 +37,11 @@ def attend(
     bias: Tensor | None = ...,
     causal: bool = ...,
     scale: float | None = ...,
+    softcap: float | None = ...,
+    sinks: Tensor | None = ...,
     dropout: float = ...,
     return_weights: Literal[True],
-) -> tuple[Tensor, Tensor]: ...
+) -> tuple[Tensor, AttentionMap]: ...
 def attend(
     query: Tensor,
     key: Tensor,
@@ -45,9 +51,11 @@ def attend(
     bias: Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     dropout: float = 0.0,
     return_weights: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, AttentionMap]:
     """What every head reads: softmax(scale · query·key + bias, where the mask allows) · value, (B, H, T, Dv).
 
     Args:
@@ -59,16 +67,24 @@ def attend(
         bias: float, same shapes, added to the scaled scores; has a gradient.
         causal: the same as `mask=causal()`, in addition to `mask`.
         scale: above 0; 1 / sqrt(D) unless given.
+        softcap: above 0; scaled scores become softcap · tanh(score / softcap).
+        sinks: (H,), one more score per head, which takes part of every row and hands over nothing.
         dropout: probability with which a weight is dropped. It acts whenever it is above 0: pass 0 in evaluation.
-        return_weights: also return the weights (B, H, T, S), exact, from before dropout.
+        return_weights: also return the weights (B, H, T, S) from before dropout, as an `AttentionMap`: exact, and
+            computed only where they are looked at.
 
     >>> q, k = torch.randn(2, 6, 5, 16), torch.randn(2, 3, 7, 16)
     >>> attend(q, k, k, causal=True).shape
     torch.Size([2, 6, 5, 16])
     """
-    scoring = checked(query, key, value, mask, bias, causal, scale, dropout)
-    output = run(query, key, value, scoring, dropout)
-    return (output, scoring.weights(query, key)) if return_weights else output
+    scoring = checked(query, key, value, mask, bias, causal, scale, softcap, sinks, dropout)
+    if not return_weights:
+        return run(query, key, value, scoring, dropout)
+    call = Call(query, key, value, scoring, dropout)
+    output, lse = choose(call).run_with_lse(call)
+    if query.is_inference() or key.is_inference():  # torch cannot tell whether they change later
+        query, key = query.clone(), key.clone()
+    return output, AttentionMap(query, key, scoring, lse)
 
 
 def checked(
@@ -79,13 +95,19 @@ def checked(
     bias: Tensor | None = None,
     causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Scoring:
     """The scoring these arguments of `attend` mean, after all checks."""
     shapes.check_heads(query, key, value)
     shapes.check_probability("dropout", dropout)
-    shapes.check_scale(scale)
-    return scoring_for(query, key, mask, bias, masks.causal() if causal else None, scale)
+    shapes.check_factor("scale", scale, "1 / sqrt(D)")
+    shapes.check_factor("softcap", softcap, "no cap")
+    if sinks is not None:
+        shapes.check_sinks(sinks, query.shape[1], query.device)
+    scoring = scoring_for(query, key, mask, bias, masks.causal() if causal else None, scale)
+    return dataclasses.replace(scoring, softcap=softcap, sinks=sinks) if (softcap, sinks) != (None, None) else scoring
 
 
 def scoring_for(

@@ -31,3 +31,19 @@ class OptionError(HeadwiseError, ValueError):
 
 class CheckpointError(HeadwiseError, ValueError):
     """A state dict is of no known layout, or does not fit the layout it seems to have."""
+
+
+class MapIndexError(HeadwiseError, IndexError):
+    """An index lies outside an attention map, or is of a kind that maps do not take."""
+
+
+class MapSizeError(HeadwiseError, MemoryError):
+    """A dense tensor was asked for that is larger than the limit."""
+
+
+class StaleMapError(HeadwiseError, RuntimeError):
+    """A tensor that an attention map looks at was changed after the map was made."""
+
+
+class MissingExtraError(HeadwiseError, ImportError):
+    """An optional dependency is not installed."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from headwise import attention, checkpoints, masks, packing, shapes
 from headwise.backends import Call, choose
 from headwise.errors import OptionError, ShapeError
+from headwise.map import AttentionMap
 from headwise.mask_algebra import Extent, Mask
 from headwise.projection import is_plain, project
 from headwise.scoring import Scoring
@@ -100,6 +101,7 @@ class MultiHeadAttention(nn.Module):
         self.causal = bool(causal)
         self.mask = _constant_mask(self.causal, mask)
         self.fused = d_key is None and d_value is None
+        self._watchers: tuple[Callable[[AttentionMap], None], ...] = ()  # see `watch.py`
         self._make_projections(bias if qkv_bias is None else qkv_bias, bias if out_proj else None, device, dtype)
 
     @property
@@ -145,8 +147,9 @@ class MultiHeadAttention(nn.Module):
         bias: Tensor | None = None,
         causal: bool | None = None,
         return_weights: bool | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """The output (B, T, d_out); with `return_weights` also the weights (B, H, T, S) from before dropout.
+    ) -> Tensor | tuple[Tensor, AttentionMap]:
+        """The output (B, T, d_out); with `return_weights` also the weights (B, H, T, S) from before dropout, as an
+        `AttentionMap`: the same kernel runs, and weights are computed only where they are looked at.
 
         Args:
             query: (B, T, d_in).
@@ -159,16 +162,21 @@ class MultiHeadAttention(nn.Module):
             return_weights: as the layer was made, unless given.
         """
         call = self.plan(query, key, value, mask, bias=bias, causal=causal)
-        heads = choose(call).run(call)
+        wanted = self.return_weights if return_weights is None else return_weights
+        if wanted or self._watchers:
+            heads, lse = choose(call).run_with_lse(call)
+            weights = AttentionMap(call.query, call.key, call.scoring, lse)
+            for watcher in self._watchers:
+                watcher(weights)
+        else:
+            heads = choose(call).run(call)
         B, _, T, _ = heads.shape
         # (B, T, H·D): a view, since kernels write (B, T, H, D); for one token both orders are the same.
         output = heads.reshape(B, 1, self.d_model) if T == 1 else heads.transpose(1, 2).flatten(2)
         out_proj = self._modules["out_proj"]
         if out_proj is not None:
             output = project(out_proj, output)
-        if self.return_weights if return_weights is None else return_weights:
-            return output, call.scoring.weights(call.query, call.key)
-        return output
+        return (output, weights) if wanted else output
 
     def plan(
         self,

@@ -74,6 +74,15 @@ class Mask(abc.ABC):
         """Whether at these lengths the mask is surely True everywhere."""
         return False
 
+    def shows_all(self, start: int, stop: int, lo: int, hi: int, T: int, S: int) -> bool:
+        """Whether the queries `range(start, stop)` surely see all of the keys `range(lo, hi)`."""
+        return self.hides_nothing(T, S)
+
+    @property
+    def by_key(self) -> bool:
+        """Whether surely only the sample and the key count, so that all queries and heads see the same."""
+        return False
+
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors this mask looks things up in."""
         return ()
@@ -176,6 +185,10 @@ class Pair(Mask):
     def banded(self) -> bool:
         return self.a.banded and self.b.banded
 
+    @property
+    def by_key(self) -> bool:
+        return self.a.by_key and self.b.by_key
+
     def tensors(self) -> tuple[Tensor, ...]:
         return self.a.tensors() + self.b.tensors()
 
@@ -201,6 +214,9 @@ class Both(Pair):
     def hides_nothing(self, T: int, S: int) -> bool:
         return self.a.hides_nothing(T, S) and self.b.hides_nothing(T, S)
 
+    def shows_all(self, start: int, stop: int, lo: int, hi: int, T: int, S: int) -> bool:
+        return all(mask.shows_all(start, stop, lo, hi, T, S) for mask in (self.a, self.b))
+
     def __repr__(self) -> str:
         return f"{_inner(self.a)} & {_inner(self.b)}"
 
@@ -222,6 +238,9 @@ class Either(Pair):
     def hides_nothing(self, T: int, S: int) -> bool:
         return self.a.hides_nothing(T, S) or self.b.hides_nothing(T, S)
 
+    def shows_all(self, start: int, stop: int, lo: int, hi: int, T: int, S: int) -> bool:
+        return any(mask.shows_all(start, stop, lo, hi, T, S) for mask in (self.a, self.b))
+
     def __repr__(self) -> str:
         return f"{_inner(self.a)} | {_inner(self.b)}"
 
@@ -242,6 +261,10 @@ class Not(Mask):
     @property
     def banded(self) -> bool:
         return self.a.banded
+
+    @property
+    def by_key(self) -> bool:
+        return self.a.by_key
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.a.tensors()

@@ -139,6 +139,9 @@ class Causal(Mask):
     def hides_nothing(self, T: int, S: int) -> bool:
         return T == 1
 
+    def shows_all(self, start: int, stop: int, lo: int, hi: int, T: int, S: int) -> bool:
+        return hi - 1 <= start + S - T
+
     def __repr__(self) -> str:
         return "causal()"
 
@@ -162,6 +165,9 @@ class Window(Mask):
     def hides_nothing(self, T: int, S: int) -> bool:
         return self.left >= S - 1 and self.right >= T - 1 and T <= S
 
+    def shows_all(self, start: int, stop: int, lo: int, hi: int, T: int, S: int) -> bool:
+        return lo >= stop - 1 + S - T - self.left and hi - 1 <= start + S - T + self.right
+
     def __repr__(self) -> str:
         return f"window({self.left}, {self.right})"
 
@@ -171,9 +177,13 @@ class Prefix(Mask):
     """See `prefix`, one number for all samples."""
 
     n: int
+    by_key = True
 
     def visible(self, grid: Grid) -> Tensor:
         return grid.col < self.n
+
+    def shows_all(self, start: int, stop: int, lo: int, hi: int, T: int, S: int) -> bool:
+        return hi <= self.n
 
     def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
         return 0, min(self.n, S)
@@ -202,6 +212,7 @@ class Lengths(TensorMask):
 
     lengths: Tensor  # (B,)
     side: str
+    by_key = True
 
     @property
     def _tensor(self) -> Tensor:
@@ -228,6 +239,7 @@ class KeyMask(TensorMask):
     """See `padding`: one table of keys per sample."""
 
     keys: Tensor  # (B, S) bool
+    by_key = True
 
     @property
     def _tensor(self) -> Tensor:
@@ -297,6 +309,10 @@ class Dense(TensorMask):
             grid.row if T > 1 else grid.row * 0,
             grid.col if S > 1 else grid.col * 0,
         ]
+
+    @property
+    def by_key(self) -> bool:
+        return self.table.shape[1] == self.table.shape[2] == 1
 
     def tile(self, rows: slice, cols: slice, T: int, S: int, *, device: torch.device | str | None = None) -> Tensor:
         """A view of the table: no index is computed."""

@@ -96,6 +96,8 @@ def attend(
     visible: Tensor | None = None,
     bias: Tensor | None = None,
     scale: float | None = None,
+    softcap: float | None = None,  # scores beyond ± this are bent towards it
+    sinks: Tensor | None = None,  # (H,): one more score per head, which takes weight and hands over nothing
     dropout: float = 0.0,
     steps: list[Step] | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -119,13 +121,21 @@ def attend(
 
     # 6. Scale. A dot product of D terms grows like sqrt(D); without this the softmax saturates and stops learning.
     scores = scores * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if softcap is not None:  # the cap must not bend minus infinity
+        scores = (softcap * (scores / softcap).tanh()).masked_fill(~visible, -math.inf)
     if bias is not None:
         scores = scores + bias
     steps.append(Step(6, "scale", {"scores": scores}))
 
     # 7. Softmax. Every row becomes positive and sums to 1. A row that sees nothing would be 0/0 = NaN: make it 0.
     sees_a_key = visible.expand(scores.shape).any(-1, keepdim=True)
-    weights = scores.masked_fill(~sees_a_key, 0.0).softmax(-1).masked_fill(~sees_a_key, 0.0)
+    scores = scores.masked_fill(~sees_a_key, 0.0)
+    if sinks is None:
+        weights = scores.softmax(-1)
+    else:  # the sink takes part in the softmax, and its share is left out: such rows sum to less than 1
+        sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+        weights = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
+    weights = weights.masked_fill(~sees_a_key, 0.0)
     steps.append(Step(7, "softmax", {"weights": weights}))
 
     # 8. Weighted values. Every query takes the average of the values, weighted by its row.

@@ -5,14 +5,12 @@ The reference, every backend and every tile read the same `Scoring`, so they can
 
 import dataclasses
 import math
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
-from headwise import reference
 from headwise.lowering import additive, may_empty_a_row, simplify
-from headwise.mask_algebra import Mask
+from headwise.mask_algebra import Grid, Mask
 
 WHOLE = slice(None)
 
@@ -27,22 +25,44 @@ def narrow(bias: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scoring:
-    """score = scale · q·k + bias, minus infinity where the mask hides.
+    """score = cap(scale · q·k) + bias, minus infinity where the mask hides; a sink may take part of every row.
 
     Args:
         mask: who may attend; None hides nothing.
         bias: (T, S) or (B or 1, H or 1, T or 1, S or 1), added to the scaled scores; has a gradient.
         scale: 1 / sqrt(D) unless given.
+        softcap: scaled scores become softcap · tanh(score / softcap), before the bias.
+        sinks: (H,), one more score per head, which takes part in the softmax and hands over nothing.
     """
 
     mask: Mask | None = None
     bias: Tensor | None = None
     scale: float | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
 
     @property
     def plain(self) -> bool:
         """Whether only the scale acts."""
-        return self.mask is None and self.bias is None
+        return self.mask is None and self.bias is None and not self.beyond_sdpa
+
+    @property
+    def beyond_sdpa(self) -> bool:
+        """Whether there is something torch's fused attention does not know."""
+        return self.softcap is not None or self.sinks is not None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors it looks at, the mask's last."""
+        own = tuple(x for x in (self.bias, self.sinks) if x is not None)
+        return own if self.mask is None else own + self.mask.tensors()
+
+    def bias_at(self, grid: Grid, dtype: torch.dtype) -> Tensor | None:
+        """The bias at these indices, rounded as the output sees it: to `dtype`, that of the query."""
+        if self.bias is None:
+            return None
+        table = narrow(self.bias[(None,) * (4 - self.bias.dim())], dtype)
+        index = zip(table.shape, (grid.batch, grid.head, grid.row, grid.col), strict=True)
+        return table[tuple(x if size > 1 else x * 0 for size, x in index)]  # size 1: the same for all
 
     def scale_for(self, D: int) -> float:
         """The scale for heads of width `D`."""
@@ -64,25 +84,8 @@ class Scoring:
 
     def simplified(self, T: int, S: int) -> "Scoring":
         """The same scoring at these lengths with its mask in its simplest form."""
-        return Scoring(simplify(self.mask, T, S), self.bias, self.scale)
+        return dataclasses.replace(self, mask=simplify(self.mask, T, S))
 
     def may_empty_a_row(self, T: int, S: int) -> bool:
         """Whether some query might see no key."""
         return self.bias is not None or may_empty_a_row(self.mask, T, S)
-
-    def weights(self, query: Tensor, key: Tensor) -> Tensor:
-        """The exact weights (B, H, T, S) before dropout, in the query's dtype; scores are never rounded to half."""
-        T, S = query.shape[2], key.shape[2]
-        precise = torch.promote_types(query.dtype, torch.float32)
-        query, key, dtype = query.to(precise), key.to(precise), query.dtype
-        device = query.device.type
-        with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
-            _, weights = reference.attend(
-                query,
-                key,
-                key[..., :0],
-                visible=self.visible(T, S, query.device),
-                bias=None if self.bias is None else narrow(self.bias, dtype).to(precise),  # as the output sees it
-                scale=self.scale,
-            )
-        return weights.to(dtype)

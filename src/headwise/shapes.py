@@ -107,9 +107,21 @@ def check_size(name: str, n: object) -> int:
     return operator.index(n)
 
 
-def check_scale(scale: float | None) -> None:
-    """Raise unless `scale` is None or above 0: hidden scores are minus infinity, and must stay so when scaled."""
-    if scale is None:
+def check_factor(name: str, factor: float | None, default: str) -> None:
+    """Raise unless `factor` is None or above 0: hidden scores are minus infinity, and must stay so when scaled."""
+    if factor is None:
         return
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < math.inf:
-        raise OptionError(f"scale={scale!r}: expected a number above 0, or None for 1 / sqrt(D).")
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
+        raise OptionError(f"{name}={factor!r}: expected a number above 0, or None for {default}.")
+
+
+def check_sinks(sinks: Tensor, H: int, device: torch.device) -> None:
+    """Raise unless `sinks` is one floating-point score per query head."""
+    check_tensor("sinks", sinks)
+    if not sinks.is_floating_point() or tuple(sinks.shape) != (H,):
+        raise ShapeError(
+            f"sinks of shape {tuple(sinks.shape)} and {sinks.dtype}; expected one floating-point score per query head, "
+            f"({H},)."
+        )
+    if sinks.device != device:
+        raise DeviceError(f"sinks are on {sinks.device} and the query on {device}; move one with .to(...).")

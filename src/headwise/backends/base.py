@@ -36,6 +36,10 @@ class Backend(Protocol):
         """What every head reads, (B, H, T, Dv)."""
         ...
 
+    def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        """The same, and the row log-sum-exp (B, H, T) where the kernel leaves one at no cost."""
+        ...
+
 
 def repeat_heads(tensor: Tensor, H: int) -> Tensor:
     """Key or value heads (B, Hkv, S, D) repeated to (B, H, S, D), for a path that knows no grouped heads."""

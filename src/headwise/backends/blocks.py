@@ -69,6 +69,10 @@ class Blocks:
         assert isinstance(rule, Rule)  # noqa: S101 - refuses() has said so
         return in_blocks(call, rule)
 
+    def run_with_lse(self, call: Call) -> tuple[Tensor, None]:
+        """Blocks are for short rows and narrow windows, for which a log-sum-exp is soon computed when it is needed."""
+        return self.run(call), None
+
 
 def in_blocks(call: Call, rule: Rule) -> Tensor:
     """What every head reads, (B, H, T, Dv), computed block by block as `rule` says."""
@@ -92,6 +96,8 @@ def choose_rule(call: Call) -> Rule | str:
     query, key, value, scoring, dropout = call
     if query.numel() == 0 or value.numel() == 0:
         return "an axis has size 0"
+    if scoring.beyond_sdpa:
+        return "torch's fused attention knows neither soft-cap nor sinks"
     B, H, T, _ = query.shape
     S = key.shape[2]
     mask = simplify(scoring.mask, T, S)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from headwise.backends.base import Call, repeat_heads
 from headwise.lowering import lower, simplify
@@ -23,6 +24,8 @@ class Sdpa:
         """It takes everything that has a size."""
         if call.query.numel() == 0 or call.value.numel() == 0:
             return "an axis has size 0, for which some fused kernels return nothing"
+        if call.scoring.beyond_sdpa:
+            return "torch's fused attention knows neither soft-cap nor sinks"
         return None
 
     def run(self, call: Call) -> Tensor:
@@ -31,6 +34,70 @@ class Sdpa:
         if scoring.plain and not call.grouped:  # the shortest way, for short sequences
             return F.scaled_dot_product_attention(query, key, value, None, dropout, scale=scoring.scale)
         return F.scaled_dot_product_attention(**arguments(call))
+
+    def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        """One fused call, which leaves the row log-sum-exp where torch's kernel for it can hand it out."""
+        if not hands_out_lse(call):
+            return self.run(call), None
+        given = arguments(call)
+        kernel = torch._fused_sdp_choice(**given)
+        if kernel == FLASH and call.query.is_cpu:
+            return by_cpu_flash(given)
+        if kernel == CUDNN and given["attn_mask"] is None:
+            return by_cudnn(given)
+        if kernel == FLASH and given["attn_mask"] is None:
+            return by_cuda_flash(given)
+        return F.scaled_dot_product_attention(**given), None
+
+
+FLASH, CUDNN = SDPBackend.FLASH_ATTENTION.value, SDPBackend.CUDNN_ATTENTION.value
+WORTHWHILE = 2**16  # scores of one head; below, a log-sum-exp costs less than asking which kernel torch would take
+
+
+def hands_out_lse(call: Call) -> bool:
+    """Whether to call torch's kernels by name, which alone gives the log-sum-exp. Never where the public function does
+    more than call one: under autocast, while tracing or transforming, for subclasses of Tensor."""
+    query, key, value, scoring, dropout = call
+    T, S = query.shape[2], key.shape[2]
+    if torch.compiler.is_compiling() or T * S < WORTHWHILE or dropout or type(query) is not Tensor:
+        return False
+    return (
+        (query.is_cpu or (query.is_cuda and query.shape[3] % 8 == 0))
+        and query.shape[3] == value.shape[3]
+        and not torch.is_autocast_enabled(query.device.type)
+        and torch._C._functorch.peek_interpreter_stack() is None
+        # Kernels disagree on the log-sum-exp of a row that sees nothing.
+        and not scoring.may_empty_a_row(T, S)
+        and not (query.is_cuda and isinstance(simplify(scoring.mask, T, S), Causal) and T != S)
+    )
+
+
+def by_cpu_flash(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """The kernel behind torch's attention on the CPU."""
+    tensors = (given[name] for name in ("query", "key", "value"))
+    options = {"attn_mask": given["attn_mask"], "scale": given["scale"]}
+    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        *tensors, 0.0, given["is_causal"], **options
+    )
+    return output, lse
+
+
+def by_cudnn(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """cuDNN's kernel."""
+    tensors = (given[name] for name in ("query", "key", "value"))
+    output, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        *tensors, None, True, 0.0, given["is_causal"], False, scale=given["scale"]
+    )
+    return output, lse[..., 0]
+
+
+def by_cuda_flash(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """FlashAttention's kernel."""
+    tensors = (given[name] for name in ("query", "key", "value"))
+    output, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+        *tensors, 0.0, given["is_causal"], False, scale=given["scale"]
+    )
+    return output, lse
 
 
 def arguments(call: Call) -> dict[str, Any]:

@@ -23,6 +23,18 @@ class Whole:
         visible = scoring.visible(query.shape[2], key.shape[2], query.device)
         bias = None if scoring.bias is None else narrow(scoring.bias, query.dtype)
         output, _ = reference.attend(
-            query, key, value, visible=visible, bias=bias, scale=scoring.scale, dropout=dropout
+            query,
+            key,
+            value,
+            visible=visible,
+            bias=bias,
+            scale=scoring.scale,
+            softcap=scoring.softcap,
+            sinks=scoring.sinks,
+            dropout=dropout,
         )
         return output
+
+    def run_with_lse(self, call: Call) -> tuple[Tensor, None]:
+        """The reference hands out none."""
+        return self.run(call), None

@@ -1,0 +1,221 @@
+"""What looking at attention weights costs, against one forward pass of torch's fused attention.
+
+    python benchmarks/maps.py                  the CPU: float32, causal, T = 16384, 12 heads of 64
+    python benchmarks/maps.py --device cuda    the GPU: bfloat16, causal, up to 131072 tokens
+
+Every result is first compared with the float64 reference, whole at a short length and in sampled rows at the long one.
+The panel is entropy, peak, mean distance, the masses of four probes, received and a picture.
+"""
+
+import resource
+import sys
+
+import torch
+import torch.nn.functional as F
+from harness import finish, interleaved, parser, table
+from torch import Tensor
+
+from headwise import (
+    AttentionMap,
+    MultiHeadAttention,
+    Scoring,
+    attend,
+    causal,
+    local,
+    offset,
+    previous_token,
+    reference,
+    sink,
+)
+
+PROBES = {"sink": sink(4), "previous": previous_token(), "self": offset(0), "local": local(8)}
+SHAPES = {"cpu": [(1, 12, 16384, 64)], "cuda": [(1, 32, 32768, 128), (1, 12, 8192, 64), (1, 32, 2048, 128)]}
+LAYERS = {"cpu": [(4, 512, 768, 12), (1, 2048, 1024, 16)], "cuda": [(8, 1024, 768, 12), (4, 4096, 2048, 16)]}
+PICTURE = {"cpu": 64, "cuda": 256}
+
+
+def inputs(shape: tuple[int, ...], device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    generator = torch.Generator(device).manual_seed(0)
+    query, key, value = (torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(3))
+    return query, key, value
+
+
+def panel(weights: AttentionMap, size: int) -> object:
+    """The whole panel."""
+    return weights.panel(entropy=True, peak=True, distance=True, received=True, masses=PROBES, pooled=(size, size))
+
+
+def formulae(weights: Tensor, position: Tensor) -> dict[str, Tensor]:
+    """Row statistics of dense weights (..., t, S)."""
+    apart = (position[:, None] - torch.arange(weights.shape[-1], device=weights.device)).abs()
+    return {
+        "entropy": torch.special.entr(weights).sum(-1),
+        "peak": weights.amax(-1),
+        "distance": (weights * apart).sum(-1),
+        "previous": (weights * (position[:, None] - torch.arange(weights.shape[-1], device=weights.device) == 1)).sum(
+            -1
+        ),
+    }
+
+
+def check(shape: tuple[int, ...], device: str, size: int) -> dict[str, float]:
+    """Errors against float64 and those of plain float32; stops the run if ours are out of all proportion."""
+    query, key, value = inputs(shape, device)
+    T = shape[2]
+    _, weights = attend(query, key, value, causal=True, return_weights=True)
+    found = weights.panel(entropy=True, peak=True, distance=True, received=True, masses=PROBES, pooled=(size, size))
+    rows = torch.linspace(1, T - 1, min(T - 1, 256)).long().to(device)
+    visible = torch.arange(T, device=device) <= rows[:, None]
+    errors = {}
+    dense = {}
+    for name, dtype in (("truth", torch.float64), ("plain", torch.float32)):
+        _, dense[name] = reference.attend(
+            query[:, :1, rows].to(dtype), key[:, :1].to(dtype), value[:, :1].to(dtype), visible=visible
+        )
+    ours = {
+        "entropy": found.entropy,
+        "peak": found.peak.weight,
+        "distance": found.distance,
+        "previous": found.masses["previous"],
+    }
+    truth, plain = (formulae(dense[name], rows) for name in ("truth", "plain"))
+    for name, values in ours.items():
+        error = (values[:, :1, rows].double() - truth[name]).norm() / truth[name].norm()
+        rough = (plain[name].double() - truth[name]).norm() / truth[name].norm()
+        errors[f"{name} error"], errors[f"{name} error of plain float32"] = error.item(), rough.item()
+        if not error <= 10 * rough + 1e-5:
+            sys.exit(f"{name}: relative error {error:.3g}, plain float32 has {rough:.3g}")
+    total = found.received.total.double().sum().item() / (shape[0] * shape[1] * T)
+    picture = found.pooled.double().sum(-1)
+    if abs(total - 1) > 1e-4 or (picture - 1).abs().max() > 1e-4:
+        sys.exit(f"received sums to {total} per query, picture rows to {picture.min()}..{picture.max()}; expected 1")
+    return errors
+
+
+def check_columns(device: str, size: int) -> None:
+    """received() and the picture, whole, at a length where the dense matrix fits."""
+    query, key, value = inputs((1, 2, 1024, 64), device)
+    _, weights = attend(query, key, value, causal=True, return_weights=True)
+    _, truth = reference.attend(
+        *(x.double() for x in (query, key, value)), visible=causal().to_tensor(1024, device=device)
+    )
+    cells = truth.unflatten(-1, (size, -1)).sum(-1).unflatten(2, (size, -1)).mean(3)
+    found = weights.panel(entropy=True, received=True, pooled=(size, size))
+    for values, exact in (
+        (weights.received().total, truth.sum(-2)),
+        (found.received.total, truth.sum(-2)),
+        (found.pooled, cells),
+    ):
+        error = (values.double() - exact).norm() / exact.norm()
+        if not error < 2e-5:
+            sys.exit(f"received or picture: relative error {error:.3g}")
+
+
+def statistics(shape: tuple[int, ...], device: str, seconds: float) -> dict[str, object]:
+    """Times of statistics, and the memory the panel takes beyond query, key and log-sum-exp."""
+    size = PICTURE[device]
+    errors = check(shape, device, size)
+    query, key, value = inputs(shape, device)
+    _, weights = attend(query, key, value, causal=True, return_weights=True)
+    weights.log_sum_exp()
+    runs = {
+        "SDPA forward": lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True),
+        "received": weights.received,
+        "entropy, received, picture": lambda: weights.panel(entropy=True, received=True, pooled=(size, size)),
+        "panel": lambda: panel(weights, size),
+        "entropy": weights.entropy,
+        "distance": weights.distance,
+        "topk(8)": lambda: weights.topk(8),
+        "log-sum-exp": lambda: AttentionMap(query, key, Scoring(causal())).log_sum_exp(),
+        "sink": lambda: weights.mass(sink(4)),
+    }
+    with torch.no_grad():
+        extra = memory(lambda: panel(weights, size), device)
+        times = interleaved(runs, device, rounds=40, seconds=seconds)
+    return {"shape": shape, "times": times, "extra MiB": extra, **errors}
+
+
+def memory(run, device: str) -> float:
+    """MiB that a run takes beyond what was there."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = run()
+        torch.cuda.synchronize()
+        del result
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
+
+
+def with_and_without(setting: tuple[int, ...], device: str, seconds: float) -> dict[str, object]:
+    """A layer's time with and without `return_weights`."""
+    B, T, E, H = setting
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    layer = MultiHeadAttention(E, H, causal=True, device=device, dtype=dtype)
+    x = torch.randn(B, T, E, device=device, dtype=dtype, requires_grad=True)
+
+    def forward(wanted: bool) -> None:
+        with torch.no_grad():
+            layer(x, return_weights=wanted)
+
+    def both(wanted: bool) -> None:
+        output = layer(x, return_weights=wanted)
+        (output[0] if wanted else output).sum().backward()
+
+    runs = {
+        "forward": lambda: forward(False),
+        "forward with weights": lambda: forward(True),
+        "forward+backward": lambda: both(False),
+        "forward+backward with weights": lambda: both(True),
+    }
+    return {"setting": setting, "times": interleaved(runs, device, rounds=60, seconds=seconds)}
+
+
+def longest() -> dict[str, object]:
+    """131,072 tokens and 32 heads: the panel's memory beyond query, key and log-sum-exp."""
+    query, key, value = inputs((1, 32, 131072, 128), "cuda")
+    _, weights = attend(query, key, value, causal=True, return_weights=True)
+    del value
+    weights.log_sum_exp()
+    return {"shape": (1, 32, 131072, 128), "extra MiB": memory(lambda: panel(weights, 256), "cuda")}
+
+
+def main() -> None:
+    """Check, time, print."""
+    options = parser(__doc__).parse_args()
+    device = options.device
+    check_columns(device, 64)
+    rows: list[dict[str, object]] = []
+    for setting in LAYERS[device]:
+        rows.append(with_and_without(setting, device, options.seconds))
+        times = rows[-1]["times"]
+        lines = [
+            [name, f"{times[name]['ms']:.3f}", f"{times[name + ' with weights']['ms']:.3f}",
+             f"{times[name + ' with weights']['ms'] / times[name]['ms']:.3f}×"]
+            for name in ("forward", "forward+backward")
+        ]  # fmt: skip
+        table(f"layer {setting}, ms", lines, ["", "without weights", "with", "ratio"])
+    for shape in SHAPES[device]:
+        rows.append(statistics(shape, device, options.seconds * (8 if device == "cpu" else 1)))
+        times = rows[-1]["times"]
+        base = times["SDPA forward"]["ms"]
+        lines = [[name, f"{t['ms']:.3f}", f"{t['ms'] / base:.2f}×", f"{t['spread']:.0%}"] for name, t in times.items()]
+        table(f"{shape}, panel takes {rows[-1]['extra MiB']:.0f} MiB extra", lines, ["", "ms", "SDPA", "spread"])
+        for name, value in rows[-1].items():
+            if name.endswith("error"):
+                print(f"  {name} {value:.2g}, of plain float32 {rows[-1][name + ' of plain float32']:.2g}")
+    if device == "cuda":
+        rows.append(longest())
+        print(
+            f"\n{rows[-1]['shape']}: the panel takes {rows[-1]['extra MiB']:.0f} MiB beyond query, key and log-sum-exp"
+        )
+    finish("maps", device, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What all kernels share: which keys a block of queries sees, the rows of a block, and log2 weights.
+
+Weights are powers of two: log2(weight) = score · log2(e) − normalizer, one fused multiply-add before one exp2.
+"""
+
+# mypy: ignore-errors
+import triton
+import triton.language as tl
+
+HIDDEN = tl.constexpr(-1e30)  # log2 of a hidden weight: finite, so that 2**HIDDEN · HIDDEN is 0 and not NaN
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def visible(position, col, S, left, right, keys, open_keys, documents, KEYS, OPEN, DOCUMENTS):
+    """Where the query at `position` sees key `col`; both are 2-D and broadcast against each other.
+
+    (Within the band, or an open key), and an allowed key, and of the same document.
+    """
+    inside = (col >= 0) & (col < S)
+    seen = (col <= position + right) & (col >= position - left)
+    if OPEN:
+        seen = seen | (tl.load(open_keys + col, mask=inside, other=0) != 0)
+    if KEYS:
+        seen = seen & (tl.load(keys + col, mask=inside, other=0) != 0)
+    if DOCUMENTS:
+        placed = (position >= 0) & (position < S)
+        own = tl.load(documents + position, mask=placed, other=0)
+        theirs = tl.load(documents + col, mask=inside, other=0)
+        seen = seen & placed & (own == theirs)
+    return seen & inside
+
+
+@triton.jit
+def reach(first, last, shift, behind, ahead, size, BLOCK: tl.constexpr, EVERYWHERE, UNCLEAR):
+    """Where to walk for the indices `first..last` of the other axis: (lo, clean_lo, clean_hi, hi).
+
+    Index i meets j where i + shift − behind <= j <= i + shift + ahead. All is within lo..hi; between clean_lo and
+    clean_hi, multiples of BLOCK beyond lo, every pair meets and no mask has to be looked at.
+    """
+    lo = tl.minimum(tl.maximum(first + shift - behind, 0), size) // BLOCK * BLOCK
+    hi = tl.minimum(last + shift + ahead + 1, size)
+    if EVERYWHERE:
+        lo = 0
+        hi = size
+    hi = tl.maximum(hi, lo)
+    clean_lo = tl.maximum(last + shift - behind, lo)
+    clean_hi = tl.minimum(first + shift + ahead + 1, hi)
+    if UNCLEAR:
+        clean_hi = lo
+    clean_lo = tl.minimum((clean_lo + BLOCK - 1) // BLOCK * BLOCK, (hi + BLOCK - 1) // BLOCK * BLOCK)
+    clean_hi = tl.maximum(clean_hi // BLOCK * BLOCK, clean_lo)
+    return lo, clean_lo, clean_hi, hi
+
+
+@triton.jit
+def load_block(
+    pointer, start, stride, end, BLOCK: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, RAGGED: tl.constexpr
+):
+    """BLOCK rows from `start` of a matrix D wide, padded with zeros to WIDTH and, if RAGGED, beyond row `end`."""
+    index, width = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    # Long arithmetic once for the block; within it, offsets do not change from block to block and are computed once.
+    places = pointer + tl.cast(start, tl.int64) * stride + (index[:, None] * stride + width[None, :])
+    if RAGGED:
+        return tl.load(places, mask=(start + index[:, None] < end) & (width[None, :] < D), other=0.0)
+    if D < WIDTH:
+        return tl.load(places, mask=width[None, :] < D, other=0.0)
+    return tl.load(places)
+
+
+@triton.jit
+def log2_scores(product, scale2, softcap, CAPPED: tl.constexpr):
+    """Scores times log2(e), from dot products; `scale2` holds that factor."""
+    if CAPPED:  # cap · tanh(score / cap), tanh written with exp2
+        tanh = 1 - 2 / (1 + tl.exp2(product * (2 * scale2 / softcap)))
+        return softcap * LOG2_E * tanh
+    return product * scale2
+
+
+@triton.jit
+def log2_normalizer(lse):
+    """The row normalizer; a row that sees nothing gets one that makes all its weights 0."""
+    return tl.where(lse == float("-inf"), 1e30, lse * LOG2_E)

@@ -1,0 +1,160 @@
+"""Many statistics asked together: they share passes over the weights."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headwise import engine, readings
+from headwise.errors import MaskError, OptionError
+from headwise.mask_algebra import Mask
+from headwise.shapes import check_size
+from headwise.source import Source
+
+
+class Peak(NamedTuple):
+    """The largest weight of every query (B, H, T), and the key it lies on; -1 where no key is seen."""
+
+    weight: Tensor
+    key: Tensor
+
+
+class Distances(NamedTuple):
+    """How far queries look.
+
+    mean: (B, H, T), the mean distance between a query and the keys it attends to.
+    histogram: (B, H, octaves), the share of a head's attention at distance 0, 1, 2–3, 4–7, ...
+    edges: (octaves + 1,), octave b holds distances from edges[b] to edges[b + 1] - 1.
+    """
+
+    mean: Tensor
+    histogram: Tensor
+    edges: Tensor
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Received:
+    """What every key receives, (B, H, S): the sum over queries, how many could see it, and the mean over those."""
+
+    total: Tensor
+    count: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean over the queries that could see the key."""
+        return self.total / self.count.clamp(min=1)
+
+
+class TopKeys(NamedTuple):
+    """The largest weights of every query, largest first (B, H, T, k), and their keys; -1 where fewer are seen."""
+
+    weights: Tensor
+    keys: Tensor
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Panel:
+    """The statistics that were asked for; the others are None."""
+
+    entropy: Tensor | None = None
+    peak: Peak | None = None
+    distance: Tensor | None = None
+    histogram: Tensor | None = None
+    received: Received | None = None
+    masses: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    pooled: Tensor | None = None
+    pooled_peak: Tensor | None = None
+    topk: TopKeys | None = None
+
+    def __repr__(self) -> str:
+        parts = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                parts.append(f"{field.name}={tuple(value.shape)}")
+            elif isinstance(value, dict):
+                parts += [f"masses[{name!r}]={tuple(mass.shape)}" for name, mass in value.items()]
+            elif value is not None:
+                first = value.total if isinstance(value, Received) else value[0]
+                parts.append(f"{field.name}={tuple(first.shape)}")
+        return f"Panel({', '.join(parts)})"
+
+
+def take_panel(
+    source: Source,
+    *,
+    entropy: bool = False,
+    peak: bool = False,
+    distance: bool = False,
+    histogram: bool = False,
+    received: bool = False,
+    masses: Mapping[str, Mask] | None = None,
+    pooled: tuple[int, int] | int | None = None,
+    pooled_peak: tuple[int, int] | int | None = None,
+    topk: int | None = None,
+) -> Panel:
+    """The panel of a source; see `AttentionMap.panel`."""
+    asked: dict[str, readings.Reading] = {}
+    if entropy:
+        asked["entropy"] = readings.Entropy()
+    if peak:
+        asked["peak"] = readings.Peak()
+    if distance:
+        asked["distance"] = readings.Distance()
+    if histogram:
+        asked["histogram"] = readings.Histogram()
+    if received:
+        asked["received"] = readings.Received()
+    if pooled is not None:
+        asked["pooled"] = readings.Pooled(*picture_size("pooled", pooled, source))
+    if pooled_peak is not None:
+        asked["pooled_peak"] = readings.PooledPeak(*picture_size("pooled_peak", pooled_peak, source))
+    if topk is not None:
+        asked["topk"] = readings.TopKeys(_count_of_keys(topk, source))
+    probes = {f"mass {name}": readings.Mass(checked_probe(probe, source)) for name, probe in dict(masses or {}).items()}
+    asked |= probes
+    found = dict(zip(asked, engine.read(source, list(asked.values())), strict=True)) if asked else {}
+    named: dict[str, Any] = {name: _shaped(name, result) for name, result in found.items() if name not in probes}
+    return Panel(**named, masses={name.removeprefix("mass "): found[name][0] for name in probes})
+
+
+def _shaped(name: str, result: tuple[Tensor, ...]) -> object:
+    if name == "peak":
+        return Peak(*result)
+    if name == "topk":
+        return TopKeys(*result)
+    if name == "received":
+        return Received(*result)
+    return result[0]
+
+
+def octave_edges(octaves: int) -> Tensor:
+    """0, 1, 2, 4, 8, ..."""
+    return torch.tensor([0, *(2**b for b in range(octaves))])
+
+
+def picture_size(name: str, size: tuple[int, int] | int, source: Source) -> tuple[int, int]:
+    """Rows and columns of a picture, at most one per query and key."""
+    rows, cols = (size, size) if isinstance(size, int) else size
+    T, S = source.shape[2:]
+    return min(check_size(f"{name} rows", rows), max(T, 1)), min(check_size(f"{name} columns", cols), max(S, 1))
+
+
+def checked_probe(probe: Mask, source: Source) -> Mask:
+    """`probe`, refused unless it fits the whole that the source is of."""
+    if not isinstance(probe, Mask):
+        raise MaskError(
+            f"a probe is a mask, and {type(probe).__name__} was given. Use previous_token(), sink(4), causal(), ... or "
+            f"wrap a tensor in dense(...)."
+        )
+    probe.check(source.frame.B, source.frame.H, source.frame.T, source.frame.S, source.query.device)
+    return probe
+
+
+def _count_of_keys(k: int, source: Source) -> int:
+    S = source.shape[3]
+    if check_size("topk(k)", k) > S:
+        raise OptionError(f"topk({k}): the map has {S} keys, so k is at most {S}.")
+    return int(k)

@@ -1,0 +1,92 @@
+"""What lets a lazy map stand where a tensor is expected: torch functions, numpy, arithmetic.
+
+Whatever is asked for here and not known more cheaply makes the dense tensor first, within its byte limit.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class TensorLike:
+    """A thing that can become a tensor by `to_tensor()`."""
+
+    def to_tensor(self) -> Tensor:
+        """The dense tensor."""
+        raise NotImplementedError
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """torch.anything(weights, ...): with the dense tensor, or our own method of that name."""
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if args and isinstance(args[0], cls) and name in OWN:
+            return getattr(args[0], name)(*args[1:], **kwargs)
+        return func(*(_dense(x) for x in args), **{key: _dense(x) for key, x in kwargs.items()})
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """The dense weights as a numpy array; bfloat16, which numpy does not know, as float32."""
+        if copy is False:
+            raise ValueError("a numpy array of an attention map is always a copy: its numbers are computed now.")
+        tensor = self.to_tensor().detach().cpu()
+        array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        """Any method a tensor has: it is called on the dense tensor."""
+        method = None if name.startswith("_") else getattr(Tensor, name, None)
+        if not callable(method):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")  # noqa: TRY004
+
+        def dense_method(*args: Any, **kwargs: Any) -> Any:
+            return getattr(self.to_tensor(), name)(
+                *(_dense(x) for x in args), **{k: _dense(x) for k, x in kwargs.items()}
+            )
+
+        return dense_method
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TypeError("an attention map is read only; weights.to_tensor() gives a tensor of your own to change.")
+
+    def __bool__(self) -> bool:
+        raise TypeError("the truth of a whole attention map is ambiguous; ask for one weight, or use .any() or .all().")
+
+
+OWN = {"sum", "mean", "amax", "max", "detach"}  # torch functions that are methods of ours
+
+
+def _dense(x: Any) -> Any:
+    """`x` with every map in it made dense."""
+    if isinstance(x, TensorLike):
+        return x.to_tensor()
+    if isinstance(x, list | tuple) and type(x) in (list, tuple):
+        return type(x)(_dense(item) for item in x)
+    return x
+
+
+def _operators() -> Iterator[str]:
+    names = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"]
+    yield from (f"__{name}__" for name in names)
+    yield from (f"__r{name}__" for name in names)
+    yield from ("__neg__", "__abs__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def operator(self: TensorLike, *others: Any) -> Any:
+        return getattr(self.to_tensor(), name)(*(_dense(other) for other in others))
+
+    operator.__name__ = name
+    return operator
+
+
+for _name in _operators():
+    setattr(TensorLike, _name, _operator(_name))
+TensorLike.__hash__ = object.__hash__  # type: ignore[method-assign]  # comparing element by element would lose it

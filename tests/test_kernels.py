@@ -1,0 +1,151 @@
+"""Kernels give what the tile engine gives; on CPU tensors under Triton's interpreter: TRITON_INTERPRET=1 pytest."""
+
+import os
+
+import pytest
+import torch
+
+import kernel_calls
+
+pytest.importorskip("triton")
+
+from headwise import causal, dense, kernels, local, prefix, previous_token, readings, same_token, sink, tiles
+from headwise.kernels.structure import structure_of
+from headwise.probes import induction
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")),
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(INTERPRETED, reason="compiled for the GPU")]),
+]
+# (B, H, Hkv, T, S, D): ragged, aligned with blocks, cached, grouped, odd widths
+SIZES = {
+    "ragged": (2, 4, 2, 67, 67, 16),
+    "aligned": (1, 2, 1, 64, 64, 32),
+    "cached": (1, 2, 2, 33, 129, 24),
+    "more queries than keys": (1, 2, 1, 75, 40, 16),
+    "one query": (1, 2, 1, 1, 127, 16),
+}
+LARGE = {
+    "ragged": (2, 4, 2, 1023, 1023, 64),
+    "aligned": (1, 4, 1, 1024, 1024, 64),
+    "cached": (2, 2, 2, 129, 1500, 64),
+    "more queries than keys": (2, 2, 1, 600, 333, 64),
+    "one query": (1, 2, 1, 1, 127, 64),
+    "tiny": (1, 2, 1, 3, 5, 64),
+}
+
+
+def asked(S, device):
+    ids = torch.arange(S, device=device) % 5
+    return [
+        readings.Entropy(),
+        readings.Peak(),
+        readings.Distance(),
+        readings.Histogram(),
+        readings.Received(),
+        readings.Pooled(min(3, S), min(4, S)),
+        readings.PooledPeak(1, min(4, S)),
+        readings.TopKeys(min(3, S)),
+        readings.Mass(sink(2)),
+        readings.Mass(previous_token()),
+        readings.Mass(local(3)),
+        readings.Mass(same_token(ids)),
+        readings.Mass(induction(ids) & ~sink(1)),
+    ]
+
+
+def compare(source, questions, tolerance):
+    """Every reading through kernels and through tiles."""
+    lse = tiles.compute_log_sum_exp(source)
+    found_lse = kernels.log_sum_exp(source)
+    torch.testing.assert_close(found_lse, lse.float(), rtol=tolerance, atol=tolerance)
+    expected = tiles.stream(source, lse, questions())
+    found = kernels.read(source, lse, questions())
+    assert len(found) == len(expected), "kernels refused a reading"
+    for number, reading in enumerate(questions()):
+        for got, want in zip(found[number], expected[number], strict=True):
+            if got.dtype == torch.int64:  # equal weights may lie on different keys
+                assert (got == want).float().mean() > 0.99, type(reading).__name__
+            else:
+                torch.testing.assert_close(
+                    got,
+                    want.float(),
+                    rtol=tolerance,
+                    atol=tolerance,
+                    msg=lambda text, r=reading: f"{type(r).__name__}: {text}",
+                )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mask", kernel_calls.MASKS)
+@pytest.mark.parametrize("size", LARGE)
+def test_kernels_give_what_tiles_give(size, mask, device):
+    if device == "cpu" and size not in SIZES:
+        pytest.skip("small enough to be covered by the others")
+    B, H, Hkv, T, S, D = (SIZES if device == "cpu" else LARGE)[size]
+    made = kernel_calls.MASKS[mask](B, T, S)
+    if made is not None:
+        made = made.to(device)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    source = kernel_calls.source(B, H, Hkv, T, S, D, made, dtype, device=device)
+    compare(source, lambda: asked(S, device), 2e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("width", [16, 80, 128, 256])
+def test_heads_of_any_width(width, device):
+    T, dtype = (33, torch.float32) if device == "cpu" else (515, torch.bfloat16)
+    source = kernel_calls.source(1, 2, 1, T, T, width, causal(), dtype, device=device)
+    compare(source, lambda: asked(T, device), 2e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "options", [{"softcap": 1.5}, {"dtype": torch.float16}, {"dtype": torch.float32, "hkv": 2}], ids=str
+)
+def test_options_of_scoring_reach_the_kernels(options, device):
+    options = dict(options)
+    T = 40 if device == "cpu" else 700
+    source = kernel_calls.source(
+        1, 2, options.pop("hkv", 1), T, T, 16, causal(), **{"dtype": torch.float32, "device": device, **options}
+    )
+    compare(source, lambda: asked(T, device), 2e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [(16, 8), (2, 32), (1, 1), (64, 64), (5, 7)], ids=str)
+def test_pictures_of_any_size_come_with_and_without_other_statistics(size, device):
+    source = kernel_calls.source(1, 2, 1, 128, 128, 16, causal(), torch.float32, device=device)
+    compare(source, lambda: [readings.Pooled(*size), readings.PooledPeak(*size)], 2e-5)
+    compare(source, lambda: [readings.Entropy(), readings.Received(), readings.Pooled(*size)], 2e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_heads_may_lie_anywhere_in_memory(device):
+    source = kernel_calls.source(2, 2, 2, 37, 37, 16, causal(), torch.float32, device=device)
+    packed = torch.stack([source.query, source.key], 3).transpose(1, 2).contiguous()  # (B, T, H, 2, D)
+    query, key = packed.transpose(1, 2).unbind(3)
+    assert not query.is_contiguous()
+    moved = type(source)(query, key, source.scoring, source.frame)
+    compare(moved, lambda: [readings.Entropy(), readings.Received()], 2e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_part_of_the_rows_keeps_its_place(device):
+    from headwise.narrowing import narrowed
+
+    source = kernel_calls.source(1, 2, 1, 60, 60, 16, causal(), torch.float32, device=device)
+    part = narrowed(source, range(1), range(1, 2), range(20, 50))
+    compare(part, lambda: asked(60, device), 2e-5)
+
+
+def test_masks_become_structures_or_are_left_to_tiles():
+    source = kernel_calls.source(2, 2, 1, 9, 9, 16)
+    known = structure_of(causal() & ~prefix(1), source)
+    assert (known.right, known.keys.tolist()) == (0, [[0, 1, 1, 1, 1, 1, 1, 1, 1]])
+    assert structure_of(causal() | prefix(2), source).open_keys.tolist() == [[1, 1, 0, 0, 0, 0, 0, 0, 0]]
+    assert structure_of(dense(torch.rand(9, 9) > 0.5), source) is None
+    assert structure_of(~causal(), source) is None
+    assert structure_of((causal() | prefix(2)) & local(3), source) is None
+    assert structure_of(same_token(torch.arange(9)) & induction(torch.arange(9)), source) is None

@@ -1,0 +1,82 @@
+"""A summary names what a head does."""
+
+import pytest
+import torch
+
+from headwise import AttentionMap, Scoring, causal, reference, sink
+from headwise.summary import reading
+
+T, STRONG = 48, 30.0
+IDS = torch.cat([torch.arange(T // 2), torch.arange(T // 2)])
+
+
+def heads(*kinds):
+    """A map whose heads look where each kind says, by one-hot positions as queries and keys."""
+    position = torch.arange(T)
+    wanted = {
+        "previous": position - 1,
+        "self": position,
+        "first": torch.zeros(T, dtype=torch.long),
+        "induction": torch.where(position >= T // 2, position - T // 2 + 1, 0),
+        "far": (position - 11).clamp(min=0),
+        "even": None,
+    }
+    eye = torch.eye(T)
+    query = torch.stack(
+        [torch.zeros(T, T) if wanted[k] is None else eye[wanted[k].clamp(min=0)] * STRONG for k in kinds]
+    )
+    return AttentionMap(query[None], eye.expand(1, len(kinds), T, T), Scoring(causal(), scale=1.0))
+
+
+def test_readings_name_the_heads():
+    summary = heads("previous", "self", "first", "even", "far").summary()
+    words = [head.reading for head in summary]
+    assert words[0].startswith("previous-token 1.00")
+    assert words[1].startswith("own-token 1.00")
+    assert words[2].startswith("first-token sink 1.00")
+    assert words[3].startswith("broad 1.00")
+    assert summary[4]["positional"] > 0.7
+    assert len(summary) == 5
+
+
+def test_induction_is_looked_for_when_tokens_are_given():
+    weights = heads("induction", "previous")
+    first, second = weights.summary(IDS)
+    assert "induction" in first.reading
+    assert first.apart["induction"] > 0.4 > second.apart["induction"]
+    assert "induction" not in weights.summary()[0].numbers
+
+
+def test_delimiters_are_looked_for_when_they_are_named():
+    numbers = heads("first").summary(IDS, delimiters=[0])[0].numbers
+    assert numbers["delimiter"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_numbers_are_means_over_queries_with_a_choice():
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 3, T, 8), torch.randn(2, 3, T, 8)
+    weights = AttentionMap(query, key, Scoring(causal()))
+    _, truth = reference.attend(query, key, key, visible=causal().to_tensor(T))
+    numbers = weights.summary()[1].numbers
+    rows = truth[:, 1, 1:]
+    assert numbers["sink"] == pytest.approx(rows[..., 0].mean().item(), rel=1e-4)
+    entropy = torch.special.entr(rows).sum(-1) / torch.arange(2, T + 1).log()
+    assert numbers["entropy"] == pytest.approx(entropy.mean().item(), rel=1e-4)
+    assert numbers["peak"] == pytest.approx(rows.amax(-1).mean().item(), rel=1e-4)
+    rest = weights.without(sink(1))[:][:, 1, 2:]
+    assert weights.summary()[1].apart["peak"] == pytest.approx(rest.amax(-1).mean().item(), rel=1e-4)
+
+
+def test_the_table_has_a_line_per_head_and_selected_heads_keep_their_number():
+    summary = heads("previous", "self", "first").select(heads=[2, 0]).summary()
+    assert [head.head for head in summary] == [2, 0]
+    lines = str(summary).splitlines()
+    assert len(lines) == 3
+    assert lines[0].split()[:3] == ["head", "reading", "sink"]
+    assert "first-token sink" in lines[1]
+
+
+def test_the_sink_is_named_beside_what_else_a_head_does():
+    assert reading(0.8, {"previous": 0.6}) == "first-token sink 0.80, else previous-token 0.60"
+    assert reading(0.8, {"previous": 0.1}) == "first-token sink 0.80"
+    assert reading(0.1, {"previous": 0.1}) == "mixed"

@@ -1,0 +1,143 @@
+"""Watching a model collects its maps and leaves nothing behind."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from headwise import AttentionMap, MultiHeadAttention, OptionError, Panel, sink, watch
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = MultiHeadAttention(24, 3, causal=True)
+
+    def forward(self, x):
+        return x + self.attention(x)
+
+
+def model(depth=3):
+    return nn.Sequential(*(Block() for _ in range(depth)))
+
+
+def test_maps_are_collected_by_module_name():
+    net, x = model(), torch.randn(2, 7, 24)
+    plain = net(x)
+    with watch(net) as seen:
+        assert torch.equal(net(x), plain)
+    assert list(seen) == ["0.attention", "1.attention", "2.attention"]
+    assert len(seen) == 3
+    _, weights = net[0].attention(x, return_weights=True)
+    torch.testing.assert_close(seen["0.attention"][:], weights[:])
+    assert "'0.attention'" in repr(seen)
+
+
+def test_every_call_is_kept_and_the_last_is_at_hand():
+    net = model(1)
+    with watch(net) as seen:
+        net(torch.randn(1, 5, 24))
+        net(torch.randn(1, 9, 24))
+    assert [w.shape[2] for w in seen.calls["0.attention"]] == [5, 9]
+    assert seen["0.attention"].shape[2] == 9
+    assert "2 calls" in repr(seen)
+
+
+def test_layers_and_heads_filter():
+    net, x = model(), torch.randn(1, 5, 24)
+    with watch(net, layers=["1.attention"], heads=[2, 0]) as seen:
+        net(x)
+    assert list(seen) == ["1.attention"]
+    assert seen["1.attention"].shape == (1, 2, 5, 5)
+    with watch(net, layers=lambda name: name.startswith("2")) as seen:
+        net(x)
+    assert list(seen) == ["2.attention"]
+    with watch(net[0].attention) as seen:
+        net(x)
+    assert list(seen) == [""]
+
+
+def test_statistics_are_taken_on_the_fly_and_nothing_else_is_kept():
+    net, x = model(1), torch.randn(1, 5, 24)
+    alive = []
+    with watch(net, statistics={"entropy": True, "masses": {"sink": sink()}}) as seen:
+        net[0].attention._watchers = (lambda w: alive.append(weakref.ref(w._query)), *net[0].attention._watchers)
+        net(x)
+        net[0].attention._watchers = net[0].attention._watchers[1:]
+    gc.collect()
+    assert isinstance(seen["0.attention"], Panel)
+    assert seen["0.attention"].entropy.shape == (1, 3, 5)
+    assert not seen["0.attention"].entropy.requires_grad
+    assert alive[0]() is None
+    with watch(net, statistics=lambda w: w.peak().weight.mean().item()) as seen:
+        net(x)
+    assert isinstance(seen["0.attention"], float)
+
+
+def test_nothing_is_left_after_exit_even_if_the_body_raises():
+    net = model()
+    with pytest.raises(ZeroDivisionError), watch(net) as seen:  # noqa: PT012
+        net(torch.randn(1, 5, 24))
+        raise ZeroDivisionError
+    assert len(seen) == 3
+    assert all(block.attention._watchers == () for block in net)
+    count = len(seen.calls["0.attention"])
+    net(torch.randn(1, 5, 24))
+    assert len(seen.calls["0.attention"]) == count
+    alive = weakref.ref(seen["0.attention"]._query)
+    del seen
+    gc.collect()
+    assert alive() is None
+
+
+def test_watches_nest():
+    net = model(1)
+    with watch(net) as outer:
+        with watch(net) as inner:
+            net(torch.randn(1, 5, 24))
+        net(torch.randn(1, 5, 24))
+    assert (len(outer.calls["0.attention"]), len(inner.calls["0.attention"])) == (2, 1)
+    assert net[0].attention._watchers == ()
+
+
+def test_a_watched_map_trains():
+    net = model(1)
+    with watch(net) as seen:
+        net(torch.randn(1, 5, 24))
+    seen["0.attention"].entropy().sum().backward()
+    assert net[0].attention.qkv_proj.weight.grad.abs().sum() > 0
+
+
+def test_watching_works_in_a_compiled_model():
+    net, x = model(1), torch.randn(1, 5, 24)
+    compiled = torch.compile(net, backend="eager")
+    with watch(net) as seen:
+        compiled(x)
+    torch.testing.assert_close(seen["0.attention"][:], net[0].attention(x, return_weights=True)[1][:])
+    assert isinstance(seen["0.attention"], AttentionMap)
+
+
+def test_a_model_can_be_copied_and_saved_while_nothing_watches(tmp_path):
+    net = model(1)
+    with watch(net):
+        net(torch.randn(1, 5, 24))
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    assert "_watchers" not in "".join(net.state_dict())
+
+
+def test_bad_requests_are_refused():
+    net = model(1)
+    with pytest.raises(OptionError, match="no headwise MultiHeadAttention"):
+        watch(nn.Linear(2, 2))
+    with pytest.raises(OptionError, match="expected a torch.nn.Module"):
+        watch(lambda x: x)
+    with pytest.raises(
+        OptionError, match=r"'9.attention' is no headwise layer of this model; there are \['0.attention'\]"
+    ):
+        watch(net, layers=["9.attention"])
+    with watch(net) as seen, pytest.raises(KeyError, match="was not seen"):
+        seen["0.attention"]
+    with watch(net) as seen, pytest.raises(OptionError, match="already open"), seen:
+        pass

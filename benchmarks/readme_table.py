@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- speed table -->", "<!-- end of speed table -->"
+MAPS_BEGIN, MAPS_END = "<!-- maps table -->", "<!-- end of maps table -->"
 PEERS = ["hand-wired", "nn.MultiheadAttention", "nn.MHA with weights", "textbook class"]
 
 
@@ -42,12 +43,57 @@ def table(short: bool) -> str:
     return "\n".join([*parts, END])
 
 
+def maps_table() -> str:
+    """What looking at weights costs, from every result file of the maps benchmark."""
+    parts = [MAPS_BEGIN, ""]
+    for file in sorted(RESULTS.glob("maps-*.json")):
+        parts += maps_lines(json.loads(file.read_text()))
+    return "\n".join([*parts, MAPS_END])
+
+
+def maps_lines(data: dict) -> list[str]:
+    """One table per device: statistics down, shapes across, each against one forward pass of fused attention."""
+    shapes = [row for row in data["rows"] if "shape" in row and "times" in row]
+    result = [f"{data['device']}, torch {data['torch']}, commit {data['commit']}:", ""]
+    for row in data["rows"]:
+        if "setting" in row:
+            times = {name: value["ms"] for name, value in row["times"].items()}
+            ratios = [times[f"{name} with weights"] / times[name] for name in ("forward", "forward+backward")]
+            size = "({}, {}, {}, {})".format(*row["setting"])
+            text = f"`return_weights=True` takes {ratios[0]:.3f}× the time forward, {ratios[1]:.3f}× with backward"
+            result.append(f"- layer {size}: {text}")
+    heads = ["({}, {}, {}, {})".format(*row["shape"]) for row in shapes]
+    result += ["", "| (B, H, T, D) | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for name in shapes[0]["times"]:
+        cells = []
+        for row in shapes:
+            ms, base = row["times"][name]["ms"], row["times"]["SDPA forward"]["ms"]
+            cells.append(f"{ms:.3g} ms" if name == "SDPA forward" else f"{ms / base:.2f}×")
+        result.append(f"| {name} | " + " | ".join(cells) + " |")
+    if all("extra MiB" in row for row in shapes):
+        memory = [f"{row['extra MiB']:.0f} MiB" for row in shapes]
+        result.append("| extra memory of the panel | " + " | ".join(memory) + " |")
+    for key in (key for key in shapes[0] if key.endswith("error")):
+        cells = [f"{row[key]:.1e} ({row[key] / row[key + ' of plain float32']:.1f}×)" for row in shapes]
+        result.append(f"| {key} | " + " | ".join(cells) + " |")
+    for row in data["rows"]:
+        if "times" not in row:
+            size = "({}, {}, {}, {})".format(*row["shape"])
+            result += ["", f"{size}: the panel takes {row['extra MiB']:.0f} MiB beyond query, key and log-sum-exp."]
+    return [*result, ""]
+
+
+def replace(page: Path, begin: str, end: str, text: str) -> None:
+    """Put `text`, which has both marks, in place of what lies between them."""
+    before, rest = page.read_text().split(begin)
+    page.write_text(before + text + rest.split(end)[1])
+
+
 def main() -> None:
     """Put each table between its two marks."""
     for name, short in (("README.md", True), ("docs/performance.md", False)):
-        page = ROOT / name
-        before, rest = page.read_text().split(BEGIN)
-        page.write_text(before + table(short) + rest.split(END)[1])
+        replace(ROOT / name, BEGIN, END, table(short))
+    replace(ROOT / "docs/performance.md", MAPS_BEGIN, MAPS_END, maps_table())
 
 
 if __name__ == "__main__":

@@ -63,6 +63,11 @@ def test_speed_tables_are_those_of_the_results(page, short):
     assert readme_table.table(short) in (ROOT / page).read_text()
 
 
+def test_maps_table_is_that_of_the_results():
+    readme_table = importlib.import_module("readme_table")
+    assert readme_table.maps_table() in (ROOT / "docs/performance.md").read_text()
+
+
 def test_all_lists_exactly_the_public_names():
     source = ast.parse((PACKAGE / "__init__.py").read_text())
     imported = {a.asname or a.name for n in source.body if isinstance(n, ast.ImportFrom) for a in n.names}

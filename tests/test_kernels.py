@@ -149,3 +149,5 @@ def test_masks_become_structures_or_are_left_to_tiles():
     assert structure_of(~causal(), source) is None
     assert structure_of((causal() | prefix(2)) & local(3), source) is None
     assert structure_of(same_token(torch.arange(9)) & induction(torch.arange(9)), source) is None
+    matching = kernel_calls.source(1, 2, 1, 9, 9, 16, same_token(torch.arange(9)), torch.float32)
+    assert kernels.log_sum_exp(matching) is None, "a mask of matching tokens was taken for less than it is"

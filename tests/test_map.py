@@ -1,7 +1,9 @@
 """An attention map gives what a dense tensor would give, and refuses what it cannot."""
 
+import copy
 import gc
 import math
+import pickle
 import weakref
 
 import numpy as np
@@ -68,6 +70,7 @@ INDICES = {
     "an array of keys": (..., np.array([0, 10, 4])),
     "a bool mask of rows": (0, 0, torch.tensor([True, False, True, False, False])),
     "numbers of other kinds": (torch.tensor(1), np.int64(2)),
+    "a truth value": (0, torch.tensor(False)),
     "two tensors": (0, slice(None), torch.tensor([0, 4]), torch.tensor([2, 3])),
     "a table of heads": (slice(None), torch.tensor([[0, 1], [4, 5]])),
     "a new axis": (None, 0, 3),
@@ -161,6 +164,7 @@ def test_torch_functions_work_on_a_map():
         found, expected = weights.max(dim=dim), truth.max(dim=dim)
         torch.testing.assert_close(found.values, expected.values)
         assert torch.equal(found.indices, expected.indices)
+    torch.testing.assert_close(torch.max(weights, truth * 2), truth * 2)
     torch.testing.assert_close(torch.stack([weights, weights]), torch.stack([truth, truth]))
     torch.testing.assert_close(weights.transpose(2, 3), truth.transpose(2, 3))
     torch.testing.assert_close(weights.float(), truth.float())
@@ -346,6 +350,12 @@ def test_gradients_of_single_weights_pass_gradcheck():
     assert torch.autograd.gradcheck(lambda *x: AttentionMap(x[0], x[1], Scoring(window(2))).to_tensor(), inputs[:2])
 
 
+def test_second_derivatives_are_refused_and_not_dropped():
+    weights, _ = made(causal(), grad=True)
+    with pytest.raises(OptionError, match="differentiated once"):
+        torch.autograd.grad(weights.entropy().sum(), weights._query, create_graph=True)
+
+
 def test_a_loss_on_a_statistic_trains_the_layer():
     torch.manual_seed(0)
     layer, x = MultiHeadAttention(32, 2, causal=True), torch.randn(1, 24, 32)
@@ -473,3 +483,48 @@ def test_maps_pass_through_compile_export_and_vmap():
     torch.testing.assert_close(AttentionMap(stacked._query[1], stacked._key[1], stacked._scoring)[0], weights[1])
     leaves, spec = torch.utils._pytree.tree_flatten(weights)
     torch.testing.assert_close(torch.utils._pytree.tree_unflatten(leaves, spec)[:], weights[:])
+
+
+def test_a_map_can_be_copied_and_pickled():
+    query = torch.randn(1, 2, 5, 8).mul_(2)
+    weights = AttentionMap(query, torch.randn(1, 2, 5, 8), Scoring(causal()))
+    for copied in (copy.deepcopy(weights), pickle.loads(pickle.dumps(weights))):  # noqa: S301
+        torch.testing.assert_close(copied[:], weights[:])
+
+
+def test_what_a_map_hands_out_is_not_its_own():
+    weights, truth = made(causal())
+    weights.log_sum_exp().zero_()
+    torch.testing.assert_close(weights[:], truth)
+
+
+def test_maps_made_by_hand_are_checked():
+    with pytest.raises(ValueError, match="query has 4 heads and key has 3"):
+        AttentionMap(torch.randn(2, 4, 9, 16), torch.randn(2, 3, 9, 16))
+
+
+def test_no_heads_and_many_heads():
+    weights, _ = made(causal())
+    assert weights.select(heads=[]).entropy().shape == (B, 0, T)
+    many = AttentionMap(torch.randn(1, 600, 2, 8).bfloat16(), torch.randn(1, 300, 2, 8).bfloat16())
+    torch.testing.assert_close(many.select(heads=slice(1, 600, 2))[0, 299], many[0, 599])
+
+
+def test_methods_that_would_change_a_map_are_refused():
+    weights, _ = made()
+    with pytest.raises(TypeError, match="mul_ would change"):
+        weights.mul_(2)
+    with pytest.raises(MaskError, match="a probe is a mask"):
+        weights.without(torch.ones(1))
+    with pytest.raises(MapIndexError, match=r"select\(rows="):
+        weights.select(rows=[[1]])
+
+
+def test_a_mask_of_your_own_can_be_looked_at():
+    class Odd(type(causal()).__mro__[1]):
+        def visible(self, grid):
+            return (grid.col % 2 == 0) | (grid.col == grid.position)
+
+    weights, truth = made(Odd())
+    torch.testing.assert_close(weights.detach()[:], truth)
+    assert len(weights.summary().heads) == H

@@ -82,9 +82,10 @@ def attend(
         return run(query, key, value, scoring, dropout)
     call = Call(query, key, value, scoring, dropout)
     output, lse = choose(call).run_with_lse(call)
-    if query.is_inference() or key.is_inference():  # torch cannot tell whether they change later
-        query, key = query.clone(), key.clone()
-    return output, AttentionMap(query, key, scoring, lse)
+    weights = AttentionMap(query, key, scoring, lse)
+    looked_at = (query, key, *scoring.tensors())
+    # Torch cannot tell whether inference tensors change later, so such a map gets its own.
+    return output, weights.clone() if any(x.is_inference() for x in looked_at) else weights
 
 
 def checked(

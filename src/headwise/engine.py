@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise import tiles
+from headwise.errors import OptionError
 from headwise.readings import Reading
 from headwise.source import Block, Source, row_blocks
 
@@ -35,6 +36,8 @@ def normalizer(source: Source) -> Tensor:
     """The row log-sum-exp (B, H, T) as a plain number."""
     if source.log_sum_exp is not None:
         return source.log_sum_exp.detach()
+    if 0 in source.shape:
+        return torch.full(source.shape[:3], -torch.inf, dtype=source.precise, device=source.query.device)
     kernels = kernels_for(source)
     with torch.no_grad():
         found = None if kernels is None else kernels.log_sum_exp(source)
@@ -79,7 +82,7 @@ class RowLogSumExp(Reading):
         """Nothing: it is known before tiles can be made."""
 
     def finish(self) -> tuple[Tensor, ...]:
-        return (normalizer(self.source),)
+        return (normalizer(self.source).clone(),)
 
     def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
         return 0, 0
@@ -121,9 +124,13 @@ class Streamed(torch.autograd.Function):
         return tuple(x for xs in results for x in xs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of query, key, bias and sinks, block by block."""
+        if torch.is_grad_enabled():  # create_graph=True: a second derivative would silently miss this part
+            raise OptionError(
+                "statistics of an attention map can be differentiated once, and create_graph=True asks for more. "
+                "Compute it from weights.to_tensor(), whose formula torch can differentiate again."
+            )
         leaves = [None if x is None else x.detach().requires_grad_() for x in ctx.saved_tensors]
         query, key, bias, sinks = leaves
         scoring = dataclasses.replace(ctx.source.scoring, bias=bias, sinks=sinks)
@@ -131,6 +138,7 @@ class Streamed(torch.autograd.Function):
         wanted = [x for x in leaves if x is not None]
         sums = [torch.zeros_like(x) for x in wanted]
         B, H, T, S = source.shape
+        T = T if S else 0  # without keys there is nothing to differentiate
         for rows in row_blocks(T, B * H * S * torch.finfo(source.precise).bits // 8, BLOCK_BYTES):
             with torch.enable_grad():
                 block = source.block(rows)

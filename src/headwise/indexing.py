@@ -51,6 +51,8 @@ def axis_of(item: Any, size: int, name: str) -> Axis | None:
 def pointwise(index: Any, shape: Sequence[int]) -> list[Tensor]:
     """For every element of `tensor[index]`, its coordinates: one tensor per axis, of the shape of the result."""
     coordinates = []
+    items = index if isinstance(index, tuple) else (index,)
+    index = tuple(item.cpu() if isinstance(item, Tensor) else item for item in items)
     for number, size in enumerate(shape):
         ramp = torch.arange(size).view(-1, *[1] * (len(shape) - number - 1)).expand(*shape)  # a view, however large
         try:
@@ -63,7 +65,7 @@ def pointwise(index: Any, shape: Sequence[int]) -> list[Tensor]:
 def _complete(index: Any, axes: int) -> list[Any] | None:
     """One item per axis, with the ellipsis spelled out; None if an item does not belong to one axis."""
     items = list(index) if isinstance(index, tuple) else [index]
-    if any(item is None or isinstance(item, bool) for item in items):
+    if any(item is None or isinstance(item, bool) or _is_flag(item) for item in items):
         return None
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if len(dots) > 1:
@@ -73,6 +75,11 @@ def _complete(index: Any, axes: int) -> list[Any] | None:
     fill = [slice(None)] * (axes - len(items) + len(dots))
     at = dots[0] if dots else len(items)
     return [*items[:at], *fill, *items[at + 1 :]]
+
+
+def _is_flag(item: Any) -> bool:
+    """Whether an item is a single truth value, which torch reads as a mask of a new axis."""
+    return isinstance(item, Tensor) and item.dim() == 0 and item.dtype in (torch.bool, torch.uint8)
 
 
 def _is_list(item: Any) -> bool:
@@ -93,7 +100,7 @@ def _from_list(item: Any, size: int, name: str) -> Tensor | None:
     tensor = torch.as_tensor(item)
     if tensor.dim() != 1:
         return None
-    if tensor.dtype == torch.bool:
+    if tensor.dtype in (torch.bool, torch.uint8):  # torch still reads uint8 as a mask
         if len(tensor) != size:
             raise MapIndexError(f"{name} mask of length {len(tensor)}: the map has {size} {_plural(name)}.")
         return tensor.nonzero()[:, 0].cpu()

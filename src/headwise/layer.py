@@ -56,6 +56,7 @@ class MultiHeadAttention(nn.Module):
     """
 
     out_proj: nn.Linear | None
+    _watchers: tuple[Callable[[AttentionMap], None], ...] = ()  # see `watch.py`
 
     def __init__(
         self,
@@ -101,7 +102,6 @@ class MultiHeadAttention(nn.Module):
         self.causal = bool(causal)
         self.mask = _constant_mask(self.causal, mask)
         self.fused = d_key is None and d_value is None
-        self._watchers: tuple[Callable[[AttentionMap], None], ...] = ()  # see `watch.py`
         self._make_projections(bias if qkv_bias is None else qkv_bias, bias if out_proj else None, device, dtype)
 
     @property

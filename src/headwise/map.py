@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from headwise import engine, mask_form
+from headwise import engine, mask_form, shapes
 from headwise.errors import MapIndexError, MapSizeError, StaleMapError
 from headwise.indexing import NAMES, axis_of, block_axes, pointwise
 from headwise.mask_algebra import Grid, Mask
 from headwise.narrowing import narrowed
-from headwise.panel import Distances, Panel, Peak, Received, TopKeys, octave_edges, take_panel
+from headwise.panel import Distances, Panel, Peak, Received, TopKeys, checked_probe, octave_edges, take_panel
 from headwise.scoring import Scoring
 from headwise.source import Axis, Frame, Source, full_precision, row_blocks
 from headwise.tensorlike import TensorLike
@@ -35,8 +35,8 @@ class AttentionMap(TensorLike):
     """Attention weights (B, H, T, S) before dropout, computed where and when they are looked at.
 
     Indexing gives exact tensors and computes only what it gives. Statistics are exact, stream over the weights and take
-    memory O(T). Everything is differentiable in query and key. Maps come from `attend(..., return_weights=True)`, from
-    a layer, or from `watch`.
+    memory O(T). All is differentiable in query and key, once; only the largest weight of a picture's cell is not. Maps
+    come from `attend(..., return_weights=True)`, from a layer, or from `watch`.
 
     >>> weights = AttentionMap(torch.randn(2, 4, 1000, 16), torch.randn(2, 4, 1000, 16))
     >>> weights
@@ -62,9 +62,16 @@ class AttentionMap(TensorLike):
         log_sum_exp: Tensor | None = None,
         frame: Frame | None = None,
     ) -> None:
+        if scoring is None:  # made by hand; who passes a scoring has checked it
+            scoring = Scoring()
+            shapes.check_heads(query, key, key)
         self._query, self._key, self._lse, self._frame = query, key, log_sum_exp, frame
-        self._scoring = Scoring() if scoring is None else scoring
+        self._scoring = scoring
         self._versions = None if torch.compiler.is_compiling() else _versions(query, key, self._scoring)
+
+    def __reduce__(self) -> Any:
+        """For copy and pickle: versions are counted anew for the copies."""
+        return _unflatten, _flatten(self)
 
     # What a tensor would say of itself.
 
@@ -161,10 +168,11 @@ class AttentionMap(TensorLike):
         torch.Size([2, 2, 3, 9])
         """
         axes: list[Axis] = []
-        for item, size, name in zip((batch, heads, rows), self.shape[:3], NAMES[:3], strict=True):
+        asked = {"batch": batch, "heads": heads, "rows": rows}
+        for (argument, item), size, name in zip(asked.items(), self.shape[:3], NAMES[:3], strict=True):
             found = range(size) if item is None else axis_of(item, size, name)
             if found is None:
-                raise MapIndexError(f"select({name}s={item!r}): expected an int, a slice, a list or a 1-D tensor.")
+                raise MapIndexError(f"select({argument}={item!r}): expected an int, a slice, a list or a 1-D tensor.")
             axes.append(found)
         return self._of(narrowed(self._source(), *axes))
 
@@ -174,8 +182,7 @@ class AttentionMap(TensorLike):
         `weights.without(sink(1))` shows what heads do apart from resting on the first token.
         """
         source = self._source()
-        frame = source.frame
-        probe.check(frame.B, frame.H, frame.T, frame.S, self.device)
+        probe = checked_probe(probe, source)
         mask = ~probe if source.mask is None else source.mask & ~probe
         scoring = self._scoring
         scoring = Scoring(mask, scoring.bias, scoring.scale, scoring.softcap, scoring.sinks)
@@ -255,7 +262,7 @@ class AttentionMap(TensorLike):
 
     def log_sum_exp(self) -> Tensor:
         """The log of every row's sum of exp(score), (B, H, T), sinks counted; minus infinity where nothing is seen."""
-        return engine.log_sum_exp(self._normalised())
+        return engine.log_sum_exp(self._normalised()).clone()
 
     # Reductions that need no dense tensor.
 
@@ -305,7 +312,14 @@ class AttentionMap(TensorLike):
 
     def detach(self) -> "AttentionMap":
         """The same map without gradients; it does not keep the graph alive."""
-        return self._mapped(Tensor.detach)
+        self._source()
+        query, key, lse, bias, sinks = (
+            None if x is None else x.detach()
+            for x in (self._query, self._key, self._lse, self._scoring.bias, self._scoring.sinks)
+        )
+        assert query is not None and key is not None  # noqa: S101, PT018 - only the others may be missing
+        scoring = Scoring(self._scoring.mask, bias, self._scoring.scale, self._scoring.softcap, sinks)
+        return AttentionMap(query, key, scoring, lse, self._frame)
 
     def to(self, *args: Any, **kwargs: Any) -> "AttentionMap":
         """The map on another device or in another dtype, with everything it looks at."""
@@ -468,7 +482,9 @@ def _framed(frame: Frame | None) -> Any:
 def _unframed(plain: Any) -> Frame | None:
     if plain is None:
         return None
-    batch, head, row = (range(*x[:3]) if len(x) == 4 and x[3] == "range" else torch.tensor(x) for x in plain[:3])
+    batch, head, row = (
+        range(*x[:3]) if len(x) == 4 and x[3] == "range" else torch.tensor(x, dtype=torch.long) for x in plain[:3]
+    )
     return Frame(batch, head, row, *plain[3:])
 
 
@@ -481,7 +497,8 @@ def _unflatten(leaves: Iterable[Any], context: Any) -> AttentionMap:
     made = AttentionMap.__new__(AttentionMap)
     made._query, made._key, made._scoring, made._frame = query, key, scoring, _unframed(frame)
     made._lse = optional.get("log_sum_exp")
-    real = type(query) is Tensor and type(key) is Tensor and not torch.compiler.is_compiling()
+    plain = (Tensor, torch.nn.Parameter)
+    real = type(query) in plain and type(key) in plain and not torch.compiler.is_compiling()
     made._versions = _versions(query, key, scoring) if real else None
     return made
 

@@ -1,5 +1,6 @@
 """A part of a source: some samples, heads or queries. Keys stay whole, because a row is normalised over all of them."""
 
+import torch
 from torch import Tensor
 
 from headwise.source import Axis, Frame, Source
@@ -42,5 +43,5 @@ def _keys_of(key: Tensor, heads: Axis, group: int) -> Tensor:
         first, last = heads.start // group, (heads.stop - 1) // group
         if first == last or (heads.start % group == 0 and heads.stop % group == 0):
             return key[:, first : last + 1]
-    indices = heads if isinstance(heads, Tensor) else key.new_tensor(list(heads)).long().cpu()
+    indices = heads if isinstance(heads, Tensor) else torch.arange(heads.start, heads.stop, heads.step)
     return key.index_select(1, (indices // group).to(key.device))

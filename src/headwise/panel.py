@@ -137,7 +137,7 @@ def octave_edges(octaves: int) -> Tensor:
 
 def picture_size(name: str, size: tuple[int, int] | int, source: Source) -> tuple[int, int]:
     """Rows and columns of a picture, at most one per query and key."""
-    rows, cols = (size, size) if isinstance(size, int) else size
+    rows, cols = (size, size) if isinstance(size, int) or len(size) != 2 else size
     T, S = source.shape[2:]
     return min(check_size(f"{name} rows", rows), max(T, 1)), min(check_size(f"{name} columns", cols), max(S, 1))
 

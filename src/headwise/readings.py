@@ -58,18 +58,28 @@ def unflat(result: Tensor, source: Source) -> Tensor:
     return result.view(B, H, *result.shape[1:])
 
 
+def true_mass(mass: Tensor, source: Source) -> Tensor:
+    """What to divide rows by that should sum to 1: a log-sum-exp rounded to float32 scales a whole row by up to 1e-6.
+
+    With sinks it is not known what rows sum to, and a row that sees nothing stays as it is.
+    """
+    return torch.where(mass > 0, mass, 1.0) if source.scoring.sinks is None else torch.ones_like(mass)
+
+
 class Entropy(Reading):
     """−Σ w log w over the keys, in nats."""
 
     def start(self, source: Source) -> None:
-        self.source, self.sum = source, zeros(source, source.shape[2])
+        self.source, self.sum, self.mass = source, zeros(source, source.shape[2]), zeros(source, source.shape[2])
 
     def take(self, tile: Tile) -> None:
         terms = torch.mul(tile.weights, tile.logs, out=tile.scratch)
         self.sum[tile.heads, tile.rows] -= terms.sum(-1)
+        self.mass[tile.heads, tile.rows] += tile.mass
 
     def finish(self) -> tuple[Tensor, ...]:
-        return (unflat(self.sum, self.source),)
+        mass = true_mass(self.mass, self.source)
+        return (unflat(self.sum / mass + mass.log(), self.source),)
 
     def dense(self, block: Block) -> tuple[Tensor, ...]:
         return (-(block.weights * block.logs).sum(-1),)
@@ -113,13 +123,10 @@ class Distance(Reading):
     def take(self, tile: Tile) -> None:
         apart = (tile.position[:, None] - tile.col).abs().to(tile.weights.dtype)
         self.sum[tile.heads, tile.rows] += torch.mul(tile.weights, apart, out=tile.scratch).sum(-1)
-        self.mass[tile.heads, tile.rows] += tile.weights.sum(-1)
+        self.mass[tile.heads, tile.rows] += tile.mass
 
     def finish(self) -> tuple[Tensor, ...]:
-        """A rounded log-sum-exp scales a whole row; long distances would show it, so rows are brought back to 1."""
-        if self.source.scoring.sinks is None:
-            self.sum /= torch.where(self.mass > 0, self.mass, 1.0)
-        return (unflat(self.sum, self.source),)
+        return (unflat(self.sum / true_mass(self.mass, self.source), self.source),)
 
     def dense(self, block: Block) -> tuple[Tensor, ...]:
         return ((block.weights * _apart(block)).sum(-1),)
@@ -283,7 +290,7 @@ class Mass(Reading):
         if hi <= tile.cols.start or tile.cols.stop <= lo:
             return
         if probe.shows_all(start, stop, tile.cols.start, tile.cols.stop, frame.T, frame.S):
-            self.sum[tile.heads, tile.rows] += tile.weights.sum(-1)
+            self.sum[tile.heads, tile.rows] += tile.mass
             return
         hit = torch.mul(tile.weights, tile.where(probe), out=tile.scratch)
         self.sum[tile.heads, tile.rows] += hit.sum(-1)

@@ -60,9 +60,9 @@ class Scoring:
         """The bias at these indices, rounded as the output sees it: to `dtype`, that of the query."""
         if self.bias is None:
             return None
-        table = narrow(self.bias[(None,) * (4 - self.bias.dim())], dtype)
+        table = self.bias[(None,) * (4 - self.bias.dim())]
         index = zip(table.shape, (grid.batch, grid.head, grid.row, grid.col), strict=True)
-        return table[tuple(x if size > 1 else x * 0 for size, x in index)]  # size 1: the same for all
+        return narrow(table[tuple(x if size > 1 else x * 0 for size, x in index)], dtype)  # size 1: the same for all
 
     def scale_for(self, D: int) -> float:
         """The scale for heads of width `D`."""

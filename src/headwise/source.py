@@ -82,7 +82,7 @@ class Source:
     @property
     def group(self) -> int:
         """How many query heads share a key head."""
-        return self.query.shape[1] // self.key.shape[1]
+        return max(1, self.query.shape[1] // max(1, self.key.shape[1]))
 
     @property
     def precise(self) -> torch.dtype:

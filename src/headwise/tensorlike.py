@@ -28,7 +28,8 @@ class TensorLike:
         """torch.anything(weights, ...): with the dense tensor, or our own method of that name."""
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        if args and isinstance(args[0], cls) and name in OWN:
+        others = [*args[1:], *kwargs.values()]
+        if args and isinstance(args[0], cls) and name in OWN and not any(isinstance(x, Tensor | cls) for x in others):
             return getattr(args[0], name)(*args[1:], **kwargs)
         return func(*(_dense(x) for x in args), **{key: _dense(x) for key, x in kwargs.items()})
 
@@ -45,6 +46,10 @@ class TensorLike:
         method = None if name.startswith("_") else getattr(Tensor, name, None)
         if not callable(method):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")  # noqa: TRY004
+        if name.endswith("_") or "hook" in name:
+            raise TypeError(
+                f"{name} would change an attention map, which is read only; use weights.to_tensor().{name}."
+            )
 
         def dense_method(*args: Any, **kwargs: Any) -> Any:
             return getattr(self.to_tensor(), name)(

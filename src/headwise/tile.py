@@ -64,6 +64,11 @@ class Tile:
         return self._places.position[self.rows]
 
     @functools.cached_property
+    def mass(self) -> Tensor:
+        """Weights summed over the tile's keys, (G, t)."""
+        return self.weights.sum(-1)
+
+    @functools.cached_property
     def strips(self) -> Tensor:
         """Weights summed over rows, apart for each row of the picture that is being made: (G, strips, s)."""
         cuts = self._cuts

@@ -89,7 +89,8 @@ def _masses(source: Source, structure: Structure, lse: Tensor, readings: Sequenc
 def _structure(source: Source) -> Structure | None:
     if launch.refuses(source):
         return None
-    return structure_of(simplify(source.mask, source.frame.T, source.frame.S), source)
+    found = structure_of(simplify(source.mask, source.frame.T, source.frame.S), source)
+    return None if found is None or found.match is not None else found  # matches are for probes alone
 
 
 def _find(readings: Sequence[Reading], kind: type[Reading]) -> list[int]:
@@ -150,4 +151,4 @@ def _key_major(
     return answers
 
 
-__all__ = ["FAR", "log_sum_exp", "read"]
+__all__ = ["log_sum_exp", "read"]

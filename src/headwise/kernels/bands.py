@@ -24,8 +24,8 @@ def bands_kernel(
     first = tl.program_id(0) * BM
     flat = tl.program_id(1)
     batch, head = flat // H, flat % H
-    query += batch.to(tl.int64) * q_batch + head * q_head
-    key += batch.to(tl.int64) * k_batch + (head // group) * k_head
+    query += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    key += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
     keys += batch * keys_batch
     open_keys += batch * open_batch
     documents += batch * documents_batch
@@ -56,4 +56,4 @@ def bands_kernel(
             near = (cols[None, :] <= position[:, None] + band_right) & (cols[None, :] >= position[:, None] - band_left)
             seen = seen & near & (cols[None, :] < hi)
             found += tl.sum(tl.exp2(tl.where(seen, x, HIDDEN)), 1)
-        tl.store(mass + number * stride + flat.to(tl.int64) * T + rows, found, mask=rows < T)
+        tl.store(mass + tl.cast(number, tl.int64) * stride + flat.to(tl.int64) * T + rows, found, mask=rows < T)

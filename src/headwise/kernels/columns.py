@@ -31,8 +31,8 @@ def columns_kernel(
     """What every key receives (B, H, S), how many see it, and the cells of a picture (B, H, R, C)."""
     flat = tl.program_id(1)
     batch, head = flat // H, flat % H
-    query += batch.to(tl.int64) * q_batch + head * q_head
-    key += batch.to(tl.int64) * k_batch + (head // group) * k_head
+    query += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    key += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
     lse += flat.to(tl.int64) * T
     picture += flat.to(tl.int64) * R * C
     peaks += flat.to(tl.int64) * R * C

@@ -14,7 +14,7 @@ from headwise.kernels.log_sum_exp import log_sum_exp_kernel
 from headwise.kernels.mass import mass_kernel
 from headwise.kernels.peak_key import peak_key_kernel
 from headwise.kernels.rows import rows_kernel
-from headwise.kernels.structure import FAR, Structure
+from headwise.kernels.structure import Structure
 from headwise.kernels.top_keys import top_keys_kernel
 from headwise.source import Source
 
@@ -63,6 +63,7 @@ def refuses(source: Source) -> bool:
     query, key = source.query, source.key
     return (
         query.dtype not in DTYPES
+        or key.dtype != query.dtype
         or query.shape[3] > WIDEST
         or query.stride(3) != 1
         or key.stride(3) != 1
@@ -316,6 +317,3 @@ def _fit(edge: int, largest: int) -> tuple[int, int]:
     """The block size, at least 16, for cells at most `edge` wide, and how many blocks it takes."""
     block = min(largest, max(16, triton.next_power_of_2(edge)))
     return block, -(-edge // block)
-
-
-__all__ = ["FAR", "columns", "histogram", "log_sum_exp", "mass", "refuses", "rows", "top_keys"]

@@ -24,8 +24,8 @@ def log_sum_exp_kernel(
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     flat = tl.program_id(1)
     batch, head = flat // H, flat % H
-    query += batch.to(tl.int64) * q_batch + head * q_head
-    key += batch.to(tl.int64) * k_batch + (head // group) * k_head
+    query += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    key += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
     keys += batch * keys_batch
     open_keys += batch * open_batch
     documents += batch * documents_batch

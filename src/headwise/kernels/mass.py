@@ -1,7 +1,7 @@
 """The share of attention every query puts where a probe is True.
 
-The probe is a second structure beside the mask's. Only the key blocks that both can reach are visited: the mass on the
-first token or on the previous one costs a block or two per row, not a pass. Compare with `(weights * probe).sum(-1)`.
+The probe is a second structure beside the mask's. Only the key blocks that both can reach are visited. Narrow bands and
+the first keys go to `bands.py`, several at a time. Compare with `(weights * probe).sum(-1)`.
 """
 
 # mypy: ignore-errors
@@ -28,8 +28,8 @@ def mass_kernel(
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     flat = tl.program_id(1)
     batch, head = flat // H, flat % H
-    query += batch.to(tl.int64) * q_batch + head * q_head
-    key += batch.to(tl.int64) * k_batch + (head // group) * k_head
+    query += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    key += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
     keys += batch * keys_batch
     open_keys += batch * open_batch
     documents += batch * documents_batch

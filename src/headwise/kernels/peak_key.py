@@ -24,8 +24,8 @@ def peak_key_kernel(
     """The key (B, H, T) of every peak, from its lane."""
     flat = tl.program_id(1)
     batch, head = flat // H, flat % H
-    query += batch.to(tl.int64) * q_batch + head * q_head
-    key += batch.to(tl.int64) * k_batch + (head // group) * k_head
+    query += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    key += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
     keys += batch * keys_batch
     open_keys += batch * open_batch
     documents += batch * documents_batch

@@ -33,8 +33,8 @@ def rows_kernel(
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # under a causal mask the last rows take longest
     flat = tl.program_id(1)
     batch, head = flat // H, flat % H
-    query += batch.to(tl.int64) * q_batch + head * q_head
-    key += batch.to(tl.int64) * k_batch + (head // group) * k_head
+    query += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    key += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
     received += flat.to(tl.int64) * S
     picture += flat.to(tl.int64) * R * C + first * R // T * C  # the block lies in one row of the picture
     keys += batch * keys_batch

@@ -528,3 +528,20 @@ def test_a_mask_of_your_own_can_be_looked_at():
     weights, truth = made(Odd())
     torch.testing.assert_close(weights.detach()[:], truth)
     assert len(weights.summary().heads) == H
+
+
+@pytest.mark.parametrize("low", [-1e4, -1e9, torch.finfo(torch.float32).min], ids=str)
+def test_a_row_of_large_finite_bias_still_sums_to_one(low):
+    query, key = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
+    bias = torch.zeros(9, 9)
+    bias[3] = low
+    bias[4, 2:] = low
+    _, weights = attend(query, key, key, bias=bias, return_weights=True)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 9))
+    torch.testing.assert_close(weights[:].sum(-1), torch.ones(1, 2, 9))
+    assert (weights[0, :, 4, 2:] == 0).all()
+    if low > -1e10:  # in float64 a constant added to a row changes nothing
+        exact = [x.double() for x in (query, key)]
+        _, truth = reference.attend(*exact, exact[1], bias=bias.double())
+        torch.testing.assert_close(weights[:].double(), truth, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(weights.entropy().double(), torch.special.entr(truth).sum(-1), rtol=1e-4, atol=1e-5)

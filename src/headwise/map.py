@@ -82,7 +82,10 @@ class AttentionMap(TensorLike):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the query: the dtype dense weights are given in. Statistics are float32, or float64 for float64."""
+        """That of the query: the dtype dense weights are given in.
+
+        Statistics are float32, or float64 for float64 queries and where there is a bias.
+        """
         return self._query.dtype
 
     @property

@@ -13,6 +13,7 @@ from headwise.lowering import additive, may_empty_a_row, simplify
 from headwise.mask_algebra import Grid, Mask
 
 WHOLE = slice(None)
+LEAST = -1e9  # a finite bias below this hides nothing more, and would drown the scores even in float64
 
 
 def narrow(bias: Tensor, dtype: torch.dtype) -> Tensor:
@@ -62,7 +63,10 @@ class Scoring:
             return None
         table = self.bias[(None,) * (4 - self.bias.dim())]
         index = zip(table.shape, (grid.batch, grid.head, grid.row, grid.col), strict=True)
-        return narrow(table[tuple(x if size > 1 else x * 0 for size, x in index)], dtype)  # size 1: the same for all
+        found = narrow(table[tuple(x if size > 1 else x * 0 for size, x in index)], dtype)  # size 1: the same for all
+        if torch.finfo(dtype).min > LEAST:  # float16
+            return found
+        return torch.where(found == -math.inf, found, found.clamp(min=LEAST))
 
     def scale_for(self, D: int) -> float:
         """The scale for heads of width `D`."""

@@ -86,7 +86,12 @@ class Source:
 
     @property
     def precise(self) -> torch.dtype:
-        """The dtype weights and statistics are computed in: float32, or float64 for float64 queries."""
+        """The dtype weights and statistics are computed in: float32, or float64 for float64 queries and with a bias.
+
+        A bias may be large: in a row that has -1e9 everywhere, float32 could not tell the log-sum-exp from a score.
+        """
+        if self.scoring.bias is not None:
+            return torch.float64
         return torch.promote_types(self.query.dtype, torch.float32)
 
     @property

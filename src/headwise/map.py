@@ -4,6 +4,7 @@ One weight is exp(score − log-sum-exp of its row), and the log-sum-exp is a by
 keeps query, key, scoring and that one number per row, and answers any question about the T×S matrix without making it.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 LIMIT = 2**30  # bytes a dense tensor may take unless the caller says otherwise
 WORKING_BYTES = 2**26  # numbers in flight while a dense tensor is filled
+
+STATISTICS = tuple(field.name for field in dataclasses.fields(Panel))
 
 Selector = int | slice | Sequence[int] | Tensor
 
@@ -137,7 +140,7 @@ class AttentionMap(TensorLike):
         source = self._source()
         found = block_axes(index, self.shape)
         if found is None:
-            return _pointwise(source, index, self.shape)
+            return _pointwise(source if source.learns else self._normalised(), index, self.shape)
         (batch, heads, rows, cols), dropped = found
         size = len(batch) * len(heads) * len(rows) * len(cols)
         _check_bytes(size, source.precise, LIMIT, f"weights[{_brief(index)}]")
@@ -209,6 +212,11 @@ class AttentionMap(TensorLike):
             pooled_peak: rows and columns of a picture of largest weights.
             topk: how many of the largest weights of every row.
         """
+        unknown = [name for name in asked if name not in STATISTICS]
+        if unknown:
+            raise TypeError(
+                f"panel() got an unexpected keyword argument {unknown[0]!r}; it takes {', '.join(STATISTICS)}."
+            )
         return take_panel(self._normalised(), **asked)
 
     def entropy(self) -> Tensor:

@@ -545,3 +545,12 @@ def test_a_row_of_large_finite_bias_still_sums_to_one(low):
         _, truth = reference.attend(*exact, exact[1], bias=bias.double())
         torch.testing.assert_close(weights[:].double(), truth, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(weights.entropy().double(), torch.special.entr(truth).sum(-1), rtol=1e-4, atol=1e-5)
+
+
+def test_long_rows_that_see_nothing_are_zero_too():
+    query, key = torch.randn(2, 2, 300, 8), torch.randn(2, 2, 300, 8)
+    _, weights = attend(query, key, key, mask=padding([0, 300]), return_weights=True)
+    assert (weights.log_sum_exp()[0] == -math.inf).all()
+    assert weights[0].abs().sum() == 0
+    assert (weights.received().total[0] == 0).all()
+    torch.testing.assert_close(weights[1].sum(-1), torch.ones(2, 300))

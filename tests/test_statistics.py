@@ -207,9 +207,10 @@ def test_statistics_have_the_gradient_of_their_formula(question):
 def test_gradients_take_blocks_of_rows(monkeypatch):
     weights, truth, _ = made("causal", 23, 23, grad=True)
     inputs = (weights._query, weights._key)
-    expected = torch.autograd.grad(torch.special.entr(truth.clamp(min=1e-300)).sum(), inputs)
+    slope = torch.linspace(-1, 1, 23, dtype=torch.float64)  # every row its own, so that no block can take another's
+    expected = torch.autograd.grad((torch.special.entr(truth.clamp(min=1e-300)).sum(-1) * slope).sum(), inputs)
     monkeypatch.setattr("headwise.engine.BLOCK_BYTES", B * H * 23 * 8 * 4)  # four rows at a time
-    found = torch.autograd.grad(weights.entropy().sum(), inputs)
+    found = torch.autograd.grad((weights.entropy() * slope).sum(), inputs)
     torch.testing.assert_close(found, expected)
 
 

@@ -40,7 +40,8 @@ def test_probes_combine_with_masks_and_move():
     assert drawn(probe, 3) == ["···", "···", "·■·"]
     assert isinstance(probe.to("cpu").a, Match)
     assert repr(same_token([1, 2])) == "same_token(ids of shape (1, 2))"
-    assert (repr(offset(3)), repr(token_is([1, 2], 1))) == ("offset(3)", "token_is(2 ids)")
+    assert repr(offset(3)) == "offset(3)"
+    assert token_is([1, 2], 1).by_key
 
 
 @pytest.mark.parametrize(

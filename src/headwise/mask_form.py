@@ -27,7 +27,6 @@ KINDS: dict[str, type[Mask]] = {
         masks.Documents,
         masks.Dense,
         probes.Offset,
-        probes.KeySet,
         probes.Match,
     )
 }

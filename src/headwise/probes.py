@@ -28,7 +28,7 @@ from torch import Tensor
 
 from headwise.errors import MaskError
 from headwise.mask_algebra import Extent, Grid, Mask
-from headwise.masks import TensorMask, padding, prefix, window
+from headwise.masks import dense, prefix, window
 
 NO_TOKEN = torch.iinfo(torch.int64).min
 
@@ -88,8 +88,7 @@ def token_is(ids: Tensor | Sequence[int], which: int | Sequence[int] | Tensor) -
         wanted = torch.as_tensor(which, device=tokens.device).flatten()
     except (TypeError, ValueError, RuntimeError) as error:
         raise MaskError(f"token_is(which={which!r}): expected a token id or several.") from error
-    found = torch.isin(tokens, wanted)
-    return padding(found) if len(found) > 1 else KeySet(found)
+    return dense(torch.isin(tokens, wanted)[:, None, None, :])
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -108,31 +107,6 @@ class Offset(Mask):
 
     def __repr__(self) -> str:
         return f"offset({self.n})"
-
-
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class KeySet(TensorMask):
-    """See `token_is`: one set of keys for all samples."""
-
-    keys: Tensor  # (1, S) bool
-    by_key = True
-
-    @property
-    def _tensor(self) -> Tensor:
-        return self.keys
-
-    @property
-    def extent(self) -> Extent:
-        return Extent(keys=self.keys.shape[1])
-
-    def visible(self, grid: Grid) -> Tensor:
-        return self.keys[0, grid.col]
-
-    def to(self, device: torch.device | str) -> Self:
-        return dataclasses.replace(self, keys=self.keys.to(device))
-
-    def __repr__(self) -> str:
-        return f"token_is({self.keys.shape[1]} ids)"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -169,6 +169,11 @@ class Source:
         sinks = self.scoring.sinks
         return None if sinks is None else sinks.to(self.precise)[self.axis("head"), None, None]
 
+    def with_sinks(self, lse: Tensor) -> Tensor:
+        """The log-sum-exp (B, H, T) of the keys with the sinks counted; a row that sees nothing stays as it is."""
+        sinks = self.sink_scores()
+        return lse if sinks is None else torch.where(lse > -math.inf, torch.logaddexp(lse, sinks[..., 0]), lse)
+
     def block(self, rows: slice) -> Block:
         """These rows of weights, dense and differentiable in query, key, bias and sinks."""
         scores = self.scores(rows)

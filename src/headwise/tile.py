@@ -24,6 +24,7 @@ class Spot(NamedTuple):
     visible: Tensor | None  # broadcasts to the tile; None where all is seen
     queries: Tensor  # (units, group · t, D)
     keys: Tensor  # (units, S, D)
+    bias: Tensor | None  # broadcasts to the tile
 
 
 class Tile:

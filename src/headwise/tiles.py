@@ -16,7 +16,7 @@ from headwise.readings import Pooled, Reading
 from headwise.source import Source, full_precision
 from headwise.tile import HIDDEN, Places, Spot, Tile
 
-# Numbers in one tile, of which three lie in memory at a time: 4 MiB each in float32 (CPU caches), 64 MiB on a GPU.
+# Numbers in one tile, of which three lie in memory at a time: 6 MiB each in float32 (CPU caches), 64 MiB on a GPU.
 TILE = {"cpu": 3 * 2**19, "cuda": 2**24}
 COLUMNS = {"cpu": 512, "cuda": 4096}
 ROWS = {"cpu": (128, 1024), "cuda": (128, 4096)}  # fewest and most, if there are so many
@@ -59,13 +59,11 @@ def compute_log_sum_exp(source: Source) -> Tensor:
             top, running = best[spot.heads, spot.rows], total[spot.heads, spot.rows]
             new = torch.maximum(top, logs.amax(-1))
             exp(logs.sub_(new[..., None]), out=weights)
-            if spot.visible is not None:  # a row that has seen nothing yet: 2**(HIDDEN − HIDDEN) is 1
+            if spot.visible is not None:  # a row that has seen nothing yet: exp(HIDDEN − HIDDEN) is 1
                 weights.masked_fill_(~spot.visible, 0.0)
             running.mul_((top - new).exp_()).add_(weights.sum(-1))
             top.copy_(new)
-        lse = torch.where(total > 0, best + total.log(), -math.inf).view(B, H, T)
-        sinks = source.sink_scores()
-        return lse if sinks is None else torch.where(lse > -math.inf, torch.logaddexp(lse, sinks[..., 0]), lse)
+        return source.with_sinks(torch.where(total > 0, best + total.log(), -math.inf).view(B, H, T))
 
 
 def normalizer_of(log_sum_exp: Tensor) -> Tensor:
@@ -137,9 +135,10 @@ class Walk:
                 lo, hi = self._reach(span)
                 for left in range(lo, hi, self.columns):
                     cols = slice(left, min(left + self.columns, hi))
-                    anything, visible = self._visible(heads, rows, cols, span)
+                    bias = source.scoring.bias_at(self.places.grid(heads, rows, cols), source.query.dtype)
+                    anything, visible = self._visible(heads, rows, cols, span, bias)
                     if anything:
-                        yield Spot(heads, rows, cols, span, visible, queries, keys)
+                        yield Spot(heads, rows, cols, span, visible, queries, keys, bias)
 
     def room(self, spot: Spot) -> tuple[Tensor, Tensor, Tensor]:
         """Three buffers of the shape of a tile."""
@@ -162,12 +161,11 @@ class Walk:
             out.masked_fill_(~spot.visible, HIDDEN)
 
     def _cap_and_bias(self, spot: Spot, out: Tensor) -> None:
-        source, scoring = self.source, self.source.scoring
-        if scoring.softcap is not None:
-            out.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
-        bias = scoring.bias_at(self.places.grid(spot.heads, spot.rows, spot.cols), source.query.dtype)
-        if bias is not None:
-            out.add_(bias)
+        softcap = self.source.scoring.softcap
+        if softcap is not None:
+            out.div_(softcap).tanh_().mul_(softcap)
+        if spot.bias is not None:
+            out.add_(spot.bias)
         if self.normalizer is not None:
             out.sub_(self.normalizer[spot.heads, spot.rows, None])
         out.clamp_(min=HIDDEN)
@@ -192,16 +190,17 @@ class Walk:
             return 0, 0
         return max(lo, min(a for a, _ in asked)), min(hi, max(b for _, b in asked))
 
-    def _visible(self, heads: slice, rows: slice, cols: slice, span: tuple[int, int]) -> tuple[bool, Tensor | None]:
+    def _visible(
+        self, heads: slice, rows: slice, cols: slice, span: tuple[int, int], bias: Tensor | None
+    ) -> tuple[bool, Tensor | None]:
         """Whether anything of a tile is seen, and what; None where all of it is."""
-        frame, mask, scoring = self.source.frame, self.source.mask, self.source.scoring
-        bias = scoring.bias_at(self.places.grid(heads, rows, cols), self.source.query.dtype)
+        frame, mask = self.source.frame, self.source.mask
         if bias is None and (mask is None or mask.shows_all(*span, cols.start, cols.stop, frame.T, frame.S)):
             return True, None
         # Minus infinity in a bias hides as a mask does.
-        seen = torch.ones((), dtype=torch.bool) if bias is None else bias > -math.inf
+        seen = torch.ones((), dtype=torch.bool, device=self.source.query.device) if bias is None else bias > -math.inf
         if mask is not None:
-            seen = self.places.look(mask, heads, rows, cols) & seen.to(self.source.query.device)
+            seen = seen & self.places.look(mask, heads, rows, cols)
         if seen.is_cpu:  # looking is free here; on a GPU it would make the host wait
             if not seen.any():
                 return False, None

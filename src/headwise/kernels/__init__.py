@@ -37,9 +37,7 @@ def log_sum_exp(source: Source) -> Tensor | None:
     structure = _structure(source)
     if structure is None:
         return None
-    lse = launch.log_sum_exp(source, structure)
-    sinks = source.sink_scores()
-    return lse if sinks is None else torch.where(lse > -torch.inf, torch.logaddexp(lse, sinks[..., 0]), lse)
+    return source.with_sinks(launch.log_sum_exp(source, structure))
 
 
 def read(source: Source, lse: Tensor, readings: Sequence[Reading]) -> Answers:
@@ -146,8 +144,7 @@ def _key_major(
             answers[i] = (found.peaks.view(torch.float32),)
     if received:
         found = launch.columns(source, structure, lse, count=count) if found is None else found
-        counts = found.counts if count else launch.band_counts(source, structure)
-        answers |= dict.fromkeys(received, (found.received, counts))
+        answers |= dict.fromkeys(received, (found.received, found.counts))
     return answers
 
 

@@ -30,6 +30,10 @@ class Blocks(NamedTuple):
     warps: int
     stages: int
 
+    def options(self) -> dict[str, int]:
+        """As kernels take them."""
+        return {"BM": self.queries, "BN": self.keys, "num_warps": self.warps, "num_stages": self.stages}
+
 
 # Measured on an H200; (kernel, width of heads up to) -> blocks for 16-bit inputs.
 TABLE = {
@@ -128,12 +132,12 @@ def new(source: Source, *tail: int, dtype: torch.dtype = torch.float32, zero: bo
 def log_sum_exp(source: Source, structure: Structure) -> Tensor:
     """The row log-sum-exp (B, H, T), without sinks."""
     strides, sizes, flags = common(source, structure)
-    queries, keys, warps, stages = blocks_for("rows", source)
+    blocks = blocks_for("rows", source)
     T = source.shape[2]
     lse = new(source, T)
-    options = flags | {"BM": queries, "BN": keys, "num_warps": warps, "num_stages": stages}
+    options = flags | blocks.options()
     arguments = [source.query, source.key, lse, *strides, *sizes]
-    launch(log_sum_exp_kernel, triton.cdiv(T, queries), source, arguments, options)
+    launch(log_sum_exp_kernel, triton.cdiv(T, blocks.queries), source, arguments, options)
     return lse
 
 
@@ -164,7 +168,7 @@ def rows(
 ) -> Rows:
     """What is asked for; the rest is left empty. `size` asks for a picture, which `fits_rows` must allow."""
     strides, sizes, flags = common(source, structure)
-    queries, keys, warps, stages = blocks_for("both" if received else "rows", source)
+    blocks = blocks_for("both" if received else "rows", source)
     T, S = source.shape[2:]
     R, C = size or (1, 1)
     found = Rows(
@@ -177,11 +181,13 @@ def rows(
     )
     wanted = {"ENTROPY": entropy, "PEAK": peak, "DISTANCE": distance, "RECEIVED": received, "LANES": LANES}
     wanted |= {"BEHIND": structure.right <= 0, "NORMAL": source.scoring.sinks is None}
-    wanted |= {"PICTURE": size is not None, "BUNCH": min(keys, S // C)}
-    options = flags | wanted | {"BM": queries, "BN": keys, "num_warps": warps, "num_stages": stages}
+    wanted |= {"PICTURE": size is not None, "BUNCH": min(blocks.keys, S // C)}
+    options = flags | wanted | blocks.options()
     arguments = [source.query, source.key, lse, *found, *strides, *sizes, R, C]
-    launch(rows_kernel, triton.cdiv(T, queries), source, arguments, options)
-    return found._replace(peak_key=_peak_key(source, structure, found.peak_key, keys // LANES)) if peak else found
+    launch(rows_kernel, triton.cdiv(T, blocks.queries), source, arguments, options)
+    return (
+        found._replace(peak_key=_peak_key(source, structure, found.peak_key, blocks.keys // LANES)) if peak else found
+    )
 
 
 def fits_rows(source: Source, size: tuple[int, int]) -> bool:
@@ -205,16 +211,16 @@ def _peak_key(source: Source, structure: Structure, lanes: Tensor, candidates: i
 def mass(source: Source, structure: Structure, lse: Tensor, probe: Structure, span: tuple[int, int]) -> Tensor:
     """The mass (B, H, T) where the probe is True; all its keys lie within `span`."""
     strides, sizes, flags = common(source, structure)
-    queries, keys, warps, stages = blocks_for("rows", source)
+    blocks = blocks_for("rows", source)
     T = source.shape[2]
     found = new(source, T)
     asked, offered = probe.match or (source.query, source.query)
     matching = [asked, offered, *(0 if probe.match is None or len(x) == 1 else x.stride(0) for x in (asked, offered))]
     probing = [probe.left, probe.right, *span, *tables(probe, source.query), *matching]
     options = flags | switches(probe, "PROBE_") | {"MATCH": probe.match is not None}
-    options |= {"BM": queries, "BN": keys, "num_warps": warps, "num_stages": stages}
+    options |= blocks.options()
     arguments = [source.query, source.key, lse, found, *strides, *sizes, *probing]
-    launch(mass_kernel, triton.cdiv(T, queries), source, arguments, options)
+    launch(mass_kernel, triton.cdiv(T, blocks.queries), source, arguments, options)
     return found
 
 
@@ -234,24 +240,23 @@ def bands(source: Source, structure: Structure, lse: Tensor, probes: tuple[tuple
 def histogram(source: Source, structure: Structure, lse: Tensor, bins: int) -> Tensor:
     """Summed weights in each octave of distance, (B, H, bins)."""
     strides, sizes, flags = common(source, structure)
-    queries, keys, warps, stages = blocks_for("rows", source)
+    blocks = blocks_for("rows", source)
     found = new(source, bins, zero=True)
-    options = flags | {"BM": queries, "BN": keys, "num_warps": warps, "num_stages": stages}
+    options = flags | blocks.options()
     arguments = [source.query, source.key, lse, found, bins, *strides, *sizes]
-    launch(histogram_kernel, triton.cdiv(source.shape[2], queries), source, arguments, options)
+    launch(histogram_kernel, triton.cdiv(source.shape[2], blocks.queries), source, arguments, options)
     return found
 
 
 def top_keys(source: Source, structure: Structure, lse: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest weights (B, H, T, k), largest first, and their keys."""
     strides, sizes, flags = common(source, structure)
-    queries, keys, warps, stages = blocks_for("rows", source)
+    blocks = blocks_for("rows", source)
     T = source.shape[2]
     found, places = new(source, T, k), new(source, T, k, dtype=torch.int32)
-    options = flags | {"BM": queries, "BN": keys, "K": triton.next_power_of_2(k)}
-    options |= {"num_warps": warps, "num_stages": stages}
+    options = flags | blocks.options() | {"K": triton.next_power_of_2(k)}
     arguments = [source.query, source.key, lse, found, places, *strides, *sizes, k]
-    launch(top_keys_kernel, triton.cdiv(T, queries), source, arguments, options)
+    launch(top_keys_kernel, triton.cdiv(T, blocks.queries), source, arguments, options)
     found, order = found.sort(-1, descending=True)
     return found, places.gather(-1, order).long()
 

@@ -13,7 +13,7 @@ Compare with `reference.attend(...)[1].sum(-2)`.
 import triton
 import triton.language as tl
 
-from headwise.kernels.tile import HIDDEN, load_block, log2_normalizer, log2_scores, reach, visible
+from headwise.kernels.tile import HIDDEN, load_block, log2_normalizer, log2_scores, reach, to_head, to_sample, visible
 
 
 @triton.jit
@@ -30,15 +30,13 @@ def columns_kernel(
 ):  # fmt: skip
     """What every key receives (B, H, S), how many see it, and the cells of a picture (B, H, R, C)."""
     flat = tl.program_id(1)
-    batch, head = flat // H, flat % H
-    query += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
-    key += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
+    query, key = to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head)
     lse += flat.to(tl.int64) * T
     picture += flat.to(tl.int64) * R * C
     peaks += flat.to(tl.int64) * R * C
-    keys += batch * keys_batch
-    open_keys += batch * open_batch
-    documents += batch * documents_batch
+    keys, open_keys, documents = to_sample(
+        keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch
+    )
 
     if ALIGNED:
         first = tl.program_id(0) * BN

@@ -9,7 +9,7 @@ Compare with the weights summed where 2**(b−1) <= |position − key| < 2**b.
 import triton
 import triton.language as tl
 
-from headwise.kernels.tile import HIDDEN, load_block, log2_normalizer, log2_scores, reach, visible
+from headwise.kernels.tile import HIDDEN, load_block, log2_normalizer, log2_scores, reach, to_head, to_sample, visible
 
 
 @triton.jit
@@ -31,12 +31,10 @@ def histogram_kernel(
     """Weights summed per octave of distance, (B, H, bins)."""
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     flat = tl.program_id(1)
-    batch, head = flat // H, flat % H
-    query += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
-    key += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
-    keys += batch * keys_batch
-    open_keys += batch * open_batch
-    documents += batch * documents_batch
+    query, key = to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head)
+    keys, open_keys, documents = to_sample(
+        keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch
+    )
     histogram += flat * bins
 
     rows = first + tl.arange(0, BM)

@@ -8,7 +8,7 @@ A row that sees no key gets minus infinity. Compare with `scores.logsumexp(-1)`.
 import triton
 import triton.language as tl
 
-from headwise.kernels.tile import HIDDEN, load_block, log2_scores, reach, visible
+from headwise.kernels.tile import HIDDEN, load_block, log2_scores, reach, to_head, to_sample, visible
 
 
 @triton.jit
@@ -23,12 +23,10 @@ def log_sum_exp_kernel(
     """The log-sum-exp (B, H, T)."""
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     flat = tl.program_id(1)
-    batch, head = flat // H, flat % H
-    query += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
-    key += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
-    keys += batch * keys_batch
-    open_keys += batch * open_batch
-    documents += batch * documents_batch
+    query, key = to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head)
+    keys, open_keys, documents = to_sample(
+        keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch
+    )
 
     rows = first + tl.arange(0, BM)
     q = load_block(query, first, q_row, T, BM, D, WIDTH, True)

@@ -8,7 +8,7 @@ the first keys go to `bands.py`, several at a time. Compare with `(weights * pro
 import triton
 import triton.language as tl
 
-from headwise.kernels.tile import HIDDEN, load_block, log2_normalizer, log2_scores, visible
+from headwise.kernels.tile import HIDDEN, load_block, log2_normalizer, log2_scores, to_head, to_sample, visible
 
 
 @triton.jit
@@ -27,15 +27,14 @@ def mass_kernel(
     """The mass (B, H, T) of one probe."""
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     flat = tl.program_id(1)
-    batch, head = flat // H, flat % H
-    query += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
-    key += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
-    keys += batch * keys_batch
-    open_keys += batch * open_batch
-    documents += batch * documents_batch
-    probe_keys += batch * probe_keys_batch
-    probe_open += batch * probe_open_batch
-    probe_documents += batch * probe_documents_batch
+    query, key = to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head)
+    keys, open_keys, documents = to_sample(
+        keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch
+    )
+    batch = flat // H
+    probe_keys, probe_open, probe_documents = to_sample(
+        probe_keys, probe_open, probe_documents, batch, probe_keys_batch, probe_open_batch, probe_documents_batch
+    )
 
     rows = first + tl.arange(0, BM)
     q = load_block(query, first, q_row, T, BM, D, WIDTH, True)

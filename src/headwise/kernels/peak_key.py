@@ -9,7 +9,7 @@ float32. Compare with `weights.argmax(-1)`.
 import triton
 import triton.language as tl
 
-from headwise.kernels.tile import visible
+from headwise.kernels.tile import to_head, to_sample, visible
 
 
 @triton.jit
@@ -23,12 +23,10 @@ def peak_key_kernel(
 ):  # fmt: skip
     """The key (B, H, T) of every peak, from its lane."""
     flat = tl.program_id(1)
-    batch, head = flat // H, flat % H
-    query += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
-    key += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
-    keys += batch * keys_batch
-    open_keys += batch * open_batch
-    documents += batch * documents_batch
+    query, key = to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head)
+    keys, open_keys, documents = to_sample(
+        keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch
+    )
 
     pair = tl.arange(0, BM * CANDIDATES)
     row = tl.program_id(0) * BM + pair // CANDIDATES

@@ -15,7 +15,7 @@ along where a block of queries lies in one row of its cells. Compare with `refer
 import triton
 import triton.language as tl
 
-from headwise.kernels.tile import HIDDEN, load_block, log2_normalizer, log2_scores, reach, visible
+from headwise.kernels.tile import HIDDEN, load_block, log2_normalizer, log2_scores, reach, to_head, to_sample, visible
 
 
 @triton.jit
@@ -32,14 +32,12 @@ def rows_kernel(
     """Entropy, peak and distance (B, H, T); what keys receive (B, H, S) and picture cells (B, H, R, C)."""
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # under a causal mask the last rows take longest
     flat = tl.program_id(1)
-    batch, head = flat // H, flat % H
-    query += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
-    key += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
+    query, key = to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head)
     received += flat.to(tl.int64) * S
     picture += flat.to(tl.int64) * R * C + first * R // T * C  # the block lies in one row of the picture
-    keys += batch * keys_batch
-    open_keys += batch * open_batch
-    documents += batch * documents_batch
+    keys, open_keys, documents = to_sample(
+        keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch
+    )
 
     rows = first + tl.arange(0, BM)
     q = load_block(query, first, q_row, T, BM, D, WIDTH, True)

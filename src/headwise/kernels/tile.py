@@ -12,6 +12,21 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head):
+    """Pointers to the query and key heads of program `flat` of B·H. Long arithmetic: heads may lie 2**31 apart."""
+    batch, head = (flat // H).to(tl.int64), flat % H
+    query += batch * q_batch + head.to(tl.int64) * q_head
+    key += batch * k_batch + (head // group).to(tl.int64) * k_head
+    return query, key
+
+
+@triton.jit
+def to_sample(keys, open_keys, documents, batch, keys_batch, open_batch, documents_batch):
+    """Pointers to one sample's tables."""
+    return keys + batch * keys_batch, open_keys + batch * open_batch, documents + batch * documents_batch
+
+
+@triton.jit
 def visible(position, col, S, left, right, keys, open_keys, documents, KEYS, OPEN, DOCUMENTS):
     """Where the query at `position` sees key `col`; both are 2-D and broadcast against each other.
 

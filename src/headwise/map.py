@@ -14,19 +14,19 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from headwise import engine, mask_form, shapes
-from headwise.errors import MapIndexError, MapSizeError, StaleMapError
-from headwise.indexing import NAMES, axis_of, block_axes, pointwise
+from headwise.errors import MapIndexError, StaleMapError
+from headwise.indexing import NAMES, axis_of, block_axes
+from headwise.looking import LIMIT, brief, check_bytes, elements, tile
 from headwise.mask_algebra import Grid, Mask
 from headwise.narrowing import narrowed
 from headwise.panel import Distances, Panel, Peak, Received, TopKeys, checked_probe, octave_edges, take_panel
 from headwise.scoring import Scoring
-from headwise.source import Axis, Frame, Source, full_precision, row_blocks
+from headwise.source import Axis, Frame, Source, row_blocks
 from headwise.tensorlike import TensorLike
 
 if TYPE_CHECKING:
     from headwise.summary import Summary
 
-LIMIT = 2**30  # bytes a dense tensor may take unless the caller says otherwise
 WORKING_BYTES = 2**26  # numbers in flight while a dense tensor is filled
 
 STATISTICS = tuple(field.name for field in dataclasses.fields(Panel))
@@ -140,12 +140,12 @@ class AttentionMap(TensorLike):
         source = self._source()
         found = block_axes(index, self.shape)
         if found is None:
-            return _pointwise(source if source.learns else self._normalised(), index, self.shape)
+            return elements(source if source.learns else self._normalised(), index, self.shape)
         (batch, heads, rows, cols), dropped = found
         size = len(batch) * len(heads) * len(rows) * len(cols)
-        _check_bytes(size, source.precise, LIMIT, f"weights[{_brief(index)}]")
-        tile = _tile(narrowed(source, batch, heads, rows), cols).to(self.dtype)
-        return tile[tuple(0 if axis in dropped else slice(None) for axis in range(4))]
+        check_bytes(size, source.precise, LIMIT, f"weights[{brief(index)}]")
+        block = tile(narrowed(source, batch, heads, rows), cols).to(self.dtype)
+        return block[tuple(0 if axis in dropped else slice(None) for axis in range(4))]
 
     def to_tensor(self, *, limit: int = LIMIT) -> Tensor:
         """All weights as a dense tensor (B, H, T, S).
@@ -154,14 +154,14 @@ class AttentionMap(TensorLike):
             limit: refuse if it would take more bytes than this.
         """
         source = self._source()
-        _check_bytes(self.numel(), self.dtype, limit, "to_tensor()")
+        check_bytes(self.numel(), self.dtype, limit, "to_tensor()")
         if source.learns:
             return source.block(slice(None)).weights.to(self.dtype)
         B, H, T, S = self.shape
         result = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         for rows in row_blocks(T, B * H * S * 8, WORKING_BYTES):
             part = narrowed(source, range(B), range(H), range(rows.start, rows.stop))
-            result[:, :, rows] = _tile(part, range(S))
+            result[:, :, rows] = tile(part, range(S))
         return result
 
     def select(
@@ -412,62 +412,6 @@ def _versions(query: Tensor, key: Tensor, scoring: Scoring) -> tuple[int, ...] |
     if query.is_inference() or key.is_inference():
         return None
     return (query._version, key._version, *(x._version for x in scoring.tensors() if not x.is_inference()))
-
-
-def _tile(source: Source, cols: Axis) -> Tensor:
-    """All rows of the source and these keys, (B, H, t, s), in the precise dtype."""
-    keys = cols if isinstance(cols, Tensor) else slice(cols.start, cols.stop, cols.step)
-    if 0 in source.shape or len(cols) == 0:
-        B, H, T, _ = source.shape
-        return torch.zeros(B, H, T, len(cols), dtype=source.precise, device=source.query.device)
-    lse = engine.log_sum_exp(source)
-    empty = lse == -torch.inf
-    scores = source.scores(cols=keys.to(source.query.device) if isinstance(keys, Tensor) else keys)
-    return (scores - lse.masked_fill(empty, 0.0)[..., None]).exp()  # an empty row has only scores of minus infinity
-
-
-def _pointwise(source: Source, index: Any, shape: Sequence[int]) -> Tensor:
-    """Weights one by one, for index forms that cut out no block."""
-    batch, head, row, col = (x.to(source.query.device) for x in pointwise(index, shape))
-    _check_bytes(col.numel() * source.query.shape[3], source.precise, LIMIT, "weights[...] element by element")
-    frame = source.frame
-    query = source.query[batch, head, row].to(source.precise)  # (..., D)
-    key = source.key[batch, head // source.group, col].to(source.precise)
-    grid = Grid(source.axis("batch")[batch], source.axis("head")[head], source.axis("row")[row], col, frame.T, frame.S)
-    with full_precision(query):
-        scores = source.finished((query * key).sum(-1), grid)
-    lse = engine.log_sum_exp(source)[batch, head, row]
-    return (scores - lse.masked_fill(lse == -torch.inf, 0.0)).exp().to(source.query.dtype)
-
-
-def _check_bytes(numbers: int, dtype: torch.dtype, limit: int, what: str) -> None:
-    size = numbers * torch.finfo(dtype).bits // 8
-    if size > limit:
-        raise MapSizeError(
-            f"{what} would take {_bytes(size)}, more than the limit of {_bytes(limit)}. Look at a part, such as "
-            f"weights[0, 3, :256, :256], ask for a statistic (entropy, received, topk, ...) or a picture "
-            f"(weights.pooled(512, 512)), or pass weights.to_tensor(limit={size})."
-        )
-
-
-def _bytes(size: int) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024  # type: ignore[assignment]
-    return f"{size:.4g} TiB"
-
-
-def _brief(index: Any) -> str:
-    items = index if isinstance(index, tuple) else (index,)
-    return ", ".join("..." if x is Ellipsis else "tensor" if isinstance(x, Tensor) else _slice(x) for x in items)
-
-
-def _slice(item: Any) -> str:
-    if not isinstance(item, slice):
-        return repr(item)
-    parts = ["" if x is None else str(x) for x in (item.start, item.stop)]
-    return ":".join(parts) if item.step is None else ":".join([*parts, str(item.step)])
 
 
 # A pytree node: torch's transforms take the tensors out and put them back.

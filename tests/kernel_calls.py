@@ -33,12 +33,14 @@ def launches(made, lse):
     ids = torch.arange(S, device=made.query.device) % 5
     launch.log_sum_exp(made, structure)
     launch.rows(made, structure, lse, entropy=True, peak=True, distance=True)
+    bands = ((0, 0, 0, S), (3, 5, 0, S), (2**30, 2**30, 0, 4))
     launch.rows(made, structure, lse, entropy=True, received=True, size=(1, 4))
+    launch.rows(made, structure, lse, entropy=True, peak=True, received=True, size=(16, 16))
     launch.columns(made, structure, lse)
     launch.columns(made, structure, lse, (16, 16))
     launch.columns(made, structure, lse, (3, 5))
     launch.columns(made, structure, lse, (3, 5), peaks=True)
-    launch.bands(made, structure, lse, ((0, 0, 0, S), (3, 5, 0, S), (2**30, 2**30, 0, 4)))
+    launch.bands(made, structure, lse, bands)
     launch.histogram(made, structure, lse, 9)
     launch.top_keys(made, structure, lse, 3)
     for probe in (prefix(2), same_token(ids), induction(ids), window(3)):

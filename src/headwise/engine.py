@@ -51,6 +51,8 @@ def compute(source: Source, readings: Sequence[Reading]) -> list[tuple[Tensor, .
         for reading in readings:
             reading.start(source)
         return [reading.finish() for reading in readings]
+    for reading in readings:
+        reading.source = source  # `dense` needs it where kernels answer and `start` is never called
     lse = normalizer(source)
     kernels = kernels_for(source)
     with torch.no_grad():

@@ -22,6 +22,7 @@ from headwise.tile import HIDDEN, Tile
 class Reading(abc.ABC):
     """One statistic of a source, while it is being computed."""
 
+    source: Source
     by_row = True
     differentiable: tuple[bool, ...] = (True,)  # for each result
 
@@ -152,9 +153,12 @@ class Histogram(Reading):
     by_row = False
 
     def start(self, source: Source) -> None:
-        self.source = source
-        self.bins = octave_count(source.frame.T, source.frame.S)
-        self.sum = zeros(source, self.bins, dtype=torch.float64)
+        self.source, self.sum = source, zeros(source, self.bins_of(source), dtype=torch.float64)
+
+    @staticmethod
+    def bins_of(source: Source) -> int:
+        """How many octaves the longest distance takes."""
+        return octave_count(source.frame.T, source.frame.S)
 
     def take(self, tile: Tile) -> None:
         bins = octave((tile.position[:, None] - tile.col).abs())  # (t, s)
@@ -170,7 +174,7 @@ class Histogram(Reading):
         return (unflat(mean.to(self.source.precise), self.source),)
 
     def dense(self, block: Block) -> tuple[Tensor, ...]:
-        share = block.weights.new_zeros(*block.weights.shape[:2], self.bins)
+        share = block.weights.new_zeros(*block.weights.shape[:2], self.bins_of(self.source))
         bins = octave(_apart(block)).flatten().expand(*share.shape[:2], -1)
         return (share.scatter_add(-1, bins, block.weights.flatten(2)) / self.source.shape[2],)
 

@@ -46,42 +46,46 @@ def read(source: Source, lse: Tensor, readings: Sequence[Reading]) -> Answers:
     if structure is None:
         return {}
     lse = lse.float().contiguous()
-    for reading in readings:
-        reading.start(source)
+    narrow, wide = _probes(source, readings)
     answers = _row_major(source, structure, lse, readings)
     answers |= _key_major(source, structure, lse, readings, answers)
     for i, reading in enumerate(readings):
         if isinstance(reading, Histogram):
-            answers[i] = (launch.histogram(source, structure, lse, reading.bins) / source.shape[2],)
+            answers[i] = (launch.histogram(source, structure, lse, reading.bins_of(source)) / source.shape[2],)
         elif isinstance(reading, TopKeys) and reading.k <= MOST_TOP_KEYS:
             answers[i] = launch.top_keys(source, structure, lse, reading.k)
-    return answers | _masses(source, structure, lse, readings)
+    for i, (probe, span) in wide.items():
+        answers[i] = (launch.mass(source, structure, lse, probe, span),)
+    if narrow:
+        found = launch.bands(source, structure, lse, tuple(narrow.values()))
+        answers |= {i: (mass,) for i, mass in zip(narrow, found, strict=True)}
+    return answers
 
 
-def _masses(source: Source, structure: Structure, lse: Tensor, readings: Sequence[Reading]) -> Answers:
-    """Narrow probes all together, wide ones in a pass each."""
-    answers: Answers = {}
-    narrow: dict[int, tuple[int, int, int, int]] = {}
+def _probes(
+    source: Source, readings: Sequence[Reading]
+) -> tuple[dict[int, launch.Band], dict[int, tuple[Structure, tuple[int, int]]]]:
+    """Narrow probes, which share a pass, and wide ones with the range of their keys, which take one each."""
+    narrow: dict[int, launch.Band] = {}
+    wide: dict[int, tuple[Structure, tuple[int, int]]] = {}
     T, S = source.frame.T, source.frame.S
     for i, reading in enumerate(readings):
         if not isinstance(reading, Mass):
             continue
         probe = reading.probe
         span = probe.key_range(*source.frame.span(slice(None)), T, S)
-        if isinstance(probe, Prefix):
-            narrow[i] = (FAR, FAR, 0, probe.n)
+        if isinstance(probe, Prefix) and span[1] <= launch.NEAR:
+            narrow[i] = (FAR, FAR, *span)
             continue
         known = structure_of(probe, source)
         if known is None:
             continue
-        if known.banded_only:
-            narrow[i] = (known.left, known.right, *span)
+        band = (known.left, known.right, *span)
+        if known.banded_only and launch.is_narrow(band):
+            narrow[i] = band
         else:
-            answers[i] = (launch.mass(source, structure, lse, known, span),)
-    if narrow:
-        found = launch.bands(source, structure, lse, tuple(narrow.values()))
-        answers |= {i: (mass,) for i, mass in zip(narrow, found, strict=True)}
-    return answers
+            wide[i] = (known, span)
+    return narrow, wide
 
 
 def _structure(source: Source) -> Structure | None:
@@ -119,7 +123,7 @@ def _row_major(source: Source, structure: Structure, lse: Tensor, readings: Sequ
     answers |= {i: (found.peak, found.peak_key.long()) for i in peak}
     if together:
         answers |= {i: (found.received, launch.band_counts(source, structure)) for i in received}
-        answers |= {i: (_mean(found.picture, source),) for i in pictures}
+        answers |= dict.fromkeys(pictures, (found.picture,))
     return answers
 
 

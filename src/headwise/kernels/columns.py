@@ -17,6 +17,18 @@ from headwise.kernels.tile import HIDDEN, load_block, log2_normalizer, log2_scor
 
 
 @triton.jit
+def border(cell, size, cells):
+    """The first of `size` indices that falls into `cell`. Long arithmetic: fine pictures of long sequences overflow."""
+    return ((tl.cast(cell, tl.int64) * size + cells - 1) // cells).to(tl.int32)
+
+
+@triton.jit
+def cell_of(index, size, cells):
+    """The cell into which an index falls."""
+    return (tl.cast(index, tl.int64) * cells // size).to(tl.int32)
+
+
+@triton.jit
 def columns_kernel(
     query, key, lse, received, counts, picture, peaks,
     q_batch, q_head, q_row, k_batch, k_head, k_row,
@@ -44,8 +56,8 @@ def columns_kernel(
         cell_col = 0
     else:  # col_blocks blocks to a column of cells
         cell_col = tl.program_id(0) // col_blocks
-        first = (cell_col * S + C - 1) // C + tl.program_id(0) % col_blocks * BN
-        end_col = ((cell_col + 1) * S + C - 1) // C
+        first = border(cell_col, S, C) + tl.program_id(0) % col_blocks * BN
+        end_col = border(cell_col + 1, S, C)
     cols = first + tl.arange(0, BN)
     k = load_block(key, first, k_row, end_col, BN, D, WIDTH, True)
     last = tl.minimum(first + BN, end_col) - 1
@@ -59,8 +71,8 @@ def columns_kernel(
     if ALIGNED:
         begin, stop = lo, hi
     else:  # walk over cells, row_blocks blocks to each
-        begin = lo * R // T * row_blocks * BM
-        stop = tl.where(hi > lo, ((hi - 1) * R // T + 1) * row_blocks * BM, begin)
+        begin = cell_of(lo, T, R) * row_blocks * BM
+        stop = tl.where(hi > lo, (cell_of(hi - 1, T, R) + 1) * row_blocks * BM, begin)
         clean_lo = begin
         clean_hi = begin
 
@@ -78,8 +90,8 @@ def columns_kernel(
                 cell_row = 0
             else:
                 cell_row = step // BM // row_blocks
-                start = (cell_row * T + R - 1) // R + step // BM % row_blocks * BM
-                end_row = ((cell_row + 1) * T + R - 1) // R
+                start = border(cell_row, T, R) + step // BM % row_blocks * BM
+                end_row = border(cell_row + 1, T, R)
             rows = start + tl.arange(0, BM)
             q = load_block(query, start, q_row, end_row, BM, D, WIDTH, phase != 1)
             if phase == 1:
@@ -110,8 +122,8 @@ def columns_kernel(
                 strips = tl.sum(tl.reshape(p, (BN, STRIPS, BM // STRIPS)), 2)
                 total += tl.sum(strips, 1)
                 cells = tl.sum(tl.reshape(strips, (BN // BUNCH, BUNCH, STRIPS)), 1)
-                r = start * R // T + tl.arange(0, STRIPS)
-                c = (first + tl.arange(0, BN // BUNCH) * BUNCH) * C // S
+                r = start // (T // R) + tl.arange(0, STRIPS)
+                c = (first + tl.arange(0, BN // BUNCH) * BUNCH) // (S // C)
                 tl.atomic_add(
                     picture + r[None, :] * C + c[:, None],
                     cells,
@@ -124,8 +136,8 @@ def columns_kernel(
                 if PICTURE:
                     bunches = tl.sum(tl.reshape(block, (BN // BUNCH, BUNCH)), 1)
                     if ALIGNED:
-                        c = (first + tl.arange(0, BN // BUNCH) * BUNCH) * C // S
-                        tl.atomic_add(picture + start * R // T * C + c, bunches, mask=c < C, sem="relaxed")
+                        c = (first + tl.arange(0, BN // BUNCH) * BUNCH) // (S // C)
+                        tl.atomic_add(picture + start // (T // R) * C + c, bunches, mask=c < C, sem="relaxed")
                     else:
                         c = tl.zeros((BN // BUNCH,), tl.int32) + cell_col
                         tl.atomic_add(picture + cell_row * C + c, bunches, sem="relaxed")

@@ -1,5 +1,6 @@
 """Calls the kernels: what they can take, what they are given, and how large their blocks are."""
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -12,7 +13,6 @@ from headwise.kernels.columns import columns_kernel
 from headwise.kernels.histogram import histogram_kernel
 from headwise.kernels.log_sum_exp import log_sum_exp_kernel
 from headwise.kernels.mass import mass_kernel
-from headwise.kernels.peak_key import peak_key_kernel
 from headwise.kernels.rows import rows_kernel
 from headwise.kernels.structure import Structure
 from headwise.kernels.top_keys import top_keys_kernel
@@ -40,9 +40,12 @@ TABLE = {
     ("rows", 64): Blocks(64, 64, 4, 3),
     ("rows", 128): Blocks(64, 64, 4, 3),
     ("rows", 256): Blocks(64, 32, 4, 2),
-    ("both", 64): Blocks(128, 64, 4, 3),
-    ("both", 128): Blocks(128, 64, 4, 3),
+    ("both", 64): Blocks(256, 64, 8, 3),
+    ("both", 128): Blocks(256, 64, 8, 3),
     ("both", 256): Blocks(64, 32, 4, 2),
+    ("short both", 64): Blocks(64, 64, 4, 3),
+    ("short both", 128): Blocks(64, 64, 4, 3),
+    ("short both", 256): Blocks(64, 32, 4, 2),
     ("columns", 64): Blocks(128, 64, 4, 3),
     ("columns", 128): Blocks(128, 128, 4, 2),
     ("short columns", 64): Blocks(128, 64, 4, 3),
@@ -59,6 +62,7 @@ def blocks_for(kernel: str, source: Source) -> Blocks:
     if source.query.dtype == torch.float32:
         return FLOAT32
     D = source.query.shape[3]
+    kernel = f"short {kernel}" if kernel != "rows" and source.shape[3] < SHORT else kernel
     return TABLE[kernel, next(width for width in (64, 128, 256) if width >= D)]
 
 
@@ -149,10 +153,12 @@ class Rows(NamedTuple):
     peak_key: Tensor
     distance: Tensor
     received: Tensor  # (B, H, S)
-    picture: Tensor  # (B, H, R, C), summed weights
+    picture: Tensor  # (B, H, R, C), averaged over queries
 
 
 LANES = 8  # columns in which a thread of a matrix product keeps its numbers apart anyway
+WARP_ROWS = 16  # rows of a matrix product that one warp holds
+Band = tuple[int, int, int, int]  # left, right, first key, last key + 1
 
 
 def rows(
@@ -171,41 +177,36 @@ def rows(
     blocks = blocks_for("both" if received else "rows", source)
     T, S = source.shape[2:]
     R, C = size or (1, 1)
+    row_edge, col_edge = T // R, S // C
     found = Rows(
-        new(source, T),
-        new(source, T),
-        new(source, T, dtype=torch.int32),
-        new(source, T),
-        new(source, S, zero=True) if received else new(source, 0),
+        new(source, T if entropy else 0),
+        new(source, T if peak else 0),
+        new(source, T if peak else 0, dtype=torch.int32),
+        new(source, T if distance else 0),
+        new(source, S if received else 0, zero=True),
         new(source, R, C, zero=True),
     )
+    strip, bunch = min(WARP_ROWS, row_edge), min(blocks.keys, col_edge)
     wanted = {"ENTROPY": entropy, "PEAK": peak, "DISTANCE": distance, "RECEIVED": received, "LANES": LANES}
-    wanted |= {"BEHIND": structure.right <= 0, "NORMAL": source.scoring.sinks is None}
-    wanted |= {"PICTURE": size is not None, "BUNCH": min(blocks.keys, S // C)}
+    wanted |= {"BEHIND": structure.right <= 0, "NORMAL": source.scoring.sinks is None, "PICTURE": size is not None}
+    wanted |= {"STRIP": strip, "BUNCH": bunch, "OWNED": (strip, bunch) == (row_edge, col_edge)}
+    wanted |= {"WIDE": strip == WARP_ROWS and bunch == blocks.keys, "WARPS": min(blocks.warps, blocks.queries // 16)}
     options = flags | wanted | blocks.options()
-    arguments = [source.query, source.key, lse, *found, *strides, *sizes, R, C]
+    arguments = [source.query, source.key, lse, *found, *strides, *sizes, R, C, row_edge, col_edge, 1 / row_edge]
     launch(rows_kernel, triton.cdiv(T, blocks.queries), source, arguments, options)
-    return (
-        found._replace(peak_key=_peak_key(source, structure, found.peak_key, blocks.keys // LANES)) if peak else found
-    )
+    return found
 
 
 def fits_rows(source: Source, size: tuple[int, int]) -> bool:
-    """Whether the row-major pass can make this picture: every block lies in one row of its cells."""
+    """Whether the row-major pass can make this picture: cells and blocks divide each other."""
     (T, S), (R, C) = source.shape[2:], size
-    queries = blocks_for("both", source).queries
-    return _divide(T, R) and queries <= T // R and _divide(S, C)
+    return _divide(T, R) and _divide(S, C)
 
 
-def _peak_key(source: Source, structure: Structure, lanes: Tensor, candidates: int) -> Tensor:
-    """The keys of the peaks, (B, H, T), from their lanes."""
-    strides, sizes, flags = common(source, structure)
-    T, queries = source.shape[2], max(1, 128 // candidates)
-    found = torch.empty_like(lanes)
-    options = flags | {"BM": queries, "CANDIDATES": candidates, "LANES": LANES, "num_warps": 4, "num_stages": 1}
-    arguments = [source.query, source.key, lanes, found, *strides, *sizes]
-    launch(peak_key_kernel, triton.cdiv(T, queries), source, arguments, options)
-    return found
+@functools.lru_cache(maxsize=16)
+def _table(bands: tuple[Band, ...], device: torch.device) -> Tensor:
+    """The bands on the GPU; kept, because copying them there takes longer than answering."""
+    return torch.tensor(bands, dtype=torch.int32, device=device)
 
 
 def mass(source: Source, structure: Structure, lse: Tensor, probe: Structure, span: tuple[int, int]) -> Tensor:
@@ -224,15 +225,23 @@ def mass(source: Source, structure: Structure, lse: Tensor, probe: Structure, sp
     return found
 
 
-def bands(source: Source, structure: Structure, lse: Tensor, probes: tuple[tuple[int, int, int, int], ...]) -> Tensor:
+NEAR = 256  # keys up to which a probe is narrow
+
+
+def is_narrow(band: Band) -> bool:
+    """Whether a probe concerns only the first keys, or those near the query."""
+    left, right, _, stop = band
+    return stop <= NEAR or max(left, right) <= NEAR
+
+
+def bands(source: Source, structure: Structure, lse: Tensor, probes: tuple[Band, ...]) -> Tensor:
     """The masses (probes, B, H, T) of bands, each given by (left, right, first key, last key + 1)."""
     strides, sizes, flags = common(source, structure)
     B, H, T, _ = source.shape
     queries, keys = (64, 32) if source.query.dtype != torch.float32 else FLOAT32[:2]
-    found = torch.empty(len(probes), B, H, T, dtype=torch.float32, device=source.query.device)
-    table = torch.tensor(probes, dtype=torch.int32).to(source.query.device, non_blocking=True)
+    found = torch.empty(len(probes), B, H, T, device=source.query.device)
     options = flags | {"BM": queries, "BN": keys, "COUNT": len(probes), "num_warps": 4, "num_stages": 1}
-    arguments = [source.query, source.key, lse, found, table, *strides, *sizes, B * H * T]
+    arguments = [source.query, source.key, lse, found, _table(probes, source.query.device), *strides, *sizes, B * H * T]
     launch(bands_kernel, triton.cdiv(T, queries), source, arguments, options)
     return found
 
@@ -280,7 +289,7 @@ def columns(
 ) -> Columns:
     """What every key receives and how many see it; with `size`, also a picture of so many cells, or its peaks."""
     strides, sizes, flags = common(source, structure)
-    queries, keys, warps, stages = blocks_for("short columns" if source.shape[3] < SHORT else "columns", source)
+    queries, keys, warps, stages = blocks_for("columns", source)
     T, S = source.shape[2:]
     R, C = size or (1, 1)
     found = Columns(
@@ -307,9 +316,16 @@ def columns(
 def band_counts(source: Source, structure: Structure) -> Tensor:
     """How many queries see each key (B, H, S), where only the band counts."""
     B, H, T, S = source.shape
-    row = torch.arange(S, device=source.query.device) - offset_of(source)  # the query that stands at each key
-    lo, hi = (row - structure.right).clamp(0, T), (row + structure.left + 1).clamp(0, T)
-    return (hi - lo).float().expand(B, H, S)
+    counts = _band_counts(T, S, offset_of(source), structure.left, structure.right, source.query.device)
+    return counts.expand(B, H, S).clone()
+
+
+@functools.lru_cache(maxsize=16)
+def _band_counts(T: int, S: int, offset: int, left: int, right: int, device: torch.device) -> Tensor:
+    """(S,); kept, because a handful of small launches takes as long as a statistic of a short sequence."""
+    row = torch.arange(S, device=device) - offset  # the query that stands at each key
+    lo, hi = (row - right).clamp(0, T), (row + left + 1).clamp(0, T)
+    return (hi - lo).float()
 
 
 def _divide(size: int, cells: int) -> bool:

@@ -20,7 +20,7 @@ def read(source: Source, readings: Sequence[Reading]) -> list[tuple[Tensor, ...]
     if not source.learns:
         return compute(source, readings)
     scoring = source.scoring
-    tensors = (source.query, source.key, scoring.bias, scoring.sinks)
+    tensors = (source.query, source.key, *scoring.learnable)
     flat = iter(Streamed.apply(source, readings, *tensors))  # type: ignore[no-untyped-call]
     return [tuple(next(flat) for _ in reading.differentiable) for reading in readings]
 
@@ -110,11 +110,10 @@ class Streamed(torch.autograd.Function):
         readings: Sequence[Reading],
         query: Tensor,
         key: Tensor,
-        bias: Tensor | None,
-        sinks: Tensor | None,
+        *learnable: Tensor | None,
     ) -> tuple[Tensor, ...]:
         ctx.source, ctx.readings = source, readings
-        ctx.save_for_backward(query, key, bias, sinks)
+        ctx.save_for_backward(query, key, *learnable)
         results = compute(source, readings)
         fixed = [
             x
@@ -127,15 +126,15 @@ class Streamed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of query, key, bias and sinks, block by block."""
+        """Gradients of query, key and what a scoring can learn, block by block."""
         if torch.is_grad_enabled():  # create_graph=True: a second derivative would silently miss this part
             raise OptionError(
                 "statistics of an attention map can be differentiated once, and create_graph=True asks for more. "
                 "Compute it from weights.to_tensor(), whose formula torch can differentiate again."
             )
         leaves = [None if x is None else x.detach().requires_grad_() for x in ctx.saved_tensors]
-        query, key, bias, sinks = leaves
-        scoring = dataclasses.replace(ctx.source.scoring, bias=bias, sinks=sinks)
+        query, key, *learnable = leaves
+        scoring = ctx.source.scoring.with_learnable(*learnable)
         source = dataclasses.replace(ctx.source, query=query, key=key, scoring=scoring)
         wanted = [x for x in leaves if x is not None]
         sums = [torch.zeros_like(x) for x in wanted]

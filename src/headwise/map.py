@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from headwise import engine, mask_form, shapes
+from headwise import engine, mask_form, relative, shapes
 from headwise.errors import MapIndexError, StaleMapError
 from headwise.indexing import NAMES, axis_of, block_axes
 from headwise.looking import LIMIT, brief, check_bytes, elements, tile
@@ -104,7 +104,7 @@ class AttentionMap(TensorLike):
     @property
     def requires_grad(self) -> bool:
         """Whether what is computed from this map has a gradient."""
-        tensors = (self._query, self._key, self._scoring.bias, self._scoring.sinks)
+        tensors = (self._query, self._key, *self._scoring.learnable)
         return any(x is not None and x.requires_grad for x in tensors)
 
     def size(self, dim: int | None = None) -> torch.Size | int:
@@ -190,8 +190,7 @@ class AttentionMap(TensorLike):
         source = self._source()
         probe = checked_probe(probe, source)
         mask = ~probe if source.mask is None else source.mask & ~probe
-        scoring = self._scoring
-        scoring = Scoring(mask, scoring.bias, scoring.scale, scoring.softcap, scoring.sinks)
+        scoring = dataclasses.replace(self._scoring, mask=mask)
         return AttentionMap(self._query, self._key, scoring, None, self._frame)
 
     # Statistics.
@@ -324,13 +323,10 @@ class AttentionMap(TensorLike):
     def detach(self) -> "AttentionMap":
         """The same map without gradients; it does not keep the graph alive."""
         self._source()
-        query, key, lse, bias, sinks = (
-            None if x is None else x.detach()
-            for x in (self._query, self._key, self._lse, self._scoring.bias, self._scoring.sinks)
-        )
-        assert query is not None and key is not None  # noqa: S101, PT018 - only the others may be missing
-        scoring = Scoring(self._scoring.mask, bias, self._scoring.scale, self._scoring.softcap, sinks)
-        return AttentionMap(query, key, scoring, lse, self._frame)
+        lse = None if self._lse is None else self._lse.detach()
+        learnable = (None if x is None else x.detach() for x in self._scoring.learnable)
+        scoring = self._scoring.with_learnable(*learnable)
+        return AttentionMap(self._query.detach(), self._key.detach(), scoring, lse, self._frame)
 
     def to(self, *args: Any, **kwargs: Any) -> "AttentionMap":
         """The map on another device or in another dtype, with everything it looks at."""
@@ -420,10 +416,13 @@ def _versions(query: Tensor, key: Tensor, scoring: Scoring) -> tuple[int, ...] |
 def _flatten(weights: AttentionMap) -> tuple[list[Any], Any]:
     scoring = weights._scoring
     tensors, description = mask_form.apart(scoring.mask)
-    optional = {"log_sum_exp": weights._lse, "bias": scoring.bias, "sinks": scoring.sinks}
+    bias, sinks, table = scoring.learnable
+    optional = {"log_sum_exp": weights._lse, "bias": bias, "sinks": sinks}
+    optional |= {"relative": table, "positions": scoring.positions}
     there = tuple(name for name, x in optional.items() if x is not None)
     leaves = [weights._query, weights._key, *(optional[name] for name in there), *tensors]
-    return leaves, (there, description, scoring.scale, scoring.softcap, _framed(weights._frame))
+    rule = relative.apart(scoring.relative)
+    return leaves, (there, description, scoring.scale, scoring.softcap, rule, _framed(weights._frame))
 
 
 def _framed(frame: Frame | None) -> Any:
@@ -444,11 +443,14 @@ def _unframed(plain: Any) -> Frame | None:
 
 
 def _unflatten(leaves: Iterable[Any], context: Any) -> AttentionMap:
-    there, description, scale, softcap, frame = context
+    there, description, scale, softcap, rule, frame = context
     query, key, *rest = leaves
     optional = dict(zip(there, rest, strict=False))
     mask = mask_form.together(iter(rest[len(there) :]), description)
-    scoring = Scoring(mask, optional.get("bias"), scale, softcap, optional.get("sinks"))
+    distances = None if rule is None else relative.together(optional["relative"], rule)
+    scoring = Scoring(
+        mask, optional.get("bias"), scale, softcap, optional.get("sinks"), distances, optional.get("positions")
+    )
     made = AttentionMap.__new__(AttentionMap)
     made._query, made._key, made._scoring, made._frame = query, key, scoring, _unframed(frame)
     made._lse = optional.get("log_sum_exp")

@@ -29,6 +29,11 @@ class Grid(NamedTuple):
         """Where each query stands among the keys."""
         return self.row + (self.S - self.T)
 
+    def placed(self, positions: Tensor) -> "Grid":
+        """The same tile for queries that stand at `positions`, (B or 1, T), and not at the end of the keys."""
+        batch = self.batch if positions.shape[0] > 1 else self.batch * 0
+        return self._replace(row=positions[batch, self.row], T=self.S)
+
 
 class Extent(NamedTuple):
     """The sizes a mask was made for: (B, H, T, S), None where it fits any size."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from headwise.errors import CheckpointError, MissingExtraError
 from headwise.map import AttentionMap, _flatten, _unflatten
 
-FORMAT = "headwise map 1"
+FORMAT = "headwise map 2"
 
 
 def save(weights: AttentionMap, path: str | Path) -> None:

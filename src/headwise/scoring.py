@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headwise.lowering import additive, may_empty_a_row, simplify
 from headwise.mask_algebra import Grid, Mask
+from headwise.relative import Relative
 
 WHOLE = slice(None)
 LEAST = -1e9  # a finite bias below this hides nothing more, and would drown the scores even in float64
@@ -26,21 +27,26 @@ def narrow(bias: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scoring:
-    """score = cap(scale · q·k) + bias, minus infinity where the mask hides; a sink may take part of every row.
+    """score = cap(scale · q·k) + relative + bias, minus infinity where the mask hides; a sink may take part of a row.
 
     Args:
         mask: who may attend; None hides nothing.
         bias: (T, S) or (B or 1, H or 1, T or 1, S or 1), added to the scaled scores; has a gradient.
         scale: 1 / sqrt(D) unless given.
         softcap: scaled scores become softcap · tanh(score / softcap), before the bias.
-        sinks: (H,), one more score per head, which takes part in the softmax and hands over nothing.
+        sinks: (H,), one more score per head, which takes part in the softmax and hands over nothing. True, for a layer:
+            let it learn them.
+        relative: what is added for the distance from query to key, such as `alibi(H)`; nothing here is T×S.
+        positions: (B or 1, T), where the queries stand among the keys, for `relative`; at their end unless given.
     """
 
     mask: Mask | None = None
     bias: Tensor | None = None
     scale: float | None = None
     softcap: float | None = None
-    sinks: Tensor | None = None
+    sinks: Tensor | bool | None = None
+    relative: Relative | None = None
+    positions: Tensor | None = None
 
     @property
     def plain(self) -> bool:
@@ -50,15 +56,36 @@ class Scoring:
     @property
     def beyond_sdpa(self) -> bool:
         """Whether there is something torch's fused attention does not know."""
-        return self.softcap is not None or self.sinks is not None
+        return self.softcap is not None or self.sinks is not None or self.relative is not None
+
+    @property
+    def biased(self) -> bool:
+        """Whether something is added to scores."""
+        return self.bias is not None or self.relative is not None
+
+    @property
+    def learnable(self) -> tuple[Tensor | None, ...]:
+        """Bias, sinks and the relative table, None where there is none; `with_learnable` puts others in their place."""
+        sinks = self.sinks if isinstance(self.sinks, Tensor) else None
+        return self.bias, sinks, None if self.relative is None else self.relative.table
+
+    def with_learnable(self, bias: Tensor | None, sinks: Tensor | None, table: Tensor | None) -> "Scoring":
+        """The same scoring with these tensors."""
+        relative = self.relative if self.relative is None or table is None else self.relative.with_table(table)
+        return dataclasses.replace(self, bias=bias, sinks=sinks, relative=relative)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors it looks at, the mask's last."""
-        own = tuple(x for x in (self.bias, self.sinks) if x is not None)
+        own = tuple(x for x in (*self.learnable, self.positions) if x is not None)
         return own if self.mask is None else own + self.mask.tensors()
 
     def bias_at(self, grid: Grid, dtype: torch.dtype) -> Tensor | None:
-        """The bias at these indices, rounded as the output sees it: to `dtype`, that of the query."""
+        """What is added at these indices; a bias rounded as the output sees it: to `dtype`, that of the query."""
+        if self.relative is not None:
+            place = grid if self.positions is None else grid.placed(self.positions)
+            added = self.relative.at(place, torch.promote_types(dtype, torch.float32))
+            bias = dataclasses.replace(self, relative=None).bias_at(grid, dtype)
+            return added if bias is None else bias.to(added.dtype) + added
         if self.bias is None:
             return None
         table = self.bias[(None,) * (4 - self.bias.dim())]
@@ -85,6 +112,18 @@ class Scoring:
         bias = narrow(self.bias[(None,) * (4 - self.bias.dim())], query.dtype)
         bias = bias.expand(-1, -1, T, S)[:, :, rows, cols]
         return bias if visible is None else torch.where(visible, bias, -math.inf)
+
+    def whole_bias(self, query: Tensor, S: int) -> Tensor | None:
+        """All that is added to the scores, as one tensor in the query's dtype."""
+        if self.relative is None:
+            return None if self.bias is None else narrow(self.bias, query.dtype)
+        B, H, T, _ = query.shape
+        batch, head, row, col = (torch.arange(n, device=query.device) for n in (B, H, T, S))
+        batch = batch if self.bias is not None or self.positions is not None else batch[:1]
+        grid = Grid(batch[:, None, None, None], head[:, None, None], row[:, None], col, T, S)
+        found = self.bias_at(grid, query.dtype)
+        assert found is not None  # noqa: S101 - there is a relative part
+        return narrow(found, query.dtype)
 
     def simplified(self, T: int, S: int) -> "Scoring":
         """The same scoring at these lengths with its mask in its simplest form."""

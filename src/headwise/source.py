@@ -102,7 +102,7 @@ class Source:
     @property
     def learns(self) -> bool:
         """Whether something here wants a gradient."""
-        tensors = (self.query, self.key, self.scoring.bias, self.scoring.sinks)
+        tensors = (self.query, self.key, *self.scoring.learnable)
         return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
     def axis(self, name: str) -> Tensor:
@@ -166,13 +166,22 @@ class Source:
 
     def sink_scores(self) -> Tensor | None:
         """The sinks of our heads, (H, 1, 1) in the precise dtype."""
-        sinks = self.scoring.sinks
+        _, sinks, _ = self.scoring.learnable
         return None if sinks is None else sinks.to(self.precise)[self.axis("head"), None, None]
 
     def with_sinks(self, lse: Tensor) -> Tensor:
         """The log-sum-exp (B, H, T) of the keys with the sinks counted; a row that sees nothing stays as it is."""
         sinks = self.sink_scores()
         return lse if sinks is None else torch.where(lse > -math.inf, torch.logaddexp(lse, sinks[..., 0]), lse)
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        """Weights out of scores (B, H, t, s) that hold all a row can see; zeros for a row that sees nothing."""
+        empty = (scores == -math.inf).all(-1, keepdim=True)
+        logits = scores.masked_fill(empty, 0.0)
+        sinks = self.sink_scores()
+        if sinks is not None:
+            logits = torch.cat([logits, sinks.expand(*logits.shape[:-1], 1)], -1)
+        return logits.softmax(-1)[..., : scores.shape[-1]].masked_fill(empty, 0.0)
 
     def block(self, rows: slice) -> Block:
         """These rows of weights, dense and differentiable in query, key, bias and sinks."""

@@ -119,7 +119,7 @@ class Walk:
         room = self.units * source.group * self.rows * self.columns
         self.buffers = torch.empty(3, room, dtype=source.precise, device=source.query.device)
         # Without soft-cap and bias the log of a weight is one product: scale · q·k − normalizer.
-        self.folded = source.scoring.bias is None and source.scoring.softcap is None
+        self.folded = not source.scoring.biased and source.scoring.softcap is None
         self.scale = source.scoring.scale_for(D)
 
     def __iter__(self) -> Iterator[Spot]:

@@ -2,10 +2,12 @@
 
 from headwise.backends.base import Backend, Call
 from headwise.backends.blocks import Blocks
+from headwise.backends.flex import Flex
+from headwise.backends.rows import Rows
 from headwise.backends.sdpa import Sdpa
 from headwise.backends.whole import Whole
 
-BACKENDS: tuple[Backend, ...] = (Blocks(), Sdpa(), Whole())
+BACKENDS: tuple[Backend, ...] = (Blocks(), Flex(), Sdpa(), Rows(), Whole())
 
 
 def choose(call: Call) -> Backend:

@@ -4,7 +4,6 @@ from torch import Tensor
 
 from headwise import reference
 from headwise.backends.base import Call
-from headwise.scoring import narrow
 
 
 class Whole:
@@ -21,16 +20,15 @@ class Whole:
         """The algorithm as written in `reference.py`."""
         query, key, value, scoring, dropout = call
         visible = scoring.visible(query.shape[2], key.shape[2], query.device)
-        bias = None if scoring.bias is None else narrow(scoring.bias, query.dtype)
         output, _ = reference.attend(
             query,
             key,
             value,
             visible=visible,
-            bias=bias,
+            bias=scoring.whole_bias(query, key.shape[2]),
             scale=scoring.scale,
             softcap=scoring.softcap,
-            sinks=scoring.sinks,
+            sinks=scoring.learnable[1],
             dropout=dropout,
         )
         return output

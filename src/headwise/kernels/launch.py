@@ -76,7 +76,7 @@ def refuses(source: Source) -> bool:
         or query.stride(3) != 1
         or key.stride(3) != 1
         or source.frame.first_row is None
-        or source.scoring.bias is not None
+        or source.scoring.biased
         or max(source.shape[2:]) >= 2**24  # distances are exact floats up to here
     )
 

@@ -1,0 +1,227 @@
+"""Rotary positions: every pair of a head's numbers is turned by an angle that grows with the token's position.
+
+The dot product of two turned heads depends on their distance alone. Pairs turn at different speeds, pair i by
+`base ** (-2i / width)` a token; a scaling slows them down so that a model reads longer texts than it was trained on.
+"""
+
+import abc
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from headwise.errors import OptionError, ShapeError
+
+
+class Scaling(abc.ABC):
+    """How the speeds of a rotary change for longer texts."""
+
+    attention_factor = 1.0  # by which turned heads grow
+
+    @abc.abstractmethod
+    def speeds(self, speeds: Tensor, base: float) -> Tensor:
+        """The new speeds, (width / 2,)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary:
+    """See `rotary`."""
+
+    base: float = 10000.0
+    width: int | None = None
+    interleaved: bool = False
+    scaling: Scaling | None = None
+
+    def check(self, D: int) -> None:
+        """Raise unless heads of width `D` can be turned."""
+        width = D if self.width is None else self.width
+        if not 0 < width <= D or width % 2:
+            given = f"rotary(width={self.width})" if self.width is not None else "rotary() of the whole head"
+            raise OptionError(f"{given} and heads {D} wide: expected an even width from 2 to {D}.")
+
+    def speeds(self, D: int, device: torch.device | None = None) -> Tensor:
+        """Radians per position of every pair, (width / 2,), float64."""
+        width = D if self.width is None else self.width
+        speeds = self.base ** -(torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
+        return speeds if self.scaling is None else self.scaling.speeds(speeds, self.base)
+
+    def turn(self, heads: Tensor, positions: Tensor) -> Tensor:
+        """Heads (B, H, T, D) turned as their positions say, (T,) or (B, T).
+
+        >>> x = torch.randn(1, 2, 5, 8)
+        >>> rotary().turn(x, torch.arange(5)).shape
+        torch.Size([1, 2, 5, 8])
+        """
+        D = heads.shape[3]
+        precise = torch.promote_types(heads.dtype, torch.float32)
+        angles = positions.to(torch.float64)[..., None] * self.speeds(D, heads.device)  # (T, w/2) or (B, T, w/2)
+        angles = angles[:, None] if angles.dim() == 3 else angles
+        factor = 1.0 if self.scaling is None else self.scaling.attention_factor
+        cos, sin = (angles.cos() * factor).to(precise), (angles.sin() * factor).to(precise)
+        turned, rest = heads.split((2 * cos.shape[-1], D - 2 * cos.shape[-1]), dim=-1)
+        turned = (_turn_neighbours if self.interleaved else _turn_halves)(turned.to(precise), cos, sin).to(heads.dtype)
+        return turned if rest.shape[-1] == 0 else torch.cat([turned, rest], -1)
+
+
+def _turn_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Number i and number i + width/2 are a pair."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def _turn_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Numbers 2i and 2i + 1 are a pair."""
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+
+
+def rotary(
+    base: float = 10000.0,
+    *,
+    width: int | None = None,
+    interleaved: bool = False,
+    scaling: Scaling | None = None,
+) -> Rotary:
+    """Rotary positions for a layer: `MultiHeadAttention(512, 8, position=rotary())`.
+
+    Args:
+        base: speeds run from 1 down to nearly 1 / base.
+        width: how many numbers of a head are turned, from the first; all unless given.
+        interleaved: pairs are neighbours (GPT-J, RoFormer), not halves (Llama, GPT-NeoX).
+        scaling: `linear(8)`, `ntk(8)`, `yarn(...)` or `llama3(...)`.
+    """
+    _positive("base", base)
+    if scaling is not None and not isinstance(scaling, Scaling):
+        raise OptionError(f"rotary(scaling={scaling!r}): expected linear(...), ntk(...), yarn(...) or llama3(...).")
+    return Rotary(float(base), width, interleaved, scaling)
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear(Scaling):
+    """See `linear`."""
+
+    factor: float
+
+    def speeds(self, speeds: Tensor, base: float) -> Tensor:
+        return speeds / self.factor
+
+
+@dataclasses.dataclass(frozen=True)
+class Ntk(Scaling):
+    """See `ntk`."""
+
+    factor: float
+
+    def speeds(self, speeds: Tensor, base: float) -> Tensor:
+        # The slowest pair becomes `factor` times slower, the fastest stays.
+        share = torch.arange(len(speeds), dtype=speeds.dtype, device=speeds.device) / max(len(speeds) - 1, 1)
+        return speeds * self.factor**-share
+
+
+@dataclasses.dataclass(frozen=True)
+class Yarn(Scaling):
+    """See `yarn`."""
+
+    factor: float
+    original_length: int
+    beta_fast: float
+    beta_slow: float
+    attention_factor: float
+    truncate: bool
+
+    def speeds(self, speeds: Tensor, base: float) -> Tensor:
+        def pair(turns: float) -> float:
+            """The pair, as a fraction, that turns so often within the original length."""
+            return len(speeds) * math.log(self.original_length / (turns * 2 * math.pi)) / math.log(base)
+
+        low, high = pair(self.beta_fast), pair(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * len(speeds) - 1)
+        place = torch.arange(len(speeds), dtype=speeds.dtype, device=speeds.device)
+        slow = ((place - low) / max(high - low, 1e-3)).clamp(0, 1)  # 0: as trained, 1: slowed down by the factor
+        return speeds * (1 - slow) + speeds / self.factor * slow
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3(Scaling):
+    """See `llama3`."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_length: int
+
+    def speeds(self, speeds: Tensor, base: float) -> Tensor:
+        turns = self.original_length * speeds / (2 * math.pi)
+        low, high = self.low_freq_factor, self.high_freq_factor
+        kept = ((turns - low) / (high - low)).clamp(0, 1)  # 1: as trained, 0: slowed down by the factor
+        return speeds * kept + speeds / self.factor * (1 - kept)
+
+
+def linear(factor: float) -> Scaling:
+    """All pairs `factor` times slower: positions are interpolated."""
+    return Linear(_positive("factor", factor))
+
+
+def ntk(factor: float) -> Scaling:
+    """The slowest pair `factor` times slower, the fastest as before: a larger base ("NTK-aware")."""
+    return Ntk(_positive("factor", factor))
+
+
+def yarn(
+    factor: float,
+    original_length: int,
+    *,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    attention_factor: float | None = None,
+    truncate: bool = True,
+) -> Scaling:
+    """YaRN: pairs that turn often stay, slow ones are interpolated, and heads grow a little.
+
+    Args:
+        factor: how much longer texts may be.
+        original_length: the length the model was trained on.
+        beta_fast: pairs with more turns than this within `original_length` stay as they are.
+        beta_slow: pairs with fewer turns than this are `factor` times slower.
+        attention_factor: by which turned heads grow; 0.1 · ln(factor) + 1 unless given.
+        truncate: whether the two borders are rounded to whole pairs (gpt-oss does not).
+    """
+    usual = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+    grown = usual if attention_factor is None else _positive("attention_factor", attention_factor)
+    return Yarn(_positive("factor", factor), original_length, beta_fast, beta_slow, grown, truncate)
+
+
+def llama3(
+    factor: float = 8.0,
+    *,
+    low_freq_factor: float = 1.0,
+    high_freq_factor: float = 4.0,
+    original_length: int = 8192,
+) -> Scaling:
+    """Llama 3.1: pairs with few turns within `original_length` are slowed down, with a soft border between."""
+    if not low_freq_factor < high_freq_factor:
+        raise OptionError(
+            f"llama3(low_freq_factor={low_freq_factor}, high_freq_factor={high_freq_factor}): expected the first to be "
+            f"smaller."
+        )
+    return Llama3(_positive("factor", factor), low_freq_factor, high_freq_factor, original_length)
+
+
+def check_positions(name: str, positions: object, B: int, T: int, device: torch.device) -> Tensor:
+    """`positions` as whole numbers (T,) or (B, T) on `device`."""
+    found = positions if isinstance(positions, Tensor) else torch.as_tensor(positions)
+    if found.is_floating_point() or found.dtype == torch.bool or tuple(found.shape) not in ((T,), (B, T), (1, T)):
+        raise ShapeError(
+            f"{name} of shape {tuple(found.shape)} and {found.dtype}; expected whole numbers of shape (T,) = ({T},) or "
+            f"(B, T) = ({B}, {T})."
+        )
+    return found.to(device)
+
+
+def _positive(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise OptionError(f"{name}={value!r}: expected a number above 0.")
+    return float(value)

@@ -33,7 +33,8 @@ def test_explanation_says_why_each_faster_path_refused():
     told = explain(*heads(1000), mask=causal())
     assert told.path == "sdpa"
     assert told.kernel == "flash_attention"
-    assert told.refused == {"blocks": "torch's own causal kernel is faster at this length"}
+    assert told.refused["blocks"] == "torch's own causal kernel is faster at this length"
+    assert told.refused["flex"].startswith("it is for CUDA")
     assert str(told).splitlines() == [
         "path: sdpa (torch's fused scaled_dot_product_attention, kernel: flash_attention)",
         "mask: causal()",

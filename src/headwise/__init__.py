@@ -2,7 +2,9 @@
 
 from headwise import probes, reference, textbook
 from headwise.attention import attend
+from headwise.cache import KVCache, Memory
 from headwise.errors import (
+    CacheError,
     CheckpointError,
     DeviceError,
     DtypeError,
@@ -22,7 +24,9 @@ from headwise.map import AttentionMap
 from headwise.mask_algebra import Mask
 from headwise.masks import causal, dense, documents, padding, prefix, window
 from headwise.panel import Panel
+from headwise.positions import linear, llama3, ntk, rotary, yarn
 from headwise.probes import induction, local, offset, previous_token, same_token, sink, token_is
+from headwise.relative import RelativeBias, alibi
 from headwise.scoring import Scoring
 from headwise.summary import HeadSummary, Summary
 from headwise.watch import Watched, watch
@@ -31,6 +35,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttentionMap",
+    "CacheError",
     "CheckpointError",
     "DeviceError",
     "DtypeError",
@@ -38,36 +43,45 @@ __all__ = [
     "HeadCountError",
     "HeadSummary",
     "HeadwiseError",
+    "KVCache",
     "MapIndexError",
     "MapSizeError",
     "Mask",
     "MaskError",
+    "Memory",
     "MissingExtraError",
     "MultiHeadAttention",
     "OptionError",
     "Panel",
+    "RelativeBias",
     "Scoring",
     "ShapeError",
     "StaleMapError",
     "Summary",
     "Watched",
+    "alibi",
     "attend",
     "causal",
     "dense",
     "documents",
     "explain",
     "induction",
+    "linear",
+    "llama3",
     "local",
+    "ntk",
     "offset",
     "padding",
     "prefix",
     "previous_token",
     "probes",
     "reference",
+    "rotary",
     "same_token",
     "sink",
     "textbook",
     "token_is",
     "watch",
     "window",
+    "yarn",
 ]

@@ -7,8 +7,10 @@ from torch import Tensor
 
 from headwise import masks, shapes
 from headwise.backends import Call, choose
+from headwise.errors import OptionError
 from headwise.map import AttentionMap
 from headwise.mask_algebra import Mask
+from headwise.relative import Relative
 from headwise.scoring import Scoring
 
 
@@ -24,6 +26,7 @@ def attend(
     scale: float | None = ...,
     softcap: float | None = ...,
     sinks: Tensor | None = ...,
+    relative: Relative | None = ...,
     dropout: float = ...,
     return_weights: Literal[False] = ...,
 ) -> Tensor: ...
@@ -39,6 +42,7 @@ def attend(
     scale: float | None = ...,
     softcap: float | None = ...,
     sinks: Tensor | None = ...,
+    relative: Relative | None = ...,
     dropout: float = ...,
     return_weights: Literal[True],
 ) -> tuple[Tensor, AttentionMap]: ...
@@ -53,6 +57,7 @@ def attend(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    relative: Relative | None = None,
     dropout: float = 0.0,
     return_weights: bool = False,
 ) -> Tensor | tuple[Tensor, AttentionMap]:
@@ -69,6 +74,7 @@ def attend(
         scale: above 0; 1 / sqrt(D) unless given.
         softcap: above 0; scaled scores become softcap · tanh(score / softcap).
         sinks: (H,), one more score per head, which takes part of every row and hands over nothing.
+        relative: added for the distance from query to key: `alibi(H)`, or what a `RelativeBias` module returns.
         dropout: probability with which a weight is dropped. It acts whenever it is above 0: pass 0 in evaluation.
         return_weights: also return the weights (B, H, T, S) from before dropout, as an `AttentionMap`: exact, and
             computed only where they are looked at.
@@ -77,7 +83,7 @@ def attend(
     >>> attend(q, k, k, causal=True).shape
     torch.Size([2, 6, 5, 16])
     """
-    scoring = checked(query, key, value, mask, bias, causal, scale, softcap, sinks, dropout)
+    scoring = checked(query, key, value, mask, bias, causal, scale, softcap, sinks, relative, dropout)
     if not return_weights:
         return run(query, key, value, scoring, dropout)
     call = Call(query, key, value, scoring, dropout)
@@ -98,6 +104,7 @@ def checked(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    relative: Relative | None = None,
     dropout: float = 0.0,
 ) -> Scoring:
     """The scoring these arguments of `attend` mean, after all checks."""
@@ -108,7 +115,11 @@ def checked(
     if sinks is not None:
         shapes.check_sinks(sinks, query.shape[1], query.device)
     scoring = scoring_for(query, key, mask, bias, masks.causal() if causal else None, scale)
-    return dataclasses.replace(scoring, softcap=softcap, sinks=sinks) if (softcap, sinks) != (None, None) else scoring
+    if relative is not None:
+        if not isinstance(relative, Relative):
+            raise OptionError(f"relative={relative!r}: expected alibi(...), or module() of a RelativeBias module.")
+        relative.check(query.shape[1], query.device)
+    return dataclasses.replace(scoring, softcap=softcap, sinks=sinks, relative=relative)
 
 
 def scoring_for(

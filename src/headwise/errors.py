@@ -29,6 +29,10 @@ class OptionError(HeadwiseError, ValueError):
     """An option is outside its range or contradicts another option."""
 
 
+class CacheError(HeadwiseError, ValueError):
+    """A cache is full, or does not fit what it is asked to keep."""
+
+
 class CheckpointError(HeadwiseError, ValueError):
     """A state dict is of no known layout, or does not fit the layout it seems to have."""
 

@@ -1,18 +1,22 @@
 """`MultiHeadAttention`: project, split, attend, merge, project."""
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise import attention, checkpoints, masks, packing, shapes
+from headwise import attention, checkpoints, masks, options, packing, ragged, shapes
 from headwise.backends import Call, choose
+from headwise.cache import KVCache, Memory
 from headwise.errors import OptionError, ShapeError
 from headwise.map import AttentionMap
 from headwise.mask_algebra import Extent, Mask
+from headwise.positions import Rotary, check_positions
 from headwise.projection import is_plain, project
+from headwise.relative import Relative, RelativeBias
 from headwise.scoring import Scoring
 from headwise.widths import Widths
 
@@ -41,6 +45,7 @@ class MultiHeadAttention(nn.Module):
         d_model: width of all heads together, and of input and output unless these are given.
         num_heads: query heads; must divide `d_model`.
         num_kv_heads: key/value heads; must divide `num_heads`. Fewer means grouped-query, 1 multi-query attention.
+        head_dim: width of a head; `d_model / num_heads` unless given. Then `d_model` is only what goes in and out.
         d_in: width of the query input, and of key and value input unless these are given.
         d_key: width of the key input. Giving it marks a layer for cross-attention: its three projections are stored
             apart, so that no call has to cut the fused one.
@@ -49,13 +54,22 @@ class MultiHeadAttention(nn.Module):
         causal: hide from every query the keys after it.
         mask: a mask that every call obeys, in addition to its own.
         dropout: probability with which an attention weight is dropped in training.
-        bias: whether projections have a bias; `qkv_bias` decides for the first three alone.
+        position: `rotary(...)`, `alibi(num_heads)` or a `RelativeBias(num_heads)`, which layers may share.
+        scoring: `Scoring(softcap=50.0, sinks=True, scale=0.1)`: what else becomes of a score; sinks=True are learned.
+        qk_norm: normalise queries and keys: "head" (each head by itself), "width" (all heads together), or a function
+            that makes a module for heads of a width, such as `nn.LayerNorm`.
+        bias: whether projections have a bias, or which, such as {"q", "v", "out"}; `qkv_bias` decides for the first
+            three alone. Different ones for q, k and v are stored apart.
         out_proj: False leaves out the last projection: the heads are returned side by side, unmixed.
         context_length: longest sequence to accept. Nothing is allocated for it.
         return_weights: what calls return unless they say otherwise.
     """
 
     out_proj: nn.Linear | None
+    q_norm: nn.Module | None
+    k_norm: nn.Module | None
+    sinks: nn.Parameter | None
+    position: options.Position
     _watchers: tuple[Callable[[AttentionMap], None], ...] = ()  # see `watch.py`
 
     def __init__(
@@ -64,14 +78,18 @@ class MultiHeadAttention(nn.Module):
         d_model: int | None = None,
         num_heads: int | None = None,
         num_kv_heads: int | None = None,
+        head_dim: int | None = None,
         d_in: int | None = None,
         d_key: int | None = None,
         d_value: int | None = None,
         d_out: int | None = None,
         causal: bool | None = None,
         mask: Mask | None = None,
+        position: options.Position = None,
+        scoring: Scoring | None = None,
+        qk_norm: options.Norm = None,
         dropout: float | None = None,
-        bias: bool = True,
+        bias: bool | Collection[str] = True,
         qkv_bias: bool | None = None,
         out_proj: bool = True,
         context_length: int | None = None,
@@ -88,21 +106,26 @@ class MultiHeadAttention(nn.Module):
             d_model = d_out
             causal = True if causal is None else causal
             qkv_bias = False if qkv_bias is None else qkv_bias
-        widths = Widths.complete(d_model, num_heads, num_kv_heads, d_in, d_key, d_value, d_out)
-        if not out_proj and widths.d_out != widths.d_model:
+        widths = Widths.complete(d_model, num_heads, num_kv_heads, head_dim, d_in, d_key, d_value, d_out)
+        if not out_proj and d_out not in (None, widths.heads_width):
             raise OptionError(
-                f"out_proj=False returns the heads side by side, {d_model} wide, and d_out={d_out} asks for another "
-                f"width. Leave out d_out, or keep the projection."
+                f"out_proj=False returns the heads side by side, {widths.heads_width} wide, and d_out={d_out} asks for "
+                f"another width. Leave out d_out, or keep the projection."
             )
-        self.d_model, self.num_heads, self.num_kv_heads, self.d_in, self.d_key, self.d_value, self.d_out = widths
-        self.head_dim, self.group = widths.head_dim, widths.group
+        self.d_model, self.num_heads, self.num_kv_heads, self.head_dim = widths[:4]
+        self.d_in, self.d_key, self.d_value, self.d_out = widths[4:]
+        self.d_out = self.d_out if out_proj else widths.heads_width
+        self.heads_width, self.group = widths.heads_width, widths.group
         self.dropout = shapes.check_probability("dropout", 0.0 if dropout is None else dropout)
         self.context_length = None if context_length is None else shapes.check_size("context_length", context_length)
         self.return_weights = return_weights
         self.causal = bool(causal)
+        self._scoring = Scoring() if scoring is None else options.check_scoring(scoring)
         self.mask = _constant_mask(self.causal, mask)
-        self.fused = d_key is None and d_value is None
-        self._make_projections(bias if qkv_bias is None else qkv_bias, bias if out_proj else None, device, dtype)
+        biases = options.biases(bias, qkv_bias)
+        self.fused = d_key is None and d_value is None and biases["q"] == biases["k"] == biases["v"]
+        self._make_projections(biases, out_proj, device, dtype)
+        self._make_options(position, qk_norm, device, dtype)
 
     @property
     def mask(self) -> Mask | None:
@@ -111,41 +134,68 @@ class MultiHeadAttention(nn.Module):
 
     @mask.setter
     def mask(self, mask: Mask | None) -> None:
-        self._scoring = Scoring(mask)
+        self._scoring = dataclasses.replace(self._scoring, mask=mask)
         self._mask_fits_all = mask is None or mask.extent == Extent()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves the mask's tensors along with the parameters."""
+        """Moves the mask's tensors and the slopes along with the parameters."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        device = next(self.parameters()).device
         if self.mask is not None and self.mask.tensors():
-            self.mask = self.mask.to(next(self.parameters()).device)
+            self.mask = self.mask.to(device)
+        if isinstance(self.position, Relative):
+            self.position = self.position.with_table(self.position.table.to(device))
         return self
 
     def _make_projections(
-        self, qkv_bias: bool, out_bias: bool | None, device: torch.device | str | None, dtype: torch.dtype | None
+        self, biases: dict[str, bool], out_proj: bool, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> None:
-        """The linear maps; without the last one where `out_bias` is None."""
+        """The linear maps."""
         kv_width = self.num_kv_heads * self.head_dim
         if self.fused:
             # Rows head by head, (Hkv, group + 2, D): the queries of a group, its key, its value. A slice of rows is
             # then a set of whole heads, which is what tensor parallelism cuts.
-            self.qkv_proj = nn.Linear(self.d_in, self.d_model + 2 * kv_width, qkv_bias, device, dtype)
+            self.qkv_proj = nn.Linear(self.d_in, self.heads_width + 2 * kv_width, biases["q"], device, dtype)
         else:
-            self.q_proj = nn.Linear(self.d_in, self.d_model, qkv_bias, device, dtype)
-            self.k_proj = nn.Linear(self.d_key, kv_width, qkv_bias, device, dtype)
-            self.v_proj = nn.Linear(self.d_value, kv_width, qkv_bias, device, dtype)
-        out = None if out_bias is None else nn.Linear(self.d_model, self.d_out, out_bias, device, dtype)
+            self.q_proj = nn.Linear(self.d_in, self.heads_width, biases["q"], device, dtype)
+            self.k_proj = nn.Linear(self.d_key, kv_width, biases["k"], device, dtype)
+            self.v_proj = nn.Linear(self.d_value, kv_width, biases["v"], device, dtype)
+        out = nn.Linear(self.heads_width, self.d_out, biases["out"], device, dtype) if out_proj else None
         self.register_module("out_proj", out)
+
+    def _make_options(
+        self,
+        position: options.Position,
+        qk_norm: options.Norm,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        """Positions, norms and sinks."""
+        options.check_position(position, self.num_heads, self.head_dim)
+        if isinstance(position, Relative) and device is not None:
+            position = position.with_table(position.table.to(device))
+        self.position = position
+        self.register_module("q_norm", options.norm(qk_norm, self.num_heads, self.head_dim, device, dtype))
+        self.register_module("k_norm", options.norm(qk_norm, self.num_kv_heads, self.head_dim, device, dtype))
+        learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if self._scoring.sinks else None
+        self.register_parameter("sinks", None if learned is None else nn.Parameter(learned))
+        # What a call must look at beside mask and scale; most layers have none of it.
+        self._shapes_heads = isinstance(position, Rotary) or qk_norm is not None
+        self._extends_scoring = learned is not None or isinstance(position, Relative | RelativeBias)
 
     def forward(
         self,
         query: Tensor,
-        key: Tensor | None = None,
+        key: Tensor | Memory | None = None,
         value: Tensor | None = None,
         mask: Mask | Tensor | None = None,
         *,
         bias: Tensor | None = None,
         causal: bool | None = None,
+        positions: Tensor | Sequence[int] | None = None,
+        key_positions: Tensor | Sequence[int] | None = None,
+        cache: KVCache | None = None,
+        lengths: Sequence[int] | Tensor | None = None,
         return_weights: bool | None = None,
     ) -> Tensor | tuple[Tensor, AttentionMap]:
         """The output (B, T, d_out); with `return_weights` also the weights (B, H, T, S) from before dropout, as an
@@ -153,15 +203,29 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             query: (B, T, d_in).
-            key: (B, S, d_key); the query itself unless given. `mha(x, mask)` works too: what has three dimensions is
-                a key, anything else a mask.
+            key: (B, S, d_key); the query itself unless given; or what `remember` made of it. `mha(x, mask)` works too:
+                what has three dimensions is a key, anything else a mask.
             value: (B, S, d_value); the key unless given.
             mask: a mask, or a tensor of bool or 0/1 (True may attend), (T, S) or (B or 1, H or 1, T or 1, S or 1).
             bias: float of the same shapes, added to the scaled scores.
             causal: True hides from every query the keys after it in this call.
+            positions: where queries stand in the text, (T,) or (B, T), for a rotary; 0, 1, 2, ... after what the cache
+                holds, unless given. In self-attention also those of the keys.
+            key_positions: the same for keys, needed in cross-attention with a rotary.
+            cache: from `make_cache`; the new keys and values are taken in, and queries see all of them.
+            lengths: (B,), with a cache: how many of a sample's T tokens are real; the rest is padding on the right.
             return_weights: as the layer was made, unless given.
+
+        A jagged nested tensor (B, *, d_in) works as query: its samples are packed, and no padding is computed.
         """
-        call = self.plan(query, key, value, mask, bias=bias, causal=causal)
+        if isinstance(query, Tensor) and query.is_nested:
+            refused = {"value": value, "mask": mask, "bias": bias, "positions": positions, "cache": cache}
+            packed = ragged.Packed.of(query, key, **refused, key_positions=key_positions, lengths=lengths)
+            at = packed.positions if isinstance(self.position, Rotary) else None
+            found = self(packed.tokens, mask=packed.mask, positions=at, causal=causal, return_weights=return_weights)
+            return (packed.nested(found[0]), found[1]) if isinstance(found, tuple) else packed.nested(found)
+        extra = {"positions": positions, "key_positions": key_positions, "cache": cache, "lengths": lengths}
+        call = self.plan(query, key, value, mask, bias=bias, causal=causal, **extra)
         wanted = self.return_weights if return_weights is None else return_weights
         if wanted or self._watchers:
             heads, lse = choose(call).run_with_lse(call)
@@ -172,7 +236,7 @@ class MultiHeadAttention(nn.Module):
             heads = choose(call).run(call)
         B, _, T, _ = heads.shape
         # (B, T, H·D): a view, since kernels write (B, T, H, D); for one token both orders are the same.
-        output = heads.reshape(B, 1, self.d_model) if T == 1 else heads.transpose(1, 2).flatten(2)
+        output = heads.reshape(B, 1, self.heads_width) if T == 1 else heads.transpose(1, 2).flatten(2)
         out_proj = self._modules["out_proj"]
         if out_proj is not None:
             output = project(out_proj, output)
@@ -181,23 +245,163 @@ class MultiHeadAttention(nn.Module):
     def plan(
         self,
         query: Tensor,
-        key: Tensor | None = None,
+        key: Tensor | Memory | None = None,
         value: Tensor | None = None,
         mask: Mask | Tensor | None = None,
         *,
         bias: Tensor | None = None,
         causal: bool | None = None,
+        positions: Tensor | Sequence[int] | None = None,
+        key_positions: Tensor | Sequence[int] | None = None,
+        cache: KVCache | None = None,
+        lengths: Sequence[int] | Tensor | None = None,
     ) -> Call:
         """The attention call that `forward` makes of these inputs: heads, scoring and dropout, ready to run."""
-        if key is not None and value is None:
-            key, value, mask = _key_or_mask(key, mask)
-        q, k, v = self._heads(query, key, value)
+        memory = key if isinstance(key, Memory) else None
+        if memory is None and key is not None and value is None:
+            key, value, mask = _key_or_mask(key, mask)  # type: ignore[arg-type]
+        if cache is not None or lengths is not None:
+            _check_cached(cache, lengths, key)
+        q, k, v = self._heads(query, key, value) if memory is None else self._with_memory(query, memory, value)  # type: ignore[arg-type]
+        if self._shapes_heads or positions is not None or key_positions is not None:
+            crossing = memory is not None or key is not None and key is not query
+            q, k = self._shaped(q, k, positions, key_positions, cache, crossing, memory is not None)
+        appended = None
+        if cache is not None:
+            appended = cache.append(k, v, lengths)
+            k, v = appended.key, appended.value
         scoring = self._scoring
         if mask is not None or bias is not None or causal is not None:
             scoring = self._call_scoring(q, k, mask, bias, causal)
         elif not self._mask_fits_all and self.mask is not None:
             self.mask.check(q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.device)
+        if appended is not None and appended.positions is not None:
+            scoring = dataclasses.replace(scoring, mask=appended.mask(scoring.mask), positions=appended.positions)
+        if self._extends_scoring:
+            rule = self.position() if isinstance(self.position, RelativeBias) else self.position
+            scoring = dataclasses.replace(
+                scoring, sinks=self.sinks, relative=rule if isinstance(rule, Relative) else None
+            )
         return Call(q, k, v, scoring, self.dropout if self.training else 0.0)
+
+    def make_cache(
+        self,
+        batch: int,
+        *,
+        capacity: int | None = None,
+        static: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> KVCache:
+        """An empty cache for this layer: `mha(x, cache=cache)`. Under a causal sliding window it stays bounded.
+
+        Args:
+            batch: samples.
+            capacity: most tokens; it grows without end unless given.
+            static: keep shapes constant, for `torch.compile` and CUDA graphs.
+            device: the layer's own unless given.
+            dtype: likewise; name the autocast dtype where the layer runs under autocast.
+        """
+        like = next(self.parameters())
+        reach = None if static else masks.reach_back(self.mask)
+        return KVCache(
+            batch,
+            self.num_kv_heads,
+            self.head_dim,
+            capacity=capacity if reach is None else None,
+            window=reach,
+            static=static,
+            device=like.device if device is None else device,
+            dtype=like.dtype if dtype is None else dtype,
+        )
+
+    def remember(
+        self, key: Tensor, value: Tensor | None = None, *, positions: Tensor | Sequence[int] | None = None
+    ) -> Memory:
+        """Keys and values of an encoder's output, projected once: `mha(x, memory)` for every further token.
+
+        Args:
+            key: (B, S, d_key).
+            value: (B, S, d_value); the key unless given.
+            positions: where the keys stand, (S,) or (B, S), for a rotary.
+        """
+        value = key if value is None else value
+        self._check_memory(key, key, value)
+        if self.fused and not is_plain(self.qkv_proj):
+            k, v = self._fused_heads(key)[1], self._fused_heads(value)[2]
+        elif self.fused:
+            (_, *weights), (_, *biases) = self.projections()
+            k, v = (
+                self._split(F.linear(*x), self.num_kv_heads) for x in zip((key, value), weights, biases, strict=True)
+            )
+        else:
+            k, v = (self._split(project(*x), self.num_kv_heads) for x in ((self.k_proj, key), (self.v_proj, value)))
+        k = k if self.k_norm is None else self.k_norm(k)
+        if isinstance(self.position, Rotary):
+            if positions is None:
+                raise OptionError(
+                    "this layer has a rotary: pass remember(memory, positions=...), where the keys stand."
+                )
+            k = self.position.turn(k, check_positions("positions", positions, k.shape[0], k.shape[2], k.device))
+        return Memory(k, v)
+
+    def _split(self, x: Tensor, heads: int) -> Tensor:
+        """(B, T, heads · D) as (B, heads, T, D)."""
+        split: Tensor = x.unflatten(-1, (heads, self.head_dim))
+        return split.transpose(1, 2)
+
+    def _with_memory(self, query: Tensor, memory: Memory, value: Tensor | None) -> Three:
+        """Query heads, and the keys and values that `remember` has projected."""
+        if value is not None:
+            raise OptionError("value is given beside remembered keys, which bring their values along. Leave it out.")
+        if not isinstance(query, Tensor) or query.dim() != 3 or query.shape[2] != self.d_in:
+            raise _misfit("query", query, self.d_in, "d_in")
+        if memory.key.shape[0] != query.shape[0] or memory.key.shape[1::2] != (self.num_kv_heads, self.head_dim):
+            raise ShapeError(
+                f"remembered keys of shape {tuple(memory.key.shape)} do not fit a query of {query.shape[0]} samples "
+                f"and {self.num_kv_heads} key heads {self.head_dim} wide. Make them with this layer's remember(...)."
+            )
+        if self.fused and not is_plain(self.qkv_proj):
+            return self._fused_heads(query)[0], *memory
+        if self.fused:
+            weights, biases = self.projections()
+            return self._split(F.linear(query, weights[0], biases[0]), self.num_heads), *memory
+        return self._split(project(self.q_proj, query), self.num_heads), *memory
+
+    def _shaped(
+        self,
+        q: Tensor,
+        k: Tensor,
+        positions: Tensor | Sequence[int] | None,
+        key_positions: Tensor | Sequence[int] | None,
+        cache: KVCache | None,
+        crossing: bool,
+        remembered: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys normalised and turned; remembered keys are so already."""
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), k if remembered or self.k_norm is None else self.k_norm(k)
+        if not isinstance(self.position, Rotary):
+            if positions is not None or key_positions is not None:
+                raise OptionError(
+                    "positions are for a rotary, and this layer has none. Leave them out; masks, ALiBi and relative "
+                    "biases go by the order of queries and keys."
+                )
+            return q, k
+        B, T, S = q.shape[0], q.shape[2], k.shape[2]
+        if crossing and (positions is None or (key_positions is None) != remembered):
+            raise OptionError(
+                "cross-attention with a rotary: pass positions= for the queries and key_positions= for the keys (with "
+                "remembered keys, remember(memory, positions=...)), for only you know how the two texts are aligned."
+            )
+        if positions is None:
+            at = torch.arange(T, device=q.device) if cache is None else cache.next_positions(T)
+        else:
+            at = check_positions("positions", positions, B, T, q.device)
+        if remembered:
+            return self.position.turn(q, at), k
+        keys_at = at if key_positions is None else check_positions("key_positions", key_positions, B, S, k.device)
+        return self.position.turn(q, at), self.position.turn(k, keys_at)
 
     def _heads(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> Three:
         """Steps 1 to 3: query (B, H, T, D), key and value (B, Hkv, S, D), as views of the projections."""
@@ -214,11 +418,7 @@ class MultiHeadAttention(nn.Module):
             q, k, v = map(F.linear, (query, key, value), weights, biases)
         else:
             q, k, v = project(self.q_proj, query), project(self.k_proj, key), project(self.v_proj, value)
-        return (
-            q.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2),
-            k.unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2),
-            v.unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2),
-        )
+        return self._split(q, self.num_heads), self._split(k, self.num_kv_heads), self._split(v, self.num_kv_heads)
 
     def _fused_heads(self, x: Tensor) -> Three:
         """Heads of self-attention out of one matrix product."""
@@ -260,7 +460,8 @@ class MultiHeadAttention(nn.Module):
             )
         if causal:
             always = masks.causal() if always is None else always & masks.causal()
-        return attention.scoring_for(q, k, mask, bias, always, None)
+        found = attention.scoring_for(q, k, mask, bias, always, None)
+        return dataclasses.replace(self._scoring, mask=found.mask, bias=found.bias)
 
     def _check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         """Raise unless the inputs have shapes that fit this layer and each other."""
@@ -336,8 +537,18 @@ class MultiHeadAttention(nn.Module):
         ):
             if getattr(self, name) != usual:
                 parts.append(f"{name}={getattr(self, name)}")
+        if self.heads_width != self.d_model:
+            parts.append(f"head_dim={self.head_dim}")
         if self.mask is not None:
             parts.append(f"mask={self.mask!r}")
+        if self.position is not None and not isinstance(self.position, nn.Module):
+            parts.append(f"position={type(self.position).__name__.lower()}")
+        if self._scoring.softcap is not None:
+            parts.append(f"softcap={self._scoring.softcap:g}")
+        if self._scoring.scale is not None:
+            parts.append(f"scale={self._scoring.scale:g}")
+        if self.sinks is not None:
+            parts.append("sinks=True")
         if self.dropout:
             parts.append(f"dropout={self.dropout:g}")
         if self.context_length is not None:
@@ -386,6 +597,20 @@ def _key_or_mask(
             f"Pass one mask, as mask=."
         )
     return None, None, second
+
+
+def _check_cached(cache: KVCache | None, lengths: object, key: object) -> None:
+    """Raise unless cache and lengths go with this call."""
+    if cache is None:
+        raise OptionError("lengths= says how many tokens enter a cache, and no cache= is given. To hide padding, pass "
+                          "mask=padding(lengths).")  # fmt: skip
+    if not isinstance(cache, KVCache):
+        raise OptionError(f"cache={type(cache).__name__}: expected a KVCache, from layer.make_cache(batch).")
+    if key is not None:
+        raise OptionError(
+            "a cache is for self-attention, and keys of their own are given. Project an encoder's output once with "
+            "layer.remember(memory) and pass that as key."
+        )
 
 
 def _describe(x: object) -> str:

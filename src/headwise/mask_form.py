@@ -26,6 +26,7 @@ KINDS: dict[str, type[Mask]] = {
         masks.KeyMask,
         masks.Documents,
         masks.Dense,
+        masks.Placed,
         probes.Offset,
         probes.Match,
     )

@@ -22,6 +22,7 @@ the first keys come from a cache. With T = S this is the usual diagonal.
 
 import abc
 import dataclasses
+import functools
 import operator
 from collections.abc import Sequence
 from typing import Any, Self, SupportsIndex
@@ -30,7 +31,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import MaskError
-from headwise.mask_algebra import Extent, Grid, Mask
+from headwise.mask_algebra import Both, Extent, Grid, Mask
 
 
 def causal() -> Mask:
@@ -280,11 +281,31 @@ class Documents(TensorMask):
         own = self.ids[batch, position.clamp(min=0)]
         return (own == self.ids[batch, grid.col]) & (position >= 0)
 
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        if not self.ids.is_cpu or torch.compiler.is_compiling() or self.ids.is_inference():
+            return 0, S  # looking at numbers would make a device wait
+        first, last = max(start + S - T, 0), stop + S - T
+        if first >= last:
+            return 0, 0
+        starts, stops = _spans(self, self.ids._version)
+        return int(starts[:, first:last].min()), int(stops[:, first:last].max())
+
     def to(self, device: torch.device | str) -> Self:
         return dataclasses.replace(self, ids=self.ids.to(device))
 
     def __repr__(self) -> str:
         return f"documents(ids of shape {_shape(self.ids)})"
+
+
+@functools.lru_cache(maxsize=8)
+def _spans(mask: Documents, version: int) -> tuple[Tensor, Tensor]:
+    """For every position the first key of its document and the last + 1, (B or 1, S) each."""
+    B, S = mask.ids.shape
+    _, names = torch.unique(mask.ids, return_inverse=True)
+    place = torch.arange(S).expand(B, S)
+    least = torch.full((B, int(names.max()) + 1 if S else 0), S).scatter_reduce(1, names, place, "amin")
+    most = torch.zeros_like(least).scatter_reduce(1, names, place + 1, "amax")
+    return least.gather(1, names), most.gather(1, names)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -323,6 +344,68 @@ class Dense(TensorMask):
 
     def __repr__(self) -> str:
         return f"dense(mask of shape {_shape(self.table)})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Placed(TensorMask):
+    """See `placed`."""
+
+    inner: Mask
+    positions: Tensor  # (B or 1, T)
+
+    @property
+    def _tensor(self) -> Tensor:
+        return self.positions
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*self.inner.tensors(), self.positions)
+
+    @property
+    def extent(self) -> Extent:
+        B, H, _, S = self.inner.extent
+        rows = self.positions.shape[0]
+        return Extent(rows if rows > 1 else B, H, self.positions.shape[1], S)
+
+    def visible(self, grid: Grid) -> Tensor:
+        return self.inner.visible(grid.placed(self.positions))
+
+    def to(self, device: torch.device | str) -> Self:
+        return dataclasses.replace(self, inner=self.inner.to(device), positions=self.positions.to(device))
+
+    def __repr__(self) -> str:
+        return f"placed({self.inner!r}, positions of shape {_shape(self.positions)})"
+
+
+def placed(mask: Mask, positions: Tensor) -> Mask:
+    """`mask` for queries that stand at `positions` among the keys, (B or 1, T), and not at their end.
+
+    With samples of different length in one batch of keys, no query but that of the longest stands at the end.
+    """
+    if mask.extent.queries is not None:
+        raise MaskError(
+            f"mask {mask!r} lists its queries one by one, so they cannot be placed elsewhere. In a batch of samples of "
+            f"different length, and with a static cache, use masks of positions: causal(), window(...), documents(...)."
+        )
+    return Placed(mask, positions)
+
+
+def reach_back(mask: Mask | None) -> int | None:
+    """How many keys back a query sees at most, if the mask says so and hides all keys ahead; else None.
+
+    >>> reach_back(causal() & window(4)), reach_back(causal())
+    (4, None)
+    """
+    parts = _conjuncts(mask)
+    behind = [part.left for part in parts if isinstance(part, Window)]
+    ahead = any(isinstance(part, Causal) or (isinstance(part, Window) and part.right == 0) for part in parts)
+    return min(behind) if behind and ahead else None
+
+
+def _conjuncts(mask: Mask | None) -> list[Mask]:
+    """The masks that `&` joins."""
+    if isinstance(mask, Both):
+        return _conjuncts(mask.a) + _conjuncts(mask.b)
+    return [] if mask is None else [mask]
 
 
 def as_mask(mask: "Mask | Tensor | None", B: int, T: int, S: int) -> Mask | None:

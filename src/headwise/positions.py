@@ -127,8 +127,8 @@ class Yarn(Scaling):
     original_length: int
     beta_fast: float
     beta_slow: float
-    attention_factor: float
     truncate: bool
+    attention_factor: float = 1.0
 
     def speeds(self, speeds: Tensor, base: float) -> Tensor:
         def pair(turns: float) -> float:
@@ -191,7 +191,7 @@ def yarn(
     """
     usual = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
     grown = usual if attention_factor is None else _positive("attention_factor", attention_factor)
-    return Yarn(_positive("factor", factor), original_length, beta_fast, beta_slow, grown, truncate)
+    return Yarn(_positive("factor", factor), original_length, beta_fast, beta_slow, truncate, grown)
 
 
 def llama3(

@@ -1,5 +1,9 @@
 """The table of paths, fastest first. Each says what it can run and, if it cannot, why not."""
 
+import warnings
+
+import torch
+
 from headwise.backends.base import Backend, Call
 from headwise.backends.blocks import Blocks
 from headwise.backends.flex import Flex
@@ -11,11 +15,32 @@ BACKENDS: tuple[Backend, ...] = (Blocks(), Flex(), Sdpa(), Rows(), Whole())
 
 
 def choose(call: Call) -> Backend:
-    """The first backend of the table that takes the call."""
+    """The first backend of the table that takes the call; warns, once, where that takes a large T×S tensor."""
     for backend in BACKENDS:
         if backend.refuses(call) is None:
+            warn_of_size(backend, call)
             return backend
     raise AssertionError("the reference refuses nothing")
+
+
+LARGE = 2**30
+_warned: set[str] = set()
+
+
+def warn_of_size(backend: Backend, call: Call) -> None:
+    """Say so where a path makes a tensor of T·S numbers that takes over 1 GiB."""
+    if call.query.shape[2] * call.key.shape[2] < 2**24 or backend.name in _warned or torch.compiler.is_compiling():
+        return
+    size = backend.dense_bytes(call)
+    if size > LARGE:
+        _warned.add(backend.name)
+        B, H, T, _ = call.query.shape
+        warnings.warn(
+            f"attention of (B, H, T, S) = {(B, H, T, call.key.shape[2])} runs by {backend.summary}, which takes "
+            f"{size / 2**30:.1f} GiB for one T×S tensor. headwise.explain(...) says why faster paths refuse; masks "
+            f"such as causal() & window(...) or documents(...) need no such tensor. Said once.",
+            stacklevel=4,
+        )
 
 
 __all__ = ["BACKENDS", "Backend", "Call", "choose"]

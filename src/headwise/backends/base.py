@@ -36,9 +36,21 @@ class Backend(Protocol):
         """What every head reads, (B, H, T, Dv)."""
         ...
 
+    def dense_bytes(self, call: Call) -> int:
+        """How large the largest T×S tensor is that this path makes, or 0."""
+        ...
+
     def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
         """The same, and the row log-sum-exp (B, H, T) where the kernel leaves one at no cost."""
         ...
+
+
+class Streaming:
+    """A path that makes no T×S tensor."""
+
+    def dense_bytes(self, call: Call) -> int:
+        """None."""
+        return 0
 
 
 def repeat_heads(tensor: Tensor, H: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise.backends.base import Call, repeat_heads
+from headwise.backends.base import Call, Streaming, repeat_heads
 from headwise.lowering import simplify
 from headwise.mask_algebra import Mask
 from headwise.masks import Causal
@@ -45,7 +45,7 @@ WORTHWHILE = 0.7  # at most this share of the T×S grid may be left for BIASED t
 PRODUCT_BYTES = 2**27  # all scores of a call by "products", which are held for the backward pass
 
 
-class Blocks:
+class Blocks(Streaming):
     """Query blocks with the keys they see."""
 
     name = "blocks"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from headwise.backends.base import Call
+from headwise.backends.base import Call, Streaming
 from headwise.lowering import simplify
 from headwise.mask_algebra import Grid, Mask
 from headwise.masks import Causal
@@ -27,7 +27,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-class Flex:
+class Flex(Streaming):
     """`torch.nn.attention.flex_attention`, compiled on first use."""
 
     name = "flex"

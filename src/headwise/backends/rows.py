@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from headwise.backends.base import Call
+from headwise.backends.base import Call, Streaming
 from headwise.source import Source, full_precision, row_blocks
 
 BLOCK_BYTES = 2**26  # scores of one block
 
 
-class Rows:
+class Rows(Streaming):
     """A block of rows, then the next."""
 
     name = "rows"

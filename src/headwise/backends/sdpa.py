@@ -1,5 +1,6 @@
 """torch's fused scaled-dot-product attention, on CPU and CUDA, in training and inference."""
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -34,6 +35,16 @@ class Sdpa:
         if scoring.plain and not call.grouped:  # the shortest way, for short sequences
             return F.scaled_dot_product_attention(query, key, value, None, dropout, scale=scoring.scale)
         return F.scaled_dot_product_attention(**arguments(call))
+
+    def dense_bytes(self, call: Call) -> int:
+        """A mask that torch takes only as a bias; a bias of the caller is there already."""
+        query, key, _, scoring, _ = call
+        T, S = query.shape[2], key.shape[2]
+        mask = simplify(scoring.mask, T, S)
+        if mask is None or (isinstance(mask, Causal) and T == S and scoring.bias is None):
+            return 0
+        B, H = (1 if size is None else size for size in mask.extent[:2])
+        return B * H * T * S * query.element_size()
 
     def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
         """One fused call, which leaves the row log-sum-exp where torch's kernel for it can hand it out."""
@@ -102,6 +113,7 @@ def by_cuda_flash(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 def arguments(call: Call) -> dict[str, Any]:
     """What torch's function is called with."""
+    call = without_far_keys(call)
     query, key, value, scoring, dropout = call
     enable_gqa = False
     if call.grouped:
@@ -114,6 +126,22 @@ def arguments(call: Call) -> dict[str, Any]:
         query = query.detach().requires_grad_()
     given = {"query": query, "key": key, "value": value, "attn_mask": attn_mask, "dropout_p": dropout}
     return given | {"is_causal": is_causal, "scale": scoring.scale, "enable_gqa": enable_gqa}
+
+
+def without_far_keys(call: Call) -> Call:
+    """The same call without the keys before and after those its mask shows at all, where then nothing is hidden.
+
+    One query under a sliding window, as when a text is generated, reads the window and not the whole cache.
+    """
+    query, key, value, scoring, _ = call
+    T, S = query.shape[2], key.shape[2]
+    if scoring.mask is None or scoring.bias is not None or torch.compiler.is_compiling():
+        return call
+    lo, hi = scoring.mask.key_range(0, T, T, S)
+    if hi - lo in (0, S) or not scoring.mask.shows_all(0, T, lo, hi, T, S):
+        return call
+    seen = dataclasses.replace(scoring, mask=None)
+    return call._replace(key=key[:, :, lo:hi], value=value[:, :, lo:hi], scoring=seen)
 
 
 def only_bias_learns(call: Call) -> bool:

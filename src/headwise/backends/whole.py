@@ -33,6 +33,11 @@ class Whole:
         )
         return output
 
+    def dense_bytes(self, call: Call) -> int:
+        """All weights."""
+        B, H, T, _ = call.query.shape
+        return B * H * T * call.key.shape[2] * call.query.element_size()
+
     def run_with_lse(self, call: Call) -> tuple[Tensor, None]:
         """The reference hands out none."""
         return self.run(call), None

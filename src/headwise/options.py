@@ -1,0 +1,96 @@
+"""What a layer's small options mean: biases of projections, norms of heads, positions, and what a scoring may say."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import OptionError
+from headwise.positions import Rotary
+from headwise.relative import Relative, RelativeBias
+from headwise.scoring import Scoring
+from headwise.shapes import check_factor
+
+PROJECTIONS = ("q", "k", "v", "out")
+Norm = str | Callable[[int], nn.Module] | None
+Position = Rotary | Relative | RelativeBias | None
+
+
+def biases(bias: bool | Collection[str], qkv_bias: bool | None) -> dict[str, bool]:
+    """Which projections have a bias.
+
+    >>> biases({"q", "v", "out"}, None)
+    {'q': True, 'k': False, 'v': True, 'out': True}
+    """
+    if isinstance(bias, bool):
+        first = bias if qkv_bias is None else bool(qkv_bias)
+        return {"q": first, "k": first, "v": first, "out": bias}
+    if isinstance(bias, str) or not isinstance(bias, Collection) or not set(bias) <= set(PROJECTIONS):
+        raise OptionError(
+            f"bias={bias!r}: expected True, False, or the projections that have one, such as {{'q', 'v', 'out'}} out "
+            f"of {', '.join(PROJECTIONS)}."
+        )
+    if qkv_bias is not None:
+        raise OptionError(f"bias={bias!r} names the projections, and qkv_bias={qkv_bias} as well. Leave out qkv_bias.")
+    return {name: name in bias for name in PROJECTIONS}
+
+
+class HeadNorm(nn.Module):
+    """Root-mean-square normalisation of queries or keys (B, H, T, D), over each head or over all heads together."""
+
+    def __init__(self, heads: int, head_dim: int, across: str, **options: Any) -> None:
+        super().__init__()
+        self.across = across
+        self.norm = nn.RMSNorm(head_dim if across == "head" else heads * head_dim, eps=1e-6, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Heads of the same shape."""
+        if self.across == "head":
+            return self.norm(x)  # type: ignore[no-any-return]
+        B, H, T, D = x.shape
+        return self.norm(x.transpose(1, 2).reshape(B, T, H * D)).view(B, T, H, D).transpose(1, 2)  # type: ignore[no-any-return]
+
+
+def norm(
+    qk_norm: Norm, heads: int, head_dim: int, device: torch.device | str | None, dtype: torch.dtype | None
+) -> nn.Module | None:
+    """The module that normalises queries or keys."""
+    if qk_norm is None:
+        return None
+    if qk_norm in ("head", "width"):
+        return HeadNorm(heads, head_dim, qk_norm, device=device, dtype=dtype)
+    made = qk_norm(head_dim) if callable(qk_norm) else None
+    if not isinstance(made, nn.Module):
+        raise OptionError(
+            f"qk_norm={qk_norm!r}: expected 'head' (each head by itself, as Qwen 3 and Gemma 3), 'width' (all heads "
+            f"together, as OLMo 2), or a function that makes a module for heads of a width, such as nn.LayerNorm."
+        )
+    return made.to(device=device, dtype=dtype)
+
+
+def check_position(position: object, num_heads: int, head_dim: int) -> None:
+    """Raise unless `position` is an option that fits this layer."""
+    if isinstance(position, Rotary):
+        position.check(head_dim)
+    elif isinstance(position, Relative | RelativeBias):
+        rule = position() if isinstance(position, RelativeBias) else position
+        rule.check(num_heads, rule.table.device)
+    elif position is not None:
+        raise OptionError(f"position={position!r}: expected rotary(...), alibi(...) or RelativeBias(...).")
+
+
+def check_scoring(scoring: object) -> Scoring:
+    """`scoring` as a layer may have it: what fits every call."""
+    if not isinstance(scoring, Scoring):
+        raise OptionError(f"scoring={scoring!r}: expected Scoring(softcap=..., sinks=True, scale=...).")
+    check_factor("scale", scoring.scale, "1 / sqrt(D)")
+    check_factor("softcap", scoring.softcap, "no cap")
+    given = {"mask": scoring.mask, "bias": scoring.bias, "relative": scoring.relative, "positions": scoring.positions}
+    for name, value in given.items():
+        if value is not None:
+            place = {"mask": "as mask=", "relative": "as position="}.get(name, "with each call")
+            raise OptionError(f"Scoring({name}=...) in a layer's scoring=: pass it {place} instead.")
+    if isinstance(scoring.sinks, Tensor):
+        raise OptionError("Scoring(sinks=tensor) in a layer's scoring=: say sinks=True, then set layer.sinks.data.")
+    return scoring

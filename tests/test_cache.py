@@ -27,7 +27,7 @@ from headwise import (
 
 B, T, E, H = 3, 23, 48, 6
 OPTIONS = {
-    "plain": lambda: {},
+    "plain": dict,
     "grouped": lambda: {"num_kv_heads": 2},
     "multi-query": lambda: {"num_kv_heads": 1},
     "rotary": lambda: {"position": rotary()},
@@ -159,7 +159,7 @@ def test_an_encoder_is_projected_once_for_all_tokens(apart):
     memory = layer.remember(encoder)
     mask = padding([17, 3, 9])
     assert_close_to_truth(layer(x, memory, mask=mask), layer(x, encoder, encoder, mask=mask))
-    output, weights = layer(x[:, :1], memory, return_weights=True)
+    _, weights = layer(x[:, :1], memory, return_weights=True)
     assert weights.shape == (B, H, 1, 17)
     turning = MultiHeadAttention(E, H, position=rotary()).double()
     at, keys_at = torch.arange(T), torch.arange(17)

@@ -6,7 +6,20 @@ import pytest
 import torch
 
 from closeness import assert_close_to_truth
-from headwise import MultiHeadAttention, attend, causal, dense, documents, explain, padding, prefix, reference, window
+from headwise import (
+    MultiHeadAttention,
+    alibi,
+    attend,
+    causal,
+    dense,
+    documents,
+    explain,
+    padding,
+    prefix,
+    reference,
+    rotary,
+    window,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -200,3 +213,67 @@ def test_maps_of_float32_and_float64_and_bias_on_cuda():
                 weights.entropy().double(), torch.special.entr(truth).sum(-1), rtol=1e-5, atol=1e-5
             )
             torch.testing.assert_close(weights.received().total.double(), truth.sum(-2), rtol=1e-5, atol=1e-5)
+
+
+FLEX = {
+    "window": lambda T: ({"mask": causal() & window(300)}, {}),
+    "documents, soft-cap": lambda T: (
+        {"mask": causal() & documents(torch.arange(T, device=CUDA) // 411), "softcap": 2.0},
+        {"softcap": 2.0},
+    ),
+    "padding with an empty sample, sinks": lambda T: (
+        {"mask": padding(torch.tensor([T - 99, 0], device=CUDA)), "sinks": torch.linspace(-2, 2, H, device=CUDA)},
+        {"sinks": torch.linspace(-2, 2, H, device=CUDA)},
+    ),
+    "alibi": lambda T: ({"mask": causal(), "relative": slopes()}, {"bias": slopes_at(T)}),
+}
+
+
+def slopes():
+    rule = alibi(H)
+    return rule.with_table(rule.table.to(CUDA))
+
+
+def slopes_at(T):
+    place = torch.arange(T, device=CUDA)
+    return -slopes().table.double()[:, None, None] * (place[:, None] - place).abs()
+
+
+@pytest.mark.parametrize("kind", FLEX)
+def test_flex_attention_gives_what_the_reference_gives(kind):
+    T, Hkv, dtype = 1100, 3, torch.bfloat16
+    ours, theirs = FLEX[kind](T)
+    shapes = [(B, H, T, D), (B, Hkv, T, D), (B, Hkv, T, D)]
+    tensors = [torch.randn(s, device=CUDA).to(dtype).requires_grad_() for s in shapes]
+    assert explain(*tensors, **ours).path == "flex"
+    output, weights = attend(*tensors, return_weights=True, **ours)
+    output.backward(slope(output))
+    found = {}
+    for name, precision in (("truth", torch.float64), ("plain", dtype)):
+        copies = [x.detach().to(precision).requires_grad_() for x in tensors]
+        options = {k: x.to(precision) if isinstance(x, torch.Tensor) else x for k, x in theirs.items()}
+        read, exact = reference.attend(*copies, visible=ours["mask"].to_tensor(T, device=CUDA), **options)
+        read.backward(slope(read))
+        found[name] = (read.detach(), [x.grad for x in copies], exact.detach())
+    truth, plain = found["truth"], found["plain"]
+    assert_close_to_truth(output.detach(), truth[0], plain[0], factor=3)
+    for x, exact, rough in zip(tensors, truth[1], plain[1], strict=True):
+        assert_close_to_truth(x.grad, exact, rough, factor=4)
+    torch.testing.assert_close(weights[0, 1, 1000:1010].double(), truth[2][0, 1, 1000:1010], rtol=2e-2, atol=1e-4)
+
+
+def test_a_static_cache_runs_in_a_cuda_graph():
+    layer = MultiHeadAttention(
+        256, 8, num_kv_heads=2, causal=True, position=rotary(), device=CUDA, dtype=torch.bfloat16
+    )
+    x = torch.randn(2, 20, 256, device=CUDA, dtype=torch.bfloat16)
+    with torch.no_grad():
+        cache = layer.make_cache(2, capacity=64, static=True)
+        layer(x[:, :10], cache=cache)
+        step = torch.compile(lambda token: layer(token, cache=cache), mode="reduce-overhead", fullgraph=True)
+        found = []
+        for t in range(10, 20):
+            torch.compiler.cudagraph_mark_step_begin()
+            found.append(step(x[:, t : t + 1].contiguous()).clone())
+        torch.testing.assert_close(torch.cat(found, 1), layer(x)[:, 10:], rtol=2e-2, atol=2e-2)
+        assert cache.lengths == [20, 20]

@@ -20,7 +20,6 @@ from headwise.mask_algebra import Mask
 from headwise.masks import Lengths, placed
 from headwise.shapes import check_size
 
-
 DRAFT = 64  # tokens that can always be rolled back, also where a window drops old keys
 
 

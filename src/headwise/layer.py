@@ -224,7 +224,8 @@ class MultiHeadAttention(nn.Module):
             at = packed.positions if isinstance(self.position, Rotary) else None
             found = self(packed.tokens, mask=packed.mask, positions=at, causal=causal, return_weights=return_weights)
             return (packed.nested(found[0]), found[1]) if isinstance(found, tuple) else packed.nested(found)
-        extra = {"positions": positions, "key_positions": key_positions, "cache": cache, "lengths": lengths}
+        extra: dict[str, Any] = {"positions": positions, "key_positions": key_positions}
+        extra |= {"cache": cache, "lengths": lengths}
         call = self.plan(query, key, value, mask, bias=bias, causal=causal, **extra)
         wanted = self.return_weights if return_weights is None else return_weights
         if wanted or self._watchers:
@@ -264,7 +265,7 @@ class MultiHeadAttention(nn.Module):
             _check_cached(cache, lengths, key)
         q, k, v = self._heads(query, key, value) if memory is None else self._with_memory(query, memory, value)  # type: ignore[arg-type]
         if self._shapes_heads or positions is not None or key_positions is not None:
-            crossing = memory is not None or key is not None and key is not query
+            crossing = memory is not None or (key is not None and key is not query)
             q, k = self._shaped(q, k, positions, key_positions, cache, crossing, memory is not None)
         appended = None
         if cache is not None:

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise import attention, checkpoints, masks, options, packing, ragged, shapes
+from headwise import attention, checkpoints, heads, inputs, masks, options, packing, ragged, shapes
 from headwise.backends import Call, choose
 from headwise.cache import KVCache, Memory
-from headwise.errors import OptionError, ShapeError
+from headwise.errors import OptionError
 from headwise.map import AttentionMap
 from headwise.mask_algebra import Extent, Mask
-from headwise.positions import Rotary, check_positions
+from headwise.positions import Rotary
 from headwise.projection import is_plain, project
 from headwise.relative import Relative, RelativeBias
 from headwise.scoring import Scoring
@@ -100,7 +100,7 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         named: dict[str, Any] = {"d_model": d_model, "num_heads": num_heads, "d_in": d_in, "d_out": d_out}
         named |= {"context_length": context_length, "dropout": dropout, "qkv_bias": qkv_bias}
-        named = _by_position(sizes, named)
+        named = inputs.by_position(sizes, named)
         d_model, num_heads, d_in, d_out, context_length, dropout, qkv_bias = named.values()
         if d_model is None and d_out is not None:
             d_model = d_out
@@ -121,7 +121,7 @@ class MultiHeadAttention(nn.Module):
         self.return_weights = return_weights
         self.causal = bool(causal)
         self._scoring = Scoring() if scoring is None else options.check_scoring(scoring)
-        self.mask = _constant_mask(self.causal, mask)
+        self.mask = inputs.constant_mask(self.causal, mask)
         biases = options.biases(bias, qkv_bias)
         self.fused = d_key is None and d_value is None and biases["q"] == biases["k"] == biases["v"]
         self._make_projections(biases, out_proj, device, dtype)
@@ -229,15 +229,15 @@ class MultiHeadAttention(nn.Module):
         call = self.plan(query, key, value, mask, bias=bias, causal=causal, **extra)
         wanted = self.return_weights if return_weights is None else return_weights
         if wanted or self._watchers:
-            heads, lse = choose(call).run_with_lse(call)
+            read, lse = choose(call).run_with_lse(call)
             weights = AttentionMap(call.query, call.key, call.scoring, lse)
             for watcher in self._watchers:
                 watcher(weights)
         else:
-            heads = choose(call).run(call)
-        B, _, T, _ = heads.shape
+            read = choose(call).run(call)
+        B, _, T, _ = read.shape
         # (B, T, H·D): a view, since kernels write (B, T, H, D); for one token both orders are the same.
-        output = heads.reshape(B, 1, self.heads_width) if T == 1 else heads.transpose(1, 2).flatten(2)
+        output = read.reshape(B, 1, self.heads_width) if T == 1 else read.transpose(1, 2).flatten(2)
         out_proj = self._modules["out_proj"]
         if out_proj is not None:
             output = project(out_proj, output)
@@ -260,13 +260,13 @@ class MultiHeadAttention(nn.Module):
         """The attention call that `forward` makes of these inputs: heads, scoring and dropout, ready to run."""
         memory = key if isinstance(key, Memory) else None
         if memory is None and key is not None and value is None:
-            key, value, mask = _key_or_mask(key, mask)  # type: ignore[arg-type]
+            key, value, mask = inputs.key_or_mask(key, mask)  # type: ignore[arg-type]
         if cache is not None or lengths is not None:
-            _check_cached(cache, lengths, key)
-        q, k, v = self._heads(query, key, value) if memory is None else self._with_memory(query, memory, value)  # type: ignore[arg-type]
+            inputs.check_cached(cache, lengths, key)
+        q, k, v = self._heads(query, key, value) if memory is None else heads.with_memory(self, query, memory, value)  # type: ignore[arg-type]
         if self._shapes_heads or positions is not None or key_positions is not None:
             crossing = memory is not None or (key is not None and key is not query)
-            q, k = self._shaped(q, k, positions, key_positions, cache, crossing, memory is not None)
+            q, k = heads.shape(self, q, k, positions, key_positions, cache, crossing, memory is not None)
         appended = None
         if cache is not None:
             appended = cache.append(k, v, lengths)
@@ -326,87 +326,11 @@ class MultiHeadAttention(nn.Module):
             value: (B, S, d_value); the key unless given.
             positions: where the keys stand, (S,) or (B, S), for a rotary.
         """
-        value = key if value is None else value
-        self._check_memory(key, key, value)
-        if self.fused and not is_plain(self.qkv_proj):
-            k, v = self._fused_heads(key)[1], self._fused_heads(value)[2]
-        elif self.fused:
-            (_, *weights), (_, *biases) = self.projections()
-            k, v = (
-                self._split(F.linear(*x), self.num_kv_heads) for x in zip((key, value), weights, biases, strict=True)
-            )
-        else:
-            k, v = (self._split(project(*x), self.num_kv_heads) for x in ((self.k_proj, key), (self.v_proj, value)))
-        k = k if self.k_norm is None else self.k_norm(k)
-        if isinstance(self.position, Rotary):
-            if positions is None:
-                raise OptionError(
-                    "this layer has a rotary: pass remember(memory, positions=...), where the keys stand."
-                )
-            k = self.position.turn(k, check_positions("positions", positions, k.shape[0], k.shape[2], k.device))
-        return Memory(k, v)
-
-    def _split(self, x: Tensor, heads: int) -> Tensor:
-        """(B, T, heads · D) as (B, heads, T, D)."""
-        split: Tensor = x.unflatten(-1, (heads, self.head_dim))
-        return split.transpose(1, 2)
-
-    def _with_memory(self, query: Tensor, memory: Memory, value: Tensor | None) -> Three:
-        """Query heads, and the keys and values that `remember` has projected."""
-        if value is not None:
-            raise OptionError("value is given beside remembered keys, which bring their values along. Leave it out.")
-        if not isinstance(query, Tensor) or query.dim() != 3 or query.shape[2] != self.d_in:
-            raise _misfit("query", query, self.d_in, "d_in")
-        if memory.key.shape[0] != query.shape[0] or memory.key.shape[1::2] != (self.num_kv_heads, self.head_dim):
-            raise ShapeError(
-                f"remembered keys of shape {tuple(memory.key.shape)} do not fit a query of {query.shape[0]} samples "
-                f"and {self.num_kv_heads} key heads {self.head_dim} wide. Make them with this layer's remember(...)."
-            )
-        if self.fused and not is_plain(self.qkv_proj):
-            return self._fused_heads(query)[0], *memory
-        if self.fused:
-            weights, biases = self.projections()
-            return self._split(F.linear(query, weights[0], biases[0]), self.num_heads), *memory
-        return self._split(project(self.q_proj, query), self.num_heads), *memory
-
-    def _shaped(
-        self,
-        q: Tensor,
-        k: Tensor,
-        positions: Tensor | Sequence[int] | None,
-        key_positions: Tensor | Sequence[int] | None,
-        cache: KVCache | None,
-        crossing: bool,
-        remembered: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Queries and keys normalised and turned; remembered keys are so already."""
-        if self.q_norm is not None:
-            q, k = self.q_norm(q), k if remembered or self.k_norm is None else self.k_norm(k)
-        if not isinstance(self.position, Rotary):
-            if positions is not None or key_positions is not None:
-                raise OptionError(
-                    "positions are for a rotary, and this layer has none. Leave them out; masks, ALiBi and relative "
-                    "biases go by the order of queries and keys."
-                )
-            return q, k
-        B, T, S = q.shape[0], q.shape[2], k.shape[2]
-        if crossing and (positions is None or (key_positions is None) != remembered):
-            raise OptionError(
-                "cross-attention with a rotary: pass positions= for the queries and key_positions= for the keys (with "
-                "remembered keys, remember(memory, positions=...)), for only you know how the two texts are aligned."
-            )
-        if positions is None:
-            at = torch.arange(T, device=q.device) if cache is None else cache.next_positions(T)
-        else:
-            at = check_positions("positions", positions, B, T, q.device)
-        if remembered:
-            return self.position.turn(q, at), k
-        keys_at = at if key_positions is None else check_positions("key_positions", key_positions, B, S, k.device)
-        return self.position.turn(q, at), self.position.turn(k, keys_at)
+        return heads.remember(self, key, value, positions)
 
     def _heads(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> Three:
         """Steps 1 to 3: query (B, H, T, D), key and value (B, Hkv, S, D), as views of the projections."""
-        self._check(query, key, value)
+        inputs.check(self, query, key, value)
         if self.fused and (key is None or (key is query and value is query)):
             return self._fused_heads(query)
         key = query if key is None else key
@@ -419,7 +343,7 @@ class MultiHeadAttention(nn.Module):
             q, k, v = map(F.linear, (query, key, value), weights, biases)
         else:
             q, k, v = project(self.q_proj, query), project(self.k_proj, key), project(self.v_proj, value)
-        return self._split(q, self.num_heads), self._split(k, self.num_kv_heads), self._split(v, self.num_kv_heads)
+        return heads.split(q, self.num_heads), heads.split(k, self.num_kv_heads), heads.split(v, self.num_kv_heads)
 
     def _fused_heads(self, x: Tensor) -> Three:
         """Heads of self-attention out of one matrix product."""
@@ -463,39 +387,6 @@ class MultiHeadAttention(nn.Module):
             always = masks.causal() if always is None else always & masks.causal()
         found = attention.scoring_for(q, k, mask, bias, always, None)
         return dataclasses.replace(self._scoring, mask=found.mask, bias=found.bias)
-
-    def _check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
-        """Raise unless the inputs have shapes that fit this layer and each other."""
-        if not isinstance(query, Tensor) or query.dim() != 3 or query.shape[2] != self.d_in:
-            raise _misfit("query", query, self.d_in, "d_in")
-        longest = query.shape[1]
-        if key is not None and not (key is query and value is query):
-            longest = max(longest, self._check_memory(query, key, key if value is None else value))
-        elif key is None and value is not None:
-            raise ShapeError("value is given without key; pass mha(query, key, value), or mha(x).")
-        elif not self.d_in == self.d_key == self.d_value:
-            raise ShapeError(
-                f"this layer takes queries {self.d_in} wide, keys {self.d_key} and values {self.d_value}, so one input "
-                f"cannot be all three. Pass mha(query, key, value)."
-            )
-        if self.context_length is not None and longest > self.context_length:
-            raise ShapeError(
-                f"the sequence has {longest} tokens and this layer was made for context_length="
-                f"{self.context_length}. Make it longer, or leave context_length out: nothing is allocated for it."
-            )
-
-    def _check_memory(self, query: Tensor, key: Tensor, value: Tensor) -> int:
-        """S, after checking keys and values of their own."""
-        for name, x, width in (("key", key, self.d_key), ("value", value, self.d_value)):
-            if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width:
-                raise _misfit(name, x, width, f"d_{name}")
-        shapes.check_alike(query=query, key=key, value=value)
-        if not query.shape[0] == key.shape[0] == value.shape[0] or key.shape[1] != value.shape[1]:
-            raise ShapeError(
-                f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}: expected "
-                f"(B, T, E), (B, S, E), (B, S, E) with one batch size B, and as many values as keys."
-            )
-        return key.shape[1]
 
     @classmethod
     def from_state_dict(
@@ -555,79 +446,3 @@ class MultiHeadAttention(nn.Module):
         if self.context_length is not None:
             parts.append(f"context_length={self.context_length}")
         return ", ".join(parts)
-
-
-TEXTBOOK = ("d_in", "d_out", "context_length", "dropout", "num_heads", "qkv_bias")
-
-
-def _by_position(sizes: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    """Named arguments and those given by position, as (d_model, num_heads) or in the textbook's order, together."""
-    plain = len(sizes) < 2 or (len(sizes) == 2 and named["num_heads"] is None)
-    names = ("d_model", "num_heads") if plain else TEXTBOOK
-    if len(sizes) > len(names) or (not plain and len(sizes) < 5 and named["num_heads"] is None):
-        raise OptionError(
-            f"MultiHeadAttention got {len(sizes)} positional arguments; expected (d_model, num_heads), or the "
-            f"textbook's (d_in, d_out, context_length, dropout, num_heads[, qkv_bias])."
-        )
-    for name, value in zip(names, sizes, strict=False):
-        if named[name] is not None:
-            raise OptionError(f"{name} is given twice: {value!r} by position and {name}={named[name]!r}.")
-    return named | dict(zip(names, sizes, strict=False))
-
-
-def _constant_mask(causal: bool, mask: Mask | None) -> Mask | None:
-    if mask is not None and not isinstance(mask, Mask):
-        raise OptionError(
-            f"mask={type(mask).__name__}: a layer's own mask must fit every length; pass a mask such as causal(), and "
-            f"tensors with the call."
-        )
-    if not causal:
-        return mask
-    return masks.causal() if mask is None else masks.causal() & mask
-
-
-def _key_or_mask(
-    second: Tensor | Mask, mask: Mask | Tensor | None
-) -> tuple[Tensor | None, Tensor | None, Mask | Tensor | None]:
-    """key, value and mask of `mha(x, second)`: what has three dimensions is a key, anything else a mask."""
-    if isinstance(second, Tensor) and second.dim() == 3 and second.dtype != torch.bool:
-        return second, second, mask
-    if mask is not None:
-        raise ShapeError(
-            f"the second argument is not a key (B, S, E) but {_describe(second)}, and a mask is given as well. "
-            f"Pass one mask, as mask=."
-        )
-    return None, None, second
-
-
-def _check_cached(cache: KVCache | None, lengths: object, key: object) -> None:
-    """Raise unless cache and lengths go with this call."""
-    if cache is None:
-        raise OptionError("lengths= says how many tokens enter a cache, and no cache= is given. To hide padding, pass "
-                          "mask=padding(lengths).")  # fmt: skip
-    if not isinstance(cache, KVCache):
-        raise OptionError(f"cache={type(cache).__name__}: expected a KVCache, from layer.make_cache(batch).")
-    if key is not None:
-        raise OptionError(
-            "a cache is for self-attention, and keys of their own are given. Project an encoder's output once with "
-            "layer.remember(memory) and pass that as key."
-        )
-
-
-def _describe(x: object) -> str:
-    return f"a tensor of shape {tuple(x.shape)} and {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
-
-
-def _misfit(name: str, x: Any, width: int, option: str) -> Exception:
-    if isinstance(x, Mask):
-        return ShapeError(f"{name} is the mask {x!r}; pass it as mask=.")
-    shapes.check_tensor(name, x)
-    if x.dim() != 3:
-        cure = "For one sequence without a batch axis pass x[None]." if name == "query" else "A mask goes into mask=."
-        return ShapeError(
-            f"{name} has {x.dim()} dimensions, shape {tuple(x.shape)}; expected 3, (B, T, {width}). {cure}"
-        )
-    cure = "" if name == "query" else " A mask (B, T, S) is passed as mask=mask[:, None]."
-    return ShapeError(
-        f"{name} of shape {tuple(x.shape)} is {x.shape[2]} wide; this layer was made for {option}={width}.{cure}"
-    )

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- speed table -->", "<!-- end of speed table -->"
 MAPS_BEGIN, MAPS_END = "<!-- maps table -->", "<!-- end of maps table -->"
+OPTIONS_BEGIN, OPTIONS_END = "<!-- options table -->", "<!-- end of options table -->"
 PEERS = ["hand-wired", "nn.MultiheadAttention", "nn.MHA with weights", "textbook class"]
 
 
@@ -83,6 +84,23 @@ def maps_lines(data: dict) -> list[str]:
     return [*result, ""]
 
 
+def options_table() -> str:
+    """What options cost, from every result file of the options benchmark."""
+    parts = [OPTIONS_BEGIN, ""]
+    for file in sorted(RESULTS.glob("options-*.json")):
+        data = json.loads(file.read_text())
+        parts += [f"{data['device']}, torch {data['torch']}, commit {data['commit']}:", ""]
+        parts += ["| | headwise | peer, its time over ours |", "|---|---|---|"]
+        for row in data["rows"]:
+            times = {name: value["ms"] for name, value in row["times"].items()}
+            ours = times.pop("headwise")
+            rate = f", {row['gigabytes'] / ours:.2f} TB/s" if "gigabytes" in row else ""
+            peers = ", ".join(f"{name} {ms / ours:.2f}×" for name, ms in times.items())
+            parts.append(f"| {row['title']} | {ours:.3g} ms{rate} | {peers} |")
+        parts.append("")
+    return "\n".join([*parts, OPTIONS_END])
+
+
 def replace(page: Path, begin: str, end: str, text: str) -> None:
     """Put `text`, which has both marks, in place of what lies between them."""
     before, rest = page.read_text().split(begin)
@@ -94,6 +112,7 @@ def main() -> None:
     for name, short in (("README.md", True), ("docs/performance.md", False)):
         replace(ROOT / name, BEGIN, END, table(short))
     replace(ROOT / "docs/performance.md", MAPS_BEGIN, MAPS_END, maps_table())
+    replace(ROOT / "docs/performance.md", OPTIONS_BEGIN, OPTIONS_END, options_table())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Multi-head attention you can read, run and see."""
 
-from headwise import probes, reference, textbook
+from headwise import compat, probes, reference, textbook
 from headwise.attention import attend
 from headwise.cache import KVCache, Memory
 from headwise.errors import (
@@ -27,6 +27,7 @@ from headwise.panel import Panel
 from headwise.positions import linear, llama3, ntk, rotary, yarn
 from headwise.probes import induction, local, offset, previous_token, same_token, sink, token_is
 from headwise.relative import RelativeBias, alibi
+from headwise.replacing import Replaced, replace
 from headwise.scoring import Scoring
 from headwise.summary import HeadSummary, Summary
 from headwise.watch import Watched, watch
@@ -54,6 +55,7 @@ __all__ = [
     "OptionError",
     "Panel",
     "RelativeBias",
+    "Replaced",
     "Scoring",
     "ShapeError",
     "StaleMapError",
@@ -62,6 +64,7 @@ __all__ = [
     "alibi",
     "attend",
     "causal",
+    "compat",
     "dense",
     "documents",
     "explain",
@@ -76,6 +79,7 @@ __all__ = [
     "previous_token",
     "probes",
     "reference",
+    "replace",
     "rotary",
     "same_token",
     "sink",

@@ -1,12 +1,25 @@
 """torch.compile in one graph, dynamic lengths without a recompile storm, torch.export and ONNX."""
 
+import copy
+import pickle
 import warnings
 
 import numpy as np
 import pytest
 import torch
 
-from headwise import MultiHeadAttention, attend, causal, documents, padding, window
+from headwise import (
+    MultiHeadAttention,
+    RelativeBias,
+    Scoring,
+    alibi,
+    attend,
+    causal,
+    documents,
+    padding,
+    rotary,
+    window,
+)
 
 LENGTHS = (5, 7, 11, 67, 131, 301)
 
@@ -194,3 +207,35 @@ def test_onnx_runtime_gives_the_same_result(options, tmp_path):
         x = torch.randn(2, n, 66)
         (output,) = session.run(None, {name: x.numpy()})
         np.testing.assert_allclose(output, layer(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+OPTIONS = {
+    "rotary, norm": lambda: {"position": rotary(), "qk_norm": "head", "num_kv_heads": 2},
+    "alibi, window": lambda: {"position": alibi(4), "mask": window(5)},
+    "relative bias": lambda: {"position": RelativeBias(4, bidirectional=False)},
+    "sinks, soft-cap": lambda: {"scoring": Scoring(softcap=2.0, sinks=True)},
+}
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_layers_with_options_compile_whole_and_learn(kind):
+    layer = MultiHeadAttention(32, 4, causal=True, **OPTIONS[kind]())
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for T in (7, 11, 13):
+        x = torch.randn(2, T, 32, requires_grad=True)
+        expected = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
+        found = torch.autograd.grad(compiled(x).square().sum(), [x, *layer.parameters()])
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_layers_with_options_survive_copies_pickles_and_state_dicts(kind):
+    layer = MultiHeadAttention(32, 4, causal=True, **OPTIONS[kind]())
+    x = torch.randn(2, 7, 32)
+    expected = layer(x)
+    again = pickle.loads(pickle.dumps(layer))  # noqa: S301
+    fresh = MultiHeadAttention(32, 4, causal=True, **OPTIONS[kind]())
+    fresh.load_state_dict(layer.state_dict())
+    for other in (again, copy.deepcopy(layer), fresh):
+        torch.testing.assert_close(other(x), expected)

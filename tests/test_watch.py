@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from headwise import AttentionMap, MultiHeadAttention, OptionError, Panel, sink, watch
+from headwise import AttentionMap, MultiHeadAttention, OptionError, Panel, replace, sink, watch
 
 
 class Block(nn.Module):
@@ -129,7 +129,7 @@ def test_a_model_can_be_copied_and_saved_while_nothing_watches(tmp_path):
 
 def test_bad_requests_are_refused():
     net = model(1)
-    with pytest.raises(OptionError, match="no headwise MultiHeadAttention"):
+    with pytest.raises(OptionError, match="no headwise attention"):
         watch(nn.Linear(2, 2))
     with pytest.raises(OptionError, match="expected a torch.nn.Module"):
         watch(lambda x: x)
@@ -141,3 +141,23 @@ def test_bad_requests_are_refused():
         seen["0.attention"]
     with watch(net) as seen, pytest.raises(OptionError, match="already open"), seen:
         pass
+
+
+def test_layers_with_torchs_interface_are_watched_also_where_torch_would_take_its_shortcut():
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2, enable_nested_tensor=False
+    )
+    encoder.eval()
+    with pytest.raises(OptionError, match=r"headwise.replace\(model\)"):
+        watch(encoder)
+    replace(encoder)
+    x = torch.randn(3, 5, 16)
+    with torch.no_grad():
+        expected = encoder(x)
+        with watch(encoder) as seen:
+            found = encoder(x)
+    assert torch.backends.mha.get_fastpath_enabled()
+    torch.testing.assert_close(found, expected)
+    assert list(seen) == ["layers.0.self_attn", "layers.1.self_attn"]
+    _, weights = encoder.layers[0].self_attn(x, x, x, average_attn_weights=False)
+    torch.testing.assert_close(seen["layers.0.self_attn"][:], weights)

@@ -12,22 +12,21 @@ Here, and only here, masks mean what torch means by them: True hides.
 import math
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise import attention, masks, shapes
-from headwise.errors import HeadCountError, MaskError, OptionError, ShapeError
+from headwise import attention, compat_checks, masks, shapes
+from headwise.errors import OptionError
 from headwise.map import AttentionMap
 from headwise.mask_algebra import Mask
 from headwise.scoring import Scoring
 
 Three = tuple[Tensor, Tensor, Tensor]
 Result = tuple[Tensor, Tensor | None]
-
-_torch_shape_check: Any = F._mha_shape_check  # type: ignore[attr-defined]
 
 LARGE = 2**26  # bytes of all weights; beyond, they are averaged head by head and never exist together
 
@@ -87,7 +86,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             if size is not None:
                 shapes.check_size(name, size)
         if embed_dim % num_heads:
-            raise DivisionError(
+            raise compat_checks.DivisionError(
                 f"embed_dim={embed_dim} and num_heads={num_heads}: embed_dim must be divisible by num_heads. "
                 f"Pass a number of heads that divides {embed_dim}."
             )
@@ -97,6 +96,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
 
+    _watchers: tuple[Callable[[AttentionMap], None], ...] = ()  # see `watch.py`
     _torch_forward = _renamed(nn.MultiheadAttention.forward, "_torch_forward")
 
     def forward(
@@ -148,9 +148,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         # torch's rule of when it trusts the promise, and does not look at the mask
         causal = is_causal and key_padding_mask is None and not need_weights
         if not by_torch:
-            self._check(query, key, value, key_padding_mask, attn_mask, is_causal)
-            self._check_masks(query, key, key_padding_mask, None if causal else attn_mask)
-            by_torch = need_weights and not masked and self._runs_natively(query, key, value)
+            compat_checks.check(self, query, key, value, key_padding_mask, attn_mask, is_causal)
+            compat_checks.check_masks(self, query, key, key_padding_mask, None if causal else attn_mask)
+            by_torch = need_weights and not masked and not self._watchers and self._runs_natively(query, key, value)
         if by_torch:
             result: Result = self._torch_forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average, is_causal
@@ -159,6 +159,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         batched = query.dim() == 3
         q, k, v = self._heads(query, key, value)
         scoring = self._scoring(q, k, key_padding_mask, None if causal else attn_mask, causal)
+        for watcher in self._watchers:
+            watcher(AttentionMap(q, k, scoring))
         heads, weights = _attended(q, k, v, scoring, self._dropout(), need_weights, average)
         output = self._joined(heads, batched)
         return output, weights if batched or weights is None else weights[0]
@@ -265,106 +267,6 @@ class MultiheadAttention(nn.MultiheadAttention):
             else:
                 bias = keys[:, None, None] if bias is None else bias + keys[:, None, None]
         return attention.scoring_for(q, k, mask, bias, None, None)
-
-    # What may come in.
-
-    def _check(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None,
-        attn_mask: Tensor | None,
-        is_causal: bool,
-    ) -> None:
-        inputs = {"query": query, "key": key, "value": value}
-        for name, x in inputs.items():
-            shapes.check_tensor(name, x)
-        for name, mask in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
-            _check_mask_dtype(name, mask)
-        try:
-            _torch_shape_check(query, key, value, key_padding_mask, attn_mask, self.num_heads)
-        except AssertionError as error:  # torch's words, by which old code may know it, and ours
-            raise InputShapeError(f"{error}. {self._expected(inputs)}") from error
-        widths = (self.embed_dim, self.kdim, self.vdim)
-        if any(x.shape[-1] != width for x, width in zip(inputs.values(), widths, strict=True)):
-            raise InputShapeError(f"an input has the wrong width. {self._expected(inputs)}")
-        batch = slice(1) if self.batch_first else slice(1, 2)
-        if query.dim() == 3 and not query.shape[batch] == key.shape[batch] == value.shape[batch]:
-            raise InputShapeError(f"the batch sizes differ. {self._expected(inputs)}")
-        if key.shape[:-1] != value.shape[:-1]:
-            raise InputShapeError(f"every key needs one value, and their numbers differ. {self._expected(inputs)}")
-        shapes.check_alike(**inputs)
-        shapes.check_alike(input=query, weight=self.out_proj.weight)
-        if is_causal and attn_mask is None:
-            raise CausalFlagError(
-                "is_causal=True without attn_mask: the flag only says that attn_mask is the causal one. Pass "
-                "attn_mask=nn.Transformer.generate_square_subsequent_mask(T) as well."
-            )
-
-    def _check_masks(
-        self, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None
-    ) -> None:
-        length = 1 if self.batch_first and query.dim() == 3 else 0
-        T, S = query.shape[length], key.shape[length]
-        B = 1 if query.dim() == 2 else query.shape[1 - length]
-        if key_padding_mask is not None and tuple(key_padding_mask.shape) != ((B, S) if query.dim() == 3 else (S,)):
-            raise PaddingMaskError(
-                f"key_padding_mask of shape {tuple(key_padding_mask.shape)}: expected (B, S) = {(B, S)}, without B "
-                f"for one sequence, and True for keys that nobody sees. {self._layout()}"
-            )
-        shape = (T, S) if attn_mask is None or attn_mask.dim() == 2 else (B * self.num_heads, T, S)
-        if attn_mask is not None and tuple(attn_mask.shape) != shape:
-            raise AttentionMaskError(
-                f"attn_mask of shape {tuple(attn_mask.shape)}: expected (T, S) = {(T, S)}, or one for each head of "
-                f"each sample, (B·H, T, S) = {(B * self.num_heads, T, S)}. {self._layout()}"
-            )
-
-    def _expected(self, inputs: dict[str, Tensor]) -> str:
-        given = ", ".join(f"{name} {tuple(x.shape)}" for name, x in inputs.items())
-        order = "(B, T, {})" if self.batch_first else "(T, B, {})"
-        wanted = ", ".join(
-            f"{name} {order.format(width).replace('T', letter)}"
-            for name, width, letter in zip(inputs, (self.embed_dim, self.kdim, self.vdim), "TSS", strict=True)
-        )
-        return f"Given: {given}. Expected: {wanted}, or all three without B. {self._layout()}"
-
-    def _layout(self) -> str:
-        return (
-            f"This layer has batch_first={self.batch_first}; if the axes of your tensors are in the other order, "
-            f"pass batch_first={not self.batch_first} when you make it."
-        )
-
-
-class InputShapeError(ShapeError, AssertionError, RuntimeError):
-    """A `ShapeError` that code written for torch's class catches, too; it raises now the one, now the other."""
-
-
-class PaddingMaskError(MaskError, AssertionError):
-    """A `MaskError` that code written for torch's class catches, too."""
-
-
-class AttentionMaskError(MaskError, RuntimeError):
-    """A `MaskError` that code written for torch's class catches, too."""
-
-
-class CausalFlagError(OptionError, RuntimeError):
-    """An `OptionError` that code written for torch's class catches, too."""
-
-
-class DivisionError(HeadCountError, AssertionError):
-    """A `HeadCountError` that code written for torch's class catches, too."""
-
-
-def _check_mask_dtype(name: str, mask: Tensor | None) -> None:
-    if mask is None:
-        return
-    shapes.check_tensor(name, mask)
-    if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise PaddingMaskError(
-            f"{name} is {mask.dtype}; only bool and floating types of {name} are supported: True hides, a float is "
-            f"added to the scores. If 1 hides here, pass {name}.bool()."
-        )
 
 
 def _overrides(x: Tensor | None) -> bool:

@@ -19,10 +19,12 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from headwise import compat
 from headwise.errors import OptionError
 from headwise.layer import MultiHeadAttention
 from headwise.map import AttentionMap, Selector
 
+Layer = MultiHeadAttention | compat.MultiheadAttention
 Statistics = Mapping[str, Any] | Callable[[AttentionMap], Any]
 
 
@@ -32,12 +34,11 @@ class Watched(Mapping[str, Any]):
     Without `statistics` these are maps, with them their results.
     """
 
-    def __init__(
-        self, layers: Mapping[str, MultiHeadAttention], heads: Selector | None, statistics: Statistics | None
-    ) -> None:
+    def __init__(self, layers: Mapping[str, Layer], heads: Selector | None, statistics: Statistics | None) -> None:
         self.calls: dict[str, list[Any]] = {}
         self._layers, self._heads, self._statistics = dict(layers), heads, statistics
         self._watchers: dict[str, Callable[[AttentionMap], None]] = {}
+        self._torchs_shortcut = True
 
     def __enter__(self) -> Self:
         if self._watchers:
@@ -46,6 +47,10 @@ class Watched(Mapping[str, Any]):
             watcher = self._watcher(name)
             self._watchers[name] = watcher
             layer._watchers = (*layer._watchers, watcher)
+        # In evaluation nn.TransformerEncoderLayer would pass its attention by and use the parameters itself.
+        self._torchs_shortcut = torch.backends.mha.get_fastpath_enabled()
+        if any(isinstance(layer, compat.MultiheadAttention) for layer in self._layers.values()):
+            torch.backends.mha.set_fastpath_enabled(False)
         return self
 
     def __exit__(
@@ -55,6 +60,7 @@ class Watched(Mapping[str, Any]):
             layer = self._layers[name]
             layer._watchers = tuple(other for other in layer._watchers if other is not watcher)
         self._watchers.clear()
+        torch.backends.mha.set_fastpath_enabled(self._torchs_shortcut)
 
     def _watcher(self, name: str) -> Callable[[AttentionMap], None]:
         def watcher(weights: AttentionMap) -> None:
@@ -110,15 +116,16 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise OptionError(f"watch({type(model).__name__}): expected a torch.nn.Module.")
-    found = {name: module for name, module in model.named_modules() if isinstance(module, MultiHeadAttention)}
+    found = {name: module for name, module in model.named_modules() if isinstance(module, Layer)}
     if not found:
-        raise OptionError(f"watch({type(model).__name__}): there is no headwise MultiHeadAttention in this model.")
+        cure = ""
+        if any(isinstance(module, nn.MultiheadAttention) for module in model.modules()):
+            cure = " It has torch's: headwise.replace(model) swaps them for ours, with the same weights and results."
+        raise OptionError(f"watch({type(model).__name__}): there is no headwise attention in this model.{cure}")
     return Watched(_chosen(found, layers), heads, statistics)
 
 
-def _chosen(
-    found: dict[str, MultiHeadAttention], layers: Collection[str] | Callable[[str], bool] | None
-) -> dict[str, MultiHeadAttention]:
+def _chosen(found: dict[str, Layer], layers: Collection[str] | Callable[[str], bool] | None) -> dict[str, Layer]:
     if layers is None:
         return found
     if callable(layers):

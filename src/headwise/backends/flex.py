@@ -51,9 +51,10 @@ class Flex(Streaming):
             return "it takes heads 16 to 256 wide in 16 or 32 bit"
         if query.shape[2] * key.shape[2] < WORTHWHILE:
             return "the sequence is too short to be worth compiling a kernel for"
+        if scoring.bias is not None and (not scoring.beyond_sdpa or scoring.bias.requires_grad):
+            return "a dense bias is there in full anyway, and torch's own kernels give it a gradient faster"
         mask = simplify(scoring.mask, query.shape[2], key.shape[2])
-        known_to_sdpa = mask is None or isinstance(mask, Causal)
-        if known_to_sdpa and scoring.bias is None and not scoring.beyond_sdpa:
+        if (mask is None or isinstance(mask, Causal)) and not scoring.beyond_sdpa:
             return "torch's own kernels take this as it is, and are faster"
         return None
 

@@ -16,11 +16,17 @@ from headwise import (
     StaleMapError,
     alibi,
     causal,
+    documents,
+    explain,
+    induction,
     linear,
     llama3,
     padding,
     prefix,
+    previous_token,
     rotary,
+    sink,
+    watch,
     window,
     yarn,
 )
@@ -101,10 +107,9 @@ def test_maps_of_a_cached_step_are_rows_of_the_full_map(kind):
     _, step = layer(x[:, 20:], cache=cache, return_weights=True)
     S = step.shape[3]
     assert_close_to_truth(step[:], whole[:, :, 20:, T - S :])
-    layer(x[:, :1], cache=cache)
-    if kind == "rotary":
-        with pytest.raises(StaleMapError):
-            step.entropy()
+    cache.rollback(1)
+    with pytest.raises(StaleMapError):
+        step.entropy()
 
 
 def test_a_window_keeps_the_cache_bounded():
@@ -199,7 +204,7 @@ BAD = {
     "dtype": (lambda: call(cache=KVCache(B, H, 8, dtype=torch.bfloat16)), CacheError, "the cache is torch.bfloat16"),
     "kind": (lambda: call(cache=[]), OptionError, "expected a KVCache"),
     "lengths alone": (lambda: call(lengths=[1, 2, 3]), OptionError, r"pass mask=padding\(lengths\)"),
-    "lengths": (lambda: call(cache=KVCache(B, H, 8), lengths=[1, 2, 9]), CacheError, "3 numbers from 0 to 4"),
+    "lengths": (lambda: call(cache=KVCache(B, H, 8), lengths=[1, 2, 9]), CacheError, "3 whole numbers from 0 to 4"),
     "static": (lambda: KVCache(1, 2, 8, static=True), CacheError, "needs a capacity"),
     "reorder": (lambda: KVCache(2, 2, 8).reorder([0, 2]), ShapeError, "samples 0 to 1"),
     "rollback": (lambda: KVCache(2, 2, 8).rollback(1), CacheError, "not before token 0"),
@@ -237,3 +242,92 @@ def test_a_dense_mask_cannot_be_placed_among_samples_of_different_length():
     with pytest.raises(MaskError, match="lists its queries one by one"):
         layer(torch.randn(B, 4, E), cache=cache, lengths=[1, 2, 4], mask=dense(torch.ones(4, 4, dtype=torch.bool)))
     assert (causal() & window(3)).extent.queries is None
+
+
+def test_statistics_of_cached_steps_know_where_queries_stand():
+    layer, x = layer_with("rotary"), x_of(9)
+    _, plain = layer(x, return_weights=True)
+    _, static = layer(x, cache=layer.make_cache(B, capacity=32, static=True), return_weights=True)
+    ids = torch.arange(32) % 3
+    for ask in (
+        lambda w: w.mass(previous_token()),
+        lambda w: w.distance().mean,
+        lambda w: w.distance().histogram[..., :4],
+        lambda w: w.without(sink(1)).entropy(),
+        lambda w: w.mass(induction(ids[: w.shape[3]])),
+        lambda w: w.select(heads=[2, 4], rows=slice(3, 7)).distance().mean,
+    ):
+        assert_close_to_truth(ask(static), ask(plain))
+    assert str(static.summary()) == str(plain.summary())
+
+
+def test_masks_that_name_keys_hold_after_a_window_has_dropped_some():
+    layer, x = layer_with("window"), x_of(200)
+    keep, ids, bias = padding([150, 200, 33]), torch.arange(200) // 37, torch.randn(200, 200, dtype=torch.float64)
+    cache = layer.make_cache(B)
+    steps = [
+        layer(x[:, t : t + 1], cache=cache, mask=keep & documents(ids[: t + 1]), bias=bias[t : t + 1, : t + 1])
+        for t in range(200)
+    ]
+    assert cache._dropped > 0
+    assert_close_to_truth(torch.cat(steps, 1), layer(x, mask=keep & documents(ids), bias=bias))
+
+
+def test_a_refused_call_leaves_the_cache_as_it_was():
+    for static in (False, True):
+        layer, x = layer_with("plain"), x_of(5)
+        cache = layer.make_cache(B, capacity=16, static=static)
+        layer(x, cache=cache)
+        with pytest.raises(ValueError, match="mask"):
+            layer(x[:, :2], cache=cache, mask=torch.ones(2, 9))
+        with pytest.raises(CacheError, match="whole numbers from 0 to 2"):
+            layer(x[:, :2], cache=cache, lengths=[1, 2, -1])
+        explain(layer, x, cache=cache)
+        assert cache.lengths == [5] * B
+
+
+def test_maps_of_a_growing_cache_stay_readable_until_it_is_rolled_back():
+    layer, x = layer_with("rotary"), x_of(6)
+    cache = layer.make_cache(B)
+    with watch(layer) as seen:
+        for t in range(6):
+            layer(x[:, t : t + 1], cache=cache)
+    _, whole = layer(x, return_weights=True)
+    for t, weights in enumerate(seen.calls[""]):
+        assert_close_to_truth(weights[:], whole[:, :, t : t + 1, : t + 1])
+    cache.rollback(1)
+    with pytest.raises(StaleMapError):
+        seen.calls[""][0].entropy()
+    with torch.inference_mode():
+        cache = layer.make_cache(B)
+        _, weights = layer(x, cache=cache, return_weights=True)
+        cache.reset()
+        with pytest.raises(StaleMapError):
+            weights[:]
+
+
+def test_padding_takes_no_room_in_a_full_cache():
+    cache = KVCache(2, 2, 8, capacity=8)
+    key = torch.randn(2, 2, 6, 8)
+    cache.append(key, key, [2, 6])
+    assert cache.append(key[:, :, :4], key[:, :, :4], [4, 2]).key.shape[2] == 8
+
+
+def test_a_window_of_one_token_and_a_capacity_beside_a_window():
+    alone = MultiHeadAttention(E, H, causal=True, mask=window(0)).double()
+    cache, x = alone.make_cache(B), x_of(70)
+    parts = [alone(x[:, t : t + 1], cache=cache) for t in range(70)]
+    assert_close_to_truth(torch.cat(parts, 1), alone(x))
+    cache = layer_with("window").make_cache(B, capacity=8)
+    with pytest.raises(CacheError, match="holds 8 tokens and 20"):
+        layer_with("window")(x_of(20), cache=cache)
+
+
+def test_context_length_counts_what_the_cache_and_the_encoder_hold():
+    layer = MultiHeadAttention(E, H, context_length=8).double()
+    cache = layer.make_cache(B)
+    layer(x_of(8), cache=cache)
+    with pytest.raises(ShapeError, match="the sequence has 9 tokens"):
+        layer(x_of(1), cache=cache)
+    with pytest.raises(ShapeError, match="the sequence has 9 tokens"):
+        layer(x_of(1), layer.remember(x_of(9)))

@@ -107,21 +107,21 @@ MODELS = {
             "position": rotary(1e6, scaling=linear(8)), "scoring": Scoring(scale=20**-0.5),
         },
         lambda ours, m: [
-            getattr(ours, name).norm.weight.data.copy_(1 + getattr(m, name).weight) for name in ("q_norm", "k_norm")
+            getattr(ours, name).weight.data.copy_(1 + getattr(m, name).weight) for name in ("q_norm", "k_norm")
         ],
     ),
     "qwen3": (
         GROUPED, "model.layers.0.self_attn", llama_names,
         lambda: {"num_kv_heads": 2, "causal": True, "bias": False, "qk_norm": "head", "position": rotary()},
         lambda ours, m: [
-            getattr(ours, name).norm.weight.data.copy_(getattr(m, name).weight) for name in ("q_norm", "k_norm")
+            getattr(ours, name).weight.data.copy_(getattr(m, name).weight) for name in ("q_norm", "k_norm")
         ],
     ),
     "olmo2": (
         GROUPED, "model.layers.0.self_attn", llama_names,
         lambda: {"num_kv_heads": 2, "causal": True, "bias": False, "qk_norm": "width", "position": rotary()},
         lambda ours, m: [
-            getattr(ours, name).norm.weight.data.copy_(getattr(m, name).weight) for name in ("q_norm", "k_norm")
+            getattr(ours, name).weight.data.copy_(getattr(m, name).weight) for name in ("q_norm", "k_norm")
         ],
     ),
     "gpt_oss": (

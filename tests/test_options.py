@@ -9,6 +9,7 @@ from torch import nn
 
 from closeness import assert_close_to_truth
 from headwise import (
+    CheckpointError,
     MultiHeadAttention,
     OptionError,
     RelativeBias,
@@ -18,10 +19,12 @@ from headwise import (
     attend,
     causal,
     documents,
+    explain,
     linear,
     llama3,
     ntk,
     padding,
+    prefix,
     reference,
     rotary,
     window,
@@ -235,7 +238,7 @@ def test_queries_and_keys_are_normalised_before_they_meet(kind):
     assert_close_to_truth(layer(x), by_hand(layer, x, lambda h: complex_rotation(h, torch.arange(T))))
     if kind == "head":
         q = torch.randn(B, H, T, D, dtype=torch.float64)
-        expected = q / (q.square().mean(-1, keepdim=True) + 1e-6).sqrt() * layer.q_norm.norm.weight
+        expected = q / (q.square().mean(-1, keepdim=True) + 1e-6).sqrt() * layer.q_norm.weight
         assert_close_to_truth(layer.q_norm(q), expected)
 
 
@@ -272,11 +275,6 @@ def test_projections_have_the_biases_that_are_named():
     assert layer.q_proj.bias is not None
     x = torch.randn(B, T, 48, dtype=torch.float64)
     assert_close_to_truth(layer(x), by_hand(layer, x))
-
-
-def test_slopes_move_with_the_layer():
-    layer = MultiHeadAttention(48, H, position=alibi(H)).to("meta")
-    assert layer.position.table.device.type == "meta"
 
 
 def test_jagged_tensors_give_what_each_sample_gives_alone():
@@ -369,3 +367,67 @@ def test_documents_on_the_cpu_know_which_keys_they_need():
         assert not seen[..., :lo].any()
         assert not seen[..., hi:].any()
     assert mask.key_range(3, 5, 7, 7) == (2, 5)
+
+
+def test_jagged_tensors_with_holes_and_masks_that_name_keys():
+    layer = MultiHeadAttention(48, H, context_length=8, dtype=torch.float64)
+    x = torch.randn(2, 8, 48, dtype=torch.float64)
+    holes = torch.nested.narrow(x, 1, torch.tensor([0, 0]), torch.tensor([3, 8]), layout=torch.jagged)
+    first, second = layer(holes).unbind()
+    assert_close_to_truth(first, layer(x[:1, :3])[0])
+    assert_close_to_truth(second, layer(x[1:])[0])
+    assert explain(layer, holes).path == "sdpa"
+    with pytest.raises(ShapeError, match="the longest sample has 9 tokens"):
+        layer(torch.nested.nested_tensor([torch.randn(9, 48, dtype=torch.float64)], layout=torch.jagged))
+    with pytest.raises(OptionError, match="names single keys"):
+        MultiHeadAttention(48, H, mask=causal() | prefix(3))(holes)
+    with pytest.raises(ShapeError, match=r"not \(B, \*, E\)"):
+        layer(holes.transpose(1, 2))
+
+
+def test_slopes_survive_a_layer_built_on_meta():
+    state = MultiHeadAttention(48, H, position=alibi(H)).state_dict()
+    layer = MultiHeadAttention(48, H, position=alibi(H), device="meta")
+    layer.load_state_dict(state, assign=True)
+    assert layer(torch.randn(1, 3, 48)).isfinite().all()
+    assert (
+        MultiHeadAttention(48, H, position=alibi(H)).to("meta").to_empty(device="cpu").position.table.isfinite().all()
+    )
+
+
+def test_an_option_set_later_acts():
+    layer, x = MultiHeadAttention(48, H, dtype=torch.float64), torch.randn(1, 5, 48, dtype=torch.float64)
+    layer.position = rotary()
+    assert_close_to_truth(layer(x), by_hand(layer, x, lambda h: complex_rotation(h, torch.arange(5))))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"qk_norm": "head"},
+        {"qk_norm": "width"},
+        {"scoring": Scoring(sinks=True)},
+        {"position": RelativeBias(H)},
+        {"bias": {"q", "v"}},
+    ],
+    ids=str,
+)
+def test_our_own_weights_come_back_with_their_options(options):
+    layer, x = MultiHeadAttention(48, H, **options), torch.randn(1, 5, 48)
+    again = MultiHeadAttention.from_state_dict(layer.state_dict(), H, **options)
+    torch.testing.assert_close(again(x), layer(x))
+
+
+def test_options_that_a_checkpoint_lacks_or_nobody_asked_for_are_named():
+    plain = MultiHeadAttention(48, H).state_dict()
+    with pytest.raises(CheckpointError, match="holds no sinks"):
+        MultiHeadAttention.from_state_dict(plain, H, scoring=Scoring(sinks=True))
+    normed = MultiHeadAttention(48, H, qk_norm="head").state_dict()
+    with pytest.raises(CheckpointError, match="holds k_norm.weight: say what it is for with qk_norm="):
+        MultiHeadAttention.from_state_dict(normed, H)
+
+
+def test_long_rows_work_under_functional_transforms():
+    q, k, v = (torch.randn(1, 4, 2304, 8) for _ in range(3))
+    gradient = torch.func.grad(lambda q: attend(q, k, v, softcap=5.0).sum())(q)
+    assert gradient.shape == q.shape

@@ -114,7 +114,7 @@ def checked(
     shapes.check_factor("softcap", softcap, "no cap")
     if sinks is not None:
         shapes.check_sinks(sinks, query.shape[1], query.device)
-    scoring = scoring_for(query, key, mask, bias, masks.causal() if causal else None, scale)
+    scoring = scoring_for(query, key.shape[2], mask, bias, masks.causal() if causal else None, scale)
     if relative is not None:
         if not isinstance(relative, Relative):
             raise OptionError(f"relative={relative!r}: expected alibi(...), or module() of a RelativeBias module.")
@@ -124,15 +124,14 @@ def checked(
 
 def scoring_for(
     query: Tensor,
-    key: Tensor,
+    S: int,
     mask: Mask | Tensor | None,
     bias: Tensor | None,
     always: Mask | None,
     scale: float | None,
 ) -> Scoring:
-    """A `Scoring` of what a caller passed: `mask` checked and joined with the mask that `always` holds."""
+    """A `Scoring` of what a caller passed for S keys: `mask` checked and joined with the mask that `always` holds."""
     B, H, T, _ = query.shape
-    S = key.shape[2]
     if bias is not None:
         shapes.check_bias(bias, B, H, T, S, query.device)
     found = masks.as_mask(mask, B, T, S)

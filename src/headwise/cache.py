@@ -9,15 +9,18 @@ different length, and in a static cache, the keys of a sample are followed by ro
 its queries stand.
 """
 
+import copy
+import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from headwise.errors import CacheError, ShapeError
 from headwise.mask_algebra import Mask
-from headwise.masks import Lengths, placed
+from headwise.masks import Lengths, check_placeable, placed, shifted
+from headwise.scoring import Scoring
 from headwise.shapes import check_size
 
 DRAFT = 64  # tokens that can always be rolled back, also where a window drops old keys
@@ -37,13 +40,18 @@ class Appended(NamedTuple):
     value: Tensor
     positions: Tensor | None  # (B or 1, T): where the queries stand among these keys; None: at their end
     filled: Tensor | None  # (B,): how many keys of each sample are real; None: all
+    dropped: int = 0  # keys of the text that came before these and are gone
 
-    def mask(self, mask: Mask | None) -> Mask | None:
-        """`mask` for these keys: seen from where the queries stand, and never beyond what is filled."""
-        if self.positions is None or self.filled is None:
-            return mask
-        real = Lengths(self.filled, "right")
-        return real if mask is None else placed(mask, self.positions) & real
+    def scoring(self, scoring: Scoring) -> Scoring:
+        """A scoring of the whole text for these keys, seen from where the queries stand, not beyond what is filled."""
+        mask, bias = scoring.mask, scoring.bias
+        if self.dropped:
+            mask = None if mask is None else shifted(mask, self.dropped)
+            bias = bias if bias is None or bias.shape[-1] == 1 else bias[..., self.dropped :]
+        if self.positions is not None and self.filled is not None:
+            real = Lengths(self.filled, "right")
+            mask = real if mask is None else placed(mask, self.positions) & real
+        return dataclasses.replace(scoring, mask=mask, bias=bias, positions=self.positions)
 
 
 class KVCache:
@@ -83,19 +91,25 @@ class KVCache:
         sizes = {"batch": batch, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
         B, Hkv, D = (check_size(name, size) for name, size in sizes.items())
         self.capacity = None if capacity is None else check_size("capacity", capacity)
-        self.window = None if window is None else check_size("window", window)
+        self.window = None if window is None else check_size("window + 1", window + 1) - 1
+        if capacity is not None and window is not None:
+            raise CacheError(
+                f"KVCache(capacity={capacity}, window={window}): under a window old keys are dropped and there is no "
+                f"end; pass one of the two."
+            )
         if static and (capacity is None or window is not None):
             raise CacheError(
                 f"KVCache(static=True, capacity={capacity}, window={window}): a static cache needs a capacity and "
                 f"drops nothing. Pass capacity=, without window=; the layer's own window mask still acts."
             )
         self.static = static
-        room = 0 if self.capacity is None or self.window is not None else self.capacity
+        room = self.capacity or 0
         width = D if value_dim is None else check_size("value_dim", value_dim)
         self._key = torch.zeros(B, Hkv, room, D, device=device, dtype=dtype)
         self._value = torch.zeros(B, Hkv, room, width, device=device, dtype=dtype)
         self._lengths = [0] * B  # of each sample, dropped keys included
         self._dropped = 0  # keys that fell out of the window, the same for all samples
+        self.rewrites = 0  # grows when keys that were given out may be overwritten; maps look at it
         # A static cache counts here, on the device, where a graph can count along.
         self._filled = torch.zeros(B, dtype=torch.int64, device=self._key.device) if static else None
 
@@ -114,6 +128,20 @@ class KVCache:
         """Memory it holds."""
         return sum(x.numel() * x.element_size() for x in (self._key, self._value))
 
+    def text_length(self, T: int, lengths: Sequence[int] | Tensor | None = None) -> int:
+        """How many keys masks count once T more tokens are in: all that ever came, or the room of a static cache."""
+        if self._filled is not None:
+            return self._key.shape[2]
+        return max(n + m for n, m in zip(self._lengths, self._counts(lengths, T), strict=True))
+
+    def preview(self) -> Self:
+        """A cache that starts from here, so that looking ahead changes nothing in this one."""
+        other = copy.copy(self)
+        other._lengths = list(self._lengths)
+        other._key, other._value = self._key.clone(), self._value.clone()
+        other._filled = None if self._filled is None else self._filled.clone()
+        return other
+
     def next_positions(self, T: int) -> Tensor:
         """The positions of the next T tokens in the text, (T,) if all samples are of one length, else (B, T)."""
         steps = torch.arange(T, device=self._key.device)
@@ -122,6 +150,12 @@ class KVCache:
         if len(set(self._lengths)) == 1:
             return steps + self._lengths[0]
         return torch.tensor(self._lengths, device=self._key.device)[:, None] + steps
+
+    def check_mask(self, mask: Mask | None, lengths: Sequence[int] | Tensor | None) -> None:
+        """Raise where the mask of a call cannot be seen from where the samples' queries stand."""
+        uneven = lengths is not None or len(set(self._lengths)) > 1
+        if mask is not None and (uneven or self._filled is not None):
+            check_placeable(mask)
 
     def append(self, key: Tensor, value: Tensor, lengths: Sequence[int] | Tensor | None = None) -> Appended:
         """Take in new keys and values (B, Hkv, T, D), and give all there are.
@@ -135,36 +169,42 @@ class KVCache:
         self._check(key, value)
         if self._filled is not None:
             return self._append_static(key, value, lengths)
-        new = self._counts(lengths, key.shape[2])
-        before, T = [n - self._dropped for n in self._lengths], key.shape[2]
-        self._make_room(max(before) + T)
-        before = [n - self._dropped for n in self._lengths]
+        T, new = key.shape[2], self._counts(lengths, key.shape[2])
+        after = [n + m for n, m in zip(self._lengths, new, strict=True)]
+        self._make_room(max(after) - self._dropped)
+        before, S = [n - self._dropped for n in self._lengths], max(after) - self._dropped
+        even = len(set(before)) == 1 and set(new) == {T}
         with torch.no_grad():
-            if len(set(before)) == 1:
-                self._key[:, :, before[0] : before[0] + T] = key
-                self._value[:, :, before[0] : before[0] + T] = value
+            if even:
+                self._key[:, :, before[0] : S] = key
+                self._value[:, :, before[0] : S] = value
             else:
-                self._scatter(key, value, torch.tensor(before, device=key.device))
-        self._lengths = [n + m for n, m in zip(self._lengths, new, strict=True)]
-        S = max(before) + T
+                self._write_real(key, value, before, new)
+        self._lengths = after
         found = self._key[:, :, :S], self._value[:, :, :S]
-        if len(set(before)) == 1 and set(new) == {T}:
-            return Appended(*found, None, None)
+        if even:
+            return Appended(*found, None, None, self._dropped)
         starts = torch.tensor(before, device=key.device)
         filled = starts + torch.tensor(new, device=key.device)
-        return Appended(*found, starts[:, None] + torch.arange(T, device=key.device), filled)
+        return Appended(*found, starts[:, None] + torch.arange(T, device=key.device), filled, self._dropped)
 
     def _append_static(self, key: Tensor, value: Tensor, lengths: Sequence[int] | Tensor | None) -> Appended:
         assert self._filled is not None and self.capacity is not None  # noqa: S101, PT018 - a static cache has both
         T, starts = key.shape[2], self._filled.clone()
         if key.is_cpu and not torch.compiler.is_compiling() and int(starts.max()) + T > self.capacity:
             raise _full(int(starts.max()) + T, self.capacity)
+        new = T if lengths is None else self._counted(lengths, T, key.device)
         with torch.no_grad():
             self._scatter(key, value, starts)
-        new = T if lengths is None else torch.as_tensor(lengths, device=key.device)
         self._filled += new
         positions = starts[:, None] + torch.arange(T, device=key.device)
         return Appended(self._key, self._value, positions, starts + new)
+
+    def _write_real(self, key: Tensor, value: Tensor, before: list[int], new: list[int]) -> None:
+        """Write the real tokens of each sample from its own start on."""
+        for b, (start, count) in enumerate(zip(before, new, strict=True)):
+            self._key[b, :, start : start + count] = key[b, :, :count]
+            self._value[b, :, start : start + count] = value[b, :, :count]
 
     def _scatter(self, key: Tensor, value: Tensor, starts: Tensor) -> None:
         """Write each sample's tokens from its own start on."""
@@ -207,6 +247,7 @@ class KVCache:
                 raise ShapeError(f"reorder of {index.shape[0]} samples: a static cache keeps its {self.batch}.")
             for buffer in (self._key, self._value, self._filled):
                 buffer.copy_(buffer.index_select(0, index))
+            self.rewrites += 1
             return
         self._key, self._value = self._key.index_select(0, index), self._value.index_select(0, index)
         self._lengths = [self._lengths[i] for i in chosen or []]
@@ -216,7 +257,7 @@ class KVCache:
 
         Under a window, at least the last 64 tokens can be taken back.
         """
-        counts = [tokens] * self.batch if isinstance(tokens, int) else list(tokens)
+        counts = [tokens] * self.batch if isinstance(tokens, int) else [int(n) for n in tokens]
         if len(counts) != self.batch or any(n < 0 for n in counts):
             raise CacheError(f"rollback({tokens!r}): expected a number from 0 up, or {self.batch} of them.")
         kept = [n - m for n, m in zip(self.lengths, counts, strict=True)]
@@ -227,24 +268,32 @@ class KVCache:
                 + (f", because the window of {self.window} has dropped older keys." if least else ".")
             )
         self._lengths = kept
+        self.rewrites += 1
         if self._filled is not None:
             self._filled.copy_(torch.tensor(kept, device=self._filled.device))
 
     def reset(self) -> None:
         """Forget everything; the buffers stay."""
         self._lengths, self._dropped = [0] * self.batch, 0
+        self.rewrites += 1
         if self._filled is not None:
             self._filled.zero_()
 
     def _counts(self, lengths: Sequence[int] | Tensor | None, T: int) -> list[int]:
         if lengths is None:
             return [T] * self.batch
-        counts = [int(n) for n in (lengths.tolist() if isinstance(lengths, Tensor) else lengths)]
-        if len(counts) != self.batch or not all(0 <= n <= T for n in counts):
+        counts = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+        if len(counts) != self.batch or not all(isinstance(n, int) and 0 <= n <= T for n in counts):
             raise CacheError(
-                f"lengths={counts}: expected {self.batch} numbers from 0 to {T}, the real tokens of each sample."
+                f"lengths={counts}: expected {self.batch} whole numbers from 0 to {T}, the real tokens of each sample."
             )
         return counts
+
+    def _counted(self, lengths: Sequence[int] | Tensor, T: int, device: torch.device) -> Tensor:
+        """`lengths` on the device; their numbers are looked at only where that makes nobody wait."""
+        if torch.compiler.is_compiling() or (isinstance(lengths, Tensor) and not lengths.is_cpu):
+            return torch.as_tensor(lengths, device=device)
+        return torch.tensor(self._counts(lengths, T), device=device)
 
     def _check(self, key: Tensor, value: Tensor) -> None:
         B, Hkv, _, D = self._key.shape

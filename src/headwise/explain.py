@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from headwise import attention
+from headwise import attention, ragged
 from headwise.backends import BACKENDS, Call
 from headwise.backends.sdpa import HALF, arguments
 from headwise.errors import OptionError
@@ -43,6 +43,13 @@ def explain(*args: Any, **options: Any) -> Explanation:
         layer, *inputs = args
         given = _bound(layer.forward, inputs, options)
         given.pop("return_weights")
+        if given["cache"] is not None:
+            given["cache"] = given["cache"].preview()
+        if isinstance(given["query"], Tensor) and given["query"].is_nested:
+            causal, packed = given.pop("causal"), ragged.Packed.of(layer, given.pop("query"), **given)
+            return explain_call(
+                layer.plan(packed.tokens, mask=packed.mask, positions=packed.positions, causal=causal, packed=True)
+            )
         return explain_call(layer.plan(**given))
     given = _bound(attention.attend, args, options)
     given.pop("return_weights")

@@ -95,9 +95,8 @@ def check(layer: "MultiHeadAttention", query: Tensor, key: Tensor | None, value:
     """Raise unless the inputs have shapes that fit this layer and each other."""
     if not isinstance(query, Tensor) or query.dim() != 3 or query.shape[2] != layer.d_in:
         raise misfit("query", query, layer.d_in, "d_in")
-    longest = query.shape[1]
     if key is not None and not (key is query and value is query):
-        longest = max(longest, check_memory(layer, query, key, key if value is None else value))
+        check_memory(layer, query, key, key if value is None else value)
     elif key is None and value is not None:
         raise ShapeError("value is given without key; pass mha(query, key, value), or mha(x).")
     elif not layer.d_in == layer.d_key == layer.d_value:
@@ -105,15 +104,20 @@ def check(layer: "MultiHeadAttention", query: Tensor, key: Tensor | None, value:
             f"this layer takes queries {layer.d_in} wide, keys {layer.d_key} and values {layer.d_value}, so one input "
             f"cannot be all three. Pass mha(query, key, value)."
         )
-    if layer.context_length is not None and longest > layer.context_length:
+
+
+def check_length(most: int, query: Tensor, S: int, cache: KVCache | None) -> None:
+    """Raise if a text is longer than the layer was made for; the room of a static cache is no text."""
+    longest = query.shape[1] if cache is not None and cache.static else max(query.shape[1], S)
+    if longest > most:
         raise ShapeError(
-            f"the sequence has {longest} tokens and this layer was made for context_length="
-            f"{layer.context_length}. Make it longer, or leave context_length out: nothing is allocated for it."
+            f"the sequence has {longest} tokens and this layer was made for context_length={most}. Make it longer, or "
+            f"leave context_length out: nothing is allocated for it."
         )
 
 
-def check_memory(layer: "MultiHeadAttention", query: Tensor, key: Tensor, value: Tensor) -> int:
-    """S, after checking keys and values of their own."""
+def check_memory(layer: "MultiHeadAttention", query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raise unless keys and values of their own fit."""
     for name, x, width in (("key", key, layer.d_key), ("value", value, layer.d_value)):
         if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width:
             raise misfit(name, x, width, f"d_{name}")
@@ -123,4 +127,3 @@ def check_memory(layer: "MultiHeadAttention", query: Tensor, key: Tensor, value:
             f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}: expected "
             f"(B, T, E), (B, S, E), (B, S, E) with one batch size B, and as many values as keys."
         )
-    return key.shape[1]

@@ -105,7 +105,7 @@ class MultiHeadAttention(nn.Module):
         if d_model is None and d_out is not None:
             d_model = d_out
             causal = True if causal is None else causal
-            qkv_bias = False if qkv_bias is None else qkv_bias
+            qkv_bias = False if qkv_bias is None and isinstance(bias, bool) else qkv_bias
         widths = Widths.complete(d_model, num_heads, num_kv_heads, head_dim, d_in, d_key, d_value, d_out)
         if not out_proj and d_out not in (None, widths.heads_width):
             raise OptionError(
@@ -141,11 +141,26 @@ class MultiHeadAttention(nn.Module):
         """Moves the mask's tensors and the slopes along with the parameters."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = next(self.parameters()).device
+        if device.type == "meta":  # numbers that no state dict brings back stay where they are
+            return self
         if self.mask is not None and self.mask.tensors():
             self.mask = self.mask.to(device)
         if isinstance(self.position, Relative):
             self.position = self.position.with_table(self.position.table.to(device))
         return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("position", "sinks", "q_norm"):
+            self._note_options()
+
+    def _note_options(self) -> None:
+        """What a call must look at beside mask and scale; most layers have none of it."""
+        position, modules = self.__dict__.get("position"), self.__dict__.get("_modules", {})
+        position = modules.get("position") if position is None else position
+        self._shapes_heads = isinstance(position, Rotary) or modules.get("q_norm") is not None
+        learned = self.__dict__.get("_parameters", {}).get("sinks")
+        self._extends_scoring = learned is not None or isinstance(position, Relative | RelativeBias)
 
     def _make_projections(
         self, biases: dict[str, bool], out_proj: bool, device: torch.device | str | None, dtype: torch.dtype | None
@@ -172,16 +187,14 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         """Positions, norms and sinks."""
         options.check_position(position, self.num_heads, self.head_dim)
-        if isinstance(position, Relative) and device is not None:
+        if isinstance(position, Relative) and device is not None and torch.device(device).type != "meta":
             position = position.with_table(position.table.to(device))
         self.position = position
         self.register_module("q_norm", options.norm(qk_norm, self.num_heads, self.head_dim, device, dtype))
         self.register_module("k_norm", options.norm(qk_norm, self.num_kv_heads, self.head_dim, device, dtype))
         learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if self._scoring.sinks else None
         self.register_parameter("sinks", None if learned is None else nn.Parameter(learned))
-        # What a call must look at beside mask and scale; most layers have none of it.
-        self._shapes_heads = isinstance(position, Rotary) or qk_norm is not None
-        self._extends_scoring = learned is not None or isinstance(position, Relative | RelativeBias)
+        self._note_options()
 
     def forward(
         self,
@@ -218,19 +231,20 @@ class MultiHeadAttention(nn.Module):
 
         A jagged nested tensor (B, *, d_in) works as query: its samples are packed, and no padding is computed.
         """
+        packed = None
         if isinstance(query, Tensor) and query.is_nested:
             refused = {"value": value, "mask": mask, "bias": bias, "positions": positions, "cache": cache}
-            packed = ragged.Packed.of(query, key, **refused, key_positions=key_positions, lengths=lengths)
-            at = packed.positions if isinstance(self.position, Rotary) else None
-            found = self(packed.tokens, mask=packed.mask, positions=at, causal=causal, return_weights=return_weights)
-            return (packed.nested(found[0]), found[1]) if isinstance(found, tuple) else packed.nested(found)
+            packed = ragged.Packed.of(self, query, key, **refused, key_positions=key_positions, lengths=lengths)
+            query, key, mask, positions = packed.tokens, None, packed.mask, packed.positions
         extra: dict[str, Any] = {"positions": positions, "key_positions": key_positions}
-        extra |= {"cache": cache, "lengths": lengths}
+        extra |= {"cache": cache, "lengths": lengths, "packed": packed is not None}
         call = self.plan(query, key, value, mask, bias=bias, causal=causal, **extra)
         wanted = self.return_weights if return_weights is None else return_weights
         if wanted or self._watchers:
             read, lse = choose(call).run_with_lse(call)
             weights = AttentionMap(call.query, call.key, call.scoring, lse)
+            if cache is not None:
+                weights = weights._of_cache(cache)
             for watcher in self._watchers:
                 watcher(weights)
         else:
@@ -241,6 +255,7 @@ class MultiHeadAttention(nn.Module):
         out_proj = self._modules["out_proj"]
         if out_proj is not None:
             output = project(out_proj, output)
+        output = output if packed is None else packed.nested(output)
         return (output, weights) if wanted else output
 
     def plan(
@@ -256,6 +271,7 @@ class MultiHeadAttention(nn.Module):
         key_positions: Tensor | Sequence[int] | None = None,
         cache: KVCache | None = None,
         lengths: Sequence[int] | Tensor | None = None,
+        packed: bool = False,
     ) -> Call:
         """The attention call that `forward` makes of these inputs: heads, scoring and dropout, ready to run."""
         memory = key if isinstance(key, Memory) else None
@@ -267,23 +283,28 @@ class MultiHeadAttention(nn.Module):
         if self._shapes_heads or positions is not None or key_positions is not None:
             crossing = memory is not None or (key is not None and key is not query)
             q, k = heads.shape(self, q, k, positions, key_positions, cache, crossing, memory is not None)
-        appended = None
-        if cache is not None:
-            appended = cache.append(k, v, lengths)
-            k, v = appended.key, appended.value
+        S = k.shape[2] if cache is None else cache.text_length(q.shape[2], lengths)
+        if self.context_length is not None and not packed:
+            inputs.check_length(self.context_length, query, S, cache)
         scoring = self._scoring
         if mask is not None or bias is not None or causal is not None:
-            scoring = self._call_scoring(q, k, mask, bias, causal)
+            scoring = self._call_scoring(q, S, mask, bias, causal)
         elif not self._mask_fits_all and self.mask is not None:
-            self.mask.check(q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.device)
-        if appended is not None and appended.positions is not None:
-            scoring = dataclasses.replace(scoring, mask=appended.mask(scoring.mask), positions=appended.positions)
+            self.mask.check(q.shape[0], q.shape[1], q.shape[2], S, q.device)
+        if cache is not None:  # after all checks: a call that is refused leaves the cache as it was
+            cache.check_mask(scoring.mask, lengths)
+            appended = cache.append(k, v, lengths)
+            k, v, scoring = appended.key, appended.value, appended.scoring(scoring)
         if self._extends_scoring:
-            rule = self.position() if isinstance(self.position, RelativeBias) else self.position
-            scoring = dataclasses.replace(
-                scoring, sinks=self.sinks, relative=rule if isinstance(rule, Relative) else None
-            )
+            scoring = dataclasses.replace(scoring, sinks=self.sinks, relative=self._relative(q.device))
         return Call(q, k, v, scoring, self.dropout if self.training else 0.0)
+
+    def _relative(self, device: torch.device) -> Relative | None:
+        """What is added for distances."""
+        rule = self.position() if isinstance(self.position, RelativeBias) else self.position
+        if not isinstance(rule, Relative):
+            return None
+        return rule if rule.table.device == device else rule.with_table(rule.table.to(device))
 
     def make_cache(
         self,
@@ -298,18 +319,18 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             batch: samples.
-            capacity: most tokens; it grows without end unless given.
+            capacity: most tokens, none of which is dropped; it grows without end unless given.
             static: keep shapes constant, for `torch.compile` and CUDA graphs.
             device: the layer's own unless given.
             dtype: likewise; name the autocast dtype where the layer runs under autocast.
         """
         like = next(self.parameters())
-        reach = None if static else masks.reach_back(self.mask)
+        reach = None if static or capacity is not None else masks.reach_back(self.mask)
         return KVCache(
             batch,
             self.num_kv_heads,
             self.head_dim,
-            capacity=capacity if reach is None else None,
+            capacity=capacity,
             window=reach,
             static=static,
             device=like.device if device is None else device,
@@ -375,7 +396,7 @@ class MultiHeadAttention(nn.Module):
         return weights, packing.unpack(bias, self.num_heads, self.num_kv_heads)
 
     def _call_scoring(
-        self, q: Tensor, k: Tensor, mask: Mask | Tensor | None, bias: Tensor | None, causal: bool | None
+        self, q: Tensor, S: int, mask: Mask | Tensor | None, bias: Tensor | None, causal: bool | None
     ) -> Scoring:
         """The scoring of one call: what the layer always hides, and what this call adds."""
         always = self.mask
@@ -385,7 +406,7 @@ class MultiHeadAttention(nn.Module):
             )
         if causal:
             always = masks.causal() if always is None else always & masks.causal()
-        found = attention.scoring_for(q, k, mask, bias, always, None)
+        found = attention.scoring_for(q, S, mask, bias, always, None)
         return dataclasses.replace(self._scoring, mask=found.mask, bias=found.bias)
 
     @classmethod
@@ -413,7 +434,9 @@ class MultiHeadAttention(nn.Module):
         first = found.state["q_proj.weight"]
         arguments: dict[str, Any] = {"device": first.device, "dtype": first.dtype}
         layer = cls(**arguments | checkpoints.merge(found.options, options))
-        layer.load_state_dict(checkpoints.arrange(found, layer.fused), strict=True)
+        state = checkpoints.arrange(found, layer.fused)
+        checkpoints.check_options(state, layer.state_dict())
+        layer.load_state_dict(layer.state_dict() | state, strict=True)
         return layer
 
     def extra_repr(self) -> str:

@@ -25,6 +25,7 @@ from headwise.source import Axis, Frame, Source, row_blocks
 from headwise.tensorlike import TensorLike
 
 if TYPE_CHECKING:
+    from headwise.cache import KVCache
     from headwise.summary import Summary
 
 WORKING_BYTES = 2**26  # numbers in flight while a dense tensor is filled
@@ -69,6 +70,7 @@ class AttentionMap(TensorLike):
             scoring = Scoring()
             shapes.check_heads(query, key, key)
         self._query, self._key, self._lse, self._frame = query, key, log_sum_exp, frame
+        self._cache: tuple[KVCache, int] | None = None
         self._scoring = scoring
         self._versions = None if torch.compiler.is_compiling() else _versions(query, key, self._scoring)
 
@@ -191,7 +193,7 @@ class AttentionMap(TensorLike):
         probe = checked_probe(probe, source)
         mask = ~probe if source.mask is None else source.mask & ~probe
         scoring = dataclasses.replace(self._scoring, mask=mask)
-        return AttentionMap(self._query, self._key, scoring, None, self._frame)
+        return self._of(dataclasses.replace(source, scoring=scoring, log_sum_exp=None))
 
     # Statistics.
 
@@ -326,7 +328,9 @@ class AttentionMap(TensorLike):
         lse = None if self._lse is None else self._lse.detach()
         learnable = (None if x is None else x.detach() for x in self._scoring.learnable)
         scoring = self._scoring.with_learnable(*learnable)
-        return AttentionMap(self._query.detach(), self._key.detach(), scoring, lse, self._frame)
+        found = AttentionMap(self._query.detach(), self._key.detach(), scoring, lse, self._frame)
+        found._cache = self._cache
+        return found
 
     def to(self, *args: Any, **kwargs: Any) -> "AttentionMap":
         """The map on another device or in another dtype, with everything it looks at."""
@@ -361,7 +365,10 @@ class AttentionMap(TensorLike):
 
     def _source(self) -> Source:
         """What the weights are made of, unless it has been changed since."""
-        if self._versions is not None and self._versions != _versions(self._query, self._key, self._scoring):
+        changed = self._versions is not None and self._versions != _versions(self._query, self._key, self._scoring)
+        if self._cache is not None:  # which only writes behind the keys we see, unless it says otherwise
+            changed = self._cache[0].rewrites != self._cache[1]
+        if changed:
             raise StaleMapError(
                 "the query, key, mask or bias of this map was changed in place after the map was made, so its weights "
                 "are gone. Read the map before the change, or keep weights.clone()."
@@ -379,7 +386,14 @@ class AttentionMap(TensorLike):
         return source
 
     def _of(self, source: Source) -> "AttentionMap":
-        return AttentionMap(source.query, source.key, source.scoring, source.log_sum_exp, source.frame)
+        part = AttentionMap(source.query, source.key, source.scoring, source.log_sum_exp, source.frame)
+        part._cache = self._cache
+        return part
+
+    def _of_cache(self, cache: "KVCache") -> "AttentionMap":
+        """This map, whose keys lie in a cache."""
+        self._cache = (cache, cache.rewrites)
+        return self
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "AttentionMap":
         """The map with every tensor changed alike."""
@@ -453,7 +467,7 @@ def _unflatten(leaves: Iterable[Any], context: Any) -> AttentionMap:
     )
     made = AttentionMap.__new__(AttentionMap)
     made._query, made._key, made._scoring, made._frame = query, key, scoring, _unframed(frame)
-    made._lse = optional.get("log_sum_exp")
+    made._lse, made._cache = optional.get("log_sum_exp"), None
     plain = (Tensor, torch.nn.Parameter)
     real = type(query) in plain and type(key) in plain and not torch.compiler.is_compiling()
     made._versions = _versions(query, key, scoring) if real else None

@@ -27,6 +27,7 @@ KINDS: dict[str, type[Mask]] = {
         masks.Documents,
         masks.Dense,
         masks.Placed,
+        masks.Shifted,
         probes.Offset,
         probes.Match,
     )

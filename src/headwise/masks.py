@@ -381,12 +381,55 @@ def placed(mask: Mask, positions: Tensor) -> Mask:
 
     With samples of different length in one batch of keys, no query but that of the longest stands at the end.
     """
+    check_placeable(mask)
+    return Placed(mask, positions)
+
+
+def check_placeable(mask: Mask) -> None:
+    """Raise if a mask cannot be seen from elsewhere than the end of the keys."""
     if mask.extent.queries is not None:
         raise MaskError(
             f"mask {mask!r} lists its queries one by one, so they cannot be placed elsewhere. In a batch of samples of "
             f"different length, and with a static cache, use masks of positions: causal(), window(...), documents(...)."
         )
-    return Placed(mask, positions)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Shifted(Mask):
+    """See `shifted`."""
+
+    inner: Mask
+    dropped: int
+
+    @property
+    def extent(self) -> Extent:
+        B, H, T, S = self.inner.extent
+        return Extent(B, H, T, None if S is None else S - self.dropped)
+
+    @property
+    def by_key(self) -> bool:
+        return self.inner.by_key
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.inner.tensors()
+
+    def visible(self, grid: Grid) -> Tensor:
+        return self.inner.visible(grid._replace(col=grid.col + self.dropped, S=grid.S + self.dropped))
+
+    def to(self, device: torch.device | str) -> Self:
+        return dataclasses.replace(self, inner=self.inner.to(device))
+
+    def __repr__(self) -> str:
+        return f"shifted({self.inner!r}, {self.dropped})"
+
+
+def shifted(mask: Mask, dropped: int) -> Mask:
+    """`mask` of a text whose first `dropped` keys are no longer there. Where only distances count, it is the same."""
+    if mask.banded:
+        return mask
+    if isinstance(mask, Both):
+        return shifted(mask.a, dropped) & shifted(mask.b, dropped)
+    return Shifted(mask, dropped)
 
 
 def reach_back(mask: Mask | None) -> int | None:

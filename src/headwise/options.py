@@ -1,7 +1,6 @@
 """What a layer's small options mean: biases of projections, norms of heads, positions, and what a scoring may say."""
 
 from collections.abc import Callable, Collection
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,20 +35,13 @@ def biases(bias: bool | Collection[str], qkv_bias: bool | None) -> dict[str, boo
     return {name: name in bias for name in PROJECTIONS}
 
 
-class HeadNorm(nn.Module):
-    """Root-mean-square normalisation of queries or keys (B, H, T, D), over each head or over all heads together."""
-
-    def __init__(self, heads: int, head_dim: int, across: str, **options: Any) -> None:
-        super().__init__()
-        self.across = across
-        self.norm = nn.RMSNorm(head_dim if across == "head" else heads * head_dim, eps=1e-6, **options)
+class WidthNorm(nn.RMSNorm):
+    """Root-mean-square normalisation of queries or keys (B, H, T, D), over all heads together."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Heads of the same shape."""
-        if self.across == "head":
-            return self.norm(x)  # type: ignore[no-any-return]
         B, H, T, D = x.shape
-        return self.norm(x.transpose(1, 2).reshape(B, T, H * D)).view(B, T, H, D).transpose(1, 2)  # type: ignore[no-any-return]
+        return super().forward(x.transpose(1, 2).reshape(B, T, H * D)).view(B, T, H, D).transpose(1, 2)
 
 
 def norm(
@@ -58,8 +50,10 @@ def norm(
     """The module that normalises queries or keys."""
     if qk_norm is None:
         return None
-    if qk_norm in ("head", "width"):
-        return HeadNorm(heads, head_dim, qk_norm, device=device, dtype=dtype)
+    if qk_norm == "head":
+        return nn.RMSNorm(head_dim, eps=1e-6, device=device, dtype=dtype)
+    if qk_norm == "width":
+        return WidthNorm(heads * head_dim, eps=1e-6, device=device, dtype=dtype)
     made = qk_norm(head_dim) if callable(qk_norm) else None
     if not isinstance(made, nn.Module):
         raise OptionError(

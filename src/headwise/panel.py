@@ -10,6 +10,7 @@ from torch import Tensor
 from headwise import engine, readings
 from headwise.errors import MaskError, OptionError
 from headwise.mask_algebra import Mask
+from headwise.masks import placed
 from headwise.shapes import check_size
 from headwise.source import Source
 
@@ -150,7 +151,8 @@ def checked_probe(probe: Mask, source: Source) -> Mask:
             f"wrap a tensor in dense(...)."
         )
     probe.check(source.frame.B, source.frame.H, source.frame.T, source.frame.S, source.query.device)
-    return probe
+    positions = source.scoring.positions  # probes ask from where the queries stand; one that lists them knows
+    return probe if positions is None or probe.extent.queries is not None else placed(probe, positions)
 
 
 def _count_of_keys(k: int, source: Source) -> int:

@@ -122,7 +122,7 @@ class Distance(Reading):
         self.source, self.sum, self.mass = source, zeros(source, source.shape[2]), zeros(source, source.shape[2])
 
     def take(self, tile: Tile) -> None:
-        apart = (tile.position[:, None] - tile.col).abs().to(tile.weights.dtype)
+        apart = (tile.position[..., None] - tile.col).abs().to(tile.weights.dtype)
         self.sum[tile.heads, tile.rows] += torch.mul(tile.weights, apart, out=tile.scratch).sum(-1)
         self.mass[tile.heads, tile.rows] += tile.mass
 
@@ -130,11 +130,13 @@ class Distance(Reading):
         return (unflat(self.sum / true_mass(self.mass, self.source), self.source),)
 
     def dense(self, block: Block) -> tuple[Tensor, ...]:
-        return ((block.weights * _apart(block)).sum(-1),)
+        return ((block.weights * _apart(block, self.source)).sum(-1),)
 
 
-def _apart(block: Block) -> Tensor:
-    return (block.grid.position - block.grid.col).abs()
+def _apart(block: Block, source: Source) -> Tensor:
+    positions = source.scoring.positions
+    grid = block.grid if positions is None else block.grid.placed(positions)
+    return (grid.position - grid.col).abs()
 
 
 def octave_count(T: int, S: int) -> int:
@@ -161,7 +163,7 @@ class Histogram(Reading):
         return octave_count(source.frame.T, source.frame.S)
 
     def take(self, tile: Tile) -> None:
-        bins = octave((tile.position[:, None] - tile.col).abs())  # (t, s)
+        bins = octave((tile.position[..., None] - tile.col).abs())  # (t, s) or (G, t, s)
         lo, hi = int(bins.min()), int(bins.max())
         if lo == hi:
             self.sum[tile.heads, lo] += tile.weights.sum((1, 2))
@@ -175,7 +177,7 @@ class Histogram(Reading):
 
     def dense(self, block: Block) -> tuple[Tensor, ...]:
         share = block.weights.new_zeros(*block.weights.shape[:2], self.bins_of(self.source))
-        bins = octave(_apart(block)).flatten().expand(*share.shape[:2], -1)
+        bins = octave(_apart(block, self.source)).expand(block.weights.shape).flatten(2)
         return (share.scatter_add(-1, bins, block.weights.flatten(2)) / self.source.shape[2],)
 
 

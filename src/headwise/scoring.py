@@ -48,6 +48,10 @@ class Scoring:
     relative: Relative | None = None
     positions: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        if self.sinks is False:  # as one says to a layer
+            object.__setattr__(self, "sinks", None)
+
     @property
     def plain(self) -> bool:
         """Whether only the scale acts."""

@@ -112,6 +112,14 @@ class Source:
             return torch.arange(indices.start, indices.stop, indices.step, device=self.query.device)
         return indices.to(self.query.device)
 
+    def positions(self) -> Tensor:
+        """Where our queries stand among the keys, (t,), or (B, 1, t) where samples differ."""
+        given, rows = self.scoring.positions, self.axis("row")
+        if given is None:
+            return rows + (self.frame.S - self.frame.T)
+        samples = self.axis("batch") if given.shape[0] > 1 else self.axis("batch") * 0
+        return given[samples][:, None, rows]
+
     def grid(self, rows: slice, cols: slice | Tensor = slice(None)) -> Grid:
         """The indices, in the whole, of these rows and columns in all samples and heads."""
         keys = torch.arange(self.frame.S, device=self.query.device)

@@ -145,7 +145,7 @@ def _numbers(weights: "AttentionMap", probes: dict[str, Mask]) -> dict[str, Tens
     found = {name: mean(mass) for name, mass in panel.masses.items()}
     found["entropy"] = mean(panel.entropy / seen.clamp(min=2).log())
     found["peak"] = mean(panel.peak.weight)
-    found["positional"] = _positional(source.axis("row") + source.frame.S - source.frame.T, panel.peak.key, counted)
+    found["positional"] = _positional(source.positions(), panel.peak.key, counted)
     found["distance"] = mean(panel.distance)
     return found
 

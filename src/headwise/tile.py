@@ -61,8 +61,9 @@ class Tile:
 
     @property
     def position(self) -> Tensor:
-        """Where the queries stand among the keys, (t,)."""
-        return self._places.position[self.rows]
+        """Where the queries stand among the keys, (t,), or (G, t) where samples differ."""
+        found = self._places.position
+        return found[self.rows] if found.dim() == 1 else found[self.heads, self.rows]
 
     @functools.cached_property
     def mass(self) -> Tensor:
@@ -95,7 +96,8 @@ class Places:
         self.batch = source.axis("batch").repeat_interleave(H)
         self.head = source.axis("head").repeat(B)
         self.row = source.axis("row")
-        self.position = self.row + (frame.S - frame.T)
+        position = source.positions()
+        self.position = position if position.dim() == 1 else position.expand(B, H, -1).flatten(0, 1)
         self.key = torch.arange(S, device=source.query.device)
 
     def grid(self, heads: slice, rows: slice, cols: slice) -> Grid:

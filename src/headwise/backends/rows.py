@@ -41,7 +41,8 @@ class Rows(Streaming):
         learning = torch.is_grad_enabled() and any(
             x is not None and x.requires_grad for x in (query, key, value, *scoring.learnable)
         )
-        if len(blocks) == 1 or not learning:
+        # torch.func has no saved-tensor hooks, by which a block would be computed again.
+        if len(blocks) == 1 or not learning or torch._C._functorch.peek_interpreter_stack() is not None:
             parts = [read_block(source, value, rows, dropout) for rows in blocks]
         else:
             parts = [_computed_again(source, value, rows, dropout) for rows in blocks]

@@ -227,8 +227,6 @@ def _found(title: str, state: dict[str, Tensor], num_heads: int | None, causal: 
             f"{heads} heads; rows must be whole heads of width d_model / num_heads, as many of value as of key."
         )
     biases = [f"{part}_proj.bias" in state for part in "qkv"]
-    if any(biases) != all(biases):
-        raise CheckpointError(f"{title}: only some of query, key and value have a bias; expected all or none.")
     out = state.get("out_proj.weight")
     if out is not None and out.shape[1] != d_model:
         raise CheckpointError(
@@ -241,6 +239,10 @@ def _found(title: str, state: dict[str, Tensor], num_heads: int | None, causal: 
         "out_proj": out is not None,
         "d_out": d_model if out is None else out.shape[0],
     }
+    if any(biases) != all(biases):
+        del options["qkv_bias"]
+        there = {part for part, has in zip("qkv", biases, strict=True) if has}
+        options["bias"] = there | {"out"} if out_bias else there
     if k.shape[0] != d_model:
         options["num_kv_heads"] = k.shape[0] // (d_model // heads)
     if k.shape[1] != d_in or v.shape[1] != d_in:

@@ -14,6 +14,7 @@ from headwise import (
     MultiHeadAttention,
     OptionError,
     ShapeError,
+    UnknownOptionError,
     attend,
     causal,
     documents,
@@ -124,7 +125,7 @@ def test_masks_that_do_not_fit_are_refused(mask, message):
         (OptionError, (), {}, "both are needed"),
         (OptionError, (8, 8, 16), {}, "3 positional arguments; expected .d_model, num_heads., or the textbook's"),
         (OptionError, (8, 2), {"out_proj": False, "d_out": 4}, "out_proj=False .* 8 wide, and d_out=4"),
-        (OptionError, (8, 2), {"mask": torch.ones(3, 3)}, "mask=Tensor: a layer's own mask must fit every length"),
+        (OptionError, (8, 2), {"mask": torch.ones(3, 3)}, "mask=Tensor: expected a mask that fits every length"),
     ],
     ids=str,
 )
@@ -240,3 +241,35 @@ def test_every_error_is_of_one_family_and_of_a_builtin():
     for error in (ShapeError, HeadCountError, MaskError, DtypeError, DeviceError, OptionError):
         assert issubclass(error, HeadwiseError)
         assert issubclass(error, ValueError | TypeError)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: MultiHeadAttention(16, 2, embed_dim=16), "no option embed_dim=. Here it is d_model="),
+        (lambda: MultiHeadAttention(16, 2, num_kvheads=1), "Did you mean num_kv_heads=?"),
+        (lambda: MultiHeadAttention(16, 2, batch_first=True), "the batch is always first"),
+        (lambda: MultiHeadAttention(16, 2)(torch.randn(1, 3, 16), attn_mask=None), "mask=~attn_mask"),
+        (lambda: MultiHeadAttention(16, 2)(torch.randn(1, 3, 16), need_weights=True), "Here it is return_weights="),
+        (lambda: explain(MultiHeadAttention(16, 2), torch.randn(1, 3, 16), casual=True), "Did you mean causal=?"),
+    ],
+)
+def test_unknown_options_are_named_as_they_are_here(call, message):
+    with pytest.raises(UnknownOptionError, match=message.replace("?", r"\?")) as caught:
+        call()
+    assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: causal() and causal(), "combine masks with &"),
+        (lambda: MultiHeadAttention(16, 2, causal="no"), "causal='no': expected True or False"),
+        (lambda: MultiHeadAttention(16, 2)(torch.randn(1, 3, 16), causal="yes"), "causal='yes'"),
+        (lambda: MultiHeadAttention(16, 2, mask=causal), "did you forget the parentheses"),
+        (lambda: MultiHeadAttention(16, 2)(torch.ones(2, 3).long()), "token ids must go through an embedding"),
+    ],
+)
+def test_slips_are_caught(call, message):
+    with pytest.raises(HeadwiseError, match=message):
+        call()

@@ -331,3 +331,20 @@ def test_context_length_counts_what_the_cache_and_the_encoder_hold():
         layer(x_of(1), cache=cache)
     with pytest.raises(ShapeError, match="the sequence has 9 tokens"):
         layer(x_of(1), layer.remember(x_of(9)))
+
+
+def test_a_map_made_without_gradients_has_none():
+    layer = layer_with("sinks and soft-cap")
+    _, weights = layer(x_of(5), return_weights=True)
+    with torch.enable_grad():
+        assert not weights.requires_grad
+        assert weights[0, 0].numpy().shape == (5, 5)
+
+
+def test_a_cache_of_inference_mode_is_not_written_outside():
+    layer = layer_with("plain")
+    with torch.inference_mode():
+        cache = layer.make_cache(B)
+        layer(x_of(3), cache=cache)
+    with pytest.raises(CacheError, match="inference_mode"):
+        layer(x_of(1), cache=cache)

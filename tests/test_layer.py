@@ -133,7 +133,8 @@ def test_layers_mask_can_be_replaced_and_moves_with_the_layer():
     assert torch.equal(layer(x), layer(x, bias=torch.zeros(T, T)))
     layer.mask = padding([T, 3])
     torch.testing.assert_close(layer(x), layer(x, bias=torch.zeros(T, T)))
-    assert layer.to("meta").mask.tensors()[0].is_meta
+    assert layer.to("meta")(x.to("meta")).is_meta
+    assert layer.to_empty(device="cpu").mask.to_tensor(T).shape == (B, 1, T, T)  # what no state dict brings back
 
 
 def test_weights_come_before_dropout_and_sum_to_one():

@@ -293,7 +293,7 @@ BAD = {
     "odd width": (lambda: MultiHeadAttention(48, 6, position=rotary(width=3)), "rotary\\(width=3\\) and heads 8 wide"),
     "rotary too wide": (lambda: MultiHeadAttention(48, 6, position=rotary(width=10)), "even width from 2 to 8"),
     "no position": (lambda: MultiHeadAttention(48, 6, position="rope"), "position='rope': expected rotary"),
-    "heads of slopes": (lambda: MultiHeadAttention(48, 6, position=alibi(4)), "made for 4 heads and the query has 6"),
+    "heads of slopes": (lambda: MultiHeadAttention(48, 6, position=alibi(4)), "made for 4 heads and there are 6"),
     "slopes twice": (lambda: alibi(4, slopes=[1.0]), "either num_heads or slopes"),
     "base": (lambda: rotary(-1), "base=-1: expected a number above 0"),
     "scaling": (lambda: rotary(scaling=8), "scaling=8\\): expected linear"),

@@ -17,6 +17,7 @@ from headwise.errors import (
     OptionError,
     ShapeError,
     StaleMapError,
+    UnknownOptionError,
 )
 from headwise.explain import Explanation, explain
 from headwise.layer import MultiHeadAttention
@@ -60,6 +61,7 @@ __all__ = [
     "ShapeError",
     "StaleMapError",
     "Summary",
+    "UnknownOptionError",
     "Watched",
     "alibi",
     "attend",

@@ -153,8 +153,9 @@ class KVCache:
 
     def check_mask(self, mask: Mask | None, lengths: Sequence[int] | Tensor | None) -> None:
         """Raise where the mask of a call cannot be seen from where the samples' queries stand."""
-        uneven = lengths is not None or len(set(self._lengths)) > 1
-        if mask is not None and (uneven or self._filled is not None):
+        if mask is None:
+            return
+        if self._filled is not None or lengths is not None or len(set(self._lengths)) > 1:
             check_placeable(mask)
 
     def append(self, key: Tensor, value: Tensor, lengths: Sequence[int] | Tensor | None = None) -> Appended:
@@ -252,13 +253,14 @@ class KVCache:
         self._key, self._value = self._key.index_select(0, index), self._value.index_select(0, index)
         self._lengths = [self._lengths[i] for i in chosen or []]
 
-    def rollback(self, tokens: int | Sequence[int]) -> None:
+    def rollback(self, tokens: int | Sequence[int] | Tensor) -> None:
         """Forget the last `tokens` tokens, the same number or one for each sample: a draft that was refused.
 
         Under a window, at least the last 64 tokens can be taken back.
         """
-        counts = [tokens] * self.batch if isinstance(tokens, int) else [int(n) for n in tokens]
-        if len(counts) != self.batch or any(n < 0 for n in counts):
+        whole = tokens.tolist() if isinstance(tokens, Tensor) else tokens
+        counts = list(whole) if isinstance(whole, Sequence) else [whole] * self.batch
+        if len(counts) != self.batch or not all(isinstance(n, int) and n >= 0 for n in counts):
             raise CacheError(f"rollback({tokens!r}): expected a number from 0 up, or {self.batch} of them.")
         kept = [n - m for n, m in zip(self.lengths, counts, strict=True)]
         least = self._dropped + (self.window or 0) if self._dropped else 0
@@ -267,9 +269,10 @@ class KVCache:
                 f"rollback({tokens!r}) of a cache with {self.lengths} tokens: not before token {least}"
                 + (f", because the window of {self.window} has dropped older keys." if least else ".")
             )
-        self._lengths = kept
         self.rewrites += 1
-        if self._filled is not None:
+        if self._filled is None:
+            self._lengths = kept
+        else:
             self._filled.copy_(torch.tensor(kept, device=self._filled.device))
 
     def reset(self) -> None:
@@ -301,12 +304,19 @@ class KVCache:
         if not fits:
             raise CacheError(
                 f"new keys of shape {tuple(key.shape)} do not fit a cache for (B, Hkv, D) = {(B, Hkv, D)}. Make one "
-                f"for this batch with layer.make_cache({key.shape[0]})."
+                f"for this layer and batch with layer.make_cache({key.shape[0]})."
+            )
+        if torch.compiler.is_compiling():
+            return
+        if self._key.is_inference() and not torch.is_inference_mode_enabled():
+            raise CacheError(
+                "this cache was made or grown under torch.inference_mode(), and torch lets nobody else write to it. "
+                "Stay in that mode, or use torch.no_grad() throughout."
             )
         if key.dtype != self._key.dtype or key.device != self._key.device:
             raise CacheError(
                 f"new keys are {key.dtype} on {key.device}, and the cache is {self._key.dtype} on {self._key.device}. "
-                f"Make it with device= and dtype= of the layer."
+                f"Make it with layer.make_cache(..., dtype={key.dtype}, device={str(key.device)!r})."
             )
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             raise CacheError(

@@ -29,6 +29,10 @@ class OptionError(HeadwiseError, ValueError):
     """An option is outside its range or contradicts another option."""
 
 
+class UnknownOptionError(OptionError, TypeError):
+    """An option that does not exist, perhaps by another library's name for it."""
+
+
 class CacheError(HeadwiseError, ValueError):
     """A cache is full, or does not fit what it is asked to keep."""
 

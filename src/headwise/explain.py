@@ -13,6 +13,7 @@ from headwise import attention, ragged
 from headwise.backends import BACKENDS, Call
 from headwise.backends.sdpa import HALF, arguments
 from headwise.errors import OptionError
+from headwise.inputs import check_known
 from headwise.layer import MultiHeadAttention
 
 
@@ -42,6 +43,7 @@ def explain(*args: Any, **options: Any) -> Explanation:
     if args and isinstance(args[0], MultiHeadAttention):
         layer, *inputs = args
         given = _bound(layer.forward, inputs, options)
+        check_known("a call", given.pop("unknown"), given)
         given.pop("return_weights")
         if given["cache"] is not None:
             given["cache"] = given["cache"].preview()

@@ -1,5 +1,7 @@
 """What a layer is made and called with: which argument is which, and whether it fits, said in our words where not."""
 
+import difflib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -7,7 +9,7 @@ from torch import Tensor
 
 from headwise import masks, shapes
 from headwise.cache import KVCache
-from headwise.errors import OptionError, ShapeError
+from headwise.errors import OptionError, ShapeError, UnknownOptionError
 from headwise.mask_algebra import Mask
 
 if TYPE_CHECKING:
@@ -31,12 +33,50 @@ def by_position(sizes: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]
     return named | dict(zip(names, sizes, strict=False))
 
 
-def constant_mask(causal: bool, mask: Mask | None) -> Mask | None:
+ELSEWHERE = {
+    "embed_dim": "d_model=",
+    "hidden_size": "d_model=",
+    "n_heads": "num_heads=",
+    "nhead": "num_heads=",
+    "kdim": "d_key=",
+    "vdim": "d_value=",
+    "batch_first": "nothing: the batch is always first",
+    "attn_mask": "mask=~attn_mask if it is bool (True sees here), bias=attn_mask if it is float",
+    "key_padding_mask": "mask=padding(~key_padding_mask), True for real tokens",
+    "attention_mask": "mask=padding(attention_mask), 1 for real tokens",
+    "need_weights": "return_weights=",
+    "average_attn_weights": "return_weights=True and weights.mean(1)",
+    "is_causal": "causal=",
+    "softcap": "scoring=Scoring(softcap=...)",
+    "sinks": "scoring=Scoring(sinks=True)",
+    "scale": "scoring=Scoring(scale=...)",
+}
+
+
+def check_known(what: str, unknown: dict[str, Any], known: Iterable[str]) -> None:
+    """Raise if there are options nobody knows, with the name they have here."""
+    if not unknown:
+        return
+    name = next(iter(unknown))
+    near = difflib.get_close_matches(name, list(known), 1)
+    cure = f"Here it is {ELSEWHERE[name]}." if name in ELSEWHERE else f"Did you mean {near[0]}=?" if near else ""
+    raise UnknownOptionError(f"{what} has no option {name}=. {cure}".rstrip())
+
+
+def check_flag(name: str, value: object) -> bool:
+    """`value` as True or False, refused if it is anything else."""
+    if value is not None and value is not True and value is not False:
+        raise OptionError(f"{name}={value!r}: expected True or False.")
+    return bool(value)
+
+
+def constant_mask(causal: bool, mask: object) -> Mask | None:
     """The mask that every call of a layer obeys."""
     if mask is not None and not isinstance(mask, Mask):
+        cure = "did you forget the parentheses? " if callable(mask) else ""
         raise OptionError(
-            f"mask={type(mask).__name__}: a layer's own mask must fit every length; pass a mask such as causal(), and "
-            f"tensors with the call."
+            f"mask={type(mask).__name__}: expected a mask that fits every length, such as causal() & window(128); "
+            f"{cure}Tensors are passed with each call."
         )
     if not causal:
         return mask
@@ -80,6 +120,11 @@ def misfit(name: str, x: Any, width: int, option: str) -> Exception:
     if isinstance(x, Mask):
         return ShapeError(f"{name} is the mask {x!r}; pass it as mask=.")
     shapes.check_tensor(name, x)
+    if x.dim() == 2 and not x.is_floating_point():
+        return ShapeError(
+            f"{name} of shape {tuple(x.shape)} and {x.dtype}: token ids must go through an embedding first; expected "
+            f"(B, T, {width})."
+        )
     if x.dim() != 3:
         cure = "For one sequence without a batch axis pass x[None]." if name == "query" else "A mask goes into mask=."
         return ShapeError(

@@ -1,6 +1,7 @@
 """`MultiHeadAttention`: project, split, attend, merge, project."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self
 
@@ -96,7 +97,10 @@ class MultiHeadAttention(nn.Module):
         return_weights: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **unknown: Any,
     ) -> None:
+        if unknown:
+            inputs.check_known("MultiHeadAttention", unknown, inspect.signature(type(self)).parameters)
         super().__init__()
         named: dict[str, Any] = {"d_model": d_model, "num_heads": num_heads, "d_in": d_in, "d_out": d_out}
         named |= {"context_length": context_length, "dropout": dropout, "qkv_bias": qkv_bias}
@@ -119,7 +123,7 @@ class MultiHeadAttention(nn.Module):
         self.dropout = shapes.check_probability("dropout", 0.0 if dropout is None else dropout)
         self.context_length = None if context_length is None else shapes.check_size("context_length", context_length)
         self.return_weights = return_weights
-        self.causal = bool(causal)
+        self.causal = inputs.check_flag("causal", causal)
         self._scoring = Scoring() if scoring is None else options.check_scoring(scoring)
         self.mask = inputs.constant_mask(self.causal, mask)
         biases = options.biases(bias, qkv_bias)
@@ -210,6 +214,7 @@ class MultiHeadAttention(nn.Module):
         cache: KVCache | None = None,
         lengths: Sequence[int] | Tensor | None = None,
         return_weights: bool | None = None,
+        **unknown: Any,
     ) -> Tensor | tuple[Tensor, AttentionMap]:
         """The output (B, T, d_out); with `return_weights` also the weights (B, H, T, S) from before dropout, as an
         `AttentionMap`: the same kernel runs, and weights are computed only where they are looked at.
@@ -231,6 +236,8 @@ class MultiHeadAttention(nn.Module):
 
         A jagged nested tensor (B, *, d_in) works as query: its samples are packed, and no padding is computed.
         """
+        if unknown:
+            inputs.check_known("a call", unknown, inspect.signature(self.forward).parameters)
         packed = None
         if isinstance(query, Tensor) and query.is_nested:
             refused = {"value": value, "mask": mask, "bias": bias, "positions": positions, "cache": cache}
@@ -245,6 +252,8 @@ class MultiHeadAttention(nn.Module):
             weights = AttentionMap(call.query, call.key, call.scoring, lse)
             if cache is not None:
                 weights = weights._of_cache(cache)
+            if self._extends_scoring and not torch.is_grad_enabled():
+                weights = weights.detach()  # made without gradients, though sinks or a relative bias have one
             for watcher in self._watchers:
                 watcher(weights)
         else:
@@ -287,10 +296,12 @@ class MultiHeadAttention(nn.Module):
         if self.context_length is not None and not packed:
             inputs.check_length(self.context_length, query, S, cache)
         scoring = self._scoring
+        if q.is_meta and self.mask is not None:
+            scoring = dataclasses.replace(scoring, mask=self.mask.to(q.device))
         if mask is not None or bias is not None or causal is not None:
             scoring = self._call_scoring(q, S, mask, bias, causal)
-        elif not self._mask_fits_all and self.mask is not None:
-            self.mask.check(q.shape[0], q.shape[1], q.shape[2], S, q.device)
+        elif not self._mask_fits_all and scoring.mask is not None:
+            scoring.mask.check(q.shape[0], q.shape[1], q.shape[2], S, q.device)
         if cache is not None:  # after all checks: a call that is refused leaves the cache as it was
             cache.check_mask(scoring.mask, lengths)
             appended = cache.append(k, v, lengths)
@@ -404,7 +415,7 @@ class MultiHeadAttention(nn.Module):
             raise OptionError(
                 "causal=False cannot lift what this layer was made with (causal=True). Make the layer without it."
             )
-        if causal:
+        if inputs.check_flag("causal", causal):
             always = masks.causal() if always is None else always & masks.causal()
         found = attention.scoring_for(q, S, mask, bias, always, None)
         return dataclasses.replace(self._scoring, mask=found.mask, bias=found.bias)

@@ -174,6 +174,9 @@ class Mask(abc.ABC):
     def __invert__(self) -> "Mask":
         return Not(self)
 
+    def __bool__(self) -> bool:
+        raise MaskError(f"mask {self!r} is neither true nor false: combine masks with &, | and ~, not and, or, not.")
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Pair(Mask):

@@ -71,7 +71,8 @@ def check_position(position: object, num_heads: int, head_dim: int) -> None:
         rule = position() if isinstance(position, RelativeBias) else position
         rule.check(num_heads, rule.table.device)
     elif position is not None:
-        raise OptionError(f"position={position!r}: expected rotary(...), alibi(...) or RelativeBias(...).")
+        cure = " Did you forget the parentheses?" if callable(position) else ""
+        raise OptionError(f"position={position!r}: expected rotary(...), alibi(...) or RelativeBias(...).{cure}")
 
 
 def check_scoring(scoring: object) -> Scoring:

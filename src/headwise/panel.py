@@ -97,6 +97,8 @@ def take_panel(
     topk: int | None = None,
 ) -> Panel:
     """The panel of a source; see `AttentionMap.panel`."""
+    if masses is not None and not isinstance(masses, Mapping):
+        raise OptionError(f"masses={type(masses).__name__}: expected probes by name, such as {{'sink': sink(4)}}.")
     asked: dict[str, readings.Reading] = {}
     if entropy:
         asked["entropy"] = readings.Entropy()

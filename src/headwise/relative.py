@@ -39,16 +39,11 @@ class Relative(abc.ABC):
 
     def check(self, H: int, device: torch.device) -> None:
         """Raise unless this fits H heads on `device`."""
+        name = {"Slopes": "alibi(...)", "Buckets": "RelativeBias(...)"}.get(type(self).__name__, "relative")
         if self.num_heads != H:
-            raise ShapeError(
-                f"{type(self).__name__.lower()} was made for {self.num_heads} heads and the query has {H}. Make it for "
-                f"{H}."
-            )
+            raise ShapeError(f"{name} was made for {self.num_heads} heads and there are {H}. Make it for {H}.")
         if self.table.device != device:
-            raise ShapeError(
-                f"{type(self).__name__.lower()} is on {self.table.device} and the query on {device}; move one with "
-                f".to(...)."
-            )
+            raise ShapeError(f"{name} is on {self.table.device} and the query on {device}; move one with .to(...).")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -40,7 +40,8 @@ class Replaced:
     def __repr__(self) -> str:
         proof = "not checked" if self.difference is None else f"largest relative difference {self.difference:.2g}"
         rest = f", left alone: {_listed(self.left_alone)}" if self.left_alone else ""
-        return f"Replaced({len(self.names)} layers: {_listed(self.names)}, {proof}{rest})"
+        count = "1 layer" if len(self.names) == 1 else f"{len(self.names)} layers"
+        return f"Replaced({count}: {_listed(self.names)}, {proof}{rest})"
 
 
 def replace(model: nn.Module, *, probe: Any = None, check: bool = True) -> Replaced:

@@ -116,6 +116,11 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise OptionError(f"watch({type(model).__name__}): expected a torch.nn.Module.")
+    if statistics is not None and not callable(statistics) and not isinstance(statistics, Mapping):
+        raise OptionError(
+            f"watch(statistics={type(statistics).__name__}): expected arguments of panel by name, such as "
+            f"{{'entropy': True}}, or a function of a map."
+        )
     found = {name: module for name, module in model.named_modules() if isinstance(module, Layer)}
     if not found:
         cure = ""

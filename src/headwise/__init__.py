@@ -20,6 +20,7 @@ from headwise.errors import (
     UnknownOptionError,
 )
 from headwise.explain import Explanation, explain
+from headwise.late import after_import as _after_import
 from headwise.layer import MultiHeadAttention
 from headwise.map import AttentionMap
 from headwise.mask_algebra import Mask
@@ -34,6 +35,15 @@ from headwise.summary import HeadSummary, Summary
 from headwise.watch import Watched, watch
 
 __version__ = "0.1.0"
+
+
+def _register() -> None:
+    from headwise import huggingface
+
+    huggingface.register()
+
+
+_after_import("transformers.modeling_utils", _register)
 
 __all__ = [
     "AttentionMap",

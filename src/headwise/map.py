@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from headwise import engine, mask_form, relative, shapes
-from headwise.errors import MapIndexError, StaleMapError
+from headwise.errors import MapIndexError, OptionError, StaleMapError
 from headwise.indexing import NAMES, axis_of, block_axes
 from headwise.looking import LIMIT, brief, check_bytes, elements, tile
 from headwise.mask_algebra import Grid, Mask
@@ -331,6 +331,24 @@ class AttentionMap(TensorLike):
         found = AttentionMap(self._query.detach(), self._key.detach(), scoring, lse, self._frame)
         found._cache = self._cache
         return found
+
+    def kept(self) -> "AttentionMap":
+        """The same weights held as numbers, T·S of them, instead of query and key: for few queries of many keys.
+
+        In float32 or better, without gradients; where sinks take part rows cannot be told from others, so not for them.
+        """
+        source = self._normalised()
+        if source.scoring.learnable[1] is not None:
+            raise OptionError("kept() of a map with sinks: its rows sum to less than 1. Use clone().")
+        B, H, T, S = self.shape
+        with torch.no_grad():
+            block = source.block(slice(None))
+            logs = block.logs.masked_fill(block.scores == -torch.inf, -torch.inf)
+        nothing = logs.new_zeros(1, 1, 1, 1)
+        query, key = nothing.expand(B, H, T, 1), nothing.expand(B, H, S, 1)
+        empty = (logs == -torch.inf).all(-1)
+        lse = logs.new_zeros(B, H, T).masked_fill(empty, -torch.inf)
+        return AttentionMap(query, key, Scoring(bias=logs, scale=1.0), lse)
 
     def to(self, *args: Any, **kwargs: Any) -> "AttentionMap":
         """The map on another device or in another dtype, with everything it looks at."""

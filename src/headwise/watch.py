@@ -12,6 +12,7 @@ torch.Size([1, 4, 10])
 Panel(entropy=(1, 4, 10), masses['sink']=(1, 4, 10))
 """
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -46,7 +47,7 @@ class Watched(Mapping[str, Any]):
         for name, layer in self._layers.items():
             watcher = self._watcher(name)
             self._watchers[name] = watcher
-            layer._watchers = (*layer._watchers, watcher)
+            layer._watchers = (*getattr(layer, "_watchers", ()), watcher)
         # In evaluation nn.TransformerEncoderLayer would pass its attention by and use the parameters itself.
         self._torchs_shortcut = torch.backends.mha.get_fastpath_enabled()
         if any(isinstance(layer, compat.MultiheadAttention) for layer in self._layers.values()):
@@ -59,6 +60,8 @@ class Watched(Mapping[str, Any]):
         for name, watcher in self._watchers.items():
             layer = self._layers[name]
             layer._watchers = tuple(other for other in layer._watchers if other is not watcher)
+            if not layer._watchers:
+                del layer._watchers  # back to the class's own, or to none
         self._watchers.clear()
         torch.backends.mha.set_fastpath_enabled(self._torchs_shortcut)
 
@@ -121,10 +124,16 @@ def watch(
             f"watch(statistics={type(statistics).__name__}): expected arguments of panel by name, such as "
             f"{{'entropy': True}}, or a function of a map."
         )
-    found = {name: module for name, module in model.named_modules() if isinstance(module, Layer)}
+    found: dict[str, Any] = {name: module for name, module in model.named_modules() if isinstance(module, Layer)}
+    if "transformers.modeling_utils" in sys.modules:
+        from headwise.huggingface import attention_modules
+
+        found |= attention_modules(model)
     if not found:
         cure = ""
-        if any(isinstance(module, nn.MultiheadAttention) for module in model.modules()):
+        if hasattr(model, "set_attn_implementation"):
+            cure = " Put it on our core first: model.set_attn_implementation('headwise')."
+        elif any(isinstance(module, nn.MultiheadAttention) for module in model.modules()):
             cure = " It has torch's: headwise.replace(model) swaps them for ours, with the same weights and results."
         raise OptionError(f"watch({type(model).__name__}): there is no headwise attention in this model.{cure}")
     return Watched(_chosen(found, layers), heads, statistics)

@@ -1,0 +1,153 @@
+"""Any transformers model on our core: `attn_implementation="headwise"`, and attentions that are `AttentionMap`s.
+
+    import headwise
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="headwise")
+    attentions = model(**inputs, output_attentions=True).attentions        # one map per layer, at fused speed
+    with headwise.watch(model) as seen: ...                                 # the same without that flag
+
+transformers asks two functions: one makes the mask, which here is a `Mask` and no T×T tensor, the other attends.
+"""
+
+import functools
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise import masks, shapes
+from headwise.backends import Call, choose
+from headwise.errors import MissingExtraError, OptionError
+from headwise.huggingface_masks import Prepared, mask_of
+from headwise.map import AttentionMap
+from headwise.mask_algebra import Mask
+from headwise.scoring import Scoring
+
+NAME = "headwise"
+
+
+def register() -> None:
+    """Make `attn_implementation="headwise"` known to transformers. `import headwise` does so once both are there."""
+    try:
+        from transformers import AttentionInterface, PreTrainedModel
+        from transformers.masking_utils import AttentionMaskInterface
+    except ImportError as error:
+        raise MissingExtraError(
+            "headwise.huggingface needs transformers 5.22 or newer. Install it with: "
+            "pip install 'headwise[huggingface]'."
+        ) from error
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, mask_of)
+    _refuse_models_that_bypass(PreTrainedModel)
+
+
+def _refuse_models_that_bypass(base: Any) -> None:
+    """Say no where a model would not ask us: some would otherwise fail without a word, one would be wrong."""
+    check = getattr(base, "_check_and_adjust_attn_implementation", None)
+    if check is None or hasattr(check, "by_headwise"):
+        return
+
+    @functools.wraps(check)
+    def checked(model: Any, attn_implementation: str | None, *args: Any, **options: Any) -> Any:
+        if attn_implementation == NAME and bypasses(type(model)):
+            raise OptionError(
+                f"{type(model).__name__} has attention of its own that does not go through transformers' attention "
+                f"interface, so attn_implementation='headwise' cannot reach it. Use attn_implementation='eager', whose "
+                f"output_attentions=True gives dense weights."
+            )
+        return check(model, attn_implementation, *args, **options)
+
+    checked.by_headwise = True  # type: ignore[attr-defined]
+    base._check_and_adjust_attn_implementation = checked
+
+
+def bypasses(kind: type) -> bool:
+    """Whether the file of this model defines attention and never asks transformers which implementation to use."""
+    names = vars(sys.modules[kind.__module__])
+    own = any(
+        isinstance(x, type) and "Attention" in name and x.__module__ == kind.__module__ for name, x in names.items()
+    )
+    return own and "ALL_ATTENTION_FUNCTIONS" not in names
+
+
+def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """The attentions, by name, of all parts of a model that run on `attn_implementation="headwise"`."""
+    found = {}
+    for name, module in model.named_modules():
+        config = getattr(module, "config", None)
+        inner = any("Attention" in type(x).__name__ for x in module.modules() if x is not module)
+        if "Attention" in type(module).__name__ and not inner and getattr(config, "_attn_implementation", None) == NAME:
+            found[name] = module
+    return found
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Prepared | Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **rest: Any,
+) -> tuple[Tensor, AttentionMap]:
+    """The attention function: output (B, T, H, Dv), and the weights as a map.
+
+    Args:
+        module: the model's attention, for its `is_causal`.
+        query: (B, H, T, D), after rotary.
+        key: (B, Hkv, S, D), after rotary and cache.
+        value: (B, Hkv, S, Dv).
+        attention_mask: what `mask` made, or a tensor of the caller's: bool (True sees) or float, added.
+        dropout: 0 in evaluation.
+        scaling: of the scores.
+        is_causal: whether, without a mask, queries see no later key; the module knows unless it is said.
+        softcap: as in Gemma 2.
+        s_aux: sinks, as in gpt-oss.
+        position_bias: as in T5.
+        rest: what other implementations need and ours reads from the mask, such as `sliding_window`.
+    """
+    shapes.check_heads(query, key, value)
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is None and causal and query.shape[2] > 1 and key.shape[2] > query.shape[2]:
+        # An empty static cache at its first use: only as many keys are filled as there are queries.
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+        position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
+    found, bias = _read(attention_mask, causal and query.shape[2] > 1)
+    if position_bias is not None:
+        bias = position_bias if bias is None else bias + position_bias
+    if bias is not None and bias.shape[-1] > key.shape[2]:
+        bias = bias[..., : key.shape[2]]
+    scoring = Scoring(found, bias, scaling, softcap, s_aux)
+    call = Call(query, key, value, scoring, dropout)
+    output, lse = choose(call).run_with_lse(call)
+    weights = AttentionMap(query, key, scoring, lse)
+    watchers = getattr(module, "_watchers", ())
+    if (watchers or rest.get("output_attentions")) and query.shape[2] < key.shape[2]:
+        weights = _without_the_cache(weights, scoring)
+    for watcher in watchers:
+        watcher(weights)
+    return output.transpose(1, 2).contiguous(), weights
+
+
+def _without_the_cache(weights: AttentionMap, scoring: Scoring) -> AttentionMap:
+    """The map of a step of generation, which must not hold or depend on the whole cache of keys."""
+    if torch.compiler.is_compiling():
+        return weights
+    _, sinks, _ = scoring.learnable
+    return weights.kept() if sinks is None and not weights.requires_grad else weights.clone()
+
+
+def _read(given: Prepared | Tensor | None, causal: bool) -> tuple[Mask | None, Tensor | None]:
+    """Mask and bias of what arrived."""
+    if given is None:
+        return (masks.causal() if causal else None), None
+    if isinstance(given, Prepared):
+        return given.mask, None
+    if given.dtype == torch.bool:
+        return masks.dense(given), None
+    return None, given

@@ -1,0 +1,300 @@
+"""transformers' models on our core give what its eager path gives: logits, attentions, generation."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import headwise
+from headwise import AttentionMap, OptionError, watch
+
+transformers = pytest.importorskip("transformers")
+transformers.logging.set_verbosity_error()
+
+B, T, E, H, V = 2, 13, 48, 6, 67
+PLAIN = {"hidden_size": E, "num_attention_heads": H, "num_hidden_layers": 2, "vocab_size": V, "intermediate_size": 64}
+PLAIN |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GROUPED = PLAIN | {"num_key_value_heads": 2, "head_dim": 8}
+DECODERS = {
+    "gpt2": {"n_embd": E, "n_head": H, "n_layer": 2, "vocab_size": V},
+    "gpt_neox": PLAIN,
+    "llama": GROUPED,
+    "mistral": GROUPED | {"sliding_window": 5},
+    "mixtral": GROUPED | {"num_local_experts": 2},
+    "qwen2": GROUPED,
+    "qwen3": GROUPED,
+    "gemma": GROUPED,
+    "gemma2": GROUPED | {"sliding_window": 5},
+    "gemma3_text": GROUPED | {"sliding_window": 5},
+    "phi": PLAIN,
+    "phi3": GROUPED,
+    "opt": PLAIN | {"ffn_dim": 64, "word_embed_proj_dim": E},
+    "stablelm": GROUPED,
+    "cohere": GROUPED,
+    "olmo": GROUPED,
+    "olmo2": GROUPED,
+    "gpt_oss": GROUPED
+    | {"sliding_window": 5, "num_local_experts": 2, "num_experts_per_tok": 1}
+    | {"layer_types": ["sliding_attention", "full_attention"]},
+    "granite": GROUPED,
+    "starcoder2": GROUPED,
+    "smollm3": GROUPED,
+    "nemotron": GROUPED,
+}
+ENCODERS = {
+    "bert": PLAIN,
+    "roberta": PLAIN | {"max_position_embeddings": 40},
+    "distilbert": {"dim": E, "n_heads": H, "n_layers": 2, "hidden_dim": 64, "vocab_size": V},
+    "electra": PLAIN | {"embedding_size": E},
+    "albert": PLAIN | {"embedding_size": 16},
+    "modernbert": PLAIN | {"local_attention": 4, "cls_token_id": 1, "sep_token_id": 2},
+    "camembert": PLAIN | {"max_position_embeddings": 40},
+    "xlm-roberta": PLAIN | {"max_position_embeddings": 40},
+}
+IMAGE = {"image_size": 12, "patch_size": 4, "hidden_size": E, "num_attention_heads": H, "num_hidden_layers": 2}
+IMAGE |= {"intermediate_size": 64}
+VISION = {"vit": IMAGE, "deit": IMAGE, "dinov2": IMAGE, "clip_vision_model": IMAGE, "siglip_vision_model": IMAGE}
+PAIR = {"d_model": E, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": H, "vocab_size": V}
+PAIR |= {"decoder_attention_heads": H, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 40}
+PAIR |= {
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "forced_eos_token_id": None,
+}
+T5 = {"d_model": E, "num_heads": H, "d_kv": 8, "num_layers": 2, "vocab_size": V, "d_ff": 64, "pad_token_id": 0}
+PAIRS = {
+    "t5": T5 | {"decoder_start_token_id": 0},
+    "bart": PAIR,
+    "mbart": PAIR,
+    "marian": PAIR,
+    "pegasus": PAIR,
+}
+BYPASSING = ["mpnet", "bloom", "gptj", "gpt_neo", "falcon", "deberta-v2", "deberta"]
+
+
+def tiny(kind, settings, implementation, cls):
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **settings)
+    model = cls.from_config(config, attn_implementation=implementation).eval()
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def both(kind, settings, cls):
+    return tiny(kind, settings, "eager", cls), tiny(kind, settings, "headwise", cls)
+
+
+def ids(length=T):
+    return torch.randint(3, V, (B, length), generator=torch.Generator().manual_seed(0))
+
+
+def padding(side):
+    keep = torch.ones(B, T, dtype=torch.long)
+    if side == "left":
+        keep[0, :4] = 0
+    if side == "right":
+        keep[0, -4:] = 0
+    return None if side == "none" else keep
+
+
+def assert_same(found, expected, keep=None):
+    """Maps against eager's tensors, in the rows that are no padding."""
+    assert len(found) == len(expected) > 0
+    for ours, theirs in zip(found, expected, strict=True):
+        assert isinstance(ours, AttentionMap)
+        assert ours.shape == theirs.shape
+        ours, theirs = ours[:].float(), theirs.float()
+        if keep is not None and ours.shape[2] == keep.shape[1]:
+            rows = keep.bool()[:, None].expand(ours.shape[:3])
+            ours, theirs = ours[rows], theirs[rows]
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+@torch.no_grad()
+def test_decoders_give_the_same_logits_attentions_and_texts(kind):
+    eager, ours = both(kind, DECODERS[kind], transformers.AutoModelForCausalLM)
+    for side in ("none", "left", "right"):
+        keep = padding(side)
+        expected = eager(input_ids=ids(), attention_mask=keep, output_attentions=True)
+        found = ours(input_ids=ids(), attention_mask=keep, output_attentions=True)
+        real = torch.ones(B, T).bool() if keep is None else keep.bool()
+        torch.testing.assert_close(found.logits[real], expected.logits[real], rtol=1e-3, atol=1e-4)
+        assert_same(found.attentions, expected.attentions, keep)
+    options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": padding("left")}
+    assert torch.equal(ours.generate(ids(), **options), eager.generate(ids(), **options))
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@torch.no_grad()
+def test_encoders_give_the_same_states_and_attentions(kind):
+    eager, ours = both(kind, ENCODERS[kind], transformers.AutoModel)
+    for side in ("none", "right"):
+        keep = padding(side)
+        expected = eager(input_ids=ids(), attention_mask=keep, output_attentions=True)
+        found = ours(input_ids=ids(), attention_mask=keep, output_attentions=True)
+        real = torch.ones(B, T).bool() if keep is None else keep.bool()
+        torch.testing.assert_close(
+            found.last_hidden_state[real], expected.last_hidden_state[real], rtol=1e-3, atol=1e-4
+        )
+        assert_same(found.attentions, expected.attentions, keep)
+
+
+@pytest.mark.parametrize("kind", VISION)
+@torch.no_grad()
+def test_vision_models_give_the_same_states_and_attentions(kind):
+    eager, ours = both(kind, VISION[kind], transformers.AutoModel)
+    pixels = torch.randn(B, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    expected, found = (model(pixel_values=pixels, output_attentions=True) for model in (eager, ours))
+    torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state, rtol=1e-3, atol=1e-4)
+    assert_same(found.attentions, expected.attentions)
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+@torch.no_grad()
+def test_encoder_decoders_give_the_same_logits_and_all_three_attentions(kind):
+    eager, ours = both(kind, PAIRS[kind], transformers.AutoModelForSeq2SeqLM)
+    keep = padding("right")
+    given = {"input_ids": ids(), "attention_mask": keep, "decoder_input_ids": ids(7), "output_attentions": True}
+    expected, found = eager(**given), ours(**given)
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-3, atol=1e-4)
+    assert_same(found.decoder_attentions, expected.decoder_attentions)
+    assert_same(found.cross_attentions, expected.cross_attentions)
+    assert_same(found.encoder_attentions, expected.encoder_attentions, keep)
+    options = {"max_new_tokens": 6, "do_sample": False, "num_beams": 2, "attention_mask": keep}
+    assert torch.equal(ours.generate(ids(), **options), eager.generate(ids(), **options))
+
+
+@torch.no_grad()
+def test_speech_models_give_the_same_states_and_attentions():
+    whisper = {"num_mel_bins": 5, "max_source_positions": 11, "max_target_positions": 20} | PAIR
+    eager, ours = both("whisper", whisper, transformers.AutoModel)
+    given = {"input_features": torch.randn(B, 5, 22), "decoder_input_ids": ids(7), "output_attentions": True}
+    expected, found = eager(**given), ours(**given)
+    torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state, rtol=1e-3, atol=1e-4)
+    for name in ("encoder_attentions", "decoder_attentions", "cross_attentions"):
+        assert_same(getattr(found, name), getattr(expected, name))
+    wave = PLAIN | {
+        "conv_dim": [8] * 3,
+        "conv_kernel": [5, 3, 3],
+        "conv_stride": [3, 2, 2],
+        "num_feat_extract_layers": 3,
+    }
+    wave |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "apply_spec_augment": False}
+    eager, ours = both("wav2vec2", wave, transformers.AutoModel)
+    sound = torch.randn(B, 200, generator=torch.Generator().manual_seed(0))
+    expected, found = (model(sound, output_attentions=True) for model in (eager, ours))
+    torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state, rtol=1e-3, atol=1e-4)
+    assert_same(found.attentions, expected.attentions)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gpt_oss", "gemma2"])
+@torch.no_grad()
+def test_generation_with_every_cache_gives_the_same_texts_and_attentions(kind, cache):
+    eager, ours = both(kind, DECODERS[kind], transformers.AutoModelForCausalLM)
+    options = {"max_new_tokens": 9, "do_sample": False, "attention_mask": padding("left")}
+    options |= {"cache_implementation": cache, "output_attentions": True, "return_dict_in_generate": True}
+    options |= {"disable_compile": True}
+    expected, found = (model.generate(ids(), **options) for model in (eager, ours))
+    assert torch.equal(found.sequences, expected.sequences)
+    for ours_now, theirs in zip(found.attentions, expected.attentions, strict=True):
+        assert_same(ours_now, theirs, padding("left"))
+
+
+@torch.no_grad()
+def test_watch_collects_every_layer_also_while_a_text_is_generated():
+    model = tiny("mistral", DECODERS["mistral"], "headwise", transformers.AutoModelForCausalLM)
+    with watch(model, layers=["model.layers.1.self_attn"], heads=[1, 4]) as seen:
+        model.generate(ids(), max_new_tokens=4, do_sample=False)
+    calls = seen.calls["model.layers.1.self_attn"]
+    assert [call.shape for call in calls] == [(B, 2, T, T)] + [(B, 2, 1, n) for n in (min(T + i, 5) for i in (1, 2, 3))]
+    for call in calls:
+        torch.testing.assert_close(call.sum(-1), torch.ones(call.shape[:3]), rtol=1e-4, atol=1e-5)
+    assert calls[-1]._query.untyped_storage().nbytes() < 100, "the whole cache of keys is kept"
+    assert not any("_watchers" in module.__dict__ for module in model.modules())
+
+
+def test_models_train_on_our_core():
+    eager, ours = both("llama", DECODERS["llama"], transformers.AutoModelForCausalLM)
+    losses = [model(input_ids=ids(), labels=ids()).loss for model in (eager, ours)]
+    torch.testing.assert_close(losses[1], losses[0])
+    for loss in losses:
+        loss.backward()
+    for theirs, mine in zip(eager.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+
+
+@torch.no_grad()
+def test_masks_of_the_caller_and_packed_sequences():
+    eager, ours = both("llama", DECODERS["llama"], transformers.AutoModelForCausalLM)
+    visible = torch.ones(T, T).tril().bool()
+    visible[7:, 2:4] = False
+    added = torch.zeros(B, 1, T, T).masked_fill(~visible, torch.finfo(torch.float32).min)
+    expected = eager(input_ids=ids(), attention_mask=added).logits
+    torch.testing.assert_close(ours(input_ids=ids(), attention_mask=added).logits, expected, rtol=1e-3, atol=1e-4)
+    bools = visible.expand(B, 1, T, T)
+    torch.testing.assert_close(ours(input_ids=ids(), attention_mask=bools).logits, expected, rtol=1e-3, atol=1e-4)
+    positions = torch.cat([torch.arange(5), torch.arange(8)]).expand(B, T)
+    packed = {"input_ids": ids(), "position_ids": positions, "use_cache": False}
+    found = ours(**packed, output_attentions=True)
+    torch.testing.assert_close(found.logits, eager(**packed).logits, rtol=1e-3, atol=1e-4)
+    assert "documents" in repr(found.attentions[0]._scoring.mask)
+
+
+def test_masks_stay_rules_and_never_become_tables():
+    model = tiny("mistral", DECODERS["mistral"], "headwise", transformers.AutoModelForCausalLM)
+    found = model(input_ids=ids(), output_attentions=True).attentions[0]._scoring.mask
+    assert found.banded
+    assert not found.tensors()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("kind", BYPASSING)
+def test_models_that_never_ask_us_are_refused(kind):
+    cls = transformers.AutoModel
+    with pytest.raises(OptionError, match="does not go through transformers' attention interface"):
+        cls.from_config(transformers.AutoConfig.for_model(kind), attn_implementation="headwise")
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert", "gpt2"])
+@torch.no_grad()
+def test_models_compile_in_one_graph(kind):
+    torch.compiler.reset()
+    settings = DECODERS.get(kind) or ENCODERS[kind]
+    model = tiny(kind, settings, "headwise", transformers.AutoModel)
+    expected = model(input_ids=ids()).last_hidden_state
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(input_ids=ids()).last_hidden_state, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", ["import headwise, transformers", "import transformers, headwise"])
+def test_importing_headwise_is_enough_and_imports_nothing_else(order):
+    code = (
+        "import sys, headwise; assert 'transformers' not in sys.modules" if order.startswith("import headwise") else ""
+    )
+    code += f"""
+{order}
+settings = dict(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, vocab_size=9, intermediate_size=8)
+config = transformers.AutoConfig.for_model("llama", **settings)
+model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="headwise")
+print(model.config._attn_implementation)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.stdout.strip() == "headwise", done.stderr
+
+
+def test_a_watch_over_a_model_on_another_path_says_what_to_do():
+    model = tiny("llama", DECODERS["llama"], "eager", transformers.AutoModelForCausalLM)
+    with pytest.raises(OptionError, match="set_attn_implementation"):
+        watch(model)
+    model.set_attn_implementation("headwise")
+    with headwise.watch(model) as seen:
+        model(input_ids=ids())
+    assert len(seen) == 2

@@ -246,6 +246,10 @@ def test_masks_of_the_caller_and_packed_sequences():
     found = ours(**packed, output_attentions=True)
     torch.testing.assert_close(found.logits, eager(**packed).logits, rtol=1e-3, atol=1e-4)
     assert "documents" in repr(found.attentions[0]._scoring.mask)
+    borders = torch.tensor([0, 5, T], dtype=torch.int32)
+    flat = {"input_ids": ids()[:1], "position_ids": positions[:1], "use_cache": False}
+    flash = ours(**flat, cu_seq_lens_q=borders, cu_seq_lens_k=borders, max_length_q=8, max_length_k=8)
+    torch.testing.assert_close(flash.logits, eager(**flat).logits, rtol=1e-3, atol=1e-4)
 
 
 def test_masks_stay_rules_and_never_become_tables():

@@ -109,7 +109,8 @@ def attention(
         softcap: as in Gemma 2.
         s_aux: sinks, as in gpt-oss.
         position_bias: as in T5.
-        rest: what other implementations need and ours reads from the mask, such as `sliding_window`.
+        rest: `cu_seq_lens_q`, where packed texts begin; `output_attentions`; and what other implementations need and
+            ours reads from the mask, such as `sliding_window`.
     """
     shapes.check_heads(query, key, value)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -118,6 +119,9 @@ def attention(
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
         position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
     found, bias = _read(attention_mask, causal and query.shape[2] > 1)
+    if rest.get("cu_seq_lens_q") is not None:
+        packed = _packed(rest["cu_seq_lens_q"], query, key)
+        found = packed if found is None else found & packed
     if position_bias is not None:
         bias = position_bias if bias is None else bias + position_bias
     if bias is not None and bias.shape[-1] > key.shape[2]:
@@ -140,6 +144,20 @@ def _without_the_cache(weights: AttentionMap, scoring: Scoring) -> AttentionMap:
         return weights
     _, sinks, _ = scoring.learnable
     return weights.kept() if sinks is None and not weights.requires_grad else weights.clone()
+
+
+def _packed(borders: Tensor, query: Tensor, key: Tensor) -> Mask:
+    """Texts packed into one row, told by where each begins."""
+    B, _, T, _ = query.shape
+    if B != 1 or T != key.shape[2] or borders.dim() != 1:
+        raise OptionError(
+            f"cu_seq_lens_q of shape {tuple(borders.shape)} with (B, T, S) = {(B, T, key.shape[2])}: packed texts are one "
+            f"row, B = 1, with as many keys as queries."
+        )
+    ids = torch.repeat_interleave(
+        torch.arange(len(borders) - 1, device=query.device), borders.diff().long(), output_size=T
+    )
+    return masks.documents(ids)
 
 
 def _read(given: Prepared | Tensor | None, causal: bool) -> tuple[Mask | None, Tensor | None]:

@@ -148,16 +148,14 @@ def _without_the_cache(weights: AttentionMap, scoring: Scoring) -> AttentionMap:
 
 def _packed(borders: Tensor, query: Tensor, key: Tensor) -> Mask:
     """Texts packed into one row, told by where each begins."""
-    B, _, T, _ = query.shape
-    if B != 1 or T != key.shape[2] or borders.dim() != 1:
+    batch, _, T, _ = query.shape
+    if batch != 1 or key.shape[2] != T or borders.dim() != 1:
         raise OptionError(
-            f"cu_seq_lens_q of shape {tuple(borders.shape)} with (B, T, S) = {(B, T, key.shape[2])}: packed texts are one "
-            f"row, B = 1, with as many keys as queries."
+            f"cu_seq_lens_q of shape {tuple(borders.shape)} with (B, T, S) = {(batch, T, key.shape[2])}: packed texts "
+            f"are one row, B = 1, with as many keys as queries."
         )
-    ids = torch.repeat_interleave(
-        torch.arange(len(borders) - 1, device=query.device), borders.diff().long(), output_size=T
-    )
-    return masks.documents(ids)
+    texts = torch.arange(len(borders) - 1, device=query.device)
+    return masks.documents(torch.repeat_interleave(texts, borders.diff().long(), output_size=T))
 
 
 def _read(given: Prepared | Tensor | None, causal: bool) -> tuple[Mask | None, Tensor | None]:

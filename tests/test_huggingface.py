@@ -302,3 +302,13 @@ def test_a_watch_over_a_model_on_another_path_says_what_to_do():
     with headwise.watch(model) as seen:
         model(input_ids=ids())
     assert len(seen) == 2
+
+
+def test_a_model_that_attends_to_other_keys_than_its_mask_is_for_is_refused():
+    from headwise.huggingface import attention
+    from headwise.huggingface_masks import mask_of
+
+    prepared = mask_of(B, 5, 5)
+    query, key = torch.randn(B, H, 5, 8), torch.randn(B, H, 7, 8)
+    with pytest.raises(headwise.MaskError, match=r"made its mask for \(T, S\) = \(5, 5\) and attends with \(5, 7\)"):
+        attention(torch.nn.Module(), query, key, key, prepared)

@@ -118,7 +118,7 @@ def attention(
         # An empty static cache at its first use: only as many keys are filled as there are queries.
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
         position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
-    found, bias = _read(attention_mask, causal and query.shape[2] > 1)
+    found, bias = _read(attention_mask, query.shape[2], key.shape[2], causal and query.shape[2] > 1)
     if rest.get("cu_seq_lens_q") is not None:
         packed = _packed(rest["cu_seq_lens_q"], query, key)
         found = packed if found is None else found & packed
@@ -158,12 +158,12 @@ def _packed(borders: Tensor, query: Tensor, key: Tensor) -> Mask:
     return masks.documents(torch.repeat_interleave(texts, borders.diff().long(), output_size=T))
 
 
-def _read(given: Prepared | Tensor | None, causal: bool) -> tuple[Mask | None, Tensor | None]:
+def _read(given: Prepared | Tensor | None, T: int, S: int, causal: bool) -> tuple[Mask | None, Tensor | None]:
     """Mask and bias of what arrived."""
     if given is None:
         return (masks.causal() if causal else None), None
     if isinstance(given, Prepared):
-        return given.mask, None
+        return given.for_lengths(T, S), None
     if given.dtype == torch.bool:
         return masks.dense(given), None
     return None, given

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headwise import masks
+from headwise.errors import MaskError
 from headwise.mask_algebra import Extent, Grid, Mask
 
 IndexFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -73,7 +74,7 @@ def mask_of(
         return None
     if not place.aligned and q_length == 1:  # one token against a cache of fixed size: a compiled step wants a tensor
         return found.to_tensor(q_length, kv_length, device=device).expand(batch_size, -1, -1, -1).contiguous()
-    return Prepared(found)
+    return Prepared(found, q_length, kv_length)
 
 
 class Prepared:
@@ -82,8 +83,17 @@ class Prepared:
 
     ndim = 4
 
-    def __init__(self, mask: Mask) -> None:
-        self.mask = mask
+    def __init__(self, mask: Mask, queries: int, keys: int) -> None:
+        self.mask, self.queries, self.keys = mask, queries, keys
+
+    def for_lengths(self, T: int, S: int) -> Mask:
+        """The mask, refused where the model attends to other keys than it was made for."""
+        if (self.queries, self.keys) != (T, S):
+            raise MaskError(
+                f"this model made its mask for (T, S) = {(self.queries, self.keys)} and attends with {(T, S)}: its code "
+                f"changes the mask on the way, which attn_implementation='headwise' cannot follow. Use 'eager'."
+            )
+        return self.mask
 
     def contiguous(self) -> "Prepared":
         """Itself."""

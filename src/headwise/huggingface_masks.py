@@ -90,8 +90,8 @@ class Prepared:
         """The mask, refused where the model attends to other keys than it was made for."""
         if (self.queries, self.keys) != (T, S):
             raise MaskError(
-                f"this model made its mask for (T, S) = {(self.queries, self.keys)} and attends with {(T, S)}: its code "
-                f"changes the mask on the way, which attn_implementation='headwise' cannot follow. Use 'eager'."
+                f"this model made its mask for (T, S) = {(self.queries, self.keys)} and attends with {(T, S)}: its "
+                f"code changes the mask on the way, which attn_implementation='headwise' cannot follow. Use 'eager'."
             )
         return self.mask
 

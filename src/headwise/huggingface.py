@@ -112,6 +112,12 @@ def attention(
         rest: `cu_seq_lens_q`, where packed texts begin; `output_attentions`; and what other implementations need and
             ours reads from the mask, such as `sliding_window`.
     """
+    for name in ("block_indices", "indices"):
+        if rest.get(name) is not None:
+            raise OptionError(
+                f"{type(module).__name__} attends sparsely ({name}=), which attn_implementation='headwise' does not "
+                f"know. Use attn_implementation='eager'."
+            )
     shapes.check_heads(query, key, value)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if attention_mask is None and causal and query.shape[2] > 1 and key.shape[2] > query.shape[2]:
@@ -143,7 +149,8 @@ def _without_the_cache(weights: AttentionMap, scoring: Scoring) -> AttentionMap:
     if torch.compiler.is_compiling():
         return weights
     _, sinks, _ = scoring.learnable
-    return weights.kept() if sinks is None and not weights.requires_grad else weights.clone()
+    smaller = weights._query.shape[1] * weights.shape[2] <= weights._key.shape[1] * weights._key.shape[3]
+    return weights.kept() if smaller and sinks is None and not weights.requires_grad else weights.clone()
 
 
 def _packed(borders: Tensor, query: Tensor, key: Tensor) -> Mask:
@@ -166,4 +173,8 @@ def _read(given: Prepared | Tensor | None, T: int, S: int, causal: bool) -> tupl
         return given.for_lengths(T, S), None
     if given.dtype == torch.bool:
         return masks.dense(given), None
+    if not given.is_floating_point():
+        raise OptionError(f"an attention mask of {given.dtype}; expected bool (True sees) or float (added to scores).")
+            f"an attention mask of {given.dtype}; expected bool (True sees) or float (added to the scores)."
+        )
     return None, given

@@ -175,6 +175,4 @@ def _read(given: Prepared | Tensor | None, T: int, S: int, causal: bool) -> tupl
         return masks.dense(given), None
     if not given.is_floating_point():
         raise OptionError(f"an attention mask of {given.dtype}; expected bool (True sees) or float (added to scores).")
-            f"an attention mask of {given.dtype}; expected bool (True sees) or float (added to the scores)."
-        )
     return None, given

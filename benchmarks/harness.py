@@ -4,6 +4,7 @@ import argparse
 import json
 import platform
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -56,6 +57,28 @@ def summary(values: list[float]) -> dict[str, float]:
     median = statistics.median(values)
     spread = (quarter[2] - quarter[0]) / median
     return {"ms": round(median, 6), "spread": round(spread, 3), "rounds": len(values)}
+
+
+def memory(run: Callable[[], object], device: str) -> float:
+    """MiB that a run takes beyond what was there."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = run()
+        torch.cuda.synchronize()
+        del result
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    run()  # once before, so that what torch sets up for itself is not counted
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts again from what is in memory now
+    before = _status("VmHWM")
+    run()
+    return (_status("VmHWM") - before) / 2**10
+
+
+def _status(name: str) -> int:
+    """KiB, as Linux counts them for this process."""
+    return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
 
 def agree(name: str, output: torch.Tensor, truth: torch.Tensor, plain: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ import sys
 
 import torch
 import transformers
-from harness import finish, interleaved, parser, table
+from harness import finish, interleaved, memory, parser, table
 
 import headwise  # noqa: F401 - registers attn_implementation="headwise"
 
@@ -33,19 +33,6 @@ def model_with(implementation: str, device: str) -> torch.nn.Module:
     return model.to(device).eval()
 
 
-def extra_memory(run, device: str) -> float | None:
-    """MiB that a pass takes beyond what is there, on the GPU."""
-    if device == "cpu":
-        return None
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    result = run()
-    torch.cuda.synchronize()
-    del result
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
-
-
 def main() -> None:
     """Check, time, print."""
     options = parser(__doc__).parse_args()
@@ -64,7 +51,7 @@ def main() -> None:
             error = (state - states["eager"]).norm() / states["eager"].norm()
             if not error < (1e-4 if device == "cpu" else 5e-2):
                 sys.exit(f"{name}: relative difference {error:.3g} from eager")
-        memory = {name: extra_memory(run, device) for name, run in runs.items()}
+        memory = {name: memory(run, device) for name, run in runs.items()}
         times = interleaved(runs, device, rounds=20, seconds=max(options.seconds, 40.0 if device == "cpu" else 3.0))
     base = times["sdpa, no attentions"]["ms"]
     lines = [[name, f"{t['ms']:.2f}", f"{t['ms'] / base:.3f}×", f"{t['spread']:.0%}"] for name, t in times.items()]

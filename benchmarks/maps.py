@@ -7,13 +7,11 @@ Every result is first compared with the float64 reference, whole at a short leng
 The panel is entropy, peak, mean distance, the masses of four probes, received and a picture.
 """
 
-import re
 import sys
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from harness import finish, interleaved, parser, table
+from harness import finish, interleaved, memory, parser, table
 from torch import Tensor
 
 from headwise import (
@@ -136,28 +134,6 @@ def statistics(shape: tuple[int, ...], device: str, seconds: float) -> dict[str,
         extra = memory(lambda: panel(weights, size), device)
         times = interleaved(runs, device, rounds=40, seconds=seconds)
     return {"shape": shape, "times": times, "extra MiB": extra, **errors}
-
-
-def memory(run, device: str) -> float:
-    """MiB that a run takes beyond what was there."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        result = run()
-        torch.cuda.synchronize()
-        del result
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
-    run()  # once before, so that what torch sets up for itself is not counted
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts again from what is in memory now
-    before = _status("VmHWM")
-    run()
-    return (_status("VmHWM") - before) / 2**10
-
-
-def _status(name: str) -> int:
-    """KiB, as Linux counts them for this process."""
-    return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
 
 def with_and_without(setting: tuple[int, ...], device: str, seconds: float) -> dict[str, object]:

@@ -312,3 +312,23 @@ def test_a_model_that_attends_to_other_keys_than_its_mask_is_for_is_refused():
     query, key = torch.randn(B, H, 5, 8), torch.randn(B, H, 7, 8)
     with pytest.raises(headwise.MaskError, match=r"made its mask for \(T, S\) = \(5, 5\) and attends with \(5, 7\)"):
         attention(torch.nn.Module(), query, key, key, prepared)
+
+
+def test_the_import_hook_waits_for_an_import_that_succeeds(tmp_path):
+    (tmp_path / "shaky.py").write_text("import os\nif os.environ.get('SHAKY'):\n    raise ImportError('not today')\n")
+    code = """
+import importlib.util, os
+from headwise.late import after_import
+happened = []
+after_import("shaky", lambda: happened.append(1))
+importlib.util.find_spec("shaky")
+os.environ["SHAKY"] = "1"
+try:
+    import shaky
+except ImportError:
+    del os.environ["SHAKY"]
+import shaky
+print(happened)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)  # noqa: S603
+    assert done.stdout.strip() == "[1]", done.stderr

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from headwise.errors import CacheError, ShapeError
 from headwise.mask_algebra import Mask
-from headwise.masks import Lengths, check_placeable, placed, shifted
+from headwise.masks import Lengths
+from headwise.placing import check_placeable, placed, shifted
 from headwise.scoring import Scoring
 from headwise.shapes import check_size
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from headwise import masks
 from headwise.errors import MaskError
 from headwise.mask_algebra import Extent, Grid, Mask
+from headwise.placing import placed
 
 IndexFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -143,7 +144,7 @@ class _Place:
         if self.aligned:
             return mask
         steps = torch.arange(self.T, device=self.device)
-        return masks.placed(mask, (steps + (self.first_query - self.first_key))[None])
+        return placed(mask, (steps + (self.first_query - self.first_key))[None])
 
 
 def _closure(function: IndexFunction) -> dict[str, Any]:

@@ -13,21 +13,26 @@ class After(importlib.abc.MetaPathFinder):
     """Waits for one module, steps aside, and adds to its loading that `then` is called."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
-        self.name, self.then = name, then
+        self.name, self.then, self.looking = name, then, False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The module's own spec, with its loader extended; None for every other module."""
-        if fullname != self.name:
+        if fullname != self.name or self.looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self.looking = True  # so that the module's own finder answers
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self.looking = False
         if spec is not None and spec.loader is not None:
             load, loader = spec.loader.exec_module, spec.loader
 
             def exec_module(module: ModuleType) -> None:
                 load(module)
+                if self in sys.meta_path:  # only now: a spec may be asked for and not used, and a first import may fail
+                    sys.meta_path.remove(self)
                 self.then()
 
             loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -299,7 +299,7 @@ class MultiHeadAttention(nn.Module):
         if q.is_meta and self.mask is not None:
             scoring = dataclasses.replace(scoring, mask=self.mask.to(q.device))
         if mask is not None or bias is not None or causal is not None:
-            scoring = self._call_scoring(q, S, mask, bias, causal)
+            scoring = self._call_scoring(q, S, scoring.mask, mask, bias, causal)
         elif not self._mask_fits_all and scoring.mask is not None:
             scoring.mask.check(q.shape[0], q.shape[1], q.shape[2], S, q.device)
         if cache is not None:  # after all checks: a call that is refused leaves the cache as it was
@@ -407,10 +407,15 @@ class MultiHeadAttention(nn.Module):
         return weights, packing.unpack(bias, self.num_heads, self.num_kv_heads)
 
     def _call_scoring(
-        self, q: Tensor, S: int, mask: Mask | Tensor | None, bias: Tensor | None, causal: bool | None
+        self,
+        q: Tensor,
+        S: int,
+        always: Mask | None,
+        mask: Mask | Tensor | None,
+        bias: Tensor | None,
+        causal: bool | None,
     ) -> Scoring:
         """The scoring of one call: what the layer always hides, and what this call adds."""
-        always = self.mask
         if causal is False and self.causal:
             raise OptionError(
                 "causal=False cannot lift what this layer was made with (causal=True). Make the layer without it."

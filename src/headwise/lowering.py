@@ -96,13 +96,44 @@ def may_empty_a_row(mask: Mask | None, T: int, S: int) -> bool:
     return mask is not None and not (mask.sees_self and T <= S)
 
 
+BLOCK = 128
+STRIP_BYTES = 2**26  # of the mask, looked at in one go
+
+
 def block_mask(mask: Mask, T: int, S: int, *, device: torch.device | str | None = None) -> "BlockMask":
-    """The mask as FlexAttention wants it."""
-    from torch.nn.attention.flex_attention import create_block_mask  # heavy, and rarely needed
+    """The mask as FlexAttention wants it: which blocks hold something, found strip by strip, and the rule inside them."""
+    from torch.nn.attention.flex_attention import BlockMask  # heavy, and rarely needed
+
+    where = torch.device(device if device is not None else next((t.device for t in mask.tensors()), "cpu"))
+    some, every = occupied(mask, T, S, where)
 
     def mask_mod(batch: Tensor, head: Tensor, row: Tensor, col: Tensor) -> Tensor:
         return mask.visible(Grid(batch, head, row, col, T, S))
 
-    extent = mask.extent
-    where = device if device is not None else next((t.device for t in mask.tensors()), "cpu")
-    return create_block_mask(mask_mod, extent.batch, extent.heads, T, S, device=str(where))
+    return BlockMask.from_kv_blocks(
+        *_ordered(some & ~every), *_ordered(every), BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=(T, S)
+    )
+
+
+def occupied(mask: Mask, T: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """For every 128×128 block whether something of it is visible, and whether all is; (B or 1, H or 1, rows, cols)."""
+    B, H = (1 if size is None else size for size in mask.extent[:2])
+    strip = max(1, STRIP_BYTES // (B * H * S * BLOCK)) * BLOCK
+    some: list[Tensor] = []
+    every: list[Tensor] = []
+    for start in range(0, T, strip):
+        seen = mask.tile(slice(start, min(start + strip, T)), slice(None), T, S, device=device)
+        rows, cols = seen.shape[2], seen.shape[3]
+        room = (0, -cols % BLOCK, 0, -rows % BLOCK)
+        for found, value, reduce in ((some, False, torch.any), (every, True, torch.all)):
+            padded = torch.nn.functional.pad(seen, room, value=value)
+            blocks = padded.unflatten(3, (-1, BLOCK)).unflatten(2, (-1, BLOCK))
+            found.append(reduce(reduce(blocks, 5), 3))
+    return torch.cat(some, 2), torch.cat(every, 2)
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of each row there are, and which: those first, in order."""
+    counts = blocks.sum(-1, dtype=torch.int32)
+    indices = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+    return counts, indices.contiguous()

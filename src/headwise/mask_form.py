@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headwise import mask_algebra, masks, probes
+from headwise import mask_algebra, masks, placing, probes
 from headwise.errors import MaskError
 from headwise.mask_algebra import Mask
 
@@ -26,8 +26,8 @@ KINDS: dict[str, type[Mask]] = {
         masks.KeyMask,
         masks.Documents,
         masks.Dense,
-        masks.Placed,
-        masks.Shifted,
+        placing.Placed,
+        placing.Shifted,
         probes.Offset,
         probes.Match,
     )

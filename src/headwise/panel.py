@@ -10,7 +10,7 @@ from torch import Tensor
 from headwise import engine, readings
 from headwise.errors import MaskError, OptionError
 from headwise.mask_algebra import Mask
-from headwise.masks import placed
+from headwise.placing import placed
 from headwise.shapes import check_size
 from headwise.source import Source
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headwise.backends.base import Call, Streaming
-from headwise.lowering import simplify
+from headwise.lowering import block_mask, simplify
 from headwise.mask_algebra import Grid, Mask
 from headwise.masks import Causal
 from headwise.scoring import Scoring
@@ -21,11 +21,9 @@ from headwise.scoring import Scoring
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-BLOCK = 128
 WORTHWHILE = 2**20  # scores of one head below which a kernel is not worth compiling
 FIXED_LENGTHS = 8  # each costs seconds to compile
 MOST_KEPT = 32  # block masks
-STRIP_BYTES = 2**26  # of the mask, looked at in one go
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -68,7 +66,7 @@ class Flex(Streaming):
         T, S = query.shape[2], key.shape[2]
         scoring = scoring.simplified(T, S)
         mod = score_mod(scoring, query.dtype, T, S)
-        blocks = None if scoring.mask is None else block_mask(scoring.mask, T, S, query.device)
+        blocks = None if scoring.mask is None else kept_block_mask(scoring.mask, T, S, query.device)
         with torch._dynamo.config.patch(recompile_limit=256):
             output, lse = compiled(fixed_length(T, S))(query, key, value, mod, blocks, scoring.scale, call.grouped)
         _, sinks, _ = scoring.learnable
@@ -123,7 +121,7 @@ def score_mod(scoring: Scoring, dtype: torch.dtype, T: int, S: int) -> Score | N
 _kept: "OrderedDict[Any, tuple[Mask, BlockMask]]" = OrderedDict()
 
 
-def block_mask(mask: Mask, T: int, S: int, device: torch.device) -> "BlockMask":
+def kept_block_mask(mask: Mask, T: int, S: int, device: torch.device) -> "BlockMask":
     """The mask as FlexAttention wants it. The last few are kept, for a layer asks again and again.
 
     Masks without tensors are known by what they say, others by who they are and how often their tensors changed.
@@ -131,46 +129,11 @@ def block_mask(mask: Mask, T: int, S: int, device: torch.device) -> "BlockMask":
     versions = tuple(x._version for x in mask.tensors() if not x.is_inference())
     place = (id(mask) if mask.tensors() else repr(mask), versions, T, S, device)
     if place not in _kept:
-        _kept[place] = (mask, _block_mask(mask, T, S, device))  # the mask stays alive, so that its id stays its own
+        _kept[place] = (
+            mask,
+            block_mask(mask, T, S, device=device),
+        )  # the mask stays alive, so that its id stays its own
         while len(_kept) > MOST_KEPT:
             _kept.popitem(last=False)
     _kept.move_to_end(place)
     return _kept[place][1]
-
-
-def _block_mask(mask: Mask, T: int, S: int, device: torch.device) -> "BlockMask":
-    from torch.nn.attention.flex_attention import BlockMask
-
-    some, every = occupied(mask, T, S, device)
-    partial, full = some & ~every, every
-
-    def mask_mod(batch: Tensor, head: Tensor, row: Tensor, col: Tensor) -> Tensor:
-        return mask.visible(Grid(batch, head, row, col, T, S))
-
-    return BlockMask.from_kv_blocks(
-        *_ordered(partial), *_ordered(full), BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=(T, S)
-    )
-
-
-def occupied(mask: Mask, T: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For every 128×128 block whether something of it is visible, and whether all is; (B or 1, H or 1, rows, cols)."""
-    B, H = (1 if size is None else size for size in mask.extent[:2])
-    strip = max(1, STRIP_BYTES // (B * H * S * BLOCK)) * BLOCK
-    some: list[Tensor] = []
-    every: list[Tensor] = []
-    for start in range(0, T, strip):
-        seen = mask.tile(slice(start, min(start + strip, T)), slice(None), T, S, device=device)
-        rows, cols = seen.shape[2], seen.shape[3]
-        room = (0, -cols % BLOCK, 0, -rows % BLOCK)
-        for found, value, reduce in ((some, False, torch.any), (every, True, torch.all)):
-            padded = torch.nn.functional.pad(seen, room, value=value)
-            blocks = padded.unflatten(3, (-1, BLOCK)).unflatten(2, (-1, BLOCK))
-            found.append(reduce(reduce(blocks, 5), 3))
-    return torch.cat(some, 2), torch.cat(every, 2)
-
-
-def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of each row there are, and which: those first, in order."""
-    counts = blocks.sum(-1, dtype=torch.int32)
-    indices = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
-    return counts, indices.contiguous()

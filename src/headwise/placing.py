@@ -1,0 +1,95 @@
+"""Masks for queries and keys that stand elsewhere than a mask assumes: not at the end, or without the first keys.
+
+A cache needs both: samples of different length share its room, and a sliding window drops what nobody sees any more.
+"""
+
+import dataclasses
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from headwise.errors import MaskError
+from headwise.mask_algebra import Both, Extent, Grid, Mask
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Placed(Mask):
+    """See `placed`."""
+
+    inner: Mask
+    positions: Tensor  # (B or 1, T)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*self.inner.tensors(), self.positions)
+
+    @property
+    def extent(self) -> Extent:
+        B, H, _, S = self.inner.extent
+        rows = self.positions.shape[0]
+        return Extent(rows if rows > 1 else B, H, self.positions.shape[1], S)
+
+    def visible(self, grid: Grid) -> Tensor:
+        return self.inner.visible(grid.placed(self.positions))
+
+    def to(self, device: torch.device | str) -> Self:
+        return dataclasses.replace(self, inner=self.inner.to(device), positions=self.positions.to(device))
+
+    def __repr__(self) -> str:
+        return f"placed({self.inner!r}, positions of shape {tuple(self.positions.shape)})"
+
+
+def placed(mask: Mask, positions: Tensor) -> Mask:
+    """`mask` for queries that stand at `positions` among the keys, (B or 1, T), and not at their end.
+
+    With samples of different length in one batch of keys, no query but that of the longest stands at the end.
+    """
+    check_placeable(mask)
+    return Placed(mask, positions)
+
+
+def check_placeable(mask: Mask) -> None:
+    """Raise if a mask cannot be seen from elsewhere than the end of the keys."""
+    if mask.extent.queries is not None:
+        raise MaskError(
+            f"mask {mask!r} lists its queries one by one, so they cannot be placed elsewhere. In a batch of samples of "
+            f"different length, and with a static cache, use masks of positions: causal(), window(...), documents(...)."
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Shifted(Mask):
+    """See `shifted`."""
+
+    inner: Mask
+    dropped: int
+
+    @property
+    def extent(self) -> Extent:
+        B, H, T, S = self.inner.extent
+        return Extent(B, H, T, None if S is None else S - self.dropped)
+
+    @property
+    def by_key(self) -> bool:
+        return self.inner.by_key
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.inner.tensors()
+
+    def visible(self, grid: Grid) -> Tensor:
+        return self.inner.visible(grid._replace(col=grid.col + self.dropped, S=grid.S + self.dropped))
+
+    def to(self, device: torch.device | str) -> Self:
+        return dataclasses.replace(self, inner=self.inner.to(device))
+
+    def __repr__(self) -> str:
+        return f"shifted({self.inner!r}, {self.dropped})"
+
+
+def shifted(mask: Mask, dropped: int) -> Mask:
+    """`mask` of a text whose first `dropped` keys are no longer there. Where only distances count, it is the same."""
+    if mask.banded:
+        return mask
+    if isinstance(mask, Both):
+        return shifted(mask.a, dropped) & shifted(mask.b, dropped)
+    return Shifted(mask, dropped)

@@ -101,7 +101,7 @@ STRIP_BYTES = 2**26  # of the mask, looked at in one go
 
 
 def block_mask(mask: Mask, T: int, S: int, *, device: torch.device | str | None = None) -> "BlockMask":
-    """The mask as FlexAttention wants it: which blocks hold something, found strip by strip, and the rule inside them."""
+    """The mask as FlexAttention wants it: which blocks hold something, found strip by strip, and the rule within."""
     from torch.nn.attention.flex_attention import BlockMask  # heavy, and rarely needed
 
     where = torch.device(device if device is not None else next((t.device for t in mask.tensors()), "cpu"))

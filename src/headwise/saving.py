@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.errors import CheckpointError, MissingExtraError
+from headwise.errors import CheckpointError
+from headwise.extras import need
 from headwise.map import AttentionMap, _flatten, _unflatten
 
 FORMAT = "headwise map 2"
@@ -15,7 +16,7 @@ FORMAT = "headwise map 2"
 
 def save(weights: AttentionMap, path: str | Path) -> None:
     """Write a map; the log-sum-exp is computed first, so that it need not be when it is read."""
-    safetensors = _safetensors()
+    safetensors = need("safetensors.torch", "save", "saved maps")
     weights = weights.detach()
     weights._normalised()
     leaves, context = _flatten(weights)
@@ -29,7 +30,7 @@ def save(weights: AttentionMap, path: str | Path) -> None:
 
 def load(path: str | Path, device: torch.device | str = "cpu") -> AttentionMap:
     """Read a map."""
-    safetensors = _safetensors()
+    safetensors = need("safetensors", "save", "saved maps")
     with safetensors.safe_open(str(path), framework="pt", device=str(device)) as file:
         metadata = file.metadata() or {}
         if metadata.get("format") != FORMAT:
@@ -46,21 +47,3 @@ def _names(context: Any, count: int) -> list[str]:
     """What the tensors of a map are called in the file, in order."""
     names = ["query", "key", *context[0]]
     return names + [f"mask.{i}" for i in range(count - len(names))]
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors
-        import safetensors.torch
-    except ImportError as error:
-        raise MissingExtraError(
-            "saving and loading maps needs safetensors. Install it with: pip install 'headwise[save]'."
-        ) from error
-    return _Both(safetensors)
-
-
-class _Both:
-    """The two functions of safetensors that are used."""
-
-    def __init__(self, module: Any) -> None:
-        self.safe_open, self.save_file = module.safe_open, module.torch.save_file

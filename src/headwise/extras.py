@@ -14,8 +14,9 @@ def need(package: str, extra: str, purpose: str) -> ModuleType:
         extra: the extra of headwise that brings it.
         purpose: what it is for, as the beginning of a sentence: "coloured tables".
     """
+    name = package.partition(".")[0]
     try:
+        importlib.import_module(name)
         return importlib.import_module(package)
     except ImportError as error:
-        name = package.partition(".")[0]
         raise MissingExtraError(f"{purpose} need {name}. Install it with: pip install 'headwise[{extra}]'.") from error

@@ -5,13 +5,24 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from headwise.cli import VERBS, main
 
 EXAMPLES = [line.strip() for verb in VERBS.values() for line in verb.EXAMPLES.splitlines()[1:]]
 
 
+@pytest.fixture
+def examples_files(tmp_path, monkeypatch):
+    """The files that examples of the help name."""
+    from safetensors.torch import save_file
+
+    save_file(torch.nn.TransformerEncoderLayer(16, 4, 8).state_dict(), tmp_path / "model.safetensors")
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.usefixtures("examples_files")
 def test_examples_of_the_help_run(example, capsys):
     program, *arguments = shlex.split(example)
     assert program == "headwise"

@@ -3,6 +3,7 @@
 from headwise import compat, probes, reference, textbook
 from headwise.attention import attend
 from headwise.cache import KVCache, Memory
+from headwise.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
 from headwise.errors import (
     CacheError,
     CheckpointError,
@@ -46,8 +47,10 @@ def _register() -> None:
 _after_import("transformers.modeling_utils", _register)
 
 __all__ = [
+    "AttentionLayer",
     "AttentionMap",
     "CacheError",
+    "Checkpoint",
     "CheckpointError",
     "DeviceError",
     "DtypeError",
@@ -86,6 +89,7 @@ __all__ = [
     "local",
     "ntk",
     "offset",
+    "open_checkpoint",
     "padding",
     "prefix",
     "previous_token",

@@ -71,6 +71,7 @@ class MultiHeadAttention(nn.Module):
     k_norm: nn.Module | None
     sinks: nn.Parameter | None
     position: options.Position
+    _version = 2  # by which a state dict is known as ours: others call a projection `qkv_proj` too
     _watchers: tuple[Callable[[AttentionMap], None], ...] = ()  # see `watch.py`
 
     def __init__(
@@ -432,21 +433,24 @@ class MultiHeadAttention(nn.Module):
         num_heads: int | None = None,
         *,
         prefix: str = "",
+        layout: str | None = None,
         **options: Any,
     ) -> Self:
         """A layer with the weights of somebody's attention, giving the same output to rounding.
 
-        Known layouts: `W_q, W_k, W_v, W_o`; `W_query, W_key, W_value, out_proj` with or without its mask buffer; a list
-        `heads.0.W_query, ...` without output projection; `torch.nn.MultiheadAttention`; and our own.
+        Known layouts: those of textbooks, `torch.nn.MultiheadAttention`, GPT-2, GPT-NeoX, Falcon, BERT, ViT, Llama, T5,
+        x-transformers, Keras, and our own; `headwise.open_checkpoint` reads whole models.
 
         Args:
             state_dict: names to tensors.
             num_heads: needed where the layout does not tell it; only a list of heads does.
             prefix: where the layer's names begin, such as "blocks.0.attention.".
+            layout: "head by head" or "side by side", where the order of a fused projection is ambiguous.
             options: further arguments of the layer. What is no tensor must be said here: `dropout`, and `causal` or
                 `mask` unless a causal mask is stored. What the tensors determine cannot be changed by options.
         """
-        found = checkpoints.read(state_dict, num_heads, prefix, options.get("num_kv_heads"))
+        found = checkpoints.read(state_dict, num_heads, prefix, options.get("num_kv_heads"), layout)
+        checkpoints.check_said(found, options)
         first = found.state["q_proj.weight"]
         arguments: dict[str, Any] = {"device": first.device, "dtype": first.dtype}
         layer = cls(**arguments | checkpoints.merge(found.options, options))

@@ -44,6 +44,24 @@ class WidthNorm(nn.RMSNorm):
         return super().forward(x.transpose(1, 2).reshape(B, T, H * D)).view(B, T, H, D).transpose(1, 2)
 
 
+class ZeroCentredNorm(nn.RMSNorm):
+    """Root-mean-square normalisation whose weight is stored as its difference from 1, as Gemma stores it.
+
+    >>> ZeroCentredNorm(8).weight.sum().item()
+    0.0
+    """
+
+    def reset_parameters(self) -> None:
+        """Zeros: nothing is scaled."""
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalised in float32 or better."""
+        precise = torch.promote_types(x.dtype, torch.float32)
+        weight = 1 + self.weight.to(precise)
+        return torch.nn.functional.rms_norm(x.to(precise), self.normalized_shape, weight, self.eps).to(x.dtype)
+
+
 def norm(
     qk_norm: Norm, heads: int, head_dim: int, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> nn.Module | None:
@@ -54,7 +72,8 @@ def norm(
         return nn.RMSNorm(head_dim, eps=1e-6, device=device, dtype=dtype)
     if qk_norm == "width":
         return WidthNorm(heads * head_dim, eps=1e-6, device=device, dtype=dtype)
-    made = qk_norm(head_dim) if callable(qk_norm) else None
+    over_width = getattr(qk_norm, "func", qk_norm) is WidthNorm  # perhaps a partial of it, with another eps
+    made = qk_norm(heads * head_dim if over_width else head_dim) if callable(qk_norm) else None
     if not isinstance(made, nn.Module):
         raise OptionError(
             f"qk_norm={qk_norm!r}: expected 'head' (each head by itself, as Qwen 3 and Gemma 3), 'width' (all heads "

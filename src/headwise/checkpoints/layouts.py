@@ -1,289 +1,458 @@
-"""The layouts we know: how each names its tensors, and what these say about the layer."""
+"""The layouts we know: how each names its tensors, and how these are arranged."""
 
+import abc
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Size
 
+from headwise.checkpoints.forms import (
+    Form,
+    Halves,
+    HeadByHead,
+    HeadsTurned,
+    Kernel,
+    Listed,
+    OutKernel,
+    Rule,
+    Same,
+    SideBySide,
+    Transposed,
+)
 from headwise.errors import CheckpointError
-from headwise.packing import unpack
 
-State = Mapping[str, Tensor]
-OUTS = ("out_proj", "proj", "W_o")
+Shapes = Mapping[str, Size]
+PARTS = ("q_proj", "k_proj", "v_proj")
+KINDS = ("weight", "bias")
+OUTS = ("out_proj", "o_proj", "proj", "W_o", "W_O", "Wo", "w_o", "wo", "fc_out", "fc", "out", "dense", "output")
+# What may lie beside a layer and takes no part in its arithmetic: positions that are computed, masks, the norm and the
+# residual that follow it.
+TURNED = "models with these names turn queries and keys: position=rotary(base). If yours does not: position=None"
+T5_TABLE = "relative_attention_bias.weight"
+BESIDE = re.compile(
+    r"(rotary_emb|rotary_pos_emb|rope)\..*|masked_bias|(output\.)?LayerNorm\.(weight|bias)|layer_?norm\.(weight|bias)"
+)
 
 
-class Found(NamedTuple):
-    """A layer as read: arguments for `MultiHeadAttention`, and tensors under the names of its separate projections."""
-
-    options: dict[str, Any]
-    state: dict[str, Tensor]
-
-
-class Layout(Protocol):
-    """One way to name the tensors of attention."""
+class Layout(abc.ABC):
+    """One way to name and arrange the tensors of attention."""
 
     title: str
     example: str
+    anchor: str  # a name that every layer of this layout has
+    mask: str | None = None  # a buffer that may hold a causal mask
+    order: str | None = None  # of the rows of a fused projection, where two layouts share its name
+    causal = False  # whether the names are those of a decoder
 
-    def matches(self, names: State) -> bool:
+    @abc.abstractmethod
+    def matches(self, names: Shapes) -> bool:
         """Whether these names are of this layout."""
-        ...
 
-    def read(self, names: State, num_heads: int | None, num_kv_heads: int | None) -> Found:
-        """The layer, or a `CheckpointError` that says what does not fit."""
-        ...
+    @abc.abstractmethod
+    def rules(self, names: Shapes) -> list[Rule]:
+        """Which of their tensors are which of ours; a `CheckpointError` where some are missing."""
+
+    def heads(self, names: Shapes) -> int | None:
+        """How many query heads there are, if the tensors tell."""
+        return None
+
+    def fused(self, names: Shapes) -> int | None:
+        """Rows of a tensor that holds queries, keys and values together, if there is one."""
+        return None
+
+    def width(self, names: Shapes) -> int | None:
+        """How wide all queries are together, as the output projection beside a fused tensor tells."""
+        return None
+
+    def at_home(self, prefix: str) -> bool:
+        """Whether layers at this place are known to be of this layout."""
+        return False
+
+    def unsaid(self, names: Shapes, prefix: str) -> dict[str, str]:
+        """Options that layers of this layout usually have and no tensor tells, and what to say."""
+        return {}
 
 
-class Linears:
-    """Four `nn.Linear` (or three, without the last), under the names textbooks give them."""
+def linear(names: Shapes, theirs: str, ours: str, form: Form | None = None) -> list[Rule]:
+    """A linear map by another name."""
+    if f"{theirs}.weight" not in names:
+        raise CheckpointError(f"{theirs}.weight is missing; found {', '.join(sorted(names))}.")
+    rules = [Rule((f"{theirs}.weight",), (f"{ours}.weight",), form or Same())]
+    return rules + [Rule((f"{theirs}.bias",), (f"{ours}.bias",), Same())] * (f"{theirs}.bias" in names)
 
-    def __init__(self, title: str, query: str, key: str, value: str, outs: tuple[str, ...]) -> None:
-        self.title, self.parts, self.outs = title, (query, key, value), outs
+
+def last(names: Shapes, outs: tuple[str, ...]) -> list[Rule]:
+    """The output projection under the first of these names that is there; it may be missing."""
+    found = next((name for name in outs if f"{name}.weight" in names), None)
+    return [] if found is None else linear(names, found, "out_proj")
+
+
+class Linears(Layout):
+    """Four linear maps (or three, without the last), by the names somebody gives them."""
+
+    mask = "mask"
+
+    def __init__(
+        self,
+        query: str,
+        key: str,
+        value: str,
+        outs: tuple[str, ...] = OUTS,
+        *,
+        title: str | None = None,
+        more: Mapping[str, str] | None = None,
+        complete: bool = False,
+    ) -> None:
+        self.title, self.complete = title or f"{query}, {key}, {value}, {outs[0]}", complete
+        self.parts, self.outs, self.more = (query, key, value), outs, more or {}
+        self.anchor = f"{query}.weight"
         self.example = f"{query}.weight, {key}.weight, {value}.weight, {outs[0]}.weight"
 
-    def matches(self, names: State) -> bool:
-        """All three projections are there."""
-        return all(f"{part}.weight" in names for part in self.parts)
+    def matches(self, names: Shapes) -> bool:
+        """All three projections are there, and the last one if the layout is nothing without it."""
+        there = all(f"{part}.weight" in names for part in self.parts)
+        return there and not (self.complete and not any(f"{out}.weight" in names for out in self.outs))
 
-    def read(self, names: State, num_heads: int | None, num_kv_heads: int | None) -> Found:
+    def rules(self, names: Shapes) -> list[Rule]:
         """Heads lie one after the other in the rows, which is how our separate projections have them."""
-        state: dict[str, Tensor] = {}
-        for ours, theirs in zip(("q_proj", "k_proj", "v_proj"), self.parts, strict=True):
-            state |= _linear(names, theirs, ours)
-        out = next((name for name in self.outs if f"{name}.weight" in names), None)
-        if out is not None:
-            state |= _linear(names, out, "out_proj")
-        used = {f"{part}.{kind}" for part in (*self.parts, out) for kind in ("weight", "bias")}
-        _refuse_leftovers(self.title, set(names) - used - {"mask"})
-        return _found(self.title, state, num_heads, causal_length(names.get("mask")))
+        rules = [rule for theirs, ours in zip(self.parts, PARTS, strict=True) for rule in linear(names, theirs, ours)]
+        rules += [Rule((theirs,), (ours,), Same()) for theirs, ours in self.more.items() if theirs in names]
+        return rules + last(names, self.outs)
+
+    def unsaid(self, names: Shapes, prefix: str) -> dict[str, str]:
+        """Llama's names come with rotary positions, T5's without a scale."""
+        if "wo.weight" in names or "o_proj.weight" in names:
+            return {"position": TURNED}
+        if "o.weight" in names and self.anchor == "q.weight":
+            return {"scoring": "T5 does not scale its scores: scoring=Scoring(scale=1.0). If yours does: Scoring()"}
+        return {}
 
 
-class HeadList:
+class XTransformers(Linears):
+    """`to_q` and so on. Where query heads share keys, head i takes key i modulo their number, so that reading puts the
+    heads of a group side by side: they are then numbered as we number them."""
+
+    def __init__(self) -> None:
+        super().__init__("to_q", "to_k", "to_v", ("to_out.0", "to_out"), title="x-transformers' to_q, to_out")
+
+    def rules(self, names: Shapes) -> list[Rule]:
+        """As any four linears, unless heads share keys."""
+        rules = super().rules(names)
+        if names["to_k.weight"][:1] == names["to_q.weight"][:1]:
+            return rules
+        axes = {"q_proj.weight": 0, "q_proj.bias": 0, "out_proj.weight": 1}
+        return [rule._replace(form=HeadsTurned(axes[rule.ours[0]])) if rule.ours[0] in axes else rule for rule in rules]
+
+
+class KeysWithValues(Layout):
+    """A linear map for queries, and one for keys and values."""
+
+    def __init__(self, query: str, pair: str, outs: tuple[str, ...]) -> None:
+        self.title, self.query, self.pair, self.outs = f"{query}, {pair}", query, pair, outs
+        self.anchor = f"{pair}.weight"
+        self.example = f"{query}.weight, {pair}.weight, {outs[0]}.weight"
+
+    def matches(self, names: Shapes) -> bool:
+        """Both are there."""
+        return f"{self.query}.weight" in names and self.anchor in names
+
+    def rules(self, names: Shapes) -> list[Rule]:
+        """Keys above values."""
+        rules = linear(names, self.query, "q_proj")
+        for kind in KINDS:
+            if f"{self.pair}.{kind}" in names:
+                rules.append(Rule((f"{self.pair}.{kind}",), (f"k_proj.{kind}", f"v_proj.{kind}"), Halves()))
+        return rules + last(names, self.outs)
+
+
+class HeadList(Layout):
     """`heads.0.W_query.weight` and so on: heads in a list, each with three linears of its own, maybe projected."""
 
     title = "a list of heads"
-    example = "heads.0.W_query.weight, heads.0.W_key.weight, heads.0.W_value.weight, heads.1.W_query.weight, ..."
-    pattern = re.compile(r"heads\.(\d+)\.(W_query|W_key|W_value)\.(weight|bias)")
-    parts = (("q_proj", "W_query"), ("k_proj", "W_key"), ("v_proj", "W_value"))
+    mask = "heads.0.mask"
 
-    def matches(self, names: State) -> bool:
+    def __init__(self, query: str, key: str, value: str) -> None:
+        self.parts = (query, key, value)
+        self.anchor = f"heads.0.{query}.weight"
+        self.example = f"{self.anchor}, heads.0.{key}.weight, heads.0.{value}.weight, heads.1.{query}.weight, ..."
+
+    def matches(self, names: Shapes) -> bool:
         """There is a first head."""
-        return "heads.0.W_query.weight" in names
+        return self.anchor in names
 
-    def read(self, names: State, num_heads: int | None, num_kv_heads: int | None) -> Found:
+    def heads(self, names: Shapes) -> int:
+        """As many as the list is long."""
+        pattern = re.compile(rf"heads\.(\d+)\.({'|'.join(self.parts)})\.(weight|bias)")
+        numbers = {int(match[1]) for name in names if (match := pattern.fullmatch(name))}
+        if numbers != set(range(len(numbers))):
+            raise CheckpointError(f"{self.title}: heads {sorted(numbers)} are not numbered from 0 without a gap.")
+        return len(numbers)
+
+    def rules(self, names: Shapes) -> list[Rule]:
         """Stack the heads; the naive wrapper's output is as wide as all of them together."""
-        heads = {int(match[1]) for name in names if (match := self.pattern.fullmatch(name))}
-        if heads != set(range(len(heads))):
-            raise CheckpointError(f"{self.title}: heads {sorted(heads)} are not numbered from 0 without a gap.")
-        if num_heads not in (None, len(heads)):
-            raise CheckpointError(f"{self.title}: num_heads={num_heads} is given and {len(heads)} heads are there.")
-        state: dict[str, Tensor] = {}
-        out = next((name for name in OUTS if f"{name}.weight" in names), None)
-        if out is not None:
-            state |= _linear(names, out, "out_proj")
-        used = {f"{out}.weight", f"{out}.bias"} | {f"heads.{i}.mask" for i in heads}
-        _refuse_leftovers(self.title, {name for name in names if not self.pattern.fullmatch(name)} - used)
-        for ours, theirs in self.parts:
-            for kind in ("weight", "bias"):
-                rows = [names.get(f"heads.{i}.{theirs}.{kind}") for i in range(len(heads))]
-                there = [row for row in rows if row is not None]
-                if len(there) not in (0, len(heads)) or (not there and kind == "weight"):
-                    raise CheckpointError(f"{self.title}: {theirs}.{kind} is missing in some heads.")
-                if any(row.shape != there[0].shape or row.dim() == 0 for row in there):
-                    raise CheckpointError(
-                        f"{self.title}: {theirs}.{kind} has shapes {sorted({tuple(row.shape) for row in there})}; "
-                        f"all heads must be alike."
-                    )
-                if there:
-                    state[f"{ours}.{kind}"] = torch.cat(there)
-        return _found(self.title, state, len(heads), causal_length(names.get("heads.0.mask")))
+        rules = []
+        for ours, theirs in zip(PARTS, self.parts, strict=True):
+            for kind in KINDS:
+                rows = tuple(f"heads.{i}.{theirs}.{kind}" for i in range(self.heads(names)))
+                if any(row in names for row in rows) or kind == "weight":
+                    self.check_alike(f"{theirs}.{kind}", [names.get(row) for row in rows])
+                    rules.append(Rule(rows, (f"{ours}.{kind}",), Listed()))
+        return rules + last(names, OUTS)
+
+    def check_alike(self, what: str, shapes: list[Size | None]) -> None:
+        """Raise unless every head has the tensor, all of one shape."""
+        if None in shapes:
+            raise CheckpointError(f"{self.title}: {what} is missing in some heads.")
+        if len(set(shapes)) > 1 or shapes[0] == ():
+            given = sorted({tuple(shape) for shape in shapes if shape is not None})
+            raise CheckpointError(f"{self.title}: {what} has shapes {given}; all heads must be alike.")
 
 
-class Torch:
+class Torch(Layout):
     """`torch.nn.MultiheadAttention`, with one `in_proj_weight` or, for other input widths, three."""
 
     title = "torch.nn.MultiheadAttention"
     example = "in_proj_weight, in_proj_bias, out_proj.weight, out_proj.bias"
 
-    def matches(self, names: State) -> bool:
-        """Its own spelling of the projections."""
-        return "in_proj_weight" in names or "q_proj_weight" in names
+    def __init__(self, anchor: str) -> None:
+        self.anchor = anchor
 
-    def read(self, names: State, num_heads: int | None, num_kv_heads: int | None) -> Found:
+    def matches(self, names: Shapes) -> bool:
+        """Its own spelling of the projections."""
+        return self.anchor in names
+
+    def rules(self, names: Shapes) -> list[Rule]:
         """Query, key and value rows one after the other."""
         if "bias_k" in names or "bias_v" in names:
             raise CheckpointError(
                 f"{self.title}: bias_k and bias_v (add_bias_kv=True) add a learned key that our layer does not have."
             )
-        parts = ("q_proj", "k_proj", "v_proj")
-        state: dict[str, Tensor] = {}
-        if "in_proj_weight" in names:
-            state |= {f"{p}.weight": w for p, w in zip(parts, _thirds(names, "in_proj_weight"), strict=True)}
+        if self.anchor == "in_proj_weight":
+            rules = [self.thirds(names, "weight")]
         else:
-            state |= {f"{p}.weight": _get(names, f"{p}_weight") for p in parts}
+            missing = [f"{part}_weight" for part in PARTS if f"{part}_weight" not in names]
+            if missing:
+                raise CheckpointError(f"{missing[0]} is missing; found {', '.join(sorted(names))}.")
+            rules = [Rule((f"{part}_weight",), (f"{part}.weight",), Same()) for part in PARTS]
         if "in_proj_bias" in names:
-            state |= {f"{p}.bias": b for p, b in zip(parts, _thirds(names, "in_proj_bias"), strict=True)}
-        state |= _linear(names, "out_proj", "out_proj")
-        used = {"in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"} | {f"{p}_weight" for p in parts}
-        _refuse_leftovers(self.title, set(names) - used)
-        return _found(self.title, state, num_heads, None)
+            rules.append(self.thirds(names, "bias"))
+        return rules + linear(names, "out_proj", "out_proj")
 
-
-class Ours:
-    """The fused, head-major layout of `headwise.MultiHeadAttention` itself."""
-
-    title = "headwise.MultiHeadAttention"
-    example = "qkv_proj.weight, out_proj.weight"
-
-    def matches(self, names: State) -> bool:
-        """Its fused projection."""
-        return "qkv_proj.weight" in names
-
-    def read(self, names: State, num_heads: int | None, num_kv_heads: int | None) -> Found:
-        """Unpack. How wide all queries are the output projection tells; the rest of the rows are keys and values."""
-        heads = _need_heads(self.title, num_heads)
-        kv_heads = self.kv_heads(names, heads, num_kv_heads)
-        state: dict[str, Tensor] = {}
-        for kind in ("weight", "bias"):
-            if (packed := names.get(f"qkv_proj.{kind}")) is not None:
-                if packed.dim() == 0 or packed.shape[0] % (heads + 2 * kv_heads):
-                    raise CheckpointError(
-                        f"{self.title}: qkv_proj.{kind} {tuple(packed.shape)} does not hold {heads} query heads and "
-                        f"{kv_heads} key and value heads of one width."
-                    )
-                for part, rows in zip("qkv", unpack(packed, heads, kv_heads), strict=True):
-                    state[f"{part}_proj.{kind}"] = rows
-        if "out_proj.weight" in names:
-            state |= _linear(names, "out_proj", "out_proj")
-        used = {f"{part}.{kind}" for part in ("qkv_proj", "out_proj") for kind in ("weight", "bias")}
-        _refuse_leftovers(self.title, set(names) - used)
-        return _found(self.title, state, heads, None)
-
-    def kv_heads(self, names: State, heads: int, given: int | None) -> int:
-        """The number of key/value heads."""
-        out = names.get("out_proj.weight")
-        if given is not None:
-            return given
-        if out is None:
+    def thirds(self, names: Shapes, kind: str) -> Rule:
+        """The fused tensor; always as many keys as queries."""
+        shape = names[f"in_proj_{kind}"]
+        if not shape or shape[0] % 3:
             raise CheckpointError(
-                f"{self.title}: without an output projection the tensors do not tell how many key/value heads there "
-                f"are. Pass num_kv_heads=, {heads} if there are as many as query heads."
+                f"in_proj_{kind} has shape {tuple(shape)}; expected three equal parts for query, key, value."
             )
-        d_model = out.shape[-1]
-        rest, pair = names["qkv_proj.weight"].shape[0] - d_model, 2 * d_model // heads
-        if rest <= 0 or pair == 0 or rest % pair:
-            raise CheckpointError(
-                f"{self.title}: qkv_proj.weight {tuple(names['qkv_proj.weight'].shape)} and out_proj.weight "
-                f"{tuple(out.shape)} do not make {heads} query heads with their keys and values."
-            )
-        return rest // pair
+        return Rule((f"in_proj_{kind}",), tuple(f"{part}.{kind}" for part in PARTS), Thirds())
 
 
-LAYOUTS: tuple[Layout, ...] = (
-    Ours(),
-    HeadList(),
-    Torch(),
-    Linears("W_query, W_key, W_value", "W_query", "W_key", "W_value", OUTS),
-    Linears("W_q, W_k, W_v", "W_q", "W_k", "W_v", ("W_o", "out_proj", "proj")),
-    Linears("q_proj, k_proj, v_proj", "q_proj", "k_proj", "v_proj", ("out_proj", "o_proj")),
+class Thirds(SideBySide):
+    """Equal parts, whatever the heads."""
+
+    def ours(self, theirs: Any, sizes: Any) -> Any:
+        """Queries, keys, values."""
+        return theirs[0].chunk(3)
+
+
+class Fused(Layout):
+    """One linear map for queries, keys and values, in the order that `form` says."""
+
+    def __init__(
+        self,
+        fused: str,
+        outs: tuple[str, ...],
+        form: Form,
+        *,
+        title: str,
+        order: str,
+        home: re.Pattern[str] | None = None,
+        turned: bool = False,
+    ) -> None:
+        self.title, self.name, self.outs, self.form = title, fused, outs, form
+        self.order, self.home, self.turned = order, home, turned
+        self.anchor = f"{fused}.weight"
+        self.example = f"{fused}.weight, {outs[0]}.weight"
+
+    def matches(self, names: Shapes) -> bool:
+        """The fused projection and one of its outputs, or nothing that could be an output."""
+        there = [out for out in OUTS if f"{out}.weight" in names]
+        return self.anchor in names and (any(f"{out}.weight" in names for out in self.outs) or not there)
+
+    def at_home(self, prefix: str) -> bool:
+        """Whether layers at this place are known to be of this layout."""
+        return self.home is not None and self.home.fullmatch(prefix) is not None
+
+    def rules(self, names: Shapes) -> list[Rule]:
+        """Weight and bias alike."""
+        rules = [
+            Rule((f"{self.name}.{kind}",), tuple(f"{part}.{kind}" for part in PARTS), self.form)
+            for kind in KINDS
+            if f"{self.name}.{kind}" in names
+        ]
+        return rules + last(names, self.outs)
+
+    def fused(self, names: Shapes) -> int:
+        """Its rows."""
+        return names[self.anchor][0] if names[self.anchor] else 0
+
+    def width(self, names: Shapes) -> int | None:
+        """What the output projection takes."""
+        return next((names[f"{out}.weight"][-1] for out in self.outs if names.get(f"{out}.weight")), None)
+
+    def unsaid(self, names: Shapes, prefix: str) -> dict[str, str]:
+        """Positions, where models with these names have them."""
+        return {"position": TURNED} if self.turned else {}
+
+
+class Gpt2(Fused):
+    """GPT-2's `c_attn`, stored (in, out), and the same names with torch's own linear maps."""
+
+    mask = "bias"
+    causal = True
+
+    def __init__(self) -> None:
+        super().__init__("c_attn", ("c_proj",), SideBySide(), title="GPT-2's c_attn, c_proj", order="side by side")
+
+    def transposed(self, names: Shapes) -> bool:
+        """Whether weights are (in, out): the side that all three share is the longer one, or fits the bias."""
+        weight, bias = names[self.anchor], names.get("c_attn.bias")
+        if bias is not None and len(weight) == 2 and weight[0] != weight[1]:
+            return bias[0] == weight[1]
+        return len(weight) == 2 and weight[1] > weight[0]
+
+    def fused(self, names: Shapes) -> int:
+        """Its rows, or columns."""
+        return names[self.anchor][-1] if self.transposed(names) else super().fused(names)
+
+    def width(self, names: Shapes) -> int | None:
+        """What the output projection takes."""
+        return (
+            names["c_proj.weight"][0] if self.transposed(names) and names.get("c_proj.weight") else super().width(names)
+        )
+
+    def rules(self, names: Shapes) -> list[Rule]:
+        """Both weights turned, or neither."""
+        if not self.transposed(names):
+            return super().rules(names)
+        ours = tuple(f"{part}.weight" for part in PARTS)
+        rules = [rule for rule in super().rules(names) if rule.theirs[0].endswith("bias")]
+        rules.append(Rule((self.anchor,), ours, SideBySide(transposed=True)))
+        return rules + [Rule(("c_proj.weight",), ("out_proj.weight",), Transposed())] * ("c_proj.weight" in names)
+
+
+class Kernels(Layout):
+    """Weights with heads as an axis, (E, H, D), as Keras and Flax store them."""
+
+    def __init__(self, out: str, dot: str) -> None:
+        self.title = f"Keras-style kernels (E, H, D) with {out}"
+        self.out, self.dot = out, dot
+        self.anchor = f"query{dot}kernel"
+        self.example = ", ".join(f"{part}{dot}kernel" for part in ("query", "key", "value", out))
+
+    def matches(self, names: Shapes) -> bool:
+        """All four, by this spelling."""
+        return all(f"{part}{self.dot}kernel" in names for part in ("query", "key", "value", self.out))
+
+    def heads(self, names: Shapes) -> int | None:
+        """The middle axis."""
+        return names[self.anchor][1] if len(names[self.anchor]) == 3 else None
+
+    def rules(self, names: Shapes) -> list[Rule]:
+        """Kernels and biases."""
+        rules = []
+        for theirs, ours in zip(("query", "key", "value"), PARTS, strict=True):
+            form = Kernel("heads" if theirs == "query" else "kv_heads")
+            for name, kind, dims in (("kernel", "weight", 3), ("bias", "bias", 2)):
+                spelled = f"{theirs}{self.dot}{name}"
+                if spelled in names:
+                    self.check_dims(spelled, names[spelled], dims)
+                    rules.append(Rule((spelled,), (f"{ours}.{kind}",), form))
+        kernel, bias = f"{self.out}{self.dot}kernel", f"{self.out}{self.dot}bias"
+        self.check_dims(kernel, names[kernel], 3)
+        rules.append(Rule((kernel,), ("out_proj.weight",), OutKernel()))
+        return rules + [Rule((bias,), ("out_proj.bias",), Same())] * (bias in names)
+
+    def check_dims(self, name: str, shape: Size, dims: int) -> None:
+        """Raise unless heads are an axis."""
+        if len(shape) != dims:
+            expected = {3: "(E, H, D), for the output (H, D, E)", 2: "(H, D)"}[dims]
+            raise CheckpointError(f"{self.title}: {name} has shape {tuple(shape)}; expected {expected}.")
+
+
+def by_prefix(pattern: str) -> re.Pattern[str]:
+    """Where the layers of a known model stand."""
+    return re.compile(rf"(^|.*\.){pattern}")
+
+
+HEADWISE = Fused("qkv_proj", ("out_proj",), HeadByHead(), title="headwise.MultiHeadAttention", order="head by head")
+NEOX = Fused(
+    "query_key_value",
+    ("dense",),
+    HeadByHead(),
+    title="query_key_value of GPT-NeoX, Falcon and BLOOM",
+    order="head by head",
+    home=by_prefix(r"(layers\.\d+\.attention|h\.\d+\.self_attention)\."),
+    turned=True,
 )
 
 
-def causal_length(mask: Tensor | None) -> int | None:
-    """The context length of a stored causal mask, marking either what is hidden or what is seen; None without one."""
-    if mask is None:
-        return None
-    square = mask.bool().flatten(0, -3)[0] if mask.dim() > 2 and mask.numel() else mask.bool()
-    below = torch.ones_like(square).tril() if square.dim() == 2 else square
-    if (
-        square.dim() != 2
-        or mask.numel() != square.numel()
-        or not (torch.equal(square, ~below) or torch.equal(square, below))
-    ):
-        raise CheckpointError(
-            f"the stored mask {tuple(mask.shape)} is not causal; only causal masks can be taken over. Remove it from "
-            f"the state dict and pass the mask with each call."
-        )
-    return square.shape[0]
+def side_by_side(name: str, *outs: str, turned: bool = False) -> Fused:
+    """A fused projection with all queries first."""
+    return Fused(name, outs, SideBySide(), title=f"{name}, {outs[0]}", order="side by side", turned=turned)
 
 
-def _found(title: str, state: dict[str, Tensor], num_heads: int | None, causal: int | None) -> Found:
-    """Check the shapes of the separate projections against each other and name the layer they make."""
-    heads = _need_heads(title, num_heads)
-    for name, tensor in state.items():
-        rows = state[name.replace("bias", "weight")].shape[:1]
-        if tensor.dim() != 2 if name.endswith("weight") else tensor.shape != rows:
-            expected = "2 dimensions (out, in)" if name.endswith("weight") else f"{tuple(rows)}, as its weight"
-            raise CheckpointError(
-                f"{title}: the {name} read from it has shape {tuple(tensor.shape)}; expected {expected}."
-            )
-    q, k, v = (state[f"{part}_proj.weight"] for part in "qkv")
-    d_model, d_in = q.shape
-    if d_model % heads or k.shape[0] != v.shape[0] or k.shape[0] % (d_model // heads):
-        raise CheckpointError(
-            f"{title}: query {tuple(q.shape)}, key {tuple(k.shape)} and value {tuple(v.shape)} do not make "
-            f"{heads} heads; rows must be whole heads of width d_model / num_heads, as many of value as of key."
-        )
-    biases = [f"{part}_proj.bias" in state for part in "qkv"]
-    out = state.get("out_proj.weight")
-    if out is not None and out.shape[1] != d_model:
-        raise CheckpointError(
-            f"{title}: the output projection {tuple(out.shape)} expects {out.shape[1]}, heads give {d_model}."
-        )
-    out_bias = "out_proj.bias" in state
-    options: dict[str, Any] = {"d_model": d_model, "num_heads": heads, "d_in": d_in, "qkv_bias": biases[0]}
-    options |= {
-        "bias": out_bias,
-        "out_proj": out is not None,
-        "d_out": d_model if out is None else out.shape[0],
-    }
-    if any(biases) != all(biases):
-        del options["qkv_bias"]
-        there = {part for part, has in zip("qkv", biases, strict=True) if has}
-        options["bias"] = there | {"out"} if out_bias else there
-    if k.shape[0] != d_model:
-        options["num_kv_heads"] = k.shape[0] // (d_model // heads)
-    if k.shape[1] != d_in or v.shape[1] != d_in:
-        options |= {"d_key": k.shape[1], "d_value": v.shape[1]}
-    if causal is not None:
-        options |= {"causal": True, "context_length": causal}
-    return Found(options, state)
+def textbook(query: str, key: str, value: str) -> Linears:
+    """Names that books and courses give."""
+    return Linears(query, key, value, title=f"{query}, {key}, {value}")
 
 
-def _need_heads(title: str, num_heads: int | None) -> int:
-    if num_heads is None:
-        raise CheckpointError(
-            f"{title}: num_heads is not given, and the tensors do not tell how many heads they hold. "
-            f"Pass from_state_dict(state_dict, num_heads=...)."
-        )
-    return num_heads
+def nested(model: str, name: str) -> Linears:
+    """Three projections in a module of their own, the last one in the next."""
+    parts = (f"{name}.query", f"{name}.key", f"{name}.value")
+    return Linears(*parts, ("output.dense",), title=f"{model}'s {parts[0]}, output.dense", complete=True)
 
 
-def _get(names: State, name: str) -> Tensor:
-    if name not in names:
-        raise CheckpointError(f"{name} is missing; found {', '.join(sorted(names))}.")
-    return names[name]
-
-
-def _linear(names: State, theirs: str, ours: str) -> dict[str, Tensor]:
-    weight, bias = _get(names, f"{theirs}.weight"), names.get(f"{theirs}.bias")
-    return {f"{ours}.weight": weight} | ({} if bias is None else {f"{ours}.bias": bias})
-
-
-def _thirds(names: State, name: str) -> tuple[Tensor, ...]:
-    tensor = names[name]
-    if tensor.dim() == 0 or tensor.shape[0] % 3:
-        raise CheckpointError(
-            f"{name} has shape {tuple(tensor.shape)}; expected three equal parts for query, key, value."
-        )
-    return tensor.chunk(3)
-
-
-def _refuse_leftovers(title: str, extra: set[str]) -> None:
-    if extra:
-        raise CheckpointError(
-            f"this looks like {title}, and {', '.join(sorted(extra))} would be lost: we do not know what it does. "
-            f"Remove it from the state dict if it plays no part in attention."
-        )
+LAYOUTS: tuple[Layout, ...] = (
+    HEADWISE,
+    side_by_side("qkv_proj", "out_proj"),
+    HeadList("W_query", "W_key", "W_value"),
+    HeadList("query", "key", "value"),
+    HeadList("W_q", "W_k", "W_v"),
+    Torch("in_proj_weight"),
+    Torch("q_proj_weight"),
+    Gpt2(),
+    NEOX,
+    side_by_side("query_key_value", "dense", turned=True),
+    side_by_side("qkv_proj", "o_proj", turned=True),  # Phi-3
+    side_by_side("qkv", "proj", "out_proj", "out"),  # timm
+    side_by_side("Wqkv", "Wo", "out_proj", turned=True),  # ModernBERT
+    side_by_side("wqkv", "wo", turned=True),
+    side_by_side("to_qkv", "to_out.0", "to_out"),
+    nested("BERT", "self"),
+    nested("ViT", "attention"),
+    Linears("q_lin", "k_lin", "v_lin", ("out_lin",), title="DistilBERT's q_lin, out_lin"),
+    XTransformers(),
+    KeysWithValues("to_q", "to_kv", ("to_out.0", "to_out")),
+    textbook("W_query", "W_key", "W_value"),
+    Linears("W_q", "W_k", "W_v", ("W_o", "out_proj", "proj", "fc_out", "fc"), title="W_q, W_k, W_v"),
+    textbook("q_proj", "k_proj", "v_proj"),
+    Linears(
+        "q", "k", "v", ("o", "proj", "out_proj", "out"), more={"relative_attention_bias.weight": "position.weight"}
+    ),
+    Linears("wq", "wk", "wv", ("wo",)),
+    textbook("Wq", "Wk", "Wv"),
+    textbook("w_q", "w_k", "w_v"),
+    textbook("W_Q", "W_K", "W_V"),
+    textbook("w_qs", "w_ks", "w_vs"),
+    textbook("query", "key", "value"),
+    textbook("queries", "keys", "values"),
+    Linears("q_linear", "k_linear", "v_linear", ("out", "out_linear", "out_proj", "fc"), title="q_linear, k_linear"),
+    Linears("linears.0", "linears.1", "linears.2", ("linears.3",), title="four linears in a list"),
+    Kernels("attention_output", "."),
+    Kernels("attention_output", "/"),
+    Kernels("out", "."),
+    Kernels("out", "/"),
+)

@@ -1,0 +1,194 @@
+"""`headwise inspect`: the attention layers in a file of weights."""
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from headwise.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
+from headwise.cli.terminal import console
+from headwise.extras import need
+from headwise.relative import RelativeBias
+
+SUMMARY = "the attention layers in a file of weights: heads, widths, options, parameters, cache"
+EXAMPLES = """examples:
+  headwise inspect model.safetensors
+  headwise inspect model.safetensors --heads 4 --tokens 8192
+  headwise inspect model.safetensors --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this verb."""
+    parser.add_argument(
+        "file", help="a .safetensors, .safetensors.index.json, .pt or .bin file, or a folder with one and a config.json"
+    )
+    parser.add_argument("--heads", type=positive, help="query heads, where neither tensors nor config.json tell")
+    parser.add_argument("--tokens", type=positive, default=1, help="tokens the cache is counted for (default 1)")
+    parser.add_argument(
+        "--layout", choices=["head by head", "side by side"], help="how a fused projection is laid out, if ambiguous"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 up."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number from 1 up")
+    return number
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show what was found; exit 2 if nothing was."""
+    given = {} if options.heads is None else {"num_heads": options.heads}
+    checkpoint = open_checkpoint(options.file, layout=options.layout, **given)
+    if options.json:
+        print(json.dumps(describe(checkpoint, options.tokens)))
+    elif checkpoint.layers:
+        show(checkpoint, options.tokens)
+    if not checkpoint.layers:
+        console(chatter=True).print(f"no attention layer among the {len(checkpoint.source)} tensors of {options.file}")
+    return 0 if checkpoint.layers else 2
+
+
+def describe(checkpoint: Checkpoint, tokens: int) -> dict[str, Any]:
+    """All layers as plain data."""
+    return {
+        "tensors": len(checkpoint.source),
+        "layers": [
+            {
+                "name": layer.name,
+                "layout": layer.layout,
+                "heads": layer.num_heads,
+                "kv_heads": layer.num_kv_heads,
+                "head_dim": layer.head_dim,
+                "d_in": layer.options.get("d_in"),
+                "d_out": layer.options.get("d_out"),
+                "options": in_words(layer),
+                "dtype": str(layer.dtype).removeprefix("torch."),
+                "parameters": layer.parameters,
+                "cache_bytes": layer.cache_bytes(tokens),
+                "problem": layer.problem,
+            }
+            for layer in checkpoint.layers
+        ],
+    }
+
+
+def show(checkpoint: Checkpoint, tokens: int) -> None:
+    """A table with one row for layers that are alike."""
+    out, table = console(), need("rich.table", "terminal", "tables in the terminal").Table(box=None, pad_edge=False)
+    for title in ("layers", "heads", "width", "options", "parameters", "cache"):
+        table.add_column(title, justify="right" if title in ("parameters", "cache") else "left", overflow="fold")
+    groups = alike(checkpoint.layers)
+    for layers in groups:
+        first = layers[0]
+        table.add_row(
+            named(layers),
+            heads(first),
+            width(first),
+            in_words(first) or "plain",
+            f"{sum(layer.parameters for layer in layers):,}",
+            size(total_cache(layers, tokens)),
+        )
+    out.print(table)
+    cache = size(total_cache(checkpoint.layers, tokens))
+    of = f"{tokens:,} tokens" if tokens != 1 else "token"
+    parameters = sum(layer.parameters for layer in checkpoint.layers)
+    layouts = ", ".join(dict.fromkeys(layer.layout for layer in checkpoint.layers))
+    dtypes = ", ".join(dict.fromkeys(str(layer.dtype).removeprefix("torch.") for layer in checkpoint.layers))
+    out.print(
+        f"\n{len(checkpoint.layers)} attention layers, {parameters:,} parameters, {dtypes}; cache {cache} per {of}"
+    )
+    out.print(f"layout: {layouts}")
+    for problem in dict.fromkeys(layer.problem for layer in checkpoint.layers if layer.problem):
+        names = [layer.name for layer in checkpoint.layers if layer.problem == problem]
+        out.print(f"\n[bold]{names[0]}[/bold]{f' and {len(names) - 1} more' if len(names) > 1 else ''}: ", end="")
+        out.print(problem.splitlines()[0].replace("Pass num_heads=.", "Say --heads."), markup=False)
+
+
+def alike(layers: Sequence[AttentionLayer]) -> list[list[AttentionLayer]]:
+    """Layers that differ only in their number, together."""
+    groups: dict[tuple[str, ...], list[AttentionLayer]] = {}
+    for layer in sorted(layers, key=_in_order):
+        key = (re.sub(r"\d+", "#", layer.name), heads(layer), width(layer), in_words(layer), str(layer.problem))
+        groups.setdefault(key, []).append(layer)
+    return list(groups.values())
+
+
+def _in_order(layer: AttentionLayer) -> list[str | int]:
+    """Layer 10 comes after layer 9."""
+    return [f"{int(part):09d}" if part.isdigit() else part for part in re.split(r"(\d+)", layer.name)]
+
+
+def named(layers: Sequence[AttentionLayer]) -> str:
+    """One name for layers that are alike: their first number as a range or a list."""
+    numbers = [re.search(r"\d+", layer.name) for layer in layers]
+    if len(layers) == 1 or None in numbers:
+        return layers[0].name or "(the file itself)"
+    found = [int(number[0]) for number in numbers if number is not None]
+    whole = found == list(range(found[0], found[-1] + 1))
+    shown = f"{found[0]}–{found[-1]}" if whole else ",".join(map(str, found[:4])) + (",…" if len(found) > 4 else "")
+    return re.sub(r"\d+", "{" + shown + "}", layers[0].name, count=1)
+
+
+def heads(layer: AttentionLayer) -> str:
+    """Such as "32, 8 kv"."""
+    if layer.num_heads is None:
+        return "?"
+    return f"{layer.num_heads}" + (f", {layer.num_kv_heads} kv" if layer.num_kv_heads != layer.num_heads else "")
+
+
+def width(layer: AttentionLayer) -> str:
+    """What goes in, heads, what comes out: "4096 → 32×128 → 4096"."""
+    if layer.num_heads is None or "d_in" not in layer.options:
+        return "?"
+    inner = f"{layer.options['d_in']} → {layer.num_heads}×{layer.head_dim}"
+    return inner + (f" → {layer.options['d_out']}" if layer.options.get("out_proj", True) else ", no output projection")
+
+
+def in_words(layer: AttentionLayer) -> str:
+    """The options that change what is computed."""
+    options, words = layer.options, []
+    if options.get("causal"):
+        words.append("causal")
+    if options.get("mask") is not None:
+        words.append(repr(options["mask"]))
+    position = options.get("position")
+    if isinstance(position, RelativeBias):
+        words.append("relative bias")
+    elif position is not None:
+        words.append(_rotary(position) if hasattr(position, "base") else "alibi")
+    scoring = options.get("scoring")
+    if scoring is not None:
+        words += [f"{x} {getattr(scoring, x):g}" for x in ("scale", "softcap") if getattr(scoring, x) is not None]
+        words += ["sinks"] if scoring.sinks else []
+    words += ["q/k norm"] if options.get("qk_norm") is not None else []
+    words += ["biases"] if options.get("qkv_bias") and options.get("bias") else []
+    return ", ".join(words)
+
+
+def _rotary(position: Any) -> str:
+    scaled = f", {type(position.scaling).__name__.lower()}" if position.scaling is not None else ""
+    part = f", first {position.width}" if position.width is not None else ""
+    return f"rotary({position.base:g}{part}{scaled}{', neighbours' if position.interleaved else ''})"
+
+
+def total_cache(layers: Sequence[AttentionLayer], tokens: int) -> int | None:
+    """Bytes that the caches of these layers take together, if all are known."""
+    each = [layer.cache_bytes(tokens) for layer in layers]
+    known = [count for count in each if count is not None]
+    return sum(known) if len(known) == len(each) else None
+
+
+def size(count: int | None) -> str:
+    """Bytes in words."""
+    if not count:
+        return "?" if count is None else "none"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.3g} {unit}" if unit != "B" else f"{count} B"
+        count /= 1024  # type: ignore[assignment]
+    return ""

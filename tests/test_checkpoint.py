@@ -81,16 +81,47 @@ MODELS = {
         "t5",
         {"d_model": E, "num_heads": H, "d_kv": 16, "num_layers": 2, "vocab_size": V, "d_ff": 32, "pad_token_id": 0},
     ),
+    "mt5": (
+        "mt5",
+        {"d_model": E, "num_heads": H, "d_kv": 16, "num_layers": 2, "vocab_size": V, "d_ff": 32, "pad_token_id": 0},
+    ),
     "bart": ("bart", PAIR),
+    "mbart": ("mbart", PAIR),
+    "marian": ("marian", PAIR),
+    "pegasus": ("pegasus", PAIR),
+    "blenderbot": ("blenderbot", PAIR),
+    "m2m_100": ("m2m_100", PAIR),
+    "xglm": ("xglm", {"d_model": E, "attention_heads": H, "num_layers": 2, "ffn_dim": 32, "vocab_size": V}),
+    "mixtral": ("mixtral", GROUPED | {"num_local_experts": 2}),
+    "qwen3_moe": ("qwen3_moe", GROUPED | {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}),
+    "olmo": ("olmo", GROUPED),
+    "camembert": ("camembert", PLAIN | {"max_position_embeddings": 40}),
+    "xlm-roberta": ("xlm-roberta", PLAIN | {"max_position_embeddings": 40}),
+    "clip text": ("clip_text_model", PLAIN | {"max_position_embeddings": 40}),
+    "wav2vec2": (
+        "wav2vec2",
+        PLAIN
+        | {"conv_dim": [8, 8], "conv_stride": [2, 2], "conv_kernel": [3, 3], "num_conv_pos_embeddings": 4}
+        | {"num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2},
+    ),
+    "hubert": (
+        "hubert",
+        PLAIN
+        | {"conv_dim": [8, 8], "conv_stride": [2, 2], "conv_kernel": [3, 3], "num_conv_pos_embeddings": 4}
+        | {"num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2},
+    ),
     "whisper": ("whisper", PAIR | {"num_mel_bins": 5, "max_source_positions": 11}),
 }
+
+PAIRS = ("t5", "mt5", "bart", "mbart", "marian", "pegasus", "blenderbot", "m2m_100", "whisper")
 
 
 def made(name):
     kind, settings = MODELS[name]
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(kind, **settings)
-    dtype = torch.float32 if kind == "gpt_oss" else torch.float64  # its experts know no float64
+    no_float64 = ("gpt_oss", "mixtral", "qwen3_moe", "xglm")  # experts, and a mask filled with too small a number
+    dtype = torch.float32 if kind in no_float64 else torch.float64
     path = "sdpa" if kind == "falcon" else "eager"  # its eager path adds the slopes twice
     model = transformers.AutoModel.from_config(config, attn_implementation=path, dtype=dtype).eval()
     for parameter in model.parameters():
@@ -103,6 +134,8 @@ def inputs(model):
     dtype = next(model.parameters()).dtype
     if hasattr(model.config, "image_size"):
         return {"pixel_values": torch.randn(2, 3, 12, 12, dtype=dtype)}
+    if model.config.model_type in ("wav2vec2", "hubert"):
+        return {"input_values": torch.randn(2, 60, dtype=dtype)}
     if model.config.model_type == "whisper":
         return {"input_features": torch.randn(2, 5, 22, dtype=dtype), "decoder_input_ids": ids}
     return {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
@@ -136,7 +169,7 @@ def test_layers_read_from_disk_are_the_attention_of(name, tmp_path):
     model.save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     seen, layers = listen(model, open_checkpoint(model)), checkpoint.read_all()
-    assert len(layers) == {"albert": 1, "siglip": 3, "t5": 6, "bart": 6, "whisper": 6}.get(name, 2)
+    assert len(layers) == ({"albert": 1, "siglip": 3} | dict.fromkeys(PAIRS, 6)).get(name, 2)
     for layer in checkpoint.layers:
         if layer.name == "head.attention":  # a torch.nn.MultiheadAttention, whose linears cannot be listened to
             continue

@@ -70,7 +70,7 @@ def _first(config: Config, *names: str) -> Any:
 def _heads(config: Config, place: Place) -> Options:
     """Query and key/value heads."""
     side = "decoder_attention_heads" if place.decoder else "encoder_attention_heads"
-    heads = _first(config, "num_attention_heads", "n_head", "n_heads", "num_heads", side)
+    heads = _first(config, "num_attention_heads", "n_head", "n_heads", "num_heads", side, "attention_heads")
     return {"num_heads": heads, "num_kv_heads": _first(config, "num_key_value_heads")}
 
 

@@ -51,12 +51,12 @@ def main() -> None:
             error = (state - states["eager"]).norm() / states["eager"].norm()
             if not error < (1e-4 if device == "cpu" else 5e-2):
                 sys.exit(f"{name}: relative difference {error:.3g} from eager")
-        memory = {name: memory(run, device) for name, run in runs.items()}
+        extra = {name: memory(run, device) for name, run in runs.items()}
         times = interleaved(runs, device, rounds=20, seconds=max(options.seconds, 40.0 if device == "cpu" else 3.0))
     base = times["sdpa, no attentions"]["ms"]
     lines = [[name, f"{t['ms']:.2f}", f"{t['ms'] / base:.3f}×", f"{t['spread']:.0%}"] for name, t in times.items()]
     table(f"Llama of 4 layers, T = {T}, ms", lines, ["", "ms", "sdpa", "spread"])
-    finish("huggingface", device, [{"T": T, "times": times, "extra MiB": memory}])
+    finish("huggingface", device, [{"T": T, "times": times, "extra MiB": extra}])
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise import masks, shapes
+from headwise import masks
 from headwise.backends import Call, choose
 from headwise.errors import MissingExtraError, OptionError
-from headwise.huggingface_masks import Prepared, mask_of
+from headwise.huggingface_masks import CAUSAL, Prepared, mask_of
 from headwise.map import AttentionMap
 from headwise.mask_algebra import Mask
 from headwise.scoring import Scoring
@@ -113,12 +113,11 @@ def attention(
             ours reads from the mask, such as `sliding_window`.
     """
     for name in ("block_indices", "indices"):
-        if rest.get(name) is not None:
+        if name in rest and rest[name] is not None:
             raise OptionError(
                 f"{type(module).__name__} attends sparsely ({name}=), which attn_implementation='headwise' does not "
                 f"know. Use attn_implementation='eager'."
             )
-    shapes.check_heads(query, key, value)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if attention_mask is None and causal and query.shape[2] > 1 and key.shape[2] > query.shape[2]:
         # An empty static cache at its first use: only as many keys are filled as there are queries.
@@ -132,7 +131,8 @@ def attention(
         bias = position_bias if bias is None else bias + position_bias
     if bias is not None and bias.shape[-1] > key.shape[2]:
         bias = bias[..., : key.shape[2]]
-    scoring = Scoring(found, bias, scaling, softcap, s_aux)
+    plain = bias is None and s_aux is None and (found is None or found is CAUSAL)
+    scoring = _plain_scoring(found, scaling, softcap) if plain else Scoring(found, bias, scaling, softcap, s_aux)
     call = Call(query, key, value, scoring, dropout)
     output, lse = choose(call).run_with_lse(call)
     weights = AttentionMap(query, key, scoring, lse)
@@ -142,6 +142,12 @@ def attention(
     for watcher in watchers:
         watcher(weights)
     return output.transpose(1, 2).contiguous(), weights
+
+
+@functools.lru_cache(64)
+def _plain_scoring(mask: Mask | None, scale: float | None, softcap: float | None) -> Scoring:
+    """One object for all layers and calls; only for masks that hold no tensors, which this would keep."""
+    return Scoring(mask, None, scale, softcap)
 
 
 def _without_the_cache(weights: AttentionMap, scoring: Scoring) -> AttentionMap:
@@ -168,7 +174,7 @@ def _packed(borders: Tensor, query: Tensor, key: Tensor) -> Mask:
 def _read(given: Prepared | Tensor | None, T: int, S: int, causal: bool) -> tuple[Mask | None, Tensor | None]:
     """Mask and bias of what arrived."""
     if given is None:
-        return (masks.causal() if causal else None), None
+        return (CAUSAL if causal else None), None
     if isinstance(given, Prepared):
         return given.for_lengths(T, S), None
     if given.dtype == torch.bool:

@@ -78,6 +78,9 @@ def mask_of(
     return Prepared(found, q_length, kv_length)
 
 
+CAUSAL = masks.causal()  # one object, by which the attention function knows it
+
+
 class Prepared:
     """A mask on its way from where transformers makes it to where it attends. `generate` may make it beforehand, and
     then asks of it what one asks of a tensor (B, 1, T, S)."""
@@ -128,7 +131,7 @@ class _Place:
         if name == "bidirectional_mask_function":
             return None
         if name == "causal_mask_function":
-            return self._here(masks.causal())
+            return self._here(CAUSAL)
         if name == "sliding_window_overlay.<locals>.inner_mask":
             return self._here(masks.window(inside["sliding_window"] - 1, self.S + self.T))
         if name == "sliding_window_bidirectional_overlay.<locals>.inner_mask":

@@ -4,6 +4,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from headwise.masks import Causal
 from headwise.scoring import Scoring
 
 
@@ -15,6 +16,14 @@ class Call(NamedTuple):
     value: Tensor
     scoring: Scoring
     dropout: float
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether torch's kernels take this call as it is: no mask at all, or causal with as many keys as queries."""
+        scoring = self.scoring
+        if scoring.bias is not None or scoring.beyond_sdpa:
+            return False
+        return scoring.mask is None or (type(scoring.mask) is Causal and self.query.size(2) == self.key.size(2))
 
     @property
     def grouped(self) -> bool:

@@ -48,6 +48,8 @@ class Sdpa:
 
     def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
         """One fused call, which leaves the row log-sum-exp where torch's kernel for it can hand it out."""
+        if call.query.is_cuda and call.ordinary and kernels_by_name(call) and (found := straight(call)) is not None:
+            return found
         if not hands_out_lse(call):
             return self.run(call), None
         given = arguments(call)
@@ -61,26 +63,48 @@ class Sdpa:
         return F.scaled_dot_product_attention(**given), None
 
 
+CUDNN_KERNEL = torch.ops.aten._scaled_dot_product_cudnn_attention.default
 FLASH, CUDNN = SDPBackend.FLASH_ATTENTION.value, SDPBackend.CUDNN_ATTENTION.value
 WORTHWHILE = 2**16  # scores of one head; below, a log-sum-exp costs less than asking which kernel torch would take
 
 
 def hands_out_lse(call: Call) -> bool:
+    """Whether a kernel's log-sum-exp can be had and trusted: kernels disagree on that of a row that sees nothing."""
+    if not kernels_by_name(call):
+        return False
+    query, key, _, scoring, _ = call
+    T, S = query.shape[2], key.shape[2]
+    return not scoring.may_empty_a_row(T, S) and not (
+        query.is_cuda and isinstance(simplify(scoring.mask, T, S), Causal) and T != S
+    )
+
+
+def kernels_by_name(call: Call) -> bool:
     """Whether to call torch's kernels by name, which alone gives the log-sum-exp. Never where the public function does
     more than call one: under autocast, while tracing or transforming, for subclasses of Tensor."""
-    query, key, value, scoring, dropout = call
-    T, S = query.shape[2], key.shape[2]
-    if torch.compiler.is_compiling() or T * S < WORTHWHILE or dropout or type(query) is not Tensor:
+    query, key, value, _, dropout = call
+    if torch.compiler.is_compiling() or dropout or type(query) is not Tensor:
         return False
+    D = query.size(3)
     return (
-        (query.is_cpu or (query.is_cuda and query.shape[3] % 8 == 0))
-        and query.shape[3] == value.shape[3]
+        query.size(2) * key.size(2) >= WORTHWHILE
+        and (query.is_cpu or (query.is_cuda and D % 8 == 0))
+        and value.size(3) == D
         and not torch.is_autocast_enabled(query.device.type)
         and torch._C._functorch.peek_interpreter_stack() is None
-        # Kernels disagree on the log-sum-exp of a row that sees nothing.
-        and not scoring.may_empty_a_row(T, S)
-        and not (query.is_cuda and isinstance(simplify(scoring.mask, T, S), Causal) and T != S)
     )
+
+
+def straight(call: Call) -> tuple[Tensor, Tensor] | None:
+    """An ordinary call to cuDNN without detours, where that is torch's choice; a model of small layers feels them."""
+    query, key, value, scoring, _ = call
+    if query.dtype not in HALF:
+        return None
+    causal, scale = scoring.mask is not None, scoring.scale
+    if torch._fused_sdp_choice(query, key, value, None, 0.0, causal, scale=scale, enable_gqa=call.grouped) != CUDNN:
+        return None
+    output, lse, *_ = CUDNN_KERNEL(query, key, value, None, True, 0.0, causal, False, scale=scale)
+    return output, lse.squeeze(3)
 
 
 def by_cpu_flash(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -96,10 +120,8 @@ def by_cpu_flash(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
 def by_cudnn(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """cuDNN's kernel."""
     tensors = (given[name] for name in ("query", "key", "value"))
-    output, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        *tensors, None, True, 0.0, given["is_causal"], False, scale=given["scale"]
-    )
-    return output, lse[..., 0]
+    output, lse, *_ = CUDNN_KERNEL(*tensors, None, True, 0.0, given["is_causal"], False, scale=given["scale"])
+    return output, lse.squeeze(3)
 
 
 def by_cuda_flash(given: dict[str, Any]) -> tuple[Tensor, Tensor]:

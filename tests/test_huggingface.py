@@ -332,3 +332,30 @@ print(happened)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)  # noqa: S603
     assert done.stdout.strip() == "[1]", done.stderr
+
+
+def test_a_model_that_works_on_its_mask_as_a_tensor_is_told_so():
+    from headwise.huggingface_masks import Prepared
+
+    mask = Prepared(headwise.causal(), 5, 5)
+    for touch in (
+        lambda: mask.dtype,
+        lambda: mask[:, :, :3],
+        lambda: torch.zeros(5, 5) + mask,
+        lambda: torch.where(mask, 1, 0),
+    ):
+        with pytest.raises(
+            headwise.MaskError, match="works on its attention mask as a tensor.*Use attn_implementation='eager'"
+        ):
+            touch()
+    assert not hasattr(mask, "dtype")
+
+
+def test_parts_that_attend_by_themselves_are_named():
+    config = transformers.AutoConfig.for_model(
+        "bigbird_pegasus", d_model=E, encoder_layers=1, decoder_layers=1, encoder_attention_heads=H, vocab_size=V,
+        decoder_attention_heads=H, encoder_ffn_dim=32, decoder_ffn_dim=32, attention_type="original_full",
+    )  # fmt: skip
+    model = transformers.AutoModel.from_config(config, attn_implementation="headwise")
+    with pytest.warns(UserWarning, match="BigBirdPegasusSelfAttention of BigBirdPegasusModel attends by itself"):
+        watch(model)

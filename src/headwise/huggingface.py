@@ -10,6 +10,8 @@ transformers asks two functions: one makes the mask, which here is a `Mask` and 
 
 import functools
 import sys
+import warnings
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -70,14 +72,32 @@ def bypasses(kind: type) -> bool:
     return own and "ALL_ATTENTION_FUNCTIONS" not in names
 
 
+def attends_by_itself(kind: type) -> bool:
+    """Whether an attention class takes a softmax of its own and asks nobody, as parts of some models do."""
+    codes = [x.__code__ for x in vars(kind).values() if isinstance(x, FunctionType)]
+    names = {name for code in codes for name in code.co_names}
+    return not names.isdisjoint({"softmax", "scaled_dot_product_attention"}) and "ALL_ATTENTION_FUNCTIONS" not in names
+
+
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The attentions, by name, of all parts of a model that run on `attn_implementation="headwise"`."""
-    found = {}
+    """The attentions, by name, of all parts of a model that run on `attn_implementation="headwise"`; warns of parts
+    that attend by themselves, of which nothing is seen."""
+    found, alone = {}, set()
     for name, module in model.named_modules():
-        config = getattr(module, "config", None)
         inner = any("Attention" in type(x).__name__ for x in module.modules() if x is not module)
-        if "Attention" in type(module).__name__ and not inner and getattr(config, "_attn_implementation", None) == NAME:
+        if "Attention" not in type(module).__name__ or inner:
+            continue
+        implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        if attends_by_itself(type(module)):
+            alone.add(type(module).__name__)
+        elif implementation == NAME:
             found[name] = module
+    if found and alone:
+        warnings.warn(
+            f"{', '.join(sorted(alone))} of {type(model).__name__} attends by itself, not through transformers' "
+            f"attention interface: its weights are not seen.",
+            stacklevel=3,
+        )
     return found
 
 

@@ -103,6 +103,29 @@ class Prepared:
         """Itself."""
         return self
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # Python asking what it can do, not a model
+            raise AttributeError(name)
+        raise _edited(f"asks for its .{name}")
+
+    def __getitem__(self, index: Any) -> Any:
+        raise _edited("takes a part of it")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise _edited(f"calls {getattr(function, '__name__', function)} on it")
+
+
+class EditedMaskError(MaskError, AttributeError):
+    """A model treats its mask as a tensor."""
+
+
+def _edited(how: str) -> EditedMaskError:
+    return EditedMaskError(
+        f"this model works on its attention mask as a tensor ({how}), and attn_implementation='headwise' gives it a "
+        f"rule. Use attn_implementation='eager', whose output_attentions=True gives dense weights."
+    )
+
 
 @dataclasses.dataclass(frozen=True)
 class _Place:

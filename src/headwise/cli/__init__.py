@@ -4,10 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from headwise.cli import tour
+from headwise.cli import cost, steps, tour
 from headwise.errors import HeadwiseError
 
-VERBS = {"tour": tour}
+VERBS = {"tour": tour, "steps": steps, "cost": cost}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

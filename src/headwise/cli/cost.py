@@ -99,7 +99,7 @@ def _list_models(options: argparse.Namespace) -> int:
         fields += ["windowed_layers", "vocabulary", "feed_forward", "parameters", "position", "source", "note"]
         print(json.dumps({"models": [{field: getattr(config, field) for field in fields} for config in known]}))
         return 0
-    numeric = ("E", "H", "Hkv", "D", "layers", "context", "window", "attention", "cache")
+    numeric = ("E", "H", "Hkv", "D", "L", "context", "window", "weights", "cache")
     grid = table("model", *numeric, right=numeric, whole=("model", *numeric))
     for config in known:
         cost = Cost.of_model(config, 1)
@@ -114,8 +114,9 @@ def _list_models(options: argparse.Namespace) -> int:
         )
     out = console()
     out.print(grid)
-    out.print("[dim]E width, H and Hkv query and key/value heads, D head width; window: keys a windowed layer sees;[/]")
-    out.print("[dim]attention: parameters of all layers; cache: of one token in all layers, in bfloat16[/]")
+    out.print("[dim]E width, H and Hkv query and key/value heads, D head width, L layers;[/]")
+    out.print("[dim]window: keys a windowed layer sees; weights: parameters of attention in all layers;[/]")
+    out.print("[dim]cache: bytes of one token in all layers, in bfloat16[/]")
     return 0
 
 
@@ -220,9 +221,7 @@ def _show_amounts(cost: Cost, config: configs.Config | None) -> None:
         out.print(f"[dim]attention is {share:.1%} of the model's {human(config.parameters)} parameters[/]")
         if config.window is not None:
             windowed = f"{config.windowed_layers} of {config.layers} layers"
-            out.print(
-                f"[dim]{windowed} see and keep {config.window} tokens at most; the columns of one layer are of one that sees all[/]"
-            )
+            out.print(f"[dim]{windowed} see and keep {config.window} tokens at most; the others are counted here[/]")
         if not config.causal:
             out.print("[dim]it generates nothing: cache and decoding are for comparison only[/]")
         if config.note:

@@ -142,23 +142,10 @@ def _show(setting: Setting, steps: list[Explained], operations: list[Operation])
 def _steps_table(steps: list[Explained]) -> Any:
     grid = table("", "step", "before → after", "operation, and why", lines=True, whole=("before → after",))
     for step in steps:
-        given = step.before if step.number == 1 else _short(step.before)
-        shapes = f"{_shapes(given)}\n[green]→ {_shapes(_short(step.after))}[/]"
+        before, after = ("\n  ".join(f"{names} {shape_text(s)}" for names, s in part.items()) for part in step.shapes())
+        shapes = f"  {before}\n[green]→ {after}[/]"
         grid.add_row(f"[bold cyan]{step.number}[/]", step.name, shapes, f"[bold]{_safe(step.operation)}[/]\n{step.why}")
     return grid
-
-
-def _shapes(tensors: dict[str, Any]) -> str:
-    """Names and shapes, tensors of one shape together."""
-    by_shape: dict[tuple[int, ...], list[str]] = {}
-    for name, tensor in tensors.items():
-        by_shape.setdefault(tuple(tensor.shape), []).append(name)
-    return "\n".join(f"{', '.join(names)} {shape_text(shape)}" for shape, names in by_shape.items())
-
-
-def _short(tensors: dict[str, Any]) -> dict[str, Any]:
-    """The names that operations use."""
-    return {{"query": "q", "key": "k", "value": "v"}.get(name, name): tensor for name, tensor in tensors.items()}
 
 
 def _safe(code: str) -> str:

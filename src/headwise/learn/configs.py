@@ -123,8 +123,8 @@ class Config:
         if self.qk_norm:
             told.append("queries and keys are normalised, head by head, after step 3")
         if self.rotary is not None:
-            local = f", {self.local_rotary.base:g} in windowed layers" if self.local_rotary is not None else ""
-            told.append(f"queries and keys are turned by their position (rotary, base {self.rotary.base:g}{local})")
+            local = f", {self.local_rotary.base:.0f} in windowed layers" if self.local_rotary is not None else ""
+            told.append(f"queries and keys are turned by their position (rotary, base {self.rotary.base:.0f}{local})")
         elif self.position == "learned":
             told.append("positions are learned and added to the input, before step 1")
         if self.window is not None:

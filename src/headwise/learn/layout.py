@@ -67,11 +67,11 @@ def key_operations(batch: int, seq: int, num_heads: int, head_dim: int, device: 
     measured = [
         _measure(
             "view", f"x.view({B}, {T}, {H}, {D})", x, lambda: x.view(B, T, H, D),
-            "The same memory read with another shape: E becomes H steps of D.",
+            "The same memory read with another shape: H·D numbers become H steps of D.",
         ),
         _measure(
             "transpose", "x.transpose(1, 2)", split, lambda: split.transpose(1, 2),
-            "Two strides change places; no number moves. The tokens of a head lie E apart.",
+            "Two strides change places; no number moves. The tokens of a head lie H·D apart.",
         ),
         _measure(
             "matmul", "q @ k.transpose(-2, -1)", query, lambda: query @ query.transpose(-2, -1),

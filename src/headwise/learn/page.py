@@ -4,8 +4,6 @@ import math
 from html import escape
 from string import Template
 
-from torch import Tensor
-
 from headwise.learn.layout import Operation, memory_text, picture_text
 from headwise.learn.steps import SIX, Explained, Setting, headline, numbers
 
@@ -38,6 +36,7 @@ ol > li { display: grid; grid-template-columns: 2.6rem minmax(0, 1fr); gap: 0 .7
 .name { font-weight: 700; }
 .code { display: block; overflow-wrap: anywhere; margin: .15rem 0; }
 .shape { color: var(--soft); overflow-wrap: anywhere; }
+.shape span { white-space: nowrap; }
 .shape b { color: var(--out); font-weight: 600; }
 .differs { color: var(--warn); font-size: .92rem; }
 .matrices { display: flex; flex-wrap: wrap; gap: .6rem 1.4rem; margin-top: .5rem; }
@@ -103,19 +102,18 @@ def steps_page(setting: Setting, steps: list[Explained], operations: list[Operat
 
 
 def _step(step: Explained, differs: str | None) -> str:
+    before, after = (
+        ", ".join(f"<span>{names} {_shape(s)}</span>" for names, s in part.items()) for part in step.shapes()
+    )
     matrices = "".join(_matrix(name, rows, step) for name, rows in numbers(step).items() if step.number != 2)
     return (
         f'<li><span class="number">{step.number}</span><div><span class="name">{escape(step.name)}</span> '
-        f'<span class="shape">{_shapes(step.before)} → <b>{_shapes(step.after)}</b></span>'
+        f'<span class="shape">{before} → <b>{after}</b></span>'
         f'<code class="code">{escape(step.operation)}</code><p>{escape(step.why)}</p>'
         + (f'<p class="differs">In this form: {escape(differs)}.</p>' if differs else "")
         + (f'<div class="matrices">{matrices}</div>' if matrices else "")
         + "</div></li>"
     )
-
-
-def _shapes(tensors: dict[str, Tensor]) -> str:
-    return ", ".join(f"{escape(name)}&nbsp;{_shape(tensor.shape)}" for name, tensor in tensors.items())
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -26,6 +26,7 @@ from headwise.widths import Widths
 Projections = tuple[reference.Linear, reference.Linear, reference.Linear, reference.Linear | None]
 
 SIX = "in six: project (1), split (2), transpose (3), attention (4 to 8), concat (9), project (10)"
+SHORT = {"query": "q", "key": "k", "value": "v"}
 FITS = 8  # rows and columns of numbers that are shown
 MOST_PARAMETERS = 2**26  # beyond, tensors have shapes and no numbers: nobody could look at them anyway
 
@@ -52,6 +53,22 @@ class Explained(NamedTuple):
     why: str
     before: dict[str, Tensor]
     after: dict[str, Tensor]
+
+    def shapes(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+        """Shapes before and after, tensors of one shape together, by the names that operations use."""
+        return by_shape(self.before, short=self.number > 1), by_shape(self.after)
+
+
+def by_shape(tensors: dict[str, Tensor], *, short: bool = True) -> dict[str, tuple[int, ...]]:
+    """Shapes by names, one entry for tensors of one shape.
+
+    >>> by_shape({"query": torch.ones(2, 3), "key": torch.ones(5), "value": torch.ones(5)})
+    {'q': (2, 3), 'k, v': (5,)}
+    """
+    found: dict[tuple[int, ...], list[str]] = {}
+    for name, tensor in tensors.items():
+        found.setdefault(tuple(tensor.shape), []).append(SHORT.get(name, name) if short else name)
+    return {", ".join(names): shape for shape, names in found.items()}
 
 
 @dataclasses.dataclass(frozen=True)

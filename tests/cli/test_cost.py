@@ -47,6 +47,11 @@ def test_json_holds_what_the_formulas_say(capsys):
     assert len(told["answers"]) == 5
 
 
+def test_biases_are_counted_where_they_are(capsys):
+    told = json.loads(printed(capsys, "--d-model", "512", "--heads", "8", "--bias", "--json"))
+    assert told["amounts"]["parameters"]["value"] == 4 * (512 * 512 + 512)
+
+
 def test_models_are_listed_whole(capsys):
     out = printed(capsys, "--models")
     assert all(name in out for name in CONFIGS)
@@ -55,11 +60,11 @@ def test_models_are_listed_whole(capsys):
     assert [model["name"] for model in told["models"]] == list(CONFIGS)
 
 
-@pytest.mark.parametrize("name", ["bert-base", "gemma-3-4b", "gpt3", "gpt-oss-20b", "llama-3.1-405b"])
+@pytest.mark.parametrize("name", ["bert-base", "gemma-3-4b", "gpt3", "gpt-oss-20b", "llama-3.1-405b", "mistral-7b"])
 def test_every_kind_of_model_is_told(name, capsys):
     out = printed(capsys, "--model", name, "--seq", "3000")
-    assert ("visible pairs only" in out) == CONFIGS[name].causal
-    assert ("layers see and keep" in out) == (CONFIGS[name].window is not None)
+    assert ("visible only" in out) == CONFIGS[name].causal
+    assert ("see and keep W = " in out) == (CONFIGS[name].window is not None)
     assert ("it generates nothing" in out) == (not CONFIGS[name].causal)
     assert CONFIGS[name].note in " ".join(out.split())
 

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 
 import pytest
@@ -95,8 +96,11 @@ def test_pointwise_operations_are_per_score(H, Hkv):
 @pytest.mark.parametrize("W", [None, 1, 3, 7, 13])
 def test_visible_pairs_are_those_the_mask_shows(length, W):
     mask = causal() if W is None else causal() & window(W - 1)
-    assert Cost.of(E, 1, seq=length).pairs(W) == mask.to_tensor(length).sum()
-    assert Cost.of(E, 1, seq=length, causal=False).pairs(W) == length**2
+    assert dataclasses.replace(Cost.of(E, 1, seq=length), reach=W).pairs() == mask.to_tensor(length).sum()
+
+
+def test_all_pairs_are_visible_without_a_mask():
+    assert Cost.of(E, 1, seq=T, causal=False).pairs() == T**2
 
 
 def test_visible_operations_leave_out_hidden_pairs_alone():
@@ -203,6 +207,25 @@ def test_decode_step_costs_the_operations_torch_counts(H, Hkv):
     held = sum(x.numel() * x.element_size() for x in (cache._key[:, :, :T], cache._value[:, :, :T]))
     assert cost.decode_bytes.value == weights + held
     assert cost.intensity == cost.decode_flops.value / cost.decode_bytes.value
+
+
+@torch.no_grad()
+def test_decode_step_under_a_window_counts_the_keys_it_sees():
+    W = 3
+    layer = layer_of(6, 3, mask=window(W - 1)).eval()
+    cache = layer.make_cache(B)
+    layer(torch.randn(B, T - 1, E), cache=cache)
+    cost = dataclasses.replace(cost_of(6, 3), reach=W)
+    assert cost.decode_flops.value == counted(lambda: layer(torch.randn(B, 1, E), cache=cache))
+    assert cost.kv_cache.value == KVCache(B, 3, D, capacity=W).nbytes
+    assert "min(T, W)" in cost.decode_flops.formula
+
+
+def test_models_with_layers_of_two_kinds_have_a_near_one():
+    gemma, mistral, gpt2 = (Cost.of_model(find(name), 5000) for name in ("gemma-3-4b", "mistral-7b", "gpt2"))
+    assert (gemma.keys, gemma.near.keys) == (5000, 1024)
+    assert (mistral.keys, mistral.near) == (4096, None)
+    assert (gpt2.keys, gpt2.near) == (5000, None)
 
 
 def test_grouped_heads_save_parameters_and_cache_but_no_scores():

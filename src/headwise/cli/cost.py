@@ -9,8 +9,8 @@ import torch
 from headwise.cli.terminal import console, indented, table
 from headwise.errors import OptionError
 from headwise.learn import configs
-from headwise.learn.answers import answers
 from headwise.learn.cost import Amount, Cost, alternatives, bound_seconds, human
+from headwise.learn.interview import answers
 
 SUMMARY = "what attention costs: parameters, operations by step, memory, cache; MHA against GQA and MQA"
 EXAMPLES = """examples:
@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--causal", action=argparse.BooleanOptionalAction, help="hide the future (default: it is hidden)"
     )
+    parser.add_argument("--bias", action="store_true", default=None, help="projections have biases (default: none)")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of weights, activations and cache")
     parser.add_argument("--bandwidth", type=float, metavar="GB/S", help="of your machine's memory, for a bound on time")
     parser.add_argument("--flops", type=float, metavar="TFLOP/S", help="of your machine, likewise")
@@ -59,7 +60,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _cost(options: argparse.Namespace) -> tuple[Cost, configs.Config | None]:
     own = {"--d-model": options.d_model, "--heads": options.heads, "--kv-heads": options.kv_heads}
-    own |= {"--head-dim": options.head_dim, "--layers": options.layers, "--causal": options.causal}
+    own |= {
+        "--head-dim": options.head_dim,
+        "--layers": options.layers,
+        "--causal": options.causal,
+        "--bias": options.bias,
+    }
     given = [name for name, value in own.items() if value is not None]
     item_bytes = DTYPES[options.dtype]
     if options.model is not None:
@@ -80,6 +86,7 @@ def _cost(options: argparse.Namespace) -> tuple[Cost, configs.Config | None]:
         seq=1024 if options.seq is None else options.seq,
         batch=options.batch,
         causal=options.causal is not False,
+        bias=options.bias is True,
         item_bytes=item_bytes,
         layers=1 if options.layers is None else options.layers,
     )
@@ -145,6 +152,7 @@ def times(cost: Cost, flops: float | None, bandwidth: float | None) -> dict[str,
 
 
 def _as_data(cost: Cost, config: configs.Config | None, speeds: tuple[float | None, float | None]) -> dict[str, Any]:
+    near = cost.near
     return {
         "model": None if config is None else config.name,
         "sizes": {"batch": cost.batch, "seq": cost.seq, "d_model": cost.d_model, "heads": cost.num_heads}
@@ -152,6 +160,8 @@ def _as_data(cost: Cost, config: configs.Config | None, speeds: tuple[float | No
         "kind": cost.kind,
         "steps": [step._asdict() for step in cost.steps()],
         "amounts": {name: amount._asdict() for name, amount in amounts(cost).items()},
+        "windowed": None if near is None else {name: amount._asdict() for name, amount in amounts(near).items()},
+        "window": config.window if config is not None else None,
         "intensity": cost.intensity,
         "crossover": cost.crossover,
         "alternatives": [
@@ -184,48 +194,59 @@ def _show(cost: Cost, config: configs.Config | None, dtype: str, speeds: tuple[f
 
 
 def _steps_table(cost: Cost) -> Any:
-    hidden = cost.causal
-    numeric = ["operations", "share"] + ["visible pairs only"] * hidden
-    grid = table("", "step", "formula", *numeric, right=numeric)
+    """Operations by step; a column more for each way of leaving out hidden pairs."""
     steps = cost.steps()
-    total = sum(step.total for step in steps)
-    for step in steps:
-        cells = [human(step.total), f"{step.total / total:.1%}" if step.total else ""]
-        cells += [human(step.visible)] * hidden
-        grid.add_row(f"[bold cyan]{step.number}[/]", step.name, step.formula, *cells)
+    parts = {"operations": [step.total for step in steps]}
+    if cost.causal:
+        parts["visible only"] = [step.visible for step in steps]
+    if cost.near is not None:
+        parts["in a window"] = [step.visible for step in cost.near.steps()]
+    grid = table("", "step", "formula", *parts, "share", right=(*parts, "share"))
+    total = sum(parts["operations"])
+    for step, *amounts in zip(steps, *parts.values(), strict=True):
+        share = f"{step.total / total:.1%}" if step.total else ""
+        grid.add_row(f"[bold cyan]{step.number}[/]", step.name, step.formula, *map(human, amounts), share)
     grid.add_section()
-    cells = [f"[bold]{human(total)}[/]", ""] + [f"[bold]{human(sum(s.visible for s in steps))}[/]"] * hidden
-    grid.add_row("", "[bold]all ten[/]", f"{human(cost.flops)} of them in matrix products", *cells)
+    sums = [f"[bold]{human(sum(amounts))}[/]" for amounts in parts.values()]
+    grid.add_row("", "[bold]all ten[/]", f"{human(cost.flops)} in matrix products", *sums, "")
     return grid
 
 
 def _show_amounts(cost: Cost, config: configs.Config | None) -> None:
-    grid = table("", "formula", "number", "all layers", right=("number", "all layers"))
+    near = cost.near
+    columns = ["one layer"] + ["windowed"] * (near is not None) + ["all layers"] * (cost.layers > 1)
+    grid = table("", "formula", *columns, right=columns)
+    windowed = None if near is None else amounts(near)
     for name, amount in amounts(cost).items():
         if name == "KV cache of all layers":
             continue  # it stands in the last column
-        unit: dict[str, Any] = {"unit": "B", "binary": True}
-        unit = {} if name in ("parameters", "decode: operations") else unit
-        every = cost.model_kv_cache.value if name == "KV cache" else amount.value * cost.layers
-        known = cost.layers > 1 and not (cost.windowed_layers and name.startswith("decode"))  # windowed layers differ
-        grid.add_row(
-            f"[bold]{name}[/]", amount.formula, human(amount.value, **unit), human(every, **unit) if known else ""
-        )
-    grid.add_row("[bold]decode: operations per byte[/]", "operations / bytes read", f"{cost.intensity:.3g}", "")
-    grid.add_row("[bold]crossover[/]", "E·(1 + Hkv/H) tokens", f"{cost.crossover:.6g}", "")
+        counted = name in ("parameters", "decode: operations")
+        values = [amount.value] if windowed is None else [amount.value, windowed[name].value]
+        if cost.layers > 1:
+            values.append(amount.value * (cost.layers - cost.windowed_layers) + values[-1] * cost.windowed_layers)
+        cells = [human(n) if counted else human(n, "B", binary=True) for n in values]
+        grid.add_row(f"[bold]{name}[/]", amount.formula, *cells)
+    intensities = [f"{c.intensity:.3g}" for c in (cost, near) if c is not None]
+    grid.add_row("[bold]decode: operations per byte[/]", "operations / bytes read", *intensities)
+    grid.add_row("[bold]crossover[/]", "E·(1 + Hkv/H) tokens", f"{cost.crossover:.6g}")
     out = console()
     out.print()
     out.print(grid)
     if config is not None:
         share = cost.parameters.value * cost.layers / config.parameters
         out.print(f"[dim]attention is {share:.1%} of the model's {human(config.parameters)} parameters[/]")
-        if config.window is not None:
-            windowed = f"{config.windowed_layers} of {config.layers} layers"
-            out.print(f"[dim]{windowed} see and keep {config.window} tokens at most; the others are counted here[/]")
-        if not config.causal:
-            out.print("[dim]it generates nothing: cache and decoding are for comparison only[/]")
-        if config.note:
-            out.print(f"[dim]{config.note}[/]")
+        for told in _remarks(cost, config):
+            out.print(f"[dim]{told}[/]")
+
+
+def _remarks(cost: Cost, config: configs.Config) -> list[str]:
+    told = []
+    if config.window is not None:
+        which = f"{config.windowed_layers} of {config.layers} layers" if cost.near is not None else "all layers"
+        told.append(f"{which} see and keep W = {config.window} tokens at most")
+    if not config.causal:
+        told.append("it generates nothing: cache and decoding are for comparison only")
+    return [*told, config.note] if config.note else told
 
 
 def _show_kinds(cost: Cost) -> None:

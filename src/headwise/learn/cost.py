@@ -62,9 +62,11 @@ class Cost:
         bias: whether the four projections have a bias.
         item_bytes: bytes of one number, 2 for bfloat16.
         layers: layers of the model.
-        windowed_layers: how many of them see only `window` keys.
-        window: keys such a layer sees, the token itself included.
-        extra_parameters: of norms and sinks, in each layer.
+        reach: keys a token of this layer sees at most, itself included; all unless given.
+        windowed_layers: how many layers are of another kind, which see only `window` keys; see `near`.
+        window: keys a token of such a layer sees.
+        qk_norm: whether queries and keys are normalised, head by head.
+        sinks: whether every head learns a sink.
     """
 
     d_model: int
@@ -77,9 +79,11 @@ class Cost:
     bias: bool = False
     item_bytes: int = 2
     layers: int = 1
+    reach: int | None = None
     windowed_layers: int = 0
     window: int | None = None
-    extra_parameters: int = 0
+    qk_norm: bool = False
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         Widths.complete(self.d_model, self.num_heads, self.num_kv_heads, self.head_dim)
@@ -110,7 +114,7 @@ class Cost:
     @classmethod
     def of_model(cls, config: Config, seq: int, batch: int = 1, item_bytes: int = 2) -> Self:
         """The cost of a known model."""
-        norms = 2 * config.head_dim if config.qk_norm else 0
+        mixed = 0 < config.windowed_layers < config.layers
         return cls(
             d_model=config.d_model,
             num_heads=config.num_heads,
@@ -122,9 +126,11 @@ class Cost:
             bias=config.bias,
             item_bytes=item_bytes,
             layers=config.layers,
-            windowed_layers=config.windowed_layers,
-            window=config.window,
-            extra_parameters=norms + (config.num_heads if config.sinks else 0),
+            reach=None if mixed else config.window,
+            windowed_layers=config.windowed_layers if mixed else 0,
+            window=config.window if mixed else None,
+            qk_norm=config.qk_norm,
+            sinks=config.sinks,
         )
 
     def with_kv_heads(self, num_kv_heads: int) -> Self:
@@ -135,6 +141,16 @@ class Cost:
     def kind(self) -> str:
         """MHA, GQA or MQA."""
         return kind_of(self.num_heads, self.num_kv_heads)
+
+    @property
+    def keys(self) -> int:
+        """Keys that the last token sees."""
+        return self.seq if self.reach is None else min(self.seq, self.reach)
+
+    @property
+    def near(self) -> Self | None:
+        """A windowed layer of the same model, if it has layers of both kinds."""
+        return dataclasses.replace(self, reach=self.window) if self.windowed_layers else None
 
     # Parameters.
 
@@ -149,20 +165,21 @@ class Cost:
         """All parameters of the layer."""
         formula, value = self.matrices
         if self.bias:
-            formula += " + D·(H + 2·Hkv) + E"
+            formula = f"{formula} + D·(H + 2·Hkv) + E"
             value += self.head_dim * (self.num_heads + 2 * self.num_kv_heads) + self.d_model
-        if self.extra_parameters:
-            formula += " + norms, sinks"
-        return Amount(formula, value + self.extra_parameters)
+        if self.qk_norm:
+            formula, value = f"{formula} + 2·D", value + 2 * self.head_dim
+        if self.sinks:
+            formula, value = f"{formula} + H", value + self.num_heads
+        return Amount(formula, value)
 
     # Operations.
 
-    def pairs(self, window: int | None = None) -> int:
+    def pairs(self) -> int:
         """Query-key pairs of one head that no mask hides."""
-        T = self.seq
+        T, W = self.seq, self.keys
         if not self.causal:
             return T * T
-        W = T if window is None else min(window, T)
         return W * (W + 1) // 2 + (T - W) * W  # a triangle, then rows of W
 
     def steps(self) -> list[StepCost]:
@@ -244,24 +261,28 @@ class Cost:
 
     @property
     def kv_cache(self) -> Amount:
-        """The cache of one layer that sees everything, for the whole batch."""
-        return Amount("2·B·T·Hkv·D · bytes", self.batch * self.seq * self.kv_cache_per_token.value)
+        """The cache of one layer, for the whole batch; no more tokens than it sees."""
+        formula = f"2·B·{self._tokens}·Hkv·D · bytes"
+        return Amount(formula, self.batch * self.keys * self.kv_cache_per_token.value)
 
     @property
     def model_kv_cache(self) -> Amount:
-        """The cache of all layers; a windowed one keeps no more than its window."""
-        full = self.layers - self.windowed_layers
-        tokens = full * self.seq + self.windowed_layers * min(self.seq, self.window or self.seq)
-        formula = "layers · 2·B·T·Hkv·D · bytes"
-        if self.windowed_layers:
-            formula = "(full·T + windowed·min(T, W)) · 2·B·Hkv·D · bytes"
-        return Amount(formula, self.batch * tokens * self.kv_cache_per_token.value)
+        """The cache of all layers."""
+        if self.near is None:
+            return Amount(f"layers · {self.kv_cache.formula}", self.layers * self.kv_cache.value)
+        full = (self.layers - self.windowed_layers) * self.kv_cache.value
+        formula = "2·B·(full·T + windowed·min(T, W))·Hkv·D · bytes"
+        return Amount(formula, full + self.windowed_layers * self.near.kv_cache.value)
 
     @property
     def decode_flops(self) -> Amount:
         """Operations for one new token of every text, with T tokens in the cache, the new one included."""
-        B, S, D, H = self.batch, self.seq, self.head_dim, self.num_heads
-        return Amount("2·B·(matrices + 2·H·D·T)", 2 * B * (self.matrices.value + 2 * H * D * S))
+        scores = 2 * self.num_heads * self.head_dim * self.keys
+        return Amount(f"2·B·(matrices + 2·H·D·{self._tokens})", 2 * self.batch * (self.matrices.value + scores))
+
+    @property
+    def _tokens(self) -> str:
+        return "T" if self.reach is None else "min(T, W)"
 
     @property
     def decode_bytes(self) -> Amount:

@@ -30,6 +30,7 @@ class Form:
         mask: where its mask comes from.
         answers: where it differs from others inside.
         own_mask: whether it always hides the future.
+        drops: whether it drops weights at random in training.
         widens: whether each head is as wide as the output was meant to be, so that the result is H times as wide.
         aliases: other names.
     """
@@ -45,6 +46,7 @@ class Form:
     mask: str
     answers: Answers
     own_mask: bool = False
+    drops: bool = False
     widens: bool = False
     aliases: tuple[str, ...] = ()
 
@@ -63,6 +65,8 @@ class Form:
         order = {"scale, mask": "after step 6: scales, then masks", "mask, scale": "before step 6: masks, then scales"}
         found[5] = f"{self.mask}; fills with {self.answers.fill} {order[self.answers.order]}"
         found[7] = f"a row that sees no key {self.answers.blind_row}"
+        if self.drops:
+            found[8] = "dropout acts on the weights first, in training only"
         if self.projections[3] is None:
             found[10] = "no output projection: heads never mix"
         return dict(sorted(found.items()))
@@ -99,7 +103,8 @@ FORMS: dict[str, Form] = {
         ),
         Form(
             "book", "a textbook's class, and homework in ten steps", _BOOK, "mha(x)", "output", ("x",), _LONG, False,
-            _BUFFER, Answers("mask, scale", "−inf", _SEES_ITSELF), own_mask=True, aliases=("homework", "textbook"),
+            _BUFFER, Answers("mask, scale", "−inf", _SEES_ITSELF), own_mask=True, drops=True,
+            aliases=("homework", "textbook"),
         ),
         Form(
             "minimal", "the same in its shortest version", _BOOK, "mha(x)", "output", ("x",),
@@ -108,12 +113,12 @@ FORMS: dict[str, Form] = {
         Form(
             "list", "the naive wrapper: a list of heads", _BOOK, "mha(x)", "output", ("x",),
             ("W_query", "W_key", "W_value", None), False, _BUFFER, Answers("mask, scale", "−inf", _SEES_ITSELF),
-            own_mask=True, widens=True, aliases=("wrapper",),
+            own_mask=True, drops=True, widens=True, aliases=("wrapper",),
         ),
         Form(
             "head", "one causal head alone", "(d_in, d_out, context_length, dropout, qkv_bias=False)", "head(x)",
             "output", ("x",), ("W_query", "W_key", "W_value", None), False, _BUFFER,
-            Answers("mask, scale", "−inf", _SEES_ITSELF), own_mask=True, aliases=("single",),
+            Answers("mask, scale", "−inf", _SEES_ITSELF), own_mask=True, drops=True, aliases=("single",),
         ),
     ]
 }  # fmt: skip

@@ -196,12 +196,15 @@ def explain_steps(
     group = num_heads // (num_heads if num_kv_heads is None else num_kv_heads)
     does = operations(form, group, hides=visible is not None, crosses=query.shape[1] != key.shape[1])
     by_number = {step.number: step.tensors for step in made}
-    absent = {} if visible is not None else {5: "Nothing is hidden here. "}
+    D = by_number[3]["query"].shape[-1]
+    here = {6: f" Here √{D} = {math.sqrt(D):.4g}."}
+    if visible is None:
+        here[5] = " Here nothing is hidden."
     if projections[3] is None:
-        absent[10] = "There is no such projection here. "
+        here[10] = " Here there is no such projection."
     result = []
     for step in made:
-        why = absent.get(step.number, "") + sentences()[step.number]
+        why = sentences()[step.number] + here.get(step.number, "")
         before = {name: by_number[source][name] for name, source in READS.get(step.number, {}).items()} or inputs
         result.append(Explained(step.number, step.name, does[step.number], why, before, step.tensors))
     return result

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from headwise.learn.answers import answers, one_large_head, split_of
 from headwise.learn.cost import Cost
+from headwise.learn.interview import answers, one_large_head, split_of
 
 COST = Cost.of(512, 8, seq=1024)
 

@@ -27,7 +27,7 @@ def _several_heads(cost: Cost) -> Answer:
     one = one_large_head(cost)
     return Answer(
         "Why several heads instead of one large one?",
-        f"One head of width {H * D} takes the same {human(one.parameters.value)} parameters and {human(one.flops)} "
+        f"One head of width {H * D} takes the same {human(one.matrices.value)} parameters and {human(one.flops)} "
         f"operations in matrix products as {H} of width {D}, and gives each token one set of weights over the keys "
         f"instead of {H}. The price: scores of a head have rank {D} at most, and there are {H} times as many.",
     )
@@ -35,18 +35,21 @@ def _several_heads(cost: Cost) -> Answer:
 
 def one_large_head(cost: Cost) -> Cost:
     """The same widths in a single head."""
-    return dataclasses.replace(cost, num_heads=1, num_kv_heads=1, head_dim=cost.num_heads * cost.head_dim)
+    widths = {"num_heads": 1, "num_kv_heads": 1, "head_dim": cost.num_heads * cost.head_dim}
+    return dataclasses.replace(cost, **widths, qk_norm=False, sinks=False)
 
 
 def _complexity(cost: Cost) -> Answer:
     projections, scores = split_of(cost)
+    window = cost.reach if cost.window is None else cost.window
     longer = dataclasses.replace(cost, seq=2 * cost.seq)
     projections_2, scores_2 = split_of(longer)
     return Answer(
         "What is the complexity?",
         f"O(T·E²) for projections and O(T²·E) for scores: at {cost.seq} tokens {human(projections)} and "
         f"{human(scores)} operations, at {longer.seq} {projections_2 / projections:.0f} and "
-        f"{scores_2 / scores:.0f} times as many. They are equal at {cost.crossover:.6g} tokens, E·(1 + Hkv/H).",
+        f"{scores_2 / scores:.0f} times as many. They are equal at {cost.crossover:.6g} tokens, E·(1 + Hkv/H)."
+        + (f" A window of {window} makes scores O(T·W·E)." if window is not None else ""),
     )
 
 

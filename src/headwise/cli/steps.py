@@ -11,7 +11,7 @@ from headwise.extras import need
 from headwise.learn import configs, forms
 from headwise.learn.layout import Operation, key_operations, memory_text, picture_text
 from headwise.learn.page import steps_page
-from headwise.learn.steps import SIX, Explained, Setting, describe, headline, numbers, trace
+from headwise.learn.steps import SIX, Explained, Setting, describe, headline, number_text, numbers, trace
 
 SUMMARY = "the ten steps on real tensors: shapes before and after, the operation, why, and what happens in memory"
 EXAMPLES = """examples:
@@ -130,7 +130,7 @@ def _show(setting: Setting, steps: list[Explained], operations: list[Operation])
     out.print(_steps_table(steps))
     out.print(f"[dim]{SIX}[/]")
     if setting.device == "meta":
-        out.print(f"[dim]{setting.parameters:,} weights: shapes are traced, no number is made[/]")
+        out.print(f"[dim]{setting.size:,} numbers are too many to make: only shapes are traced[/]")
     for told in [] if config is None else config.options():
         out.print(f"[yellow]also[/] {told}: not among the ten steps shown")
     if config is None:
@@ -172,8 +172,9 @@ def _show_numbers(steps: list[Explained]) -> None:
         if step.number in (1, 2) or step.operation == "scores":  # heads are shown at step 3; nothing is hidden
             continue
         for name, rows in numbers(step).items():
-            body = "\n".join(" ".join(_number(n) for n in row) for row in rows)
-            width = 6 * len(rows[0]) + 3
+            digits = max(len(number_text(n)) for row in rows for n in row)
+            body = "\n".join(" ".join(number_text(n).rjust(digits) for n in row) for row in rows)
+            width = (digits + 1) * len(rows[0]) + 3
             panels.append((width, panel(body, title=f"[bold cyan]{step.number}[/] {name}", width=width, style="none")))
     if not panels:
         return
@@ -194,10 +195,6 @@ def _rows(panels: list[tuple[int, Any]], most: int) -> list[list[Any]]:
         rows[-1].append(panel)
         room -= width
     return rows
-
-
-def _number(n: float) -> str:
-    return f"{n:5.2f}" if abs(n) != float("inf") else "[dim] −inf[/]"
 
 
 def _show_layout(operations: list[Operation]) -> None:

@@ -35,8 +35,8 @@ def _several_heads(cost: Cost) -> Answer:
 
 def one_large_head(cost: Cost) -> Cost:
     """The same widths in a single head."""
-    widths = {"num_heads": 1, "num_kv_heads": 1, "head_dim": cost.num_heads * cost.head_dim}
-    return dataclasses.replace(cost, **widths, qk_norm=False, sinks=False)
+    width = cost.num_heads * cost.head_dim
+    return dataclasses.replace(cost, num_heads=1, num_kv_heads=1, head_dim=width, qk_norm=False, sinks=False)
 
 
 def _complexity(cost: Cost) -> Answer:

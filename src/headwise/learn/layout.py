@@ -43,6 +43,10 @@ class _Copies(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and importing what would guard against it takes a second
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -1,11 +1,10 @@
 """The ten steps as one HTML page that needs nothing else: no network, no script, light or dark as the reader likes."""
 
-import math
 from html import escape
 from string import Template
 
 from headwise.learn.layout import Operation, memory_text, picture_text
-from headwise.learn.steps import SIX, Explained, Setting, headline, numbers
+from headwise.learn.steps import SIX, Explained, Setting, headline, number_text, numbers
 
 PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -127,7 +126,7 @@ def _matrix(name: str, rows: list[list[float]], step: Explained) -> str:
 
 def _cell(n: float, heat: bool) -> str:
     shade = f' style="background: rgba(var(--heat), {0.75 * n:.2f})"' if heat else ""
-    return f'<td class="n"{shade}>{f"{n:.2f}".replace("-", "−") if math.isfinite(n) else "−∞"}</td>'
+    return f'<td class="n"{shade}>{number_text(n)}</td>'
 
 
 def _operation(op: Operation) -> str:

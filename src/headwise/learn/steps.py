@@ -28,7 +28,7 @@ Projections = tuple[reference.Linear, reference.Linear, reference.Linear, refere
 SIX = "in six: project (1), split (2), transpose (3), attention (4 to 8), concat (9), project (10)"
 SHORT = {"query": "q", "key": "k", "value": "v"}
 FITS = 8  # rows and columns of numbers that are shown
-MOST_PARAMETERS = 2**26  # beyond, tensors have shapes and no numbers: nobody could look at them anyway
+MOST_NUMBERS = 2**26  # beyond, tensors have shapes and no numbers: nobody could look at them anyway
 
 # Which step made what a step reads; step 1 reads the input.
 READS = {
@@ -134,15 +134,16 @@ class Setting:
         )
 
     @property
-    def parameters(self) -> int:
-        """Numbers in the matrices."""
+    def size(self) -> int:
+        """Numbers in the matrices and in the scores, the largest tensors there are."""
         w = self.widths
-        return w.d_model * w.head_dim * 2 * (w.num_heads + w.num_kv_heads)
+        matrices = 2 * w.d_model * w.head_dim * (w.num_heads + w.num_kv_heads)
+        return matrices + self.batch * w.num_heads * self.seq * self.keys
 
     @property
     def device(self) -> str:
-        """Where tensors are made: nowhere, if the matrices are large."""
-        return "meta" if self.parameters > MOST_PARAMETERS else "cpu"
+        """Where tensors are made: nowhere, if they are large."""
+        return "meta" if self.size > MOST_NUMBERS else "cpu"
 
 
 @functools.cache
@@ -238,8 +239,8 @@ def trace(setting: Setting, seed: int = 0) -> list[Explained]:
     [(1, 3, 5, 5)]
     """
     inputs, projections = make(setting, seed)
-    visible = causal_mask().to_tensor(setting.seq, setting.keys).to(setting.device) if setting.causal else None
-    w = setting.widths
+    T, S, w = setting.seq, setting.keys, setting.widths
+    visible = causal_mask().to_tensor(T, S, device=torch.device(setting.device)) if setting.causal else None
     return explain_steps(inputs, projections, w.num_heads, w.num_kv_heads, visible=visible, form=setting.form)
 
 
@@ -263,6 +264,15 @@ def numbers(step: Explained) -> dict[str, list[list[float]]]:
         if not tensor.is_meta and max(slice_.shape) <= FITS:
             found[name] = slice_.tolist()
     return found
+
+
+def number_text(n: float) -> str:
+    """A number of a small matrix.
+
+    >>> number_text(-1.234), number_text(-0.001), number_text(-math.inf)
+    ('−1.23', '0.00', '−inf')
+    """
+    return f"{n:z.2f}".replace("-", "−")
 
 
 def headline(setting: Setting) -> str:

@@ -49,6 +49,9 @@ table.layout th, table.layout td { text-align: left; vertical-align: top; paddin
 table.layout .shape { white-space: nowrap; }
 .trap { color: var(--warn); }
 @media (max-width: 40rem) {
+  ol > li { grid-template-columns: 1.5rem minmax(0, 1fr); gap: 0 .5rem; padding: .7rem .6rem; }
+  .number { font-size: 1.15rem; }
+  td.n { padding: .1rem .15rem; font-size: .7rem; }
   table.layout thead { display: none; }
   table.layout tr { display: block; border-bottom: 1px solid var(--line); padding: .5rem 0; }
   table.layout td { display: block; border: 0; padding: .1rem 0; }

@@ -30,12 +30,19 @@ def test_examples_of_the_help_run(example, capsys):
     assert capsys.readouterr().out
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_ends_in_the_examples(verb, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main([verb, "--help"])
+    assert capsys.readouterr().out.endswith(VERBS[verb].EXAMPLES)
+
+
 def test_tour_shows_steps_agreement_masks_and_speed(capsys):
     assert main(["tour"]) == 0
     out = capsys.readouterr().out
     for word in ("READ", "RUN", "MASKS", "SPEED"):
         assert word in out
-    assert re.search(r"7 +softmax .* weights +\(1, 3, 6, 6\)", out)
+    assert re.search(r"7 +softmax +weights +\(1, 3, 6, 6\)", out)
 
 
 def test_tour_as_json_holds_what_the_text_shows(capsys):

@@ -63,9 +63,9 @@ def multi_head_attention(
     query, key, value = project_q(query), project_k(key), project_v(value)
     steps.append(Step(1, "project", {"query": query, "key": key, "value": value}))
 
-    # 2. Split. The last axis is cut into heads; no number moves. -1 works out D, the width of one head.
+    # 2. Split. The last axis is cut into heads; no number moves.
     query, key, value = (
-        query.unflatten(-1, (num_heads, -1)),
+        query.unflatten(-1, (num_heads, -1)),  # -1 works out D, the width of one head
         key.unflatten(-1, (Hkv, -1)),
         value.unflatten(-1, (Hkv, -1)),
     )

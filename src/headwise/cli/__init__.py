@@ -4,10 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from headwise.cli import inspect, tour
+from headwise.cli import cost, inspect, steps, tour
 from headwise.errors import HeadwiseError
 
-VERBS = {"tour": tour, "inspect": inspect}
+VERBS = {"tour": tour, "steps": steps, "cost": cost, "inspect": inspect}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

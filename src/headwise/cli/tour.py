@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from headwise import reference, shapes
 from headwise.layer import MultiHeadAttention
+from headwise.learn.steps import Explained, describe, explain_steps, layer_projections
 from headwise.mask_algebra import Mask
 from headwise.masks import causal, documents, padding, prefix, window
 from headwise.textbook import HeadsAtOnce
@@ -23,19 +24,6 @@ EXAMPLES = """examples:
   headwise tour --heads 2 --width 8 --tokens 4 --no-speed
   headwise tour --json --no-speed
 """
-
-OPERATIONS = {
-    1: "x·Wqᵀ, x·Wkᵀ, x·Wvᵀ",
-    2: "view(B, T, H, D)",
-    3: "transpose(1, 2)",
-    4: "query @ keyᵀ",
-    5: "masked_fill(future, −inf)",
-    6: "· 1/√D",
-    7: "softmax over keys",
-    8: "weights @ value",
-    9: "transpose back, flatten",
-    10: "merged·Woᵀ",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,50 +54,20 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def trace(layer: MultiHeadAttention, x: Tensor) -> list[reference.Step]:
+def trace(layer: MultiHeadAttention, x: Tensor) -> list[Explained]:
     """The ten steps of the reference with the layer's own weights."""
-    steps: list[reference.Step] = []
-    with torch.no_grad():
-        visible = causal().to_tensor(x.shape[1])
-        reference.multi_head_attention(x, x, x, projections(layer), layer.num_heads, visible=visible, steps=steps)
-    return steps
+    visible = causal().to_tensor(x.shape[1])
+    return explain_steps({"x": x}, layer_projections(layer), layer.num_heads, visible=visible)
 
 
-def projections(
-    layer: MultiHeadAttention, dtype: torch.dtype | None = None
-) -> tuple[reference.Linear, reference.Linear, reference.Linear, reference.Linear]:
-    """The layer's four linear maps as the reference takes them."""
-    weights, biases = layer.projections()
-    last = layer.out_proj
-    assert last is not None  # noqa: S101 - the tour builds its layers with one
-    pairs = [*zip(weights, biases, strict=True), (last.weight, last.bias)]
-    query, key, value, out = (
-        reference.Linear(w.to(dtype or w.dtype), None if b is None else b.to(dtype or b.dtype)) for w, b in pairs
-    )
-    return query, key, value, out
-
-
-def describe(steps: list[reference.Step]) -> list[dict[str, Any]]:
-    """The steps as plain data."""
-    return [
-        {
-            "number": step.number,
-            "name": step.name,
-            "operation": OPERATIONS[step.number],
-            "shapes": {name: list(tensor.shape) for name, tensor in step.tensors.items()},
-        }
-        for step in steps
-    ]
-
-
-def show_steps(steps: list[reference.Step], layer: MultiHeadAttention) -> None:
+def show_steps(steps: list[Explained], layer: MultiHeadAttention) -> None:
     """A line per step, then the weights of the first head."""
-    _, T, E = steps[-1].tensors["output"].shape
+    _, T, E = steps[-1].after["output"].shape
     print(f"READ: ten steps, {T} tokens of width {E}, {layer.num_heads} heads of width {layer.head_dim}, causal\n")
     for step in steps:
-        names, shape = " ".join(step.tensors), tuple(next(iter(step.tensors.values())).shape)
-        print(f"  {step.number:>2}  {step.name:<16} {OPERATIONS[step.number]:<27} {names:<16} {shape}")
-    weights = next(step for step in steps if step.name == "softmax").tensors["weights"][0, 0]
+        names, shape = " ".join(step.after), tuple(next(iter(step.after.values())).shape)
+        print(f"  {step.number:>2}  {step.name:<16} {names:<16} {shape!s:<15} {step.operation}")
+    weights = next(step for step in steps if step.name == "softmax").after["weights"][0, 0]
     shown = weights[:10, :10]
     print("\n  weights of head 0: a row is a query and sums to 1" + (", first ten" if T > 10 else ""))
     for row in shown.tolist():
@@ -134,7 +92,7 @@ def agree(name: str, dtype: torch.dtype, mask: Mask | None, T: int, kv_heads: in
 
     def by_reference(precision: torch.dtype) -> Tensor:
         y = x.to(precision)
-        linears = projections(layer, precision)
+        linears = layer_projections(layer, precision)
         return reference.multi_head_attention(y, y, y, linears, 6, kv_heads, visible=visible)[0].double()
 
     with torch.no_grad():

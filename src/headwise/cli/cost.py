@@ -1,0 +1,278 @@
+"""`headwise cost`: parameters, operations, bytes and times of attention, as numbers beside their formulas."""
+
+import argparse
+import json
+from typing import Any
+
+import torch
+
+from headwise.cli.terminal import console, indented, table
+from headwise.errors import OptionError
+from headwise.learn import configs
+from headwise.learn.cost import Amount, Cost, alternatives, bound_seconds, human
+from headwise.learn.interview import answers
+
+SUMMARY = "what attention costs: parameters, operations by step, memory, cache; MHA against GQA and MQA"
+EXAMPLES = """examples:
+  headwise cost --model gpt2
+  headwise cost --model llama-3.1-8b --seq 8192 --batch 4
+  headwise cost --d-model 512 --heads 8 --kv-heads 2 --seq 4096 --dtype float32
+  headwise cost --model gpt-oss-20b --seq 32768 --bandwidth 4800 --flops 990
+  headwise cost --models
+  headwise cost --model mistral-7b --json
+"""
+DTYPES = {name: getattr(torch, name).itemsize for name in ("float32", "bfloat16", "float16", "float8_e4m3fn")}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this verb."""
+    parser.add_argument("--model", metavar="NAME", help="a known model, such as gpt2 or llama-3.1-8b")
+    parser.add_argument("--models", action="store_true", help="list the known models")
+    parser.add_argument("--d-model", type=int, help="width of the model, where no model is named (default 768)")
+    parser.add_argument("--heads", type=int, help="query heads (default 12)")
+    parser.add_argument("--kv-heads", type=int, help="key/value heads (default: as many as query heads)")
+    parser.add_argument("--head-dim", type=int, help="width of a head (default: d-model / heads)")
+    parser.add_argument("--layers", type=int, help="layers (default 1)")
+    parser.add_argument("--seq", type=int, help="tokens of a text (default: 1024, or the model's context if shorter)")
+    parser.add_argument("--batch", type=int, default=1, help="texts (default 1)")
+    parser.add_argument(
+        "--causal", action=argparse.BooleanOptionalAction, help="hide the future (default: it is hidden)"
+    )
+    parser.add_argument("--bias", action="store_true", default=None, help="projections have biases (default: none)")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of weights, activations and cache")
+    parser.add_argument("--bandwidth", type=float, metavar="GB/S", help="of your machine's memory, for a bound on time")
+    parser.add_argument("--flops", type=float, metavar="TFLOP/S", help="of your machine, likewise")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show the costs."""
+    if options.models:
+        return _list_models(options)
+    cost, config = _cost(options)
+    speeds = _speed("--flops", options.flops, 1e12), _speed("--bandwidth", options.bandwidth, 1e9)
+    if options.json:
+        print(json.dumps(_as_data(cost, config, speeds)))
+    else:
+        _show(cost, config, options.dtype, speeds)
+    return 0
+
+
+def _cost(options: argparse.Namespace) -> tuple[Cost, configs.Config | None]:
+    own = {"--d-model": options.d_model, "--heads": options.heads, "--kv-heads": options.kv_heads}
+    own |= {
+        "--head-dim": options.head_dim,
+        "--layers": options.layers,
+        "--causal": options.causal,
+        "--bias": options.bias,
+    }
+    given = [name for name, value in own.items() if value is not None]
+    item_bytes = DTYPES[options.dtype]
+    if options.model is not None:
+        if given:
+            raise OptionError(
+                f"--model {options.model} brings its own sizes. Leave out {', '.join(given)}, or --model."
+            )
+        config = configs.find(options.model)
+        seq = min(1024, config.context) if options.seq is None else options.seq
+        return Cost.of_model(config, seq, options.batch, item_bytes), config
+    heads = 12 if options.heads is None else options.heads
+    width = 768 if options.d_model is None else options.d_model
+    cost = Cost.of(
+        width,
+        heads,
+        options.kv_heads,
+        options.head_dim,
+        seq=1024 if options.seq is None else options.seq,
+        batch=options.batch,
+        causal=options.causal is not False,
+        bias=options.bias is True,
+        item_bytes=item_bytes,
+        layers=1 if options.layers is None else options.layers,
+    )
+    return cost, None
+
+
+def _speed(name: str, value: float | None, unit: float) -> float | None:
+    if value is not None and not 0 < value < float("inf"):
+        raise OptionError(f"{name} {value:g}: expected a number above 0.")
+    return None if value is None else value * unit
+
+
+def _list_models(options: argparse.Namespace) -> int:
+    known = configs.CONFIGS.values()
+    if options.json:
+        fields = ["name", "aliases", "d_model", "num_heads", "num_kv_heads", "head_dim", "layers", "context", "window"]
+        fields += ["windowed_layers", "vocabulary", "feed_forward", "parameters", "position", "source", "note"]
+        print(json.dumps({"models": [{field: getattr(config, field) for field in fields} for config in known]}))
+        return 0
+    numeric = ("E", "H", "Hkv", "D", "L", "context", "window", "weights", "cache")
+    grid = table("model", *numeric, right=numeric, whole=("model", *numeric))
+    for config in known:
+        cost = Cost.of_model(config, 1)
+        attention = cost.parameters.value * config.layers
+        sizes = (config.d_model, config.num_heads, config.num_kv_heads, config.head_dim, config.layers, config.context)
+        grid.add_row(
+            f"[bold cyan]{config.name}[/]",
+            *map(str, sizes),
+            "" if config.window is None else str(config.window),
+            human(attention),
+            human(cost.kv_cache_per_token.value * config.layers, "B", binary=True),
+        )
+    out = console()
+    out.print(grid)
+    out.print("[dim]E width, H and Hkv query and key/value heads, D head width, L layers;[/]")
+    out.print("[dim]window: keys a windowed layer sees; weights: parameters of attention in all layers;[/]")
+    out.print("[dim]cache: bytes of one token in all layers, in bfloat16[/]")
+    return 0
+
+
+def amounts(cost: Cost) -> dict[str, Amount]:
+    """Every number of one layer, by its name."""
+    return {
+        "parameters": cost.parameters,
+        "weights": cost.weight_bytes,
+        "T×T matrix": cost.matrix_bytes,
+        "kept for backward, fused": cost.fused_activation_bytes,
+        "kept for backward, with T×T": cost.matrix_activation_bytes,
+        "KV cache of a token": cost.kv_cache_per_token,
+        "KV cache": cost.kv_cache,
+        "KV cache of all layers": cost.model_kv_cache,
+        "decode: operations": cost.decode_flops,
+        "decode: bytes read": cost.decode_bytes,
+    }
+
+
+def times(cost: Cost, flops: float | None, bandwidth: float | None) -> dict[str, float | None]:
+    """The least seconds one layer can take on such a machine."""
+    return {
+        "prefill": bound_seconds(cost.visible_flops, cost.prefill_bytes, flops, bandwidth),
+        "decode": bound_seconds(cost.decode_flops.value, cost.decode_bytes.value, flops, bandwidth),
+    }
+
+
+def _as_data(cost: Cost, config: configs.Config | None, speeds: tuple[float | None, float | None]) -> dict[str, Any]:
+    near = cost.near
+    return {
+        "model": None if config is None else config.name,
+        "sizes": {"batch": cost.batch, "seq": cost.seq, "d_model": cost.d_model, "heads": cost.num_heads}
+        | {"kv_heads": cost.num_kv_heads, "head_dim": cost.head_dim, "layers": cost.layers, "causal": cost.causal},
+        "kind": cost.kind,
+        "steps": [step._asdict() for step in cost.steps()],
+        "amounts": {name: amount._asdict() for name, amount in amounts(cost).items()},
+        "windowed": None if near is None else {name: amount._asdict() for name, amount in amounts(near).items()},
+        "window": config.window if config is not None else None,
+        "intensity": cost.intensity,
+        "crossover": cost.crossover,
+        "alternatives": [
+            {"kind": c.kind, "kv_heads": c.num_kv_heads, "intensity": c.intensity}
+            | {name: amount.value for name, amount in amounts(c).items()}
+            for c in alternatives(cost)
+        ],
+        "seconds": times(cost, *speeds),
+        "answers": [answer._asdict() for answer in answers(cost)],
+    }
+
+
+def _show(cost: Cost, config: configs.Config | None, dtype: str, speeds: tuple[float | None, float | None]) -> None:
+    out = console()
+    name = "" if config is None else f"[bold cyan]{config.name}[/]: "
+    out.print(
+        f"[bold]COST[/]  {name}width {cost.d_model}, {cost.num_heads} heads of {cost.head_dim}, {cost.num_kv_heads} "
+        f"key/value ({cost.kind}); batch {cost.batch}, {cost.seq} tokens, {dtype}"
+    )
+    out.print("[dim]B batch, T tokens, E width, H and Hkv heads, D head width; one layer unless it says otherwise;[/]")
+    out.print("[dim]one multiply-and-add counts as two operations (FLOPs)[/]\n")
+    out.print(_steps_table(cost))
+    _show_amounts(cost, config)
+    _show_kinds(cost)
+    if any(speed is not None for speed in speeds):
+        least = {name: human(seconds, "s") for name, seconds in times(cost, *speeds).items() if seconds is not None}
+        out.print(f"\n[bold]TIME[/]  at that speed one layer takes at least {least['prefill']} for the text, ", end="")
+        out.print(f"{least['decode']} for one more token")
+    _show_answers(cost)
+
+
+def _steps_table(cost: Cost) -> Any:
+    """Operations by step; a column more for each way of leaving out hidden pairs."""
+    steps = cost.steps()
+    parts = {"operations": [step.total for step in steps]}
+    if cost.causal:
+        parts["visible only"] = [step.visible for step in steps]
+    if cost.near is not None:
+        parts["in a window"] = [step.visible for step in cost.near.steps()]
+    grid = table("", "step", "formula", *parts, "share", right=(*parts, "share"))
+    total = sum(parts["operations"])
+    for step, *amounts in zip(steps, *parts.values(), strict=True):
+        share = f"{step.total / total:.1%}" if step.total else ""
+        grid.add_row(f"[bold cyan]{step.number}[/]", step.name, step.formula, *map(human, amounts), share)
+    grid.add_section()
+    sums = [f"[bold]{human(sum(amounts))}[/]" for amounts in parts.values()]
+    grid.add_row("", "[bold]all ten[/]", f"{human(cost.flops)} in matrix products", *sums, "")
+    return grid
+
+
+def _show_amounts(cost: Cost, config: configs.Config | None) -> None:
+    near = cost.near
+    columns = ["one layer"] + ["windowed"] * (near is not None) + ["all layers"] * (cost.layers > 1)
+    grid = table("", "formula", *columns, right=columns)
+    windowed = None if near is None else amounts(near)
+    for name, amount in amounts(cost).items():
+        if name == "KV cache of all layers":
+            continue  # it stands in the last column
+        counted = name in ("parameters", "decode: operations")
+        values = [amount.value] if windowed is None else [amount.value, windowed[name].value]
+        if cost.layers > 1:
+            values.append(amount.value * (cost.layers - cost.windowed_layers) + values[-1] * cost.windowed_layers)
+        cells = [human(n) if counted else human(n, "B", binary=True) for n in values]
+        grid.add_row(f"[bold]{name}[/]", amount.formula, *cells)
+    intensities = [f"{c.intensity:.3g}" for c in (cost, near) if c is not None]
+    grid.add_row("[bold]decode: operations per byte[/]", "operations / bytes read", *intensities)
+    grid.add_row("[bold]crossover[/]", "E·(1 + Hkv/H) tokens", f"{cost.crossover:.6g}")
+    out = console()
+    out.print()
+    out.print(grid)
+    if config is not None:
+        share = cost.parameters.value * cost.layers / config.parameters
+        out.print(f"[dim]attention is {share:.1%} of the model's {human(config.parameters)} parameters[/]")
+        for told in _remarks(cost, config):
+            out.print(f"[dim]{told}[/]")
+
+
+def _remarks(cost: Cost, config: configs.Config) -> list[str]:
+    told = []
+    if config.window is not None:
+        which = f"{config.windowed_layers} of {config.layers} layers" if cost.near is not None else "all layers"
+        told.append(f"{which} see and keep W = {config.window} tokens at most")
+    if not config.causal:
+        told.append("it generates nothing: cache and decoding are for comparison only")
+    return [*told, config.note] if config.note else told
+
+
+def _show_kinds(cost: Cost) -> None:
+    kinds = alternatives(cost)
+    titles = [f"{c.kind}, {c.num_kv_heads} kv" for c in kinds]
+    grid = table("the same widths as", *titles, right=titles)
+    rows: dict[str, list[str]] = {
+        "parameters": [human(c.parameters.value) for c in kinds],
+        "operations": [human(c.flops) for c in kinds],
+        "KV cache of a token": [human(c.kv_cache_per_token.value, "B", binary=True) for c in kinds],
+        "KV cache of all layers": [human(c.model_kv_cache.value, "B", binary=True) for c in kinds],
+        "decode: bytes read": [human(c.decode_bytes.value, "B", binary=True) for c in kinds],
+        "decode: operations per byte": [f"{c.intensity:.3g}" for c in kinds],
+        "crossover, tokens": [f"{c.crossover:.6g}" for c in kinds],
+    }
+    for name, cells in rows.items():
+        shown = [f"[green]{x}[/]" if c == cost else x for c, x in zip(kinds, cells, strict=True)]
+        grid.add_row(f"[bold]{name}[/]", *shown)
+    out = console()
+    out.print()
+    out.print(grid)
+
+
+def _show_answers(cost: Cost) -> None:
+    out = console()
+    out.print("\n[bold]ASKED IN INTERVIEWS[/]")
+    for answer in answers(cost):
+        out.print(f"[bold cyan]{answer.question}[/]")
+        out.print(indented(answer.answer))

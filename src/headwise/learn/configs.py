@@ -1,0 +1,271 @@
+"""The attention of known models: how wide, how many heads, which options. Widths only, no weights.
+
+`parameters` counts the whole model, embeddings included; a test builds every one of these models in `transformers`,
+on the meta device, and counts.
+"""
+
+import dataclasses
+import difflib
+
+import torch
+
+from headwise.errors import OptionError
+from headwise.layer import MultiHeadAttention
+from headwise.masks import window as window_mask
+from headwise.positions import Rotary, linear, llama3, rotary, yarn
+from headwise.scoring import Scoring
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One model's sizes and options.
+
+    >>> config = find("llama-3.1-8b")
+    >>> config.num_heads, config.num_kv_heads, config.attention().out_proj.weight.shape
+    (32, 8, torch.Size([4096, 4096]))
+
+    Args:
+        name: as one writes it on the command line.
+        d_model: width of the model.
+        num_heads: query heads of a layer.
+        num_kv_heads: key/value heads of a layer.
+        head_dim: width of a head; heads together need not be as wide as the model.
+        layers: how many layers, each with one attention.
+        vocabulary: tokens it knows.
+        feed_forward: width inside the feed-forward part, of one expert where there are several.
+        context: longest text it was made for.
+        parameters: all of the model's, the text part where it also sees.
+        position: "learned" (added to the input, so attention knows nothing of it) or "rotary".
+        source: where the numbers are published.
+        aliases: other names.
+        causal: whether a token sees only what came before it.
+        bias: whether the projections have a bias.
+        qk_norm: whether queries and keys are normalised, head by head.
+        window: keys a windowed layer sees, the token itself included.
+        full_every: every so-manieth layer sees everything; None: all windowed, where there is a window.
+        scale: 1 / sqrt(head_dim) unless given.
+        softcap: the bound scores are bent to.
+        sinks: whether every head learns one more score, which takes weight and hands over nothing.
+        rotary: how queries and keys are turned.
+        local_rotary: the same in windowed layers, where it differs.
+        experts: feed-forward parts a layer has to choose from.
+        note: what is worth knowing besides.
+    """
+
+    name: str
+    d_model: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    layers: int
+    vocabulary: int
+    feed_forward: int
+    context: int
+    parameters: int
+    position: str
+    source: str
+    aliases: tuple[str, ...] = ()
+    causal: bool = True
+    bias: bool = False
+    qk_norm: bool = False
+    window: int | None = None
+    full_every: int | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    rotary: Rotary | None = None
+    local_rotary: Rotary | None = None
+    experts: int = 1
+    note: str = ""
+
+    @property
+    def heads_width(self) -> int:
+        """All query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kind(self) -> str:
+        """MHA, GQA or MQA: what key/value heads are shared by."""
+        return kind_of(self.num_heads, self.num_kv_heads)
+
+    def windowed(self, layer: int) -> bool:
+        """Whether that layer, counted from 0, sees only a window."""
+        return self.window is not None and (self.full_every is None or (layer + 1) % self.full_every != 0)
+
+    @property
+    def windowed_layers(self) -> int:
+        """How many layers see only a window."""
+        return sum(self.windowed(layer) for layer in range(self.layers))
+
+    def attention(
+        self, layer: int = 0, *, device: torch.device | str = "meta", dtype: torch.dtype | None = None
+    ) -> MultiHeadAttention:
+        """The attention of one layer, without weights unless another device than "meta" is named."""
+        near = self.windowed(layer)
+        return MultiHeadAttention(
+            self.d_model,
+            self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            causal=self.causal,
+            mask=window_mask(self.window - 1) if near and self.window is not None else None,
+            position=self.local_rotary if near and self.local_rotary is not None else self.rotary,
+            scoring=Scoring(scale=self.scale, softcap=self.softcap, sinks=self.sinks),
+            qk_norm="head" if self.qk_norm else None,
+            bias=self.bias,
+            device=device,
+            dtype=dtype,
+        )
+
+    def options(self) -> list[str]:
+        """In words, what its attention does beside the ten steps."""
+        told = []
+        if self.qk_norm:
+            told.append("queries and keys are normalised, head by head, after step 3")
+        if self.rotary is not None:
+            local = f", {self.local_rotary.base:.0f} in windowed layers" if self.local_rotary is not None else ""
+            told.append(f"queries and keys are turned by their position (rotary, base {self.rotary.base:.0f}{local})")
+        elif self.position == "learned":
+            told.append("positions are learned and added to the input, before step 1")
+        if self.window is not None:
+            which = "every layer" if self.full_every is None else f"{self.windowed_layers} of {self.layers} layers"
+            told.append(f"{which} see only the last {self.window} keys (step 5)")
+        if self.scale is not None and self.scale != self.head_dim**-0.5:
+            told.append(f"scores are scaled by 1/√{round(self.scale**-2)}, not 1/√{self.head_dim} (step 6)")
+        if self.softcap is not None:
+            told.append(f"scores are bent so as to stay within ±{self.softcap:g} (step 6)")
+        if self.sinks:
+            told.append("every head has a sink, one more score in the softmax that hands over nothing (step 7)")
+        return told
+
+
+def kind_of(num_heads: int, num_kv_heads: int) -> str:
+    """The usual name for so many key/value heads.
+
+    >>> kind_of(8, 8), kind_of(8, 2), kind_of(8, 1)
+    ('MHA', 'GQA', 'MQA')
+    """
+    if num_kv_heads == num_heads:
+        return "MHA"
+    return "MQA" if num_kv_heads == 1 else "GQA"
+
+
+def _bert(name: str, d_model: int, layers: int, parameters: int) -> Config:
+    heads = d_model // 64
+    return Config(
+        name, d_model, heads, heads, 64, layers, 30522, 4 * d_model, 512, parameters, "learned",
+        "Devlin et al. 2018, uncased", (f"{name}-uncased",), causal=False, bias=True,
+    )  # fmt: skip
+
+
+def _gpt2(name: str, d_model: int, layers: int, parameters: int, *aliases: str) -> Config:
+    heads = d_model // 64
+    return Config(
+        name, d_model, heads, heads, 64, layers, 50257, 4 * d_model, 1024, parameters, "learned",
+        "Radford et al. 2019", aliases, bias=True,
+    )  # fmt: skip
+
+
+def _llama(
+    name: str, d_model: int, heads: int, head_dim: int, layers: int, feed_forward: int, parameters: int,
+    factor: float = 8.0, aliases: tuple[str, ...] = (), note: str = "",
+) -> Config:  # fmt: skip
+    return Config(
+        name, d_model, heads, 8, head_dim, layers, 128256, feed_forward, 131072, parameters, "rotary",
+        "Llama 3 model cards, 2024", aliases, rotary=rotary(500000.0, scaling=llama3(factor)), note=note,
+    )  # fmt: skip
+
+
+def _qwen3(name: str, d_model: int, heads: int, layers: int, feed_forward: int, parameters: int) -> Config:
+    return Config(
+        name, d_model, heads, 8, 128, layers, 151936, feed_forward, 40960, parameters, "rotary",
+        "Qwen 3 technical report, 2025", (name.replace("qwen-3", "qwen3"),), qk_norm=True, rotary=rotary(1e6),
+    )  # fmt: skip
+
+
+def _gemma3(
+    name: str, d_model: int, heads: int, kv_heads: int, head_dim: int, layers: int, feed_forward: int, parameters: int,
+    scalar: int = 256,
+) -> Config:  # fmt: skip
+    small = name.endswith("-1b")  # the smallest knows no pictures, a shorter context and a shorter window
+    return Config(
+        name, d_model, heads, kv_heads, head_dim, layers, 262144 if small else 262208, feed_forward,
+        32768 if small else 131072, parameters, "rotary", "Gemma 3 technical report, 2025",
+        (name.replace("gemma-3", "gemma3"),), qk_norm=True, window=512 if small else 1024, full_every=6,
+        scale=scalar**-0.5, rotary=rotary(1e6, scaling=None if small else linear(8)), local_rotary=rotary(),
+        note="" if small else "the text part",
+    )  # fmt: skip
+
+
+def _gpt_oss(name: str, layers: int, experts: int, parameters: int) -> Config:
+    return Config(
+        name, 2880, 64, 8, 64, layers, 201088, 2880, 131072, parameters, "rotary", "gpt-oss model card, 2025",
+        (name.replace("gpt-oss", "gptoss"),), bias=True, window=128, full_every=2, sinks=True, experts=experts,
+        rotary=rotary(150000.0, scaling=yarn(32, 4096, truncate=False)), note="4 experts at work for every token",
+    )  # fmt: skip
+
+
+def _mistral(name: str, vocabulary: int, parameters: int, base: float, window: int | None, *aliases: str) -> Config:
+    return Config(
+        name, 4096, 32, 8, 128, 32, vocabulary, 14336, 32768, parameters, "rotary", "Jiang et al. 2023", aliases,
+        window=window, rotary=rotary(base),
+    )  # fmt: skip
+
+
+_ALL = [
+    _bert("bert-base", 768, 12, 109_482_240),
+    _bert("bert-large", 1024, 24, 335_141_888),
+    _gpt2("gpt2", 768, 12, 124_439_808, "gpt2-small", "gpt-2", "gpt-2-small"),
+    _gpt2("gpt2-medium", 1024, 24, 354_823_168, "gpt-2-medium"),
+    _gpt2("gpt2-large", 1280, 36, 774_030_080, "gpt-2-large"),
+    _gpt2("gpt2-xl", 1600, 48, 1_557_611_200, "gpt-2-xl"),
+    Config(
+        "gpt3", 12288, 96, 96, 128, 96, 50257, 49152, 2048, 174_604_259_328, "learned", "Brown et al. 2020",
+        ("gpt-3", "gpt3-175b", "gpt-3-175b"), bias=True,
+        note="every second layer is a banded one of unpublished width, counted here as a full one",
+    ),
+    _llama("llama-3.2-1b", 2048, 32, 64, 16, 8192, 1_235_814_400, 32.0, ("llama3.2-1b",)),
+    _llama("llama-3.2-3b", 3072, 24, 128, 28, 8192, 3_212_749_824, 32.0, ("llama3.2-3b",)),
+    _llama(
+        "llama-3.1-8b", 4096, 32, 128, 32, 14336, 8_030_261_248, 8.0, ("llama3.1-8b", "llama-3-8b", "llama3-8b"),
+        "Llama 3 8B has the same widths, a context of 8192 and no scaling of the rotary",
+    ),
+    _llama(
+        "llama-3.1-70b", 8192, 64, 128, 80, 28672, 70_553_706_496, 8.0,
+        ("llama3.1-70b", "llama-3-70b", "llama3-70b", "llama-3.3-70b"),
+        "Llama 3 70B has the same widths, a context of 8192 and no scaling of the rotary",
+    ),
+    _llama("llama-3.1-405b", 16384, 128, 128, 126, 53248, 405_853_388_800, 8.0, ("llama3.1-405b", "llama-3-405b")),
+    _mistral("mistral-7b", 32000, 7_241_732_096, 10000.0, 4096, "mistral-7b-v0.1", "mistral"),
+    _mistral("mistral-7b-v0.3", 32768, 7_248_023_552, 1e6, None),
+    _qwen3("qwen-3-0.6b", 1024, 16, 28, 3072, 596_049_920),
+    _qwen3("qwen-3-1.7b", 2048, 16, 28, 6144, 1_720_574_976),
+    _qwen3("qwen-3-4b", 2560, 32, 36, 9728, 4_022_468_096),
+    _qwen3("qwen-3-8b", 4096, 32, 36, 12288, 8_190_735_360),
+    _qwen3("qwen-3-14b", 5120, 40, 40, 17408, 14_768_307_200),
+    _qwen3("qwen-3-32b", 5120, 64, 64, 25600, 32_762_123_264),
+    _gemma3("gemma-3-1b", 1152, 4, 1, 256, 26, 6912, 999_885_952),
+    _gemma3("gemma-3-4b", 2560, 8, 4, 256, 34, 10240, 3_880_263_168),
+    _gemma3("gemma-3-12b", 3840, 16, 8, 256, 48, 15360, 11_766_034_176),
+    _gemma3("gemma-3-27b", 5376, 32, 16, 128, 62, 21504, 27_009_346_304, 168),
+    _gpt_oss("gpt-oss-20b", 24, 32, 20_914_757_184),
+    _gpt_oss("gpt-oss-120b", 36, 128, 116_829_156_672),
+]  # fmt: skip
+
+CONFIGS: dict[str, Config] = {config.name: config for config in _ALL}
+
+
+def find(name: str) -> Config:
+    """The configuration of that name or alias, in any case.
+
+    >>> find("GPT-2-XL").d_model
+    1600
+    """
+    wanted = name.strip().lower().replace("_", "-").replace(" ", "-")
+    by_name = {known: config for config in _ALL for known in (config.name, *config.aliases)}
+    if wanted in by_name:
+        return by_name[wanted]
+    near = difflib.get_close_matches(wanted, by_name, n=3, cutoff=0.5)
+    near += [known for known in CONFIGS if wanted and wanted in known and known not in near]
+    guess = f" Did you mean {' or '.join(near[:4])}?" if near else ""
+    raise OptionError(f"no model is called {name!r}.{guess} Known: {', '.join(CONFIGS)}.")

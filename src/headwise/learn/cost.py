@@ -1,0 +1,343 @@
+"""What attention costs: parameters, operations of each step, bytes. Every formula is written beside its number.
+
+    B batch   T tokens   E model width   H, Hkv query and key/value heads   D head width   S keys one token sees
+
+One multiply-and-add counts as two operations (FLOPs), as everywhere. All numbers are of one layer unless they say
+otherwise. Tests hold each formula against a real module, torch's own counter, or the tensors autograd keeps.
+"""
+
+import dataclasses
+from typing import NamedTuple, Self
+
+from headwise.errors import OptionError
+from headwise.learn.configs import Config, kind_of
+from headwise.shapes import check_size
+from headwise.widths import Widths
+
+SOFTMAX_OPERATIONS = 5  # per score: compare for the largest, subtract, exp, add up, divide
+DECIMAL = dict(enumerate(["n", "µ", "m", "", "k", "M", "G", "T", "P", "E"], start=-3))
+BINARY = dict(enumerate(["", "Ki", "Mi", "Gi", "Ti", "Pi"]))
+LSE_BYTES = 4  # a fused kernel keeps one float32 per row for the backward pass
+
+
+class Amount(NamedTuple):
+    """A number and the formula it comes from."""
+
+    formula: str
+    value: int
+
+
+class StepCost(NamedTuple):
+    """The operations of one of the ten steps."""
+
+    number: int
+    name: str
+    formula: str
+    matmul: int  # in matrix products, which is what torch's counter counts
+    pointwise: int  # one number at a time
+    visible: int  # of both, what remains for a kernel that leaves out hidden pairs
+
+    @property
+    def total(self) -> int:
+        """All operations."""
+        return self.matmul + self.pointwise
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """The cost of one attention layer, and of `layers` of them.
+
+    >>> gpt2 = Cost.of(768, 12, seq=1024)
+    >>> gpt2.parameters.value, gpt2.kv_cache_per_token.value, gpt2.crossover
+    (2359296, 3072, 1536.0)
+
+    Args:
+        d_model: width of input and output.
+        num_heads: query heads.
+        num_kv_heads: key/value heads.
+        head_dim: width of a head.
+        seq: tokens of the text.
+        batch: texts.
+        causal: whether a token sees only what came before it.
+        bias: whether the four projections have a bias.
+        item_bytes: bytes of one number, 2 for bfloat16.
+        layers: layers of the model.
+        reach: keys a token of this layer sees at most, itself included; all unless given.
+        windowed_layers: how many layers are of another kind, which see only `window` keys; see `near`.
+        window: keys a token of such a layer sees.
+        qk_norm: whether queries and keys are normalised, head by head.
+        sinks: whether every head learns a sink.
+    """
+
+    d_model: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    seq: int
+    batch: int = 1
+    causal: bool = True
+    bias: bool = False
+    item_bytes: int = 2
+    layers: int = 1
+    reach: int | None = None
+    windowed_layers: int = 0
+    window: int | None = None
+    qk_norm: bool = False
+    sinks: bool = False
+
+    def __post_init__(self) -> None:
+        Widths.complete(self.d_model, self.num_heads, self.num_kv_heads, self.head_dim)
+        for name in ("seq", "batch", "item_bytes", "layers"):
+            check_size(name, getattr(self, name))
+        if self.windowed_layers and self.window is None:
+            raise OptionError(f"windowed_layers={self.windowed_layers} and no window: say how many keys they see.")
+
+    @classmethod
+    def of(
+        cls,
+        d_model: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        *,
+        seq: int,
+        batch: int = 1,
+        causal: bool = True,
+        bias: bool = False,
+        item_bytes: int = 2,
+        layers: int = 1,
+    ) -> Self:
+        """The cost at these sizes, completed as a layer completes them."""
+        widths = Widths.complete(d_model, num_heads, num_kv_heads, head_dim)
+        return cls(*widths[:4], seq, batch, causal, bias, item_bytes, layers)
+
+    @classmethod
+    def of_model(cls, config: Config, seq: int, batch: int = 1, item_bytes: int = 2) -> Self:
+        """The cost of a known model."""
+        mixed = 0 < config.windowed_layers < config.layers
+        return cls(
+            d_model=config.d_model,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            seq=seq,
+            batch=batch,
+            causal=config.causal,
+            bias=config.bias,
+            item_bytes=item_bytes,
+            layers=config.layers,
+            reach=None if mixed else config.window,
+            windowed_layers=config.windowed_layers if mixed else 0,
+            window=config.window if mixed else None,
+            qk_norm=config.qk_norm,
+            sinks=config.sinks,
+        )
+
+    def with_kv_heads(self, num_kv_heads: int) -> Self:
+        """The same widths with another number of key/value heads."""
+        return dataclasses.replace(self, num_kv_heads=num_kv_heads)
+
+    @property
+    def kind(self) -> str:
+        """MHA, GQA or MQA."""
+        return kind_of(self.num_heads, self.num_kv_heads)
+
+    @property
+    def keys(self) -> int:
+        """Keys that the last token sees."""
+        return self.seq if self.reach is None else min(self.seq, self.reach)
+
+    @property
+    def near(self) -> Self | None:
+        """A windowed layer of the same model, if it has layers of both kinds."""
+        return dataclasses.replace(self, reach=self.window) if self.windowed_layers else None
+
+    # Parameters.
+
+    @property
+    def matrices(self) -> Amount:
+        """Parameters of the four projections, without biases."""
+        E, D = self.d_model, self.head_dim
+        return Amount("2·E·D·(H + Hkv)", 2 * E * D * (self.num_heads + self.num_kv_heads))
+
+    @property
+    def parameters(self) -> Amount:
+        """All parameters of the layer."""
+        formula, value = self.matrices
+        if self.bias:
+            formula = f"{formula} + D·(H + 2·Hkv) + E"
+            value += self.head_dim * (self.num_heads + 2 * self.num_kv_heads) + self.d_model
+        if self.qk_norm:
+            formula, value = f"{formula} + 2·D", value + 2 * self.head_dim
+        if self.sinks:
+            formula, value = f"{formula} + H", value + self.num_heads
+        return Amount(formula, value)
+
+    # Operations.
+
+    def pairs(self) -> int:
+        """Query-key pairs of one head that no mask hides."""
+        T, W = self.seq, self.keys
+        if not self.causal:
+            return T * T
+        return W * (W + 1) // 2 + (T - W) * W  # a triangle, then rows of W
+
+    def steps(self) -> list[StepCost]:
+        """Operations of each of the ten steps, as the reference does them: the whole T×T matrix is made."""
+        B, T, E, D = self.batch, self.seq, self.d_model, self.head_dim
+        H, Hkv, pairs = self.num_heads, self.num_kv_heads, self.pairs()
+        scores = B * H * T * T
+
+        def matmul(number: int, name: str, formula: str, n: int, visible: int | None = None) -> StepCost:
+            return StepCost(number, name, formula, n, 0, n if visible is None else visible)
+
+        def pointwise(number: int, name: str, formula: str, each: int) -> StepCost:
+            return StepCost(number, name, formula, 0, each * scores, each * B * H * pairs)
+
+        def free(number: int, name: str, formula: str) -> StepCost:
+            return StepCost(number, name, formula, 0, 0, 0)
+
+        return [
+            matmul(1, "project", "2·B·T·E·D·(H + 2·Hkv)", 2 * B * T * E * D * (H + 2 * Hkv)),
+            free(2, "split", "0: a view"),
+            free(3, "transpose", "0: strides change"),
+            matmul(4, "scores", "2·B·H·T²·D", 2 * scores * D, 2 * B * H * pairs * D),
+            free(5, "mask", "0: numbers are replaced"),
+            pointwise(6, "scale", "B·H·T²", 1),
+            pointwise(7, "softmax", f"{SOFTMAX_OPERATIONS}·B·H·T²", SOFTMAX_OPERATIONS),
+            matmul(8, "weighted values", "2·B·H·T²·D", 2 * scores * D, 2 * B * H * pairs * D),
+            free(9, "concat", "0: numbers are copied"),
+            matmul(10, "project", "2·B·T·E·H·D", 2 * B * T * E * H * D),
+        ]
+
+    @property
+    def flops(self) -> int:
+        """Operations in matrix products, all steps together."""
+        return sum(step.matmul for step in self.steps())
+
+    @property
+    def visible_flops(self) -> int:
+        """The same, hidden pairs left out."""
+        return sum(step.visible for step in self.steps() if step.matmul)
+
+    @property
+    def crossover(self) -> float:
+        """The length T from which scores (steps 4 and 8) cost more than projections: E·(1 + Hkv/H)."""
+        return self.d_model * (1 + self.num_kv_heads / self.num_heads)
+
+    # Bytes.
+
+    @property
+    def weight_bytes(self) -> Amount:
+        """The layer's weights."""
+        return Amount("parameters · bytes", self.parameters.value * self.item_bytes)
+
+    @property
+    def matrix_bytes(self) -> Amount:
+        """The T×T matrix of all heads, which a fused kernel never makes."""
+        return Amount("B·H·T² · bytes", self.batch * self.num_heads * self.seq**2 * self.item_bytes)
+
+    @property
+    def fused_activation_bytes(self) -> Amount:
+        """What the backward pass needs of a fused forward pass: input, heads, their output, one number per row."""
+        B, T, E, D, H, Hkv = self.batch, self.seq, self.d_model, self.head_dim, self.num_heads, self.num_kv_heads
+        numbers = B * T * (E + D * (2 * H + 2 * Hkv))
+        return Amount(
+            f"B·T·(E + 2·D·(H + Hkv)) · bytes + {LSE_BYTES}·B·H·T", numbers * self.item_bytes + LSE_BYTES * B * H * T
+        )
+
+    @property
+    def matrix_activation_bytes(self) -> Amount:
+        """The same for a pass that makes the T×T matrix, with keys and values repeated for every query head."""
+        B, T, E, D, H = self.batch, self.seq, self.d_model, self.head_dim, self.num_heads
+        return Amount("B·T·(E + 4·D·H + H·T) · bytes", B * T * (E + 4 * D * H + H * T) * self.item_bytes)
+
+    # Generation.
+
+    @property
+    def kv_cache_per_token(self) -> Amount:
+        """Bytes that one more token of one text adds to the cache of one layer."""
+        return Amount("2·Hkv·D · bytes", 2 * self.num_kv_heads * self.head_dim * self.item_bytes)
+
+    @property
+    def kv_cache(self) -> Amount:
+        """The cache of one layer, for the whole batch; no more tokens than it sees."""
+        formula = f"2·B·{self._tokens}·Hkv·D · bytes"
+        return Amount(formula, self.batch * self.keys * self.kv_cache_per_token.value)
+
+    @property
+    def model_kv_cache(self) -> Amount:
+        """The cache of all layers."""
+        if self.near is None:
+            return Amount(f"layers · {self.kv_cache.formula}", self.layers * self.kv_cache.value)
+        full = (self.layers - self.windowed_layers) * self.kv_cache.value
+        formula = "2·B·(full·T + windowed·min(T, W))·Hkv·D · bytes"
+        return Amount(formula, full + self.windowed_layers * self.near.kv_cache.value)
+
+    @property
+    def decode_flops(self) -> Amount:
+        """Operations for one new token of every text, with T tokens in the cache, the new one included."""
+        scores = 2 * self.num_heads * self.head_dim * self.keys
+        return Amount(f"2·B·(matrices + 2·H·D·{self._tokens})", 2 * self.batch * (self.matrices.value + scores))
+
+    @property
+    def _tokens(self) -> str:
+        return "T" if self.reach is None else "min(T, W)"
+
+    @property
+    def decode_bytes(self) -> Amount:
+        """Bytes that must be read for it: all weights once, and every text's own cache."""
+        return Amount("weights + cache", self.weight_bytes.value + self.kv_cache.value)
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte read in a decode step."""
+        return self.decode_flops.value / self.decode_bytes.value
+
+    @property
+    def prefill_bytes(self) -> int:
+        """Bytes a fused pass over the text must move at least: weights and input in, output and cache out."""
+        return (
+            self.weight_bytes.value + 2 * self.batch * self.seq * self.d_model * self.item_bytes + self.kv_cache.value
+        )
+
+
+def alternatives(cost: Cost) -> list[Cost]:
+    """The same widths as MHA, GQA and MQA. GQA as given, else with a quarter of the key/value heads or the nearest.
+
+    >>> [c.num_kv_heads for c in alternatives(Cost.of(768, 12, seq=10))]
+    [12, 3, 1]
+    """
+    H = cost.num_heads
+    between = [n for n in range(2, H) if H % n == 0]
+    grouped = cost.num_kv_heads if cost.kind == "GQA" else min(between, key=lambda n: abs(n - H / 4), default=None)
+    return [cost.with_kv_heads(n) for n in dict.fromkeys((H, grouped, 1)) if n is not None]
+
+
+def bound_seconds(operations: float, moved: float, flops: float | None, bandwidth: float | None) -> float | None:
+    """The least time on a machine of so many operations and bytes a second, as far as either is known.
+
+    >>> bound_seconds(2e12, 1e9, flops=1e12, bandwidth=1e9)
+    2.0
+    """
+    times = [amount / speed for amount, speed in ((operations, flops), (moved, bandwidth)) if speed is not None]
+    return max(times, default=None)
+
+
+def human(n: float, unit: str = "", *, binary: bool = False) -> str:
+    """A number one can read: three digits and a prefix.
+
+    >>> human(2_359_296), human(0.00123, "s"), human(999_999), human(6144, "B", binary=True), human(2**20, binary=True)
+    ('2.36 M', '1.23 ms', '1 M', '6 KiB', '1 Mi')
+    """
+    base, prefixes = (1024, BINARY) if binary else (1000, DECIMAL)
+    power = 0
+    while max(n, _three_digits(n / base**power) * base**power) >= base ** (power + 1) and power + 1 in prefixes:
+        power += 1
+    while 0 < _three_digits(n / base**power) < 1 and power - 1 in prefixes:
+        power -= 1
+    return f"{_three_digits(n / base**power):.6g} {prefixes[power]}{unit}".strip()
+
+
+def _three_digits(n: float) -> float:
+    return float(f"{n:.3g}")

@@ -1,0 +1,136 @@
+"""The forms in which courses, books and interviews ask for attention: one function, other names, order and widths."""
+
+import dataclasses
+from typing import NamedTuple
+
+from headwise.errors import OptionError
+
+
+class Answers(NamedTuple):
+    """What a form answers where forms differ."""
+
+    order: str  # of mask and scale
+    fill: str  # what a hidden score becomes
+    blind_row: str  # what becomes of a query that sees no key
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """One way to write multi-head attention.
+
+    Args:
+        name: as one writes it on the command line.
+        title: where one meets it.
+        constructor: its arguments.
+        call: how it is called.
+        returns: what it gives back.
+        inputs: names of what goes in: one for self-attention alone, three where keys may come from elsewhere.
+        projections: names of the linear maps of query, key, value and, unless there is none, of the result.
+        qkv_bias: whether the first three have a bias.
+        mask: where its mask comes from.
+        answers: where it differs from others inside.
+        own_mask: whether it always hides the future.
+        drops: whether it drops weights at random in training.
+        widens: whether each head is as wide as the output was meant to be, so that the result is H times as wide.
+        aliases: other names.
+    """
+
+    name: str
+    title: str
+    constructor: str
+    call: str
+    returns: str
+    inputs: tuple[str, ...]
+    projections: tuple[str, str, str, str | None]
+    qkv_bias: bool
+    mask: str
+    answers: Answers
+    own_mask: bool = False
+    drops: bool = False
+    widens: bool = False
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def crosses(self) -> bool:
+        """Whether keys may come from another text than queries."""
+        return len(self.inputs) == 3
+
+    def differences(self) -> dict[int, str]:
+        """How it writes what forms write differently, by step."""
+        found = {1: self._projects()}
+        if self.widens:
+            found[2] = "no head axis: H modules in a list, run one after the other, each (B, T, d_out)"
+            found[3] = "nothing to transpose: every head is a tensor of its own"
+            found[9] = "torch.cat along the last axis: every head is d_out wide, so the result is H·d_out wide"
+        order = {"scale, mask": "after step 6: scales, then masks", "mask, scale": "before step 6: masks, then scales"}
+        found[5] = f"{self.mask}; fills with {self.answers.fill} {order[self.answers.order]}"
+        found[7] = f"a row that sees no key {self.answers.blind_row}"
+        if self.drops:
+            found[8] = "dropout acts on the weights first, in training only"
+        if self.projections[3] is None:
+            found[10] = "no output projection: heads never mix"
+        return dict(sorted(found.items()))
+
+    def _projects(self) -> str:
+        q, k, v, out = self.projections
+        if out is None:
+            return f"{q}, {k}, {v} {'with' if self.qkv_bias else 'without'} bias"
+        return f"{q}, {k}, {v}, {out}, all with bias" if self.qkv_bias else f"{q}, {k}, {v} without bias, {out} with"
+
+
+_D_MODEL = "(d_model, num_heads)"
+_BOOK = "(d_in, d_out, context_length, dropout, num_heads, qkv_bias=False)"
+_SHORT = ("W_q", "W_k", "W_v", "W_o")
+_LONG = ("W_query", "W_key", "W_value", "out_proj")
+_ARGUMENT = "mask argument, 0 hides"
+_BUFFER = "mask buffer of the context length, 1 hides the future"
+_SEES_ITSELF = "cannot occur: a token always sees itself"
+
+FORMS: dict[str, Form] = {
+    form.name: form
+    for form in [
+        Form(
+            "course", "a course's assignment", _D_MODEL, "mha(x, mask=None)", "output, weights", ("x",), _SHORT, True,
+            _ARGUMENT, Answers("scale, mask", "−1e9", "becomes an even average over all keys"), aliases=("self",),
+        ),
+        Form(
+            "interview", "an interview question", _D_MODEL, "mha(Q, K, V, mask=None)", "output", ("Q", "K", "V"),
+            _SHORT, True, _ARGUMENT, Answers("scale, mask", "−inf", "is NaN, which is then set to 0"),
+        ),
+        Form(
+            "handbook", "a handbook's chapter", _D_MODEL, "mha(query, key, value, mask=None)", "output, weights",
+            ("query", "key", "value"), _SHORT, True, _ARGUMENT, Answers("scale, mask", "−inf", "is NaN"),
+        ),
+        Form(
+            "book", "a textbook's class, and homework in ten steps", _BOOK, "mha(x)", "output", ("x",), _LONG, False,
+            _BUFFER, Answers("mask, scale", "−inf", _SEES_ITSELF), own_mask=True, drops=True,
+            aliases=("homework", "textbook"),
+        ),
+        Form(
+            "minimal", "the same in its shortest version", _BOOK, "mha(x)", "output", ("x",),
+            ("W_q", "W_k", "W_v", "proj"), False, _BUFFER, Answers("scale, mask", "−inf", _SEES_ITSELF), own_mask=True,
+        ),
+        Form(
+            "list", "the naive wrapper: a list of heads", _BOOK, "mha(x)", "output", ("x",),
+            ("W_query", "W_key", "W_value", None), False, _BUFFER, Answers("mask, scale", "−inf", _SEES_ITSELF),
+            own_mask=True, drops=True, widens=True, aliases=("wrapper",),
+        ),
+        Form(
+            "head", "one causal head alone", "(d_in, d_out, context_length, dropout, qkv_bias=False)", "head(x)",
+            "output", ("x",), ("W_query", "W_key", "W_value", None), False, _BUFFER,
+            Answers("mask, scale", "−inf", _SEES_ITSELF), own_mask=True, drops=True, aliases=("single",),
+        ),
+    ]
+}  # fmt: skip
+
+
+def find(name: str) -> Form:
+    """The form of that name or alias.
+
+    >>> find("homework").constructor
+    '(d_in, d_out, context_length, dropout, num_heads, qkv_bias=False)'
+    """
+    by_name = {known: form for form in FORMS.values() for known in (form.name, *form.aliases)}
+    if name not in by_name:
+        raise OptionError(f"no form is called {name!r}. Known: {', '.join(by_name)}.")
+    return by_name[name]

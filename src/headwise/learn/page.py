@@ -1,0 +1,145 @@
+"""The ten steps as one HTML page that needs nothing else: no network, no script, light or dark as the reader likes."""
+
+from html import escape
+from string import Template
+
+from headwise.learn.layout import Operation, memory_text, picture_text
+from headwise.learn.steps import SIX, Explained, Setting, headline, number_text, numbers
+
+PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>$title</title>
+<style>
+:root { --ink: #1c2430; --soft: #5b6675; --paper: #fbfaf7; --card: #ffffff; --line: #e2ded4; --mark: #0b6e99;
+  --out: #23743f; --warn: #9a5b00; --heat: 11, 110, 153; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e8e6e1; --soft: #a3abb6; --paper: #14171c; --card: #1d2128; --line: #333a45; --mark: #6cc3e8;
+    --out: #7fd39b; --warn: #f0b35a; --heat: 108, 195, 232; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 60rem; padding: 1.5rem 1rem 3rem; background: var(--paper); color: var(--ink);
+  font: 1rem/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .3rem; }
+h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; }
+p { margin: .3rem 0; }
+.soft { color: var(--soft); }
+code, .shape, td.n { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: .88rem; }
+ol { list-style: none; margin: 1.2rem 0 0; padding: 0; }
+ol > li { display: grid; grid-template-columns: 2.6rem minmax(0, 1fr); gap: 0 .7rem; background: var(--card);
+  border: 1px solid var(--line); border-radius: .6rem; padding: .8rem 1rem; margin-bottom: .6rem; }
+.number { font-size: 1.5rem; font-weight: 700; color: var(--mark); line-height: 1.2; text-align: right; }
+.name { font-weight: 700; }
+.code { display: block; overflow-wrap: anywhere; margin: .15rem 0; }
+.shape { color: var(--soft); overflow-wrap: anywhere; }
+.shape span { white-space: nowrap; }
+.shape b { color: var(--out); font-weight: 600; }
+.differs { color: var(--warn); font-size: .92rem; }
+.matrices { display: flex; flex-wrap: wrap; gap: .6rem 1.4rem; margin-top: .5rem; }
+.scroll { overflow-x: auto; max-width: 100%; }
+table { border-collapse: collapse; }
+caption { text-align: left; font-size: .82rem; color: var(--soft); }
+td.n { padding: .1rem .35rem; text-align: right; font-size: .8rem; font-variant-numeric: tabular-nums; }
+table.layout { width: 100%; font-size: .92rem; }
+table.layout th, table.layout td { text-align: left; vertical-align: top; padding: .45rem .8rem .45rem 0;
+  border-bottom: 1px solid var(--line); }
+table.layout .shape { white-space: nowrap; }
+.trap { color: var(--warn); }
+@media (max-width: 40rem) {
+  ol > li { grid-template-columns: 1.5rem minmax(0, 1fr); gap: 0 .5rem; padding: .7rem .6rem; }
+  .number { font-size: 1.15rem; }
+  td.n { padding: .1rem .15rem; font-size: .7rem; }
+  table.layout thead { display: none; }
+  table.layout tr { display: block; border-bottom: 1px solid var(--line); padding: .5rem 0; }
+  table.layout td { display: block; border: 0; padding: .1rem 0; }
+}
+</style>
+</head>
+<body>
+<h1>Multi-head attention in ten steps</h1>
+<p>$headline</p>
+<p class="soft">$form</p>
+$notes
+<ol>
+$steps
+</ol>
+<p class="soft">$six. Numbers are those of the first sample; where there are heads, of head 0. A row is a token.</p>
+<h2>The four key operations, in memory</h2>
+<p class="soft">Measured on tensors of these sizes. A stride is how many numbers to skip for one step along an axis.</p>
+<div class="scroll"><table class="layout">
+<thead><tr><th>operation</th><th>shape</th><th>strides</th><th>memory</th><th>why</th></tr></thead>
+<tbody>
+$layout
+</tbody></table></div>
+<p>$picture</p>
+</body>
+</html>
+""")
+
+
+def steps_page(setting: Setting, steps: list[Explained], operations: list[Operation]) -> str:
+    """The whole page."""
+    form, config = setting.form, setting.config
+    differences = {} if config is not None else form.differences()
+    also = [] if config is None else config.options()
+    if config is None:
+        about = f"Form {form.name}, {form.title}: {form.constructor}, {form.call} → {form.returns}"
+    else:
+        about = f"Attention of {config.name}, {config.layers} layers of it ({config.source})"
+    return PAGE.substitute(
+        title=escape(f"Ten steps: {headline(setting)}"),
+        headline=escape(headline(setting)),
+        form=escape(about),
+        notes="\n".join(
+            f'<p class="differs">Also: {escape(text)}; not among the ten steps shown.</p>' for text in also
+        ),
+        steps="\n".join(_step(step, differences.get(step.number)) for step in steps),
+        six=escape(SIX[0].upper() + SIX[1:]),
+        layout="\n".join(_operation(op) for op in operations),
+        picture=escape(picture_text()),
+    )
+
+
+def _step(step: Explained, differs: str | None) -> str:
+    before, after = (
+        ", ".join(f"<span>{names} {_shape(s)}</span>" for names, s in part.items()) for part in step.shapes()
+    )
+    matrices = "".join(_matrix(name, rows, step) for name, rows in numbers(step).items() if step.number != 2)
+    return (
+        f'<li><span class="number">{step.number}</span><div><span class="name">{escape(step.name)}</span> '
+        f'<span class="shape">{before} → <b>{after}</b></span>'
+        f'<code class="code">{escape(step.operation)}</code><p>{escape(step.why)}</p>'
+        + (f'<p class="differs">In this form: {escape(differs)}.</p>' if differs else "")
+        + (f'<div class="matrices">{matrices}</div>' if matrices else "")
+        + "</div></li>"
+    )
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, shape))})"
+
+
+def _matrix(name: str, rows: list[list[float]], step: Explained) -> str:
+    body = "".join("<tr>" + "".join(_cell(n, step.name == "softmax") for n in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><caption>{escape(name)}</caption>{body}</table></div>'
+
+
+def _cell(n: float, heat: bool) -> str:
+    shade = f' style="background: rgba(var(--heat), {0.75 * n:.2f})"' if heat else ""
+    return f'<td class="n"{shade}>{number_text(n)}</td>'
+
+
+def _operation(op: Operation) -> str:
+    shape, strides = _shape(op.before.shape), _shape(op.before.strides)
+    if op.after is not None:
+        shape += f"<br>→ <b>{_shape(op.after.shape)}</b>"
+        strides += f"<br>→ <b>{_shape(op.after.strides)}</b>"
+    trap = ' class="trap"' if op.name.startswith("trap") else ""
+    return (
+        f"<tr><td><strong{trap}>{escape(op.name)}</strong><br><code>{escape(op.code)}</code></td>"
+        f'<td class="shape">{shape}</td><td class="shape">{strides}</td>'
+        f"<td>{escape(memory_text(op))}</td><td>{escape(op.why)}</td></tr>"
+    )

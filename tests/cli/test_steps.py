@@ -1,0 +1,143 @@
+import json
+import sys
+
+import pytest
+
+from headwise.cli import main
+
+
+def printed(capsys, *arguments):
+    assert main(["steps", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *arguments):
+    assert main(["steps", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("headwise steps: ")
+    return captured.err
+
+
+def test_tables_hold_ten_steps_numbers_and_four_operations(capsys):
+    out = printed(capsys, "--causal")
+    for word in (
+        "TEN STEPS",
+        "NUMBERS",
+        "MEMORY",
+        "weighted values",
+        "−inf",
+        "contiguous",
+        "trap: view after transpose",
+    ):
+        assert word in out
+    assert "→ scores (1, 2, 4, 4)" in out
+    assert "[t.view(B, T, H, D) for t in (q, k, v)]" in out  # brackets are not taken for markup
+
+
+def test_shapes_are_those_of_the_guide(capsys):
+    sizes = ["--form", "homework", "--d-model", "768", "--heads", "12", "--seq", "100", "--batch", "4"]
+    told = json.loads(printed(capsys, *sizes, "--json"))
+    shapes = [next(iter(step["shapes"].values())) for step in told["steps"]]
+    assert shapes == [
+        [4, 100, 768],
+        [4, 100, 12, 64],
+        [4, 12, 100, 64],
+        [4, 12, 100, 100],
+        [4, 12, 100, 100],
+        [4, 12, 100, 100],
+        [4, 12, 100, 100],
+        [4, 12, 100, 64],
+        [4, 100, 768],
+        [4, 100, 768],
+    ]
+    assert told["causal"] is True
+
+
+def test_json_is_one_object_with_steps_and_layout(capsys):
+    told = json.loads(printed(capsys, "--json", "--form", "interview", "--keys", "6", "--batch", "3"))
+    assert told["sizes"] == {"batch": 3, "seq": 4, "keys": 6, "d_model": 8, "heads": 2, "kv_heads": 2} | {
+        "head_dim": 4,
+        "d_out": 8,
+    }
+    assert told["steps"][0]["before"] == {"Q": [3, 4, 8], "K": [3, 6, 8], "V": [3, 6, 8]}
+    assert told["steps"][3]["shapes"] == {"scores": [3, 2, 4, 6]}
+    assert [op["name"] for op in told["layout"]][:4] == ["view", "transpose", "matmul", "contiguous"]
+    assert told["layout"][4]["after"] is None
+
+
+def test_model_brings_its_widths_and_says_what_else_it_does(capsys):
+    told = json.loads(printed(capsys, "--model", "Qwen-3-0.6B", "--seq", "5", "--json"))
+    assert told["model"] == "qwen-3-0.6b"
+    assert told["form"] is None
+    assert told["causal"] is True
+    assert told["steps"][2]["shapes"] == {"query": [1, 16, 5, 128], "key": [1, 8, 5, 128], "value": [1, 8, 5, 128]}
+    assert told["steps"][8]["shapes"] == {"merged": [1, 5, 2048]}
+    out = printed(capsys, "--model", "qwen-3-0.6b", "--seq", "5")
+    assert "also queries and keys are turned by their position (rotary, base 1000000)" in " ".join(out.split())
+
+
+def test_large_model_says_that_it_has_no_numbers(capsys):
+    assert "570,427,392 numbers are too many to make: only shapes are traced" in printed(
+        capsys, "--model", "llama-3.1-405b"
+    )
+
+
+def test_wrapper_shows_that_it_widens(capsys):
+    out = printed(capsys, "--form", "wrapper", "--d-model", "6", "--heads", "3")
+    assert "here: 3 heads of 6 give 18, not 6" in out
+    assert "→ output (1, 4, 18)" in out
+
+
+def test_forms_are_listed_with_what_differs(capsys):
+    out = printed(capsys, "--forms")
+    assert "mha(Q, K, V, mask=None)" in out
+    told = json.loads(printed(capsys, "--forms", "--json"))
+    assert [form["name"] for form in told["forms"]][:3] == ["course", "interview", "handbook"]
+    assert "−1e9" in told["forms"][0]["differences"]["5"]
+
+
+def test_page_is_written_where_it_is_asked_for(capsys, tmp_path):
+    path = tmp_path / "steps.html"
+    assert printed(capsys, "--html", str(path)).strip() == f"wrote {path}"
+    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_page_in_a_folder_that_is_not_there_is_refused(capsys, tmp_path):
+    told = refused(capsys, "--html", str(tmp_path / "nowhere" / "steps.html"))
+    assert "No such file or directory. Name a file in a folder that exists." in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--heads", "3"], "d_model=8 cannot be cut into num_heads=3 equal heads"),
+        (["--seq", "0"], "seq=0: expected a whole number from 1 up"),
+        (["--batch", "-2"], "batch=-2: expected a whole number from 1 up"),
+        (["--form", "essay"], "no form is called 'essay'. Known: course"),
+        (["--model", "gpt5"], "no model is called 'gpt5'. Did you mean gpt"),
+        (["--model", "gpt2", "--heads", "3"], "--model gpt2 brings its own widths and form"),
+        (["--model", "gpt2", "--form", "book"], "--model gpt2 brings its own widths and form"),
+        (["--keys", "5"], "4 tokens and 5 keys: the form 'course' takes one input"),
+        (["--form", "book", "--no-causal"], "the form 'book' has a causal mask of its own"),
+        (["--forms", "--html", "x.html"], "--forms is a list for the terminal"),
+    ],
+    ids=lambda part: " ".join(part) if isinstance(part, list) else "",
+)
+def test_wrong_usage_ends_with_words_and_status_two(arguments, words, capsys):
+    assert words in refused(capsys, *arguments)
+
+
+def test_without_rich_the_table_is_refused_and_json_is_not(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert "pip install 'headwise[terminal]'" in refused(capsys)
+    assert json.loads(printed(capsys, "--json"))
+
+
+def test_eighty_columns_are_enough(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    out = printed(capsys, "--form", "book", "--d-model", "768", "--heads", "12", "--seq", "100", "--batch", "4")
+    assert max(len(line) for line in out.splitlines()) <= 80
+    assert "…" not in out

@@ -55,13 +55,28 @@ class Rotary:
         """
         D = heads.shape[3]
         precise = torch.promote_types(heads.dtype, torch.float32)
-        angles = positions.to(torch.float64)[..., None] * self.speeds(D, heads.device)  # (T, w/2) or (B, T, w/2)
-        angles = angles[:, None] if angles.dim() == 3 else angles
         factor = 1.0 if self.scaling is None else self.scaling.attention_factor
-        cos, sin = (angles.cos() * factor).to(precise), (angles.sin() * factor).to(precise)
+        # A compiler would fuse the table into the turning, and take float64 cosines for every head of every sample.
+        opaque = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+        table = (angle_table if opaque else _angle_table)(positions, self.speeds(D, heads.device), factor, precise)
+        cos, sin = (table[:, :, None] if table.dim() == 4 else table).unbind()  # (T, w/2) or (B, 1, T, w/2)
         turned, rest = heads.split((2 * cos.shape[-1], D - 2 * cos.shape[-1]), dim=-1)
         turned = (_turn_neighbours if self.interleaved else _turn_halves)(turned.to(precise), cos, sin).to(heads.dtype)
         return turned if rest.shape[-1] == 0 else torch.cat([turned, rest], -1)
+
+
+def _angle_table(positions: Tensor, speeds: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
+    """Cosines and sines of all angles, (2, T, w/2) or (2, B, T, w/2), taken in float64 whatever they are used in."""
+    angles = positions.to(torch.float64)[..., None] * speeds
+    return (torch.stack([angles.cos(), angles.sin()]) * factor).to(dtype)
+
+
+angle_table = torch.library.custom_op("headwise::angle_table", _angle_table, mutates_args=())
+
+
+@angle_table.register_fake
+def _(positions: Tensor, speeds: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
+    return speeds.new_empty((2, *positions.shape, speeds.shape[0]), dtype=dtype)
 
 
 def _turn_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,0 +1,197 @@
+"""A small GPT on headwise layers: embedding, blocks, head. Every part is the public interface and nothing else.
+
+tokens (B, T) ─ embedding ─ [norm ─ attention ─ + ─ norm ─ feed-forward ─ +] × layers ─ norm ─ head ─ logits (B, T, V)
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headwise.cache import KVCache
+from headwise.errors import OptionError, ShapeError
+from headwise.layer import MultiHeadAttention
+from headwise.mask_algebra import Mask
+from headwise.models.sampling import Sampler
+from headwise.positions import rotary
+from headwise.shapes import check_size
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTConfig:
+    """The sizes of a GPT.
+
+    Args:
+        vocab_size: how many tokens there are.
+        d_model: width of the residual stream.
+        num_heads: heads of every layer.
+        num_layers: blocks.
+        context_length: the longest text it was trained on.
+        position: "rotary" turns queries and keys; "learned" adds a vector per position to the embedding.
+        start: the token every text begins with, on which heads with nothing to say can rest.
+    """
+
+    vocab_size: int
+    d_model: int = 256
+    num_heads: int = 8
+    num_layers: int = 7
+    context_length: int = 1024
+    position: str = "rotary"
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "d_model", "num_heads", "num_layers", "context_length"):
+            check_size(name, getattr(self, name))
+        if self.position not in ("rotary", "learned"):
+            raise OptionError(f"position={self.position!r}: expected 'rotary' or 'learned'.")
+
+
+class FeedForward(nn.Module):
+    """Every token by itself: four times as wide, then back."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(d_model, 4 * d_model, bias=False)
+        self.down = nn.Linear(4 * d_model, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, E) to (B, T, E)."""
+        return cast(Tensor, self.down(F.gelu(self.up(x))))
+
+
+class Block(nn.Module):
+    """Tokens look at each other, then each thinks for itself; both add to what was there."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.d_model, eps=1e-6)
+        self.attention = MultiHeadAttention(
+            config.d_model,
+            config.num_heads,
+            causal=True,
+            bias=False,
+            position=rotary() if config.position == "rotary" else None,
+        )
+        self.feed_forward_norm = nn.RMSNorm(config.d_model, eps=1e-6)
+        self.feed_forward = FeedForward(config.d_model)
+
+    def forward(self, x: Tensor, mask: Mask | None = None, cache: KVCache | None = None) -> Tensor:
+        """(B, T, E) to (B, T, E)."""
+        x = x + self.attention(self.attention_norm(x), mask=mask, cache=cache)
+        return cast(Tensor, x + self.feed_forward(self.feed_forward_norm(x)))
+
+
+class GPT(nn.Module):
+    """A decoder that predicts the next token.
+
+    >>> model = GPT(GPTConfig(vocab_size=100, d_model=32, num_heads=4, num_layers=2, context_length=64))
+    >>> model(torch.tensor([[0, 5, 7]])).shape
+    torch.Size([1, 3, 100])
+    >>> model.generate([0, 5, 7], 4, temperature=0).shape
+    torch.Size([7])
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        learned = config.position == "learned"
+        self.position = nn.Embedding(config.context_length, config.d_model) if learned else None
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.d_model, eps=1e-6)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Small weights; smaller still where they add to the residual stream, so that it does not grow with depth."""
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+        for name, parameter in self.named_parameters():
+            if name.endswith(("out_proj.weight", "down.weight")):
+                nn.init.normal_(parameter, std=0.02 / (2 * self.config.num_layers) ** 0.5)
+
+    def forward(self, tokens: Tensor, mask: Mask | None = None, caches: Sequence[KVCache] | None = None) -> Tensor:
+        """Logits (B, T, V) of the token that follows each.
+
+        Args:
+            tokens: (B, T), whole numbers below `vocab_size`.
+            mask: in addition to causal, such as `documents(...)` for several texts in one row.
+            caches: from `make_caches`; `tokens` then continue what they hold.
+        """
+        x = self.embedding(self._checked(tokens))
+        if self.position is not None:
+            first = 0 if caches is None else max(caches[0].lengths)
+            x = x + self.position(torch.arange(first, first + tokens.shape[1], device=tokens.device))
+        for index, block in enumerate(self.blocks):
+            x = block(x, mask, None if caches is None else caches[index])
+        return F.linear(self.norm(x), self.embedding.weight)
+
+    def make_caches(self, batch: int = 1) -> list[KVCache]:
+        """An empty cache for every layer."""
+        return [cast(Block, block).attention.make_cache(batch) for block in self.blocks]
+
+    def generate(self, tokens: Sequence[int] | Tensor, max_new_tokens: int, **sampling: Any) -> Tensor:
+        """The tokens (T,) and those that follow, (T + max_new_tokens,). Options are those of `stream`."""
+        given = torch.as_tensor(tokens)
+        new = list(self.stream(given, max_new_tokens, **sampling))
+        return torch.cat([given, torch.tensor(new, dtype=given.dtype)])
+
+    @torch.no_grad()
+    def stream(
+        self,
+        tokens: Sequence[int] | Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> Iterator[int]:
+        """The tokens that follow, one by one as they come.
+
+        Where the text outgrows the context, the model goes on from the start token and the last half of it.
+
+        Args:
+            tokens: (T,), at least one.
+            max_new_tokens: how many.
+            temperature: below 1 more certain, above 1 more surprising; 0 takes the likeliest.
+            top_k: only among this many likeliest.
+            top_p: only among the fewest that have this share of the probability together.
+            seed: the same seed gives the same text.
+        """
+        check_size("max_new_tokens", max_new_tokens)
+        sampler = Sampler(temperature, top_k, top_p, seed)
+        text = [int(token) for token in tokens]
+        if not text:
+            raise ShapeError("there are no tokens to go on from; pass at least the start token.")
+        caches, new = self._started(text)
+        for _ in range(max_new_tokens):
+            if max(caches[0].lengths) + len(new) > self.config.context_length:
+                caches, new = self._started(text)
+            token = sampler(self(torch.tensor([new], device=self.embedding.weight.device), caches=caches)[0, -1])
+            yield token
+            text.append(token)
+            new = [token]
+
+    def _started(self, text: list[int]) -> tuple[list[KVCache], list[int]]:
+        """Empty caches, and what to read first: all of the text if it fits and leaves room, else the last half."""
+        room = self.config.context_length
+        if len(text) >= room:
+            text = [self.config.start, *text[-(room // 2) :]]
+        return self.make_caches(), text
+
+    def _checked(self, tokens: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return tokens
+        if tokens.dim() != 2 or tokens.is_floating_point() or tokens.shape[1] == 0:
+            raise ShapeError(
+                f"tokens of shape {tuple(tokens.shape)} and {tokens.dtype}; expected whole numbers (B, T), T from 1 up."
+            )
+        if self.position is not None and tokens.shape[1] > self.config.context_length:
+            raise ShapeError(
+                f"{tokens.shape[1]} tokens, and this model has learned positions for {self.config.context_length}."
+            )
+        return tokens

@@ -4,8 +4,8 @@
     python examples/train_gpt.py texts/ --out run --preset builtin --steps 6000   the model in the package, on one GPU
 
 The folder holds `*.txt` or `*.txt.xz` in UTF-8; texts within a file are separated by the byte 0x1E. A file whose name
-contains "valid" is held out. Started again with the same folder, a run that was stopped goes on where it was, on a CPU to
-the bit: what a step reads depends on the seed and its number alone.
+contains "valid" is held out. Started again with the same folder, a run that was stopped goes on where it was, on a CPU
+to the bit: what a step reads depends on the seed and its number alone.
 """
 
 import argparse
@@ -232,7 +232,7 @@ def save_atomically(state: dict[str, Any], path: Path) -> None:
     """Write beside, then rename: a kill leaves the old checkpoint or the new one."""
     beside = path.with_suffix(".part")
     torch.save(state, beside)
-    os.replace(beside, path)
+    beside.replace(path)
 
 
 def flops_per_token(model: GPT) -> float:

@@ -144,8 +144,8 @@ def inputs(model):
 def listen(model, checkpoint):
     """What goes into the query and key projections of every layer, and what comes out of its last one."""
     seen = {}
-    for prefix, layout in checkpoint._sites.items():
-        names = {x[len(prefix) :]: y.shape for x, y in checkpoint._sketches.items() if x.startswith(prefix)}
+    for prefix, site in checkpoint._sites.items():
+        layout, names = site.layout, {x: y.shape for x, y in checkpoint._names.part(prefix).items()}
         if prefix == "head.attention.":
             continue
         theirs = {ours: rule.theirs[0] for rule in layout.rules(names) for ours in rule.ours}
@@ -317,7 +317,7 @@ def test_x_transformers_share_keys_in_turns(kv_heads):
 def test_fused_projections_side_by_side(names):
     fused, out = names
     state = random({f"{fused}.weight": (3 * E, E), f"{fused}.bias": (3 * E,), f"{out}.weight": (E, E)})
-    layer = open_checkpoint(state, num_heads=H, position=None, causal=False).read("")
+    layer = open_checkpoint(state, num_heads=H, position=None, causal=False, layout="side by side").read("")
     theirs = nn.MultiheadAttention(E, H, batch_first=True, dtype=torch.float64)
     theirs.in_proj_weight.data, theirs.in_proj_bias.data = state[f"{fused}.weight"], state[f"{fused}.bias"]
     theirs.out_proj.weight.data = state[f"{out}.weight"]
@@ -343,7 +343,7 @@ def test_a_projection_for_keys_and_values_together():
 def test_names_of_textbooks(names):
     parts = names.split()
     state = random({f"block.{part}.weight": (E, E) for part in parts})
-    checkpoint = open_checkpoint(state, num_heads=H, position=None)
+    checkpoint = open_checkpoint(state, num_heads=H, position=None, causal=False)
     layer = checkpoint.read("block")
     kernels = [heads_of(state[f"block.{part}.weight"], H) for part in parts[:3]]
     x = torch.randn(2, T, E, dtype=torch.float64)
@@ -356,15 +356,17 @@ def test_names_of_textbooks(names):
 
 def test_a_fused_projection_whose_order_is_not_told_is_refused():
     state = random({"qkv_proj.weight": (3 * E, E), "out_proj.weight": (E, E)})
+    checkpoint = open_checkpoint(state, num_heads=H)
+    assert "may hold its rows head by head" in checkpoint.layers[0].problem
     with pytest.raises(CheckpointError, match='may hold its rows head by head.*or side by side.*layout="head by head"'):
-        open_checkpoint(state, num_heads=H)
+        checkpoint.read("")
     x = torch.randn(2, T, E, dtype=torch.float64)
     one, other = (
         open_checkpoint(state, num_heads=H, layout=f"{order}").read("") for order in ("head by head", "side by side")
     )
     assert not torch.allclose(one(x), other(x))
     with pytest.raises(CheckpointError, match="layout='rows': expected"):
-        open_checkpoint(state, num_heads=H, layout="rows")
+        open_checkpoint(state, num_heads=H, layout="rows").read("")
 
 
 def test_our_own_layer_and_somebody_elses_of_the_same_names_are_told_apart():
@@ -386,17 +388,17 @@ def test_our_own_layer_and_somebody_elses_of_the_same_names_are_told_apart():
 
 def test_query_key_value_outside_a_known_model_is_ambiguous():
     state = random({"block.query_key_value.weight": (3 * E, E), "block.dense.weight": (E, E)})
-    with pytest.raises(CheckpointError, match=r"query_key_value.weight may hold its rows"):
-        open_checkpoint(state)
+    with pytest.raises(CheckpointError, match=r"block: query_key_value.weight may hold its rows"):
+        open_checkpoint(state).read("block")
 
 
 def test_what_tensors_do_not_tell_must_be_said():
     state = random({f"{part}_proj.weight": (E, E) for part in "qkvo"})
     checkpoint = open_checkpoint(state, num_heads=H)
-    assert checkpoint.layers[0].problem == "position= must be said"
+    assert checkpoint.layers[0].problem == "position, causal= must be said"
     with pytest.raises(CheckpointError, match=r"do not tell position=.*position=rotary\(base\).*position=None"):
         checkpoint.read("")
-    assert checkpoint.read("", position=rotary()).position == rotary()
+    assert checkpoint.read("", position=rotary(), causal=True).position == rotary()
     t5 = random({f"{part}.weight": (E, E) for part in "qkvo"})
     with pytest.raises(CheckpointError, match=r"do not tell scoring=; T5 does not scale"):
         open_checkpoint(t5, num_heads=H).read("")
@@ -491,3 +493,236 @@ def test_layers_describe_themselves_before_anything_is_read(tmp_path):
     assert far.cache_bytes(1000) == 2 * 2 * 8 * 8 * 1000
     assert near.cache_bytes(1000) == 2 * 2 * 8 * 8 * 5, "its window keeps five tokens"
     assert near.parameters == sum(x.numel() for x in open_checkpoint(tmp_path).read(near.name).parameters())
+
+
+def llama_state(layers=2):
+    names = [f"model.layers.{i}.self_attn.{part}_proj.weight" for i in range(layers) for part in "qkvo"]
+    return random({name: (16 if name[-13] in "kv" else E, E) for name in names})
+
+
+LLAMA = {"model_type": "llama", "num_attention_heads": H, "num_key_value_heads": 2, "hidden_size": E}
+
+
+@pytest.mark.parametrize("part", "qkvo")
+def test_a_missing_tensor_of_a_known_model_is_named(part):
+    state = llama_state(3)
+    del state[f"model.layers.1.self_attn.{part}_proj.weight"]
+    checkpoint = open_checkpoint(state, config=LLAMA)
+    assert len(checkpoint.layers) == 3
+    with pytest.raises(CheckpointError, match=f"{part}_proj.weight is missing|the output projection is missing"):
+        checkpoint.read_all()
+
+
+@pytest.mark.parametrize("name", ["t5", "modernbert", "gpt2"])
+@pytest.mark.parametrize("prefix", ["t5.", "0.auto_model.", "gpt2.transformer.", "module."])
+def test_numbers_in_a_models_own_name_are_no_layers(name, prefix):
+    model = made(name)
+    state = {prefix + x: tensor for x, tensor in model.state_dict().items()}
+    plain, other = open_checkpoint(model).read_all(), open_checkpoint(state, config=model.config.to_dict()).read_all()
+    x = torch.randn(1, T, E, dtype=torch.float64)
+    for layer in plain:
+        assert torch.equal(plain[layer].eval()(x), other[prefix + layer].eval()(x))
+
+
+# Configurations as older files have them: keys are left out where the family has a default, or have older names.
+OLD = {
+    "gpt_neox": ({}, ["rope_parameters"]),
+    "phi": ({}, ["rope_parameters", "partial_rotary_factor"]),
+    "stablelm": ({}, ["rope_parameters"]),
+    "nemotron": ({}, ["rope_parameters"]),
+    "smollm3": (
+        {"no_rope_layers": None, "rope_theta": 5e6, "rope_parameters": {"rope_theta": 2e6}},
+        ["no_rope_layers"],
+    ),
+    "gpt_neo": ({}, ["attention_layers"]),
+    "modernbert": ({}, ["rope_parameters", "layer_types"]),
+    "qwen2": ({"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 1}, ["layer_types"]),
+    "gemma2": ({"query_pre_attn_scalar": 256, "layer_types": None}, ["layer_types", "query_pre_attn_scalar"]),
+}
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_a_configuration_that_leaves_a_key_out_means_the_familys_default(name, monkeypatch):
+    settings, gone = OLD[name]
+    kind, usual = MODELS[name]
+    usual = {key: value for key, value in usual.items() if key not in gone}
+    monkeypatch.setitem(MODELS, name, (kind, usual | {key: x for key, x in settings.items() if x is not None}))
+    model = made(name)
+    config = {key: value for key, value in model.config.to_dict().items() if key not in gone}
+    new, old = (open_checkpoint(model.state_dict(), config=x).read_all() for x in (model.config.to_dict(), config))
+    x = torch.randn(1, T, E, dtype=torch.float64)
+    for layer in new:
+        torch.testing.assert_close(old[layer](x), new[layer](x))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (LLAMA | {"clip_qkv": 8.0}, "clip_qkv=8.0: our layer does not do this"),
+        (LLAMA | {"model_type": "gemma3_text", "use_bidirectional_attention": True}, "does not do this"),
+        (LLAMA | {"rope_scaling": {"rope_type": "linear"}}, "lacks what its attention needs.*'factor'"),
+        (LLAMA | {"model_type": "smollm3", "no_rope_layers": [1]}, "lacks what its attention needs"),
+        ({"model_type": "strange", "num_attention_heads": H, "num_key_value_heads": 2}, "'strange' is not known"),
+    ],
+)
+def test_configurations_we_cannot_follow_are_refused(config, message):
+    checkpoint = open_checkpoint(llama_state(), config=config)
+    assert all(layer.problem for layer in checkpoint.layers[1:])
+    with pytest.raises(CheckpointError, match=message):
+        checkpoint.read_all()
+
+
+def test_parts_of_a_model_of_several_have_their_own_configuration():
+    state = random(
+        {f"visual.blocks.0.attn.{x}.weight": (E if x == "proj" else 3 * E, E) for x in ("qkv", "proj")}
+        | {f"qformer.layer.0.attention.self.{x}.weight": (E, E) for x in ("query", "key", "value")}
+        | {"qformer.layer.0.attention.output.dense.weight": (E, E)}
+    ) | llama_state(1)
+    text = LLAMA | {"num_attention_heads": 12}
+    config = {"model_type": "several", "text_config": text, "vision_config": {"num_heads": 3}}
+    config["qformer_config"] = {"num_attention_heads": 4, "model_type": "bert"}
+    heads = {layer.name.split(".")[0]: layer.num_heads for layer in open_checkpoint(state, config=config).layers}
+    assert heads == {"visual": 3, "qformer": 4, "model": 12}
+
+
+def test_a_layer_that_is_another_is_not_written():
+    checkpoint = open_checkpoint(random({f"W_{part}.weight": (E, E) for part in "qkvo"}), num_heads=H)
+    with pytest.raises(CheckpointError, match="the layer has k_proj.bias, out_proj.bias.*would lose them"):
+        checkpoint.state_dict({"": MultiHeadAttention(E, H)})
+    with pytest.raises(CheckpointError, match="num_heads is 3 in the layer, here 6"):
+        checkpoint.state_dict({"": MultiHeadAttention(E, 3, bias=False)})
+    with pytest.raises(CheckpointError, match="meta device"):
+        checkpoint.state_dict({"": MultiHeadAttention(E, H, bias=False, device="meta")})
+    with pytest.raises(CheckpointError, match="is a Linear; expected a MultiHeadAttention"):
+        checkpoint.state_dict({"": nn.Linear(3, 3)})
+
+
+def test_what_is_written_is_a_copy():
+    checkpoint = open_checkpoint(random({f"W_{part}.weight": (E, E) for part in "qkvo"}), num_heads=H)
+    layer = checkpoint.read("")
+    with torch.no_grad():
+        layer.out_proj.weight.mul_(2)
+        written = checkpoint.state_dict({"": layer})
+        before = written["W_o.weight"].clone()
+        layer.out_proj.weight.zero_()
+    assert torch.equal(written["W_o.weight"], before)
+
+
+def test_the_bias_that_layers_share_is_read_and_written_once():
+    model = made("t5").to(torch.bfloat16)
+    checkpoint = open_checkpoint(model)
+    first, last = "encoder.block.0.layer.0.SelfAttention", "encoder.block.1.layer.0.SelfAttention"
+    layers = checkpoint.read_all(dtype=torch.float32)
+    assert layers[first].position is layers[last].position
+    assert layers[first].position.weight.dtype == torch.float32
+    assert checkpoint.read(last).position is not layers[last].position
+    with torch.no_grad():
+        layers[last].position.weight.add_(1.0)
+    written = checkpoint.state_dict({last: layers[last]})
+    name = f"{first}.relative_attention_bias.weight"
+    assert torch.equal(written[name], (model.state_dict()[name].float() + 1).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query.bias": (8, 6)}, "expected heads of one width"),
+        ({"attention_output.kernel": (8, 6, E)}, "expected heads of one width"),
+        ({"key.kernel": (E, 3, 16)}, "expected heads of one width"),
+        ({"key.kernel": (E, E)}, r"key.kernel has shape \(48, 48\); expected \(E, H, D\)"),
+    ],
+)
+def test_kernels_that_do_not_fit_each_other_are_refused(change, message):
+    shapes = {"query.kernel": (E, 6, 8), "key.kernel": (E, 6, 8), "value.kernel": (E, 6, 8)}
+    state = random(shapes | {"attention_output.kernel": (6, 8, E)} | change)
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(state).read("")
+
+
+def test_mixed_and_quantised_tensors():
+    state = random({f"W_{part}.weight": (E, E) for part in "qkvo"})
+    mixed = {name: tensor.half() if "W_q" in name else tensor.float() for name, tensor in state.items()}
+    assert open_checkpoint(mixed, num_heads=H).read("").qkv_proj.weight.dtype == torch.float32
+    small = {name: tensor.to(torch.int8) for name, tensor in state.items()}
+    with pytest.raises(CheckpointError, match=r"W_q.weight is torch.int8, quantised; dequantise"):
+        open_checkpoint(small, num_heads=H).read("")
+
+
+def test_buffers_that_old_files_hold_are_left_alone():
+    model = made("gpt_neox")
+    state = model.state_dict()
+    for i in range(2):
+        state[f"layers.{i}.attention.bias"] = torch.ones(1, 1, 16, 16).tril().bool()
+        state[f"layers.{i}.attention.masked_bias"] = torch.tensor(-1e9)
+        state[f"layers.{i}.attention.rotary_emb.inv_freq"] = torch.ones(1)
+    checkpoint = open_checkpoint(dict(state), config=model.config.to_dict())
+    layers = checkpoint.read_all()
+    assert checkpoint.layers[0].parameters == sum(x.numel() for x in layers["layers.0.attention"].parameters())
+    assert list(checkpoint.state_dict(layers)) == list(state)
+    bert = made("bert")
+    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): x for name, x in bert.state_dict().items()}
+    assert len(open_checkpoint(old, config=bert.config.to_dict()).read_all()) == 2
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"qkv.weight": (36, 12), "qkv.bias": (16,), "proj.weight": (12, 12)},
+        {"to_q.weight": (12, 12), "to_kv.weight": (1, 12), "to_out.weight": (12, 12)},
+        {"to_q.weight": (12, 12), "to_k.weight": (4, 12), "to_v.weight": (4, 12), "to_out.weight": (12,)},
+        {"W_q.weight": (0, 12), "W_k.weight": (0, 12), "W_v.weight": (0, 12)},
+        {"c_attn.weight": (12, 36), "c_attn.bias": (), "c_proj.weight": (12, 12)},
+        {"c_attn.weight": (12, 36), "bias": (), "c_proj.weight": (12, 12)},
+        {"W_q.weight": (12, 12), "W_k.weight": (12, 12), "W_v.weight": (12, 12), "mask": ()},
+    ],
+    ids=str,
+)
+def test_shapes_that_do_not_fit_are_refused_in_words(shapes):
+    checkpoint = open_checkpoint(random(shapes), num_heads=3)
+    assert checkpoint.layers[0].problem
+    assert checkpoint.layers[0].cache_bytes() is None
+    with pytest.raises(CheckpointError):
+        checkpoint.read("")
+
+
+def test_saving_where_it_was_read_and_elsewhere(tmp_path):
+    model = made("llama")
+    model.save_pretrained(tmp_path / "many", max_shard_size="20KB")
+    model.save_pretrained(tmp_path / "one")
+    many, one = open_checkpoint(tmp_path / "many"), open_checkpoint(tmp_path / "one")
+    many.save(tmp_path / "many", many.read_all())
+    one.save(tmp_path / "one", one.read_all())
+    for folder in ("many", "one"):
+        again = open_checkpoint(tmp_path / folder)
+        assert all(torch.equal(again.source[name], tensor) for name, tensor in model.state_dict().items())
+    with pytest.raises(CheckpointError, match=r"is several files; name a folder"):
+        many.save(tmp_path / "x.safetensors", {})
+    with pytest.raises(CheckpointError, match=r"written as a .safetensors file"):
+        one.save(tmp_path / "x.pt", {})
+    with pytest.raises(CheckpointError, match=r"written as a .pt or"):
+        open_checkpoint(model).save(tmp_path / "x.safetensors", {})
+
+
+def test_an_index_that_does_not_belong_to_its_files_is_refused(tmp_path):
+    made("llama").save_pretrained(tmp_path, max_shard_size="20KB")
+    index = next(tmp_path.glob("*.index.json"))
+    told = json.loads(index.read_text())
+    shards = list(told["weight_map"].values())
+    gone = next(name for name, shard in told["weight_map"].items() if shards.count(shard) > 1)
+    place = told["weight_map"].pop(gone)
+    index.write_text(json.dumps(told))
+    with pytest.raises(CheckpointError, match=f"holds {gone}, which the index does not name"):
+        open_checkpoint(tmp_path)
+    told["weight_map"] |= {gone: place, "other": place}
+    index.write_text(json.dumps(told))
+    with pytest.raises(CheckpointError, match="does not hold other"):
+        open_checkpoint(tmp_path)
+    index.write_text("{}")
+    with pytest.raises(CheckpointError, match='has no "weight_map"'):
+        open_checkpoint(tmp_path)
+
+
+def test_metas_own_names_ask_for_neighbours():
+    state = random({f"layers.0.attention.w{part}.weight": (E, E) for part in "qkvo"})
+    with pytest.raises(CheckpointError, match=r"rotary\(base, interleaved=True\)"):
+        open_checkpoint(state, num_heads=H).read("layers.0.attention")

@@ -1,6 +1,6 @@
 """The attention layers of a whole model on disk or in memory: found, read, written back."""
 
-import re
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,13 +10,15 @@ from torch import Tensor, nn
 
 from headwise.checkpoints import families
 from headwise.checkpoints.files import Source, open_source
-from headwise.checkpoints.layouts import LAYOUTS, Layout
-from headwise.checkpoints.reading import Found, choose, made_by_us, take
+from headwise.checkpoints.layouts import T5_TABLE
+from headwise.checkpoints.reading import take
+from headwise.checkpoints.sites import Names, Site, find_sites
+from headwise.checkpoints.writing import written
 from headwise.errors import CheckpointError, HeadwiseError
 from headwise.layer import MultiHeadAttention
 from headwise.masks import Window
-from headwise.packing import unpack
 from headwise.relative import RelativeBias
+from headwise.shapes import check_size
 
 
 class AttentionLayer(NamedTuple):
@@ -43,7 +45,8 @@ class AttentionLayer(NamedTuple):
     @property
     def head_dim(self) -> int | None:
         """Width of a head, if it is known."""
-        return None if self.num_heads is None else self.options["d_model"] // self.num_heads
+        width = self.options.get("d_model")
+        return None if self.num_heads is None or width is None else width // self.num_heads
 
     def cache_bytes(self, tokens: int = 1) -> int | None:
         """What a cache keeps for one sample of so many tokens, in the dtype of the checkpoint, if heads are known."""
@@ -78,9 +81,12 @@ def open_checkpoint(
         layout: "head by head" or "side by side", where the order of a fused projection is ambiguous.
         options: arguments for every layer that neither tensors nor configuration tell: num_heads, causal, position...
     """
-    tensors, beside = open_source(source)
     if config is not None and not isinstance(config, Mapping):
         raise CheckpointError(f"config={config!r}: expected the dictionary of a config.json.")
+    for name in ("num_heads", "num_kv_heads"):
+        if options.get(name) is not None:
+            check_size(name, options[name])
+    tensors, beside = open_source(source, config is None)
     return Checkpoint(tensors, beside if config is None else dict(config), layout, options)
 
 
@@ -91,29 +97,20 @@ class Checkpoint:
         self, source: Source, config: Mapping[str, Any] | None, order: str | None, options: Mapping[str, Any]
     ) -> None:
         self.source, self.config, self._options = source, config, dict(options)
-        self._sketches = {name: source.sketch(name) for name in source}
-        self._sites = _sites(self._sketches, order, source.notes)
-        self._shared: dict[str, RelativeBias] = {}
-        self.layers = tuple(self._describe(prefix) for prefix in self._sites)
+        self._names = Names({name: source.sketch(name) for name in source})
+        self._sites = find_sites(self._names, order, source.notes)
+        self.layers = tuple(self._describe(site) for site in self._sites.values())
 
     def read(self, name: str, **options: Any) -> MultiHeadAttention:
         """One layer, with its weights; `options` add to those given when the checkpoint was opened."""
-        prefix = self._prefix(name)
-        tensors = {x: self.source[x] for x in self._under(prefix)}
-        said = self._said(prefix) | options
-        position = said.get("position")
-        layer = MultiHeadAttention.from_state_dict(
-            tensors, said.pop("num_heads", None), prefix=prefix, layout=self._sites[prefix].order, **said
-        )
-        if isinstance(position, RelativeBias) and "position" not in options:
-            layer.position = self._stack_bias(prefix, layer.position)
-        return layer
+        return self._read(self._site(name), options, {})
 
     def read_all(self, **options: Any) -> dict[str, MultiHeadAttention]:
-        """Every layer by its name."""
+        """Every layer by its name. Layers that share a learned bias, as T5's do, get one module for it."""
         if not self.layers:
             raise CheckpointError(f"no attention layer was found among {len(self.source)} tensors.")
-        return {layer.name: self.read(layer.name, **options) for layer in self.layers}
+        shared: dict[str, RelativeBias] = {}
+        return {site.name: self._read(site, options, shared) for site in self._sites.values()}
 
     def state_dict(self, layers: Mapping[str, MultiHeadAttention]) -> dict[str, Tensor]:
         """All tensors by their own names and in their own layout, those of `layers` as they are now.
@@ -123,119 +120,134 @@ class Checkpoint:
         return {**self.source, **self._changed(layers)}
 
     def save(self, path: str | Path, layers: Mapping[str, MultiHeadAttention]) -> None:
-        """Write what `state_dict` gives, in the same kind of file, or files, as was read."""
+        """Write what `state_dict` gives, in the same kind of file, or files, as was read. Where the path is the one
+        that was read, open it again to read the new numbers."""
         self.source.write(Path(path), self._changed(layers))
 
     def __repr__(self) -> str:
         return f"Checkpoint({len(self.source)} tensors, {len(self.layers)} attention layers)"
 
+    def _read(self, site: Site, options: Mapping[str, Any], shared: dict[str, RelativeBias]) -> MultiHeadAttention:
+        if site.problem is not None:
+            raise CheckpointError(f"{site.name}: {site.problem}")
+        said = {**self._said(site), **options}
+        tensors = {name: self.source[name] for name in self._names.under(site.prefix)}
+        heads, bias = said.pop("num_heads", None), said.get("position")
+        order = site.layout.order
+        self._check_known(site, said)
+        layer = MultiHeadAttention.from_state_dict(tensors, heads, prefix=site.prefix, layout=order, **said)
+        self._check_complete(site, layer.out_proj is not None)
+        if isinstance(bias, RelativeBias) and "position" not in options:
+            weight = layer.state_dict(keep_vars=True)["qkv_proj.weight" if layer.fused else "q_proj.weight"]
+            layer.position = self._stack_bias(site, bias, shared).to(weight.device, weight.dtype)
+        return layer
+
     def _changed(self, layers: Mapping[str, MultiHeadAttention]) -> dict[str, Tensor]:
+        """The tensors of these layers, by the checkpoint's names."""
+        if not isinstance(layers, Mapping):
+            raise CheckpointError(f"layers are a {type(layers).__name__}; expected names to layers, as read_all gives.")
         changed: dict[str, Tensor] = {}
         for name, layer in layers.items():
-            prefix = self._prefix(name)
-            names = {x[len(prefix) :]: self.source[x] for x in self._under(prefix)}
-            found = take(self._sites[prefix], names, layer.num_heads, layer.num_kv_heads)
-            changed |= {prefix + x: tensor for x, tensor in _written(found, names, layer, name).items()}
+            site = self._site(name)
+            if not isinstance(layer, MultiHeadAttention):
+                raise CheckpointError(f"{name} is a {type(layer).__name__}; expected a MultiHeadAttention.")
+            names = {x[len(site.prefix) :]: self.source[x] for x in self._names.under(site.prefix)}
+            self._check_heads(site, layer)
+            found = take(site.layout, names, layer.num_heads, layer.num_kv_heads)
+            new = written(found, names, layer.state_dict(), name)
+            changed |= {site.prefix + x: tensor for x, tensor in new.items()}
+            if isinstance(layer.position, RelativeBias) and "position.weight" not in found.state:
+                owner = self._bias_name(site)
+                changed.setdefault(owner, layer.position.weight.detach().to(self.source[owner].dtype, copy=True))
         return changed
 
-    def _prefix(self, name: str) -> str:
-        for prefix in self._sites:
-            if name in (prefix, prefix[:-1]):
-                return prefix
-        names = [prefix[:-1] for prefix in self._sites]
+    def _site(self, name: str) -> Site:
+        for site in self._sites.values():
+            if name in (site.prefix, site.name):
+                return site
+        names = [site.name for site in self._sites.values()]
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         raise CheckpointError(f"no attention layer {name!r}; found {shown or 'none'}.")
 
-    def _under(self, prefix: str) -> list[str]:
-        return [name for name in self._sketches if name.startswith(prefix)]
-
-    def _said(self, prefix: str) -> dict[str, Any]:
-        """What configuration and user say about a layer."""
-        by_config = {} if self.config is None else families.options(self.config, prefix)
+    def _said(self, site: Site) -> dict[str, Any]:
+        """What configuration and user say about a layer; the user has the last word."""
+        by_config = {} if self.config is None else families.options(self.config, site.prefix, self._options)
         return by_config | self._options
 
-    def _describe(self, prefix: str) -> AttentionLayer:
-        """A layer without reading its numbers."""
-        names = {x[len(prefix) :]: self._sketches[x] for x in self._under(prefix)}
-        layout, problem = self._sites[prefix], None
-        said: dict[str, Any] = {}
+    def _open_questions(self, site: Site, said: Mapping[str, Any]) -> dict[str, str]:
+        """What nobody has said about a layer, and what to say."""
+        shapes = {name: tensor.shape for name, tensor in self._names.part(site.prefix).items()}
+        asked = site.layout.unsaid(shapes, site.prefix)
+        kind = None if self.config is None else families.unknown(self.config, site.prefix)
+        if kind is not None:
+            asked |= dict.fromkeys(("causal", "position"), f"the family {kind!r} is not known: say both")
+        if site.layout.anchor == "to_q.weight" and any("rotary" in x or "rel_pos" in x for x in self.source):
+            asked |= {"position": "the model has positions that its layers share"}
+        return {name: cure for name, cure in asked.items() if name not in said and f"{name}.weight" not in shapes}
+
+    def _check_known(self, site: Site, said: Mapping[str, Any]) -> None:
+        for name, cure in self._open_questions(site, said).items():
+            raise CheckpointError(f"{site.name}: the tensors do not tell {name}=; {cure}.")
+
+    def _check_complete(self, site: Site, has_output: bool) -> None:
+        """Raise where a known model lacks its output projection."""
+        if not has_output and self.config is not None and families.known(self.config, site.prefix):
+            found = ", ".join(self._names.part(site.prefix))
+            raise CheckpointError(f"{site.name}: the output projection is missing; found {found}.")
+
+    def _check_heads(self, site: Site, layer: MultiHeadAttention) -> None:
+        """Raise where a layer to be written has other heads than the checkpoint."""
+        said = self._said(site)
+        for name in ("num_heads", "num_kv_heads"):
+            if said.get(name) not in (None, getattr(layer, name)):
+                raise CheckpointError(f"{site.name}: {name} is {getattr(layer, name)} in the layer, here {said[name]}.")
+
+    def _describe(self, site: Site) -> AttentionLayer:
+        """A layer without reading its numbers: it is made on the meta device."""
+        names, problem = self._names.part(site.prefix), site.problem
+        options: dict[str, Any] = {}
+        used = list(names.values())
         try:
-            said = self._said(prefix)
-            found = take(layout, names, said.get("num_heads"), said.get("num_kv_heads"))
-            options = {**found.options, **said}
-            open_ = [x for x in layout.unsaid({n: t.shape for n, t in names.items()}, prefix) if x not in said]
-            problem = f"{', '.join(open_)}= must be said" if open_ else None
+            options = self._said(site)
+            found = take(site.layout, names, options.get("num_heads"), options.get("num_kv_heads"))
+            used = [*found.state.values()]
+            open_ = self._open_questions(site, options)
+            options = {**found.options, **options}
+            problem = problem or (f"{', '.join(open_)}= must be said" if open_ else None)
+            self._check_complete(site, found.options["out_proj"])
+            if problem is None:
+                state = {site.prefix + x: tensor for x, tensor in names.items()}
+                rest = {x: copy.deepcopy(y) for x, y in self._said(site).items() if x != "num_heads"}
+                if isinstance(rest.get("position"), nn.Module):
+                    rest["position"].to("meta")
+                MultiHeadAttention.from_state_dict(
+                    state, options["num_heads"], prefix=site.prefix, layout=site.layout.order, **rest
+                )
         except HeadwiseError as error:
-            options, problem = said, str(error)
-        first = next(iter(names.values()))
-        used = [x for x in names.values() if x.is_floating_point()]
-        encoder = self.config is not None and families.known(self.config, prefix) and not options.get("causal")
+            problem = problem or str(error)
+        known = self.config is not None and families.known(self.config, site.prefix)
         return AttentionLayer(
-            prefix[:-1],
-            layout.title,
+            site.name,
+            site.layout.title,
             options,
             sum(x.numel() for x in used),
-            (used or [first])[0].dtype,
+            used[0].dtype,
             problem,
-            cached=not encoder or families.Place.of(prefix).cross,
+            cached=not known or bool(options.get("causal")) or families.is_cross(site.prefix),
         )
 
-    def _stack_bias(self, prefix: str, bias: Any) -> RelativeBias:
-        """The learned bias of a stack, which stands in its first layer and is one module for all."""
-        stack = re.split(r"\d", prefix)[0]
-        if stack not in self._shared:
-            name = next((x for x in self.source if x.startswith(stack) and x.endswith("attention_bias.weight")), None)
-            if name is None:
-                raise CheckpointError(f"{prefix[:-1]}: no relative_attention_bias.weight in any layer of {stack!r}.")
+    def _bias_name(self, site: Site) -> str:
+        """Where the learned bias stands that the layers of a stack share."""
+        stack = families.stack_of(site.prefix)
+        name = next((x for x in self._names.under(stack) if x.endswith(T5_TABLE)), None)
+        if name is None:
+            raise CheckpointError(f"{site.name}: no {T5_TABLE} in any layer of {stack!r}.")
+        return name
+
+    def _stack_bias(self, site: Site, bias: RelativeBias, shared: dict[str, RelativeBias]) -> RelativeBias:
+        """That bias as a module, one for all layers that are read together."""
+        name = self._bias_name(site)
+        if name not in shared:
             bias.weight = nn.Parameter(self.source[name].clone())
-            self._shared[stack] = bias
-        return self._shared[stack]
-
-
-def _sites(names: Mapping[str, Tensor], order: str | None, notes: object) -> dict[str, Layout]:
-    """Where attention layers begin, and how each is laid out; a tensor belongs to the first layout that claims it."""
-    found: dict[str, Layout] = {}
-    holder = _Noted(notes)
-    for name in names:
-        for layout in LAYOUTS:
-            prefix = name[: -len(layout.anchor)]
-            if not name.endswith(layout.anchor) or (prefix and prefix[-1] not in "./") or prefix in found:
-                continue
-            shapes = {x[len(prefix) :]: tensor.shape for x, tensor in names.items() if x.startswith(prefix)}
-            if layout.matches(shapes):
-                found[prefix] = choose(shapes, prefix, order, made_by_us(holder, prefix)) or layout
-                break
-    return found
-
-
-class _Noted:
-    """Stands for a state dict whose notes are kept elsewhere."""
-
-    def __init__(self, notes: object) -> None:
-        self._metadata = notes
-
-
-def _written(found: Found, names: Mapping[str, Tensor], layer: MultiHeadAttention, title: str) -> dict[str, Tensor]:
-    """The tensors of a layer in the layout they were read in."""
-    state = {name: tensor.detach() for name, tensor in layer.state_dict().items()}
-    for kind in ("weight", "bias"):
-        if f"qkv_proj.{kind}" in state:
-            parts = unpack(state[f"qkv_proj.{kind}"], layer.num_heads, layer.num_kv_heads)
-            state |= zip((f"{part}_proj.{kind}" for part in "qkv"), parts, strict=True)
-    written: dict[str, Tensor] = {}
-    for rule in found.rules:
-        theirs, now = [names[x] for x in rule.theirs], [_fitting(state, found.state, x, title) for x in rule.ours]
-        same = all(torch.equal(new, found.state[x].to(new.dtype)) for new, x in zip(now, rule.ours, strict=True))
-        again = theirs if same else rule.form.theirs(now, found.sizes)
-        written |= {x: new.to(old.dtype) for x, new, old in zip(rule.theirs, again, theirs, strict=True)}
-    ours = {x for rule in found.rules for x in rule.ours}
-    learned = [x for x in found.state if x not in ours]
-    return written | {x: _fitting(state, found.state, x, title).to(names[x].dtype) for x in learned}
-
-
-def _fitting(state: Mapping[str, Tensor], was: Mapping[str, Tensor], name: str, title: str) -> Tensor:
-    """A tensor of the layer, of the shape it had."""
-    if name not in state or state[name].shape != was[name].shape:
-        now = "is not in the layer" if name not in state else f"has shape {tuple(state[name].shape)} in the layer"
-        raise CheckpointError(f"{title}: {name} {now}; the checkpoint has {tuple(was[name].shape)}.")
-    return state[name]
+            shared[name] = bias
+        return shared[name]

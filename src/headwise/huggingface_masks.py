@@ -108,8 +108,12 @@ class Prepared:
             raise AttributeError(name)
         raise _edited(f"asks for its .{name}")
 
-    def __getitem__(self, index: Any) -> Any:
-        raise _edited("takes a part of it")
+    def _refuse(self, *others: Any) -> Any:
+        raise _edited("computes with it")
+
+    __getitem__ = __setitem__ = __invert__ = __neg__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __and__ = __or__ = __bool__ = _refuse
+    __hash__ = object.__hash__
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,6 +1,7 @@
 """`MultiHeadAttention`: project, split, attend, merge, project."""
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self
@@ -443,7 +444,7 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             state_dict: names to tensors.
-            num_heads: needed where the layout does not tell it; only a list of heads does.
+            num_heads: needed where the tensors do not tell it, as lists of heads, Keras kernels and sinks do.
             prefix: where the layer's names begin, such as "blocks.0.attention.".
             layout: "head by head" or "side by side", where the order of a fused projection is ambiguous.
             options: further arguments of the layer. What is no tensor must be said here: `dropout`, and `causal` or
@@ -451,8 +452,8 @@ class MultiHeadAttention(nn.Module):
         """
         found = checkpoints.read(state_dict, num_heads, prefix, options.get("num_kv_heads"), layout)
         checkpoints.check_said(found, options)
-        first = found.state["q_proj.weight"]
-        arguments: dict[str, Any] = {"device": first.device, "dtype": first.dtype}
+        widest = functools.reduce(torch.promote_types, [x.dtype for x in found.state.values()])
+        arguments: dict[str, Any] = {"device": found.state["q_proj.weight"].device, "dtype": widest}
         layer = cls(**arguments | checkpoints.merge(found.options, options))
         state = checkpoints.arrange(found, layer.fused)
         checkpoints.check_options(state, layer.state_dict())

@@ -31,19 +31,48 @@ class Place(NamedTuple):
     @classmethod
     def of(cls, name: str) -> "Place":
         """The place of a layer called such as "decoder.layers.3.encoder_attn"."""
-        number = re.search(r"\d+", name)
-        cross = re.search(r"encoder_attn|EncDecAttention|cross_?attention", name) is not None
-        return cls(int(number[0]) if number else 0, "decoder" in name, cross)
+        number = NUMBER.search(name)
+        return cls(int(number[2]) if number else 0, "decoder" in name, is_cross(name))
 
 
-def options(config: Config, name: str) -> Options:
-    """Arguments for `MultiHeadAttention`, as far as the configuration of a known family gives them."""
-    config = _part(config, name)
+# The number of a layer, not one in a model's name ("t5.", "0.auto_model.").
+NUMBER = re.compile(r"(^|\.)(?:layers?|h|blocks?|albert_layers)\.(\d+)\.")
+
+
+def is_cross(name: str) -> bool:
+    """Whether a layer looks at another text."""
+    return re.search(r"encoder_attn|EncDecAttention|cross_?attention", name) is not None
+
+
+def stack_of(name: str) -> str:
+    """What the names of all layers of a stack begin with: "encoder.block."."""
+    number = NUMBER.search(name)
+    return name[: number.start(2)] if number else ""
+
+
+def options(config: Config, name: str, given: Mapping[str, Any] | None = None) -> Options:
+    """Arguments for `MultiHeadAttention`, as far as the configuration of a known family gives them.
+
+    Args:
+        config: the configuration.
+        name: the layer's.
+        given: what the user has said: heads, where the configuration leaves them out.
+    """
+    config, place = _part(config, name), Place.of(name)
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
-        return {key: value for key, value in _heads(config, Place.of(name)).items() if value is not None}
-    place = Place.of(name)
-    found = {**_heads(config, place), "dropout": _dropout(config), **FAMILIES[kind](config, place)}
+        return {key: value for key, value in _heads(config, place).items() if value is not None}
+    config = {**DEFAULTS.get(kind, {}), **{key: value for key, value in config.items() if value is not None}}
+    if (given or {}).get("num_heads") is not None:
+        config.setdefault("num_attention_heads", (given or {})["num_heads"])
+    _refuse(config, kind)
+    try:
+        found = {**_heads(config, place), "dropout": _dropout(config), **FAMILIES[kind](config, place)}
+    except (KeyError, IndexError, TypeError, ZeroDivisionError) as error:
+        raise CheckpointError(
+            f"the configuration of {kind!r} lacks what its attention needs, or has it in another form ({error!r}). "
+            f"Pass config= with it, or config={{}} and every option yourself."
+        ) from error
     if place.cross:
         found |= {"causal": False, "position": None}
     return {key: value for key, value in found.items() if value is not None or key == "position"}
@@ -54,13 +83,38 @@ def known(config: Config, name: str) -> bool:
     return str(_part(config, name).get("model_type")) in FAMILIES
 
 
+def unknown(config: Config, name: str) -> str | None:
+    """The family of this layer, if the configuration names one that is not known."""
+    kind = _part(config, name).get("model_type", config.get("model_type"))
+    return None if kind is None or str(kind) in FAMILIES else str(kind)
+
+
+def _refuse(config: Config, kind: str) -> None:
+    """Raise for what changes the arithmetic in a way our layer does not have."""
+    for key in ("clip_qkv", "use_bidirectional_attention", "use_qk_norm", "qk_layernorm"):
+        if config.get(key):
+            raise CheckpointError(f"{kind!r} with {key}={config[key]}: our layer does not do this.")
+
+
 def _part(config: Config, name: str) -> Config:
     """The part of a configuration of several models that is for this layer."""
-    for part in ("vision", "audio", "text"):
-        if part in name and isinstance(config.get(f"{part}_config"), Mapping):
-            return config[f"{part}_config"]  # type: ignore[no-any-return]
-    inner = config.get("text_config")
-    return inner if isinstance(inner, Mapping) else config
+    parts = [key for key, value in config.items() if key.endswith("_config") and isinstance(value, Mapping)]
+    if not parts:
+        return config
+    words = set(re.split(r"[._]", name))
+    for key in parts:
+        if any(word in words for word in PARTS.get(key, (key.removesuffix("_config"),))):
+            return config[key]  # type: ignore[no-any-return]
+    plain = words.isdisjoint(word for key in PARTS if key != "text_config" for word in PARTS[key])
+    return config["text_config"] if "text_config" in parts and plain and "model" in words else {}
+
+
+PARTS = {
+    "text_config": ("text", "language"),
+    "vision_config": ("vision", "visual"),
+    "audio_config": ("audio",),
+    "qformer_config": ("qformer",),
+}
 
 
 def _first(config: Config, *names: str) -> Any:
@@ -92,7 +146,7 @@ def _rope(config: Config, layer_type: str) -> Mapping[str, Any]:
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if layer_type in rope or "full_attention" in rope:
         rope = dict(rope.get(layer_type) or rope.get("full_attention") or {})
-    if layer_type == "sliding_attention" and "rope_local_base_freq" in config and "rope_parameters" not in config:
+    if layer_type == "sliding_attention" and "rope_local_base_freq" in config and not config.get("rope_parameters"):
         return {"rope_theta": config["rope_local_base_freq"], "rope_type": "default"}
     rope.setdefault("rope_theta", _first(config, "rope_theta", "rotary_emb_base") or 10000.0)
     rope.setdefault("rope_type", rope.get("type", "default"))
@@ -171,8 +225,8 @@ def gpt2(config: Config, place: Place) -> Options:
 
 def gpt_neo(config: Config, place: Place) -> Options:
     """No scale; every second layer looks back a window."""
-    local = (config.get("attention_layers") or ["global"])[place.number % len(config.get("attention_layers") or [1])]
-    near = window(int(config["window_size"]) - 1) if local == "local" else None
+    kinds = config.get("attention_layers") or [kind for some, n in config["attention_types"] for kind in some * n]
+    near = window(int(config["window_size"]) - 1) if kinds[place.number] == "local" else None
     return decoder(config, place) | {"scoring": Scoring(scale=1.0), "mask": near}
 
 
@@ -212,8 +266,8 @@ def t5(config: Config, place: Place) -> Options:
 def llama(config: Config, place: Place, *, interleaved: bool = False, norm: str | None = None) -> Options:
     """Rotary positions, grouped heads, maybe windows, caps, sinks and norms of heads."""
     kind = _layer_type(config, place)
-    skipped = config.get("no_rope_layers")
-    turned = skipped is None or bool(skipped[place.number])
+    every, skipped = config.get("no_rope_layer_interval"), config.get("no_rope_layers")
+    turned = bool(skipped[place.number]) if skipped else not every or (place.number + 1) % every != 0
     return {
         "causal": True,
         "mask": window(int(config["sliding_window"]) - 1) if kind == "sliding_attention" else None,
@@ -231,7 +285,7 @@ def modernbert(config: Config, place: Place) -> Options:
     reach = int(config["local_attention"]) // 2
     bases = {"sliding_attention": "local_rope_theta", "full_attention": "global_rope_theta"}
     if config.get("rope_parameters") is None:
-        config = {**config, "rope_theta": config.get(bases[kind]) or 10000.0}
+        config = {**config, "rope_theta": config[bases[kind]]}
     return {
         "mask": window(reach, reach) if kind == "sliding_attention" else None,
         "position": _rotary(config, kind),
@@ -246,6 +300,10 @@ def _layer_type(config: Config, place: Place) -> str:
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return "full_attention"
     every = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": config.get("sliding_window_pattern", 6)}
+    if config.get("model_type") in ("qwen2", "qwen3", "qwen3_moe") and place.number < config.get(
+        "max_window_layers", 0
+    ):
+        return "full_attention"
     period = every.get(str(config.get("model_type")))
     return "full_attention" if period and (place.number + 1) % period == 0 else "sliding_attention"
 
@@ -266,6 +324,40 @@ def _norm(kind: str | None, eps: float) -> Any:
     made = {"head": nn.RMSNorm, "width": WidthNorm, "zero-centred": ZeroCentredNorm}
     return None if kind is None else functools.partial(made[kind], eps=eps)
 
+
+# What a configuration means that leaves a key out: the defaults of the family, where they are not none.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "gpt_neox": {"rotary_pct": 0.25},
+    "phi": {"partial_rotary_factor": 0.5},
+    "stablelm": {"partial_rotary_factor": 0.25},
+    "nemotron": {"partial_rotary_factor": 0.5},
+    "gemma2": {"query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0, "sliding_window": 4096, "head_dim": 256},
+    "gemma3_text": {
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    },
+    "gemma": {"head_dim": 256},
+    "qwen2": {"use_sliding_window": False, "max_window_layers": 28},
+    "qwen3": {"use_sliding_window": False, "max_window_layers": 28, "head_dim": 128},
+    "qwen3_moe": {"use_sliding_window": False, "max_window_layers": 28},
+    "smollm3": {"no_rope_layer_interval": 4, "rope_theta": 2e6, "use_sliding_window": False},
+    "modernbert": {"local_rope_theta": 10000.0, "global_rope_theta": 160000.0, "local_attention": 128},
+    "gpt_oss": {"sliding_window": 128, "rope_theta": 150000.0, "head_dim": 64},
+    "gpt_neo": {"window_size": 256, "attention_types": [[["global", "local"], 12]]},
+    "bloom": {"n_head": 8},
+    "gptj": {"rotary_dim": 64},
+    "llama": {"num_attention_heads": 32, "hidden_size": 4096},
+    "granite": {"attention_multiplier": 1.0},
+    "t5": {"num_heads": 8},
+    "mt5": {"num_heads": 6},
+    "cohere": {"rope_theta": 500000.0},
+    "olmo2": {"rms_norm_eps": 1e-5},
+}
 
 FAMILIES: dict[str, Callable[[Config, Place], Options]] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert"), encoder),

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 INDEX = ".safetensors.index.json"
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")
 
 
@@ -66,6 +68,7 @@ class StateDict(Source):
 
     def write(self, path: Path, changed: Mapping[str, Tensor]) -> None:
         """A torch file; what else the object held stays in it."""
+        _check_suffix(path, TORCH_SUFFIXES)
         tensors = OrderedDict({**self.tensors, **changed})
         if self.notes is not None:
             tensors._metadata = self.notes  # type: ignore[attr-defined]
@@ -96,14 +99,28 @@ class Safetensors(Source):
     def of_index(cls, path: Path) -> "Safetensors":
         """The shards that an index names, all of them beside it."""
         places = {}
-        for name, shard in _json(path).get("weight_map", {}).items():
+        named = _json(path).get("weight_map")
+        if not isinstance(named, dict) or not named:
+            raise CheckpointError(f'{path} has no "weight_map" from tensors to files.')
+        for name, shard in named.items():
             if not isinstance(shard, str) or Path(shard).name != shard:
                 raise CheckpointError(f"{path} names the shard {shard!r}; expected a file in the same folder.")
             places[name] = path.parent / shard
         missing = sorted({place.name for place in places.values() if not place.is_file()})
         if missing:
             raise CheckpointError(f"{path.name} names {', '.join(missing)}, which is not in {path.parent}.")
-        return cls(places, path)
+        found = cls(places, path)
+        found._check_index()
+        return found
+
+    def _check_index(self) -> None:
+        """Raise unless every shard holds what the index says, and nothing else."""
+        for path, file in self.open.items():
+            held, named = set(file.keys()), {name for name, place in self.places.items() if place == path}
+            if held != named:
+                less, more = sorted(named - held), sorted(held - named)
+                what = f"does not hold {less[0]}" if less else f"holds {more[0]}, which the index does not name"
+                raise CheckpointError(f"{path.name} {what}: the index and the files do not belong together.")
 
     @staticmethod
     def _open(path: Path) -> Any:
@@ -114,10 +131,7 @@ class Safetensors(Source):
             raise CheckpointError(f"{path} cannot be read as safetensors: {error}.") from error
 
     def __getitem__(self, name: str) -> Tensor:
-        path = self.places[name]
-        if name not in self.open[path].keys():  # noqa: SIM118 - not a mapping
-            raise CheckpointError(f"{path.name} does not hold {name}, which the index says is in it.")
-        return self.open[path].get_tensor(name)  # type: ignore[no-any-return]
+        return self.open[self.places[name]].get_tensor(name)  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.places)
@@ -133,14 +147,20 @@ class Safetensors(Source):
     def write(self, path: Path, changed: Mapping[str, Tensor]) -> None:
         """One file; or a folder with the shards, the index and the configuration."""
         if self.index is None:
-            self._write_file(next(iter(self.open)), path, changed)
+            origin = next(iter(self.open))
+            path = path / origin.name if path.is_dir() else path
+            _check_suffix(path, (".safetensors",))
+            self._write_file(origin, path, changed)
             return
+        if path.is_file() or path.suffix:
+            raise CheckpointError(f"{path}: this checkpoint is several files; name a folder to write them into.")
         path.mkdir(parents=True, exist_ok=True)
         for shard in self.open:
             self._write_file(shard, path / shard.name, changed)
-        shutil.copyfile(self.index, path / self.index.name)
-        if (self.index.parent / "config.json").is_file():
-            shutil.copyfile(self.index.parent / "config.json", path / "config.json")
+        for beside in (self.index, self.index.parent / "config.json"):
+            copy = path / beside.name
+            if beside.is_file() and not (copy.exists() and copy.samefile(beside)):
+                shutil.copyfile(beside, copy)
 
     def _write_file(self, origin: Path, path: Path, changed: Mapping[str, Tensor]) -> None:
         save_file = need("safetensors.torch", "save", "safetensors files").save_file
@@ -148,13 +168,14 @@ class Safetensors(Source):
         _replace(path, lambda place: save_file(tensors, place, metadata=self.open[origin].metadata()))
 
 
-def open_source(source: object) -> tuple[Source, dict[str, Any] | None]:
-    """The tensors, and the configuration beside them if there is one."""
+def open_source(source: object, with_config: bool = True) -> tuple[Source, dict[str, Any] | None]:
+    """The tensors, and the configuration beside them if there is one and it is asked for."""
     if isinstance(source, nn.Module):
         described = getattr(getattr(source, "config", None), "to_dict", None)
-        return StateDict(source.state_dict()), described() if callable(described) else None
+        state = _tensors(source.state_dict(), f"the state dict of {type(source).__name__}")
+        return StateDict(state), described() if callable(described) else None
     if isinstance(source, Mapping):
-        return StateDict(_tensors(source, "the dictionary")), None
+        return _unwrapped(source, "the dictionary"), None
     if not isinstance(source, str | Path):
         raise CheckpointError(
             f"a {type(source).__name__} is given; expected a path to .safetensors, .pt or a model's folder, a state "
@@ -165,7 +186,7 @@ def open_source(source: object) -> tuple[Source, dict[str, Any] | None]:
         raise CheckpointError(f"{path} does not exist.")
     found = _in_folder(path) if path.is_dir() else path
     config = found.parent / "config.json"
-    return _open_file(found), _json(config) if config.is_file() else None
+    return _open_file(found), _json(config) if with_config and config.is_file() else None
 
 
 def _in_folder(folder: Path) -> Path:
@@ -188,7 +209,7 @@ def _open_file(path: Path) -> Source:
         return Safetensors.of_index(path)
     if path.suffix == ".safetensors":
         return Safetensors.of_file(path)
-    if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
+    if path.suffix in TORCH_SUFFIXES:
         return _torch_file(path)
     raise CheckpointError(
         f"{path}: expected .safetensors, .safetensors.index.json, .pt, .pth, .bin or .ckpt, or a folder with one of "
@@ -206,14 +227,19 @@ def _torch_file(path: Path) -> StateDict:
             f"{path} holds more than tensors, and loading it would run code ({reason[:200]}). If you trust it, load it "
             f"yourself, and save its state dict as safetensors."
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except (RuntimeError, EOFError, OSError, LookupError, ValueError, struct.error, AssertionError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{path} cannot be read as a torch file: {reason}.") from error
+    return _unwrapped(loaded, str(path))
+
+
+def _unwrapped(loaded: object, where: str) -> StateDict:
+    """A state dict, or the one inside what a training script keeps."""
     if isinstance(loaded, Mapping):
         for name in WRAPPERS:
             if isinstance(inner := loaded.get(name), Mapping):
-                return StateDict(_tensors(inner, f"{path}, {name!r}"), loaded)
-    return StateDict(_tensors(loaded, str(path)))
+                return StateDict(_tensors(inner, f"{where}, {name!r}"), loaded)
+    return StateDict(_tensors(loaded, where))
 
 
 def _is_zip(path: Path) -> bool:
@@ -224,7 +250,8 @@ def _is_zip(path: Path) -> bool:
 
 def _tensors(found: object, where: str) -> Mapping[str, Tensor]:
     """A state dict, or an error."""
-    if not isinstance(found, Mapping) or not found or not all(isinstance(x, Tensor) for x in found.values()):
+    whole = isinstance(found, Mapping) and found and all(isinstance(x, Tensor) for x in found.values())
+    if not isinstance(found, Mapping) or not whole or not all(isinstance(name, str) for name in found):
         kinds = sorted({type(x).__name__ for x in found.values()}) if isinstance(found, Mapping) else []
         held = f" of {', '.join(kinds)}" if kinds else ""
         raise CheckpointError(
@@ -242,6 +269,11 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} holds a {type(found).__name__}; expected an object.")
     return found
+
+
+def _check_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
+    if path.suffix not in suffixes or path.is_dir():
+        raise CheckpointError(f"{path}: this checkpoint is written as a {' or '.join(suffixes)} file.")
 
 
 def _replace(path: Path, write: Any) -> None:

@@ -81,6 +81,14 @@ class SideBySide:
         return [fused.T if self.transposed else fused]
 
 
+class Thirds(SideBySide):
+    """Equal parts, whatever the heads."""
+
+    def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """Queries, keys, values."""
+        return theirs[0].chunk(3)
+
+
 class Halves:
     """One tensor with all keys, then all values."""
 

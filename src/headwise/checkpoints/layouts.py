@@ -3,7 +3,6 @@
 import abc
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Size
 
@@ -18,6 +17,7 @@ from headwise.checkpoints.forms import (
     Rule,
     Same,
     SideBySide,
+    Thirds,
     Transposed,
 )
 from headwise.errors import CheckpointError
@@ -26,12 +26,16 @@ Shapes = Mapping[str, Size]
 PARTS = ("q_proj", "k_proj", "v_proj")
 KINDS = ("weight", "bias")
 OUTS = ("out_proj", "o_proj", "proj", "W_o", "W_O", "Wo", "w_o", "wo", "fc_out", "fc", "out", "dense", "output")
-# What may lie beside a layer and takes no part in its arithmetic: positions that are computed, masks, the norm and the
-# residual that follow it.
+META_TURNED = (
+    "Meta's own files turn neighbours: position=rotary(base, interleaved=True). Files converted to halves: "
+    "position=rotary(base)"
+)
 TURNED = "models with these names turn queries and keys: position=rotary(base). If yours does not: position=None"
 T5_TABLE = "relative_attention_bias.weight"
+# What may lie beside a layer and takes no part in its arithmetic: positions that are computed, masks, the norm and the
+# residual that follow it.
 BESIDE = re.compile(
-    r"(rotary_emb|rotary_pos_emb|rope)\..*|masked_bias|(output\.)?LayerNorm\.(weight|bias)|layer_?norm\.(weight|bias)"
+    r"(.*\.)?(rotary_emb|rotary_pos_emb|rope)\..*|masked_bias|(output\.)?(LayerNorm|layer_?norm)\.(weight|bias|gamma|beta)"
 )
 
 
@@ -122,8 +126,10 @@ class Linears(Layout):
 
     def unsaid(self, names: Shapes, prefix: str) -> dict[str, str]:
         """Llama's names come with rotary positions, T5's without a scale."""
-        if "wo.weight" in names or "o_proj.weight" in names:
-            return {"position": TURNED}
+        if self.anchor == "wq.weight":
+            return {"position": META_TURNED, "causal": "say causal=True for a decoder"}
+        if "o_proj.weight" in names:
+            return {"position": TURNED, "causal": "say causal=True for a decoder"}
         if "o.weight" in names and self.anchor == "q.weight":
             return {"scoring": "T5 does not scale its scores: scoring=Scoring(scale=1.0). If yours does: Scoring()"}
         return {}
@@ -139,8 +145,8 @@ class XTransformers(Linears):
     def rules(self, names: Shapes) -> list[Rule]:
         """As any four linears, unless heads share keys."""
         rules = super().rules(names)
-        if names["to_k.weight"][:1] == names["to_q.weight"][:1]:
-            return rules
+        if names["to_k.weight"][:1] == names["to_q.weight"][:1] or "to_out.weight" not in names:
+            return rules  # diffusers, which calls the last one to_out.0, shares keys between neighbours as we do
         axes = {"q_proj.weight": 0, "q_proj.bias": 0, "out_proj.weight": 1}
         return [rule._replace(form=HeadsTurned(axes[rule.ours[0]])) if rule.ours[0] in axes else rule for rule in rules]
 
@@ -249,16 +255,10 @@ class Torch(Layout):
         return Rule((f"in_proj_{kind}",), tuple(f"{part}.{kind}" for part in PARTS), Thirds())
 
 
-class Thirds(SideBySide):
-    """Equal parts, whatever the heads."""
-
-    def ours(self, theirs: Any, sizes: Any) -> Any:
-        """Queries, keys, values."""
-        return theirs[0].chunk(3)
-
-
 class Fused(Layout):
     """One linear map for queries, keys and values, in the order that `form` says."""
+
+    mask = "bias"  # GPT-NeoX and GPT-2 store their causal mask under this name
 
     def __init__(
         self,
@@ -310,7 +310,6 @@ class Fused(Layout):
 class Gpt2(Fused):
     """GPT-2's `c_attn`, stored (in, out), and the same names with torch's own linear maps."""
 
-    mask = "bias"
     causal = True
 
     def __init__(self) -> None:
@@ -319,7 +318,7 @@ class Gpt2(Fused):
     def transposed(self, names: Shapes) -> bool:
         """Whether weights are (in, out): the side that all three share is the longer one, or fits the bias."""
         weight, bias = names[self.anchor], names.get("c_attn.bias")
-        if bias is not None and len(weight) == 2 and weight[0] != weight[1]:
+        if bias is not None and len(bias) == 1 and len(weight) == 2 and weight[0] != weight[1]:
             return bias[0] == weight[1]
         return len(weight) == 2 and weight[1] > weight[0]
 
@@ -363,6 +362,7 @@ class Kernels(Layout):
     def rules(self, names: Shapes) -> list[Rule]:
         """Kernels and biases."""
         rules = []
+        self.check_alike(names)
         for theirs, ours in zip(("query", "key", "value"), PARTS, strict=True):
             form = Kernel("heads" if theirs == "query" else "kv_heads")
             for name, kind, dims in (("kernel", "weight", 3), ("bias", "bias", 2)):
@@ -374,6 +374,21 @@ class Kernels(Layout):
         self.check_dims(kernel, names[kernel], 3)
         rules.append(Rule((kernel,), ("out_proj.weight",), OutKernel()))
         return rules + [Rule((bias,), ("out_proj.bias",), Same())] * (bias in names)
+
+    def check_alike(self, names: Shapes) -> None:
+        """Raise unless heads are equally wide everywhere."""
+        shapes = {part: names[f"{part}{self.dot}kernel"] for part in ("query", "key", "value", self.out)}
+        if any(len(shape) != 3 for shape in shapes.values()):
+            return  # said tensor by tensor
+        q, k, v, out = shapes.values()
+        biases = {part: names.get(f"{part}{self.dot}bias") for part in ("query", "key", "value")}
+        fits = q[2] == k[2] == v[2] and k[1] == v[1] and out[:2] == q[1:]
+        if not fits or any(bias not in (None, shapes[part][1:]) for part, bias in biases.items()):
+            shown = ", ".join(f"{part} {tuple(shape)}" for part, shape in shapes.items())
+            shown += "".join(f", {part} bias {tuple(bias)}" for part, bias in biases.items() if bias is not None)
+            raise CheckpointError(
+                f"{self.title}: {shown}; expected heads of one width: (E, H, D) thrice, (H, D, E), biases (H, D)."
+            )
 
     def check_dims(self, name: str, shape: Size, dims: int) -> None:
         """Raise unless heads are an axis."""
@@ -429,6 +444,7 @@ LAYOUTS: tuple[Layout, ...] = (
     side_by_side("qkv_proj", "o_proj", turned=True),  # Phi-3
     side_by_side("qkv", "proj", "out_proj", "out"),  # timm
     side_by_side("Wqkv", "Wo", "out_proj", turned=True),  # ModernBERT
+    Fused("wqkv", ("wo",), HeadByHead(), title="wqkv of InternLM 2", order="head by head", turned=True),
     side_by_side("wqkv", "wo", turned=True),
     side_by_side("to_qkv", "to_out.0", "to_out"),
     nested("BERT", "self"),
@@ -439,10 +455,8 @@ LAYOUTS: tuple[Layout, ...] = (
     textbook("W_query", "W_key", "W_value"),
     Linears("W_q", "W_k", "W_v", ("W_o", "out_proj", "proj", "fc_out", "fc"), title="W_q, W_k, W_v"),
     textbook("q_proj", "k_proj", "v_proj"),
-    Linears(
-        "q", "k", "v", ("o", "proj", "out_proj", "out"), more={"relative_attention_bias.weight": "position.weight"}
-    ),
-    Linears("wq", "wk", "wv", ("wo",)),
+    Linears("q", "k", "v", ("o", "proj", "out_proj", "out"), more={T5_TABLE: "position.weight"}),
+    Linears("wq", "wk", "wv", ("wo",), complete=True),
     textbook("Wq", "Wk", "Wv"),
     textbook("w_q", "w_k", "w_v"),
     textbook("W_Q", "W_K", "W_V"),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headwise.checkpoints.forms import Rule, Sizes
-from headwise.checkpoints.layouts import BESIDE, HEADWISE, LAYOUTS, Layout, Shapes
+from headwise.checkpoints.layouts import BESIDE, HEADWISE, LAYOUTS, T5_TABLE, Layout, Shapes
 from headwise.errors import CheckpointError
 from headwise.packing import pack
 from headwise.shapes import check_size
@@ -42,17 +42,18 @@ def read(
         )
     if num_heads is not None:
         num_heads = check_size("num_heads", num_heads)
+    if num_kv_heads is not None:
+        num_kv_heads = check_size("num_kv_heads", num_kv_heads)
     names = {name[len(prefix) :]: tensor for name, tensor in state_dict.items() if name.startswith(prefix)}
     shapes = {name: tensor.shape for name, tensor in names.items()}
-    found = choose(shapes, prefix, layout, made_by_us(state_dict, prefix))
+    found = choose(shapes, prefix, layout, made_by_us(getattr(state_dict, "_metadata", None), prefix))
     if found is None:
         raise CheckpointError(_unknown(names or state_dict, prefix))
     return take(found, names, num_heads, num_kv_heads)._replace(unsaid=found.unsaid(shapes, prefix))
 
 
-def made_by_us(state_dict: object, prefix: str) -> bool | None:
-    """Whether the module whose state this is was ours: torch notes versions beside a state dict. None: no note."""
-    notes = getattr(state_dict, "_metadata", None)
+def made_by_us(notes: object, prefix: str) -> bool | None:
+    """Whether the module whose state this is was ours, by the versions torch notes beside it. None: no note."""
     if not isinstance(notes, Mapping) or prefix.rstrip(".") not in notes:
         return None
     return bool(notes[prefix.rstrip(".")].get("version") == 2)
@@ -65,9 +66,10 @@ def choose(names: Shapes, prefix: str, order: str | None, ours: bool | None) -> 
         return fitting[0] if fitting else None
     rivals = [layout for layout in fitting if layout.anchor == fitting[0].anchor]
     if order is not None:
-        rivals = [layout for layout in rivals if layout.order == order]
-        if not rivals:
+        if order not in ("head by head", "side by side"):
             raise CheckpointError(f'layout={order!r}: expected "head by head" or "side by side".')
+        named = [layout for layout in rivals if layout.order == order]
+        rivals = named or rivals  # one order alone is known for these names
     elif HEADWISE in rivals and ours is not None:
         rivals = [layout for layout in rivals if (layout is HEADWISE) == ours]
     at_home = [layout for layout in rivals if layout.at_home(prefix)]
@@ -94,13 +96,27 @@ def take(layout: Layout, names: State, num_heads: int | None, num_kv_heads: int 
     sizes = Sizes(heads, _kv_heads(layout, shapes, heads, num_kv_heads))
     state: dict[str, Tensor] = {}
     for rule in rules:
-        state |= zip(rule.ours, rule.form.ours([names[name] for name in rule.theirs], sizes), strict=True)
+        state |= _applied(layout.title, rule, [names[name] for name in rule.theirs], sizes)
     mask = names.get(layout.mask) if layout.mask is not None else None
     options = describe(layout.title, state, heads, causal_length(mask))
     if layout.causal:
         options["causal"] = True
     sizes = Sizes(heads, options.get("num_kv_heads", heads))
     return Found(options, state | {name: names[name] for name in learned}, layout, rules, sizes, {})
+
+
+def _applied(title: str, rule: Rule, theirs: list[Tensor], sizes: Sizes) -> dict[str, Tensor]:
+    """One rule, with our words where shapes do not let it."""
+    for name, tensor in zip(rule.theirs, theirs, strict=True):
+        if not tensor.is_floating_point() or tensor.element_size() == 1:
+            raise CheckpointError(f"{title}: {name} is {tensor.dtype}, quantised; dequantise the checkpoint first.")
+    try:
+        return dict(zip(rule.ours, rule.form.ours(theirs, sizes), strict=True))
+    except (RuntimeError, IndexError, ValueError, ZeroDivisionError) as error:
+        shown = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip(rule.theirs, theirs, strict=True))
+        raise CheckpointError(
+            f"{title}: {shown} does not hold {sizes.heads} query heads and {sizes.kv_heads} key and value heads."
+        ) from error
 
 
 def check_said(found: Found, options: Mapping[str, Any]) -> None:
@@ -114,6 +130,8 @@ def causal_length(mask: Tensor | None) -> int | None:
     """The context length of a stored causal mask, marking either what is hidden or what is seen; None without one."""
     if mask is None:
         return None
+    if mask.dim() < 2:
+        raise CheckpointError(f"the stored mask has shape {tuple(mask.shape)}; expected a square one.")
     if mask.device.type == "meta":  # only shapes are looked at
         return mask.shape[-1]
     square = mask.bool().flatten(0, -3)[0] if mask.dim() > 2 and mask.numel() else mask.bool()
@@ -142,7 +160,14 @@ def describe(title: str, state: State, heads: int, causal: int | None) -> dict[s
             )
     q, k, v = (state[f"{part}_proj.weight"] for part in "qkv")
     d_model, d_in = q.shape
-    if d_model % heads or k.shape[0] != v.shape[0] or k.shape[0] % (d_model // heads):
+    if (
+        not d_model
+        or not d_in
+        or d_model % heads
+        or k.shape[0] != v.shape[0]
+        or k.shape[0] % (d_model // heads)
+        or not k.shape[0]
+    ):
         raise CheckpointError(
             f"{title}: query {tuple(q.shape)}, key {tuple(k.shape)} and value {tuple(v.shape)} do not make "
             f"{heads} heads; rows must be whole heads of width d_model / num_heads, as many of value as of key."
@@ -225,7 +250,7 @@ def _heads(layout: Layout, names: Shapes, given: int | None) -> int:
     told = layout.heads(names)
     if told is None and "sinks" in names and len(names["sinks"]) == 1:
         told = names["sinks"][0]
-    table = names.get("relative_attention_bias.weight")
+    table = names.get(T5_TABLE)
     if told is None and table is not None and len(table) == 2:
         told = table[1]
     if told is not None and given not in (None, told):

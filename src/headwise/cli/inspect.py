@@ -79,6 +79,7 @@ def describe(checkpoint: Checkpoint, tokens: int) -> dict[str, Any]:
 
 def show(checkpoint: Checkpoint, tokens: int) -> None:
     """A table with one row for layers that are alike."""
+    escape = need("rich.markup", "terminal", "tables in the terminal").escape
     out, table = console(), need("rich.table", "terminal", "tables in the terminal").Table(box=None, pad_edge=False)
     for title in ("layers", "heads", "width", "options", "parameters", "cache"):
         table.add_column(title, justify="right" if title in ("parameters", "cache") else "left", overflow="fold")
@@ -86,7 +87,7 @@ def show(checkpoint: Checkpoint, tokens: int) -> None:
     for layers in groups:
         first = layers[0]
         table.add_row(
-            named(layers),
+            escape(named(layers)),
             heads(first),
             width(first),
             in_words(first) or "plain",
@@ -105,7 +106,7 @@ def show(checkpoint: Checkpoint, tokens: int) -> None:
     out.print(f"layout: {layouts}")
     for problem in dict.fromkeys(layer.problem for layer in checkpoint.layers if layer.problem):
         names = [layer.name for layer in checkpoint.layers if layer.problem == problem]
-        out.print(f"\n[bold]{names[0]}[/bold]{f' and {len(names) - 1} more' if len(names) > 1 else ''}: ", end="")
+        out.print(f"\n{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: ", end="", markup=False)
         out.print(problem.splitlines()[0].replace("Pass num_heads=.", "Say --heads."), markup=False)
 
 

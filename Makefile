@@ -29,7 +29,7 @@ bench: $(VENV)/.ready-dev  ## CPU speed against nn.MultiheadAttention and the te
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pip
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[terminal,save]' numpy  # torch warns on import without numpy
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[builtin,terminal,save]' numpy  # torch warns on import without numpy
 	touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready

@@ -26,6 +26,7 @@ from headwise.layer import MultiHeadAttention
 from headwise.map import AttentionMap
 from headwise.mask_algebra import Mask
 from headwise.masks import causal, dense, documents, padding, prefix, window
+from headwise.models import load_builtin
 from headwise.panel import Panel
 from headwise.positions import linear, llama3, ntk, rotary, yarn
 from headwise.probes import induction, local, offset, previous_token, same_token, sink, token_is
@@ -86,6 +87,7 @@ __all__ = [
     "induction",
     "linear",
     "llama3",
+    "load_builtin",
     "local",
     "ntk",
     "offset",

@@ -4,10 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from headwise.cli import cost, inspect, steps, tour
+from headwise.cli import cost, generate, inspect, steps, tour
 from headwise.errors import HeadwiseError
 
-VERBS = {"tour": tour, "steps": steps, "cost": cost, "inspect": inspect}
+VERBS = {"tour": tour, "steps": steps, "cost": cost, "inspect": inspect, "generate": generate}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

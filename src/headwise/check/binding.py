@@ -1,0 +1,296 @@
+"""Finds out how to build and call somebody's attention, by names first and by trying then."""
+
+import contextlib
+import inspect
+import re
+import time
+import warnings
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.check import building, core
+from headwise.check.calling import Form, Inputs, forms, make_inputs
+from headwise.check.names import constructor_role, value_for
+from headwise.check.repairs import Repaired, Repairs, error_line
+from headwise.check.sizes import Sizes, batch_for
+from headwise.check.subject import FunctionWithWeights, entry, prepare, tensors
+from headwise.check.trace import Trace
+
+SECONDS = 12.0  # for all attempts together
+FEW = 6  # repairs of one attempt
+
+
+@dataclass
+class Failure:
+    """One attempt that raised."""
+
+    built: str
+    called: str | None  # None: it failed in the constructor
+    error: BaseException
+    line: int | None
+
+
+@dataclass
+class Bound:
+    """An object that runs, with the trace of one call."""
+
+    thing: Any
+    target: Any
+    built: building.Built
+    form: Form
+    sizes: Sizes
+    namespace: MutableMapping[str, Any]
+    filename: str | None
+    repaired: Repaired
+    inputs: Inputs
+    trace: Trace
+    returned: Any
+    output: Tensor | None
+    failures: list[Failure] = field(default_factory=list)
+
+    def call(self, inputs: Inputs, masks: dict[str, Any] | None = None, thing: Any = None) -> Any:
+        """One more call, untraced."""
+        with Repairs(self.filename, self.repaired), torch.no_grad(), quiet():
+            return self.form.call(self.thing if thing is None else thing, inputs, masks)
+
+    def traced(self, inputs: Inputs, masks: dict[str, Any] | None = None) -> tuple[Any, Trace]:
+        """One more call and its trace."""
+        trace = Trace(self.filename)
+        with Repairs(self.filename, self.repaired), torch.no_grad(), quiet(), trace:
+            return self.form.call(self.thing, inputs, masks), trace
+
+    def again(self, **changes: Any) -> Any:
+        """A second object, made with some constructor arguments changed."""
+        if self.built.config is not None:
+            config = building.Config(self.sizes, self.built.config._own, self.built.config._extra | changes)
+            arguments = {k: config if v is self.built.config else v for k, v in self.built.arguments.items()}
+            made = self.target(**arguments)
+        else:
+            made = self.target(**(self.built.arguments | changes))
+        return made
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings of the learner's code or of torch about it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@dataclass
+class Attempt:
+    """Everything that attempts share."""
+
+    target: Any
+    namespace: MutableMapping[str, Any]
+    filename: str | None
+    failures: list[Failure] = field(default_factory=list)
+    deadline: float = 0.0
+
+
+def bind(target: Any, namespace: MutableMapping[str, Any], filename: str | None) -> tuple[Bound | None, list[Failure]]:
+    """The best way found, and every attempt that raised. None where nothing ran."""
+    attempt = Attempt(target, namespace, filename, [], time.monotonic() + SECONDS)
+    best, best_rank = None, 0
+    for sizes in _sizes_to_try(namespace):
+        for bound in _all(attempt, sizes):
+            rank = _rank(bound)
+            if rank > best_rank:
+                best, best_rank = bound, rank
+            if rank == 4:
+                break
+        if best_rank >= 3:
+            break
+    if best is not None:
+        best.failures = attempt.failures
+    return best, attempt.failures
+
+
+def _sizes_to_try(namespace: MutableMapping[str, Any]) -> Iterator[Sizes]:
+    """Ours, written into the module's own constants; then the module's own."""
+    own = {k: v for k, v in namespace.items() if type(v) is int and constructor_role(k) in ("width", "heads", "context", "head_width")}  # fmt: skip
+    wanted = Sizes()
+    for name in own:
+        namespace[name] = value_for(str(constructor_role(name)), wanted)
+    yield wanted
+    namespace.update(own)
+    width = max((v for k, v in own.items() if constructor_role(k) == "width"), default=0)
+    heads = next((v for k, v in own.items() if constructor_role(k) == "heads"), 0)
+    context = next((v for k, v in own.items() if constructor_role(k) == "context"), 16)
+    if 0 < width <= 1024 and heads and width % heads == 0:
+        yield Sizes(B=batch_for(width), H=heads, E=width, context=context)
+
+
+def _all(attempt: Attempt, sizes: Sizes) -> Iterator[Bound]:
+    for built in _built(attempt, sizes):
+        repaired = Repaired()
+        thing = _make(attempt, built, sizes, repaired)
+        if thing is None:
+            if time.monotonic() > attempt.deadline:
+                return
+            continue
+        for form in forms(thing, sizes):
+            if time.monotonic() > attempt.deadline:
+                return
+            bound = _try(attempt, thing, built, form, sizes, repaired)
+            if bound is None:
+                continue
+            yield bound
+            other = _other_layout(bound)
+            if other is not None:
+                second = _try(attempt, thing, built, replace(form, layout=other), sizes, repaired)
+                if second is not None:
+                    yield second
+        for layout in ("unbatched", "batch second"):
+            first = next(iter(forms(thing, sizes)), None)
+            if first is not None and time.monotonic() < attempt.deadline:
+                small = replace(sizes, T=43, context=64) if layout == "unbatched" else sizes
+                bound = _try(attempt, thing, built, replace(first, layout=layout), small, repaired)
+                if bound is not None:
+                    yield bound
+
+
+def _built(attempt: Attempt, sizes: Sizes) -> Iterator[building.Built]:
+    target = attempt.target
+    if inspect.isclass(target):
+        yield from building.attempts(target, attempt.namespace, sizes)
+    elif inspect.isfunction(target):
+        wrapped = FunctionWithWeights(target, sizes)
+        names = ", ".join(inspect.signature(target).parameters)
+        if wrapped.held or wrapped.constants:
+            yield building.Built(lambda: FunctionWithWeights(target, sizes), f"{target.__name__}({names})", {})
+        yield building.Built(lambda: target, f"{target.__name__}({names})", {})
+    else:
+        yield building.Built(lambda: target, type(target).__name__, {})
+
+
+def _make(attempt: Attempt, built: building.Built, sizes: Sizes, repaired: Repaired) -> Any:
+    def build() -> Any:
+        thing = built.make()
+        if entry(thing) is None:
+            raise TypeError(f"{built.text} has no forward")
+        prepare(thing)
+        return thing
+
+    try:
+        torch.manual_seed(0)
+        return _repairing(build, None, attempt, sizes, repaired)
+    except Exception as error:  # noqa: BLE001 - whatever a learner's constructor raises
+        attempt.failures.append(Failure(built.text, None, error, error_line(error, attempt.filename)))
+        return None
+
+
+def _try(
+    attempt: Attempt, thing: Any, built: building.Built, form: Form, sizes: Sizes, repaired: Repaired
+) -> Bound | None:
+    inputs = make_inputs(form, sizes)
+    trace = Trace(attempt.filename)
+
+    def call() -> Any:
+        nonlocal trace
+        trace = Trace(attempt.filename)
+        with torch.no_grad(), trace:
+            return form.call(thing, inputs)
+
+    try:
+        returned = _repairing(call, thing, attempt, sizes, repaired)
+    except Exception as error:  # noqa: BLE001 - whatever a learner's forward raises
+        attempt.failures.append(Failure(built.text, form.words(), error, error_line(error, attempt.filename)))
+        return None
+    output = form.result(returned, inputs)
+    return Bound(thing, attempt.target, built, form, sizes, attempt.namespace, attempt.filename, repaired, inputs, trace,
+                 returned, output)  # fmt: skip
+
+
+def _repairing(work: Any, thing: Any, attempt: Attempt, sizes: Sizes, repaired: Repaired) -> Any:
+    """Run, and where a name or an attribute is missing, supply it, remember it and run again."""
+    for _ in range(FEW):
+        try:
+            with Repairs(attempt.filename, repaired), quiet():
+                return work()
+        except NameError as error:
+            name, line = getattr(error, "name", None), error_line(error, attempt.filename)
+            if name is None or isinstance(error, UnboundLocalError) or not _supply(attempt.namespace, name, sizes):
+                raise
+            repaired.names[name] = line
+        except AttributeError as error:
+            line = error_line(error, attempt.filename)
+            if "before Module.__init__() call" in str(error) and inspect.isclass(attempt.target):
+                repaired.super_missing = True
+                work = _with_super(attempt.target, work)
+            elif not _supply_attribute(error, thing, sizes, repaired, line):
+                raise
+    return work()
+
+
+def _with_super(cls: Any, work: Any) -> Any:
+    """The same work while the class's constructor first does what `super().__init__()` would have done."""
+    original = cls.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        nn.Module.__init__(self)
+        original(self, *args, **kwargs)
+
+    def patched() -> Any:
+        cls.__init__ = init
+        try:
+            return work()
+        finally:
+            cls.__init__ = original
+
+    return patched
+
+
+def _supply(namespace: MutableMapping[str, Any], name: str, sizes: Sizes) -> bool:
+    known = {"seq_len": sizes.T, "T": sizes.T, "seq_length": sizes.T, "N": sizes.B, "B": sizes.B, "b": sizes.B, "n": sizes.T,
+             "t": sizes.T, "num_tokens": sizes.T, "device": "cpu", "len": sizes.T, "length": sizes.T, "L": sizes.T}  # fmt: skip
+    role = constructor_role(name)
+    if name in known:
+        namespace[name] = known[name]
+    elif role is not None:
+        namespace[name] = sizes.T if role == "context" and "max" not in name else value_for(role, sizes)
+    else:
+        return False
+    return True
+
+
+def _supply_attribute(error: AttributeError, thing: Any, sizes: Sizes, repaired: Repaired, line: int | None) -> bool:
+    match = re.search(r"object has no attribute '(\w+)'", str(error))
+    name = match[1] if match else None
+    role = constructor_role(name) if name else None
+    if thing is None or name is None or role is None or getattr(error, "obj", thing) is not thing:
+        return False
+    setattr(thing, name, value_for(role, sizes))
+    repaired.attributes[name] = line
+    return True
+
+
+def _rank(bound: Bound) -> int:
+    """4: attention between tokens, and an output; 3: some attention and an output; 2: an output; 1: it ran."""
+    parts = core.find(bound.trace)
+    if parts is None:
+        return 2 if bound.output is not None and tensors(bound.thing) else 1
+    lengths = _lengths(bound, parts)
+    if bound.output is None:
+        return 2
+    return 4 if lengths == (bound.sizes.T, bound.sizes.T) else 3
+
+
+def _lengths(bound: Bound, parts: core.Parts) -> tuple[int, int] | None:
+    B = bound.inputs.query.shape[0]
+    arranged = next(iter(core.arrangements(parts, B)), None)
+    return None if arranged is None else (arranged.weights.shape[-2], arranged.weights.shape[-1])
+
+
+def _other_layout(bound: Bound) -> str | None:
+    """Attention that runs along the batch may mean that the batch is expected second."""
+    parts = core.find(bound.trace)
+    if parts is None or bound.form.layout != "batch first":
+        return None
+    sizes = parts.softmax[0].value.shape
+    return "batch second" if sizes[-1] == bound.sizes.B or bound.sizes.B in sizes[-2:] else None

@@ -47,6 +47,11 @@ class Form:
         """Whether values can come from elsewhere than keys."""
         return {"key", "value"} <= set(self.roles.values())
 
+    @property
+    def fixed_tensor(self) -> bool:
+        """Whether it must be given a tensor that was made for one length, such as a mask or a table of turns."""
+        return any(isinstance(leaf, Tensor) for leaf in tree_leaves(list(self.fixed.values())))
+
     def words(self) -> str:
         """`query, key, value, mask`"""
         return ", ".join([*self.roles, *self.masks])

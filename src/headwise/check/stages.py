@@ -240,6 +240,9 @@ def _in_words(ops: list[str]) -> str:
 
 def read_scores(core: Core) -> Scores | None:
     """How weights follow from queries and keys."""
+    after, factor = ("", 1.0) if core.softmax is None else _after(core.softmax, core.weights)
+    if after == "other":  # masked after the softmax and brought back to a sum of one, which is right
+        core.softmax, after = None, ""
     weights = core.weights if core.softmax is None else core.softmax
     finite = torch.isfinite(weights)
     broken = ~finite.all(-1)  # (B, H, T)
@@ -261,9 +264,8 @@ def read_scores(core: Core) -> Scores | None:
         return None
     found.after_factor = after_factor
     found.empty = broken if broken.any() else None
-    if core.softmax is not None:
-        found.after, factor = _after(core.softmax, core.weights)
-        found.after_factor *= factor
+    found.after = after
+    found.after_factor *= factor
     return found
 
 

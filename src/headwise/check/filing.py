@@ -1,0 +1,64 @@
+"""Judges a file: loads it, picks the attention in it, and judges that."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headwise.check.candidates import candidates
+from headwise.check.findings import Finding
+from headwise.check.judging import Case, judge
+from headwise.check.loading import Loaded, load
+from headwise.check.report import Report
+
+TRIES = 3  # candidates before giving up
+RANK = {"right": 3, "variant": 3, "wrong": 2, "unknown": 0}
+
+
+def judge_file(
+    path: Path, name: str | None = None, progress: Callable[[str], None] = lambda _: None, thorough: bool = True
+) -> Report:
+    """The report of the best candidate, or of the one named."""
+    progress("loading")
+    loaded = load(path)
+    if loaded.syntax is not None:
+        return _syntax(loaded)
+    found = candidates(loaded)
+    if name is not None:
+        if name not in loaded.namespace:
+            return Report("unknown", subject=name, doubts=[f"{path.name} defines no {name!r}; it defines {_listed(found)}"])
+        found = [(name, loaded.namespace[name], 100)]
+    if not found:
+        return _nothing_found(loaded)
+    return _best(loaded, found, progress, thorough)
+
+
+def _best(loaded: Loaded, found: list[tuple[str, Any, int]], progress: Callable[[str], None], thorough: bool) -> Report:
+    reports = []
+    for index, (name, target, _) in enumerate(found[:TRIES]):
+        progress(f"judging {name}")
+        report = judge(Case(name, target, loaded.namespace, loaded, progress, thorough))
+        reports.append(report)
+        if report.verdict != "unknown" or (index == 0 and report.masks):
+            break
+    best = max(reports, key=lambda r: RANK[r.verdict])
+    best = reports[0] if RANK[best.verdict] == 0 else best
+    best.others = [name for name, _, _ in found if not best.subject.startswith(name)][:3]
+    return best
+
+
+def _syntax(loaded: Loaded) -> Report:
+    error = loaded.syntax
+    assert error is not None  # noqa: S101
+    finding = Finding("syntax", str(error.msg), error.lineno, loaded.line(error.lineno))
+    return Report("wrong", subject=Path(loaded.path).name, findings=[finding], file=loaded.path)
+
+
+def _nothing_found(loaded: Loaded) -> Report:
+    report = Report("unknown", subject=Path(loaded.path).name, file=loaded.path)
+    report.doubts.append("nothing in this file looks like attention; name the class with --name")
+    report.doubts += [f"line {line} raises {words}" for line, words in loaded.problems[:3]]
+    return report
+
+
+def _listed(found: list[tuple[str, Any, int]]) -> str:
+    return ", ".join(name for name, _, _ in found) or "nothing that looks like attention"

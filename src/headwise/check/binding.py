@@ -1,7 +1,9 @@
 """Finds out how to build and call somebody's attention, by names first and by trying then."""
 
+import collections
 import contextlib
 import inspect
+import itertools
 import re
 import time
 import warnings
@@ -17,7 +19,7 @@ from headwise.check.calling import Form, Inputs, forms, make_inputs
 from headwise.check.names import constructor_role, value_for
 from headwise.check.repairs import Repaired, Repairs, error_line
 from headwise.check.sizes import Sizes, batch_for
-from headwise.check.subject import FunctionWithWeights, entry, prepare, tensors
+from headwise.check.subject import FunctionWithWeights, entry, modules, prepare, tensors
 from headwise.check.trace import Trace
 
 SECONDS = 12.0  # for all attempts together
@@ -32,6 +34,7 @@ class Failure:
     called: str | None  # None: it failed in the constructor
     error: BaseException
     line: int | None
+    repaired: Repaired = field(default_factory=Repaired)
 
 
 @dataclass
@@ -54,13 +57,13 @@ class Bound:
 
     def call(self, inputs: Inputs, masks: dict[str, Any] | None = None, thing: Any = None) -> Any:
         """One more call, untraced."""
-        with Repairs(self.filename, self.repaired), torch.no_grad(), quiet():
+        with Repairs(self.filename, self.repaired), torch.no_grad(), quiet(), double_by_default():
             return self.form.call(self.thing if thing is None else thing, inputs, masks)
 
     def traced(self, inputs: Inputs, masks: dict[str, Any] | None = None) -> tuple[Any, Trace]:
         """One more call and its trace."""
         trace = Trace(self.filename)
-        with Repairs(self.filename, self.repaired), torch.no_grad(), quiet(), trace:
+        with Repairs(self.filename, self.repaired), torch.no_grad(), quiet(), double_by_default(), trace:
             return self.form.call(self.thing, inputs, masks), trace
 
     def again(self, **changes: Any) -> Any:
@@ -82,6 +85,17 @@ def quiet() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def double_by_default() -> Iterator[None]:
+    """Tensors that a call makes itself are double, too, unless it says otherwise."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 @dataclass
 class Attempt:
     """Everything that attempts share."""
@@ -91,13 +105,14 @@ class Attempt:
     filename: str | None
     failures: list[Failure] = field(default_factory=list)
     deadline: float = 0.0
+    widths: list[int] = field(default_factory=list)  # inputs that linear layers of built objects expect
 
 
 def bind(target: Any, namespace: MutableMapping[str, Any], filename: str | None) -> tuple[Bound | None, list[Failure]]:
     """The best way found, and every attempt that raised. None where nothing ran."""
     attempt = Attempt(target, namespace, filename, [], time.monotonic() + SECONDS)
     best, best_rank = None, 0
-    for sizes in _sizes_to_try(namespace):
+    for sizes in itertools.chain(_sizes_to_try(namespace), _expected_sizes(attempt)):
         for bound in _all(attempt, sizes):
             rank = _rank(bound)
             if rank > best_rank:
@@ -124,6 +139,16 @@ def _sizes_to_try(namespace: MutableMapping[str, Any]) -> Iterator[Sizes]:
     context = next((v for k, v in own.items() if constructor_role(k) == "context"), 16)
     if 0 < width <= 1024 and heads and width % heads == 0:
         yield Sizes(B=batch_for(width), H=heads, E=width, context=context)
+
+
+def _expected_sizes(attempt: Attempt) -> Iterator[Sizes]:
+    """A width that the class fixes by itself: what most of its linear layers take."""
+    attempt.deadline = max(attempt.deadline, time.monotonic() + SECONDS / 2)
+    counts = collections.Counter(attempt.widths)
+    for width, _ in counts.most_common(2):
+        if width != Sizes().E and 8 <= width <= 1024:
+            heads = 4 if width % 4 == 0 else next((h for h in (3, 2) if width % h == 0), 1)
+            yield Sizes(B=batch_for(width), H=heads, E=width)
 
 
 def _all(attempt: Attempt, sizes: Sizes) -> Iterator[Bound]:
@@ -179,10 +204,12 @@ def _make(attempt: Attempt, built: building.Built, sizes: Sizes, repaired: Repai
 
     try:
         torch.manual_seed(0)
-        return _repairing(build, None, attempt, sizes, repaired)
+        thing = _repairing(build, None, attempt, sizes, repaired)
     except Exception as error:  # noqa: BLE001 - whatever a learner's constructor raises
-        attempt.failures.append(Failure(built.text, None, error, error_line(error, attempt.filename)))
+        attempt.failures.append(Failure(built.text, None, error, error_line(error, attempt.filename), repaired))
         return None
+    attempt.widths += [m.in_features for m in modules(thing) if isinstance(m, nn.Linear)][:50]
+    return thing
 
 
 def _try(
@@ -200,7 +227,7 @@ def _try(
     try:
         returned = _repairing(call, thing, attempt, sizes, repaired)
     except Exception as error:  # noqa: BLE001 - whatever a learner's forward raises
-        attempt.failures.append(Failure(built.text, form.words(), error, error_line(error, attempt.filename)))
+        attempt.failures.append(Failure(built.text, form.words(), error, error_line(error, attempt.filename), repaired))
         return None
     output = form.result(returned, inputs)
     return Bound(thing, attempt.target, built, form, sizes, attempt.namespace, attempt.filename, repaired, inputs, trace,
@@ -211,7 +238,7 @@ def _repairing(work: Any, thing: Any, attempt: Attempt, sizes: Sizes, repaired: 
     """Run, and where a name or an attribute is missing, supply it, remember it and run again."""
     for _ in range(FEW):
         try:
-            with Repairs(attempt.filename, repaired), quiet():
+            with Repairs(attempt.filename, repaired), quiet(), contextlib.nullcontext() if thing is None else double_by_default():
                 return work()
         except NameError as error:
             name, line = getattr(error, "name", None), error_line(error, attempt.filename)

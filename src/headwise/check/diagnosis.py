@@ -338,6 +338,8 @@ def _output(bound: Bound, reading: Reading, result: Diagnosis) -> None:
     asked = _asked_heads(bound)
     if asked and asked > 1 and H == 1:
         result.wrong("single-head", f"{asked} heads were asked for; weights are one table of all {Dv} numbers")
+    if H == 1 and not asked:
+        result.variants.append("a single head")
     if out.role.plain and out.last and out.merge != "mean" and not (H == 1 and not asked) and tensors(bound.thing):
         _unprojected(bound, reading, result)
 

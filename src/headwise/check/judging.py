@@ -3,18 +3,21 @@
 import inspect
 import time
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from headwise.check import conventions, diagnosis, probes
 from headwise.check.binding import Bound, Failure, bind
+from headwise.check.calling import make_inputs
 from headwise.check.diagnosis import Diagnosis
 from headwise.check.findings import Finding, ranked
 from headwise.check.loading import Loaded
+from headwise.check.repairs import Repaired
 from headwise.check.report import Report
 from headwise.check.stages import Reading, read
+from headwise.check.subject import signature
 
 TOLERANCE = 1e-6  # of a float64 prediction; scales given as float32 tensors cost 1e-7
 CERTAIN = (NameError, AttributeError, TypeError, IndexError, KeyError, UnboundLocalError, ZeroDivisionError)
@@ -119,6 +122,7 @@ def _not_bound(case: Case, bound: Bound | None, failures: list[Failure]) -> Repo
     first = _telling(failures)
     findings = list(case.findings)
     if first is not None:
+        findings += _mended(first.repaired)
         report.subject = first.built
         report.call = "" if first.called is None else f"forward({first.called})"
         findings.append(_crash(first))
@@ -161,6 +165,8 @@ def _crash(failure: Failure) -> Finding:
     words = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
     if isinstance(error, NameError) and not isinstance(error, UnboundLocalError):
         return Finding("undefined-name", words, failure.line)
+    if failure.called is not None and _in_a_constructor(error):
+        return Finding("layers-in-forward", words, failure.line)
     if "view size is not compatible" in str(error):
         return Finding("contiguous", words, failure.line)
     if "before Module.__init__" in str(error):
@@ -170,6 +176,16 @@ def _crash(failure: Failure) -> Finding:
     return Finding("crashes", words, failure.line)
 
 
+def _in_a_constructor(error: BaseException) -> bool:
+    """Whether a call failed while it was making a layer."""
+    step, inside = error.__traceback__, False
+    while step is not None:
+        code = step.tb_frame.f_code
+        inside = inside or (code.co_name == "__init__" and "torch" in code.co_filename and "modules" in code.co_filename)
+        step = step.tb_next
+    return inside or ".__init__() " in str(error)
+
+
 # -- what ran ---------------------------------------------------------------------------------------------------------
 
 
@@ -177,7 +193,7 @@ def _bound(case: Case, bound: Bound) -> Report:
     report = Report("unknown", subject=bound.built.text, call=_call_words(bound))
     case.progress("comparing")
     reading = read(bound)
-    findings = case.findings + _repaired(bound)
+    findings = case.findings + _mended(bound.repaired) + _unsliced(bound)
     result = Diagnosis()
     if reading is None:
         result.doubts.append("no product of queries and keys that goes through a softmax to values was seen")
@@ -190,6 +206,7 @@ def _bound(case: Case, bound: Bound) -> Report:
         report.masks = [c.words() for c in measured if c.tried]
         findings += conventions.findings(measured, bound, reading)
         findings += _mask_extras(bound, reading, measured)
+    findings += _other_way(bound)
     case.progress("probing")
     findings += _probed(case, bound, reading, {f.name for f in findings})
     report.findings = ranked(_settled(findings, result))
@@ -198,25 +215,41 @@ def _bound(case: Case, bound: Bound) -> Report:
     return report
 
 
+def _other_way(bound: Bound) -> list[Finding]:
+    """Where keys may be left out, the call without them is another path through the code, and is judged as well."""
+    optional = [p.name for p in signature(bound.thing) if p.name in bound.form.roles and p.default is None]
+    alone = {n: r for n, r in bound.form.roles.items() if n not in optional}
+    if not optional or not alone:
+        return []
+    other = replace(bound, form=replace(bound.form, roles=dict.fromkeys(alone, "self")))
+    other.inputs = make_inputs(other.form, bound.sizes)
+    try:
+        returned, other.trace = other.traced(other.inputs)
+    except Exception:  # noqa: BLE001 - perhaps it is not meant to be left out
+        return []
+    other.output = other.form.result(returned, other.inputs)
+    reading = read(other)
+    found = [] if reading is None else diagnosis.diagnose(other, reading).findings
+    for finding in found:
+        finding.detail += f" (without {', '.join(optional)})"
+    return found
+
+
 def _call_words(bound: Bound) -> str:
     name = "forward" if isinstance(bound.thing, torch.nn.Module) else "call"
     layout = "" if bound.form.layout == "batch first" else f", {bound.form.layout}"
     return f"{name}({bound.form.words()}){layout}"
 
 
-def _repaired(bound: Bound) -> list[Finding]:
-    found = []
-    for name, line in bound.repaired.names.items():
-        found.append(Finding("undefined-name", name, line))
-    for name, line in bound.repaired.attributes.items():
-        found.append(Finding("missing-attribute", f"self.{name}", line))
-    if bound.repaired.super_missing:
-        found.append(Finding("missing-super"))
-    if "contiguous" in bound.repaired.lines:
-        found.append(Finding("contiguous", "", bound.repaired.lines["contiguous"]))
-    if "cuda" in bound.repaired.lines:
-        found.append(Finding("cuda-only", "", bound.repaired.lines["cuda"]))
-    found += _unsliced(bound)
+def _mended(repaired: Repaired) -> list[Finding]:
+    """What had to be repaired before it ran."""
+    found = [Finding("missing-super")] if repaired.super_missing else []
+    found += [Finding("undefined-name", name, line) for name, line in repaired.names.items()]
+    found += [Finding("missing-attribute", f"self.{name}", line) for name, line in repaired.attributes.items()]
+    if "contiguous" in repaired.lines:
+        found.append(Finding("contiguous", "", repaired.lines["contiguous"]))
+    if "cuda" in repaired.lines:
+        found.append(Finding("cuda-only", "", repaired.lines["cuda"]))
     return found
 
 

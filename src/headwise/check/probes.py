@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.check.binding import Bound, quiet
+from headwise.check.binding import Bound, double_by_default, quiet
 from headwise.check.conventions import switches
 from headwise.check.calling import Inputs, make_inputs
 from headwise.check.findings import Finding
@@ -98,7 +98,7 @@ def gradients(bound: Bound, reading: Reading | None) -> list[Finding]:
     for tensor in named.values():
         tensor.grad = None
     try:
-        with quiet(), torch.enable_grad():
+        with quiet(), torch.enable_grad(), double_by_default():
             out = bound.form.result(bound.form.call(bound.thing, bound.inputs), bound.inputs)
             if out is None or not named:
                 return []
@@ -148,10 +148,15 @@ def small_batch(bound: Bound, reading: Reading | None) -> list[Finding]:
             line = error_line(error, bound.filename)
             return [Finding("crashes", f"with a batch of {count}: {type(error).__name__}: {error}", line, severity="fragile")]
         if out is not None and whole is not None and not same(out.nan_to_num(), whole[:count].nan_to_num()):
-            if not same(*(w.nan_to_num() for w in (whole, output_of(bound, bound.inputs) or whole))):
+            if not _steady(bound, whole):
                 return []
             return [Finding("batch-leak", f"a batch of {count} gives another result for the same sample")]
     return []
+
+
+def _steady(bound: Bound, before: Tensor) -> bool:
+    again = output_of(bound, bound.inputs)
+    return again is not None and same(again.nan_to_num(), before.nan_to_num())
 
 
 def other_length(bound: Bound, reading: Reading | None) -> list[Finding]:
@@ -188,20 +193,41 @@ def half_precision(bound: Bound, reading: Reading | None, masks: dict[str, Any] 
 
 
 def plain_tensors(bound: Bound, reading: Reading | None) -> list[Finding]:
-    """Tensors that are neither parameter nor buffer."""
-    found = []
-    if isinstance(bound.thing, nn.Module):
-        for path, module in bound.thing.named_modules():
-            for name, part in vars(module).items():
-                tensor = isinstance(part, Tensor) and not isinstance(part, nn.Parameter)
-                if tensor and part.numel() > 1 and not name.startswith("_"):
-                    found.append(f"{path}.{name}".strip("."))
-        loose = [
-            name for name, part in vars(bound.thing).items()
-            if isinstance(part, list) and part and all(isinstance(p, nn.Module) for p in part)
-        ]  # fmt: skip
-        found += [f"{name} (a list of layers; use nn.ModuleList)" for name in loose]
-    return [Finding("not-a-buffer", ", ".join(found[:3]))] if found else []
+    """Tensors and layers that the module does not know of, and whether it can move to another device."""
+    if not isinstance(bound.thing, nn.Module):
+        return []
+    held = [
+        (f"{path}.{name}".strip("."), part)
+        for path, module in bound.thing.named_modules()
+        for name, part in vars(module).items()
+        if not name.startswith("_")
+    ]
+    found = [name for name, part in held if isinstance(part, Tensor) and not isinstance(part, nn.Parameter)]
+    lists = [name for name, part in held if isinstance(part, list) and part and isinstance(part[0], nn.Module)]
+    if lists:
+        return [Finding("layers-in-list", ", ".join(lists))]
+    if not found:
+        return []
+    stuck = _cannot_move(bound) and not any("device" in k for k in _constructor(bound))
+    return [Finding("not-a-buffer", ", ".join(found[:3]), severity="wrong" if stuck else "fragile")]
+
+
+def _constructor(bound: Bound) -> list[str]:
+    try:
+        return list(inspect.signature(bound.target).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+def _cannot_move(bound: Bound) -> bool:
+    """Whether a call fails after `.to(device)`: the meta device stands for any other."""
+    try:
+        moved = copy.deepcopy(bound.thing).to("meta")
+        with quiet(), torch.no_grad():
+            bound.form.call(moved, Inputs(*(x.to("meta") for x in bound.inputs)))
+    except Exception as error:  # noqa: BLE001
+        return "device" in str(error)
+    return False
 
 
 CAUSAL_FLAGS = ("causal", "is_causal", "masked", "mask", "use_mask", "causal_mask", "apply_mask", "use_causal_mask")

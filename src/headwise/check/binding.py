@@ -305,7 +305,8 @@ def _rank(bound: Bound) -> int:
     lengths = _lengths(bound, parts)
     if bound.output is None:
         return 2
-    return 4 if lengths == (bound.sizes.T, bound.sizes.T) else 3
+    widened = bound.form.fixed_tensor and parts.softmax[0].value.dim() > 4  # by a mask of too many axes
+    return 4 if lengths == (bound.sizes.T, bound.sizes.T) and not widened else 3
 
 
 def _lengths(bound: Bound, parts: core.Parts) -> tuple[int, int] | None:

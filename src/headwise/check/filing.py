@@ -9,13 +9,21 @@ from headwise.check.findings import Finding
 from headwise.check.judging import Case, judge
 from headwise.check.loading import Loaded, load
 from headwise.check.report import Report
+from headwise.check.telling import told
+from headwise.errors import OptionError
 
 TRIES = 3  # candidates before giving up
 RANK = {"right": 3, "variant": 3, "wrong": 2, "unknown": 0}
 
 
 def judge_file(
-    path: Path, name: str | None = None, progress: Callable[[str], None] = lambda _: None, thorough: bool = True
+    path: Path,
+    name: str | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    thorough: bool = True,
+    build: str | None = None,
+    call: str | None = None,
+    solution: bool = False,
 ) -> Report:
     """The report of the best candidate, or of the one named."""
     progress("loading")
@@ -29,14 +37,38 @@ def judge_file(
         found = [(name, loaded.namespace[name], 100)]
     if not found:
         return _nothing_found(loaded)
-    return _best(loaded, found, progress, thorough)
+    if build is not None or call is not None:
+        return _as_told(loaded, found[0], build, call, progress, thorough, solution)
+    return _best(loaded, found, progress, thorough, solution)
 
 
-def _best(loaded: Loaded, found: list[tuple[str, Any, int]], progress: Callable[[str], None], thorough: bool) -> Report:
+def _as_told(
+    loaded: Loaded,
+    found: tuple[str, Any, int],
+    build: str | None,
+    call: str | None,
+    progress: Callable[[str], None],
+    thorough: bool,
+    solution: bool,
+) -> Report:
+    case = Case(found[0], found[1], loaded.namespace, loaded, progress, thorough)
+    try:
+        return judge(case, told(case, build, call), solution)
+    except OptionError as error:
+        return Report("unknown", subject=found[0], doubts=[str(error)], file=loaded.path)
+
+
+def _best(
+    loaded: Loaded,
+    found: list[tuple[str, Any, int]],
+    progress: Callable[[str], None],
+    thorough: bool,
+    solution: bool,
+) -> Report:
     reports = []
     for index, (name, target, _) in enumerate(found[:TRIES]):
         progress(f"judging {name}")
-        report = judge(Case(name, target, loaded.namespace, loaded, progress, thorough))
+        report = judge(Case(name, target, loaded.namespace, loaded, progress, thorough), None, solution)
         reports.append(report)
         if report.verdict != "unknown" or (index == 0 and report.masks):
             break

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from headwise.check import conventions, diagnosis, probes
+from headwise.check import conventions, diagnosis, probes, solutions
 from headwise.check.binding import Bound, Failure, bind
 from headwise.check.calling import make_inputs
 from headwise.check.diagnosis import Diagnosis
@@ -58,7 +58,7 @@ class Case:
         return "" if line is None or self.filename is None else linecache.getline(self.filename, line).strip()
 
 
-def judge(case: Case, bound: Bound | None = None) -> Report:
+def judge(case: Case, bound: Bound | None = None, solution: bool = False) -> Report:
     """The report."""
     start = time.monotonic()
     case.progress("binding")
@@ -72,6 +72,8 @@ def judge(case: Case, bound: Bound | None = None) -> Report:
         report = _bound(case, bound)
     for finding in report.findings:
         finding.text = finding.text or case.text(finding.line)
+    if solution:
+        report.solution = solutions.solution(bound)
     report.file = case.filename or ""
     report.seconds = time.monotonic() - start
     return report
@@ -299,6 +301,9 @@ def _settled(findings: list[Finding], result: Diagnosis) -> list[Finding]:
         gone.add("batch-leak")
     if "no-out-proj" in names or "wrong-role" in names:
         gone.add("dead-parameter")
+    if "wrong-role" in names and "one-projection" in names:
+        three = any(f.detail.startswith("all three") for f in findings if f.name == "one-projection")
+        gone.add("wrong-role" if three else "one-projection")
     if "mask-discarded" in names:
         gone |= {"mask-ignored", "causal-ignored"}
     if "layers-in-forward" in names:

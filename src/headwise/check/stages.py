@@ -245,12 +245,15 @@ def read_scores(core: Core) -> Scores | None:
         core.softmax, after = None, ""
     weights = core.weights if core.softmax is None else core.softmax
     finite = torch.isfinite(weights)
-    broken = ~finite.all(-1)  # (B, H, T)
     weights = weights.masked_fill(~finite, 0.0)
-    axis, after_factor = _axis(weights, broken)
+    axis, after_factor = _axis(weights, finite)
     if axis is None:
         return None
     visible = weights > 0
+    broken = ~finite.all(-1)  # (B, H, T)
+    even = visible.all(-1) & ((weights.amax(-1) - weights.amin(-1)) < 1e-12)  # all hidden by one large number
+    if axis == 3 and even.any() and not even.all():
+        broken, visible = broken | even, visible & ~even[..., None]
     found: Scores | None = None
     for swapped in (False, True):
         raw = core.query @ core.key.transpose(-1, -2)
@@ -272,14 +275,13 @@ def read_scores(core: Core) -> Scores | None:
 NAMES = {3: "keys", 2: "queries", 1: "heads", 0: "batch"}
 
 
-def _axis(weights: Tensor, broken: Tensor) -> tuple[int | None, float]:
+def _axis(weights: Tensor, finite: Tensor) -> tuple[int | None, float]:
     """The axis along which weights sum to one, or to one constant."""
     for axis in (3, 2, 1, 0):
-        sums = weights.sum(axis)
-        rows = sums[~broken] if axis == 3 else sums
+        rows = weights.sum(axis)[finite.all(axis)]
         if rows.numel() and weights.shape[axis] > 1 and torch.allclose(rows, rows.new_ones(()), atol=1e-8):
             return axis, 1.0
-    rows = weights.sum(3)[~broken]
+    rows = weights.sum(3)[finite.all(3)]
     if rows.numel() and rows.mean() > 0 and torch.allclose(rows, rows.mean(), rtol=1e-8):
         return 3, float(rows.mean())
     return None, 1.0

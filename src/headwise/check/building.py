@@ -55,8 +55,9 @@ def _with_config(
 ) -> Iterator[Built]:
     own = _own_configuration(namespace)
     extra: dict[str, Any] = {}
-    for guess in (None, None, False, 0, 1, sizes.E):
-        config = Config(sizes, own, dict(extra))
+    short = dataclasses.replace(sizes, context=sizes.T)  # for a stored mask that is used whole
+    for guess, size in ((None, sizes), (None, sizes), (False, sizes), (0, sizes), (1, sizes), (sizes.E, short), (None, short)):
+        config = Config(size, own, dict(extra))
         arguments: dict[str, Any] = {}
         for p in parameters:
             if plain(p.name) in CONFIG_NAMES or "config" in plain(p.name):

@@ -82,6 +82,8 @@ class Form:
                 return leaf[None]
             if self.layout == "batch first" and leaf.dim() == 3 and leaf.shape[:2] == (B, T):
                 return leaf
+            if self.layout == "batch first" and leaf.dim() == 2 and leaf.shape[0] == B * T:
+                return leaf.unflatten(0, (B, T))
         return None
 
     def odd_result(self, returned: Any) -> Tensor | None:
@@ -184,9 +186,7 @@ def _with_fixed(form: Form, parameters: list[inspect.Parameter], sizes: Sizes) -
 def _choices(p: inspect.Parameter, sizes: Sizes) -> list[Any]:
     role, word = call_role(p.name), plain(p.name)
     if role == "mask":
-        ones = torch.ones(sizes.T, sizes.T)
-        return [None, ones.bool()[None, None], ones[None, None], torch.zeros(sizes.T, sizes.T, dtype=torch.float64)[None, None],
-                torch.ones(sizes.B, sizes.T, sizes.T), torch.ones(sizes.B, sizes.T), ones]  # fmt: skip
+        return [None, *_neutral_masks(sizes)]
     if word in NEUTRAL_FLAGS:
         return [NEUTRAL_FLAGS[word], None]
     if role == "rotary":
@@ -198,6 +198,15 @@ def _choices(p: inspect.Parameter, sizes: Sizes) -> list[Any]:
     if p.annotation in (int, "int"):
         return [0, sizes.T, sizes.H]
     return [None, False, 0]
+
+
+def _neutral_masks(sizes: Sizes) -> Iterator[Tensor]:
+    """Masks that hide nothing, in the shapes and types people expect: as 1 = keep, as 1 = hide, and to be added."""
+    B, T = sizes.B, sizes.T
+    for value in (1, 0):
+        for shape in ((1, 1, T, T), (B, T, T), (T, T), (B, T), (B, 1, 1, T)):
+            whole = torch.full(shape, value)
+            yield from (whole.bool(), whole.double())
 
 
 def _rotary_tables(word: str, sizes: Sizes) -> Iterator[Any]:

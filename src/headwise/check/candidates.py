@@ -32,6 +32,11 @@ def candidates(loaded: Loaded) -> list[tuple[str, Any, int]]:
             continue
         if score > 0:
             found.append((name, thing, score))
+    if not found:  # whatever has a softmax and weights, under any name
+        found = [
+            (name, thing, 1) for name, thing in loaded.namespace.items()
+            if inspect.isclass(thing) and "softmax" in texts.get(name, "") and re.search("Linear|Parameter|randn", texts[name])
+        ]  # fmt: skip
     order = {name: i for i, name in enumerate(texts)}
     return sorted(found, key=lambda f: (-f[2], -order[f[0]]))
 

@@ -1,6 +1,7 @@
 """Measures what a mask argument means: which shapes it takes, and whether 1 keeps a key or hides it."""
 
 import inspect
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from headwise.check.stages import Reading, read_scores
 from headwise.check.subject import FunctionWithWeights, signature
 from headwise.check.trace import Trace
 
+SECONDS = 6.0  # for one argument; a typical one takes half a second
 TRUE_CRASH = (AttributeError, NameError, TypeError, KeyError)
 MEANING = {"keep": "1 = keep", "drop": "1 = mask out", "additive": "added to the scores"}
 
@@ -108,7 +110,10 @@ def _measure(bound: Bound, reading: Reading, name: str) -> Convention:
     B, H, T, S = reading.core.weights.shape
     if bound.form.layout != "batch first":
         return convention
+    deadline = time.monotonic() + SECONDS
     for words, mask, meant in shaped(B, H, T, S):
+        if time.monotonic() > deadline:
+            break
         for dtype in (torch.bool, torch.float64, torch.int64):
             tried = _try(bound, reading, name, words, mask.to(dtype), meant)
             convention.tried.append(tried)
@@ -173,7 +178,8 @@ def _meaning(core: Core, reading: Reading, meant: Tensor, mask: Tensor) -> str:
     seen = weights.nan_to_num() > 1e-30
     if reading.scores.axis == "keys" and core.softmax is not None:
         kept = (core.softmax.nan_to_num() > 1e-30) & base
-        if bool(kept.eq(base).all()) and _agrees(seen, meant & base) and not _sums(weights):
+        unchanged = bool(kept.eq(base).all()) and not _sums(weights)
+        if unchanged and (_agrees(seen, meant & base) or _agrees(seen, ~meant & base)):
             return "after"
     if _agrees(seen, meant & base):
         return "keep"

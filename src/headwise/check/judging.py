@@ -246,8 +246,11 @@ def _call_words(bound: Bound) -> str:
 def _mended(repaired: Repaired) -> list[Finding]:
     """What had to be repaired before it ran."""
     found = [Finding("missing-super")] if repaired.super_missing else []
-    found += [Finding("undefined-name", name, line) for name, line in repaired.names.items()]
-    found += [Finding("missing-attribute", f"self.{name}", line) for name, line in repaired.attributes.items()]
+    if repaired.names:
+        found.append(Finding("undefined-name", ", ".join(repaired.names), next(iter(repaired.names.values()))))
+    if repaired.attributes:
+        words = ", ".join(f"self.{name}" for name in repaired.attributes)
+        found.append(Finding("missing-attribute", words, next(iter(repaired.attributes.values()))))
     if "contiguous" in repaired.lines:
         found.append(Finding("contiguous", "", repaired.lines["contiguous"]))
     if "cuda" in repaired.lines:
@@ -260,6 +263,8 @@ def _unsliced(bound: Bound) -> list[Finding]:
     from headwise.check.names import constructor_role
 
     names = [k for k, v in bound.built.arguments.items() if constructor_role(k) == "context" and v == bound.sizes.T]
+    if bound.built.config is not None and bound.built.config._sizes.context == bound.sizes.T:
+        names = ["the context length"]
     if not names:
         return []
     failed = [f for f in bound.failures if f.called is not None and f.line is not None and isinstance(f.error, RuntimeError)]
@@ -287,6 +292,8 @@ def _probed(case: Case, bound: Bound, reading: Reading | None, known: set[str]) 
     for probe in probes.ALWAYS:
         if probe is probes.speed and not case.thorough:
             continue
+        if probe in (probes.small_batch, probes.other_length) and bound.repaired.names:
+            continue  # the names we supplied hold one size only
         found += probe(bound, reading)
         if any(f.name in ("layers-in-forward",) for f in found):
             break

@@ -188,7 +188,7 @@ def _normalised(trace: Trace, sources: dict[str, Tensor]) -> dict[str, Tensor]:
 def _by_position(heads: Tensor, sources: dict[str, Tensor]) -> Iterator[Projection]:
     y = side_by_side(heads)
     for name, x in sources.items():
-        if x.shape[:2] != y.shape[:2] or x.shape[0] <= x.shape[2] + 4:
+        if x.shape[:2] != y.shape[:2] or x.shape[0] <= x.shape[2] + 4 or x.shape[2] > 256:
             continue
         fits = [fit(x[:, t], y[:, t]) for t in range(x.shape[1])]
         if all(f.exact for f in fits):

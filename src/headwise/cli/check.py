@@ -45,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
         options.file, name=options.name, build=options.build, call=options.call, seconds=options.seconds,
         solution=options.solution, progress=_progress,
     )  # fmt: skip
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
     if options.json:
         print(json.dumps(report.to_dict()))
     else:
@@ -55,8 +57,6 @@ def run(options: argparse.Namespace) -> int:
 def _progress(words: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\033[K{words} ...", end="", file=sys.stderr, flush=True)
-        if words == "probing":
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def show(report: Report) -> None:

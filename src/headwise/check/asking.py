@@ -43,8 +43,15 @@ def check(
     """
     if isinstance(target, str | Path):
         return sandbox.run(
-            Path(target), name=name, build=build, call=call, seconds=seconds, thorough=thorough, solution=solution, progress=progress
-        )  # fmt: skip
+            Path(target),
+            name=name,
+            build=build,
+            call=call,
+            seconds=seconds,
+            thorough=thorough,
+            solution=solution,
+            progress=progress,
+        )
     case = Case(name or _name(target), target, _namespace(target), None, progress, thorough)
     bound = None
     if build is not None or call is not None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from headwise.check import building, core
 from headwise.check.calling import Form, Inputs, forms, make_inputs
+from headwise.check.configs import Config
 from headwise.check.names import constructor_role, value_for
 from headwise.check.repairs import Repaired, Repairs, error_line
 from headwise.check.sizes import Sizes, batch_for
@@ -23,6 +24,7 @@ from headwise.check.subject import FunctionWithWeights, entry, modules, prepare,
 from headwise.check.trace import Trace
 
 SECONDS = 12.0  # for all attempts together
+SIZES = ("width", "heads", "context", "head_width")
 FEW = 6  # repairs of one attempt
 
 
@@ -69,7 +71,7 @@ class Bound:
     def again(self, **changes: Any) -> Any:
         """A second object, made with some constructor arguments changed."""
         if self.built.config is not None:
-            config = building.Config(self.sizes, self.built.config._own, self.built.config._extra | changes)
+            config = Config(self.sizes, self.built.config._own, self.built.config._extra | changes)
             arguments = {k: config if v is self.built.config else v for k, v in self.built.arguments.items()}
             made = self.target(**arguments)
         else:
@@ -128,7 +130,7 @@ def bind(target: Any, namespace: MutableMapping[str, Any], filename: str | None)
 
 def _sizes_to_try(namespace: MutableMapping[str, Any]) -> Iterator[Sizes]:
     """Ours, written into the module's own constants; then the module's own."""
-    own = {k: v for k, v in namespace.items() if type(v) is int and constructor_role(k) in ("width", "heads", "context", "head_width")}  # fmt: skip
+    own = {name: value for name, value in namespace.items() if type(value) is int and constructor_role(name) in SIZES}
     wanted = Sizes()
     for name in own:
         namespace[name] = value_for(str(constructor_role(name)), wanted)
@@ -205,7 +207,7 @@ def _make(attempt: Attempt, built: building.Built, sizes: Sizes, repaired: Repai
     try:
         torch.manual_seed(0)
         thing = _repairing(build, None, attempt, sizes, repaired)
-    except Exception as error:  # noqa: BLE001 - whatever a learner's constructor raises
+    except Exception as error:
         attempt.failures.append(Failure(built.text, None, error, error_line(error, attempt.filename), repaired))
         return None
     attempt.widths += [m.in_features for m in modules(thing) if isinstance(m, nn.Linear)][:50]
@@ -226,19 +228,23 @@ def _try(
 
     try:
         returned = _repairing(call, thing, attempt, sizes, repaired)
-    except Exception as error:  # noqa: BLE001 - whatever a learner's forward raises
+    except Exception as error:
         attempt.failures.append(Failure(built.text, form.words(), error, error_line(error, attempt.filename), repaired))
         return None
     output = form.result(returned, inputs)
-    return Bound(thing, attempt.target, built, form, sizes, attempt.namespace, attempt.filename, repaired, inputs, trace,
-                 returned, output)  # fmt: skip
+    space, filename = attempt.namespace, attempt.filename
+    return Bound(thing, attempt.target, built, form, sizes, space, filename, repaired, inputs, trace, returned, output)
 
 
 def _repairing(work: Any, thing: Any, attempt: Attempt, sizes: Sizes, repaired: Repaired) -> Any:
     """Run, and where a name or an attribute is missing, supply it, remember it and run again."""
     for _ in range(FEW):
         try:
-            with Repairs(attempt.filename, repaired), quiet(), contextlib.nullcontext() if thing is None else double_by_default():
+            with (
+                Repairs(attempt.filename, repaired),
+                quiet(),
+                contextlib.nullcontext() if thing is None else double_by_default(),
+            ):
                 return work()
         except NameError as error:
             name, line = getattr(error, "name", None), error_line(error, attempt.filename)
@@ -274,8 +280,10 @@ def _with_super(cls: Any, work: Any) -> Any:
 
 
 def _supply(namespace: MutableMapping[str, Any], name: str, sizes: Sizes) -> bool:
-    known = {"seq_len": sizes.T, "T": sizes.T, "seq_length": sizes.T, "N": sizes.B, "B": sizes.B, "b": sizes.B, "n": sizes.T,
-             "t": sizes.T, "num_tokens": sizes.T, "device": "cpu", "len": sizes.T, "length": sizes.T, "L": sizes.T}  # fmt: skip
+    lengths = ("seq_len", "T", "seq_length", "n", "t", "num_tokens", "len", "length", "L")
+    known: dict[str, Any] = (
+        dict.fromkeys(lengths, sizes.T) | dict.fromkeys(("N", "B", "b"), sizes.B) | {"device": "cpu"}
+    )
     role = constructor_role(name)
     if name in known:
         namespace[name] = known[name]

@@ -10,13 +10,16 @@ from headwise.check.configs import Config
 from headwise.check.names import constructor_role, plain, value_for
 from headwise.check.sizes import Sizes
 
-CONFIG_NAMES = {"config", "cfg", "args", "conf", "params", "hparams", "hp", "modelargs", "opt", "configs", "c", "options",
-                "modelconfig", "gptconfig", "configuration", "settings", "opts", "argument", "param", "self"}  # fmt: skip
+CONFIG_NAMES = {
+    "config", "cfg", "args", "conf", "params", "hparams", "hp", "modelargs", "opt", "configs", "c", "options",
+    "modelconfig", "gptconfig", "configuration", "settings", "opts", "argument", "param", "self",
+}  # fmt: skip
 BY_NAME: dict[str, Any] = {
-    "device": "cpu", "dtype": None, "layeridx": 0, "layerid": 0, "layernumber": 1, "layeridentifier": 0, "causal": False,
-    "iscausal": False, "mask": False, "masked": False, "eps": 1e-5, "layernormeps": 1e-5, "base": 10000.0,
-    "ropetheta": 10000.0, "theta": 10000.0, "vocabsize": 50, "batchfirst": True, "scale": True, "name": "attention",
-    "usemask": False, "activation": None, "norm": False, "qknorm": False, "usebias": True, "qkvbias": True,
+    "device": "cpu", "dtype": None, "layeridx": 0, "layerid": 0, "layernumber": 1, "layeridentifier": 0,
+    "causal": False, "iscausal": False, "mask": False, "masked": False, "eps": 1e-5, "layernormeps": 1e-5,
+    "base": 10000.0, "ropetheta": 10000.0, "theta": 10000.0, "vocabsize": 50, "batchfirst": True, "scale": True,
+    "name": "attention", "usemask": False, "activation": None, "norm": False, "qknorm": False, "usebias": True,
+    "qkvbias": True,
 }  # fmt: skip
 
 
@@ -56,7 +59,15 @@ def _with_config(
     own = _own_configuration(namespace)
     extra: dict[str, Any] = {}
     short = dataclasses.replace(sizes, context=sizes.T)  # for a stored mask that is used whole
-    for guess, size in ((None, sizes), (None, sizes), (False, sizes), (0, sizes), (1, sizes), (sizes.E, short), (None, short)):
+    for guess, size in (
+        (None, sizes),
+        (None, sizes),
+        (False, sizes),
+        (0, sizes),
+        (1, sizes),
+        (sizes.E, short),
+        (None, short),
+    ):
         config = Config(size, own, dict(extra))
         arguments: dict[str, Any] = {}
         for p in parameters:
@@ -65,11 +76,11 @@ def _with_config(
             elif p.default is p.empty:
                 arguments[p.name] = _value(p, sizes)
         yield Built(lambda a=arguments: cls(**a), f"{cls.__name__}(config)", arguments, config)  # type: ignore[misc]
-        extra.update({name: guess for name in config.missed})
+        extra.update(dict.fromkeys(config.missed, guess))
 
 
 def _own_configuration(namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults of every configuration that the file defines: dataclasses, classes, dictionaries, `__init__` defaults."""
+    """Defaults of every configuration that the file defines: classes, dictionaries, arguments of `__init__`."""
     found: dict[str, Any] = {}
     for name, thing in list(namespace.items()):
         if "config" not in name.lower() and "args" not in name.lower() and "cfg" not in name.lower():
@@ -90,7 +101,7 @@ def _class_defaults(cls: type) -> dict[str, Any]:
             if p.default is not p.empty and not isinstance(p.default, type(dataclasses.MISSING)):
                 found[p.name] = p.default
         found.update(vars(cls()))
-    except Exception:  # noqa: BLE001, S110 - a configuration that needs arguments only gives fewer defaults
+    except Exception:  # noqa: S110 - a configuration that needs arguments only gives fewer defaults
         pass
     return found
 

@@ -14,8 +14,10 @@ from headwise.check.names import call_role, plain
 from headwise.check.sizes import Sizes
 from headwise.check.subject import FunctionWithWeights, entry, signature
 
-NEUTRAL_FLAGS = {"isdecoder": False, "training": False, "usecache": False, "outputattentions": False, "startpos": 0,
-                 "causal": False, "iscausal": False, "returnweights": False, "returnattention": False, "masked": False}  # fmt: skip
+NEUTRAL_FLAGS = {
+    "isdecoder": False, "training": False, "usecache": False, "outputattentions": False, "startpos": 0,
+    "causal": False, "iscausal": False, "returnweights": False, "returnattention": False, "masked": False,
+}  # fmt: skip
 
 
 class Inputs(NamedTuple):
@@ -83,7 +85,7 @@ class Form:
             if self.layout == "batch first" and leaf.dim() == 3 and leaf.shape[:2] == (B, T):
                 return leaf
             if self.layout == "batch first" and leaf.dim() == 2 and leaf.shape[0] == B * T:
-                return leaf.unflatten(0, (B, T))
+                return leaf.reshape(B, T, -1)
         return None
 
     def odd_result(self, returned: Any) -> Tensor | None:
@@ -99,10 +101,12 @@ def leaves(returned: Any) -> list[Tensor]:
 
 
 def _of_role(inputs: Inputs, role: str) -> Tensor:
-    return inputs.query if role == "self" else inputs.key if role == "memory" else getattr(inputs, role)  # type: ignore[no-any-return]
+    return inputs.query if role == "self" else inputs.key if role == "memory" else getattr(inputs, role)
 
 
-def make_inputs(form: Form, sizes: Sizes, seed: int = 1, cross: bool = False, dtype: torch.dtype = torch.float64) -> Inputs:
+def make_inputs(
+    form: Form, sizes: Sizes, seed: int = 1, cross: bool = False, dtype: torch.dtype = torch.float64
+) -> Inputs:
     """Random inputs. Queries, keys and values differ wherever the form lets them; lengths do only when asked for."""
     generator = torch.Generator().manual_seed(seed)
     B = 1 if form.layout == "unbatched" else sizes.B
@@ -132,14 +136,18 @@ def _by_names(parameters: list[inspect.Parameter]) -> Form | None:
         role = call_role(p.name)
         if role == "mask":
             masks.append(p.name)
-        elif role in ("query", "key", "value", "self", "memory") and not _is_flag(p):
-            if p.default is p.empty or (role in ("key", "value", "memory") and p.default is None):
-                roles[p.name] = role
+        elif role in ("query", "key", "value", "self", "memory") and not _is_flag(p) and _passed(p, role):
+            roles[p.name] = role
     roles = _settled(roles, {p.name: p for p in parameters})
     if not set(roles.values()) & {"query", "self"}:
         return None
     positional = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_ONLY)
     return Form(roles, {}, tuple(masks), positional)
+
+
+def _passed(p: inspect.Parameter, role: str) -> bool:
+    """Required, or a source of keys that may be left out."""
+    return p.default is p.empty or (role in ("key", "value", "memory") and p.default is None)
 
 
 def _is_flag(p: inspect.Parameter) -> bool:
@@ -163,7 +171,7 @@ def _settled(roles: dict[str, str], parameters: dict[str, inspect.Parameter]) ->
         first = next(n for n, r in roles.items() if r == "self")
         roles = {n: "memory" if r == "self" and n != first else r for n, r in roles.items()}
     if list(roles.values()) == ["query"]:
-        roles = {n: "self" for n in roles}
+        roles = dict.fromkeys(roles, "self")
     return roles
 
 
@@ -177,6 +185,10 @@ def _with_fixed(form: Form, parameters: list[inspect.Parameter], sizes: Sizes) -
     for values in itertools.islice(itertools.product(*choices), 40):
         fixed = dict(zip((p.name for p in open_names), values, strict=True))
         yield replace(form, fixed=fixed)
+    open_masks = [p for p in parameters if p.name in form.masks and p.default is None]
+    if open_masks:  # a mask that may be left out by its default, and not in fact
+        for mask in _neutral_masks(sizes):
+            yield replace(form, fixed={p.name: mask for p in open_masks[:1]})
     if optional and alone:
         alone = _settled(alone, {p.name: p for p in parameters})
         for values in itertools.islice(itertools.product(*choices), 40):
@@ -218,7 +230,14 @@ def _rotary_tables(word: str, sizes: Sizes) -> Iterator[Any]:
         table = whole.cos() if word == "cos" else whole.sin()
         yield from (table, table[None], table[None, None], table[:, : sizes.D // 2])
         return
-    yield from (None, turns, (whole.cos()[None], whole.sin()[None]), angles, (angles.cos(), angles.sin()), (whole.cos(), whole.sin()))
+    yield from (
+        None,
+        turns,
+        (whole.cos()[None], whole.sin()[None]),
+        angles,
+        (angles.cos(), angles.sin()),
+        (whole.cos(), whole.sin()),
+    )
 
 
 def _by_position(parameters: list[inspect.Parameter], sizes: Sizes) -> Iterator[Form]:
@@ -230,7 +249,11 @@ def _by_position(parameters: list[inspect.Parameter], sizes: Sizes) -> Iterator[
     if len(free) == 1:
         yield Form({free[0]: "self"}, dict(nothing), masks)
     if len(free) >= 3:
-        yield Form(dict(zip(free, ("query", "key", "value"), strict=False)), dict(nothing) | dict.fromkeys(free[3:], None), masks)
+        yield Form(
+            dict(zip(free, ("query", "key", "value"), strict=False)),
+            dict(nothing) | dict.fromkeys(free[3:], None),
+            masks,
+        )
         yield Form({free[0]: "self"}, dict(nothing) | dict.fromkeys(free[1:], None), masks)
     if len(free) == 2:
         yield Form({free[0]: "query", free[1]: "memory"}, dict(nothing), masks)

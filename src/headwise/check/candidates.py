@@ -12,8 +12,12 @@ from headwise.check.names import WEIGHTS_IN, call_role, constructor_role, plain
 from headwise.check.subject import METHODS
 
 NAME = re.compile(r"attn|attention|mha|mhsa|msa|multihead|selfatt|crossatt|multi_head", re.IGNORECASE)
+WEIGHTS = re.compile(r"Linear|Parameter|einsum|Conv1d|randn")
 MULTI = re.compile(r"mult|mha|mhsa|msa|heads", re.IGNORECASE)
-OTHER = re.compile(r"block|layer$|transformer|encoder|decoder|model|gpt|config|embedding|test|dataset|feed|norm|mlp|wrapper$|trainer", re.IGNORECASE)  # fmt: skip
+OTHER = re.compile(
+    r"block|layer$|transformer|encoder|decoder|model|gpt|config|embedding|test|dataset|feed|norm|mlp|wrapper$|trainer",
+    re.IGNORECASE,
+)
 
 
 def candidates(loaded: Loaded) -> list[tuple[str, Any, int]]:
@@ -34,9 +38,10 @@ def candidates(loaded: Loaded) -> list[tuple[str, Any, int]]:
             found.append((name, thing, score))
     if not found:  # whatever has a softmax and weights, under any name
         found = [
-            (name, thing, 1) for name, thing in loaded.namespace.items()
-            if inspect.isclass(thing) and "softmax" in texts.get(name, "") and re.search("Linear|Parameter|randn", texts[name])
-        ]  # fmt: skip
+            (name, thing, 1)
+            for name, thing in loaded.namespace.items()
+            if inspect.isclass(thing) and re.search(r"softmax", text := texts.get(name, "")) and WEIGHTS.search(text)
+        ]
     order = {name: i for i, name in enumerate(texts)}
     return sorted(found, key=lambda f: (-f[2], -order[f[0]]))
 
@@ -56,7 +61,8 @@ def _texts(loaded: Loaded) -> dict[str, str]:
 
 
 def _uses(texts: dict[str, str], name: str) -> list[str]:
-    return [other for other in texts if other != name and re.search(rf"\b{name}\b", texts[name]) is None and re.search(rf"\b{other}\b", texts[name])]  # fmt: skip
+    """Other definitions that this one mentions."""
+    return [other for other in texts if other != name and re.search(rf"\b{other}\b", texts[name])]
 
 
 def _class_score(name: str, cls: type, text: str, used: dict[str, list[str]]) -> int:
@@ -74,8 +80,10 @@ def _class_score(name: str, cls: type, text: str, used: dict[str, list[str]]) ->
         parameters = list(inspect.signature(cls).parameters)
     except (TypeError, ValueError):
         parameters = []
-    score += 20 if any(constructor_role(p) == "heads" for p in parameters) or re.search(r"n_?u?m?_?heads?\b", text) else 0
-    score += 10 if re.search(r"Linear|Parameter|einsum|Conv1d|randn", text) else -25
+    score += (
+        20 if any(constructor_role(p) == "heads" for p in parameters) or re.search(r"n_?u?m?_?heads?\b", text) else 0
+    )
+    score += 10 if WEIGHTS.search(text) else -25
     attends = bool(re.search(r"softmax|scaled_dot_product|ttention|\bHead\b|heads", body))
     linear_only = re.search(r"FeedForward|MLP", name) is not None
     return score if attends and not linear_only and score >= 30 else 0
@@ -86,7 +94,7 @@ def _function_score(name: str, function: Any, text: str) -> int:
     weights = sum(word in WEIGHTS_IN for word in words)
     heads = any(constructor_role(p) == "heads" for p in inspect.signature(function).parameters)
     inputs = any(call_role(p) in ("query", "self") for p in inspect.signature(function).parameters)
-    if not inputs or "softmax" not in text and "scaled_dot_product" not in text and "attention" not in text:
+    if not inputs or ("softmax" not in text and "scaled_dot_product" not in text and "attention" not in text):
         return 0
     if weights >= 2 or (heads and NAME.search(name)):
         return 30 + 5 * weights + (10 if MULTI.search(name) else 0)

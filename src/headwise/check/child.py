@@ -10,7 +10,7 @@ from headwise.check import limits
 
 
 def main() -> None:
-    """Read the request, judge, answer. Whatever the file does, the answer is one JSON line or the end of this process."""
+    """Read the request, judge, answer: one JSON line, or the end of this process, whatever the file does."""
     request = json.loads(sys.argv[1])
     channel = os.fdopen(int(request["channel"]), "w", buffering=1)
     limits.apply(request["seconds"])
@@ -65,7 +65,9 @@ def _judged(request: dict[str, Any], tell: Any) -> dict[str, Any]:
         )  # fmt: skip
     except TooLong:
         report = Report("unknown", subject=Path(request["file"]).name)
-        report.doubts.append(f"it was still {stage[0]} after {request['seconds']:.0f} s: an endless loop, or too much work")
+        report.doubts.append(
+            f"it was still {stage[0]} after {request['seconds']:.0f} s: an endless loop, or too much work"
+        )
     except MemoryError:
         report = Report("unknown", subject=Path(request["file"]).name)
         report.doubts.append(f"it ran out of memory while {stage[0]} (limit {limits.MEMORY >> 30} GiB)")

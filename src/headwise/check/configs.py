@@ -6,12 +6,13 @@ from headwise.check.names import constructor_role, plain, value_for
 from headwise.check.sizes import Sizes
 
 CONSTANTS: dict[str, Any] = {
-    "ropetheta": 10000.0, "rotarybase": 10000.0, "layernormeps": 1e-5, "rmsnormeps": 1e-5, "normeps": 1e-5, "eps": 1e-5,
-    "attnimplementation": "eager", "outputattentions": False, "usecache": False, "vocabsize": 50, "nlayer": 2,
-    "nlayers": 2, "numlayers": 2, "numhiddenlayers": 2, "device": "cpu", "causal": False, "iscausal": False, "flash": False,
-    "layeridx": 0, "positionembeddingtype": "absolute", "isdecoder": False, "slidingwindow": None, "qkvbias": True,
-    "ropescaling": None, "dtype": None, "bias": True, "qknorm": False, "useflash": False, "useflashattention": False,
-    "dff": 64, "ffndim": 64, "intermediatesize": 64, "initializerrange": 0.02, "prunedheads": (), "layernormepsilon": 1e-5,
+    "ropetheta": 10000.0, "rotarybase": 10000.0, "layernormeps": 1e-5, "rmsnormeps": 1e-5, "normeps": 1e-5,
+    "eps": 1e-5, "attnimplementation": "eager", "outputattentions": False, "usecache": False, "vocabsize": 50,
+    "nlayer": 2, "nlayers": 2, "numlayers": 2, "numhiddenlayers": 2, "device": "cpu", "causal": False,
+    "iscausal": False, "flash": False, "layeridx": 0, "positionembeddingtype": "absolute", "isdecoder": False,
+    "slidingwindow": None, "qkvbias": True, "ropescaling": None, "dtype": None, "bias": True, "qknorm": False,
+    "useflash": False, "useflashattention": False, "dff": 64, "ffndim": 64, "intermediatesize": 64,
+    "initializerrange": 0.02, "prunedheads": (), "layernormepsilon": 1e-5,
 }  # fmt: skip
 
 

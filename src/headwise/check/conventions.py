@@ -12,7 +12,6 @@ from torch import Tensor
 from headwise.check import core as cores
 from headwise.check import lines
 from headwise.check.binding import Bound
-
 from headwise.check.core import Core
 from headwise.check.findings import Finding
 from headwise.check.fits import same
@@ -62,7 +61,7 @@ class Convention:
 
 
 def tables(B: int, H: int, T: int, S: int, seed: int = 3) -> tuple[Tensor, Tensor]:
-    """A table of visible keys for every sample and query, and one for every sample: no two alike, no row all or nothing."""
+    """Visible keys for every sample and query, and for every sample: no two alike, no row all or nothing."""
     generator = torch.Generator().manual_seed(seed)
     full = torch.rand(B, T, S, generator=generator) > 0.5
     full[:, torch.arange(T), torch.arange(T) % S] = True
@@ -145,7 +144,7 @@ def _try(bound: Bound, reading: Reading, name: str, words: str, mask: Tensor, me
     before = mask.clone()
     try:
         _, trace = bound.traced(bound.inputs, {name: mask})
-    except Exception as error:  # noqa: BLE001 - whatever a learner's mask path raises
+    except Exception as error:
         tried.error, tried.line = error, error_line(error, bound.filename)
         return tried
     core = same_arrangement(trace, reading, bound)
@@ -224,7 +223,11 @@ def findings(conventions: list[Convention], bound: Bound, reading: Reading) -> l
         meanings = [t.meaning for t in convention.tried]
         if not convention.tried:
             continue
-        for bad, name in (("after", "mask-after-softmax"), ("discarded", "mask-discarded"), ("wrong sample", "mask-wrong-sample")):
+        for bad, name in (
+            ("after", "mask-after-softmax"),
+            ("discarded", "mask-discarded"),
+            ("wrong sample", "mask-wrong-sample"),
+        ):
             if bad in meanings and not (bad == "wrong sample" and _accepted_per_sample(convention)):
                 tried = next(t for t in convention.tried if t.meaning == bad)
                 node = reading.core.softmax_nodes[0]
@@ -235,7 +238,11 @@ def findings(conventions: list[Convention], bound: Bound, reading: Reading) -> l
         if not ran:
             found += _crash(convention, bound)
         elif all(t.meaning == "none" for t in ran) and _is_plain_mask(convention.name):
-            found.append(Finding("mask-ignored", f"argument {convention.name}: every mask it takes leaves all weights as they were"))
+            found.append(
+                Finding(
+                    "mask-ignored", f"argument {convention.name}: every mask it takes leaves all weights as they were"
+                )
+            )
     return found
 
 
@@ -278,7 +285,7 @@ def empty_row(bound: Bound, reading: Reading, conventions: list[Convention]) -> 
 def _safe(bound: Bound, masks: dict[str, Any]) -> Tensor | None:
     try:
         return bound.form.result(bound.call(bound.inputs, masks), bound.inputs)
-    except Exception:  # noqa: BLE001
+    except Exception:
         return None
 
 
@@ -291,6 +298,8 @@ def switches(bound: Bound) -> list[str]:
 def _switch(p: inspect.Parameter) -> bool:
     word = plain(p.name)
     boolean = isinstance(p.default, bool) or p.annotation in (bool, "bool")
-    return boolean and p.default is not True and ("causal" in word or word in ("mask", "masked", "usemask", "applymask", "lookahead"))
-
-
+    return (
+        boolean
+        and p.default is not True
+        and ("causal" in word or word in ("mask", "masked", "usemask", "applymask", "lookahead"))
+    )

@@ -158,15 +158,16 @@ class Arranged:
 
     def __call__(self, parts: list[Tensor]) -> Tensor:
         """The tensor with batch and heads apart."""
+        shape = parts[0].shape[1:]
         if self.kind == "heads are products":
             return torch.stack(parts, 1)
         if self.kind == "samples are products":
             return torch.stack(parts, 0)
         if self.kind == "every product alone":
-            return torch.cat(parts).unflatten(0, (self.B, -1))
+            return torch.cat(parts).reshape(self.B, -1, *shape)
         if self.kind == "batch first":
-            return parts[0].unflatten(0, (self.B, -1))
-        return parts[0].unflatten(0, (-1, self.B)).transpose(0, 1)
+            return parts[0].reshape(self.B, -1, *shape)
+        return parts[0].reshape(-1, self.B, *shape).transpose(0, 1)
 
 
 def _orders(parts: list[Tensor], B: int) -> Iterator[tuple[str, Arranged]]:

@@ -53,7 +53,9 @@ def _between_tokens(bound: Bound, reading: Reading, result: Diagnosis) -> bool:
     line = reading.core.score_nodes[0].line
     H = _asked_heads(bound) or bound.sizes.H
     if columns == rows == H or columns in (bound.sizes.H, bound.sizes.D):
-        result.wrong("attends-over-heads", f"weights are a table of {rows}×{columns} for {T} tokens and {H} heads", line)
+        result.wrong(
+            "attends-over-heads", f"weights are a table of {rows}×{columns} for {T} tokens and {H} heads", line
+        )
     elif columns == rows == bound.inputs.query.shape[0]:
         result.wrong("attends-over-batch", f"weights are a table of {rows}×{columns} for {T} tokens", line)
     else:
@@ -145,7 +147,9 @@ def _roles(bound: Bound, reading: Reading, known: dict[str, Projection], result:
 def _role_in(parameter: str) -> str | None:
     words = [plain(p) for p in parameter.split(".")]
     for word in words:
-        stripped = word.removesuffix("weight").removesuffix("proj").removesuffix("s").removeprefix("w").removeprefix("proj")
+        stripped = (
+            word.removesuffix("weight").removesuffix("proj").removesuffix("s").removeprefix("w").removeprefix("proj")
+        )
         for role in ("query", "key", "value"):
             if role in word or stripped == role[0] or stripped in (f"to{role[0]}", f"fc{role[0]}", f"linear{role[0]}"):
                 return role
@@ -164,7 +168,8 @@ def _sharing(bound: Bound, reading: Reading, known: dict[str, Projection], resul
     if bare and not tensors(bound.thing):
         result.variants.append("it has no weights of its own")
     elif bare:
-        result.wrong("no-qkv-proj", f"{_listed(bare)} are the input itself" if len(bare) > 1 else f"the {bare[0]} is the input itself")  # fmt: skip
+        verb = "are" if len(bare) > 1 else "is"
+        result.wrong("no-qkv-proj", f"{_listed(bare)} {verb} the input itself")
     elif len(parts) == 3 and all(_proportional(parts["query"], parts[n]) for n in ("key", "value")):
         result.wrong("one-projection", f"all three use {_listed(parts['query'].role.names) or 'the same weights'}")
     elif "query" in parts and "key" in parts and _proportional(parts["query"], parts["key"]):
@@ -190,13 +195,18 @@ def _between_heads(H: int, reading: Reading, known: dict[str, Projection], resul
         width = weight.shape[0] // H
         blocks = weight.unflatten(0, (H, width))
         if part.role.sliced and not part.role.plain:
-            own = torch.stack([blocks[h][:, h * width : (h + 1) * width] for h in range(H)]) if weight.shape[1] >= H * width else blocks  # fmt: skip
+            whole = weight.shape[1] >= H * width
+            own = blocks if not whole else torch.stack([blocks[h].narrow(1, h * width, width) for h in range(H)])
             shared[name] = same(own, own[:1].expand_as(own), 1e-7)
         else:
             shared[name] = same(blocks, blocks[:1].expand_as(blocks), 1e-7)
     if all(shared.values()):
         small = any(part.role.sliced for part in known.values())
-        how = "one small matrix is applied to every head's slice of the input" if small else "every head has the same matrix"
+        how = (
+            "one small matrix is applied to every head's slice of the input"
+            if small
+            else "every head has the same matrix"
+        )
         result.wrong("heads-share-weights", how)
     elif shared["query"] and not shared["key"]:
         result.wrong("heads-share-weights", "all heads ask with the same query")
@@ -254,7 +264,9 @@ def _scale(bound: Bound, reading: Reading, result: Diagnosis) -> None:
         result.wrong(name, _scale_words(total, D, number), line)
     if not _near(abs(scores.after_factor), 1.0) and scores.after != "random":
         result.findings = [f for f in result.findings if f.name != "scale-missing"]
-        result.wrong("scale-after-softmax", f"weights are multiplied by {scores.after_factor:.4g} after the softmax", line)
+        result.wrong(
+            "scale-after-softmax", f"weights are multiplied by {scores.after_factor:.4g} after the softmax", line
+        )
 
 
 def _near(a: float, b: float) -> bool:
@@ -328,7 +340,9 @@ def _output(bound: Bound, reading: Reading, result: Diagnosis) -> None:
         line = lines.merge_line(bound.trace, core)
         result.wrong("merge-view", "the output of one token holds heads of several tokens", line)
     elif out.merge == "mean":
-        result.wrong("heads-averaged", "every head enters the output with the same weight", lines.last_line(bound.trace))
+        result.wrong(
+            "heads-averaged", "every head enters the output with the same weight", lines.last_line(bound.trace)
+        )
     else:
         result.good.append("head merge")
     if out.residual:
@@ -357,7 +371,7 @@ def _unprojected(bound: Bound, reading: Reading, result: Diagnosis) -> None:
 
 
 def recipe(bound: Bound, reading: Reading, diagnosis: Diagnosis) -> tuple[mutants.Recipe, mutants.Maps] | None:
-    """What was understood, as deviations from the reference with the learner's own weights; None where it is not enough."""
+    """What was understood, as a changed reference with the learner's own weights; None where it is not enough."""
     parts = (reading.query, reading.key, reading.value)
     out, scores = reading.output, reading.scores
     if any(p is None or p.position or p.then or p.norm for p in parts) or out is None or scores is None:
@@ -383,7 +397,7 @@ def predict(
 
 
 def proven(bound: Bound, reading: Reading, diagnosis: Diagnosis) -> float | None:
-    """The largest difference between prediction and the learner's output on fresh inputs; None if nothing is predicted."""
+    """The largest difference between prediction and output on fresh inputs; None if nothing is predicted."""
     made = recipe(bound, reading, diagnosis)
     if made is None or reading.scores is None or any(f.name == "dropout-in-eval" for f in diagnosis.findings):
         return None
@@ -400,7 +414,7 @@ def proven(bound: Bound, reading: Reading, diagnosis: Diagnosis) -> float | None
 
 
 def rightful(bound: Bound, reading: Reading) -> Tensor | None:
-    """What the reference gives with the learner's own weights on the traced inputs: heads cut rightly, scaled rightly."""
+    """What the reference gives with the learner's own weights on the traced inputs."""
     made = recipe(bound, reading, Diagnosis())
     if made is None or reading.scores is None or made[1][3] is None:
         return None

@@ -63,7 +63,8 @@ def repeat(x: Any, pattern: str, **sizes: int) -> Tensor:
         x = x.unsqueeze(-1).expand(*x.shape, sizes[name])
         flat_left.append(name)
     x = x.permute([flat_left.index(name) for name in flat_right])
-    return x.reshape([_product(group, sizes) for group in right])
+    result: Tensor = x.reshape([_product(group, sizes) for group in right])
+    return result
 
 
 def _product(group: list[str], sizes: dict[str, int]) -> int:

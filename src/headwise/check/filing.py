@@ -33,7 +33,9 @@ def judge_file(
     found = candidates(loaded)
     if name is not None:
         if name not in loaded.namespace:
-            return Report("unknown", subject=name, doubts=[f"{path.name} defines no {name!r}; it defines {_listed(found)}"])
+            return Report(
+                "unknown", subject=name, doubts=[f"{path.name} defines no {name!r}; it defines {_listed(found)}"]
+            )
         found = [(name, loaded.namespace[name], 100)]
     if not found:
         return _nothing_found(loaded)

@@ -1,4 +1,4 @@
-"""Solves for the linear map between two tensors, token by token: finds any projection, however its weights are stored."""
+"""Solves for the linear map between two tensors, token by token: any projection, however its weights are stored."""
 
 from typing import NamedTuple
 

@@ -110,9 +110,12 @@ def _names_used(target: Any) -> set[str]:
             names = set(code.co_names) | {n for c in code.co_consts if hasattr(c, "co_names") for n in c.co_names}
             found |= names
             space = getattr(member, "__globals__", {})
-            pending += [space[n] for n in names if n in space and (inspect.isclass(space[n]) or inspect.isfunction(space[n]))
-                        and getattr(space[n], "__module__", "") == "learner"]  # fmt: skip
+            pending += [space[n] for n in names if n in space and _of_the_file(space[n])]
     return found
+
+
+def _of_the_file(thing: Any) -> bool:
+    return (inspect.isclass(thing) or inspect.isfunction(thing)) and getattr(thing, "__module__", "") == "learner"
 
 
 # -- what did not run -------------------------------------------------------------------------------------------------
@@ -140,7 +143,9 @@ def _attempts(failures: list[Failure]) -> list[str]:
     seen: dict[str, str] = {}
     for f in failures:
         words = f.built if f.called is None else f"{f.built} called with ({f.called})"
-        seen.setdefault(words, f"{words}: {type(f.error).__name__}: {str(f.error).splitlines()[0][:100] if str(f.error) else ''}")
+        seen.setdefault(
+            words, f"{words}: {type(f.error).__name__}: {str(f.error).splitlines()[0][:100] if str(f.error) else ''}"
+        )
     return list(seen.values())
 
 
@@ -183,7 +188,9 @@ def _in_a_constructor(error: BaseException) -> bool:
     step, inside = error.__traceback__, False
     while step is not None:
         code = step.tb_frame.f_code
-        inside = inside or (code.co_name == "__init__" and "torch" in code.co_filename and "modules" in code.co_filename)
+        inside = inside or (
+            code.co_name == "__init__" and "torch" in code.co_filename and "modules" in code.co_filename
+        )
         step = step.tb_next
     return inside or ".__init__() " in str(error)
 
@@ -195,7 +202,7 @@ def _bound(case: Case, bound: Bound) -> Report:
     report = Report("unknown", subject=bound.built.text, call=_call_words(bound))
     case.progress("comparing")
     reading = read(bound)
-    findings = case.findings + _mended(bound.repaired) + _unsliced(bound)
+    findings = case.findings + _mended(bound.repaired) + _unsliced(bound) + _needs_a_mask(bound)
     result = Diagnosis()
     if reading is None:
         result.doubts.append("no product of queries and keys that goes through a softmax to values was seen")
@@ -227,7 +234,7 @@ def _other_way(bound: Bound) -> list[Finding]:
     other.inputs = make_inputs(other.form, bound.sizes)
     try:
         returned, other.trace = other.traced(other.inputs)
-    except Exception:  # noqa: BLE001 - perhaps it is not meant to be left out
+    except Exception:
         return []
     other.output = other.form.result(returned, other.inputs)
     reading = read(other)
@@ -258,6 +265,22 @@ def _mended(repaired: Repaired) -> list[Finding]:
     return found
 
 
+def _needs_a_mask(bound: Bound) -> list[Finding]:
+    """A mask that is None by default, where None raises."""
+    defaults = {p.name: p.default for p in signature(bound.thing)}
+    names = [n for n in bound.form.fixed if n in bound.form.masks and defaults.get(n, 0) is None]
+    failed = [f for f in bound.failures if f.line is not None and f.called is not None]
+    if not names or not failed:
+        return []
+    return [
+        Finding(
+            "mask-crashes",
+            f"{names[0]}=None, its default, raises {type(failed[0].error).__name__}: {failed[0].error}",
+            failed[0].line,
+        )
+    ]
+
+
 def _unsliced(bound: Bound) -> list[Finding]:
     """A context length that had to equal the input's, because a stored mask is used whole."""
     from headwise.check.names import constructor_role
@@ -267,7 +290,9 @@ def _unsliced(bound: Bound) -> list[Finding]:
         names = ["the context length"]
     if not names:
         return []
-    failed = [f for f in bound.failures if f.called is not None and f.line is not None and isinstance(f.error, RuntimeError)]
+    failed = [
+        f for f in bound.failures if f.called is not None and f.line is not None and isinstance(f.error, RuntimeError)
+    ]
     line = failed[0].line if failed else None
     return [Finding("buffer-not-sliced", f"it runs only when {names[0]} equals the length of the input", line)]
 
@@ -283,7 +308,9 @@ def _mask_extras(bound: Bound, reading: Reading, measured: list[conventions.Conv
             mask = next(m for words, m, _ in conventions.shaped(*reading.core.weights.shape) if words == tried.shape)
             mask = mask.to(getattr(torch, tried.dtype.split()[0], torch.float16))
             mask = mask.half() if mask.is_floating_point() else mask
-            found += [f for f in probes.half_precision(bound, reading, {convention.name: mask}) if f.name == "half-fill"]
+            found += [
+                f for f in probes.half_precision(bound, reading, {convention.name: mask}) if f.name == "half-fill"
+            ]
     return found
 
 
@@ -304,7 +331,15 @@ def _settled(findings: list[Finding], result: Diagnosis) -> list[Finding]:
     """Without findings that only repeat another in other words."""
     names = {f.name for f in findings}
     gone: set[str] = set()
-    if names & {"attends-over-batch", "scale-batch", "softmax-axis", "split-view", "merge-view", "layers-in-forward", "mask-wrong-sample"}:
+    if names & {
+        "attends-over-batch",
+        "scale-batch",
+        "softmax-axis",
+        "split-view",
+        "merge-view",
+        "layers-in-forward",
+        "mask-wrong-sample",
+    }:
         gone.add("batch-leak")
     if "no-out-proj" in names or "wrong-role" in names:
         gone.add("dead-parameter")
@@ -327,7 +362,9 @@ def _decide(report: Report, bound: Bound, reading: Reading | None, result: Diagn
     gap = None
     if reading is not None:
         gap = diagnosis.proven(bound, reading, result)
-        special = any(p is not None and (p.position or p.norm or p.then) for p in (reading.query, reading.key, reading.value))
+        special = any(
+            p is not None and (p.position or p.norm or p.then) for p in (reading.query, reading.key, reading.value)
+        )
         followed = reading.output is not None and not reading.output.last
         if gap is not None and not gap < TOLERANCE:
             report.doubts.append(f"fresh inputs differ by {gap:.2g} from what was understood")
@@ -342,8 +379,10 @@ def _decide(report: Report, bound: Bound, reading: Reading | None, result: Diagn
         report.verdict = "variant" if report.variants else "right"
 
 
-STAGE = {"scale-missing", "scale-d_model", "scale-batch", "scale-length", "scale-multiplied", "scale-no-sqrt", "scale-other",
-         "scale-after-softmax", "softmax-axis", "split-view", "merge-view", "mask-after-softmax"}  # fmt: skip
+STAGE = {
+    "scale-missing", "scale-d_model", "scale-batch", "scale-length", "scale-multiplied", "scale-no-sqrt",
+    "scale-other", "scale-after-softmax", "softmax-axis", "split-view", "merge-view", "mask-after-softmax",
+}  # fmt: skip
 
 
 def _explain(report: Report, bound: Bound, reading: Reading | None, gap: float | None, wrong: list[Finding]) -> None:

@@ -27,9 +27,9 @@ def no_network() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUSER | CLONE_NEWNET)
-    socket.socket.connect = _refuse  # type: ignore[method-assign, assignment]
-    socket.socket.connect_ex = _refuse  # type: ignore[method-assign, assignment]
-    socket.socket.sendto = _refuse  # type: ignore[method-assign, assignment]
+    socket.socket.connect = _refuse  # type: ignore[method-assign]
+    socket.socket.connect_ex = _refuse  # type: ignore[method-assign]
+    socket.socket.sendto = _refuse  # type: ignore[method-assign]
     socket.getaddrinfo = _refuse
     socket.create_connection = _refuse
 

@@ -48,7 +48,10 @@ def last_line(trace: Trace) -> int | None:
 def discarded_mask(trace: Trace, core: Core) -> Node | None:
     """A masking whose result nobody read."""
     for node in trace.nodes:
-        if node.op in ("masked_fill", "where", "masked_fill.Scalar") and node.value.shape[-2:] == core.softmax_nodes[0].value.shape[-2:]:
+        if (
+            node.op in ("masked_fill", "where", "masked_fill.Scalar")
+            and node.value.shape[-2:] == core.softmax_nodes[0].value.shape[-2:]
+        ):
             used = any(node.index in other.parents for other in trace.nodes[node.index + 1 :])
             if not used and node.value.dim() >= 2 and node.value.is_floating_point():
                 return node

@@ -15,16 +15,18 @@ from headwise.check.stubs import Stub, StubFinder
 
 # What a file may use without importing it, and the line that is missing.
 USUAL = {
-    "torch": "import torch", "nn": "import torch.nn as nn", "F": "import torch.nn.functional as F", "math": "import math",
-    "np": "import numpy as np", "Tensor": "from torch import Tensor", "Optional": "from typing import Optional",
-    "Tuple": "from typing import Tuple", "List": "from typing import List", "Dict": "from typing import Dict",
-    "Union": "from typing import Union", "Any": "from typing import Any", "Callable": "from typing import Callable",
+    "torch": "import torch", "nn": "import torch.nn as nn", "F": "import torch.nn.functional as F",
+    "math": "import math", "np": "import numpy as np", "Tensor": "from torch import Tensor",
+    "Optional": "from typing import Optional", "Tuple": "from typing import Tuple",
+    "List": "from typing import List", "Dict": "from typing import Dict", "Union": "from typing import Union",
+    "Any": "from typing import Any", "Callable": "from typing import Callable",
     "dataclass": "from dataclasses import dataclass", "rearrange": "from einops import rearrange",
     "repeat": "from einops import repeat", "einsum": "from torch import einsum", "copy": "import copy",
-    "sqrt": "from math import sqrt", "Literal": "from typing import Literal", "partial": "from functools import partial",
-    "os": "import os", "warnings": "import warnings", "Parameter": "from torch.nn import Parameter",
-    "numpy": "import numpy", "einops": "import einops", "softmax": "from torch.nn.functional import softmax",
-    "Linear": "from torch.nn import Linear", "Module": "from torch.nn import Module",
+    "sqrt": "from math import sqrt", "Literal": "from typing import Literal",
+    "partial": "from functools import partial", "os": "import os", "warnings": "import warnings",
+    "Parameter": "from torch.nn import Parameter", "numpy": "import numpy", "einops": "import einops",
+    "softmax": "from torch.nn.functional import softmax", "Linear": "from torch.nn import Linear",
+    "Module": "from torch.nn import Module",
 }  # fmt: skip
 LONG = (ast.For, ast.While, ast.AsyncFor, ast.With, ast.AsyncWith, ast.Expr, ast.Assert, ast.Delete, ast.Match)
 
@@ -127,7 +129,9 @@ def _assigned(tree: ast.AST) -> set[str]:
 def _inject(loaded: Loaded, tree: ast.Module) -> None:
     """Imports that the file uses and forgot."""
     star = any(isinstance(n, ast.ImportFrom) and any(a.name == "*" for a in n.names) for n in ast.walk(tree))
-    local = {a.arg for n in ast.walk(tree) if isinstance(n, ast.arguments) for a in [*n.args, *n.kwonlyargs, *n.posonlyargs]}
+    local = {
+        a.arg for n in ast.walk(tree) if isinstance(n, ast.arguments) for a in [*n.args, *n.kwonlyargs, *n.posonlyargs]
+    }
     stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     bound = loaded.assigned | local | stored | _nested_imports(tree)
     for node in ast.walk(tree):
@@ -159,7 +163,9 @@ def _run(statement: ast.stmt, loaded: Loaded, finder: StubFinder) -> None:
     """Execute one statement of the module, if it defines something."""
     if isinstance(statement, ast.If) and _is_main(statement):
         for inner in statement.body:
-            if isinstance(inner, ast.Assign | ast.AnnAssign | ast.ClassDef | ast.FunctionDef | ast.Import | ast.ImportFrom):
+            if isinstance(
+                inner, ast.Assign | ast.AnnAssign | ast.ClassDef | ast.FunctionDef | ast.Import | ast.ImportFrom
+            ):
                 _run(inner, loaded, finder)
         return
     if isinstance(statement, LONG):
@@ -181,7 +187,9 @@ def _is_main(statement: ast.If) -> bool:
 
 def _run_block(statement: ast.If | ast.Try, loaded: Loaded, finder: StubFinder) -> None:
     """A condition or an attempt at module level: whole, if nothing in it takes long."""
-    if any(isinstance(n, ast.For | ast.While | ast.With) for n in ast.walk(statement) if not isinstance(n, ast.FunctionDef)):
+    if any(
+        isinstance(n, ast.For | ast.While | ast.With) for n in ast.walk(statement) if not isinstance(n, ast.FunctionDef)
+    ):
         inner = [n for n in ast.walk(statement) if isinstance(n, ast.ClassDef | ast.FunctionDef)]
         for node in inner:
             if not any(node in ast.walk(other) for other in inner if other is not node):
@@ -196,7 +204,7 @@ def _import(statement: ast.Import | ast.ImportFrom, loaded: Loaded) -> None:
     try:
         code = compile(ast.Module([statement], []), loaded.path, "exec")
         exec(code, loaded.namespace)  # noqa: S102 - running the learner's file is the job; see sandbox.py
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:
         if isinstance(error, KeyboardInterrupt | MemoryError):
             raise
         module = getattr(statement, "module", None) or "."
@@ -210,8 +218,11 @@ def _import(statement: ast.Import | ast.ImportFrom, loaded: Loaded) -> None:
             loaded.namespace.setdefault(name, Stub(f"{module}.{alias.name}"))
 
 
-CALLS = {"device", "dict", "int", "float", "len", "max", "min", "namedtuple", "TypeVar", "getattr", "is_available", "list",
-         "tuple", "Namespace", "SimpleNamespace", "NewType", "range", "sqrt", "set", "str", "bool", "is_bf16_supported"}  # fmt: skip
+CALLS = {
+    "device", "dict", "int", "float", "len", "max", "min", "namedtuple", "TypeVar", "getattr", "is_available",
+    "list", "tuple", "Namespace", "SimpleNamespace", "NewType", "range", "sqrt", "set", "str", "bool",
+    "is_bf16_supported",
+}  # fmt: skip
 
 
 def _cheap(statement: ast.Assign | ast.AnnAssign | ast.AugAssign) -> bool:
@@ -232,7 +243,7 @@ def _execute(statement: ast.stmt, loaded: Loaded) -> None:
     """Run it; what it raises is noted, because a later definition may not need it."""
     try:
         exec(_code(statement, loaded.path), loaded.namespace)  # noqa: S102 - running the learner's file is the job
-    except BaseException as error:  # noqa: BLE001 - exit() too: a file may do anything at module level
+    except BaseException as error:
         if isinstance(error, KeyboardInterrupt | MemoryError | TimeoutError):
             raise
         loaded.problems.append((statement.lineno, f"{type(error).__name__}: {error}"))

@@ -28,4 +28,4 @@ def last_class(cell: str) -> str | None:
     except SyntaxError:  # the notebook has shown it
         return None
     telling = [name for name in found if "att" in name.lower() or "head" in name.lower()]
-    return (telling or found or [None])[-1]
+    return (telling or found)[-1] if found else None

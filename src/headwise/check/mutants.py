@@ -1,9 +1,8 @@
-"""The reference with single steps changed: what a learner's class computes, written as deviations from the right one."""
+"""The reference with single steps changed: what a learner's class computes, as deviations from the right one."""
 
 import math
 from dataclasses import dataclass, fields
 
-import torch
 from torch import Tensor
 
 from headwise import reference
@@ -74,7 +73,7 @@ def split(x: Tensor, num_heads: int, how: str) -> Tensor:
     B, T, width = x.shape
     if how == "view":
         return x.reshape(B, num_heads, T, width // num_heads)
-    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    return x.reshape(B, T, num_heads, -1).transpose(1, 2)
 
 
 def merge(heads: Tensor, how: str) -> Tensor:

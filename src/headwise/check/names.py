@@ -4,55 +4,67 @@ import re
 
 from headwise.check.sizes import Sizes
 
-WIDTH = set(
-    "dmodel embeddim embedsize embedim nembd nembed dim hiddensize hiddendim embdim embsize embeddingdim embeddingsize "
-    "modeldim modelsize din dout infeatures outfeatures inputdim outputdim indim outdim channels features width dembed "
-    "demb embed emb c d e dimin dimout dimmodel inputsize outputsize hidden nhidden nhid numhiddens querysize keysize "
-    "valuesize size nunits units nfeat nstate nx attndim dimembed embeddingdimension embeddingdims embeddims dmodels "
-    "dimension embdsize embdim embddim dimembedding hiddendimension modeldimension inputdimension dinput doutput "
-    "dinp inchannels outchannels featuredim dimfeatures nchannels allheadsize hiddenunits dimemb inputchannels "
-    "contextdim crossdim dcontext crossattentiondim querydim innerdim totaldim qkvdim model embedding qsize "
-    "embeddimension embeddingdepth attentiondim attentionsize dattn dhidden hdim dimhidden encdim decdim dimquery inputembdim "
-    "insize outsize dimmodel dmodelsize latentdim embdimension ninp inplanes encoderdim decoderdim".split()
+
+def _words(text: str) -> frozenset[str]:
+    """A set of words, written as a sentence."""
+    return frozenset(text.split())
+
+
+WIDTH = _words(
+    "dmodel embeddim embedsize embedim nembd nembed dim hiddensize hiddendim embdim embsize embeddingdim "
+    "embeddingsize modeldim modelsize din dout infeatures outfeatures inputdim outputdim indim outdim channels "
+    "features width dembed demb embed emb c d e dimin dimout dimmodel inputsize outputsize hidden nhidden nhid "
+    "numhiddens querysize keysize valuesize size nunits units nfeat nstate nx attndim dimembed "
+    "embeddingdimension embeddingdims embeddims dmodels dimension embdsize embdim embddim dimembedding "
+    "hiddendimension modeldimension inputdimension dinput doutput dinp inchannels outchannels featuredim "
+    "dimfeatures nchannels allheadsize hiddenunits dimemb inputchannels contextdim crossdim dcontext "
+    "crossattentiondim querydim innerdim totaldim qkvdim model embedding qsize embeddimension embeddingdepth "
+    "attentiondim attentionsize dattn dhidden hdim dimhidden encdim decdim dimquery inputembdim insize outsize "
+    "dimmodel dmodelsize latentdim embdimension ninp inplanes encoderdim decoderdim"
 )
-HEADS = set(
+HEADS = _words(
     "numheads nheads nhead heads h numattentionheads headnum headcount numhead nattnheads attentionheads "
     "numqueryheads nqheads nqueryheads numqheads nh head headsnum numberofheads nattentionheads headsnumber hnum "
-    "attnheads numattnheads nbheads nbhead noheads nofheads numberheads nattentionhead numattentionhead attentionhead "
-    "numsaheads mhaheads mhsaheads".split()
+    "attnheads numattnheads nbheads nbhead noheads nofheads numberheads nattentionhead numattentionhead "
+    "attentionhead numsaheads mhaheads mhsaheads"
 )
-KV_HEADS = set("numkvheads nkvheads kvheads numkeyvalueheads nkvhead nkeyvalueheads numkvgroups nkvgroups kvhead".split())
-HEAD_WIDTH = set(
-    "headdim dk dv dq headsize dimhead dhead keydim valuedim depth dimkey headwidth dimperhead sizeperhead headfeatures "
-    "dkey dvalue dquery qkdim attnheadsize attentionheadsize dimq dimk dimv qdim headembdim headembeddim dimv dkv dqk "
-    "sizehead headdimension perheaddim headchannels qkheaddim vheaddim dimvalue".split()
+KV_HEADS = _words("numkvheads nkvheads kvheads numkeyvalueheads nkvhead nkeyvalueheads numkvgroups nkvgroups kvhead")
+HEAD_WIDTH = _words(
+    "headdim dk dv dq headsize dimhead dhead keydim valuedim depth dimkey headwidth dimperhead sizeperhead "
+    "headfeatures dkey dvalue dquery qkdim attnheadsize attentionheadsize dimq dimk dimv qdim headembdim "
+    "headembeddim dimv dkv dqk sizehead headdimension perheaddim headchannels qkheaddim vheaddim dimvalue"
 )
-CONTEXT = set(
-    "contextlength blocksize maxseqlen maxlen seqlen ctxlen maxpositionembeddings nctx contextsize maxlength ctxsize "
-    "maxseqlength sequencelength seqlength contextwindow maxcontext numtokens ntokens maxtokens context maxt npositions "
-    "maxsequencelength contextlen sequencelen maxcontextlength blocklen tokens maxtokenlen seqlenmax maxctx maxseq "
-    "maxcontextlen ctx windowsize numpatches npatches inputlength inputlen seqsize maxposition maxpositions "
-    "maxbatchlen lookback maxseqsize maximumsequencelength".split()
+CONTEXT = _words(
+    "contextlength blocksize maxseqlen maxlen seqlen ctxlen maxpositionembeddings nctx contextsize maxlength "
+    "ctxsize maxseqlength sequencelength seqlength contextwindow maxcontext numtokens ntokens maxtokens context "
+    "maxt npositions maxsequencelength contextlen sequencelen maxcontextlength blocklen tokens maxtokenlen "
+    "seqlenmax maxctx maxseq maxcontextlen ctx windowsize numpatches npatches inputlength inputlen seqsize "
+    "maxposition maxpositions maxbatchlen lookback maxseqsize maximumsequencelength"
 )
 BATCH = {"batchsize", "batch", "maxbatchsize", "bs", "nbatch", "bsz"}
 
-QUERY = set("q query queries xq queryinput tgt qx inputq qinput queryinputs target inputquery xquery qin qs wquery hq".split())
-KEY = set("k key keys xk keyinput kx inputk kinput keyinputs inputkey xkey kin ks hk".split())
-VALUE = set("v value values val xv valueinput vx inputv vinput valueinputs inputvalue vs xvalue vin hv".split())
-SELF = set(
-    "x input inputs hiddenstates embeddings embedding src embedded tokens seq hidden inp sequence inputtensor xs emb embeds "
-    "embed data inputdata features hs hiddenstate source inputembeddings inputseq e z tensor inputembedding inputx "
-    "inputsequence xin embs feats h batch idx states inputids encoderinput tokenembeddings inputsembeds".split()
+QUERY = _words(
+    "q query queries xq queryinput tgt qx inputq qinput queryinputs target inputquery xquery qin qs wquery hq"
 )
-MEMORY = set(
-    "context memory encoderoutput encoderoutputs encout y kv cond encoderhiddenstates cross crossx mem xkv kvinput "
-    "enc encoderout keyvalue keyvalues keyvaluestates contexts encoutput xcontext encoderstates encoutputs othe "
-    "keyvalueinput xenc encx enctensor keyvaluesource x2 xother srcencoded".split()
+KEY = _words("k key keys xk keyinput kx inputk kinput keyinputs inputkey xkey kin ks hk")
+VALUE = _words("v value values val xv valueinput vx inputv vinput valueinputs inputvalue vs xvalue vin hv")
+SELF = _words(
+    "x input inputs hiddenstates embeddings embedding src embedded tokens seq hidden inp sequence inputtensor xs "
+    "emb embeds embed data inputdata features hs hiddenstate source inputembeddings inputseq e z tensor "
+    "inputembedding inputx inputsequence xin embs feats h batch idx states inputids encoderinput tokenembeddings "
+    "inputsembeds"
 )
-WEIGHTS_IN = {"wq": "q", "wk": "k", "wv": "v", "wo": "o", "wquery": "q", "wkey": "k", "wvalue": "v", "wout": "o",
-              "qproj": "q", "kproj": "k", "vproj": "v", "oproj": "o", "outproj": "o", "qprojweight": "q",
-              "kprojweight": "k", "vprojweight": "v", "oprojweight": "o", "wqkv": "qkv", "qweight": "q", "kweight": "k",
-              "vweight": "v", "oweight": "o", "woutput": "o", "wconcat": "o", "wqs": "q", "wks": "k", "wvs": "v", "wos": "o"}  # fmt: skip
+MEMORY = _words(
+    "context memory encoderoutput encoderoutputs encout y kv cond encoderhiddenstates cross crossx mem xkv "
+    "kvinput enc encoderout keyvalue keyvalues keyvaluestates contexts encoutput xcontext encoderstates "
+    "encoutputs keyvalueinput xenc encx enctensor keyvaluesource x2 xother srcencoded"
+)
+WEIGHTS_IN = {
+    "wq": "q", "wk": "k", "wv": "v", "wo": "o", "wquery": "q", "wkey": "k", "wvalue": "v", "wout": "o",
+    "qproj": "q", "kproj": "k", "vproj": "v", "oproj": "o", "outproj": "o", "qprojweight": "q", "kprojweight": "k",
+    "vprojweight": "v", "oprojweight": "o", "wqkv": "qkv", "qweight": "q", "kweight": "k", "vweight": "v",
+    "oweight": "o", "woutput": "o", "wconcat": "o", "wqs": "q", "wks": "k", "wvs": "v", "wos": "o",
+}  # fmt: skip
 
 
 def plain(name: str) -> str:
@@ -86,7 +98,9 @@ def _by_pieces(word: str) -> str | None:
         return "head_width"
     if re.search(r"(max|context|seq|block|ctx|position)\w*(len|size|window|embeddings)", word):
         return "context"
-    if re.search(r"embd|embed|hidden|dmodel|modeldim|channels", word) and not re.search(r"vocab|num|layers|act|fn|eps", word):
+    if re.search(r"embd|embed|hidden|dmodel|modeldim|channels", word) and not re.search(
+        r"vocab|num|layers|act|fn|eps", word
+    ):
         return "width"
     return None
 

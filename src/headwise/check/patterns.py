@@ -15,7 +15,13 @@ def pattern(visible: Tensor) -> str:
     if T != S:
         return "other"
     ones = torch.ones(T, S, dtype=torch.bool)
-    shapes = {"causal": ones.tril(), "strict": ones.tril(-1), "ahead": ones.tril(1), "future": ones.triu(), "later": ones.triu(1)}
+    shapes = {
+        "causal": ones.tril(),
+        "strict": ones.tril(-1),
+        "ahead": ones.tril(1),
+        "future": ones.triu(),
+        "later": ones.triu(1),
+    }
     for name, expected in shapes.items():
         rows = expected.any(-1)  # a row that sees nothing is filled evenly by some, with NaN by others
         if bool((table[rows] == expected[rows]).all()):

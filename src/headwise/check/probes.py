@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise.check.binding import Bound, double_by_default, quiet
-from headwise.check.conventions import switches
 from headwise.check.calling import Inputs, make_inputs
+from headwise.check.conventions import switches
 from headwise.check.findings import Finding
 from headwise.check.fits import same
 from headwise.check.names import constructor_role
@@ -28,7 +28,7 @@ def output_of(bound: Bound, inputs: Inputs, masks: dict[str, Any] | None = None,
     """The output of one call, or None where it raises or returns something else."""
     try:
         returned = bound.call(inputs, masks, thing)
-    except Exception:  # noqa: BLE001 - what it raises is the business of other probes
+    except Exception:
         return None
     return bound.form.result(returned, inputs)
 
@@ -79,15 +79,15 @@ def _with_dropout(bound: Bound) -> Any:
     """The same object made with dropout one half, if its constructor knows dropout."""
     names = [k for k in bound.built.arguments if constructor_role(k) == "dropout"]
     if bound.built.config is not None:
-        names = [k for k in ("dropout", "attn_dropout", "drop_rate", "attn_pdrop", "attention_dropout", "resid_pdrop",
-                             "attention_probs_dropout_prob", "dropout_rate", "resid_dropout")]  # fmt: skip
+        names = ["dropout", "attn_dropout", "drop_rate", "attn_pdrop", "attention_dropout", "resid_pdrop",
+                             "attention_probs_dropout_prob", "dropout_rate", "resid_dropout"]  # fmt: skip
     if not names:
         return None
     try:
         with quiet():
             wet = bound.again(**dict.fromkeys(names, 0.5))
             prepare(wet)
-    except Exception:  # noqa: BLE001
+    except Exception:
         return None
     return wet
 
@@ -104,11 +104,15 @@ def gradients(bound: Bound, reading: Reading | None) -> list[Finding]:
                 return []
             if not out.requires_grad:
                 return [Finding("no-gradient", "the output does not require a gradient")]
-            out.nan_to_num().pow(2).sum().backward()  # type: ignore[no-untyped-call]
+            out.nan_to_num().pow(2).sum().backward()
     except RuntimeError as error:
         in_place = "modified by an inplace operation" in str(error)
-        return [Finding("backward-fails", str(error).split(":")[0][:150], error_line(error, bound.filename))] if in_place else []
-    except Exception:  # noqa: BLE001 - a call that fails only with gradients is reported elsewhere
+        return (
+            [Finding("backward-fails", str(error).split(":")[0][:150], error_line(error, bound.filename))]
+            if in_place
+            else []
+        )
+    except Exception:
         return []
     dead = [name for name, tensor in named.items() if tensor.grad is None]
     for tensor in named.values():
@@ -144,9 +148,13 @@ def small_batch(bound: Bound, reading: Reading | None) -> list[Finding]:
         part = Inputs(*(x[:count] for x in bound.inputs))
         try:
             out = bound.form.result(bound.call(part), part)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             line = error_line(error, bound.filename)
-            return [Finding("crashes", f"with a batch of {count}: {type(error).__name__}: {error}", line, severity="fragile")]
+            return [
+                Finding(
+                    "crashes", f"with a batch of {count}: {type(error).__name__}: {error}", line, severity="fragile"
+                )
+            ]
         if out is not None and whole is not None and not same(out.nan_to_num(), whole[:count].nan_to_num()):
             if not _steady(bound, whole):
                 return []
@@ -166,9 +174,13 @@ def other_length(bound: Bound, reading: Reading | None) -> list[Finding]:
     inputs = make_inputs(bound.form, bound.sizes, seed=5, cross=True)
     try:
         returned = bound.call(inputs)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         line = error_line(error, bound.filename)
-        return [Finding("cross-length", f"{bound.sizes.T} queries, {bound.sizes.S} keys: {type(error).__name__}: {error}", line)]
+        return [
+            Finding(
+                "cross-length", f"{bound.sizes.T} queries, {bound.sizes.S} keys: {type(error).__name__}: {error}", line
+            )
+        ]
     if bound.form.result(returned, inputs) is None:
         return [Finding("cross-length", f"{bound.sizes.T} queries and {bound.sizes.S} keys give another shape")]
     return []
@@ -183,7 +195,7 @@ def half_precision(bound: Bound, reading: Reading | None, masks: dict[str, Any] 
         inputs = Inputs(*(x.half() for x in bound.inputs))
         with quiet(), torch.no_grad():
             bound.form.call(half, inputs, masks)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         line = error_line(error, bound.filename)
         if "without overflow" in str(error) or "overflow" in str(error):
             return [Finding("half-fill", "float16 ends at 65504", line)]
@@ -225,11 +237,12 @@ def _cannot_move(bound: Bound) -> bool:
         moved = copy.deepcopy(bound.thing).to("meta")
         with quiet(), torch.no_grad():
             bound.form.call(moved, Inputs(*(x.to("meta") for x in bound.inputs)))
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return "device" in str(error)
     return False
 
 
+CONTEXTS = ("block_size", "context_length", "max_seq_len", "n_positions", "max_position_embeddings", "n_ctx")
 CAUSAL_FLAGS = ("causal", "is_causal", "masked", "mask", "use_mask", "causal_mask", "apply_mask", "use_causal_mask")
 
 
@@ -257,7 +270,7 @@ def _switched(bound: Bound, change: dict[str, Any]) -> list[Finding]:
         other = replace(bound, thing=thing)
         returned, trace = other.traced(bound.inputs)
         seen = read(other, trace, bound.form.result(returned, bound.inputs))
-    except Exception:  # noqa: BLE001
+    except Exception:
         return []
     return judged_pattern(seen, f"with {next(iter(change))}=True")
 
@@ -280,7 +293,7 @@ def call_switch(bound: Bound, reading: Reading | None) -> list[Finding]:
         try:
             returned, trace = bound.traced(bound.inputs, {name: True})
             seen = read(bound, trace, bound.form.result(returned, bound.inputs))
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             line = error_line(error, bound.filename)
             if isinstance(error, NameError | AttributeError | TypeError):
                 return [Finding("mask-crashes", f"with {name}=True: {type(error).__name__}: {error}", line)]
@@ -298,22 +311,28 @@ def speed(bound: Bound, reading: Reading | None) -> list[Finding]:
     if bound.form.fixed_tensor or bound.form.layout != "batch first":
         return []
     if bound.built.config is not None:
-        names = dict.fromkeys(("block_size", "context_length", "max_seq_len", "n_positions", "max_position_embeddings", "n_ctx"), T)  # fmt: skip
+        names = dict.fromkeys(CONTEXTS, T)
     try:
         with quiet():
-            thing = (bound.again(**names) if names else copy.deepcopy(bound.thing)) if isinstance(bound.target, type) else bound.thing
+            thing = (
+                (bound.again(**names) if names else copy.deepcopy(bound.thing))
+                if isinstance(bound.target, type)
+                else bound.thing
+            )
             for module in modules(thing):
                 module.float().eval()
         inputs = make_inputs(bound.form, replace(bound.sizes, B=2, T=T, S=T), dtype=torch.float32)
         theirs = _fastest(lambda: bound.call(inputs, thing=thing))
         fused = MultiHeadAttention(bound.sizes.E, bound.sizes.H, causal=True).eval()
         ours = _fastest(lambda: _no_grad(fused, inputs.query))
-    except Exception:  # noqa: BLE001
+    except Exception:
         return []
     if theirs < 2 * ours:
         return []
     table = 2 * bound.sizes.H * T * T * 4 / 2**20
-    detail = f"{theirs / ours:.1f}× the time of the fused layer at {T} tokens; the table of weights takes {table:.0f} MiB"
+    detail = (
+        f"{theirs / ours:.1f}× the time of the fused layer at {T} tokens; the table of weights takes {table:.0f} MiB"
+    )
     return [Finding("slow", detail)]
 
 

@@ -1,4 +1,4 @@
-"""Runs a learner's file in its own process: limited in time, memory and output, without network, at home in an empty folder."""
+"""Runs a learner's file in its own process: limited in time, memory and output, without network, in an empty home."""
 
 import contextlib
 import json
@@ -41,9 +41,14 @@ def run(
         }  # fmt: skip
         process = subprocess.Popen(  # noqa: S603 - this interpreter, our module
             [sys.executable, "-P", "-m", "headwise.check.child", json.dumps(request)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=home, env=_environment(home),
-            pass_fds=(writing,), start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            cwd=home,
+            env=_environment(home),
+            pass_fds=(writing,),
+            start_new_session=True,
+        )
         os.close(writing)
         state: dict[str, Any] = {"stage": "starting", "report": None}
         with os.fdopen(reading, "rb") as channel:
@@ -60,9 +65,14 @@ def run(
 def _environment(home: str) -> dict[str, str]:
     """Ours, with another home and without a GPU; where headwise is found is kept."""
     here = str(Path(__file__).resolve().parents[2])
-    kept = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SYSTEMROOT")}
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if k in ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SYSTEMROOT")
+    }
+    path = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return kept | {
-        "HOME": home, "TMPDIR": home, "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        "HOME": home, "TMPDIR": home, "PYTHONPATH": path,
         "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg", "WANDB_MODE": "disabled", "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore",
     }  # fmt: skip

@@ -22,7 +22,8 @@ class Sizes:
 
 def batch_for(width: int) -> int:
     """A prime larger than the width by some margin: enough samples at every position to solve for a linear map."""
-    candidate = width + 21 if width % 2 == 0 else width + 20
+    least = width + 20 if width <= 256 else (width + 80) // 4  # wide layers are not tested for turns by position
+    candidate = least + 1 if least % 2 == 0 else least
     while any(candidate % factor == 0 for factor in range(2, int(candidate**0.5) + 1)):
         candidate += 2
     return candidate

@@ -112,7 +112,7 @@ def _read(bound: Bound, trace: Trace, core: Core, output: Tensor | None) -> Read
         for heads, nodes in ((core.query, query_nodes), (core.key, key_nodes), (core.value, value_nodes))
     ]
     out = None if output is None else read_output(bound, trace, core, output, parameters)
-    return Reading(core, *projections, scores, out)
+    return Reading(core, projections[0], projections[1], projections[2], scores, out)
 
 
 def _feeds(nodes: list[Node], side: int) -> list[int | None]:
@@ -174,14 +174,14 @@ def _tiled(heads: Tensor) -> Tensor | None:
 
 def _normalised(trace: Trace, sources: dict[str, Tensor]) -> dict[str, Tensor]:
     """Inputs after a norm or whatever else was done to them, before the first product."""
-    found = {}
+    found: dict[str, Tensor] = {}
     shapes = {x.shape for x in sources.values()}
     for node in trace.nodes:
         if node.op in PRODUCTS:
             break
-        if node.value.shape in shapes and node.op not in ("view", "clone", "transpose", "permute", "_to_copy"):
-            if not any(same(node.value, x) for x in sources.values()):
-                found[f"normalised {len(found)}"] = node.value
+        moved = node.op in ("view", "clone", "transpose", "permute", "_to_copy")
+        if node.value.shape in shapes and not moved and not any(same(node.value, x) for x in sources.values()):
+            found[f"normalised {len(found)}"] = node.value
     return dict(list(found.items())[-3:])
 
 
@@ -199,7 +199,7 @@ def _by_position(heads: Tensor, sources: dict[str, Tensor]) -> Iterator[Projecti
 
 
 def _earlier(heads: Tensor, nodes: list[int | None], sources: dict[str, Tensor], trace: Trace) -> Iterator[Projection]:
-    """The last tensor before these heads that is a linear map of the input, token by token; then what was done to it."""
+    """The last tensor before these heads that is a linear map of the input, and what was done to it then."""
     between: list[str] = []
     for node in trace.ancestors(nodes, PRODUCTS):
         if node.value.numel() == heads.numel() and node.value.is_floating_point():
@@ -339,9 +339,7 @@ def _after(softmax: Tensor, weights: Tensor) -> tuple[str, float]:
 # -- output -----------------------------------------------------------------------------------------------------------
 
 
-def read_output(
-    bound: Bound, trace: Trace, core: Core, output: Tensor, parameters: dict[str, Tensor]
-) -> Output | None:
+def read_output(bound: Bound, trace: Trace, core: Core, output: Tensor, parameters: dict[str, Tensor]) -> Output | None:
     """The map from heads to the result, or to the last tensor before it that is one."""
     if not torch.isfinite(core.heads).all():
         return None

@@ -72,7 +72,11 @@ class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         """A spec for anything that reaches this place."""
         top = fullname.partition(".")[0]
-        if not self.active or top not in self.allowed or (top in sys.modules and not isinstance(sys.modules[top], StubModule)):
+        if (
+            not self.active
+            or top not in self.allowed
+            or (top in sys.modules and not isinstance(sys.modules[top], StubModule))
+        ):
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 

@@ -10,7 +10,18 @@ from torch import Tensor, nn
 from headwise.check.names import WEIGHTS_IN, constructor_role, plain, value_for
 from headwise.check.sizes import Sizes
 
-METHODS = ("forward", "__call__", "call", "attention", "attend", "compute", "compute_attention", "apply", "run", "multi_head_attention")
+METHODS = (
+    "forward",
+    "__call__",
+    "call",
+    "attention",
+    "attend",
+    "compute",
+    "compute_attention",
+    "apply",
+    "run",
+    "multi_head_attention",
+)
 
 
 def entry(thing: Any) -> Callable[..., Any] | None:

@@ -37,7 +37,9 @@ def told(case: Case, build: str | None, call: str | None) -> Bound | None:
         return None
     bound = _try(attempt, thing, built, form, sizes, Repaired())
     if bound is None and attempt.failures:
-        raise OptionError(f"--call {call!r} raises {type(attempt.failures[-1].error).__name__}: {attempt.failures[-1].error}")
+        raise OptionError(
+            f"--call {call!r} raises {type(attempt.failures[-1].error).__name__}: {attempt.failures[-1].error}"
+        )
     return bound
 
 
@@ -72,7 +74,8 @@ def _measured(thing: Any, sizes: Sizes) -> Sizes:
     if not widths or widths.most_common(1)[0][0] == sizes.E:
         return sizes
     width = widths.most_common(1)[0][0]
-    heads = next((getattr(thing, n) for n in ("num_heads", "n_heads", "heads", "h", "n_head") if isinstance(getattr(thing, n, None), int)), 1)  # fmt: skip
+    named = (getattr(thing, name, None) for name in ("num_heads", "n_heads", "heads", "h", "n_head"))
+    heads = next((value for value in named if isinstance(value, int)), 1)
     return Sizes(B=batch_for(width), H=heads, E=width)
 
 
@@ -97,7 +100,9 @@ def _form(call: str, thing: Any) -> Form:
             try:
                 fixed[name] = ast.literal_eval(node)
             except ValueError as error:
-                raise OptionError(f"--call {call!r}: {ast.unparse(node)} is neither x, q, k, v, memory, mask nor a constant.") from error
+                raise OptionError(
+                    f"--call {call!r}: {ast.unparse(node)} is neither x, q, k, v, memory, mask nor a constant."
+                ) from error
     return Form(roles, fixed, tuple(masks))
 
 

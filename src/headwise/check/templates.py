@@ -1,4 +1,4 @@
-"""Writes attention classes as source: right, or with one named fault, in several coding styles. For tests and exercises."""
+"""Writes attention classes as source: right or with named faults, in several coding styles; for tests and exercises."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -13,7 +13,7 @@ class Fault(NamedTuple):
     changes: dict[str, dict[str, str]]
 
 
-SEPARATE = '''{imports}
+SEPARATE = """{imports}
 
 class MultiHeadAttention(nn.Module):
     def __init__(self, d_model, num_heads, dropout=0.1):
@@ -38,7 +38,7 @@ class MultiHeadAttention(nn.Module):
         heads = torch.matmul(weights, v)
         merged = heads{merge}
         return {out}
-'''
+"""
 
 SEPARATE_SLOTS = {
     "imports": "import math\nimport torch\nfrom torch import nn\n",
@@ -59,7 +59,7 @@ SEPARATE_SLOTS = {
     "out": "self.w_o(merged)",
 }
 
-FUSED = '''{imports}
+FUSED = """{imports}
 
 class CausalSelfAttention(nn.Module):
     def __init__(self, n_embd, n_head, block_size, dropout=0.0):
@@ -84,7 +84,7 @@ class CausalSelfAttention(nn.Module):
         y = att @ v
         y = y{merge}
         return {out}
-'''
+"""
 
 FUSED_SLOTS = {
     "imports": "import torch\nimport torch.nn as nn\nfrom torch.nn import functional as F\n",
@@ -102,7 +102,7 @@ FUSED_SLOTS = {
     "out": "self.c_proj(y)",
 }
 
-LISTED = '''{imports}
+LISTED = """{imports}
 
 class Head(nn.Module):
     def __init__(self, width, head_size):
@@ -131,7 +131,7 @@ class MultiHead(nn.Module):
     def forward(self, x, mask=None):
         y = {cat}
         return {out}
-'''
+"""
 
 LISTED_SLOTS = {
     "imports": "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n",
@@ -183,7 +183,8 @@ FAULTS: dict[str, Fault] = {
             "listed": {"cat": "torch.stack([head(x, mask) for head in self.heads], 1).reshape(x.shape)"},
         }),
         Fault("attends-over-heads", {
-            "separate": {"split": ".view(batch, -1, self.num_heads, self.head_dim)", "merge": ".reshape(batch, -1, self.num_heads * self.head_dim)"},
+            "separate": {"split": ".view(batch, -1, self.num_heads, self.head_dim)",
+                         "merge": ".reshape(batch, -1, self.num_heads * self.head_dim)"},
             "fused": {"split": ".view(B, T, self.n_head, D)", "merge": ".reshape(B, T, C)", "mask": "pass"},
         }),
         Fault("no-out-proj", {"separate": {"out": "merged"}, "fused": {"out": "y"}, "listed": {"out": "y"}}),
@@ -208,7 +209,7 @@ FAULTS: dict[str, Fault] = {
         Fault("heads-averaged", {
             "separate": {"merge": ".mean(1).repeat(1, 1, self.num_heads)"},
             "fused": {"merge": ".sum(1).repeat(1, 1, self.n_head)"},
-            "listed": {"cat": "torch.stack([head(x, mask) for head in self.heads]).sum(0).repeat(1, 1, len(self.heads))"},
+            "listed": {"cat": "sum(head(x, mask) for head in self.heads).repeat(1, 1, len(self.heads))"},
         }),
         Fault("mask-ignored", {
             "separate": {"mask": "pass"},
@@ -254,12 +255,14 @@ FAULTS: dict[str, Fault] = {
             "listed": {"heads": "self.heads = [Head(embed_dim, embed_dim // heads) for _ in range(heads)]"},
         }),
         Fault("not-a-buffer", {
-            "separate": {"sizes": "self.num_heads, self.head_dim = num_heads, d_model // num_heads\n        self.scale = torch.full((1,), self.head_dim ** 0.5)", "scale": " / self.scale"},
+            "separate": {"out_layer": "self.w_o = nn.Linear(d_model, d_model)\n"
+                         "        self.scale = torch.full((1,), self.head_dim ** 0.5)", "scale": " / self.scale"},
             "fused": {"buffer": "self.bias = torch.tril(torch.ones(block_size, block_size))"},
         }),
         Fault("buffer-not-sliced", {"fused": {"mask": 'att = att.masked_fill(self.bias == 0, float("-inf"))'}}),
         Fault("undefined-name", {
-            "separate": {"batch": "pass", "split": ".view(batch_size, -1, self.num_heads, self.head_dim).transpose(1, 2)",
+            "separate": {"batch": "pass",
+                         "split": ".view(batch_size, -1, self.num_heads, self.head_dim).transpose(1, 2)",
                          "merge": ".transpose(1, 2).contiguous().view(batch_size, -1, self.num_heads * self.head_dim)"},
             "fused": {"merge": ".transpose(1, 2).reshape(B, seq_len, C)"},
             "listed": {"scale": " * head_size ** -0.5"},
@@ -274,11 +277,11 @@ FAULTS: dict[str, Fault] = {
             "fused": {"imports": "import torch\nimport torch.nn as nn\n"},
             "listed": {"imports": "import torch\n"},
         }),
-        Fault("missing-super", {"separate": {"super": "pass"}, "fused": {"super": "pass"}, "listed": {"super": "pass"}}),
+        Fault("missing-super", {style: {"super": "pass"} for style in ("separate", "fused", "listed")}),
         Fault("contiguous", {
             "separate": {"merge": ".transpose(1, 2).view(batch, -1, self.num_heads * self.head_dim)"},
             "fused": {"merge": ".transpose(1, 2).view(B, T, C)"},
-            "listed": {"v": "self.value(x.transpose(1, 2).contiguous().transpose(1, 2)).transpose(1, 2).contiguous().transpose(1, 2).view(B * T, -1).view(B, T, -1)"},
+            "listed": {"v": "self.value(x).mT.contiguous().mT.view(B * T, -1).view(B, T, -1)"},
         }),
         Fault("no-gradient", {
             "separate": {"out": "self.w_o(merged).detach()"},
@@ -286,7 +289,9 @@ FAULTS: dict[str, Fault] = {
             "listed": {"out": "self.out(y).detach()"},
         }),
         Fault("too-wide", {
-            "listed": {"heads": "self.heads = nn.ModuleList([Head(embed_dim, embed_dim) for _ in range(heads)])", "out": "y"},
+            "listed": {
+                "heads": "self.heads = nn.ModuleList(Head(embed_dim, embed_dim) for _ in range(heads))", "out": "y",
+            },
         }),
     )
 }  # fmt: skip

@@ -38,7 +38,7 @@ class Trace(TorchDispatchMode):
     """
 
     def __init__(self, filename: str | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.filename = filename
         self.nodes: list[Node] = []
         self._kept: list[Tensor] = []  # an id is only unique while its object lives
@@ -52,11 +52,11 @@ class Trace(TorchDispatchMode):
         self._sdpa.__enter__()
         self._fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         torch.backends.mha.set_fastpath_enabled(self._fast)
         self._sdpa.__exit__(*error)
 
@@ -143,7 +143,7 @@ def _numbers(args: Any) -> Iterator[float]:
     for leaf in tree_leaves(args):
         if isinstance(leaf, bool):
             continue
-        if isinstance(leaf, int | float):
-            yield float(leaf)
-        elif isinstance(leaf, Tensor) and leaf.numel() == 1 and leaf.device.type != "meta" and not leaf.is_complex():
+        if isinstance(leaf, int | float) or (
+            isinstance(leaf, Tensor) and leaf.numel() == 1 and leaf.device.type != "meta" and not leaf.is_complex()
+        ):
             yield float(leaf)

@@ -11,7 +11,7 @@ VERBS = {"tour": tour, "check": check}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb. Exit status 0 is right, 1 the learner's code is wrong, 2 wrong usage or a job that could not be done."""
+    """Run one verb. Exit status 0 is right, 1 code that was judged wrong, 2 wrong usage or what could not be done."""
     parser = argparse.ArgumentParser(prog="headwise", description="Multi-head attention you can read, run and see.")
     parser.add_argument("--version", action="version", version=_version())
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")

@@ -18,8 +18,10 @@ EXAMPLES = """examples:
   headwise check examples/attention.py --name MultiHeadAttention --json
   headwise check examples/attention.py --build "MultiHeadAttention(32, 4)" --call "m(q, k, v, mask)"
 """
-COLOURS = {"RIGHT": "bold green", "WRONG": "bold red", "CANNOT JUDGE": "bold yellow", "FRAGILE": "yellow", "SLOW": "cyan",
-           "STYLE": "cyan", "OK": "green"}  # fmt: skip
+COLOURS = {
+    "RIGHT": "bold green", "WRONG": "bold red", "CANNOT JUDGE": "bold yellow", "FRAGILE": "yellow", "SLOW": "cyan",
+    "STYLE": "cyan", "OK": "green",
+}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", type=Path, help="Python file, notebook, or page with Python blocks")
     parser.add_argument("--name", help="class or function to judge; the most likely one unless given")
     parser.add_argument("--build", metavar="CODE", help='how to make it: "MyMHA(E, H)"; E is the width, H the heads')
-    parser.add_argument("--call", metavar="CODE", help='how to call it: "m(x, x, x, mask)"; inputs are x, q, k, v, memory')
+    parser.add_argument(
+        "--call", metavar="CODE", help='how to call it: "m(x, x, x, mask)"; inputs are x, q, k, v, memory'
+    )
     parser.add_argument("--solution", action="store_true", help="print a right class as well")
     parser.add_argument("--seconds", type=float, default=sandbox.SECONDS, help="time limit (default 60)")
     parser.add_argument("--list", action="store_true", help="list the mistakes that can be named, and end")

@@ -173,6 +173,13 @@ def _all(attempt: Attempt, sizes: Sizes) -> Iterator[Bound]:
                 second = _try(attempt, thing, built, replace(form, layout=other), sizes, repaired)
                 if second is not None:
                     yield second
+        for length in _stored_lengths(thing, sizes):
+            fixed = replace(sizes, T=length, context=length)
+            for form in forms(thing, fixed):
+                bound = _try(attempt, thing, built, form, fixed, repaired)
+                if bound is not None:
+                    yield bound
+                    break
         for layout in ("unbatched", "batch second"):
             first = next(iter(forms(thing, sizes)), None)
             if first is not None and time.monotonic() < attempt.deadline:
@@ -180,6 +187,15 @@ def _all(attempt: Attempt, sizes: Sizes) -> Iterator[Bound]:
                 bound = _try(attempt, thing, built, replace(first, layout=layout), small, repaired)
                 if bound is not None:
                     yield bound
+
+
+def _stored_lengths(thing: Any, sizes: Sizes) -> list[int]:
+    """Sizes of stored square tables: an input of that length passes where a mask is used whole."""
+    tables = [b for m in modules(thing) for b in m.buffers()] + [
+        t for m in modules(thing) for t in vars(m).values() if isinstance(t, Tensor)
+    ]
+    square = {b.shape[-1] for b in tables if b.dim() >= 2 and b.shape[-1] == b.shape[-2] and 1 < b.shape[-1] <= 64}
+    return sorted(square - {sizes.T})
 
 
 def _built(attempt: Attempt, sizes: Sizes) -> Iterator[building.Built]:
@@ -306,7 +322,10 @@ def _supply_attribute(error: AttributeError, thing: Any, sizes: Sizes, repaired:
 
 
 def _rank(bound: Bound) -> int:
-    """4: attention between tokens, and an output; 3: some attention and an output; 2: an output; 1: it ran."""
+    """4: attention between tokens, and an output; 3: some attention and an output; 2: an output; 1: it ran.
+
+    An attempt with a length fitted to a stored mask ranks 3: another way may do without.
+    """
     parts = core.find(bound.trace)
     if parts is None:
         return 2 if bound.output is not None and tensors(bound.thing) else 1
@@ -314,7 +333,8 @@ def _rank(bound: Bound) -> int:
     if bound.output is None:
         return 2
     widened = bound.form.fixed_tensor and parts.softmax[0].value.dim() > 4  # by a mask of too many axes
-    return 4 if lengths == (bound.sizes.T, bound.sizes.T) and not widened else 3
+    fitted = bound.form.layout != "unbatched" and bound.sizes.T != Sizes().T
+    return 4 if lengths == (bound.sizes.T, bound.sizes.T) and not widened and not fitted else 3
 
 
 def _lengths(bound: Bound, parts: core.Parts) -> tuple[int, int] | None:

@@ -16,6 +16,7 @@ from headwise.check.findings import Finding, ranked
 from headwise.check.loading import Loaded
 from headwise.check.repairs import Repaired
 from headwise.check.report import Report
+from headwise.check.sizes import Sizes
 from headwise.check.stages import Reading, read
 from headwise.check.subject import signature
 
@@ -288,6 +289,8 @@ def _unsliced(bound: Bound) -> list[Finding]:
     names = [k for k, v in bound.built.arguments.items() if constructor_role(k) == "context" and v == bound.sizes.T]
     if bound.built.config is not None and bound.built.config._sizes.context == bound.sizes.T:
         names = ["the context length"]
+    if bound.form.layout != "unbatched" and bound.sizes.T != Sizes().T:
+        names = ["the size of a stored mask"]
     if not names:
         return []
     failed = [

@@ -19,9 +19,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, d_model, num_heads, dropout=0.1):
         {super}
         {sizes}
-        self.w_q = nn.Linear(d_model, d_model)
-        self.w_k = nn.Linear(d_model, d_model)
-        self.w_v = nn.Linear(d_model, d_model)
+        {qkv_layers}
         {out_layer}
         self.dropout = nn.Dropout(dropout)
 
@@ -44,6 +42,7 @@ SEPARATE_SLOTS = {
     "imports": "import math\nimport torch\nfrom torch import nn\n",
     "super": "super().__init__()",
     "sizes": "self.num_heads, self.head_dim = num_heads, d_model // num_heads",
+    "qkv_layers": "self.w_q, self.w_k, self.w_v = (nn.Linear(d_model, d_model) for _ in range(3))",
     "out_layer": "self.w_o = nn.Linear(d_model, d_model)",
     "batch": "batch = query.size(0)",
     "project_q": "self.w_q(query)",
@@ -151,7 +150,64 @@ LISTED_SLOTS = {
     "out": "self.out(y)",
 }
 
-STYLES = {"separate": (SEPARATE, SEPARATE_SLOTS), "fused": (FUSED, FUSED_SLOTS), "listed": (LISTED, LISTED_SLOTS)}
+EINSUM = """{imports}
+
+class EinsumAttention(nn.Module):
+    def __init__(self, dim, n_heads, max_len=16):
+        {super}
+        self.n_heads, self.scale = n_heads, {scale}
+        head = {head}
+        {weights}
+        self.o = nn.Parameter(torch.randn(n_heads, head, dim) * 0.02)
+        {buffer}
+
+    def forward(self, x, mask=None):
+        {names}
+        q = {q}
+        k = {k}
+        v = {v}
+        {shuffle}
+        scores = torch.einsum("{scores}", q, k) * self.scale
+        if mask is not None:
+            {mask}
+        weights = scores.softmax({axis}){after}
+        weights = {drop}
+        heads = torch.einsum("{values}", weights, v)
+        return {out}
+"""
+
+EINSUM_SLOTS = {
+    "imports": "import torch\nfrom torch import nn\n",
+    "super": "super().__init__()",
+    "scale": "(dim // n_heads) ** -0.5",
+    "head": "dim // n_heads",
+    "weights": "self.q, self.k, self.v = (nn.Parameter(torch.randn(n_heads, dim, head) * 0.02) for _ in range(3))",
+    "buffer": "self.max_len = max_len",
+    "names": "b, t, e = x.shape",
+    "q": 'torch.einsum("bte,hed->bhtd", x, self.q)',
+    "k": 'torch.einsum("bte,hed->bhtd", x, self.k)',
+    "v": 'torch.einsum("bte,hed->bhtd", x, self.v)',
+    "shuffle": "pass",
+    "scores": "bhtd,bhsd->bhts",
+    "mask": 'scores = scores.masked_fill(~mask.bool(), float("-inf"))',
+    "axis": "dim=-1",
+    "after": "",
+    "drop": "weights",
+    "values": "bhts,bhsd->bhtd",
+    "out": 'torch.einsum("bhtd,hde->bte", heads, self.o)',
+}
+
+STYLES = {
+    "separate": (SEPARATE, SEPARATE_SLOTS),
+    "fused": (FUSED, FUSED_SLOTS),
+    "listed": (LISTED, LISTED_SLOTS),
+    "einsum": (EINSUM, EINSUM_SLOTS),
+}
+
+
+CAUSAL = "mask = torch.ones(x.size(1), x.size(1))"
+CAUSAL_HERE = "batch = query.size(0)\n        mask = torch.ones(query.size(1), key.size(1))"
+STORED = 'self.register_buffer("seen", torch.ones(12, 12).tril())'
 
 
 def _scale(separate: str, fused: str, listed: str) -> dict[str, dict[str, str]]:
@@ -168,27 +224,32 @@ FAULTS: dict[str, Fault] = {
         Fault("scale-multiplied", _scale(" * math.sqrt(self.head_dim)", " * D ** 0.5", " * self.head_size ** 0.5")),
         Fault("scale-no-sqrt", _scale(" / self.head_dim", " / D", " / self.head_size")),
         Fault("scale-after-softmax", {
+            "einsum": {"scale": "1.0", "after": " * (e // self.n_heads) ** -0.5"},
             "separate": {"scale": "", "after": " / math.sqrt(self.head_dim)"},
             "fused": {"scale": "", "after": " * D ** -0.5"},
             "listed": {"scale": "", "after": " * self.head_size ** -0.5"},
         }),
         Fault("softmax-axis", {"separate": {"axis": "-2"}, "fused": {"axis": "1"}, "listed": {"axis": "dim=0"}}),
         Fault("split-view", {
+            "einsum": {k: f"torch.einsum('bte,hed->bthd', x, self.{k}).reshape(b, self.n_heads, t, -1)" for k in "qkv"},
             "separate": {"split": ".view(batch, self.num_heads, -1, self.head_dim)"},
             "fused": {"split": ".reshape(B, self.n_head, T, D)"},
         }),
         Fault("merge-view", {
+            "einsum": {"out": "heads.reshape(b, t, e) @ self.o.flatten(0, 1)"},
             "separate": {"merge": ".reshape(batch, -1, self.num_heads * self.head_dim)"},
             "fused": {"merge": ".contiguous().view(B, T, C)"},
             "listed": {"cat": "torch.stack([head(x, mask) for head in self.heads], 1).reshape(x.shape)"},
         }),
         Fault("attends-over-heads", {
+            "einsum": {"scores": "bhtd,bgtd->bthg", "values": "bthg,bgtd->bhtd"},
             "separate": {"split": ".view(batch, -1, self.num_heads, self.head_dim)",
                          "merge": ".reshape(batch, -1, self.num_heads * self.head_dim)"},
             "fused": {"split": ".view(B, T, self.n_head, D)", "merge": ".reshape(B, T, C)", "mask": "pass"},
         }),
         Fault("no-out-proj", {"separate": {"out": "merged"}, "fused": {"out": "y"}, "listed": {"out": "y"}}),
         Fault("no-qkv-proj", {
+            "einsum": dict.fromkeys("qkv", "x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)"),
             "separate": {"project_q": "query", "project_k": "key", "project_v": "value"},
             "fused": {"qkv": "x, x, x"},
         }),
@@ -198,6 +259,7 @@ FAULTS: dict[str, Fault] = {
             "listed": {"k": "self.query(x)", "v": "self.query(x)"},
         }),
         Fault("wrong-role", {
+            "einsum": {"v": 'torch.einsum("bte,hed->bhtd", x, self.k)'},
             "separate": {"project_v": "self.w_k(value)"},
             "listed": {"v": "self.key(x)"},
         }),
@@ -212,6 +274,7 @@ FAULTS: dict[str, Fault] = {
             "listed": {"cat": "sum(head(x, mask) for head in self.heads).repeat(1, 1, len(self.heads))"},
         }),
         Fault("mask-ignored", {
+            "einsum": {"mask": "mask = mask.bool()"},
             "separate": {"mask": "pass"},
             "listed": {"cat": "torch.cat([head(x) for head in self.heads], dim=-1)"},
         }),
@@ -226,18 +289,24 @@ FAULTS: dict[str, Fault] = {
             "listed": {"mask": "pass", "drop": "weights if mask is None else weights * (mask != 0)"},
         }),
         Fault("mask-wrong-sample", {
+            "einsum": {"mask": "scores = scores.masked_fill(~mask.bool().roll(2, 0), -1e9)"},
             "separate": {"mask": 'scores = scores.masked_fill(mask.roll(1, 0) == 0, float("-inf"))'},
             "listed": {"mask": "scores = scores.masked_fill(mask.flip(0) == 0, -1e9)"},
         }),
         Fault("mask-crashes", {
+            "einsum": {"mask": 'scores = scores.masked_fil(~mask.bool(), float("-inf"))'},
             "separate": {"mask": "scores = scores.mask_fill(mask == 0, -1e9)"},
             "listed": {"mask": "scores = scores.masked_fill(mask.equal_zero(), -1e9)"},
         }),
         Fault("causal-inverted", {
+            "separate": {"batch": CAUSAL_HERE + ".triu()"},
+            "einsum": {"names": CAUSAL + ".triu(1)"},
             "fused": {"mask": 'att = att.masked_fill(self.bias[:T, :T] == 1, float("-inf"))'},
             "listed": {"names": "T = x.size(1); mask = torch.triu(torch.ones(T, T))"},
         }),
         Fault("causal-off-by-one", {
+            "separate": {"batch": CAUSAL_HERE + ".tril(1)"},
+            "einsum": {"names": CAUSAL + ".tril(1)"},
             "fused": {"mask": 'att = att.masked_fill(self.bias[:T, :T].tril(-1) == 0, -1e9)'},
             "listed": {"names": "T = x.size(1); mask = torch.ones(T, T).tril(1)"},
         }),
@@ -252,14 +321,24 @@ FAULTS: dict[str, Fault] = {
             "listed": {"out": "nn.Linear(y.size(-1), y.size(-1))(y)"},
         }),
         Fault("layers-in-list", {
+            "separate": {"qkv_layers": "self.w = [nn.Linear(d_model, d_model) for _ in range(3)]", "project_q": "self.w[0](query)",
+                         "project_k": "self.w[1](key)", "project_v": "self.w[2](value)"},
+            "einsum": {"buffer": "self.more = [nn.Linear(dim, dim)]",
+                       "out": 'self.more[0](torch.einsum("bhtd,hde->bte", heads, self.o))'},
             "listed": {"heads": "self.heads = [Head(embed_dim, embed_dim // heads) for _ in range(heads)]"},
         }),
         Fault("not-a-buffer", {
+            "einsum": {"scale": "torch.tensor([dim // n_heads]) ** -0.5"},
             "separate": {"out_layer": "self.w_o = nn.Linear(d_model, d_model)\n"
                          "        self.scale = torch.full((1,), self.head_dim ** 0.5)", "scale": " / self.scale"},
             "fused": {"buffer": "self.bias = torch.tril(torch.ones(block_size, block_size))"},
         }),
-        Fault("buffer-not-sliced", {"fused": {"mask": 'att = att.masked_fill(self.bias == 0, float("-inf"))'}}),
+        Fault("buffer-not-sliced", {
+            "fused": {"mask": 'att = att.masked_fill(self.bias == 0, float("-inf"))'},
+            "separate": {"sizes": SEPARATE_SLOTS["sizes"] + "\n        " + STORED,
+                         "batch": "batch = query.size(0)\n        mask = self.seen"},
+            "einsum": {"buffer": STORED, "names": "b, t, e = x.shape\n        mask = self.seen"},
+        }),
         Fault("undefined-name", {
             "separate": {"batch": "pass",
                          "split": ".view(batch_size, -1, self.num_heads, self.head_dim).transpose(1, 2)",
@@ -284,11 +363,16 @@ FAULTS: dict[str, Fault] = {
             "listed": {"v": "self.value(x).mT.contiguous().mT.view(B * T, -1).view(B, T, -1)"},
         }),
         Fault("no-gradient", {
+            "einsum": {"out": "torch.einsum('bhtd,hde->bte', heads.detach(), self.o.data)"},
             "separate": {"out": "self.w_o(merged).detach()"},
             "fused": {"out": "self.c_proj(y).data"},
             "listed": {"out": "self.out(y).detach()"},
         }),
         Fault("too-wide", {
+            "separate": {"sizes": "self.num_heads, self.head_dim = num_heads, d_model",
+                         "qkv_layers": "self.w_q, self.w_k, self.w_v = (nn.Linear(d_model, num_heads * d_model)"
+                         " for _ in range(3))", "out": "merged"},
+            "einsum": {"head": "dim", "scale": "dim ** -0.5", "out": "heads.transpose(1, 2).flatten(2)"},
             "listed": {
                 "heads": "self.heads = nn.ModuleList(Head(embed_dim, embed_dim) for _ in range(heads))", "out": "y",
             },

@@ -24,7 +24,7 @@ class Config:
     """
 
     def __init__(self, sizes: Sizes, own: dict[str, Any] | None = None, extra: dict[str, Any] | None = None) -> None:
-        self.__dict__.update(_sizes=sizes, _own=own or {}, _extra=extra or {}, missed=[])
+        self.__dict__.update(_sizes=sizes, _own=own or {}, _extra=extra or {}, missed=[], asked=set())
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -36,6 +36,7 @@ class Config:
         return value
 
     def _look_up(self, name: str) -> tuple[bool, Any]:
+        self.asked.add(name)
         if name in self._extra:
             return True, self._extra[name]
         if plain(name) in CONSTANTS:

@@ -22,6 +22,7 @@ from headwise.check.subject import FunctionWithWeights, signature
 from headwise.check.trace import Trace
 
 SECONDS = 6.0  # for one argument; a typical one takes half a second
+LENGTHS = "(B,) lengths"
 TRUE_CRASH = (AttributeError, NameError, TypeError, KeyError)
 MEANING = {"keep": "1 = keep", "drop": "1 = mask out", "additive": "added to the scores"}
 
@@ -56,6 +57,8 @@ class Convention:
 
     def words(self) -> str:
         """`mask: 1 = keep, shapes (B,1,T,S) (T,S)`"""
+        if self.shapes() == [LENGTHS]:
+            return f"{self.name}: how many keys of each sample are real"
         meaning = MEANING.get(self.meaning, "no effect was measured")
         return f"{self.name}: {meaning}" + (f", shapes {' '.join(self.shapes())}" if self.shapes() else "")
 
@@ -134,7 +137,7 @@ def _lengths(bound: Bound, reading: Reading, name: str, convention: Convention) 
     B, H, T, S = reading.core.weights.shape
     lengths = 1 + torch.arange(B) % (S - 1)
     meant = (torch.arange(S) < lengths[:, None])[:, None, None].expand(B, H, T, S)
-    tried = _try(bound, reading, name, "(B,) lengths", lengths, meant)
+    tried = _try(bound, reading, name, LENGTHS, lengths, meant)
     if tried.meaning == "keep":
         convention.tried.append(tried)
 
@@ -267,7 +270,7 @@ def _crash(convention: Convention, bound: Bound) -> list[Finding]:
 def empty_row(bound: Bound, reading: Reading, conventions: list[Convention]) -> Finding | None:
     """What a query gives that may see no key at all."""
     for convention in conventions:
-        shape = next((s for s in convention.shapes() if s.startswith("(B")), None)
+        shape = next((s for s in convention.shapes() if s.startswith("(B") and s != LENGTHS), None)
         tried = next((t for t in convention.tried if t.shape == shape and t.meaning == convention.meaning), None)
         if shape is None or tried is None or convention.meaning not in ("keep", "drop"):
             continue

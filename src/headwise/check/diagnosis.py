@@ -230,7 +230,7 @@ def _scores(bound: Bound, reading: Reading, result: Diagnosis) -> None:
     else:
         result.good.append("softmax axis")
     if scores.after == "random":
-        result.wrong("dropout-in-eval", "weights are dropped at random after eval()", core.value_nodes[0].line)
+        result.wrong("dropout-in-eval", "weights are dropped at random after eval()", lines.dropout_line(bound.trace))
     if scores.after == "masked":
         result.wrong("mask-after-softmax", "weights are set to zero after the softmax", node.line)
     if scores.bias is not None:

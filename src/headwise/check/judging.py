@@ -70,7 +70,7 @@ def judge(case: Case, bound: Bound | None = None, solution: bool = False) -> Rep
     if bound is None or bound.output is None:
         report = _not_bound(case, bound, failures or (bound.failures if bound else []))
     else:
-        report = _bound(case, bound)
+        report = _guarded(case, bound)
     for finding in report.findings:
         finding.text = finding.text or case.text(finding.line)
     if solution:
@@ -197,6 +197,19 @@ def _in_a_constructor(error: BaseException) -> bool:
 
 
 # -- what ran ---------------------------------------------------------------------------------------------------------
+
+
+def _guarded(case: Case, bound: Bound) -> Report:
+    """A fault of the checker itself never reads as a fault of the learner."""
+    try:
+        return _bound(case, bound)
+    except Exception as error:
+        step = error.__traceback__
+        while step is not None and step.tb_next is not None:
+            step = step.tb_next
+        place = "" if step is None else f" ({step.tb_frame.f_code.co_name}, line {step.tb_lineno})"
+        doubt = f"a fault of the checker itself, please report it: {type(error).__name__}: {error}{place}"
+        return Report("unknown", subject=bound.built.text, call=_call_words(bound), doubts=[doubt])
 
 
 def _bound(case: Case, bound: Bound) -> Report:

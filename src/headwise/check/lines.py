@@ -45,6 +45,12 @@ def last_line(trace: Trace) -> int | None:
     return next((n.line for n in reversed(trace.nodes) if n.line is not None), None)
 
 
+def dropout_line(trace: Trace) -> int | None:
+    """The first line that draws random numbers."""
+    random = ("native_dropout", "bernoulli_", "bernoulli", "rand_like", "rand", "dropout")
+    return next((n.line for n in trace.nodes if n.op in random), None)
+
+
 def discarded_mask(trace: Trace, core: Core) -> Node | None:
     """A masking whose result nobody read."""
     for node in trace.nodes:

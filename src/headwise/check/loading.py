@@ -1,5 +1,7 @@
 """Reads a learner's file into a namespace: definitions and constants, not the demo or training code below them."""
 
+import __future__
+
 import ast
 import builtins
 import contextlib
@@ -8,7 +10,7 @@ import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 from headwise.check.stubs import Stub, StubFinder
@@ -28,6 +30,7 @@ USUAL = {
     "softmax": "from torch.nn.functional import softmax", "Linear": "from torch.nn import Linear",
     "Module": "from torch.nn import Module",
 }  # fmt: skip
+MODULE = "learner"
 LONG = (ast.For, ast.While, ast.AsyncFor, ast.With, ast.AsyncWith, ast.Expr, ast.Assert, ast.Delete, ast.Match)
 
 
@@ -43,6 +46,7 @@ class Loaded:
     assigned: set[str] = field(default_factory=set)  # names that the module itself assigns somewhere
     problems: list[tuple[int, str]] = field(default_factory=list)
     syntax: SyntaxError | None = None
+    flags: int = 0  # of `from __future__ import annotations`
 
     def line(self, number: int | None) -> str:
         """The text of a line, without its indentation."""
@@ -76,24 +80,29 @@ def _blocks(text: str) -> str:
     return "\n".join(kept)
 
 
-def load(path: Path, seconds: float = 10.0) -> Loaded:
+def load(path: Path) -> Loaded:
     """The file's namespace, with every small lack repaired and noted."""
     loaded = Loaded(str(path), read_source(path))
     tree = _parse(loaded)
     if tree is None:
         return loaded
-    space = loaded.namespace
-    space.update(__name__="learner", __file__=str(path), __builtins__=builtins)
+    module = ModuleType(MODULE)
+    sys.modules[MODULE] = module  # dataclasses look their module up
+    space = loaded.namespace = module.__dict__
+    space.update(__file__=str(path), __builtins__=builtins)
     finder = StubFinder(_packages(tree))
     sys.meta_path.append(finder)
     sys.path.insert(0, str(path.resolve().parent))
     for name in _assigned(tree):
         loaded.assigned.add(name)
     _inject(loaded, tree)
-    with _no_script_compilation():
-        for statement in tree.body:
-            _run(statement, loaded, finder)
-    finder.active = False
+    try:
+        with _no_script_compilation():
+            for statement in tree.body:
+                _run(statement, loaded, finder)
+    finally:
+        sys.meta_path.remove(finder)
+        sys.path.remove(str(path.resolve().parent))
     loaded.missing_packages = finder.missing
     return loaded
 
@@ -201,9 +210,11 @@ def _run_block(statement: ast.If | ast.Try, loaded: Loaded, finder: StubFinder) 
 
 
 def _import(statement: ast.Import | ast.ImportFrom, loaded: Loaded) -> None:
+    if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
+        loaded.flags = __future__.annotations.compiler_flag
+        return
     try:
-        code = compile(ast.Module([statement], []), loaded.path, "exec")
-        exec(code, loaded.namespace)  # noqa: S102 - running the learner's file is the job; see sandbox.py
+        exec(_code(statement, loaded), loaded.namespace)  # noqa: S102 - running the learner's file is the job; see sandbox.py
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | MemoryError):
             raise
@@ -242,15 +253,15 @@ def _cheap(statement: ast.Assign | ast.AnnAssign | ast.AugAssign) -> bool:
 def _execute(statement: ast.stmt, loaded: Loaded) -> None:
     """Run it; what it raises is noted, because a later definition may not need it."""
     try:
-        exec(_code(statement, loaded.path), loaded.namespace)  # noqa: S102 - running the learner's file is the job
+        exec(_code(statement, loaded), loaded.namespace)  # noqa: S102 - running the learner's file is the job
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | MemoryError | TimeoutError):
             raise
         loaded.problems.append((statement.lineno, f"{type(error).__name__}: {error}"))
 
 
-def _code(statement: ast.stmt, path: str) -> CodeType:
-    return compile(ast.Module([statement], []), path, "exec", dont_inherit=True)
+def _code(statement: ast.stmt, loaded: Loaded) -> CodeType:
+    return compile(ast.Module([statement], []), loaded.path, "exec", loaded.flags, dont_inherit=True)
 
 
 @contextlib.contextmanager

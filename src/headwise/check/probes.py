@@ -15,6 +15,7 @@ from headwise.check.calling import Inputs, make_inputs
 from headwise.check.conventions import switches
 from headwise.check.findings import Finding
 from headwise.check.fits import same
+from headwise.check.lines import dropout_line
 from headwise.check.names import constructor_role
 from headwise.check.patterns import pattern
 from headwise.check.repairs import error_line, learner_line
@@ -55,13 +56,15 @@ def evaluation(bound: Bound, reading: Reading | None) -> list[Finding]:
     findings: list[Finding] = []
     first, second = output_of(bound, bound.inputs), output_of(bound, bound.inputs)
     if first is not None and second is not None and not same(first.nan_to_num(), second.nan_to_num()):
-        return [Finding("dropout-in-eval", "two calls with the same input differ", _dropout_line(bound))]
+        return [Finding("dropout-in-eval", "two calls with the same input differ", dropout_line(bound.trace))]
     wet = _with_dropout(bound)
     if wet is None:
         return findings
     first, second = output_of(bound, bound.inputs, thing=wet), output_of(bound, bound.inputs, thing=wet)
     if first is not None and second is not None and not same(first.nan_to_num(), second.nan_to_num()):
-        return [Finding("dropout-in-eval", "with dropout 0.5, two calls after eval() differ", _dropout_line(bound))]
+        return [
+            Finding("dropout-in-eval", "with dropout 0.5, two calls after eval() differ", dropout_line(bound.trace))
+        ]
     for module in modules(wet):
         module.train()
     first, second = output_of(bound, bound.inputs, thing=wet), output_of(bound, bound.inputs, thing=wet)
@@ -70,17 +73,11 @@ def evaluation(bound: Bound, reading: Reading | None) -> list[Finding]:
     return findings
 
 
-def _dropout_line(bound: Bound) -> int | None:
-    nodes = [n for n in bound.trace.nodes if n.op in ("native_dropout", "bernoulli_", "rand_like", "dropout")]
-    return nodes[0].line if nodes else None
-
-
 def _with_dropout(bound: Bound) -> Any:
     """The same object made with dropout one half, if its constructor knows dropout."""
     names = [k for k in bound.built.arguments if constructor_role(k) == "dropout"]
     if bound.built.config is not None:
-        names = ["dropout", "attn_dropout", "drop_rate", "attn_pdrop", "attention_dropout", "resid_pdrop",
-                             "attention_probs_dropout_prob", "dropout_rate", "resid_dropout"]  # fmt: skip
+        names = [k for k in bound.built.config.asked if constructor_role(k) == "dropout"]
     if not names:
         return None
     try:

@@ -321,7 +321,8 @@ FAULTS: dict[str, Fault] = {
             "listed": {"out": "nn.Linear(y.size(-1), y.size(-1))(y)"},
         }),
         Fault("layers-in-list", {
-            "separate": {"qkv_layers": "self.w = [nn.Linear(d_model, d_model) for _ in range(3)]", "project_q": "self.w[0](query)",
+            "separate": {"qkv_layers": "self.w = [nn.Linear(d_model, d_model) for _ in range(3)]",
+                         "project_q": "self.w[0](query)",
                          "project_k": "self.w[1](key)", "project_v": "self.w[2](value)"},
             "einsum": {"buffer": "self.more = [nn.Linear(dim, dim)]",
                        "out": 'self.more[0](torch.einsum("bhtd,hde->bte", heads, self.o))'},

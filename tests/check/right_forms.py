@@ -284,12 +284,13 @@ class Turned(KeepMask):
 
 
 class TurnedFromOutside(KeepMask):
+    def turn(self, x, freqs_cis):
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * freqs_cis).flatten(3)
+
     def forward(self, x, freqs_cis, mask=None):
         q, k, v = (heads_of(w(x), self.h) for w in (self.wq, self.wk, self.wv))
-        q, k = (
-            torch.view_as_real(torch.view_as_complex(y.unflatten(-1, (-1, 2)).contiguous()) * freqs_cis).flatten(3)
-            for y in (q, k)
-        )
+        q, k = (self.turn(y, freqs_cis) for y in (q, k))
         scores = q @ k.mT / q.size(-1) ** 0.5
         scores = scores if mask is None else scores.masked_fill(mask == 0, -torch.inf)
         return self.wo(joined(scores.softmax(-1) @ v))
@@ -424,12 +425,14 @@ class WideHeads(nn.Module):
         return self.o(joined((q @ k.mT / q.size(-1) ** 0.5).softmax(-1) @ v)), None
 
 
-RIGHT = [KeepMask, DropMask, AdditiveMask, ValuesFirst, HeadsFirst, FromDictionary, LoopOverHeads, FoldedIntoBatch,
-         HeadsBeforeBatch, RawParameters, FourAxes, ByHand, BatchSecond, WithoutBatch, Grouped, WithMemory, KeyPadding,
-         Lengths, Switch, Wrapped, ReturnsDictionary, Convolved, Plain, function_of_weights, KeyTimesQuery, ScaledBefore,
-         WideHeads]  # fmt: skip
+RIGHT = [
+    KeepMask, DropMask, AdditiveMask, ValuesFirst, HeadsFirst, FromDictionary, LoopOverHeads, FoldedIntoBatch,
+    HeadsBeforeBatch, RawParameters, FourAxes, ByHand, BatchSecond, WithoutBatch, Grouped, WithMemory, KeyPadding,
+    Lengths, Switch, Wrapped, ReturnsDictionary, Convolved, Plain, function_of_weights, KeyTimesQuery, ScaledBefore,
+    WideHeads,
+]  # fmt: skip
 VARIANTS = {
     Bookish: "causal", FromConfig: "causal", ListOfHeads: "causal", Renormalised: "causal", MultiQuery: "multi-query",
-    Turned: "rotary", TurnedFromOutside: "rotary", ResidualAndNorm: "follows", NormFirst: "normalised", DistanceBias: "bias",
-    OneHead: "single head",
+    Turned: "rotary", TurnedFromOutside: "rotary", ResidualAndNorm: "follows", NormFirst: "normalised",
+    DistanceBias: "bias", OneHead: "single head",
 }  # fmt: skip

@@ -223,7 +223,9 @@ def _make(attempt: Attempt, built: building.Built, sizes: Sizes, repaired: Repai
     try:
         torch.manual_seed(0)
         thing = _repairing(build, None, attempt, sizes, repaired)
-    except Exception as error:
+    except MemoryError:
+        raise  # trying again in another way would not help
+    except Exception as error:  # whatever a learner's code raises is a result
         attempt.failures.append(Failure(built.text, None, error, error_line(error, attempt.filename), repaired))
         return None
     attempt.widths += [m.in_features for m in modules(thing) if isinstance(m, nn.Linear)][:50]
@@ -244,7 +246,9 @@ def _try(
 
     try:
         returned = _repairing(call, thing, attempt, sizes, repaired)
-    except Exception as error:
+    except MemoryError:
+        raise  # trying again in another way would not help
+    except Exception as error:  # whatever a learner's code raises is a result
         attempt.failures.append(Failure(built.text, form.words(), error, error_line(error, attempt.filename), repaired))
         return None
     output = form.result(returned, inputs)

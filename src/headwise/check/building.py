@@ -118,6 +118,10 @@ def _with_names(
             known[p.name] = value
         elif p.default is p.empty:
             unknown.append(p.name)
+    optional = [name for name, role in roles.items() if role == "width" and name not in known and name not in unknown]
+    if "width" not in {roles[name] for name in known} and optional:
+        preferred = next((name for name in optional if "model" in name or "embed" in name), optional[0])
+        yield _built(cls, known | {preferred: sizes.E} | dict.fromkeys(unknown), parameters)
     for values in _guesses(unknown, roles, sizes):
         yield _built(cls, known | dict(zip(unknown, values, strict=True)), parameters)
     # A head width or a kv-head count where the width of the model was meant, or the other way round.

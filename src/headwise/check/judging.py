@@ -1,6 +1,7 @@
 """The whole judgement of one class or function: bind, read, diagnose, measure masks, probe, decide."""
 
 import inspect
+import linecache
 import time
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field, replace
@@ -45,17 +46,16 @@ class Case:
         """The file whose lines are reported."""
         if self.loaded is not None:
             return self.loaded.path
-        try:
-            return inspect.getsourcefile(self.target)
-        except TypeError:
-            return inspect.getsourcefile(type(self.target))
+        owner = self.target if inspect.isclass(self.target) or inspect.isfunction(self.target) else type(self.target)
+        for method in (owner, getattr(owner, "forward", None), getattr(owner, "__init__", None)):
+            if inspect.isfunction(method):
+                return method.__code__.co_filename
+        return None
 
     def text(self, line: int | None) -> str:
         """That line of the file."""
         if self.loaded is not None:
             return self.loaded.line(line)
-        import linecache
-
         return "" if line is None or self.filename is None else linecache.getline(self.filename, line).strip()
 
 
@@ -157,11 +157,21 @@ def _telling(failures: list[Failure]) -> Failure | None:
         return None
     calls = [f for f in inside if f.called is not None]
     first = calls[0] if calls else inside[0]
-    if isinstance(first.error, AssertionError):
+    if isinstance(first.error, AssertionError) or _on_purpose(first.error):
         return None
     if isinstance(first.error, CERTAIN) or "only one dimension" in str(first.error):
         return first
     return first if isinstance(first.error, RuntimeError | ValueError) and _natural(first) else None
+
+
+def _on_purpose(error: BaseException) -> bool:
+    """Whether the learner's code, or a library, raised it by a `raise` of its own: perhaps we called it wrongly."""
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    if step is None or "torch" in step.tb_frame.f_code.co_filename:
+        return False
+    return linecache.getline(step.tb_frame.f_code.co_filename, step.tb_lineno).strip().startswith("raise")
 
 
 def _natural(failure: Failure) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from headwise.check.stubs import Stub, StubFinder
+from headwise.check.stubs import Stub, StubFinder, StubModule
 
 # What a file may use without importing it, and the line that is missing.
 USUAL = {
@@ -90,6 +90,8 @@ def load(path: Path) -> Loaded:
     sys.modules[MODULE] = module  # dataclasses look their module up
     space = loaded.namespace = module.__dict__
     space.update(__file__=str(path), __builtins__=builtins)
+    for name in [name for name, held in sys.modules.items() if isinstance(held, StubModule)]:
+        del sys.modules[name]  # of a file read before
     finder = StubFinder(_packages(tree))
     sys.meta_path.append(finder)
     sys.path.insert(0, str(path.resolve().parent))

@@ -54,17 +54,16 @@ def layers_in_forward(bound: Bound, reading: Reading | None) -> list[Finding]:
 def evaluation(bound: Bound, reading: Reading | None) -> list[Finding]:
     """Two calls after eval() agree, also with dropout configured; and dropout does something in training."""
     findings: list[Finding] = []
+    line = dropout_line(bound.trace)
     first, second = output_of(bound, bound.inputs), output_of(bound, bound.inputs)
     if first is not None and second is not None and not same(first.nan_to_num(), second.nan_to_num()):
-        return [Finding("dropout-in-eval", "two calls with the same input differ", dropout_line(bound.trace))]
+        return [Finding("dropout-in-eval", "two calls with the same input differ", line)]
     wet = _with_dropout(bound)
     if wet is None:
         return findings
     first, second = output_of(bound, bound.inputs, thing=wet), output_of(bound, bound.inputs, thing=wet)
     if first is not None and second is not None and not same(first.nan_to_num(), second.nan_to_num()):
-        return [
-            Finding("dropout-in-eval", "with dropout 0.5, two calls after eval() differ", dropout_line(bound.trace))
-        ]
+        return [Finding("dropout-in-eval", "with dropout 0.5, two calls after eval() differ", line)]
     for module in modules(wet):
         module.train()
     first, second = output_of(bound, bound.inputs, thing=wet), output_of(bound, bound.inputs, thing=wet)

@@ -179,3 +179,24 @@ def test_a_name_can_be_chosen_and_a_wrong_name_is_answered(tmp_path):
     path = tmp_path / "a.py"
     report = judge_file(path, "Nobody")
     assert report.doubts == ["a.py defines no 'Nobody'; it defines MultiHeadAttention"]
+
+
+def test_a_name_defined_by_demo_code_is_fetched_and_no_fault(tmp_path):
+    source = RIGHT.replace("math.sqrt(self.head_dim)", "(ROOT * math.sqrt(self.head_dim))")
+    report = judged(tmp_path, source + "\nROOT = torch.ones(1).item()\n")
+    assert report.verdict == "right", report
+
+
+def test_a_class_that_needs_a_missing_file_is_not_called_wrong(tmp_path):
+    source = RIGHT.replace("import math", "import math\nfrom no_such_neighbour import Projection")
+    report = judged(tmp_path, source.replace("self.w_q(query)", "Projection(3)(query).sum()"))
+    assert report.verdict == "unknown", report
+
+
+def test_an_argument_nobody_can_guess_is_not_a_fault(tmp_path):
+    source = RIGHT.replace("num_heads, dropout=0.1", "num_heads, frobnicator").replace(
+        "nn.Dropout(dropout)", "frobnicator.make()"
+    )
+    report = judged(tmp_path, source)
+    assert report.verdict == "unknown"
+    assert any("frobnicator" in attempt for attempt in report.tried)

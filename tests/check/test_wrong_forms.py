@@ -180,3 +180,42 @@ def test_fragile_findings_do_not_make_it_wrong():
     report = check(KeepMask)
     assert [finding.name for finding in report.findings] == ["nan-empty-row"]
     assert report.verdict == "right"
+
+
+class NormalisedHeads(KeepMask):
+    """A norm of queries and keys before the product, as newer models have it."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.q_norm, self.k_norm = nn.RMSNorm(d_model // num_heads), nn.LayerNorm(d_model // num_heads)
+
+    def forward(self, x):
+        q, k, v = (heads_of(w(x), self.h) for w in (self.wq, self.wk, self.wv))
+        return self.wo(joined(nn.functional.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)))
+
+
+class OneLengthOnly(KeepMask):
+    """A learned bias for every pair of positions: no mask that somebody forgot to slice."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.register_buffer("index", torch.arange(81).view(9, 9))
+        self.table = nn.Parameter(torch.zeros(81, num_heads))
+
+    def forward(self, x):
+        q, k, v = (heads_of(w(x), self.h) for w in (self.wq, self.wk, self.wv))
+        bias = self.table[self.index].permute(2, 0, 1)
+        return self.wo(joined((q @ k.mT / q.size(-1) ** 0.5 + bias).softmax(-1) @ v))
+
+
+class ValidTokens(KeepMask):
+    """A required mask under another name, which also clears rows of the output."""
+
+    def forward(self, x, valid):
+        return super().forward(x, x, x, valid[:, None, None, :]) * valid.unsqueeze(-1)
+
+
+@pytest.mark.parametrize("form", [NormalisedHeads, OneLengthOnly, ValidTokens], ids=lambda form: form.__name__)
+def test_unusual_and_right_is_not_called_wrong(form):
+    report = check(form)
+    assert report.verdict in ("right", "variant"), report

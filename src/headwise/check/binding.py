@@ -7,7 +7,7 @@ import itertools
 import re
 import time
 import warnings
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,8 +23,9 @@ from headwise.check.sizes import Sizes, batch_for
 from headwise.check.subject import FunctionWithWeights, entry, modules, prepare, tensors
 from headwise.check.trace import Trace
 
-SECONDS = 12.0  # for all attempts together
+SECONDS = 8.0  # for all attempts together
 SIZES = ("width", "heads", "context", "head_width")
+MANY = 150  # attempts that raised, after which no other will help
 FEW = 6  # repairs of one attempt
 
 
@@ -37,6 +38,7 @@ class Failure:
     error: BaseException
     line: int | None
     repaired: Repaired = field(default_factory=Repaired)
+    natural: bool = True  # nothing was passed that we had to guess
 
 
 @dataclass
@@ -107,12 +109,18 @@ class Attempt:
     filename: str | None
     failures: list[Failure] = field(default_factory=list)
     deadline: float = 0.0
+    late: Callable[[str], bool] | None = None  # defines a name by a statement of the file that was left out
     widths: list[int] = field(default_factory=list)  # inputs that linear layers of built objects expect
 
 
-def bind(target: Any, namespace: MutableMapping[str, Any], filename: str | None) -> tuple[Bound | None, list[Failure]]:
+def bind(
+    target: Any,
+    namespace: MutableMapping[str, Any],
+    filename: str | None,
+    late: Callable[[str], bool] | None = None,
+) -> tuple[Bound | None, list[Failure]]:
     """The best way found, and every attempt that raised. None where nothing ran."""
-    attempt = Attempt(target, namespace, filename, [], time.monotonic() + SECONDS)
+    attempt = Attempt(target, namespace, filename, [], time.monotonic() + SECONDS, late)
     best, best_rank = None, 0
     for sizes in itertools.chain(_sizes_to_try(namespace), _expected_sizes(attempt)):
         for bound in _all(attempt, sizes):
@@ -157,9 +165,9 @@ def _all(attempt: Attempt, sizes: Sizes) -> Iterator[Bound]:
     for built in _built(attempt, sizes):
         repaired = Repaired()
         thing = _make(attempt, built, sizes, repaired)
+        if time.monotonic() > attempt.deadline or len(attempt.failures) > MANY:
+            return
         if thing is None:
-            if time.monotonic() > attempt.deadline:
-                return
             continue
         for form in forms(thing, sizes):
             if time.monotonic() > attempt.deadline:
@@ -226,7 +234,8 @@ def _make(attempt: Attempt, built: building.Built, sizes: Sizes, repaired: Repai
     except MemoryError:
         raise  # trying again in another way would not help
     except Exception as error:  # whatever a learner's code raises is a result
-        attempt.failures.append(Failure(built.text, None, error, error_line(error, attempt.filename), repaired))
+        line = error_line(error, attempt.filename)
+        attempt.failures.append(Failure(built.text, None, error, line, repaired, built.natural))
         return None
     attempt.widths += [m.in_features for m in modules(thing) if isinstance(m, nn.Linear)][:50]
     return thing
@@ -249,7 +258,8 @@ def _try(
     except MemoryError:
         raise  # trying again in another way would not help
     except Exception as error:  # whatever a learner's code raises is a result
-        attempt.failures.append(Failure(built.text, form.words(), error, error_line(error, attempt.filename), repaired))
+        line, natural = error_line(error, attempt.filename), form.natural and built.natural
+        attempt.failures.append(Failure(built.text, form.words(), error, line, repaired, natural))
         return None
     output = form.result(returned, inputs)
     space, filename = attempt.namespace, attempt.filename
@@ -268,7 +278,11 @@ def _repairing(work: Any, thing: Any, attempt: Attempt, sizes: Sizes, repaired: 
                 return work()
         except NameError as error:
             name, line = getattr(error, "name", None), error_line(error, attempt.filename)
-            if name is None or isinstance(error, UnboundLocalError) or not _supply(attempt.namespace, name, sizes):
+            if name is None or isinstance(error, UnboundLocalError):
+                raise
+            if attempt.late is not None and attempt.late(name):
+                continue
+            if not _supply(attempt.namespace, name, sizes):
                 raise
             repaired.names[name] = line
         except AttributeError as error:

@@ -31,6 +31,7 @@ class Built:
     text: str
     arguments: dict[str, Any]
     config: Config | None = None
+    natural: bool = True  # every argument has a known meaning
 
 
 def attempts(cls: type, namespace: Mapping[str, Any], sizes: Sizes) -> Iterator[Built]:
@@ -123,15 +124,17 @@ def _with_names(
         preferred = next((name for name in optional if "model" in name or "embed" in name), optional[0])
         yield _built(cls, known | {preferred: sizes.E} | dict.fromkeys(unknown), parameters)
     for values in _guesses(unknown, roles, sizes):
-        yield _built(cls, known | dict(zip(unknown, values, strict=True)), parameters)
+        yield _built(cls, known | dict(zip(unknown, values, strict=True)), parameters, natural=not unknown)
     # A head width or a kv-head count where the width of the model was meant, or the other way round.
     for name, value in _second_readings(parameters, roles, sizes):
         for values in _guesses(unknown, roles, sizes):
-            yield _built(cls, known | dict(zip(unknown, values, strict=True)) | {name: value}, parameters)
+            yield _built(
+                cls, known | dict(zip(unknown, values, strict=True)) | {name: value}, parameters, natural=False
+            )
     several = {n: sizes.E for n, role in roles.items() if role == "head_width"}
     if several:
         for values in _guesses(unknown, roles, sizes):
-            yield _built(cls, known | dict(zip(unknown, values, strict=True)) | several, parameters)
+            yield _built(cls, known | dict(zip(unknown, values, strict=True)) | several, parameters, natural=False)
 
 
 def _second_readings(
@@ -143,12 +146,12 @@ def _second_readings(
             yield p.name, other
 
 
-def _built(cls: type, arguments: dict[str, Any], parameters: list[inspect.Parameter]) -> Built:
+def _built(cls: type, arguments: dict[str, Any], parameters: list[inspect.Parameter], natural: bool = True) -> Built:
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
     first = [arguments[name] for name in positional if name in arguments]
     named = {name: value for name, value in arguments.items() if name not in positional}
     text = ", ".join(f"{k}={_short(v)}" for k, v in arguments.items())
-    return Built(lambda: cls(*first, **named), f"{cls.__name__}({text})", arguments)
+    return Built(lambda: cls(*first, **named), f"{cls.__name__}({text})", arguments, None, natural)
 
 
 def _short(value: Any) -> str:

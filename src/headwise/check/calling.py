@@ -50,6 +50,12 @@ class Form:
         return {"key", "value"} <= set(self.roles.values())
 
     @property
+    def natural(self) -> bool:
+        """Whether everything that is passed has a known meaning and a sensible value."""
+        known = all(call_role(name) == "mask" or plain(name) in NEUTRAL_FLAGS for name in self.fixed)
+        return known and not any(value is None for value in self.fixed.values()) and self.layout == "batch first"
+
+    @property
     def fixed_tensor(self) -> bool:
         """Whether it must be given a tensor that was made for one length, such as a mask or a table of turns."""
         return any(isinstance(leaf, Tensor) for leaf in tree_leaves(list(self.fixed.values())))
@@ -209,7 +215,7 @@ def _choices(p: inspect.Parameter, sizes: Sizes) -> list[Any]:
         return [False]
     if p.annotation in (int, "int"):
         return [0, sizes.T, sizes.H]
-    return [None, False, 0]
+    return [None, False, 0, *itertools.islice(_neutral_masks(sizes), 8)]
 
 
 def _neutral_masks(sizes: Sizes) -> Iterator[Tensor]:

@@ -1,5 +1,6 @@
 """Measures what a mask argument means: which shapes it takes, and whether 1 keeps a key or hides it."""
 
+import contextlib
 import inspect
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from headwise.check.findings import Finding
 from headwise.check.fits import same
 from headwise.check.names import plain
 from headwise.check.repairs import error_line
-from headwise.check.stages import Reading, read_scores
+from headwise.check.stages import Reading
 from headwise.check.subject import FunctionWithWeights, signature
 from headwise.check.trace import Trace
 
@@ -146,7 +147,7 @@ def _try(bound: Bound, reading: Reading, name: str, words: str, mask: Tensor, me
     tried = Tried(words, str(mask.dtype).removeprefix("torch."), "")
     before = mask.clone()
     try:
-        _, trace = bound.traced(bound.inputs, {name: mask})
+        returned, trace = bound.traced(bound.inputs, {name: mask})
     except Exception as error:
         tried.error, tried.line = error, error_line(error, bound.filename)
         return tried
@@ -155,9 +156,16 @@ def _try(bound: Bound, reading: Reading, name: str, words: str, mask: Tensor, me
         tried.meaning = "other"
         return tried
     tried.meaning = _meaning(core, reading, meant, before)
+    output = bound.form.result(returned, bound.inputs)
+    if tried.meaning == "none" and not _same_output(output, bound.output):
+        tried.meaning = "other"  # it acts elsewhere, on the output perhaps
     if tried.meaning == "none" and (dead := lines.discarded_mask(trace, core)) is not None:
         tried.meaning, tried.line = "discarded", dead.line
     return tried
+
+
+def _same_output(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is None or b is None or same(a.nan_to_num(), b.nan_to_num())
 
 
 def same_arrangement(trace: Trace, reading: Reading, bound: Bound) -> Core | None:
@@ -187,8 +195,8 @@ def _meaning(core: Core, reading: Reading, meant: Tensor, mask: Tensor) -> str:
         return "keep"
     if _agrees(seen, ~meant & base):
         return "drop"
-    if bool(seen.eq(base).all()) and _added(core, mask):
-        return "additive"
+    if bool(seen.eq(base).all()):
+        return "additive" if _added(core, reading, mask) else "leaks"
     return _elsewhere(seen, meant, base)
 
 
@@ -203,9 +211,15 @@ def _agrees(seen: Tensor, meant: Tensor) -> bool:
     return bool(rows.any()) and bool((seen[rows] == meant[rows]).all())
 
 
-def _added(core: Core, mask: Tensor) -> bool:
-    scores = read_scores(core)
-    return scores is None and mask.is_floating_point()
+def _added(core: Core, reading: Reading, mask: Tensor) -> bool:
+    """Whether logits changed by the mask itself, up to a constant of each row."""
+    change = core.weights.clamp_min(1e-300).log() - reading.core.weights.clamp_min(1e-300).log()
+    for shaped_mask in (mask.double(), mask.double().unsqueeze(1)):
+        with contextlib.suppress(RuntimeError):
+            wide = shaped_mask.expand(change.shape)
+            if same(change - change.mean(-1, keepdim=True), wide - wide.mean(-1, keepdim=True), 1e-6):
+                return True
+    return False
 
 
 def _elsewhere(seen: Tensor, meant: Tensor, base: Tensor) -> str:
@@ -240,6 +254,10 @@ def findings(conventions: list[Convention], bound: Bound, reading: Reading) -> l
         ran = [t for t in convention.tried if t.error is None]
         if not ran:
             found += _crash(convention, bound)
+        elif _leaks(ran):
+            tried = next(t for t in ran if t.meaning == "leaks")
+            detail = f"argument {convention.name}, shape {tried.shape}: hidden keys keep some weight"
+            found.append(Finding("mask-leaks", detail, reading.core.softmax_nodes[0].line))
         elif all(t.meaning == "none" for t in ran) and _is_plain_mask(convention.name):
             found.append(
                 Finding(
@@ -247,6 +265,11 @@ def findings(conventions: list[Convention], bound: Bound, reading: Reading) -> l
                 )
             )
     return found
+
+
+def _leaks(ran: list[Tried]) -> bool:
+    """Every mask that does something leaves all keys in sight."""
+    return {t.meaning for t in ran} <= {"leaks", "none"} and any(t.meaning == "leaks" for t in ran)
 
 
 def _accepted_per_sample(convention: Convention) -> bool:

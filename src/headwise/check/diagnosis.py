@@ -102,8 +102,9 @@ def _extras(name: str, part: Projection, result: Diagnosis) -> None:
     if part.norm and "the input is normalised first" not in result.variants:
         result.variants.append("the input is normalised first")
     if part.then == "norm":
-        result.variants.append(f"{name} heads are normalised (qk-norm)")
-        result.doubts.append("the norm of queries and keys")
+        result.variants.append("queries and keys are normalised")
+        if not part.normalised:
+            result.doubts.append(f"the norm of the {name}")
     elif part.then:
         result.doubts.append(f"what happens to the {name} between projection and product")
     if part.position == "added" and "positions are added inside" not in result.variants:
@@ -233,6 +234,10 @@ def _scores(bound: Bound, reading: Reading, result: Diagnosis) -> None:
         result.wrong("dropout-in-eval", "weights are dropped at random after eval()", lines.dropout_line(bound.trace))
     if scores.after == "masked":
         result.wrong("mask-after-softmax", "weights are set to zero after the softmax", node.line)
+    if scores.leaks:
+        result.wrong("mask-leaks", "scores of the future are set to a number near zero", _mask_line(bound, reading))
+        _scale(bound, reading, result)
+        return
     if scores.bias is not None:
         result.variants.append("a bias by position is added to the scores")
     _scale(bound, reading, result)
@@ -251,12 +256,16 @@ def _scale(bound: Bound, reading: Reading, result: Diagnosis) -> None:
     factors = [1.0 if p is None or p.role.factor is None else abs(p.role.factor) for p in (query, key)]
     unknown = any(p is None or p.role.factor is None for p in (query, key))
     total = abs(scores.factor) * factors[0] * factors[1]
+    if any(p is not None and p.then == "norm" for p in (query, key)):
+        return  # the norm decides how large scores are
     if _learned_temperature(bound, reading) or scores.by_head:
         result.variants.append("a learned scale")
         return
     if _near(total, right):
         if _near(abs(scores.after_factor), 1.0):
             result.good.append(f"scale 1/√{D}")
+    elif scores.bias is not None and _near(total, 1.0):
+        result.variants.append("scores are not scaled, beside a bias (as in T5)")
     elif unknown:
         result.doubts.append(f"the scale of the scores: {total:.4g} was measured where 1/√{D} = {right:.4g} is usual")
     else:

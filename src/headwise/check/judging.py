@@ -19,10 +19,14 @@ from headwise.check.repairs import Repaired
 from headwise.check.report import Report
 from headwise.check.sizes import Sizes
 from headwise.check.stages import Reading, read
+from headwise.check.stubs import Stub
 from headwise.check.subject import signature
 
 TOLERANCE = 1e-6  # of a float64 prediction; scales given as float32 tensors cost 1e-7
 CERTAIN = (NameError, AttributeError, TypeError, IndexError, KeyError, UnboundLocalError, ZeroDivisionError)
+
+
+OURS = ("values to unpack", "config has no", "NoneType", "Stub")  # perhaps we passed something of another kind
 
 
 def _nothing(_: str) -> None:
@@ -65,7 +69,8 @@ def judge(case: Case, bound: Bound | None = None, solution: bool = False) -> Rep
     case.progress("binding")
     failures: list[Failure] = []
     if bound is None:
-        bound, failures = bind(case.target, case.namespace, case.filename)
+        late = None if case.loaded is None else case.loaded.late
+        bound, failures = bind(case.target, case.namespace, case.filename, late)
     case.findings += _from_loading(case)
     if bound is None or bound.output is None:
         report = _not_bound(case, bound, failures or (bound.failures if bound else []))
@@ -125,10 +130,10 @@ def _of_the_file(thing: Any) -> bool:
 def _not_bound(case: Case, bound: Bound | None, failures: list[Failure]) -> Report:
     report = Report("unknown", subject=case.name)
     report.tried = _attempts(failures)
-    first = _telling(failures)
+    first = None if _incomplete(case) else _telling(failures)
     findings = list(case.findings)
     if first is not None:
-        findings += _mended(first.repaired)
+        findings += _mended(first.repaired, case)
         report.subject = first.built
         report.call = "" if first.called is None else f"forward({first.called})"
         findings.append(_crash(first))
@@ -138,6 +143,11 @@ def _not_bound(case: Case, bound: Bound | None, failures: list[Failure]) -> Repo
         report.verdict = "wrong" if any(f.severity == "wrong" for f in findings) else "unknown"
     report.findings = ranked(findings)
     return report
+
+
+def _incomplete(case: Case) -> bool:
+    """Whether it uses something that could not be imported."""
+    return any(isinstance(case.namespace.get(name), Stub) for name in _names_used(case.target))
 
 
 def _attempts(failures: list[Failure]) -> list[str]:
@@ -156,8 +166,14 @@ def _telling(failures: list[Failure]) -> Failure | None:
     if not inside:
         return None
     calls = [f for f in inside if f.called is not None]
-    first = calls[0] if calls else inside[0]
-    if isinstance(first.error, AssertionError) or _on_purpose(first.error):
+    natural = [f for f in calls if f.natural]
+    if calls and not natural:
+        return None
+    first = natural[0] if natural else inside[0]
+    always = len({(type(f.error), str(f.error), f.line) for f in inside}) == 1 and isinstance(first.error, CERTAIN)
+    if isinstance(first.error, AssertionError) or _on_purpose(first.error) or not (first.natural or always):
+        return None
+    if any(word in str(first.error) for word in OURS):
         return None
     if isinstance(first.error, CERTAIN) or "only one dimension" in str(first.error):
         return first
@@ -226,13 +242,13 @@ def _bound(case: Case, bound: Bound) -> Report:
     report = Report("unknown", subject=bound.built.text, call=_call_words(bound))
     case.progress("comparing")
     reading = read(bound)
-    findings = case.findings + _mended(bound.repaired) + _unsliced(bound) + _needs_a_mask(bound)
+    findings = case.findings + _mended(bound.repaired, case) + _needs_a_mask(bound)
     result = Diagnosis()
     if reading is None:
         result.doubts.append("no product of queries and keys that goes through a softmax to values was seen")
     else:
         result = diagnosis.diagnose(bound, reading)
-    findings += result.findings
+    findings += result.findings + _unsliced(bound, result)
     if reading is not None and reading.scores is not None:
         case.progress("masks")
         measured = conventions.measure(bound, reading)
@@ -274,11 +290,13 @@ def _call_words(bound: Bound) -> str:
     return f"{name}({bound.form.words()}){layout}"
 
 
-def _mended(repaired: Repaired) -> list[Finding]:
-    """What had to be repaired before it ran."""
+def _mended(repaired: Repaired, case: Case) -> list[Finding]:
+    """What had to be repaired before it ran; a name that the file assigns somewhere is no fault."""
+    assigned = set() if case.loaded is None else case.loaded.assigned
+    unknown = {name: line for name, line in repaired.names.items() if name not in assigned}
     found = [Finding("missing-super")] if repaired.super_missing else []
-    if repaired.names:
-        found.append(Finding("undefined-name", ", ".join(repaired.names), next(iter(repaired.names.values()))))
+    if unknown:
+        found.append(Finding("undefined-name", ", ".join(unknown), next(iter(unknown.values()))))
     if repaired.attributes:
         words = ", ".join(f"self.{name}" for name in repaired.attributes)
         found.append(Finding("missing-attribute", words, next(iter(repaired.attributes.values()))))
@@ -305,7 +323,7 @@ def _needs_a_mask(bound: Bound) -> list[Finding]:
     ]
 
 
-def _unsliced(bound: Bound) -> list[Finding]:
+def _unsliced(bound: Bound, result: Diagnosis) -> list[Finding]:
     """A context length that had to equal the input's, because a stored mask is used whole."""
     from headwise.check.names import constructor_role
 
@@ -315,6 +333,9 @@ def _unsliced(bound: Bound) -> list[Finding]:
     if bound.form.layout != "unbatched" and bound.sizes.T != Sizes().T:
         names = ["the size of a stored mask"]
     if not names:
+        return []
+    if result.visible == "full" and not result.findings:  # a table of positions, not of who sees whom
+        result.variants.append("it takes inputs of one length only")
         return []
     failed = [
         f for f in bound.failures if f.called is not None and f.line is not None and isinstance(f.error, RuntimeError)

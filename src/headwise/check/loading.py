@@ -46,7 +46,17 @@ class Loaded:
     assigned: set[str] = field(default_factory=set)  # names that the module itself assigns somewhere
     problems: list[tuple[int, str]] = field(default_factory=list)
     syntax: SyntaxError | None = None
+    skipped: dict[str, ast.stmt] = field(default_factory=dict)  # what was left out, by the names it would define
+    tried_late: set[str] = field(default_factory=set)
     flags: int = 0  # of `from __future__ import annotations`
+
+    def late(self, name: str) -> bool:
+        """Define a name by the statement that was left out at first; False where there is none or it fails."""
+        if name not in self.skipped or name in self.tried_late:
+            return False
+        self.tried_late.add(name)
+        _execute(self.skipped[name], self)
+        return name in self.namespace
 
     def line(self, number: int | None) -> str:
         """The text of a line, without its indentation."""
@@ -182,6 +192,7 @@ def _run(statement: ast.stmt, loaded: Loaded, finder: StubFinder) -> None:
     if isinstance(statement, LONG):
         return
     if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) and not _cheap(statement):
+        loaded.skipped.update(dict.fromkeys(_assigned(statement), statement))
         return
     if isinstance(statement, ast.If | ast.Try):
         _run_block(statement, loaded, finder)
@@ -217,9 +228,9 @@ def _import(statement: ast.Import | ast.ImportFrom, loaded: Loaded) -> None:
         return
     try:
         exec(_code(statement, loaded), loaded.namespace)  # noqa: S102 - running the learner's file is the job; see sandbox.py
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt | MemoryError):
-            raise
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:
         module = getattr(statement, "module", None) or "."
         loaded.problems.append((statement.lineno, f"{type(error).__name__}: {error}"))
         for alias in statement.names:
@@ -256,14 +267,15 @@ def _execute(statement: ast.stmt, loaded: Loaded) -> None:
     """Run it; what it raises is noted, because a later definition may not need it."""
     try:
         exec(_code(statement, loaded), loaded.namespace)  # noqa: S102 - running the learner's file is the job
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt | MemoryError | TimeoutError):
-            raise
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:
         loaded.problems.append((statement.lineno, f"{type(error).__name__}: {error}"))
 
 
 def _code(statement: ast.stmt, loaded: Loaded) -> CodeType:
-    return compile(ast.Module([statement], []), loaded.path, "exec", loaded.flags, dont_inherit=True)
+    code: CodeType = compile(ast.Module([statement], []), loaded.path, "exec", loaded.flags, dont_inherit=True)
+    return code
 
 
 @contextlib.contextmanager

@@ -127,7 +127,7 @@ def call_role(name: str) -> str | None:
             return role
     if "qkv" in word:
         return "self"
-    if "mask" in word or word in ("validlens", "validlen", "lengths", "pad", "padding", "bias", "attnbias"):
+    if "mask" in word or "valid" in word or word in ("lengths", "pad", "padding", "bias", "attnbias"):
         return "mask"
     if word in SELF:
         return "self"

@@ -254,7 +254,8 @@ def causal_switch(bound: Bound, reading: Reading | None) -> list[Finding]:
         p = parameters.get(name)
         if p is None or not (isinstance(p.default, bool) or p.annotation is bool or p.default is p.empty):
             continue
-        return _switched(bound, {name: True})
+        found = _switched(bound, {name: True})
+        return [f for f in found if f.name != "causal-ignored" or "causal" in name]  # `mask=True` may mean another mask
     return []
 
 
@@ -294,7 +295,8 @@ def call_switch(bound: Bound, reading: Reading | None) -> list[Finding]:
             if isinstance(error, NameError | AttributeError | TypeError):
                 return [Finding("mask-crashes", f"with {name}=True: {type(error).__name__}: {error}", line)]
             return []
-        return judged_pattern(seen, f"with {name}=True")
+        found = judged_pattern(seen, f"with {name}=True")
+        return [f for f in found if f.name != "causal-ignored" or "causal" in name]
     return []
 
 

@@ -28,6 +28,7 @@ class Projection:
     biases: Tensor | None = None  # (T, H·D)
     norm: bool = False  # the input was normalised first
     then: str = ""  # what happened between the map and the product
+    normalised: bool = False  # that it was a norm of every head, and nothing else
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Scores:
     visible: Tensor  # (B, H, T, S), True where a weight is not zero
     bias: Tensor | None = None  # (H, T, S) that was added
     swapped: bool = False  # rows belong to the second operand
+    leaks: bool = False  # future scores are one constant that is not small: a causal mask that hides nothing
     by_head: bool = False  # every head has its own factor
     after: str = ""  # what happened after the softmax: masked, scaled, random
     after_factor: float = 1.0
@@ -207,8 +209,24 @@ def _earlier(heads: Tensor, nodes: list[int | None], sources: dict[str, Tensor],
                 for name, x in sources.items():
                     if x.shape[:2] == y.shape[:2] and (found := fit(tokens(x), tokens(y))).exact:
                         kind = "moved" if _same_numbers(node.value, heads) else "heads"
-                        yield Projection(name, found, kind, _NOBODY, then=_in_words(between) if kind == "heads" else "")
+                        then = _in_words(between) if kind == "heads" else ""
+                        normal = then == "norm" and _is_norm(y, heads)
+                        yield Projection(name, found, kind, _NOBODY, then=then, normalised=normal)
         between.append(node.op)
+
+
+def _is_norm(before: Tensor, heads: Tensor) -> bool:
+    """Whether heads are a norm of what came before: of size or of spread, then channel by channel linear."""
+    pieces = before.unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)
+    centred = pieces - pieces.mean(-1, keepdim=True)
+    for plain in (pieces, centred):
+        unit = plain / plain.pow(2).mean(-1, keepdim=True).sqrt()
+        x, y = unit.flatten(0, 2), heads.flatten(0, 2)
+        x, y = x - x.mean(0), y - y.mean(0)
+        slope = (x * y).sum(0) / (x * x).sum(0)
+        if float((y - slope * x).norm()) < 1e-3 * float(y.norm()):  # a norm's epsilon is not ours to know
+            return True
+    return False
 
 
 def _as_tokens(value: Tensor, heads: Tensor) -> Iterator[Tensor]:
@@ -299,7 +317,22 @@ def _explained(weights: Tensor, raw: Tensor, visible: Tensor, axis: int) -> Scor
     factors = (a * b).sum((0, 2, 3)) / (b * b).sum((0, 2, 3)).clamp_min(1e-300)
     if float((a - factors[:, None, None] * b).norm()) <= 1e-6 * float(a.norm()):
         return Scores(float(factors[0]), NAMES[axis], visible, by_head=True)
-    return _with_bias(logits, raw, visible, axis)
+    return _with_bias(logits, raw, visible, axis) or _leaking(logits, raw, visible, axis)
+
+
+def _leaking(logits: Tensor, raw: Tensor, visible: Tensor, axis: int) -> Scores | None:
+    """The softmax of scores whose future was set to a constant near zero."""
+    T, S = raw.shape[-2:]
+    past = torch.ones(T, S, dtype=torch.bool).tril().expand_as(visible)
+    if axis != 3 or T != S or not bool(visible.all()):
+        return None
+    a, b = _centred(logits, past, axis), _centred(raw, past, axis)
+    factor = float((a * b).sum() / (b * b).sum().clamp_min(1e-300))
+    if float((a - factor * b).norm()) > 1e-6 * float(a.norm()):
+        return None
+    level = (logits - factor * raw).diagonal(dim1=-2, dim2=-1)[..., None]  # minus the logarithm of each row's sum
+    future = (logits - level)[~past]
+    return Scores(factor, NAMES[axis], past, leaks=True) if float(future.std()) < 1e-6 else None
 
 
 def _with_bias(logits: Tensor, raw: Tensor, visible: Tensor, axis: int) -> Scores | None:

@@ -288,6 +288,12 @@ FAULTS: dict[str, Fault] = {
             "fused": {"mask": "pass", "drop": "att.masked_fill(self.bias[:T, :T] == 0, 0.0)"},
             "listed": {"mask": "pass", "drop": "weights if mask is None else weights * (mask != 0)"},
         }),
+        Fault("mask-leaks", {
+            "separate": {"mask": "scores = scores.masked_fill(mask == 0, 1e-9)"},
+            "fused": {"mask": "att = att.masked_fill(self.bias[:T, :T] == 0, 0.0)"},
+            "listed": {"mask": "scores = scores * (mask != 0)"},
+            "einsum": {"mask": "scores = scores.masked_fill(~mask.bool(), -1e-9)"},
+        }),
         Fault("mask-wrong-sample", {
             "einsum": {"mask": "scores = scores.masked_fill(~mask.bool().roll(2, 0), -1e9)"},
             "separate": {"mask": 'scores = scores.masked_fill(mask.roll(1, 0) == 0, float("-inf"))'},

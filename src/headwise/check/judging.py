@@ -11,9 +11,10 @@ import torch
 
 from headwise.check import conventions, diagnosis, probes, solutions
 from headwise.check.binding import Bound, Failure, bind
-from headwise.check.calling import make_inputs
+from headwise.check.calling import leaves, make_inputs
 from headwise.check.diagnosis import Diagnosis
 from headwise.check.findings import Finding, ranked
+from headwise.check.fits import same
 from headwise.check.loading import Loaded
 from headwise.check.repairs import Repaired
 from headwise.check.report import Report
@@ -258,10 +259,18 @@ def _bound(case: Case, bound: Bound) -> Report:
     findings += _other_way(bound)
     case.progress("probing")
     findings += _probed(case, bound, reading, {f.name for f in findings})
+    if reading is not None and _returns_weights(bound, reading):
+        result.good.append("returned weights")
     report.findings = ranked(_settled(findings, result))
     report.variants, report.good, report.doubts = list(dict.fromkeys(result.variants)), result.good, result.doubts
     _decide(report, bound, reading, result)
     return report
+
+
+def _returns_weights(bound: Bound, reading: Reading) -> bool:
+    """Whether the weights are returned as well, of every head or as their mean."""
+    weights = reading.core.weights
+    return any(same(leaf, weights) or same(leaf, weights.mean(1)) for leaf in leaves(bound.returned))
 
 
 def _other_way(bound: Bound) -> list[Finding]:

@@ -49,3 +49,14 @@ def test_the_package_itself_can_be_called():
 @pytest.mark.parametrize("form", [headwise.textbook.HeadsAtOnce, headwise.MultiHeadAttention], ids=lambda f: f.__name__)
 def test_our_own_layers_are_right(form):
     assert check(form).verdict in ("right", "variant")
+
+
+def test_returned_weights_are_recognised():
+    class WithWeights(KeepMask):
+        def forward(self, x):
+            q, k, v = (w(x).unflatten(-1, (self.h, -1)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+            weights = (q @ k.mT / q.size(-1) ** 0.5).softmax(-1)
+            return self.wo((weights @ v).transpose(1, 2).flatten(2)), weights
+
+    assert "returned weights" in check(WithWeights).good
+    assert "returned weights" not in check(KeepMask).good

@@ -18,7 +18,7 @@ from headwise.check import building, core
 from headwise.check.calling import Form, Inputs, forms, make_inputs
 from headwise.check.configs import Config
 from headwise.check.names import constructor_role, value_for
-from headwise.check.repairs import Repaired, Repairs, error_line
+from headwise.check.repairs import Repaired, Repairs, error_line, in_a_constructor, on_purpose
 from headwise.check.sizes import Sizes, batch_for
 from headwise.check.subject import FunctionWithWeights, entry, modules, prepare, tensors
 from headwise.check.trace import Trace
@@ -39,6 +39,13 @@ class Failure:
     line: int | None
     repaired: Repaired = field(default_factory=Repaired)
     natural: bool = True  # nothing was passed that we had to guess
+    on_purpose: bool = False
+    in_constructor: bool = False
+
+    def __post_init__(self) -> None:
+        """Keep what the traceback tells, and not the traceback: its frames hold every tensor of the call."""
+        self.on_purpose, self.in_constructor = on_purpose(self.error), in_a_constructor(self.error)
+        self.error.__traceback__ = self.error.__context__ = self.error.__cause__ = None
 
 
 @dataclass

@@ -74,6 +74,9 @@ def _judged(request: dict[str, Any], tell: Any) -> dict[str, Any]:
     except RecursionError:
         report = Report("unknown", subject=Path(request["file"]).name)
         report.doubts.append(f"it called itself without end while {stage[0]}")
+    except Exception as error:
+        report = Report("unknown", subject=Path(request["file"]).name)
+        report.doubts.append(f"a fault of the checker itself while {stage[0]}, please report it: {error!r}")
     except SystemExit:
         report = Report("unknown", subject=Path(request["file"]).name)
         report.doubts.append(f"it ended the program while {stage[0]}: exit() or quit() in code that must run")

@@ -171,24 +171,15 @@ def _telling(failures: list[Failure]) -> Failure | None:
     if calls and not natural:
         return None
     first = natural[0] if natural else inside[0]
-    always = len({(type(f.error), str(f.error), f.line) for f in inside}) == 1 and isinstance(first.error, CERTAIN)
-    if isinstance(first.error, AssertionError) or _on_purpose(first.error) or not (first.natural or always):
+    kinds = {(type(f.error), str(f.error), f.line) for f in inside if "NoneType" not in str(f.error)}
+    always = len(kinds) == 1 and isinstance(first.error, CERTAIN)
+    if isinstance(first.error, AssertionError) or first.on_purpose or not (first.natural or always):
         return None
     if any(word in str(first.error) for word in OURS):
         return None
     if isinstance(first.error, CERTAIN) or "only one dimension" in str(first.error):
         return first
     return first if isinstance(first.error, RuntimeError | ValueError) and _natural(first) else None
-
-
-def _on_purpose(error: BaseException) -> bool:
-    """Whether the learner's code, or a library, raised it by a `raise` of its own: perhaps we called it wrongly."""
-    step = error.__traceback__
-    while step is not None and step.tb_next is not None:
-        step = step.tb_next
-    if step is None or "torch" in step.tb_frame.f_code.co_filename:
-        return False
-    return linecache.getline(step.tb_frame.f_code.co_filename, step.tb_lineno).strip().startswith("raise")
 
 
 def _natural(failure: Failure) -> bool:
@@ -200,7 +191,7 @@ def _crash(failure: Failure) -> Finding:
     words = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
     if isinstance(error, NameError) and not isinstance(error, UnboundLocalError):
         return Finding("undefined-name", words, failure.line)
-    if failure.called is not None and _in_a_constructor(error):
+    if failure.called is not None and failure.in_constructor:
         return Finding("layers-in-forward", words, failure.line)
     if "view size is not compatible" in str(error):
         return Finding("contiguous", words, failure.line)
@@ -209,18 +200,6 @@ def _crash(failure: Failure) -> Finding:
     if isinstance(error, AttributeError) and "object has no attribute" in str(error) and "Tensor" not in str(error):
         return Finding("missing-attribute", words, failure.line)
     return Finding("crashes", words, failure.line)
-
-
-def _in_a_constructor(error: BaseException) -> bool:
-    """Whether a call failed while it was making a layer."""
-    step, inside = error.__traceback__, False
-    while step is not None:
-        code = step.tb_frame.f_code
-        inside = inside or (
-            code.co_name == "__init__" and "torch" in code.co_filename and "modules" in code.co_filename
-        )
-        step = step.tb_next
-    return inside or ".__init__() " in str(error)
 
 
 # -- what ran ---------------------------------------------------------------------------------------------------------

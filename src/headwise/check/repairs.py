@@ -1,5 +1,6 @@
 """Keeps a call going over small faults, and remembers them: a view that needed `contiguous`, a hard-wired GPU."""
 
+import linecache
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,3 +76,25 @@ def error_line(error: BaseException, filename: str | None) -> int | None:
             line = step.tb_lineno
         step = step.tb_next
     return line
+
+
+def on_purpose(error: BaseException) -> bool:
+    """Whether the learner's code, or a library, raised it by a `raise` of its own: perhaps we called it wrongly."""
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    if step is None or "torch" in step.tb_frame.f_code.co_filename:
+        return False
+    return linecache.getline(step.tb_frame.f_code.co_filename, step.tb_lineno).strip().startswith("raise")
+
+
+def in_a_constructor(error: BaseException) -> bool:
+    """Whether a call failed while it was making a layer."""
+    step, inside = error.__traceback__, False
+    while step is not None:
+        code = step.tb_frame.f_code
+        inside = inside or (
+            code.co_name == "__init__" and "torch" in code.co_filename and "modules" in code.co_filename
+        )
+        step = step.tb_next
+    return inside or ".__init__() " in str(error)

@@ -290,7 +290,7 @@ config = transformers.AutoConfig.for_model("llama", **settings)
 model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="headwise")
 print(model.config._attn_implementation)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "headwise", done.stderr
 
 
@@ -330,7 +330,7 @@ except ImportError:
 import shaky
 print(happened)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)  # noqa: S603
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.stdout.strip() == "[1]", done.stderr
 
 

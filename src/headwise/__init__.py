@@ -1,6 +1,6 @@
 """Multi-head attention you can read, run and see."""
 
-from headwise import compat, probes, reference, textbook
+from headwise import check, compat, probes, reference, textbook
 from headwise.attention import attend
 from headwise.cache import KVCache, Memory
 from headwise.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
@@ -45,6 +45,11 @@ def _register() -> None:
     huggingface.register()
 
 
+def load_ipython_extension(shell: object) -> None:
+    """`%load_ext headwise` brings the cell magic `%%headwise_check`."""
+    check.load_ipython_extension(shell)
+
+
 _after_import("transformers.modeling_utils", _register)
 
 __all__ = [
@@ -80,6 +85,7 @@ __all__ = [
     "alibi",
     "attend",
     "causal",
+    "check",
     "compat",
     "dense",
     "documents",

@@ -4,14 +4,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from headwise.cli import cost, generate, inspect, steps, tour
+from headwise.cli import check, cost, generate, inspect, steps, tour
 from headwise.errors import HeadwiseError
 
-VERBS = {"tour": tour, "steps": steps, "cost": cost, "inspect": inspect, "generate": generate}
+VERBS = {"tour": tour, "check": check, "steps": steps, "cost": cost, "inspect": inspect, "generate": generate}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb. Exit status 0 is right, 2 is wrong usage or a job that could not be done."""
+    """Run one verb. Exit status 0 is right, 1 code that was judged wrong, 2 wrong usage or what could not be done."""
     parser = argparse.ArgumentParser(prog="headwise", description="Multi-head attention you can read, run and see.")
     parser.add_argument("--version", action="version", version=_version())
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")

@@ -1,0 +1,98 @@
+"""Judges a file: loads it, picks the attention in it, and judges that."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headwise.check.candidates import candidates
+from headwise.check.findings import Finding
+from headwise.check.judging import Case, judge
+from headwise.check.loading import Loaded, load
+from headwise.check.report import Report
+from headwise.check.telling import told
+from headwise.errors import OptionError
+
+TRIES = 3  # candidates before giving up
+RANK = {"right": 3, "variant": 3, "wrong": 2, "unknown": 0}
+
+
+def judge_file(
+    path: Path,
+    name: str | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    thorough: bool = True,
+    build: str | None = None,
+    call: str | None = None,
+    solution: bool = False,
+) -> Report:
+    """The report of the best candidate, or of the one named."""
+    progress("loading")
+    loaded = load(path)
+    if loaded.syntax is not None:
+        return _syntax(loaded)
+    found = candidates(loaded)
+    if name is not None:
+        if name not in loaded.namespace:
+            return Report(
+                "unknown", subject=name, doubts=[f"{path.name} defines no {name!r}; it defines {_listed(found)}"]
+            )
+        found = [(name, loaded.namespace[name], 100)]
+    if not found:
+        return _nothing_found(loaded)
+    if build is not None or call is not None:
+        return _as_told(loaded, found[0], build, call, progress, thorough, solution)
+    return _best(loaded, found, progress, thorough, solution)
+
+
+def _as_told(
+    loaded: Loaded,
+    found: tuple[str, Any, int],
+    build: str | None,
+    call: str | None,
+    progress: Callable[[str], None],
+    thorough: bool,
+    solution: bool,
+) -> Report:
+    case = Case(found[0], found[1], loaded.namespace, loaded, progress, thorough)
+    try:
+        return judge(case, told(case, build, call), solution)
+    except OptionError as error:
+        return Report("unknown", subject=found[0], doubts=[str(error)], file=loaded.path)
+
+
+def _best(
+    loaded: Loaded,
+    found: list[tuple[str, Any, int]],
+    progress: Callable[[str], None],
+    thorough: bool,
+    solution: bool,
+) -> Report:
+    reports = []
+    for index, (name, target, _) in enumerate(found[:TRIES]):
+        progress(f"judging {name}")
+        report = judge(Case(name, target, loaded.namespace, loaded, progress, thorough), None, solution)
+        reports.append(report)
+        if report.verdict != "unknown" or (index == 0 and report.masks):
+            break
+    best = max(reports, key=lambda r: RANK[r.verdict])
+    best = reports[0] if RANK[best.verdict] == 0 else best
+    best.others = [name for name, _, _ in found if not best.subject.startswith(name)][:3]
+    return best
+
+
+def _syntax(loaded: Loaded) -> Report:
+    error = loaded.syntax
+    assert error is not None  # noqa: S101
+    finding = Finding("syntax", str(error.msg), error.lineno, loaded.line(error.lineno))
+    return Report("wrong", subject=Path(loaded.path).name, findings=[finding], file=loaded.path)
+
+
+def _nothing_found(loaded: Loaded) -> Report:
+    report = Report("unknown", subject=Path(loaded.path).name, file=loaded.path)
+    report.doubts.append("nothing in this file looks like attention; name the class with --name")
+    report.doubts += [f"line {line} raises {words}" for line, words in loaded.problems[:3]]
+    return report
+
+
+def _listed(found: list[tuple[str, Any, int]]) -> str:
+    return ", ".join(name for name, _, _ in found) or "nothing that looks like attention"

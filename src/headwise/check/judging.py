@@ -1,0 +1,438 @@
+"""The whole judgement of one class or function: bind, read, diagnose, measure masks, probe, decide."""
+
+import inspect
+import linecache
+import time
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from headwise.check import conventions, diagnosis, probes, solutions
+from headwise.check.binding import Bound, Failure, bind
+from headwise.check.calling import leaves, make_inputs
+from headwise.check.diagnosis import Diagnosis
+from headwise.check.findings import Finding, ranked
+from headwise.check.fits import same
+from headwise.check.loading import Loaded
+from headwise.check.repairs import Repaired
+from headwise.check.report import Report
+from headwise.check.sizes import Sizes
+from headwise.check.stages import Reading, read
+from headwise.check.stubs import Stub
+from headwise.check.subject import signature
+
+TOLERANCE = 1e-6  # of a float64 prediction; scales given as float32 tensors cost 1e-7
+CERTAIN = (NameError, AttributeError, TypeError, IndexError, KeyError, UnboundLocalError, ZeroDivisionError)
+
+
+OURS = ("values to unpack", "config has no", "NoneType", "Stub")  # perhaps we passed something of another kind
+
+
+def _nothing(_: str) -> None:
+    """No progress."""
+
+
+@dataclass
+class Case:
+    """One thing to judge and where it comes from."""
+
+    name: str
+    target: Any
+    namespace: MutableMapping[str, Any]
+    loaded: Loaded | None = None
+    progress: Callable[[str], None] = _nothing
+    thorough: bool = True
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def filename(self) -> str | None:
+        """The file whose lines are reported."""
+        if self.loaded is not None:
+            return self.loaded.path
+        owner = self.target if inspect.isclass(self.target) or inspect.isfunction(self.target) else type(self.target)
+        for method in (owner, getattr(owner, "forward", None), getattr(owner, "__init__", None)):
+            if inspect.isfunction(method):
+                return method.__code__.co_filename
+        return None
+
+    def text(self, line: int | None) -> str:
+        """That line of the file."""
+        if self.loaded is not None:
+            return self.loaded.line(line)
+        return "" if line is None or self.filename is None else linecache.getline(self.filename, line).strip()
+
+
+def judge(case: Case, bound: Bound | None = None, solution: bool = False) -> Report:
+    """The report."""
+    start = time.monotonic()
+    case.progress("binding")
+    failures: list[Failure] = []
+    if bound is None:
+        late = None if case.loaded is None else case.loaded.late
+        bound, failures = bind(case.target, case.namespace, case.filename, late)
+    case.findings += _from_loading(case)
+    if bound is None or bound.output is None:
+        report = _not_bound(case, bound, failures or (bound.failures if bound else []))
+    else:
+        report = _guarded(case, bound)
+    for finding in report.findings:
+        finding.text = finding.text or case.text(finding.line)
+    if solution:
+        report.solution = solutions.solution(bound)
+    report.file = case.filename or ""
+    report.seconds = time.monotonic() - start
+    return report
+
+
+def _from_loading(case: Case) -> list[Finding]:
+    if case.loaded is None:
+        return []
+    used = _names_used(case.target)
+    missing = {n: line for n, line in case.loaded.missing_imports.items() if n in used or not used}
+    if not missing:
+        return []
+    line = min(missing.values())
+    return [Finding("missing-import", ", ".join(sorted(missing)), line)]
+
+
+def _names_used(target: Any) -> set[str]:
+    """Global names that a class or function reads, its helpers in the same file included."""
+    found: set[str] = set()
+    pending, seen = [target], set()
+    while pending:
+        thing = pending.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        members = list(vars(thing).values()) if inspect.isclass(thing) else [thing]
+        if inspect.isclass(thing):
+            found |= {base.__name__ for base in thing.__mro__} | {"nn", "torch"}
+        for member in members:
+            member = inspect.unwrap(member) if callable(member) else member
+            code = getattr(getattr(member, "__func__", member), "__code__", None)
+            if code is None:
+                continue
+            names = set(code.co_names) | {n for c in code.co_consts if hasattr(c, "co_names") for n in c.co_names}
+            found |= names
+            space = getattr(member, "__globals__", {})
+            pending += [space[n] for n in names if n in space and _of_the_file(space[n])]
+    return found
+
+
+def _of_the_file(thing: Any) -> bool:
+    return (inspect.isclass(thing) or inspect.isfunction(thing)) and getattr(thing, "__module__", "") == "learner"
+
+
+# -- what did not run -------------------------------------------------------------------------------------------------
+
+
+def _not_bound(case: Case, bound: Bound | None, failures: list[Failure]) -> Report:
+    report = Report("unknown", subject=case.name)
+    report.tried = _attempts(failures)
+    first = None if _incomplete(case) else _telling(failures)
+    findings = list(case.findings)
+    if first is not None:
+        findings += _mended(first.repaired, case)
+        report.subject = first.built
+        report.call = "" if first.called is None else f"forward({first.called})"
+        findings.append(_crash(first))
+    elif bound is not None:
+        report.doubts.append("what it returns is not of the shape (batch, tokens, width)")
+    if any(f.name in ("missing-import", "undefined-name", "missing-super") for f in findings) or first is not None:
+        report.verdict = "wrong" if any(f.severity == "wrong" for f in findings) else "unknown"
+    report.findings = ranked(findings)
+    return report
+
+
+def _incomplete(case: Case) -> bool:
+    """Whether it uses something that could not be imported."""
+    return any(isinstance(case.namespace.get(name), Stub) for name in _names_used(case.target))
+
+
+def _attempts(failures: list[Failure]) -> list[str]:
+    seen: dict[str, str] = {}
+    for f in failures:
+        words = f.built if f.called is None else f"{f.built} called with ({f.called})"
+        seen.setdefault(
+            words, f"{words}: {type(f.error).__name__}: {str(f.error).splitlines()[0][:100] if str(f.error) else ''}"
+        )
+    return list(seen.values())
+
+
+def _telling(failures: list[Failure]) -> Failure | None:
+    """The failure that is surely the learner's: in their lines, in the most natural attempt."""
+    inside = [f for f in failures if f.line is not None]
+    if not inside:
+        return None
+    calls = [f for f in inside if f.called is not None]
+    natural = [f for f in calls if f.natural]
+    if calls and not natural:
+        return None
+    first = natural[0] if natural else inside[0]
+    kinds = {(type(f.error), str(f.error), f.line) for f in inside if "NoneType" not in str(f.error)}
+    always = len(kinds) == 1 and isinstance(first.error, CERTAIN)
+    if isinstance(first.error, AssertionError) or first.on_purpose or not (first.natural or always):
+        return None
+    if any(word in str(first.error) for word in OURS):
+        return None
+    if isinstance(first.error, CERTAIN) or "only one dimension" in str(first.error):
+        return first
+    return first if isinstance(first.error, RuntimeError | ValueError) and _natural(first) else None
+
+
+def _natural(failure: Failure) -> bool:
+    return "<" not in failure.built and "None" not in failure.built
+
+
+def _crash(failure: Failure) -> Finding:
+    error = failure.error
+    words = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
+    if isinstance(error, NameError) and not isinstance(error, UnboundLocalError):
+        return Finding("undefined-name", words, failure.line)
+    if failure.called is not None and failure.in_constructor:
+        return Finding("layers-in-forward", words, failure.line)
+    if "view size is not compatible" in str(error):
+        return Finding("contiguous", words, failure.line)
+    if "before Module.__init__" in str(error):
+        return Finding("missing-super", words, failure.line)
+    if isinstance(error, AttributeError) and "object has no attribute" in str(error) and "Tensor" not in str(error):
+        return Finding("missing-attribute", words, failure.line)
+    return Finding("crashes", words, failure.line)
+
+
+# -- what ran ---------------------------------------------------------------------------------------------------------
+
+
+def _guarded(case: Case, bound: Bound) -> Report:
+    """A fault of the checker itself never reads as a fault of the learner."""
+    try:
+        return _bound(case, bound)
+    except Exception as error:
+        step = error.__traceback__
+        while step is not None and step.tb_next is not None:
+            step = step.tb_next
+        place = "" if step is None else f" ({step.tb_frame.f_code.co_name}, line {step.tb_lineno})"
+        doubt = f"a fault of the checker itself, please report it: {type(error).__name__}: {error}{place}"
+        return Report("unknown", subject=bound.built.text, call=_call_words(bound), doubts=[doubt])
+
+
+def _bound(case: Case, bound: Bound) -> Report:
+    report = Report("unknown", subject=bound.built.text, call=_call_words(bound))
+    case.progress("comparing")
+    reading = read(bound)
+    findings = case.findings + _mended(bound.repaired, case) + _needs_a_mask(bound)
+    result = Diagnosis()
+    if reading is None:
+        result.doubts.append("no product of queries and keys that goes through a softmax to values was seen")
+    else:
+        result = diagnosis.diagnose(bound, reading)
+    findings += result.findings + _unsliced(bound, result)
+    if reading is not None and reading.scores is not None:
+        case.progress("masks")
+        measured = conventions.measure(bound, reading)
+        report.masks = [c.words() for c in measured if c.tried]
+        findings += conventions.findings(measured, bound, reading)
+        findings += _mask_extras(bound, reading, measured)
+    findings += _other_way(bound)
+    case.progress("probing")
+    findings += _probed(case, bound, reading, {f.name for f in findings})
+    if reading is not None and _returns_weights(bound, reading):
+        result.good.append("returned weights")
+    report.findings = ranked(_settled(findings, result))
+    report.variants, report.good, report.doubts = list(dict.fromkeys(result.variants)), result.good, result.doubts
+    _decide(report, bound, reading, result)
+    return report
+
+
+def _returns_weights(bound: Bound, reading: Reading) -> bool:
+    """Whether the weights are returned as well, of every head or as their mean."""
+    weights = reading.core.weights
+    return any(same(leaf, weights) or same(leaf, weights.mean(1)) for leaf in leaves(bound.returned))
+
+
+def _other_way(bound: Bound) -> list[Finding]:
+    """Where keys may be left out, the call without them is another path through the code, and is judged as well."""
+    optional = [p.name for p in signature(bound.thing) if p.name in bound.form.roles and p.default is None]
+    alone = {n: r for n, r in bound.form.roles.items() if n not in optional}
+    if not optional or not alone:
+        return []
+    other = replace(bound, form=replace(bound.form, roles=dict.fromkeys(alone, "self")))
+    other.inputs = make_inputs(other.form, bound.sizes)
+    try:
+        returned, other.trace = other.traced(other.inputs)
+    except Exception:
+        return []
+    other.output = other.form.result(returned, other.inputs)
+    reading = read(other)
+    found = [] if reading is None else diagnosis.diagnose(other, reading).findings
+    for finding in found:
+        finding.detail += f" (without {', '.join(optional)})"
+    return found
+
+
+def _call_words(bound: Bound) -> str:
+    name = "forward" if isinstance(bound.thing, torch.nn.Module) else "call"
+    layout = "" if bound.form.layout == "batch first" else f", {bound.form.layout}"
+    return f"{name}({bound.form.words()}){layout}"
+
+
+def _mended(repaired: Repaired, case: Case) -> list[Finding]:
+    """What had to be repaired before it ran; a name that the file assigns somewhere is no fault."""
+    assigned = set() if case.loaded is None else case.loaded.assigned
+    unknown = {name: line for name, line in repaired.names.items() if name not in assigned}
+    found = [Finding("missing-super")] if repaired.super_missing else []
+    if unknown:
+        found.append(Finding("undefined-name", ", ".join(unknown), next(iter(unknown.values()))))
+    if repaired.attributes:
+        words = ", ".join(f"self.{name}" for name in repaired.attributes)
+        found.append(Finding("missing-attribute", words, next(iter(repaired.attributes.values()))))
+    if "contiguous" in repaired.lines:
+        found.append(Finding("contiguous", "", repaired.lines["contiguous"]))
+    if "cuda" in repaired.lines:
+        found.append(Finding("cuda-only", "", repaired.lines["cuda"]))
+    return found
+
+
+def _needs_a_mask(bound: Bound) -> list[Finding]:
+    """A mask that is None by default, where None raises."""
+    defaults = {p.name: p.default for p in signature(bound.thing)}
+    names = [n for n in bound.form.fixed if n in bound.form.masks and defaults.get(n, 0) is None]
+    failed = [f for f in bound.failures if f.line is not None and f.called is not None]
+    if not names or not failed:
+        return []
+    return [
+        Finding(
+            "mask-crashes",
+            f"{names[0]}=None, its default, raises {type(failed[0].error).__name__}: {failed[0].error}",
+            failed[0].line,
+        )
+    ]
+
+
+def _unsliced(bound: Bound, result: Diagnosis) -> list[Finding]:
+    """A context length that had to equal the input's, because a stored mask is used whole."""
+    from headwise.check.names import constructor_role
+
+    names = [k for k, v in bound.built.arguments.items() if constructor_role(k) == "context" and v == bound.sizes.T]
+    if bound.built.config is not None and bound.built.config._sizes.context == bound.sizes.T:
+        names = ["the context length"]
+    if bound.form.layout != "unbatched" and bound.sizes.T != Sizes().T:
+        names = ["the size of a stored mask"]
+    if not names:
+        return []
+    if result.visible == "full" and not result.findings:  # a table of positions, not of who sees whom
+        result.variants.append("it takes inputs of one length only")
+        return []
+    failed = [
+        f for f in bound.failures if f.called is not None and f.line is not None and isinstance(f.error, RuntimeError)
+    ]
+    line = failed[0].line if failed else None
+    return [Finding("buffer-not-sliced", f"it runs only when {names[0]} equals the length of the input", line)]
+
+
+def _mask_extras(bound: Bound, reading: Reading, measured: list[conventions.Convention]) -> list[Finding]:
+    found = []
+    empty = conventions.empty_row(bound, reading, measured)
+    if empty is not None:
+        found.append(empty)
+    for convention in measured:
+        tried = next((t for t in convention.tried if t.meaning == convention.meaning and t.meaning), None)
+        if tried is not None and tried.shape != "(B,) lengths":
+            mask = next(m for words, m, _ in conventions.shaped(*reading.core.weights.shape) if words == tried.shape)
+            mask = mask.to(getattr(torch, tried.dtype.split()[0], torch.float16))
+            mask = mask.half() if mask.is_floating_point() else mask
+            found += [
+                f for f in probes.half_precision(bound, reading, {convention.name: mask}) if f.name == "half-fill"
+            ]
+    return found
+
+
+def _probed(case: Case, bound: Bound, reading: Reading | None, known: set[str]) -> list[Finding]:
+    found: list[Finding] = []
+    for probe in probes.ALWAYS:
+        if probe is probes.speed and not case.thorough:
+            continue
+        if probe in (probes.small_batch, probes.other_length) and bound.repaired.names:
+            continue  # the names we supplied hold one size only
+        found += probe(bound, reading)
+        if any(f.name in ("layers-in-forward",) for f in found):
+            break
+    return found
+
+
+def _settled(findings: list[Finding], result: Diagnosis) -> list[Finding]:
+    """Without findings that only repeat another in other words."""
+    names = {f.name for f in findings}
+    gone: set[str] = set()
+    if names & {
+        "attends-over-batch",
+        "scale-batch",
+        "softmax-axis",
+        "split-view",
+        "merge-view",
+        "layers-in-forward",
+        "mask-wrong-sample",
+    }:
+        gone.add("batch-leak")
+    if "no-out-proj" in names or "wrong-role" in names:
+        gone.add("dead-parameter")
+    if "wrong-role" in names and "one-projection" in names:
+        three = any(f.detail.startswith("all three") for f in findings if f.name == "one-projection")
+        gone.add("wrong-role" if three else "one-projection")
+    if "mask-discarded" in names:
+        gone |= {"mask-ignored", "causal-ignored"}
+    if "layers-in-forward" in names:
+        gone |= {"dropout-in-eval", "no-gradient"}
+    if "too-wide" in names:
+        gone.add("no-out-proj")
+    if "attends-over-heads" in names:
+        gone |= {"mask-ignored", "cross-length", "mask-crashes"}
+    return [f for f in findings if f.name not in gone]
+
+
+def _decide(report: Report, bound: Bound, reading: Reading | None, result: Diagnosis) -> None:
+    wrong = [f for f in report.findings if f.severity == "wrong"]
+    gap = None
+    if reading is not None:
+        gap = diagnosis.proven(bound, reading, result)
+        special = any(
+            p is not None and (p.position or p.norm or p.then) for p in (reading.query, reading.key, reading.value)
+        )
+        followed = reading.output is not None and not reading.output.last
+        if gap is not None and not gap < TOLERANCE:
+            report.doubts.append(f"fresh inputs differ by {gap:.2g} from what was understood")
+        elif gap is None and not special and not followed and not wrong and not report.doubts:
+            report.doubts.append("no prediction could be tested on fresh inputs")
+    if wrong:
+        report.verdict = "wrong"
+        _explain(report, bound, reading, gap, wrong)
+    elif report.doubts:
+        report.verdict = "unknown"
+    else:
+        report.verdict = "variant" if report.variants else "right"
+
+
+STAGE = {
+    "scale-missing", "scale-d_model", "scale-batch", "scale-length", "scale-multiplied", "scale-no-sqrt",
+    "scale-other", "scale-after-softmax", "softmax-axis", "split-view", "merge-view", "mask-after-softmax",
+}  # fmt: skip
+
+
+def _explain(report: Report, bound: Bound, reading: Reading | None, gap: float | None, wrong: list[Finding]) -> None:
+    """The first difference from the reference, and whether the named changes explain all of it."""
+    if reading is None or not {f.name for f in wrong} & STAGE:
+        return
+    should = diagnosis.rightful(bound, reading)
+    if should is not None and bound.output is not None and should.shape == bound.output.shape:
+        apart = (should - bound.output).abs() > 1e-6
+        if apart.any():
+            index = tuple(int(i) for i in apart.nonzero()[0])
+            report.difference = (
+                f"output[{', '.join(map(str, index))}] is {float(bound.output[index]):.4f}, "
+                f"the reference gives {float(should[index]):.4f}"
+            )
+    if gap is not None and gap < TOLERANCE:
+        one = "that one change" if len([f for f in wrong if f.name in STAGE]) == 1 else "these changes"
+        report.proof = f"with {one} the output equals the reference on fresh inputs (largest difference {gap:.0e})"

@@ -1,0 +1,112 @@
+"""What the checker says: a verdict, what was understood, the findings, and what was measured."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from headwise.check.findings import Finding
+
+EXIT = {"right": 0, "variant": 0, "wrong": 1, "unknown": 2}
+WORDS = {
+    "right": "RIGHT",
+    "variant": "RIGHT",
+    "wrong": "WRONG",
+    "unknown": "CANNOT JUDGE",
+}
+LABEL = {"wrong": "WRONG", "fragile": "FRAGILE", "slow": "SLOW", "style": "STYLE"}
+
+
+@dataclass
+class Report:
+    """The result of a check. `str(report)` is the text, `report.to_dict()` plain data, `report.exit_code` 0, 1 or 2."""
+
+    verdict: str  # right, variant (right, and more than plain attention), wrong, unknown
+    subject: str = ""  # MultiHeadAttention(d_model=32, num_heads=4)
+    call: str = ""  # forward(query, key, value, mask)
+    masks: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    variants: list[str] = field(default_factory=list)
+    good: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    difference: str = ""  # the first differing index with both values
+    proof: str = ""
+    tried: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)  # further candidates in the file
+    file: str = ""
+    seconds: float = 0.0
+    in_process: bool = False
+    solution: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """0 right, 1 wrong, 2 could not be judged."""
+        return EXIT[self.verdict]
+
+    @property
+    def cause(self) -> str | None:
+        """Name of the first mistake that makes it wrong."""
+        return next((f.name for f in self.findings if f.severity == "wrong"), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        data = asdict(self)
+        data["findings"] = [finding.to_dict() for finding in self.findings]
+        return data | {"exit_code": self.exit_code, "cause": self.cause}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Report":
+        """What `to_dict` wrote."""
+        names = set(cls.__dataclass_fields__)
+        made = cls(**{k: v for k, v in data.items() if k in names})
+        made.findings = [
+            Finding(f["name"], f["detail"], f["line"], f["text"], f["severity"]) for f in data.get("findings", [])
+        ]
+        return made
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """The text, line by line."""
+        out = []
+        if self.subject:
+            called = f" · {self.call}" if self.call else ""
+            out.append(f"{self.subject}{called}")
+        out += [f"mask    {line}   (measured)" for line in self.masks]
+        out += self._verdict()
+        for finding in self.findings:
+            out += _finding(finding)
+        if self.difference:
+            out.append(f"        first difference: {self.difference}")
+        if self.proof:
+            out.append(f"        {self.proof}")
+        if self.good:
+            out.append(f"OK      {' · '.join(self.good)}")
+        if self.others:
+            out.append(f"        also in this file: {', '.join(self.others)} (choose with --name)")
+        return out
+
+    def _verdict(self) -> list[str]:
+        if self.verdict == "right":
+            return ["RIGHT   equals the reference with your own weights"]
+        if self.verdict == "variant":
+            return [f"RIGHT   a known variant: {'; '.join(self.variants)}"]
+        if self.verdict == "wrong":
+            return [f"        a variant: {'; '.join(self.variants)}"] if self.variants else []
+        lines = ["CANNOT JUDGE: this says nothing about whether it is right"]
+        lines += [f"        not understood: {doubt}" for doubt in self.doubts]
+        lines += [f"        tried: {attempt}" for attempt in self.tried[:5]]
+        if self.tried:
+            lines.append('        say how: --build "MyClass(512, 8)" --call "m(x, x, x, mask)"')
+        return lines
+
+
+def _finding(finding: Finding) -> list[str]:
+    head = f"{LABEL[finding.severity]:<8}{finding.title}"
+    lines = [head + (f": {finding.detail}" if finding.detail else "")]
+    if finding.line is not None:
+        lines.append(f"        line {finding.line}: {finding.text}")
+    if finding.severity == "wrong":
+        lines += [f"        why:  {finding.why}", f"        next: {finding.hint}"]
+    elif finding.severity == "fragile":
+        lines.append(f"        next: {finding.hint}")
+    return lines

@@ -1,0 +1,143 @@
+"""The checker's own parts, one by one."""
+
+import json
+
+import pytest
+import torch
+from right_forms import KeepMask
+from torch import nn
+
+from headwise import reference
+from headwise.check import Report, einops_stub, mutants
+from headwise.check.asking import check
+from headwise.check.fits import fit
+from headwise.check.magic import judge_cell, last_class
+from headwise.check.names import call_role, constructor_role
+from headwise.check.patterns import pattern
+from headwise.check.roles import role
+from headwise.check.trace import Trace
+
+
+def test_fit_finds_a_linear_map_and_refuses_another():
+    x = torch.randn(60, 7, dtype=torch.float64)
+    weight, bias = torch.randn(5, 7, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    found = fit(x, x @ weight.T + bias)
+    assert found.exact
+    torch.testing.assert_close(found.weight, weight)
+    assert not fit(x, (x @ weight.T).tanh()).exact
+
+
+def test_role_finds_rows_of_a_fused_transposed_parameter_and_their_factor():
+    parameter = torch.randn(6, 18, dtype=torch.float64)
+    found = role(0.5 * parameter[:, 6:12].T, {"fused": parameter, "other": torch.randn(6, 6).double()}, 3)
+    assert (found.names, found.plain) == (["fused"], False)
+    assert found.factor == pytest.approx(0.5)
+
+
+def test_role_of_the_identity_is_plain():
+    assert role(torch.eye(6, dtype=torch.float64), {}, 3).plain
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning"),
+    [("d_model", "width"), ("embed_size", "width"), ("nEmbd", "width"), ("h", "heads"),
+     ("num_attention_heads", "heads"),
+     ("n_kv_heads", "kv_heads"), ("head_dim", "head_width"), ("d_k", "head_width"), ("context_length", "context"),
+     ("attn_pdrop", "dropout"), ("qkv_bias", "bias"), ("frobnicate", None)],
+)  # fmt: skip
+def test_constructor_names_have_meanings(name, meaning):
+    assert constructor_role(name) == meaning
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning"),
+    [("Q", "query"), ("keys", "key"), ("v", "value"), ("x", "self"), ("hidden_states", "self"),
+     ("encoder_output", "memory"), ("src_mask", "mask"), ("valid_lens", "mask"), ("freqs_cis", "rotary"),
+     ("frobnicate", None)],
+)  # fmt: skip
+def test_call_names_have_meanings(name, meaning):
+    assert call_role(name) == meaning
+
+
+def test_plain_recipe_is_the_reference():
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    maps = tuple(reference.Linear(torch.randn(12, 12, dtype=torch.float64)) for _ in range(4))
+    ours = mutants.attention(x, x, x, maps, 3, mutants.Recipe())
+    theirs = reference.multi_head_attention(x, x, x, maps, 3)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [mutants.Recipe(split="view"), mutants.Recipe(scale=1.0), mutants.Recipe(axis="queries"),
+     mutants.Recipe(axis="heads"), mutants.Recipe(axis="batch"), mutants.Recipe(after_factor=0.5),
+     mutants.Recipe(masked_after=True), mutants.Recipe(merge="view"), mutants.Recipe(residual=1.0)],
+    ids=lambda recipe: recipe.deviations[0],
+)  # fmt: skip
+def test_every_mutant_differs_from_the_reference(recipe):
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    maps = tuple(reference.Linear(torch.randn(12, 12, dtype=torch.float64)) for _ in range(4))
+    visible = torch.ones(5, 5, dtype=torch.bool).tril()
+    right = reference.multi_head_attention(x, x, x, maps, 3, visible=visible)[0]
+    wrong = mutants.attention(x, x, x, maps, 3, recipe, visible=visible)[0]
+    assert (right - wrong).nan_to_num().abs().max() > 1e-3
+
+
+ONES = torch.ones(2, 3, 5, 5, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [(ONES, "full"), (ONES.tril(), "causal"), (ONES.tril(-1), "strict"), (ONES.tril(1), "ahead"),
+     (ONES.triu(), "future"), (ONES.triu(1), "later"), (ONES.tril().triu(-1), "causal and more"),
+     (ONES ^ torch.eye(5, dtype=torch.bool), "other")],
+    ids=["full", "causal", "strict", "ahead", "future", "later", "window", "not itself"],
+)  # fmt: skip
+def test_pattern_of_visible_keys_is_named(table, name):
+    assert pattern(table) == name
+
+
+def test_einops_stand_in_splits_merges_repeats_and_reduces():
+    x = torch.arange(24.0).view(2, 3, 4)
+    split = einops_stub.rearrange(x, "b n (h d) -> b h n d", h=2)
+    assert torch.equal(split, x.view(2, 3, 2, 2).transpose(1, 2))
+    assert torch.equal(einops_stub.rearrange(split, "b h n d -> b n (h d)"), x)
+    assert einops_stub.repeat(x, "b n d -> b k n d", k=5).shape == (2, 5, 3, 4)
+    assert torch.equal(einops_stub.reduce(x, "b n d -> b d", "mean"), x.mean(1))
+    assert torch.equal(einops_stub.rearrange(x, "... d -> d ..."), x.permute(2, 0, 1))
+    assert torch.equal(einops_stub.einsum(x, x, "b n d, b m d -> b n m"), x @ x.mT)
+
+
+def test_trace_sees_products_inside_fused_attention_and_the_line():
+    q = torch.randn(2, 3, 5, 4)
+    with torch.no_grad(), Trace(__file__) as trace:
+        nn.functional.scaled_dot_product_attention(q, q, q)
+    assert [node.op for node in trace.nodes].count("bmm") == 2
+    assert all(node.line is not None for node in trace.nodes)
+
+
+def test_report_survives_json():
+    report = check(KeepMask)
+    again = Report.from_dict(json.loads(json.dumps(report.to_dict())))
+    assert str(again) == str(report)
+
+
+class Shell:
+    """As much of a notebook as the magic needs."""
+
+    def __init__(self):
+        self.user_ns = {"nn": nn, "KeepMask": KeepMask}
+
+    def run_cell(self, cell):
+        exec(cell, self.user_ns)  # noqa: S102
+
+
+def test_magic_runs_the_cell_and_judges_its_class(capsys):
+    judge_cell(Shell(), "", "class MyAttention(KeepMask):\n    pass\n\nclass Other:\n    pass")
+    assert "RIGHT" in capsys.readouterr().out
+
+
+def test_magic_says_what_it_misses(capsys):
+    judge_cell(Shell(), "", "x = 1")
+    assert "defines no class" in capsys.readouterr().out
+    assert last_class("class A: pass\nclass Head: pass\nclass B: pass") == "Head"

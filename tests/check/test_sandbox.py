@@ -1,0 +1,94 @@
+"""A file may do anything: the answer is a report, in time, and nothing else happens."""
+
+import subprocess
+import time
+
+import pytest
+
+from headwise.check import sandbox
+from headwise.check.templates import write
+
+RIGHT = write("separate")
+IN_FORWARD = RIGHT.replace("batch = query.size(0)", "batch = query.size(0); {}")
+
+
+def run(folder, source, **options):
+    path = folder / "attention.py"
+    path.write_text(source)
+    return sandbox.run(path, thorough=False, **options)
+
+
+def test_a_right_file_is_right_and_progress_is_told(tmp_path):
+    stages = []
+    report = run(tmp_path, RIGHT, progress=stages.append)
+    assert report.verdict == "right"
+    assert stages[0] == "starting"
+    assert stages[-1] == "probing"
+
+
+def test_a_fault_comes_through_with_line_and_words(tmp_path):
+    report = run(tmp_path, write("fused", "scale-missing"))
+    assert report.cause == "scale-missing"
+    assert report.findings[0].text == "att = (q @ k.transpose(-2, -1))"
+
+
+def test_an_endless_loop_is_stopped(tmp_path):
+    start = time.monotonic()
+    report = run(tmp_path, IN_FORWARD.format("[None for _ in iter(int, 1)]"), seconds=8)
+    assert report.verdict == "unknown"
+    assert "an endless loop, or too much work" in report.doubts[0]
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("exit(0)", "ended the program"),
+        ("__import__('os')._exit(7)", "ended the process with status 7"),
+        ("__import__('ctypes').string_at(0)", "SIGSEGV"),
+        ("bytearray(10**11)", "memory"),
+    ],
+    ids=["exit", "hard exit", "crash", "memory"],
+)
+def test_a_file_that_ends_its_process_is_not_judged(code, words, tmp_path):
+    report = run(tmp_path, IN_FORWARD.format(code))
+    assert report.verdict == "unknown", report
+    assert words in " ".join(report.doubts + report.tried), report
+
+
+def test_megabytes_of_output_are_swallowed(tmp_path, capfd):
+    report = run(tmp_path, IN_FORWARD.format("print('x' * 10**7)"))
+    assert report.verdict == "right"
+    assert capfd.readouterr().out == ""
+
+
+def test_there_is_no_network(tmp_path):
+    code = "import urllib.request; urllib.request.urlopen('http://example.com', timeout=3)"
+    report = run(tmp_path, IN_FORWARD.format(code))
+    assert report.verdict != "right"
+    assert "without a network" in " ".join(report.tried + [f.detail for f in report.findings] + report.doubts)
+
+
+def test_home_and_folder_are_empty_and_temporary(tmp_path):
+    code = "import os; open(os.path.expanduser('~/left.txt'), 'w').write('x'); assert 'left.txt' in os.listdir()"
+    assert run(tmp_path, IN_FORWARD.format(code)).verdict == "right"
+    assert [p.name for p in tmp_path.iterdir()] == ["attention.py"]
+
+
+def test_children_do_not_outlive_the_check(tmp_path):
+    report = run(tmp_path, IN_FORWARD.format("import subprocess; subprocess.Popen(['sleep', '76543'])"))
+    assert report.verdict == "right"
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout  # noqa: S607
+    assert "sleep 76543" not in running
+
+
+def test_a_missing_file_is_answered(tmp_path):
+    report = sandbox.run(tmp_path / "nowhere.py")
+    assert report.doubts == [f"there is no file {tmp_path / 'nowhere.py'}"]
+
+
+def test_build_and_call_are_obeyed_and_their_faults_answered(tmp_path):
+    told = run(tmp_path, RIGHT, build="MultiHeadAttention(E, H)", call="m(q, k, v, mask)")
+    assert (told.verdict, told.subject) == ("right", "MultiHeadAttention(E, H)")
+    report = run(tmp_path, RIGHT, build="MultiHeadAttention(1, 2, 3, 4)")
+    assert "--build 'MultiHeadAttention(1, 2, 3, 4)' raises TypeError" in report.doubts[0]

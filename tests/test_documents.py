@@ -48,7 +48,7 @@ def test_tree_in_the_readme_lists_the_files_there_are():
     for line in tree.splitlines():
         name = line.split()[0]
         if name.endswith("/"):
-            inside = [word for word in line.split() if word.endswith(".py")]
+            inside = [word for word in line.split() if "." in word and not word.endswith(".")]
             listed |= {name + file for file in inside}
         else:
             listed.add(name)

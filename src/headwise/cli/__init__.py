@@ -1,6 +1,7 @@
 """The `headwise` command: one file per verb. Results go to standard output, chatter to standard error."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -31,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         return int(options.run(options))
+    except BrokenPipeError:  # `headwise ... | head`: who reads has enough
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - Python flushes it once more when it ends
+        return 0
     except HeadwiseError as error:
         print(f"headwise {options.verb}: {error}", file=sys.stderr)
         return 2

@@ -28,8 +28,8 @@ class LanguageModel:
     >>> model = load_builtin()
     >>> model.write("Once upon a time", 20, seed=0)[:16]
     'Once upon a time'
-    >>> model.tokens("Once upon").shape  # with the start token
-    torch.Size([1, 3])
+    >>> model.tokens("Once upon").shape  # the start token, "On", "ce", " upon"
+    torch.Size([1, 4])
     """
 
     def __init__(self, gpt: GPT, tokenizer: Any) -> None:

@@ -1,8 +1,10 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ def examples_files(tmp_path, monkeypatch):
     from safetensors.torch import save_file
 
     save_file(torch.nn.TransformerEncoderLayer(16, 4, 8).state_dict(), tmp_path / "model.safetensors")
+    shutil.copytree(Path(__file__).parents[1] / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
 
 

@@ -5,10 +5,18 @@ import os
 import sys
 from collections.abc import Sequence
 
-from headwise.cli import check, cost, generate, inspect, steps, tour
+from headwise.cli import check, cost, generate, inspect, quiz, steps, tour
 from headwise.errors import HeadwiseError
 
-VERBS = {"tour": tour, "check": check, "steps": steps, "cost": cost, "inspect": inspect, "generate": generate}
+VERBS = {
+    "tour": tour,
+    "check": check,
+    "steps": steps,
+    "cost": cost,
+    "inspect": inspect,
+    "generate": generate,
+    "quiz": quiz,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,67 @@
+"""The quiz: every exercise is a wrong class that the checker names, and repairing it is progress."""
+
+import json
+
+import pytest
+
+from headwise import check
+from headwise.check.templates import write
+from headwise.cli import main
+from headwise.learn.quiz import EXERCISES, Quiz
+
+
+@pytest.mark.parametrize("exercise", EXERCISES[::5], ids=lambda x: x.mistake)
+def test_an_exercise_is_wrong_by_its_own_mistake(exercise):
+    names = {}
+    exec(exercise.source(), names)  # noqa: S102
+    kind = [x for x in names.values() if isinstance(x, type) and x.__module__ not in ("torch.nn", "math")][-1]
+    report = check(kind)
+    assert report.verdict == "wrong"
+    assert exercise.mistake in [finding.name for finding in report.findings]
+
+
+def test_there_is_an_exercise_for_most_mistakes_and_names_do_not_tell():
+    assert len(EXERCISES) >= 20
+    assert [exercise.number for exercise in EXERCISES] == list(range(1, len(EXERCISES) + 1))
+    for exercise in EXERCISES:
+        assert exercise.mistake not in exercise.source()
+
+
+def test_the_way_through(tmp_path, capsys):
+    folder = tmp_path / "quiz"
+    arguments = ["quiz", "--folder", str(folder)]
+    assert main(arguments) == 0
+    assert "exercise_01.py: one thing is wrong" in capsys.readouterr().out
+    assert main([*arguments, "--hint"]) == 0
+    assert "Exercise 1: " in capsys.readouterr().out
+    assert main(arguments) == 1, "not repaired yet"
+    assert "WRONG" in capsys.readouterr().out
+    (folder / "exercise_01.py").write_text(write(EXERCISES[0].style))
+    assert main(arguments) == 0
+    assert "Right. It was: " in capsys.readouterr().out
+    assert (folder / "exercise_02.py").is_file()
+    assert main([*arguments, "--skip"]) == 0
+    capsys.readouterr()
+    assert main([*arguments, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["solved"] == [EXERCISES[0].mistake]
+    assert told["skipped"] == [EXERCISES[1].mistake]
+    assert told["tries"] == {EXERCISES[0].mistake: 2}
+    assert main([*arguments, "--list"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith("  1  solved, 2 tries: ")
+    assert shown[2] == "  3  to do"
+
+
+def test_the_end_is_said(tmp_path, capsys):
+    quiz = Quiz(tmp_path)
+    while (exercise := quiz.current) is not None:
+        quiz.skip(exercise)
+    assert main(["quiz", "--folder", str(tmp_path)]) == 0
+    assert f"All {len(EXERCISES)} exercises are done" in capsys.readouterr().out
+
+
+def test_a_damaged_progress_file_is_named(tmp_path, capsys):
+    (tmp_path / "progress.json").write_text("{}")
+    assert main(["quiz", "--folder", str(tmp_path)]) == 2
+    assert "progress.json cannot be read" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from headwise.errors import OptionError
 
 FORMAT = 1
 STYLES = ("separate", "fused", "listed", "einsum")
-INTRODUCTION = '''"""Exercise {number} of {count}. One thing here is wrong: find it, repair it, then run `headwise quiz`.
+INTRODUCTION = '''"""Exercise {number} of {count}. One thing here is wrong. Repair it, then run `headwise quiz` again.
 
 `headwise quiz --hint` says where to look, `headwise quiz --skip` moves on.
 """

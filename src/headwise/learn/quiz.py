@@ -96,11 +96,10 @@ class Quiz:
             return [], [], {}
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
-            if told["format"] != FORMAT:
-                raise ValueError(f"format {told['format']}")
-            return list(told["solved"]), list(told["skipped"]), dict(told["tries"])
+            known = {FORMAT: (list(told["solved"]), list(told["skipped"]), dict(told["tries"]))}
+            return known[told["format"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise OptionError(f"{path} cannot be read ({error}). Move it away to begin again.") from error
+            raise OptionError(f"{path} cannot be read ({error!r}). Move it away to begin again.") from error
 
     def _write(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -235,6 +235,12 @@ def save_atomically(state: dict[str, Any], path: Path) -> None:
     beside.replace(path)
 
 
+def described(options: argparse.Namespace, config: GPTConfig) -> dict[str, Any]:
+    """What must be the same for a run to go on."""
+    said = {name: getattr(options, name) for name in ("steps", "seed", "repeated", "learning_rate", "warmup", "rows")}
+    return vars(config) | said
+
+
 def flops_per_token(model: GPT) -> float:
     """Forward and backward: 6 for every weight, and for scores and weighted values under a causal mask."""
     config = model.config
@@ -260,6 +266,7 @@ def prepare(options: argparse.Namespace) -> tuple[tokenizers.Tokenizer, Corpus, 
         vocab_size=tokenizer.get_vocab_size(),
         position=options.position,
         start=tokenizer.token_to_id(START),
+        dropout=options.dropout,
         **sizes,
     )
     return tokenizer, Corpus(texts, tokenizer), Corpus(held_out, tokenizer), config
@@ -278,6 +285,8 @@ def train(options: argparse.Namespace) -> None:
     first, checkpoint = 0, options.out / "checkpoint.pt"
     if checkpoint.is_file():
         state = torch.load(checkpoint, map_location=device, weights_only=True)
+        if state["run"] != described(options, config):
+            sys.exit(f"{checkpoint} is of another run: {state['run']}. Choose another --out, or the same options.")
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
@@ -297,6 +306,7 @@ def train(options: argparse.Namespace) -> None:
         rate = learning_rate(step, options.steps, options.learning_rate, options.warmup)
         for group in optimizer.param_groups:
             group["lr"] = rate
+        torch.manual_seed(options.seed * 1_000_003 + step)  # of dropout, so that it too depends on the step alone
         parts = [loss_of(run, group, device) for group in groups]
         loss = sum(part[0] for part in parts) / sum(part[1] for part in parts)
         loss.backward()
@@ -318,7 +328,9 @@ def train(options: argparse.Namespace) -> None:
             note(step=done, loss=value, rate=rate, norm=norm.item(), tokens_per_second=speed, seconds=now - began)
             last, seen = now, 0
         if done % options.evaluate == 0:
+            model.eval()
             quick = bits_per_byte(run, held_out, config, device, most=320)
+            model.train()
             print(f"step {done}  held-out bits per byte {quick:.4f} (a sample)", file=sys.stderr)
             note(step=done, bits_per_byte=quick, sample=True)
             last, seen = time.perf_counter(), 0
@@ -330,7 +342,7 @@ def train(options: argparse.Namespace) -> None:
             last, seen = time.perf_counter(), 0
         if over:
             break
-    finish(model, run, held_out, tokenizer, options, note, step + 1)
+    finish(model.eval(), run, held_out, tokenizer, options, note, step + 1)
 
 
 def ahead(batches: Batches, first: int, steps: int) -> Iterator[tuple[int, Any]]:
@@ -391,6 +403,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--position", choices=("rotary", "learned"), default="rotary")
     parser.add_argument("--repeated", type=float, default=0.125, help="share of rows with repeated passages")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--dropout", type=float, default=0.0, help="of what blocks add, for many rounds over few texts")
     parser.add_argument("--warmup", type=int, default=200, help="steps until the learning rate is up")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json to use instead of making one")

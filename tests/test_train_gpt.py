@@ -14,7 +14,22 @@ import torch
 from headwise.models import load
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "train_gpt.py"
-OPTIONS = ["--steps", "12", "--report", "1", "--evaluate", "6", "--keep", "4", "--warmup", "3", "--rows", "4"]
+OPTIONS = [
+    "--dropout",
+    "0.1",
+    "--steps",
+    "12",
+    "--report",
+    "1",
+    "--evaluate",
+    "6",
+    "--keep",
+    "4",
+    "--warmup",
+    "3",
+    "--rows",
+    "4",
+]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +89,11 @@ def test_batches_depend_on_seed_and_step_alone(texts):
         ahead = torch.cat([tokens[:, 1:], targets[:, -1:]], 1)
         inside = torch.ones_like(scored) if pieces is None else torch.cat([pieces[:, 1:], pieces[:, -1:]], 1) == pieces
         assert (targets == ahead)[scored & inside].all(), "the next token of the same text is what is predicted"
+
+
+def test_a_checkpoint_of_another_run_is_refused(texts, tmp_path):
+    assert "held-out" in started(texts, tmp_path, "--minutes", "0.0001").communicate()[0]
+    assert "is of another run" in started(texts, tmp_path, "--seed", "3").communicate()[0]
 
 
 def test_a_folder_without_texts_is_refused(tmp_path):

@@ -17,7 +17,7 @@ from headwise.layer import MultiHeadAttention
 from headwise.mask_algebra import Mask
 from headwise.models.sampling import Sampler
 from headwise.positions import rotary
-from headwise.shapes import check_size
+from headwise.shapes import check_probability, check_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,7 @@ class GPTConfig:
         context_length: the longest text it was trained on.
         position: "rotary" turns queries and keys; "learned" adds a vector per position to the embedding.
         start: the token every text begins with, on which heads with nothing to say can rest.
+        dropout: probability, in training, with which a number that a block adds is left out.
     """
 
     vocab_size: int
@@ -41,12 +42,14 @@ class GPTConfig:
     context_length: int = 1024
     position: str = "rotary"
     start: int = 0
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "num_heads", "num_layers", "context_length"):
             check_size(name, getattr(self, name))
         if self.position not in ("rotary", "learned"):
             raise OptionError(f"position={self.position!r}: expected 'rotary' or 'learned'.")
+        check_probability("dropout", self.dropout)
 
 
 class FeedForward(nn.Module):
@@ -77,11 +80,12 @@ class Block(nn.Module):
         )
         self.feed_forward_norm = nn.RMSNorm(config.d_model, eps=1e-6)
         self.feed_forward = FeedForward(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, mask: Mask | None = None, cache: KVCache | None = None) -> Tensor:
         """(B, T, E) to (B, T, E)."""
-        x = x + self.attention(self.attention_norm(x), mask=mask, cache=cache)
-        return cast(Tensor, x + self.feed_forward(self.feed_forward_norm(x)))
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask=mask, cache=cache))
+        return cast(Tensor, x + self.dropout(self.feed_forward(self.feed_forward_norm(x))))
 
 
 class GPT(nn.Module):

@@ -336,9 +336,8 @@ def train(options: argparse.Namespace) -> None:
             last, seen = time.perf_counter(), 0
         over = options.minutes is not None and time.perf_counter() - began > 60 * options.minutes
         if done % options.keep == 0 or done == options.steps or over:
-            save_atomically(
-                {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": done}, checkpoint
-            )
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": done}
+            save_atomically(state | {"run": described(options, config)}, checkpoint)
             last, seen = time.perf_counter(), 0
         if over:
             break

@@ -1,6 +1,6 @@
 """Multi-head attention you can read, run and see."""
 
-from headwise import check, compat, probes, reference, textbook
+from headwise import check, compat, probes, reference, textbook, view
 from headwise.attention import attend
 from headwise.cache import KVCache, Memory
 from headwise.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
@@ -109,6 +109,7 @@ __all__ = [
     "sink",
     "textbook",
     "token_is",
+    "view",
     "watch",
     "window",
     "yarn",

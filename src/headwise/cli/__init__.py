@@ -5,17 +5,18 @@ import os
 import sys
 from collections.abc import Sequence
 
-from headwise.cli import check, cost, generate, inspect, quiz, steps, tour
+from headwise.cli import check, cost, generate, inspect, quiz, steps, tour, view
 from headwise.errors import HeadwiseError
 
 VERBS = {
-    "tour": tour,
+    "view": view,
     "check": check,
     "steps": steps,
     "cost": cost,
-    "inspect": inspect,
-    "generate": generate,
     "quiz": quiz,
+    "generate": generate,
+    "inspect": inspect,
+    "tour": tour,
 }
 
 

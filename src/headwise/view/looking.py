@@ -1,0 +1,85 @@
+"""From a model and a text to a sight: run the model once, collect the maps."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import OptionError
+from headwise.map import AttentionMap
+from headwise.models import LanguageModel, load, load_builtin
+from headwise.view.sight import Sight
+from headwise.watch import watch
+
+
+def view(
+    model: Any, tokens: Any = None, *, words: Sequence[str] | None = None, keys: Sequence[str] | None = None
+) -> Sight:
+    """What every head of a model does with one text.
+
+    >>> from headwise import load_builtin
+    >>> sight = view(load_builtin(), "The captain looked at the sea.")
+    >>> sight.sentence.split(" · ")[:2]
+    ['7 layers × 8 heads', '8 tokens']
+
+    Args:
+        model: the built-in model or its like, with a text; a model on headwise layers or a transformers model on
+            `attn_implementation="headwise"`, with token ids; or maps: one, a list, or by name.
+        tokens: the text, or token ids (T,) or (1, T).
+        words: what each query token stands for; numbers unless given.
+        keys: what each key token stands for, in cross-attention.
+    """
+    if isinstance(model, LanguageModel):
+        ids = model.tokens(tokens, most=10**9) if isinstance(tokens, str) else _ids(tokens)
+        return Sight(_maps(model.gpt, ids), model.pieces(ids) if words is None else words, ids)
+    if isinstance(model, nn.Module):
+        if tokens is None or isinstance(tokens, str):
+            raise OptionError(f"view({type(model).__name__}): pass token ids, such as tokenizer(text).input_ids.")
+        ids = _ids(tokens)
+        return Sight(_maps(model, ids), words, ids)
+    return Sight(_named(model), words, None if tokens is None else _ids(tokens), keys)
+
+
+def open_model(name: str) -> LanguageModel:
+    """The model a user names: "builtin", or a folder that `examples/train_gpt.py` wrote."""
+    if name == "builtin":
+        return load_builtin()
+    if not Path(name).is_dir():
+        raise OptionError(
+            f"--model {name}: expected 'builtin' or a folder with weights.safetensors and tokenizer.json."
+        )
+    return load(name)
+
+
+def _maps(model: nn.Module, ids: Tensor) -> dict[str, AttentionMap]:
+    training = model.training
+    with torch.no_grad(), watch(model) as seen:
+        model.eval()(ids)
+    model.train(training)
+    return dict(seen)
+
+
+def _ids(tokens: Any) -> Tensor:
+    found = torch.as_tensor(tokens)
+    found = found[None] if found.dim() == 1 else found
+    if found.dim() != 2 or found.shape[0] != 1 or found.shape[1] == 0 or found.is_floating_point():
+        raise OptionError(f"tokens of shape {tuple(found.shape)}: expected whole numbers (T,) or (1, T), at least one.")
+    return found
+
+
+def _named(maps: Any) -> Mapping[str, AttentionMap]:
+    """Maps by the names of their layers."""
+    if isinstance(maps, AttentionMap):
+        maps = [maps]
+    if isinstance(maps, Mapping):
+        named = dict(maps)
+    elif isinstance(maps, Sequence):
+        named = {f"layer {i}": weights for i, weights in enumerate(maps)}
+    else:
+        raise OptionError(f"view({type(maps).__name__}): expected a model, or attention maps.")
+    wrong = [type(weights).__name__ for weights in named.values() if not isinstance(weights, AttentionMap)]
+    if wrong:
+        raise OptionError(f"view: a {wrong[0]} is among the maps; expected AttentionMap, as return_weights=True gives.")
+    return named

@@ -1,0 +1,177 @@
+"""What a model's heads do with one text: the maps of all layers, the tokens, and what can be said about them.
+
+Everything that shows heads (terminal, page, notebook) reads this object, so that all show the same numbers.
+"""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headwise.errors import OptionError, ShapeError
+from headwise.map import AttentionMap
+from headwise.probes import offset, previous_token, sink
+from headwise.summary import READINGS, HeadSummary, Summary
+
+NEAR = sink(1) | offset(0) | previous_token()  # where most heads look most of the time
+KINDS = ("first-token sink", *(name for _, name, _ in READINGS))
+
+
+class Head(NamedTuple):
+    """One head of one layer: where it is and what it does."""
+
+    layer: int
+    head: int
+    summary: HeadSummary
+
+    @property
+    def place(self) -> str:
+        """Such as "3.5": layer 3, head 5."""
+        return f"{self.layer}.{self.head}"
+
+    @property
+    def kind(self) -> str:
+        """What it is called, such as "previous-token"; of a head that rests, what else it does."""
+        return re.sub(r" [\d.]+", "", self.summary.reading).split(", else ")[-1]
+
+    @property
+    def telling(self) -> float:
+        """How clearly it does one thing: its largest number of those that name a kind; being broad tells little."""
+        numbers = self.summary.numbers
+        named = [numbers.get(key, 0.0) for key, _, _ in READINGS if key not in ("entropy", "positional", "local")]
+        return max([numbers["sink"], *named, 0.6 * numbers["local"]])
+
+
+class Pair(NamedTuple):
+    """A word that looks and the word it looks at."""
+
+    layer: int
+    head: int
+    query: int
+    key: int
+    weight: float
+
+
+class Sight:
+    """See `headwise.view`."""
+
+    def __init__(
+        self,
+        maps: Mapping[str, AttentionMap],
+        tokens: Sequence[str] | None = None,
+        ids: Tensor | None = None,
+        keys: Sequence[str] | None = None,
+    ) -> None:
+        if not maps:
+            raise OptionError("there is nothing to see: no map is given.")
+        self.names = tuple(maps)
+        self.maps = tuple(weights.detach() for weights in maps.values())
+        shapes = {weights.shape[2:] for weights in self.maps}
+        if any(weights.shape[0] != 1 for weights in self.maps) or len(shapes) > 1:
+            raise ShapeError(
+                f"maps of shapes {[tuple(weights.shape) for weights in self.maps]}: expected one sample, and as many "
+                f"queries and keys in every layer. Take one sample with weights.select(batch=[0])."
+            )
+        self.T, self.S = self.maps[0].shape[2:]
+        self.tokens = _words(tokens, self.T, "tokens")
+        self.keys = self.tokens if keys is None and self.S == self.T else _words(keys, self.S, "keys")
+        self.ids = None if ids is None else torch.as_tensor(ids).flatten()
+
+    @functools.cached_property
+    def summaries(self) -> tuple[Summary, ...]:
+        """What each head does, layer by layer."""
+        ids = self.ids if self.ids is not None and len(self.ids) == self.S else None
+        return tuple(weights.summary(ids) for weights in self.maps)
+
+    @property
+    def heads(self) -> list[Head]:
+        """All heads in order."""
+        return [Head(i, head.head, head) for i, summary in enumerate(self.summaries) for head in summary]
+
+    def telling(self, most: int = 5) -> list[Head]:
+        """The heads that do one thing most clearly: first one of every kind, then the others."""
+        order = sorted(self.heads, key=lambda head: -head.telling)
+        first = {head.kind: head for head in reversed(order)}
+        return sorted(order, key=lambda head: first[head.kind] is not head)[:most]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many heads there are of each kind; one that rests on the first token and else does something is both."""
+        readings = [head.summary.reading for head in self.heads]
+        return {kind: sum(kind in reading for reading in readings) for kind in KINDS}
+
+    @property
+    def sentence(self) -> str:
+        """All of it in one line of numbers."""
+        heads = sorted({weights.shape[1] for weights in self.maps})
+        size = f"{len(self.maps)} layers × {' or '.join(map(str, heads))} heads · {self.T:,} tokens"
+        size += f" looking at {self.S:,}" if self.S != self.T else ""
+        counts = self.counts
+        told = [f"{counts[KINDS[0]]} rest on the first token"] if counts[KINDS[0]] else []
+        told += [f"{counts[kind]} {kind}" for kind in KINDS[1:] if counts[kind]]
+        return " · ".join([size, *told, "weights, not importance"])
+
+    def pairs(self, most: int = 5) -> list[Pair]:
+        """The strongest looks at a word further back: not at the first token, itself or the one before; each once."""
+        best: dict[tuple[int, int], Pair] = {}
+        for layer, weights in enumerate(self.maps):
+            elsewhere = weights.without(NEAR)
+            peak = elsewhere.panel(peak=True).peak
+            assert peak is not None  # noqa: S101 - asked for
+            scale = 1 - weights.mass(NEAR)
+            for head, row, key, weight in _largest(peak.weight[0] * scale[0], peak.key[0], 4 * most):
+                known = best.get((row, key))
+                if weight > 0 and (known is None or weight > known.weight):
+                    best[row, key] = Pair(layer, head, row, key, weight)
+        return sorted(best.values(), key=lambda pair: -pair.weight)[:most]
+
+    def pictures(self, rows: int, cols: int) -> list[Tensor]:
+        """Every layer's heads as small pictures (H, rows, cols) whose rows sum to 1."""
+        return [weights.pooled(rows, cols)[0] for weights in self.maps]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers as plain data."""
+        return {
+            "sentence": self.sentence,
+            "tokens": self.tokens,
+            "layers": [
+                {
+                    "name": name,
+                    "heads": [
+                        {"head": head.head, "reading": head.reading, "numbers": head.numbers, "apart": head.apart}
+                        for head in summary
+                    ],
+                }
+                for name, summary in zip(self.names, self.summaries, strict=True)
+            ],
+            "pairs": [pair._asdict() for pair in self.pairs()],
+        }
+
+    def __repr__(self) -> str:
+        return f"Sight({len(self.maps)} layers, {self.T} tokens): nothing computed yet; print(sight) shows it"
+
+    def __str__(self) -> str:
+        from headwise.view.terminal import drawn
+
+        return drawn(self, 80, colours=False)
+
+
+def _words(tokens: Sequence[str] | None, count: int, name: str) -> list[str]:
+    """The tokens as text; their numbers where there is none."""
+    if tokens is None:
+        return [str(i) for i in range(count)]
+    if isinstance(tokens, str) or len(tokens) != count:
+        raise ShapeError(f"{name}: {len(tokens)} are given and the maps have {count}; expected one text per token.")
+    return [str(token) for token in tokens]
+
+
+def _largest(weights: Tensor, keys: Tensor, most: int) -> list[tuple[int, int, int, float]]:
+    """Head, query, key and weight of the largest entries (H, T)."""
+    values, places = weights.flatten().topk(min(most, weights.numel()))
+    T = weights.shape[1]
+    chosen = keys.flatten()[places]
+    rows = zip(places.tolist(), chosen.tolist(), values.tolist(), strict=True)
+    return [(place // T, place % T, key, value) for place, key, value in rows]

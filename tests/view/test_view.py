@@ -1,0 +1,143 @@
+"""What is seen: the same numbers as the maps give, in at most 24 lines, whatever the text holds."""
+
+import json
+import re
+
+import pytest
+import torch
+
+import headwise
+from headwise import AttentionMap, MultiHeadAttention, OptionError, ShapeError, load_builtin, view
+from headwise.cli import main
+from headwise.view.terminal import drawn
+
+TEXT = "The captain looked at the sea, and the sea looked at the captain. The captain looked at the sea."
+
+
+@pytest.fixture(scope="module")
+def sight():
+    return view(load_builtin(), TEXT)
+
+
+def test_numbers_are_those_of_the_maps(sight):
+    model = load_builtin()
+    ids = model.tokens(TEXT)
+    with torch.no_grad(), headwise.watch(model.gpt) as seen:
+        model.gpt(ids)
+    for name, summary in zip(sight.names, sight.summaries, strict=True):
+        expected = seen[name].summary(ids[0])
+        assert [head.numbers for head in summary] == [head.numbers for head in expected]
+
+
+def test_pairs_are_the_largest_weights_further_back(sight):
+    found = []
+    for layer, weights in enumerate(sight.maps):
+        dense = weights[0].clone()
+        dense[:, :, 0] = 0
+        for near in (0, 1):
+            dense.diagonal(-near, 1, 2).zero_()
+        found += [(dense[h, t, s].item(), layer, h, t, s) for h, t, s in (dense > 0.3).nonzero().tolist()]
+    best = {}
+    for weight, layer, head, query, key in sorted(found, reverse=True):
+        best.setdefault((query, key), (layer, head, weight))
+    for pair in sight.pairs(5):
+        layer, head, weight = best[pair.query, pair.key]
+        assert (pair.layer, pair.head) == (layer, head)
+        assert pair.weight == pytest.approx(weight, abs=1e-5)
+    assert sight.pairs(1)[0].weight == pytest.approx(max(weight for _, _, weight in best.values()), abs=1e-5)
+
+
+def test_the_sentence_counts_what_the_readings_say(sight):
+    resting = sum("first-token sink" in head.summary.reading for head in sight.heads)
+    assert f"7 layers × 8 heads · {sight.T} tokens · {resting} rest on the first token" in sight.sentence
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("colours", [False, True])
+def test_it_fits_a_terminal(sight, width, colours):
+    text = drawn(sight, width, colours=colours)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= width
+    assert ("\x1b[" in text) == colours
+
+
+def test_many_layers_and_heads_fit_too():
+    maps = [AttentionMap(torch.randn(1, 32, 50, 8), torch.randn(1, 8, 50, 8)) for _ in range(40)]
+    lines = drawn(view(maps), 80, colours=False).splitlines()
+    assert len(lines) <= 24
+    assert any("more layers" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_cross_attention_has_words_on_both_sides():
+    layer = MultiHeadAttention(16, 2)
+    with torch.no_grad():
+        _, weights = layer(torch.randn(1, 3, 16), torch.randn(1, 5, 16), return_weights=True)
+    sight = view(weights, words=list("abc"), keys=list("vwxyz"))
+    assert "3 tokens looking at 5" in sight.sentence
+    assert sight.keys == list("vwxyz")
+    assert len(str(sight).splitlines()) <= 24
+
+
+def test_a_transformers_model_is_seen():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=24, n_head=3, n_layer=2, vocab_size=50)
+    model = transformers.GPT2Model._from_config(config, attn_implementation="headwise")
+    assert view(model, torch.arange(9)).sentence.startswith("2 layers × 3 heads · 9 tokens")
+    assert model.training, "as it was"
+
+
+def test_strange_tokens_are_shown_as_what_they_are():
+    text = view(load_builtin(), "a\n\n\tb \x1b[31m <script> ‮ ☃ a\n\n\tb")
+    shown = drawn(text, 80, colours=False)
+    assert "\x1b" not in shown
+    assert "‮" not in shown
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: view([]), OptionError, "no map is given"),
+        (lambda: view([torch.ones(2, 2)]), OptionError, "a Tensor is among the maps"),
+        (lambda: view(3), OptionError, r"view\(int\): expected a model"),
+        (lambda: view(torch.nn.Linear(3, 3), "text"), OptionError, "pass token ids"),
+        (lambda: view(load_builtin(), ""), OptionError, "at least one character"),
+        (lambda: view(load_builtin(), torch.zeros(1, 0)), OptionError, "at least one"),
+        (lambda: view(AttentionMap(torch.randn(2, 3, 4, 8), torch.randn(2, 3, 4, 8))), ShapeError, "one sample"),
+        (
+            lambda: view(AttentionMap(torch.randn(1, 3, 4, 8), torch.randn(1, 3, 4, 8)), words="ab"),
+            ShapeError,
+            "words|tokens",
+        ),
+    ],
+)
+def test_bad_input_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_the_verb_prints_lines_or_json(capsys, tmp_path):
+    assert main(["view", TEXT]) == 0
+    assert len(capsys.readouterr().out.splitlines()) <= 24
+    (tmp_path / "text.txt").write_text(TEXT)
+    assert main(["view", "--file", str(tmp_path / "text.txt"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["layers"]) == 7
+    assert told["layers"][1]["heads"][4]["reading"].startswith(("previous-token", "first-token sink"))
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], [""], ["a", "--file", "b"], ["a", "--model", "nowhere"], ["--file", "nowhere"]]
+)
+def test_the_verb_refuses_bad_input(arguments, capsys):
+    assert main(["view", *arguments]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("headwise view: ")
+
+
+def test_a_binary_file_is_refused(tmp_path, capsys):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x01")
+    assert main(["view", "--file", str(tmp_path / "binary")]) == 2
+    assert "is no text in UTF-8" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headwise import reference
 from headwise.check import lines, mutants
-from headwise.check.binding import Bound
+from headwise.check.bound import Bound
 from headwise.check.calling import Inputs, make_inputs
 from headwise.check.findings import Finding
 from headwise.check.fits import same

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
-from headwise.check import conventions, diagnosis, probes, solutions
-from headwise.check.binding import Bound, Failure, bind
+from headwise.check import conventions, diagnosis, layouts, probes, solutions
+from headwise.check.attempt import Failure
+from headwise.check.binding import bind
+from headwise.check.bound import Bound
 from headwise.check.calling import leaves, make_inputs
 from headwise.check.diagnosis import Diagnosis
 from headwise.check.findings import Finding, ranked
@@ -307,6 +309,7 @@ def _needs_a_mask(bound: Bound) -> list[Finding]:
             "mask-crashes",
             f"{names[0]}=None, its default, raises {type(failed[0].error).__name__}: {failed[0].error}",
             failed[0].line,
+            severity="fragile",
         )
     ]
 
@@ -318,7 +321,7 @@ def _unsliced(bound: Bound, result: Diagnosis) -> list[Finding]:
     names = [k for k, v in bound.built.arguments.items() if constructor_role(k) == "context" and v == bound.sizes.T]
     if bound.built.config is not None and bound.built.config._sizes.context == bound.sizes.T:
         names = ["the context length"]
-    if bound.form.layout != "unbatched" and bound.sizes.T != Sizes().T:
+    if bound.form.layout == layouts.PLAIN and bound.sizes.T != Sizes().T:
         names = ["the size of a stored mask"]
     if not names:
         return []

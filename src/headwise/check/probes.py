@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.check.binding import Bound, double_by_default, quiet
+from headwise.check.bound import Bound, double_by_default, quiet
 from headwise.check.calling import Inputs, make_inputs
 from headwise.check.conventions import switches
 from headwise.check.findings import Finding
@@ -206,7 +206,7 @@ def plain_tensors(bound: Bound, reading: Reading | None) -> list[Finding]:
         return []
     held = [
         (f"{path}.{name}".strip("."), part)
-        for path, module in bound.thing.named_modules()
+        for path, module in _fresh(bound).named_modules()
         for name, part in vars(module).items()
         if not name.startswith("_")
     ]
@@ -218,6 +218,15 @@ def plain_tensors(bound: Bound, reading: Reading | None) -> list[Finding]:
         return []
     stuck = _cannot_move(bound) and not any("device" in k for k in _constructor(bound))
     return [Finding("not-a-buffer", ", ".join(found[:3]), severity="wrong" if stuck else "fragile")]
+
+
+def _fresh(bound: Bound) -> nn.Module:
+    """A second object, never called: what a call leaves behind to look at later is no part of its state."""
+    try:
+        made = bound.built.make()
+    except Exception:
+        return bound.thing  # type: ignore[no-any-return]
+    return made if isinstance(made, nn.Module) else bound.thing
 
 
 def _constructor(bound: Bound) -> list[str]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headwise.check import core as cores
-from headwise.check.binding import Bound
+from headwise.check.bound import Bound
 from headwise.check.core import Core
 from headwise.check.fits import Fit, fit, same, side_by_side, tokens
 from headwise.check.roles import Role, role

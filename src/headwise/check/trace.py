@@ -15,6 +15,13 @@ PRODUCTS = {"bmm", "mm", "addmm", "baddbmm", "dot", "mv"}
 KEEP_OPERANDS = PRODUCTS | {"_softmax", "_safe_softmax", "exp", "masked_fill", "masked_fill_", "where"}
 
 
+MOST = 30_000  # operations of one call
+
+
+class TooLong(RuntimeError):
+    """A call makes more operations than are worth recording: it loops over single numbers."""
+
+
 @dataclass
 class Node:
     """One result of one operation."""
@@ -68,11 +75,12 @@ class Trace(TorchDispatchMode):
         operands = [t.detach().clone() for t in given] if name in KEEP_OPERANDS else []
         sources = [self.source(t) for t in given]
         result = func(*args, **kwargs)
-        if len(self.nodes) < 20000:
-            numbers = list(_numbers(args))
-            for out in tree_leaves(result):
-                if isinstance(out, Tensor):
-                    self._add(name, given, sources, operands, out, numbers, args)
+        if len(self.nodes) > MOST:
+            raise TooLong(f"more than {MOST} operations in one call")
+        numbers = list(_numbers(args))
+        for out in tree_leaves(result):
+            if isinstance(out, Tensor):
+                self._add(name, given, sources, operands, out, numbers, args)
         return result
 
     def _add(

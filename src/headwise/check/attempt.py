@@ -19,6 +19,7 @@ class Failure:
     natural: bool = True  # nothing was passed that we had to guess
     on_purpose: bool = False
     in_constructor: bool = False
+    guessed: bool = False  # a mask or table of some shape had to be passed
     projected: bool = False  # the input had passed a projection: its form was right
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from headwise.check.names import constructor_role, value_for
 from headwise.check.repairs import Repaired, error_line
 from headwise.check.sizes import SMALL, Sizes, batch_for
 from headwise.check.subject import FunctionWithWeights, entry, modules, prepare, tensors
-from headwise.check.trace import PRODUCTS, TooLong, Trace
+from headwise.check.trace import PRODUCTS, TooLongError, Trace
 
 SECONDS = 8.0  # for all attempts together
 SIZES = ("width", "heads", "context", "head_width")
@@ -122,7 +122,7 @@ def _all(attempt: Attempt, sizes: Sizes) -> Iterator[Bound]:
 def _of_stored_length(
     attempt: Attempt, thing: Any, built: building.Built, sizes: Sizes, repaired: Repaired
 ) -> Iterator[Bound]:
-    for length in _stored_lengths(thing, sizes):
+    for length in stored_lengths(thing, sizes):
         fixed = replace(sizes, T=length, context=length)
         for form in forms(thing, fixed):
             bound = try_form(attempt, thing, built, form, fixed, repaired)
@@ -146,7 +146,7 @@ def _of_other_layout(
                 break
 
 
-def _stored_lengths(thing: Any, sizes: Sizes) -> list[int]:
+def stored_lengths(thing: Any, sizes: Sizes) -> list[int]:
     """Sizes of stored square tables: an input of that length passes where a mask is used whole."""
     tables = [b for m in modules(thing) for b in m.buffers()] + [
         t for m in modules(thing) for t in vars(m).values() if isinstance(t, Tensor)
@@ -215,13 +215,15 @@ def try_form(
         returned = mended(call, thing, attempt, sizes, repaired)
     except MemoryError:
         raise  # trying again in another way would not help
-    except TooLong:
+    except TooLongError:
         attempt.too_long = sizes != SMALL
         return None
     except Exception as error:  # whatever a learner's code raises is a result
-        line, natural = error_line(error, attempt.filename), form.natural and built.natural
         projected = any(node.op in PRODUCTS for node in trace.nodes)
-        attempt.failures.append(Failure(built.text, form.words(), error, line, repaired, natural, projected=projected))
+        failure = Failure(built.text, form.words(), error, error_line(error, attempt.filename), repaired)
+        failure.natural = form.natural and (built.natural or projected)
+        failure.guessed, failure.projected = form.fixed_tensor, projected
+        attempt.failures.append(failure)
         return None
     output = form.result(returned, inputs)
     space, filename = attempt.namespace, attempt.filename

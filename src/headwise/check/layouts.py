@@ -8,7 +8,7 @@ ROWS, COLUMNS = 2, 3  # of an image: its pixels are the tokens
 
 
 def tokens_of(layout: str, T: int) -> int:
-    """The number of tokens: an image needs rows and columns, and one sample alone needs many tokens to be understood."""
+    """The number of tokens: an image needs rows and columns, one sample alone needs many."""
     if layout.startswith("image"):
         return ROWS * COLUMNS
     return 43 if layout == "unbatched" else T
@@ -27,8 +27,8 @@ def lay_out(x: Tensor, layout: str) -> Tensor:
     if layout == "channels first":
         return x.transpose(1, 2).contiguous()
     if layout == "image":
-        return x.transpose(1, 2).unflatten(2, (ROWS, -1)).contiguous()
-    return x.unflatten(1, (ROWS, -1)) if layout == "image, channels last" else x
+        return x.transpose(1, 2).reshape(len(x), x.shape[2], ROWS, -1)
+    return x.reshape(len(x), ROWS, -1, x.shape[2]) if layout == "image, channels last" else x
 
 
 def taken_back(leaf: Tensor, layout: str, B: int, T: int) -> Tensor | None:

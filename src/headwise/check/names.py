@@ -14,12 +14,13 @@ WIDTH = _words(
     "dmodel embeddim embedsize embedim nembd nembed dim hiddensize hiddendim embdim embsize embeddingdim "
     "embeddingsize modeldim modelsize din dout infeatures outfeatures inputdim outputdim indim outdim channels "
     "features width dembed demb embed emb c d e dimin dimout dimmodel inputsize outputsize hidden nhidden nhid "
-    "numhiddens querysize keysize valuesize size nunits units nfeat nstate nx attndim dimembed "
+    "numhiddens attentiondim attentionsize dattn querysize keysize valuesize size nunits units nfeat nstate nx "
+    "attndim dimembed "
     "embeddingdimension embeddingdims embeddims dmodels dimension embdsize embdim embddim dimembedding "
     "hiddendimension modeldimension inputdimension dinput doutput dinp inchannels outchannels featuredim "
     "dimfeatures nchannels allheadsize hiddenunits dimemb inputchannels contextdim crossdim dcontext "
     "crossattentiondim querydim innerdim totaldim qkvdim model embedding qsize embeddimension embeddingdepth "
-    "attentiondim attentionsize featuresize fdim featdim dattn dhidden hdim dimhidden encdim decdim dimquery inputembdim insize outsize "
+    "featuresize fdim featdim dhidden hdim dimhidden encdim decdim dimquery inputembdim insize outsize "
     "dimmodel dmodelsize latentdim embdimension ninp inplanes encoderdim decoderdim"
 )
 HEADS = _words(

@@ -15,11 +15,13 @@ from headwise.check.calling import Inputs, make_inputs
 from headwise.check.conventions import switches
 from headwise.check.findings import Finding
 from headwise.check.fits import same
+from headwise.check.grouped import grouped_heads
 from headwise.check.lines import dropout_line
 from headwise.check.names import constructor_role
 from headwise.check.patterns import pattern
+from headwise.check.reading import read
 from headwise.check.repairs import error_line, learner_line
-from headwise.check.stages import Reading, read
+from headwise.check.stages import Reading
 from headwise.check.subject import modules, prepare, tensors
 
 Probe = Callable[[Bound, Reading | None], list[Finding]]
@@ -359,5 +361,5 @@ def _fastest(call: Callable[[], Any]) -> float:
 
 ALWAYS: tuple[Probe, ...] = (
     layers_in_forward, evaluation, gradients, batch_leak, small_batch, other_length, half_precision, plain_tensors,
-    causal_switch, call_switch, speed,
+    causal_switch, call_switch, grouped_heads, speed,
 )  # fmt: skip

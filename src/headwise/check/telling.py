@@ -8,7 +8,7 @@ from headwise.check.binding import try_form
 from headwise.check.bound import Bound
 from headwise.check.building import Built
 from headwise.check.calling import Form
-from headwise.check.judging import Case
+from headwise.check.case import Case
 from headwise.check.repairs import Repaired
 from headwise.check.sizes import Sizes, batch_for
 from headwise.check.subject import entry, modules, prepare, signature

@@ -18,7 +18,7 @@ KEEP_OPERANDS = PRODUCTS | {"_softmax", "_safe_softmax", "exp", "masked_fill", "
 MOST = 30_000  # operations of one call
 
 
-class TooLong(RuntimeError):
+class TooLongError(RuntimeError):
     """A call makes more operations than are worth recording: it loops over single numbers."""
 
 
@@ -76,7 +76,7 @@ class Trace(TorchDispatchMode):
         sources = [self.source(t) for t in given]
         result = func(*args, **kwargs)
         if len(self.nodes) > MOST:
-            raise TooLong(f"more than {MOST} operations in one call")
+            raise TooLongError(f"more than {MOST} operations in one call")
         numbers = list(_numbers(args))
         for out in tree_leaves(result):
             if isinstance(out, Tensor):

@@ -52,12 +52,12 @@ def test_fewer_key_heads_that_raise_are_fragile():
 
 
 def test_a_graph_that_breaks_is_fragile_and_a_whole_one_is_not():
-    assert "compile-fails" in names(check(forms.LengthFromATensor, thorough=True))
+    assert "compile-fails" in names(check(forms.LooksAtValues, thorough=True))
     assert "compile-fails" not in names(check(forms.KeepMask, thorough=True))
 
 
 def test_a_value_read_on_the_meta_device_is_fragile():
-    assert "when it is called" in names(check(forms.LengthFromATensor))["meta-fails"]
+    assert "when it is called" in names(check(forms.LooksAtValues))["meta-fails"]
     assert "meta-fails" not in names(check(forms.KeepMask))
 
 

@@ -20,6 +20,7 @@ class Failure:
     on_purpose: bool = False
     in_constructor: bool = False
     guessed: bool = False  # a mask or table of some shape had to be passed
+    without: bool = False  # everything optional in meaning was None
     projected: bool = False  # the input had passed a projection: its form was right
 
     def __post_init__(self) -> None:

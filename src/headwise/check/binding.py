@@ -22,7 +22,7 @@ from headwise.check.sizes import SMALL, Sizes, batch_for
 from headwise.check.subject import FunctionWithWeights, entry, modules, prepare, tensors
 from headwise.check.trace import PRODUCTS, TooLongError, Trace
 
-SECONDS = 8.0  # for all attempts together
+SECONDS = 8.0  # of processor time, for all attempts together
 SIZES = ("width", "heads", "context", "head_width")
 FORMS_OF_A_LAYOUT = 3  # another layout is tried with the likeliest calls only
 WIDEST = 2048  # of a width that a class fixes by itself
@@ -36,7 +36,7 @@ def bind(
     late: Callable[[str], bool] | None = None,
 ) -> tuple[Bound | None, list[Failure]]:
     """The best way found, and every attempt that raised. None where nothing ran."""
-    attempt = Attempt(target, namespace, filename, [], time.monotonic() + SECONDS, late)
+    attempt = Attempt(target, namespace, filename, [], time.process_time() + SECONDS, late)
     best, best_rank = None, 0
     for sizes in itertools.chain(_sizes_to_try(namespace), _small(attempt), _expected_sizes(attempt)):
         for bound in _all(attempt, sizes):
@@ -47,6 +47,9 @@ def bind(
                 break
         if best_rank >= 3:
             break
+    if time.process_time() > attempt.deadline:  # not everything was tried, so that an input of another form might pass
+        for failure in attempt.failures:
+            failure.projected = False
     if best is not None:
         best.failures = attempt.failures
     return best, attempt.failures
@@ -77,14 +80,14 @@ def _write(namespace: MutableMapping[str, Any], sizes: Sizes) -> None:
 def _small(attempt: Attempt) -> Iterator[Sizes]:
     """For code that loops over single numbers: the same with fewer of them."""
     if attempt.too_long:
-        attempt.too_long, attempt.deadline = False, time.monotonic() + SECONDS
+        attempt.too_long, attempt.deadline = False, time.process_time() + SECONDS
         _write(attempt.namespace, SMALL)
         yield SMALL
 
 
 def _expected_sizes(attempt: Attempt) -> Iterator[Sizes]:
     """Sizes that the class fixes by itself: its own heads, or what most of its linear layers take."""
-    attempt.deadline = max(attempt.deadline, time.monotonic() + SECONDS / 2)
+    attempt.deadline = max(attempt.deadline, time.process_time() + SECONDS / 2)
     for heads, width in dict.fromkeys(attempt.shapes):
         if 8 <= width <= WIDEST:
             yield Sizes(B=batch_for(width), H=heads, E=width)
@@ -99,12 +102,12 @@ def _all(attempt: Attempt, sizes: Sizes) -> Iterator[Bound]:
     for built in _built(attempt, sizes):
         repaired = Repaired()
         thing = _make(attempt, built, sizes, repaired)
-        if time.monotonic() > attempt.deadline or len(attempt.failures) > MANY:
+        if time.process_time() > attempt.deadline or len(attempt.failures) > MANY:
             return
         if thing is None:
             continue
         for form in forms(thing, sizes):
-            if time.monotonic() > attempt.deadline or attempt.too_long:
+            if time.process_time() > attempt.deadline or attempt.too_long:
                 return
             bound = try_form(attempt, thing, built, form, sizes, repaired)
             if bound is None:
@@ -138,7 +141,7 @@ def _of_other_layout(
         T = layouts.tokens_of(layout, sizes.T)
         fitting = replace(sizes, T=T, S=T + 2, context=64) if T != sizes.T else sizes
         for form in itertools.islice(forms(thing, fitting), FORMS_OF_A_LAYOUT):
-            if time.monotonic() > attempt.deadline or attempt.too_long:
+            if time.process_time() > attempt.deadline or attempt.too_long:
                 return
             bound = try_form(attempt, thing, built, replace(form, layout=layout), fitting, repaired)
             if bound is not None:
@@ -223,6 +226,7 @@ def try_form(
         failure = Failure(built.text, form.words(), error, error_line(error, attempt.filename), repaired)
         failure.natural = form.natural and (built.natural or projected)
         failure.guessed, failure.projected = form.fixed_tensor, projected
+        failure.without = bool(form.fixed) and all(value is None for value in form.fixed.values())
         attempt.failures.append(failure)
         return None
     output = form.result(returned, inputs)

@@ -62,6 +62,7 @@ def _telling(failures: list[Failure]) -> Failure | None:
         return None
     calls = [f for f in inside if f.called is not None]
     natural = [f for f in calls if f.natural]
+    natural = [f for f in natural if f.guessed and _end(f) in {_end(g) for g in calls if g.without}] or natural
     if calls and not natural:
         return None
     first = natural[0] if natural else inside[0]
@@ -81,13 +82,20 @@ def _telling(failures: list[Failure]) -> Failure | None:
 def _form_is_certain(first: Failure, calls: list[Failure]) -> bool:
     """Whether the error cannot be ours: it does not depend on the input, or the input had passed a projection.
 
-    Where a mask had to be guessed, every guess must have ended in the same way.
+    Where a mask had to be guessed, the call without one must have ended in the same way.
     """
     if isinstance(first.error, NameError | AttributeError) and "NoneType" not in str(first.error):
         return True
+    if all(str(f.error) == str(first.error) for f in calls):  # in every layout
+        return True
     if first.guessed:
-        return all((type(f.error), f.line) == (type(first.error), first.line) for f in calls if f.natural)
+        without = [f for f in calls if f.without and (f.built, f.called) == (first.built, first.called)]
+        return all(_end(f) == _end(first) for f in (without or [f for f in calls if f.natural]))
     return first.projected or (isinstance(first.error, CERTAIN) and not isinstance(first.error, IndexError))
+
+
+def _end(failure: Failure) -> tuple[type, int | None]:
+    return type(failure.error), failure.line
 
 
 def _natural(failure: Failure) -> bool:

@@ -22,6 +22,7 @@ from headwise.check.stages import Reading
 from headwise.check.subject import signature
 from headwise.check.usage import globals_read, names_used
 
+MANY_OPERATIONS = 6000
 TOLERANCE = 1e-6  # of a float64 prediction; scales given as float32 tensors cost 1e-7
 
 
@@ -206,6 +207,8 @@ def _probed(case: Case, bound: Bound, reading: Reading | None, known: set[str]) 
             continue
         if probe in (probes.small_batch, probes.other_length) and bound.repaired.names:
             continue  # the names we supplied hold one size only
+        if len(bound.trace.nodes) > MANY_OPERATIONS and probe not in (probes.layers_in_forward, probes.plain_tensors):
+            continue  # loops over single numbers take seconds for every call
         found += probe(bound, reading)
         if any(f.name in ("layers-in-forward",) for f in found):
             break

@@ -104,7 +104,5 @@ def beyond_the_buffer(bound: Bound, reading: Reading) -> list[Finding]:
     before = pattern(reading.scores.visible)
     if longer.output is None or seen is None or seen.scores is None or pattern(seen.scores.visible) == before:
         return []
-    words = (
-        f"at {T} tokens, a stored mask of {lengths[-1]}: a token no longer sees what it should ({before})"
-    )
+    words = f"at {T} tokens, a stored mask of {lengths[-1]}: a token no longer sees what it should ({before})"
     return [Finding("beyond-buffer", words)]

@@ -20,7 +20,7 @@ class Sizes:
         return self.E // self.H
 
 
-SMALL = Sizes(B=11, H=2, E=6)  # for code that loops over single numbers
+SMALL = Sizes(B=9, H=2, E=4)  # for code that loops over single numbers
 
 
 def batch_for(width: int) -> int:

@@ -1,5 +1,6 @@
 """Records every operation of a call on the way to the kernels: what it was, from what, to what, on which line."""
 
+import heapq
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ PRODUCTS = {"bmm", "mm", "addmm", "baddbmm", "dot", "mv"}
 KEEP_OPERANDS = PRODUCTS | {"_softmax", "_safe_softmax", "exp", "masked_fill", "masked_fill_", "where"}
 
 
-MOST = 30_000  # operations of one call
+MOST = 20_000  # operations of one call
 
 
 class TooLongError(RuntimeError):
@@ -125,17 +126,16 @@ class Trace(TorchDispatchMode):
 
     def ancestors(self, start: Iterable[int | None], stop: set[str] | None = None) -> Iterator[Node]:
         """Nodes before the given ones, nearest first; past operations named in `stop` it does not go."""
-        seen: set[int] = set()
-        pending = sorted({s for s in start if s is not None}, reverse=True)
+        seen = {s for s in start if s is not None}
+        pending = [-s for s in seen]
+        heapq.heapify(pending)
         while pending:
-            index = pending.pop(0)
-            if index in seen:
-                continue
-            seen.add(index)
-            node = self.nodes[index]
+            node = self.nodes[-heapq.heappop(pending)]
             yield node
             if stop is None or node.op not in stop:
-                pending = sorted(set(pending) | set(node.parents), reverse=True)
+                for parent in set(node.parents) - seen:
+                    seen.add(parent)
+                    heapq.heappush(pending, -parent)
 
     def reaches(self, start: int) -> set[int]:
         """All nodes made, however indirectly, from this one."""

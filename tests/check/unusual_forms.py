@@ -1,4 +1,4 @@
-"""Attention in unusual clothes, right and wrong: other layouts, required masks, relative terms, grouped heads. All ours."""
+"""Attention in unusual clothes, right and wrong: other layouts, required masks, grouped heads. All ours."""
 
 import math
 

@@ -15,6 +15,7 @@ from headwise.check.names import call_role, plain
 from headwise.check.sizes import Sizes
 from headwise.check.subject import FunctionWithWeights, entry, signature
 
+INPUTS = ("query", "key", "value", "self", "memory")
 NEUTRAL_FLAGS = {
     "isdecoder": False, "training": False, "usecache": False, "outputattentions": False, "startpos": 0,
     "causal": False, "iscausal": False, "returnweights": False, "returnattention": False, "masked": False,
@@ -55,7 +56,9 @@ class Form:
     def natural(self) -> bool:
         """Whether everything that is passed has a known meaning and a sensible value."""
         known = all(call_role(name) in ("mask", "length") or plain(name) in NEUTRAL_FLAGS for name in self.fixed)
-        return known and not any(value is None for value in self.fixed.values()) and self.layout == layouts.PLAIN
+        named = len(self.roles) == 1 or all(call_role(name) in INPUTS for name in self.roles)
+        given = not any(value is None for value in self.fixed.values())
+        return known and named and given and self.layout == layouts.PLAIN
 
     @property
     def fixed_tensor(self) -> bool:

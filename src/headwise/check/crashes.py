@@ -90,7 +90,8 @@ def _form_is_certain(first: Failure, calls: list[Failure]) -> bool:
         return True
     if first.guessed:
         without = [f for f in calls if f.without and (f.built, f.called) == (first.built, first.called)]
-        return all(_end(f) == _end(first) for f in (without or [f for f in calls if f.natural]))
+        ends = {_end(f) for f in without if f.projected} or {_end(f) for f in calls if f.natural}
+        return _end(first) in ends if without else ends == {_end(first)}
     return first.projected or (isinstance(first.error, CERTAIN) and not isinstance(first.error, IndexError))
 
 

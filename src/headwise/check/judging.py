@@ -57,7 +57,7 @@ def _from_loading(case: Case) -> list[Finding]:
     demo = {n: line for n, line in globals_read(case.target).items() if n in case.loaded.only_in_main}
     if demo:
         words = f"{', '.join(demo)}: defined only under `if __name__ == '__main__'`"
-        found.append(Finding("undefined-name", words, min(demo.values())))
+        found.append(Finding("undefined-name", words, min(demo.values()), severity="fragile"))
     return found
 
 
@@ -102,7 +102,6 @@ def _bound(case: Case, bound: Bound) -> Report:
     report.variants, report.good, report.doubts = list(dict.fromkeys(result.variants)), result.good, result.doubts
     _decide(report, bound, reading, result)
     if report.verdict in ("right", "variant") and reading is not None:
-        case.progress("robustness")
         report.findings = ranked(report.findings + _robust(case, bound, reading))
     return report
 
@@ -231,7 +230,8 @@ def _settled(findings: list[Finding], result: Diagnosis) -> list[Finding]:
     if "no-out-proj" in names or "wrong-role" in names:
         gone.add("dead-parameter")
     if "wrong-role" in names and "one-projection" in names:
-        gone.add("wrong-role")
+        three = any(f.detail.startswith("all three") for f in findings if f.name == "one-projection")
+        gone |= {"wrong-role"} if three else set()
     if "mask-discarded" in names:
         gone |= {"mask-ignored", "causal-ignored"}
     if "layers-in-forward" in names:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from headwise.check import sandbox
-from headwise.check.judging import Case, judge
+from headwise.check.case import Case
+from headwise.check.judging import judge
 from headwise.check.report import Report
 from headwise.check.telling import told
 

@@ -49,9 +49,9 @@ def attempts(cls: type, namespace: Mapping[str, Any], sizes: Sizes) -> Iterator[
 def _takes_config(parameters: list[inspect.Parameter]) -> bool:
     required = [p for p in parameters if p.default is p.empty]
     named = [p for p in parameters if plain(p.name) in CONFIG_NAMES or "config" in plain(p.name)]
-    return bool(named) and len(required) <= len(named) + 2 and not any(
-        constructor_role(p.name) == "heads" for p in parameters
-    )  # fmt: skip
+    if any(constructor_role(p.name) == "heads" for p in parameters):  # then one letter is a size, not a configuration
+        named = [p for p in named if p.default is p.empty and len(p.name) > 2]
+    return bool(named) and len(required) <= len(named) + 2
 
 
 def _with_config(
@@ -75,7 +75,8 @@ def _with_config(
             if plain(p.name) in CONFIG_NAMES or "config" in plain(p.name):
                 arguments[p.name] = config
             elif p.default is p.empty:
-                arguments[p.name] = _value(p, sizes)
+                value = _value(p, sizes)
+                arguments[p.name] = guess if value is _UNKNOWN else value
         yield Built(lambda a=arguments: cls(**a), f"{cls.__name__}(config)", arguments, config)  # type: ignore[misc]
         extra.update(dict.fromkeys(config.missed, guess))
 

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
+from headwise.check import layouts
 from headwise.check.names import call_role, plain
 from headwise.check.sizes import Sizes
 from headwise.check.subject import FunctionWithWeights, entry, signature
 
+INPUTS = ("query", "key", "value", "self", "memory")
 NEUTRAL_FLAGS = {
     "isdecoder": False, "training": False, "usecache": False, "outputattentions": False, "startpos": 0,
     "causal": False, "iscausal": False, "returnweights": False, "returnattention": False, "masked": False,
@@ -36,7 +38,8 @@ class Form:
     fixed: dict[str, Any] = field(default_factory=dict)
     masks: tuple[str, ...] = ()
     positional: tuple[str, ...] = ()
-    layout: str = "batch first"  # or batch second, unbatched
+    layout: str = layouts.PLAIN
+    batch: int = 0  # the batch for which fixed tensors were made
 
     @property
     def cross(self) -> bool:
@@ -52,8 +55,10 @@ class Form:
     @property
     def natural(self) -> bool:
         """Whether everything that is passed has a known meaning and a sensible value."""
-        known = all(call_role(name) == "mask" or plain(name) in NEUTRAL_FLAGS for name in self.fixed)
-        return known and not any(value is None for value in self.fixed.values()) and self.layout == "batch first"
+        known = all(call_role(name) in ("mask", "length") or plain(name) in NEUTRAL_FLAGS for name in self.fixed)
+        named = len(self.roles) == 1 or all(call_role(name) in INPUTS for name in self.roles)
+        given = not any(value is None for value in self.fixed.values())
+        return known and named and given and self.layout == layouts.PLAIN
 
     @property
     def fixed_tensor(self) -> bool:
@@ -66,33 +71,29 @@ class Form:
 
     def call(self, thing: Any, inputs: Inputs, masks: dict[str, Any] | None = None) -> Any:
         """The result of the learner's own call."""
-        given: dict[str, Any] = dict(self.fixed)
+        given: dict[str, Any] = tree_map(lambda leaf: self._fitted(leaf, inputs.query), dict(self.fixed))
         for name, role in self.roles.items():
-            given[name] = self._laid_out(_of_role(inputs, role))
+            given[name] = layouts.lay_out(_of_role(inputs, role), self.layout)
         given.update(masks or {})
         method = entry(thing)
         assert method is not None  # noqa: S101 - candidates without a method were left out
         first = [given.pop(name) for name in self.positional if name in given]
         return method(*first, **given)
 
-    def _laid_out(self, x: Tensor) -> Tensor:
-        if self.layout == "batch second":
-            return x.transpose(0, 1)
-        return x[0] if self.layout == "unbatched" else x
+    def _fitted(self, value: Any, like: Tensor) -> Any:
+        """A fixed tensor for a smaller batch, another device or half precision."""
+        if not isinstance(value, Tensor):
+            return value
+        if self.batch and value.dim() > 1 and value.shape[0] == self.batch:
+            value = value[: like.shape[0]]
+        half = value.is_floating_point() and like.dtype != torch.float64
+        return value.to(like.device, like.dtype if half else value.dtype)
 
     def result(self, returned: Any, inputs: Inputs) -> Tensor | None:
         """The output among what was returned, as (B, T, …)."""
         B, T = inputs.query.shape[:2]
-        for leaf in leaves(returned):
-            if self.layout == "batch second" and leaf.dim() == 3 and leaf.shape[:2] == (T, B):
-                return leaf.transpose(0, 1)
-            if self.layout == "unbatched" and leaf.dim() == 2 and leaf.shape[0] == T:
-                return leaf[None]
-            if self.layout == "batch first" and leaf.dim() == 3 and leaf.shape[:2] == (B, T):
-                return leaf
-            if self.layout == "batch first" and leaf.dim() == 2 and leaf.shape[0] == B * T:
-                return leaf.reshape(B, T, -1)
-        return None
+        found = (layouts.taken_back(leaf, self.layout, B, T) for leaf in leaves(returned))
+        return next((output for output in found if output is not None), None)
 
     def odd_result(self, returned: Any) -> Tensor | None:
         """The first tensor, where none has the shape of an output."""
@@ -131,7 +132,7 @@ def forms(thing: Any, sizes: Sizes) -> Iterator[Form]:
     parameters = thing.free() if isinstance(thing, FunctionWithWeights) else signature(thing)
     plain_form = _by_names(parameters)
     if plain_form is not None:
-        yield from _with_fixed(plain_form, parameters, sizes)
+        yield from _with_fixed(replace(plain_form, batch=sizes.B), parameters, sizes)
     yield from _by_position(parameters, sizes)
 
 
@@ -207,10 +208,13 @@ def _choices(p: inspect.Parameter, sizes: Sizes) -> list[Any]:
         return [None, *_neutral_masks(sizes)]
     if word in NEUTRAL_FLAGS:
         return [NEUTRAL_FLAGS[word], None]
+    if role == "length":
+        return [sizes.T, None]
     if role == "rotary":
-        return list(_rotary_tables(word, sizes))
+        embedded = [_position_table(sizes)] if "emb" in word or "enc" in word else []
+        return [*embedded, *_rotary_tables(word, sizes)]
     if role == "position":
-        return [None, torch.arange(sizes.T), torch.arange(sizes.T)[None], 0]
+        return [None, torch.arange(sizes.T), torch.arange(sizes.T)[None], 0, _position_table(sizes)]
     if p.annotation in (bool, "bool"):
         return [False]
     if p.annotation in (int, "int"):
@@ -225,6 +229,13 @@ def _neutral_masks(sizes: Sizes) -> Iterator[Tensor]:
         for shape in ((1, 1, T, T), (B, T, T), (T, T), (B, T), (B, 1, 1, T)):
             whole = torch.full(shape, value)
             yield from (whole.bool(), whole.double())
+
+
+def _position_table(sizes: Sizes) -> Tensor:
+    """An embedding of positions for every sample, as relative attention reads it."""
+    generator = torch.Generator().manual_seed(2)
+    table = torch.randn(sizes.T, sizes.E, generator=generator, dtype=torch.float64)
+    return table.expand(sizes.B, sizes.T, sizes.E).contiguous()
 
 
 def _rotary_tables(word: str, sizes: Sizes) -> Iterator[Any]:

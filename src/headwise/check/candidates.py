@@ -29,7 +29,7 @@ def candidates(loaded: Loaded) -> list[tuple[str, Any, int]]:
         if name.startswith("__") or name not in texts:
             continue
         if inspect.isclass(thing):
-            score = _class_score(name, thing, texts[name], used)
+            score = _class_score(name, thing, texts, used)
         elif inspect.isfunction(thing):
             score = _function_score(name, thing, texts[name])
         else:
@@ -65,17 +65,18 @@ def _uses(texts: dict[str, str], name: str) -> list[str]:
     return [other for other in texts if other != name and re.search(rf"\b{other}\b", texts[name])]
 
 
-def _class_score(name: str, cls: type, text: str, used: dict[str, list[str]]) -> int:
+def _class_score(name: str, cls: type, texts: dict[str, str], used: dict[str, list[str]]) -> int:
+    text = texts[name]
     if not (issubclass(cls, nn.Module) or any(callable(getattr(cls, m, None)) for m in METHODS if m != "__call__")):
         return 0
     if cls.__module__.startswith("torch."):
         return 0
-    body = text + "".join("\n" + other for other in used.get(name, ()))
+    body = "\n".join([text, *(texts[other] for other in used.get(name, ()))])
     score = 0
     score += 40 if NAME.search(name) else 0
     score += 25 if MULTI.search(name) else 0
     score -= 30 if OTHER.search(name) else 0
-    score += 15 if re.search(r"softmax|scaled_dot_product_attention|MultiheadAttention", text) else 0
+    score += 15 if re.search(r"softmax|scaled_dot_product_attention|MultiheadAttention", body) else 0
     try:
         parameters = list(inspect.signature(cls).parameters)
     except (TypeError, ValueError):
@@ -83,7 +84,7 @@ def _class_score(name: str, cls: type, text: str, used: dict[str, list[str]]) ->
     score += (
         20 if any(constructor_role(p) == "heads" for p in parameters) or re.search(r"n_?u?m?_?heads?\b", text) else 0
     )
-    score += 10 if WEIGHTS.search(text) else -25
+    score += 10 if WEIGHTS.search(body) else -25
     attends = bool(re.search(r"softmax|scaled_dot_product|ttention|\bHead\b|heads", body))
     linear_only = re.search(r"FeedForward|MLP", name) is not None
     return score if attends and not linear_only and score >= 30 else 0

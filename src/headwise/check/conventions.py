@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headwise.check import core as cores
 from headwise.check import lines
-from headwise.check.binding import Bound
+from headwise.check.bound import Bound
 from headwise.check.core import Core
 from headwise.check.findings import Finding
 from headwise.check.fits import same

@@ -1,7 +1,7 @@
 """Finds the attention in a trace: queries, keys, values, weights and what the heads read, whatever the coding style."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -55,8 +55,11 @@ def _by_hand(trace: Trace) -> Iterator[Node]:
 
 
 def _sums_to_one(weights: Tensor) -> bool:
-    ones = (torch.allclose(s := weights.sum(axis), torch.ones_like(s)) for axis in range(weights.dim()))
-    return any(ones)
+    return any(_is_one(weights.sum(axis)) for axis in range(weights.dim())) or _is_one(weights.sum((-1, -2)))
+
+
+def _is_one(sums: Tensor) -> bool:
+    return torch.allclose(sums, torch.ones_like(sums))
 
 
 def find(trace: Trace) -> Parts | None:
@@ -76,6 +79,26 @@ def find(trace: Trace) -> Parts | None:
     return found if found.softmax else None
 
 
+def unnormalised(trace: Trace, T: int) -> Node | None:
+    """A product of T×T scores that meets the values in a second product, with nothing but a factor in between."""
+    for node in trace.nodes:
+        if node.op not in PRODUCTS or node.value.shape[-2:] != (T, T):
+            continue
+        for product, side in _first_products(trace, node, trace.reaches(node.index)):
+            weights = _batched(product.operands[side - 2])
+            for scores in (_batched(node.value), _batched(node.value).mT):
+                if weights.shape == scores.shape and _multiple(weights, scores):
+                    return node
+    return None
+
+
+def _multiple(weights: Tensor, scores: Tensor) -> bool:
+    """Whether weights are one factor times the scores, apart from zeros."""
+    kept = weights != 0
+    ratio = weights[kept] / scores[kept]
+    return ratio.numel() > weights.numel() // 3 and torch.allclose(ratio, ratio.median(), rtol=1e-6)
+
+
 def _first_products(trace: Trace, node: Node, reached: set[int]) -> list[tuple[Node, int]]:
     """Products that read these weights with no product in between, and on which side."""
     near = {node.index}
@@ -93,7 +116,17 @@ def _first_products(trace: Trace, node: Node, reached: set[int]) -> list[tuple[N
 
 
 def arrangements(parts: Parts, B: int) -> Iterator[Core]:
-    """Every way to read batch and heads from the products; the caller knows which one makes sense."""
+    """Every way to read batch and heads from the products; the caller knows which one makes sense.
+
+    Where scores are a sum of several products, as with relative positions, each may be the one of queries and keys.
+    """
+    yield from _arrangements(parts, B)
+    if len(parts.softmax) == 1 and len(parts.scores) > 1:
+        for node in parts.scores:
+            yield from _arrangements(replace(parts, scores=[node]), B)
+
+
+def _arrangements(parts: Parts, B: int) -> Iterator[Core]:
     side = parts.sides[0]
     left, right = _operands(parts.products)
     weights = left if side == 0 else [t.transpose(-1, -2) for t in right]
@@ -132,12 +165,8 @@ def _axis(node: Node) -> int:
     if node.op in SOFTMAX:
         dim = next(a for a in node.arguments if isinstance(a, int) and not isinstance(a, bool))
         return node.value.shape[dim]
-    sizes = [
-        node.value.shape[axis]
-        for axis in reversed(range(node.value.dim()))
-        if torch.allclose(s := node.value.sum(axis), torch.ones_like(s))
-    ]
-    return sizes[0]
+    sizes = [node.value.shape[axis] for axis in reversed(range(node.value.dim())) if _is_one(node.value.sum(axis))]
+    return sizes[0] if sizes else node.value.shape[-1]
 
 
 def _softmax_values(parts: Parts, weights: list[Tensor], arranged: "Arranged", side: int) -> Tensor | None:

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from headwise.check.candidates import candidates
+from headwise.check.case import Case
 from headwise.check.findings import Finding
-from headwise.check.judging import Case, judge
+from headwise.check.judging import judge
 from headwise.check.loading import Loaded, load
 from headwise.check.report import Report
 from headwise.check.telling import told

@@ -34,6 +34,14 @@ def fit(x: Tensor, y: Tensor) -> Fit:
     return Fit(solution[:-1].T, solution[-1], float(error))
 
 
+def undetermined(x: Tensor) -> Tensor | None:
+    """The direction (in) in which tokens do not vary, as after a layer norm: no fit can tell a weight along it."""
+    if len(x) <= x.shape[1] or not torch.isfinite(x).all():
+        return None
+    _, sizes, directions = torch.linalg.svd(x - x.mean(0), full_matrices=False)
+    return directions[-1] if float(sizes[-1]) < 1e-9 * float(sizes[0]) < float(sizes[-2]) else None
+
+
 def tokens(x: Tensor) -> Tensor:
     """(B, T, E) as (B·T, E)."""
     return x.reshape(-1, x.shape[-1])

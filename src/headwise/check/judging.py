@@ -1,67 +1,29 @@
 """The whole judgement of one class or function: bind, read, diagnose, measure masks, probe, decide."""
 
-import inspect
-import linecache
 import time
-from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 
-from headwise.check import conventions, diagnosis, probes, solutions
-from headwise.check.binding import Bound, Failure, bind
+from headwise.check import conventions, core, diagnosing, layouts, probes, proof, robustness, solutions
+from headwise.check.attempt import Failure
+from headwise.check.binding import bind
+from headwise.check.bound import Bound
 from headwise.check.calling import leaves, make_inputs
+from headwise.check.case import Case
+from headwise.check.crashes import not_bound, repairs_needed
 from headwise.check.diagnosis import Diagnosis
 from headwise.check.findings import Finding, ranked
 from headwise.check.fits import same
-from headwise.check.loading import Loaded
-from headwise.check.repairs import Repaired
+from headwise.check.reading import read
 from headwise.check.report import Report
 from headwise.check.sizes import Sizes
-from headwise.check.stages import Reading, read
-from headwise.check.stubs import Stub
+from headwise.check.stages import Reading
 from headwise.check.subject import signature
+from headwise.check.usage import globals_read, names_used
 
+MANY_OPERATIONS = 6000
 TOLERANCE = 1e-6  # of a float64 prediction; scales given as float32 tensors cost 1e-7
-CERTAIN = (NameError, AttributeError, TypeError, IndexError, KeyError, UnboundLocalError, ZeroDivisionError)
-
-
-OURS = ("values to unpack", "config has no", "NoneType", "Stub")  # perhaps we passed something of another kind
-
-
-def _nothing(_: str) -> None:
-    """No progress."""
-
-
-@dataclass
-class Case:
-    """One thing to judge and where it comes from."""
-
-    name: str
-    target: Any
-    namespace: MutableMapping[str, Any]
-    loaded: Loaded | None = None
-    progress: Callable[[str], None] = _nothing
-    thorough: bool = True
-    findings: list[Finding] = field(default_factory=list)
-
-    @property
-    def filename(self) -> str | None:
-        """The file whose lines are reported."""
-        if self.loaded is not None:
-            return self.loaded.path
-        owner = self.target if inspect.isclass(self.target) or inspect.isfunction(self.target) else type(self.target)
-        for method in (owner, getattr(owner, "forward", None), getattr(owner, "__init__", None)):
-            if inspect.isfunction(method):
-                return method.__code__.co_filename
-        return None
-
-    def text(self, line: int | None) -> str:
-        """That line of the file."""
-        if self.loaded is not None:
-            return self.loaded.line(line)
-        return "" if line is None or self.filename is None else linecache.getline(self.filename, line).strip()
 
 
 def judge(case: Case, bound: Bound | None = None, solution: bool = False) -> Report:
@@ -74,7 +36,7 @@ def judge(case: Case, bound: Bound | None = None, solution: bool = False) -> Rep
         bound, failures = bind(case.target, case.namespace, case.filename, late)
     case.findings += _from_loading(case)
     if bound is None or bound.output is None:
-        report = _not_bound(case, bound, failures or (bound.failures if bound else []))
+        report = not_bound(case, bound, failures or (bound.failures if bound else []))
     else:
         report = _guarded(case, bound)
     for finding in report.findings:
@@ -89,120 +51,14 @@ def judge(case: Case, bound: Bound | None = None, solution: bool = False) -> Rep
 def _from_loading(case: Case) -> list[Finding]:
     if case.loaded is None:
         return []
-    used = _names_used(case.target)
+    used = names_used(case.target)
     missing = {n: line for n, line in case.loaded.missing_imports.items() if n in used or not used}
-    if not missing:
-        return []
-    line = min(missing.values())
-    return [Finding("missing-import", ", ".join(sorted(missing)), line)]
-
-
-def _names_used(target: Any) -> set[str]:
-    """Global names that a class or function reads, its helpers in the same file included."""
-    found: set[str] = set()
-    pending, seen = [target], set()
-    while pending:
-        thing = pending.pop()
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        members = list(vars(thing).values()) if inspect.isclass(thing) else [thing]
-        if inspect.isclass(thing):
-            found |= {base.__name__ for base in thing.__mro__} | {"nn", "torch"}
-        for member in members:
-            member = inspect.unwrap(member) if callable(member) else member
-            code = getattr(getattr(member, "__func__", member), "__code__", None)
-            if code is None:
-                continue
-            names = set(code.co_names) | {n for c in code.co_consts if hasattr(c, "co_names") for n in c.co_names}
-            found |= names
-            space = getattr(member, "__globals__", {})
-            pending += [space[n] for n in names if n in space and _of_the_file(space[n])]
+    found = [Finding("missing-import", ", ".join(sorted(missing)), min(missing.values()))] if missing else []
+    demo = {n: line for n, line in globals_read(case.target).items() if n in case.loaded.only_in_main}
+    if demo:
+        words = f"{', '.join(demo)}: defined only under `if __name__ == '__main__'`"
+        found.append(Finding("undefined-name", words, min(demo.values()), severity="fragile"))
     return found
-
-
-def _of_the_file(thing: Any) -> bool:
-    return (inspect.isclass(thing) or inspect.isfunction(thing)) and getattr(thing, "__module__", "") == "learner"
-
-
-# -- what did not run -------------------------------------------------------------------------------------------------
-
-
-def _not_bound(case: Case, bound: Bound | None, failures: list[Failure]) -> Report:
-    report = Report("unknown", subject=case.name)
-    report.tried = _attempts(failures)
-    first = None if _incomplete(case) else _telling(failures)
-    findings = list(case.findings)
-    if first is not None:
-        findings += _mended(first.repaired, case)
-        report.subject = first.built
-        report.call = "" if first.called is None else f"forward({first.called})"
-        findings.append(_crash(first))
-    elif bound is not None:
-        report.doubts.append("what it returns is not of the shape (batch, tokens, width)")
-    if any(f.name in ("missing-import", "undefined-name", "missing-super") for f in findings) or first is not None:
-        report.verdict = "wrong" if any(f.severity == "wrong" for f in findings) else "unknown"
-    report.findings = ranked(findings)
-    return report
-
-
-def _incomplete(case: Case) -> bool:
-    """Whether it uses something that could not be imported."""
-    return any(isinstance(case.namespace.get(name), Stub) for name in _names_used(case.target))
-
-
-def _attempts(failures: list[Failure]) -> list[str]:
-    seen: dict[str, str] = {}
-    for f in failures:
-        words = f.built if f.called is None else f"{f.built} called with ({f.called})"
-        seen.setdefault(
-            words, f"{words}: {type(f.error).__name__}: {str(f.error).splitlines()[0][:100] if str(f.error) else ''}"
-        )
-    return list(seen.values())
-
-
-def _telling(failures: list[Failure]) -> Failure | None:
-    """The failure that is surely the learner's: in their lines, in the most natural attempt."""
-    inside = [f for f in failures if f.line is not None]
-    if not inside:
-        return None
-    calls = [f for f in inside if f.called is not None]
-    natural = [f for f in calls if f.natural]
-    if calls and not natural:
-        return None
-    first = natural[0] if natural else inside[0]
-    kinds = {(type(f.error), str(f.error), f.line) for f in inside if "NoneType" not in str(f.error)}
-    always = len(kinds) == 1 and isinstance(first.error, CERTAIN)
-    if isinstance(first.error, AssertionError) or first.on_purpose or not (first.natural or always):
-        return None
-    if any(word in str(first.error) for word in OURS):
-        return None
-    if isinstance(first.error, CERTAIN) or "only one dimension" in str(first.error):
-        return first
-    return first if isinstance(first.error, RuntimeError | ValueError) and _natural(first) else None
-
-
-def _natural(failure: Failure) -> bool:
-    return "<" not in failure.built and "None" not in failure.built
-
-
-def _crash(failure: Failure) -> Finding:
-    error = failure.error
-    words = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
-    if isinstance(error, NameError) and not isinstance(error, UnboundLocalError):
-        return Finding("undefined-name", words, failure.line)
-    if failure.called is not None and failure.in_constructor:
-        return Finding("layers-in-forward", words, failure.line)
-    if "view size is not compatible" in str(error):
-        return Finding("contiguous", words, failure.line)
-    if "before Module.__init__" in str(error):
-        return Finding("missing-super", words, failure.line)
-    if isinstance(error, AttributeError) and "object has no attribute" in str(error) and "Tensor" not in str(error):
-        return Finding("missing-attribute", words, failure.line)
-    return Finding("crashes", words, failure.line)
-
-
-# -- what ran ---------------------------------------------------------------------------------------------------------
 
 
 def _guarded(case: Case, bound: Bound) -> Report:
@@ -222,12 +78,14 @@ def _bound(case: Case, bound: Bound) -> Report:
     report = Report("unknown", subject=bound.built.text, call=_call_words(bound))
     case.progress("comparing")
     reading = read(bound)
-    findings = case.findings + _mended(bound.repaired, case) + _needs_a_mask(bound)
+    findings = case.findings + repairs_needed(bound.repaired, case) + _needs_a_mask(bound)
     result = Diagnosis()
-    if reading is None:
+    if reading is None and (bare := core.unnormalised(bound.trace, bound.inputs.query.shape[1])) is not None:
+        result.wrong("softmax-missing", "scores are multiplied with the values as they are", bare.line)
+    elif reading is None:
         result.doubts.append("no product of queries and keys that goes through a softmax to values was seen")
     else:
-        result = diagnosis.diagnose(bound, reading)
+        result = diagnosing.diagnose(bound, reading)
     findings += result.findings + _unsliced(bound, result)
     if reading is not None and reading.scores is not None:
         case.progress("masks")
@@ -243,7 +101,15 @@ def _bound(case: Case, bound: Bound) -> Report:
     report.findings = ranked(_settled(findings, result))
     report.variants, report.good, report.doubts = list(dict.fromkeys(result.variants)), result.good, result.doubts
     _decide(report, bound, reading, result)
+    if report.verdict in ("right", "variant") and reading is not None:
+        report.findings = ranked(report.findings + _robust(case, bound, reading))
     return report
+
+
+def _robust(case: Case, bound: Bound, reading: Reading) -> list[Finding]:
+    found = robustness.beyond_the_buffer(bound, reading) + robustness.on_meta(bound)
+    stands_in = case.loaded is not None and bool(case.loaded.missing_packages)  # ours may not compile
+    return found + robustness.compiled(bound) if case.thorough and not stands_in else found
 
 
 def _returns_weights(bound: Bound, reading: Reading) -> bool:
@@ -266,7 +132,7 @@ def _other_way(bound: Bound) -> list[Finding]:
         return []
     other.output = other.form.result(returned, other.inputs)
     reading = read(other)
-    found = [] if reading is None else diagnosis.diagnose(other, reading).findings
+    found = [] if reading is None else diagnosing.diagnose(other, reading).findings
     for finding in found:
         finding.detail += f" (without {', '.join(optional)})"
     return found
@@ -276,23 +142,6 @@ def _call_words(bound: Bound) -> str:
     name = "forward" if isinstance(bound.thing, torch.nn.Module) else "call"
     layout = "" if bound.form.layout == "batch first" else f", {bound.form.layout}"
     return f"{name}({bound.form.words()}){layout}"
-
-
-def _mended(repaired: Repaired, case: Case) -> list[Finding]:
-    """What had to be repaired before it ran; a name that the file assigns somewhere is no fault."""
-    assigned = set() if case.loaded is None else case.loaded.assigned
-    unknown = {name: line for name, line in repaired.names.items() if name not in assigned}
-    found = [Finding("missing-super")] if repaired.super_missing else []
-    if unknown:
-        found.append(Finding("undefined-name", ", ".join(unknown), next(iter(unknown.values()))))
-    if repaired.attributes:
-        words = ", ".join(f"self.{name}" for name in repaired.attributes)
-        found.append(Finding("missing-attribute", words, next(iter(repaired.attributes.values()))))
-    if "contiguous" in repaired.lines:
-        found.append(Finding("contiguous", "", repaired.lines["contiguous"]))
-    if "cuda" in repaired.lines:
-        found.append(Finding("cuda-only", "", repaired.lines["cuda"]))
-    return found
 
 
 def _needs_a_mask(bound: Bound) -> list[Finding]:
@@ -307,6 +156,7 @@ def _needs_a_mask(bound: Bound) -> list[Finding]:
             "mask-crashes",
             f"{names[0]}=None, its default, raises {type(failed[0].error).__name__}: {failed[0].error}",
             failed[0].line,
+            severity="fragile",
         )
     ]
 
@@ -318,7 +168,7 @@ def _unsliced(bound: Bound, result: Diagnosis) -> list[Finding]:
     names = [k for k, v in bound.built.arguments.items() if constructor_role(k) == "context" and v == bound.sizes.T]
     if bound.built.config is not None and bound.built.config._sizes.context == bound.sizes.T:
         names = ["the context length"]
-    if bound.form.layout != "unbatched" and bound.sizes.T != Sizes().T:
+    if bound.form.layout == layouts.PLAIN and bound.sizes.T != Sizes().T:
         names = ["the size of a stored mask"]
     if not names:
         return []
@@ -356,6 +206,8 @@ def _probed(case: Case, bound: Bound, reading: Reading | None, known: set[str]) 
             continue
         if probe in (probes.small_batch, probes.other_length) and bound.repaired.names:
             continue  # the names we supplied hold one size only
+        if len(bound.trace.nodes) > MANY_OPERATIONS and probe not in (probes.layers_in_forward, probes.plain_tensors):
+            continue  # loops over single numbers take seconds for every call
         found += probe(bound, reading)
         if any(f.name in ("layers-in-forward",) for f in found):
             break
@@ -369,7 +221,6 @@ def _settled(findings: list[Finding], result: Diagnosis) -> list[Finding]:
     if names & {
         "attends-over-batch",
         "scale-batch",
-        "softmax-axis",
         "split-view",
         "merge-view",
         "layers-in-forward",
@@ -380,7 +231,7 @@ def _settled(findings: list[Finding], result: Diagnosis) -> list[Finding]:
         gone.add("dead-parameter")
     if "wrong-role" in names and "one-projection" in names:
         three = any(f.detail.startswith("all three") for f in findings if f.name == "one-projection")
-        gone.add("wrong-role" if three else "one-projection")
+        gone |= {"wrong-role"} if three else set()
     if "mask-discarded" in names:
         gone |= {"mask-ignored", "causal-ignored"}
     if "layers-in-forward" in names:
@@ -396,10 +247,11 @@ def _decide(report: Report, bound: Bound, reading: Reading | None, result: Diagn
     wrong = [f for f in report.findings if f.severity == "wrong"]
     gap = None
     if reading is not None:
-        gap = diagnosis.proven(bound, reading, result)
+        gap = proof.proven(bound, reading, result)
         special = any(
             p is not None and (p.position or p.norm or p.then) for p in (reading.query, reading.key, reading.value)
         )
+        special = special or (reading.scores is not None and reading.scores.relative)
         followed = reading.output is not None and not reading.output.last
         if gap is not None and not gap < TOLERANCE:
             report.doubts.append(f"fresh inputs differ by {gap:.2g} from what was understood")
@@ -424,7 +276,7 @@ def _explain(report: Report, bound: Bound, reading: Reading | None, gap: float |
     """The first difference from the reference, and whether the named changes explain all of it."""
     if reading is None or not {f.name for f in wrong} & STAGE:
         return
-    should = diagnosis.rightful(bound, reading)
+    should = proof.rightful(bound, reading)
     if should is not None and bound.output is not None and should.shape == bound.output.shape:
         apart = (should - bound.output).abs() > 1e-6
         if apart.any():

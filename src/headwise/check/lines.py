@@ -51,6 +51,12 @@ def dropout_line(trace: Trace) -> int | None:
     return next((n.line for n in trace.nodes if n.op in random), None)
 
 
+def rounding(trace: Trace, core: Core) -> Node | None:
+    """Where scores lose their fractions on the way to the softmax."""
+    before = trace.ancestors(core.softmax_nodes[0].parents, PRODUCTS)
+    return next((n for n in before if n.op.rstrip("_") in ("floor_divide", "floor", "round", "trunc", "ceil")), None)
+
+
 def discarded_mask(trace: Trace, core: Core) -> Node | None:
     """A masking whose result nobody read."""
     for node in trace.nodes:

@@ -30,6 +30,29 @@ USUAL = {
     "softmax": "from torch.nn.functional import softmax", "Linear": "from torch.nn import Linear",
     "Module": "from torch.nn import Module",
 }  # fmt: skip
+NEIGHBOURS = {
+    "utils",
+    "util",
+    "helpers",
+    "helper",
+    "common",
+    "modules",
+    "layers",
+    "model",
+    "models",
+    "config",
+    "configs",
+    "attention",
+    "embedding",
+    "embeddings",
+    "blocks",
+    "functions",
+    "tools",
+    "transformer",
+    "constants",
+    "mask",
+    "masks",
+}  # fmt: skip - what people call a file beside theirs; such a package on PyPI is not what they mean
 MODULE = "learner"
 LONG = (ast.For, ast.While, ast.AsyncFor, ast.With, ast.AsyncWith, ast.Expr, ast.Assert, ast.Delete, ast.Match)
 
@@ -45,8 +68,10 @@ class Loaded:
     missing_packages: list[str] = field(default_factory=list)
     assigned: set[str] = field(default_factory=set)  # names that the module itself assigns somewhere
     problems: list[tuple[int, str]] = field(default_factory=list)
+    failed_imports: dict[str, tuple[int, str]] = field(default_factory=dict)  # name → line and what is not there
     syntax: SyntaxError | None = None
     skipped: dict[str, ast.stmt] = field(default_factory=dict)  # what was left out, by the names it would define
+    only_in_main: set[str] = field(default_factory=set)  # names that only the demo under __main__ assigns
     tried_late: set[str] = field(default_factory=set)
     flags: int = 0  # of `from __future__ import annotations`
 
@@ -105,8 +130,10 @@ def load(path: Path) -> Loaded:
     finder = StubFinder(_packages(tree))
     sys.meta_path.append(finder)
     sys.path.insert(0, str(path.resolve().parent))
-    for name in _assigned(tree):
-        loaded.assigned.add(name)
+    loaded.assigned |= _assigned(tree)
+    demo = [node for node in tree.body if isinstance(node, ast.If) and _is_main(node)]
+    rest = ast.Module([node for node in tree.body if node not in demo], [])
+    loaded.only_in_main = _assigned(ast.Module(list(demo), [])) - _assigned(rest)
     _inject(loaded, tree)
     try:
         with _no_script_compilation():
@@ -228,9 +255,12 @@ def _import(statement: ast.Import | ast.ImportFrom, loaded: Loaded) -> None:
         return
     try:
         exec(_code(statement, loaded), loaded.namespace)  # noqa: S102 - running the learner's file is the job; see sandbox.py
+        _note_neighbour(statement, loaded)
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
+        if "cannot import name" in str(error):
+            _note_failed(statement, loaded, str(error).partition(" (")[0])
         module = getattr(statement, "module", None) or "."
         loaded.problems.append((statement.lineno, f"{type(error).__name__}: {error}"))
         for alias in statement.names:
@@ -240,6 +270,18 @@ def _import(statement: ast.Import | ast.ImportFrom, loaded: Loaded) -> None:
                 with contextlib.suppress(ImportError):
                     exec(usual, loaded.namespace)  # noqa: S102
             loaded.namespace.setdefault(name, Stub(f"{module}.{alias.name}"))
+
+
+def _note_neighbour(statement: ast.Import | ast.ImportFrom, loaded: Loaded) -> None:
+    """A file beside this one that is not there."""
+    top = (getattr(statement, "module", None) or "").partition(".")[0]
+    if top in NEIGHBOURS and isinstance(sys.modules.get(top), StubModule):
+        _note_failed(statement, loaded, f"{top} is neither installed nor a file beside this one")
+
+
+def _note_failed(statement: ast.Import | ast.ImportFrom, loaded: Loaded, words: str) -> None:
+    for alias in statement.names:
+        loaded.failed_imports[alias.asname or alias.name] = (statement.lineno, words)
 
 
 CALLS = {

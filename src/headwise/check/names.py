@@ -14,12 +14,13 @@ WIDTH = _words(
     "dmodel embeddim embedsize embedim nembd nembed dim hiddensize hiddendim embdim embsize embeddingdim "
     "embeddingsize modeldim modelsize din dout infeatures outfeatures inputdim outputdim indim outdim channels "
     "features width dembed demb embed emb c d e dimin dimout dimmodel inputsize outputsize hidden nhidden nhid "
-    "numhiddens querysize keysize valuesize size nunits units nfeat nstate nx attndim dimembed "
+    "numhiddens attentiondim attentionsize dattn querysize keysize valuesize size nunits units nfeat nstate nx "
+    "attndim dimembed "
     "embeddingdimension embeddingdims embeddims dmodels dimension embdsize embdim embddim dimembedding "
     "hiddendimension modeldimension inputdimension dinput doutput dinp inchannels outchannels featuredim "
     "dimfeatures nchannels allheadsize hiddenunits dimemb inputchannels contextdim crossdim dcontext "
     "crossattentiondim querydim innerdim totaldim qkvdim model embedding qsize embeddimension embeddingdepth "
-    "attentiondim attentionsize dattn dhidden hdim dimhidden encdim decdim dimquery inputembdim insize outsize "
+    "featuresize fdim featdim dhidden hdim dimhidden encdim decdim dimquery inputembdim insize outsize "
     "dimmodel dmodelsize latentdim embdimension ninp inplanes encoderdim decoderdim"
 )
 HEADS = _words(
@@ -59,6 +60,8 @@ MEMORY = _words(
     "kvinput enc encoderout keyvalue keyvalues keyvaluestates contexts encoutput xcontext encoderstates "
     "encoutputs keyvalueinput xenc encx enctensor keyvaluesource x2 xother srcencoded"
 )
+MASKS = {"lengths", "seqlens", "bias", "attnbias", "attentionbias", "keypadding", "srclens", "klens"}
+LENGTHS = _words("tgtlen seqlen seqlength length len querylen qlen numtokens targetlen tgtlength sequencelength")
 WEIGHTS_IN = {
     "wq": "q", "wk": "k", "wv": "v", "wo": "o", "wquery": "q", "wkey": "k", "wvalue": "v", "wout": "o",
     "qproj": "q", "kproj": "k", "vproj": "v", "oproj": "o", "outproj": "o", "qprojweight": "q", "kprojweight": "k",
@@ -92,10 +95,10 @@ def _by_pieces(word: str) -> str | None:
         return "bias"
     if "kvhead" in word or "keyvaluehead" in word:
         return "kv_heads"
+    if re.search(r"head\w*(dim|size|width)|(dim|size|width)\w*head", word):
+        return "head_width"
     if re.search(r"num\w*head|n\w?heads?$|heads$", word):
         return "heads"
-    if re.search(r"head\w*(dim|size|width)|(dim|size)\w*head", word):
-        return "head_width"
     if re.search(r"(max|context|seq|block|ctx|position)\w*(len|size|window|embeddings)", word):
         return "context"
     if re.search(r"embd|embed|hidden|dmodel|modeldim|channels", word) and not re.search(
@@ -127,7 +130,7 @@ def call_role(name: str) -> str | None:
             return role
     if "qkv" in word:
         return "self"
-    if "mask" in word or "valid" in word or word in ("lengths", "pad", "padding", "bias", "attnbias"):
+    if "mask" in word or "valid" in word or re.search(r"pad(s|ding)?$", word) or word in MASKS:
         return "mask"
     if word in SELF:
         return "self"
@@ -135,6 +138,8 @@ def call_role(name: str) -> str | None:
 
 
 def _call_role_by_pieces(word: str) -> str | None:
+    if word in LENGTHS:
+        return "length"
     if word in ("cos", "sin") or word.startswith(("freq", "rope", "rotary", "positionembedding", "posemb")):
         return "rotary"
     if "pos" in word:

@@ -10,16 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.check.binding import Bound, double_by_default, quiet
+from headwise.check.bound import Bound, double_by_default, quiet
 from headwise.check.calling import Inputs, make_inputs
 from headwise.check.conventions import switches
 from headwise.check.findings import Finding
 from headwise.check.fits import same
+from headwise.check.grouped import grouped_heads
 from headwise.check.lines import dropout_line
 from headwise.check.names import constructor_role
 from headwise.check.patterns import pattern
+from headwise.check.reading import read
 from headwise.check.repairs import error_line, learner_line
-from headwise.check.stages import Reading, read
+from headwise.check.stages import Reading
 from headwise.check.subject import modules, prepare, tensors
 
 Probe = Callable[[Bound, Reading | None], list[Finding]]
@@ -206,7 +208,7 @@ def plain_tensors(bound: Bound, reading: Reading | None) -> list[Finding]:
         return []
     held = [
         (f"{path}.{name}".strip("."), part)
-        for path, module in bound.thing.named_modules()
+        for path, module in _fresh(bound).named_modules()
         for name, part in vars(module).items()
         if not name.startswith("_")
     ]
@@ -218,6 +220,15 @@ def plain_tensors(bound: Bound, reading: Reading | None) -> list[Finding]:
         return []
     stuck = _cannot_move(bound) and not any("device" in k for k in _constructor(bound))
     return [Finding("not-a-buffer", ", ".join(found[:3]), severity="wrong" if stuck else "fragile")]
+
+
+def _fresh(bound: Bound) -> nn.Module:
+    """A second object, never called: what a call leaves behind to look at later is no part of its state."""
+    try:
+        made = bound.built.make()
+    except Exception:
+        return bound.thing  # type: ignore[no-any-return]
+    return made if isinstance(made, nn.Module) else bound.thing
 
 
 def _constructor(bound: Bound) -> list[str]:
@@ -350,5 +361,5 @@ def _fastest(call: Callable[[], Any]) -> float:
 
 ALWAYS: tuple[Probe, ...] = (
     layers_in_forward, evaluation, gradients, batch_leak, small_batch, other_length, half_precision, plain_tensors,
-    causal_switch, call_switch, speed,
+    causal_switch, call_switch, grouped_heads, speed,
 )  # fmt: skip

@@ -19,16 +19,17 @@ class Role:
     found: bool
 
 
-def role(weight: Tensor, parameters: dict[str, Tensor], head_width: int) -> Role:
-    """The role of a solved weight (out, in)."""
+def role(weight: Tensor, parameters: dict[str, Tensor], head_width: int, free: Tensor | None = None) -> Role:
+    """The role of a solved weight (out, in); along the direction `free` (in) it is not determined."""
     if _copies(weight):
         return Role([], 1.0, True, False, True)
     nonzero = weight.abs() > 1e-9 * weight.abs().max()
     sliced = bool((nonzero.sum(1) <= head_width).all()) and weight.shape[1] > head_width
     rows = _packed(weight, nonzero, head_width) if sliced else weight
     names, factors = [], []
+    free = None if sliced else free
     for name, parameter in parameters.items():
-        hit, factor = _match(rows, parameter.detach())
+        hit, factor = _match(rows, parameter.detach(), free)
         if hit.any():
             names.append(name)
             factors.append((hit, factor))
@@ -55,7 +56,7 @@ def _packed(weight: Tensor, nonzero: Tensor, width: int) -> Tensor:
     return weight.gather(1, columns.clamp_max(weight.shape[1] - 1))
 
 
-def _match(rows: Tensor, parameter: Tensor) -> tuple[Tensor, Tensor]:
+def _match(rows: Tensor, parameter: Tensor, free: Tensor | None) -> tuple[Tensor, Tensor]:
     """Which rows are multiples of rows of the parameter, along any of its axes, and of what factor."""
     hits = torch.zeros(len(rows), dtype=torch.bool)
     factors = torch.zeros(len(rows), dtype=torch.float64)
@@ -65,6 +66,8 @@ def _match(rows: Tensor, parameter: Tensor) -> tuple[Tensor, Tensor]:
         if size != rows.shape[1]:
             continue
         candidates = parameter.movedim(axis, -1).reshape(-1, size).double()
+        if free is not None:
+            rows, candidates = (m - (m @ free)[:, None] * free for m in (rows, candidates))
         norms = candidates.norm(dim=1).clamp_min(1e-300)
         cosine = (rows @ candidates.T) / (rows.norm(dim=1).clamp_min(1e-300)[:, None] * norms)
         best, which = cosine.abs().max(1)

@@ -20,6 +20,9 @@ class Sizes:
         return self.E // self.H
 
 
+SMALL = Sizes(B=9, H=2, E=4)  # for code that loops over single numbers
+
+
 def batch_for(width: int) -> int:
     """A prime larger than the width by some margin: enough samples at every position to solve for a linear map."""
     least = width + 20 if width <= 256 else (width + 80) // 4  # wide layers are not tested for turns by position

@@ -1,6 +1,6 @@
 """A right class of the kind that was judged, for those who ask for it."""
 
-from headwise.check.binding import Bound
+from headwise.check.bound import Bound
 from headwise.check.templates import write
 
 

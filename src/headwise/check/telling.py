@@ -3,10 +3,12 @@
 import ast
 from typing import Any
 
-from headwise.check.binding import Attempt, Bound, _try
+from headwise.check.attempt import Attempt
+from headwise.check.binding import try_form
+from headwise.check.bound import Bound
 from headwise.check.building import Built
 from headwise.check.calling import Form
-from headwise.check.judging import Case
+from headwise.check.case import Case
 from headwise.check.repairs import Repaired
 from headwise.check.sizes import Sizes, batch_for
 from headwise.check.subject import entry, modules, prepare, signature
@@ -31,11 +33,11 @@ def told(case: Case, build: str | None, call: str | None) -> Bound | None:
         from headwise.check.calling import forms
 
         for candidate in forms(thing, sizes):
-            bound = _try(attempt, thing, built, candidate, sizes, Repaired())
+            bound = try_form(attempt, thing, built, candidate, sizes, Repaired())
             if bound is not None:
                 return bound
         return None
-    bound = _try(attempt, thing, built, form, sizes, Repaired())
+    bound = try_form(attempt, thing, built, form, sizes, Repaired())
     if bound is None and attempt.failures:
         raise OptionError(
             f"--call {call!r} raises {type(attempt.failures[-1].error).__name__}: {attempt.failures[-1].error}"

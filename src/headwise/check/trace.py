@@ -1,5 +1,6 @@
 """Records every operation of a call on the way to the kernels: what it was, from what, to what, on which line."""
 
+import heapq
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,13 @@ from torch.utils._pytree import tree_leaves
 
 PRODUCTS = {"bmm", "mm", "addmm", "baddbmm", "dot", "mv"}
 KEEP_OPERANDS = PRODUCTS | {"_softmax", "_safe_softmax", "exp", "masked_fill", "masked_fill_", "where"}
+
+
+MOST = 20_000  # operations of one call
+
+
+class TooLongError(RuntimeError):
+    """A call makes more operations than are worth recording: it loops over single numbers."""
 
 
 @dataclass
@@ -68,11 +76,12 @@ class Trace(TorchDispatchMode):
         operands = [t.detach().clone() for t in given] if name in KEEP_OPERANDS else []
         sources = [self.source(t) for t in given]
         result = func(*args, **kwargs)
-        if len(self.nodes) < 20000:
-            numbers = list(_numbers(args))
-            for out in tree_leaves(result):
-                if isinstance(out, Tensor):
-                    self._add(name, given, sources, operands, out, numbers, args)
+        if len(self.nodes) > MOST:
+            raise TooLongError(f"more than {MOST} operations in one call")
+        numbers = list(_numbers(args))
+        for out in tree_leaves(result):
+            if isinstance(out, Tensor):
+                self._add(name, given, sources, operands, out, numbers, args)
         return result
 
     def _add(
@@ -117,17 +126,16 @@ class Trace(TorchDispatchMode):
 
     def ancestors(self, start: Iterable[int | None], stop: set[str] | None = None) -> Iterator[Node]:
         """Nodes before the given ones, nearest first; past operations named in `stop` it does not go."""
-        seen: set[int] = set()
-        pending = sorted({s for s in start if s is not None}, reverse=True)
+        seen = {s for s in start if s is not None}
+        pending = [-s for s in seen]
+        heapq.heapify(pending)
         while pending:
-            index = pending.pop(0)
-            if index in seen:
-                continue
-            seen.add(index)
-            node = self.nodes[index]
+            node = self.nodes[-heapq.heappop(pending)]
             yield node
             if stop is None or node.op not in stop:
-                pending = sorted(set(pending) | set(node.parents), reverse=True)
+                for parent in set(node.parents) - seen:
+                    seen.add(parent)
+                    heapq.heappush(pending, -parent)
 
     def reaches(self, start: int) -> set[int]:
         """All nodes made, however indirectly, from this one."""

@@ -1,0 +1,136 @@
+"""What is said of something that never ran: the learner's error where that is certain, else what was tried."""
+
+from headwise.check.attempt import Failure
+from headwise.check.bound import Bound
+from headwise.check.case import Case
+from headwise.check.findings import Finding, ranked
+from headwise.check.repairs import Repaired
+from headwise.check.report import Report
+from headwise.check.stubs import Stub
+from headwise.check.usage import names_used
+
+CERTAIN = (NameError, AttributeError, TypeError, IndexError, KeyError, UnboundLocalError, ZeroDivisionError)
+OURS = ("values to unpack", "config has no", "NoneType", "Stub")  # perhaps we passed something of another kind
+
+
+def not_bound(case: Case, bound: Bound | None, failures: list[Failure]) -> Report:
+    """The report where no attempt gave an output."""
+    report = Report("unknown", subject=case.name)
+    report.tried = _attempts(failures)
+    first = None if _incomplete(case) else _telling(failures)
+    findings = case.findings + _failed_imports(case)
+    if first is not None:
+        findings += repairs_needed(first.repaired, case)
+        report.subject = first.built
+        report.call = "" if first.called is None else f"forward({first.called})"
+        findings.append(_crash(first))
+    elif bound is not None:
+        report.doubts.append("what it returns is not of the shape (batch, tokens, width)")
+    if any(f.name in ("missing-import", "undefined-name", "missing-super") for f in findings) or first is not None:
+        report.verdict = "wrong" if any(f.severity == "wrong" for f in findings) else "unknown"
+    report.findings = ranked(findings)
+    return report
+
+
+def _failed_imports(case: Case) -> list[Finding]:
+    """What the class needs and nobody can import: gone from a package, or in a file that is not here."""
+    failed = {} if case.loaded is None else case.loaded.failed_imports
+    used = names_used(case.target)
+    found = [Finding("missing-import", words, line) for name, (line, words) in failed.items() if name in used]
+    return found[:1]
+
+
+def _incomplete(case: Case) -> bool:
+    """Whether it uses something that could not be imported."""
+    return any(isinstance(case.namespace.get(name), Stub) for name in names_used(case.target))
+
+
+def _attempts(failures: list[Failure]) -> list[str]:
+    seen: dict[str, str] = {}
+    for f in failures:
+        words = f.built if f.called is None else f"{f.built} called with ({f.called})"
+        seen.setdefault(
+            words, f"{words}: {type(f.error).__name__}: {str(f.error).splitlines()[0][:100] if str(f.error) else ''}"
+        )
+    return list(seen.values())
+
+
+def _telling(failures: list[Failure]) -> Failure | None:
+    """The failure that is surely the learner's: in their lines, in the most natural attempt."""
+    inside = [f for f in failures if f.line is not None]
+    if not inside:
+        return None
+    calls = [f for f in inside if f.called is not None]
+    natural = [f for f in calls if f.natural]
+    natural = [f for f in natural if f.guessed and _end(f) in {_end(g) for g in calls if g.without}] or natural
+    if calls and not natural:
+        return None
+    first = natural[0] if natural else inside[0]
+    if first.called is not None and not _form_is_certain(first, calls):
+        return None
+    kinds = {(type(f.error), str(f.error), f.line) for f in inside if "NoneType" not in str(f.error)}
+    always = len(kinds) == 1 and isinstance(first.error, CERTAIN)
+    if isinstance(first.error, AssertionError) or first.on_purpose or not (first.natural or always):
+        return None
+    if any(word in str(first.error) for word in OURS):
+        return None
+    if isinstance(first.error, CERTAIN) or "only one dimension" in str(first.error):
+        return first
+    return first if isinstance(first.error, RuntimeError | ValueError) and _natural(first) else None
+
+
+def _form_is_certain(first: Failure, calls: list[Failure]) -> bool:
+    """Whether the error cannot be ours: it does not depend on the input, or the input had passed a projection.
+
+    Where a mask had to be guessed, the call without one must have ended in the same way.
+    """
+    if isinstance(first.error, NameError | AttributeError) and "NoneType" not in str(first.error):
+        return True
+    if all(str(f.error) == str(first.error) for f in calls):  # in every layout
+        return True
+    if first.guessed:
+        without = [f for f in calls if f.without and (f.built, f.called) == (first.built, first.called)]
+        ends = {_end(f) for f in without if f.projected} or {_end(f) for f in calls if f.natural}
+        return _end(first) in ends if without else ends == {_end(first)}
+    return first.projected or (isinstance(first.error, CERTAIN) and not isinstance(first.error, IndexError))
+
+
+def _end(failure: Failure) -> tuple[type, int | None]:
+    return type(failure.error), failure.line
+
+
+def _natural(failure: Failure) -> bool:
+    return "<" not in failure.built and "None" not in failure.built
+
+
+def _crash(failure: Failure) -> Finding:
+    error = failure.error
+    words = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
+    if isinstance(error, NameError) and not isinstance(error, UnboundLocalError):
+        return Finding("undefined-name", words, failure.line)
+    if failure.called is not None and failure.in_constructor:
+        return Finding("layers-in-forward", words, failure.line)
+    if "view size is not compatible" in str(error):
+        return Finding("contiguous", words, failure.line)
+    if "before Module.__init__" in str(error):
+        return Finding("missing-super", words, failure.line)
+    if isinstance(error, AttributeError) and "object has no attribute" in str(error) and "Tensor" not in str(error):
+        return Finding("missing-attribute", words, failure.line)
+    return Finding("crashes", words, failure.line)
+
+
+def repairs_needed(repaired: Repaired, case: Case) -> list[Finding]:
+    """What had to be repaired before it ran; a name that the file assigns somewhere is no fault."""
+    assigned = set() if case.loaded is None else case.loaded.assigned
+    unknown = {name: line for name, line in repaired.names.items() if name not in assigned}
+    found = [Finding("missing-super")] if repaired.super_missing else []
+    if unknown:
+        found.append(Finding("undefined-name", ", ".join(unknown), next(iter(unknown.values()))))
+    if repaired.attributes:
+        words = ", ".join(f"self.{name}" for name in repaired.attributes)
+        found.append(Finding("missing-attribute", words, next(iter(repaired.attributes.values()))))
+    if "contiguous" in repaired.lines:
+        found.append(Finding("contiguous", "", repaired.lines["contiguous"]))
+    if "cuda" in repaired.lines:
+        found.append(Finding("cuda-only", "", repaired.lines["cuda"]))
+    return found

@@ -1,0 +1,105 @@
+"""Unusual forms are bound and judged; what cannot be bound is not called wrong."""
+
+import pytest
+import unusual_forms as forms
+
+from headwise.check.asking import check
+from headwise.check.filing import judge_file
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        forms.PaddingRequired, forms.MaskInFactNeeded, forms.ChannelsFirst, forms.Pixels, forms.WidthOfHeads,
+        forms.NormThenFused, forms.ConfigurationAndSizes, forms.OwnSizes, forms.RelativeTerm, forms.Grouped,
+    ],
+    ids=lambda form: form.__name__,
+)  # fmt: skip
+def test_unusual_right_form_is_not_called_wrong(form):
+    report = check(form)
+    assert report.verdict in ("right", "variant"), report
+
+
+@pytest.mark.parametrize(
+    ("form", "cause"),
+    [
+        (forms.RelativeTermTooNarrow, "scale-d_model"), (forms.RoundedScores, "scale-other"),
+        (forms.NoSoftmax, "softmax-missing"), (forms.OneSoftmaxForAll, "softmax-axis"),
+        (forms.FusedSeesTheFuture, "causal-inverted"), (forms.TurnedByHead, "rotary-axis"),
+        (forms.PaddingOfTheFirst, "mask-wrong-sample"), (forms.KeysAsValues, "one-projection"),
+        (forms.LoopedWithoutHeads, "missing-attribute"), (forms.GroupedInTwoOrders, "grouped-order"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)  # fmt: skip
+def test_unusual_mistake_is_named(form, cause):
+    report = check(form)
+    assert report.verdict == "wrong", report
+    assert cause in [f.name for f in report.findings if f.severity == "wrong"], report
+
+
+def test_an_argument_nobody_can_guess_is_not_a_mistake():
+    report = check(forms.NeedsAGraph)
+    assert report.verdict == "unknown"
+    assert report.tried
+
+
+def names(report):
+    return {f.name: f.detail for f in report.findings if f.severity == "fragile"}
+
+
+def test_fewer_key_heads_that_raise_are_fragile():
+    assert "num_kv_heads=2 for 4 heads" in names(check(forms.GroupedForgotten))["grouped-crashes"]
+
+
+def test_a_graph_that_breaks_is_fragile_and_a_whole_one_is_not():
+    assert "compile-fails" in names(check(forms.LooksAtValues, thorough=True))
+    assert "compile-fails" not in names(check(forms.KeepMask, thorough=True))
+
+
+def test_a_value_read_on_the_meta_device_is_fragile():
+    assert "when it is called" in names(check(forms.LooksAtValues))["meta-fails"]
+    assert "meta-fails" not in names(check(forms.KeepMask))
+
+
+def test_an_input_beyond_the_stored_mask_is_fragile_and_its_length_is_said():
+    assert "19 tokens, a stored mask of 16" in names(check(forms.StoredTable))["beyond-buffer"]
+
+
+def file_of(folder, text):
+    path = folder / "attention.py"
+    path.write_text(text)
+    return path
+
+
+CLASS = """
+class Attention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        q, k, v = (cut(t, self.heads) for t in self.qkv(x).chunk(3, -1))
+        return self.out(((q @ k.mT / q.size(-1) ** 0.5).softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+CUT = "def cut(t, heads):\n    return t.unflatten(-1, (heads, -1)).transpose(1, 2)\n"
+
+
+@pytest.mark.parametrize(
+    "line", ["from utils import cut", "from torch.nn.functional import cut"], ids=["a file that is not here", "gone"]
+)
+def test_an_import_that_fails_is_named(tmp_path, line):
+    report = judge_file(file_of(tmp_path, f"from torch import nn\n{line}\n{CLASS}"), thorough=False)
+    assert (report.verdict, report.cause) == ("wrong", "missing-import")
+    assert report.findings[0].line == 2
+
+
+def test_a_file_beside_is_imported(tmp_path):
+    (tmp_path / "utils.py").write_text(CUT)
+    report = judge_file(file_of(tmp_path, f"from torch import nn\nfrom utils import cut\n{CLASS}"), thorough=False)
+    assert report.verdict == "right"
+
+
+def test_a_name_that_only_the_demo_defines_is_named(tmp_path):
+    text = f"from torch import nn\n{CUT}{CLASS.replace('self.heads) for', 'count) for')}"
+    report = judge_file(file_of(tmp_path, f"{text}\nif __name__ == '__main__':\n    count = 4\n"), thorough=False)
+    assert "defined only under" in names(report)["undefined-name"]

@@ -224,7 +224,7 @@ class Checkpoint:
                     state, options["num_heads"], prefix=site.prefix, layout=site.layout.order, **rest
                 )
         except HeadwiseError as error:
-            problem = problem or str(error)
+            problem = problem or str(error).removeprefix(f"{site.name}: ")
         known = self.config is not None and families.known(self.config, site.prefix)
         return AttentionLayer(
             site.name,

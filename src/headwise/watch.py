@@ -118,7 +118,9 @@ def watch(
         statistics: keep only these and not the map: arguments of `AttentionMap.panel`, or a function of the map.
     """
     if not isinstance(model, nn.Module):
-        raise OptionError(f"watch({type(model).__name__}): expected a torch.nn.Module.")
+        raise OptionError(
+            f"watch({type(model).__name__}): expected a torch.nn.Module, such as model.gpt of a built-in."
+        )
     if statistics is not None and not callable(statistics) and not isinstance(statistics, Mapping):
         raise OptionError(
             f"watch(statistics={type(statistics).__name__}): expected arguments of panel by name, such as "

@@ -12,6 +12,7 @@ from headwise.check.filing import judge_file
     [
         forms.PaddingRequired, forms.MaskInFactNeeded, forms.ChannelsFirst, forms.Pixels, forms.WidthOfHeads,
         forms.NormThenFused, forms.ConfigurationAndSizes, forms.OwnSizes, forms.RelativeTerm, forms.Grouped,
+        forms.InFloat32, forms.SharedQueryKey,
     ],
     ids=lambda form: form.__name__,
 )  # fmt: skip
@@ -28,6 +29,7 @@ def test_unusual_right_form_is_not_called_wrong(form):
         (forms.FusedSeesTheFuture, "causal-inverted"), (forms.TurnedByHead, "rotary-axis"),
         (forms.PaddingOfTheFirst, "mask-wrong-sample"), (forms.KeysAsValues, "one-projection"),
         (forms.LoopedWithoutHeads, "missing-attribute"), (forms.GroupedInTwoOrders, "grouped-order"),
+        (forms.FusedDropoutAlways, "dropout-in-eval"), (forms.CrossOfOneLength, "cross-length"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )  # fmt: skip

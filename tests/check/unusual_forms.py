@@ -243,3 +243,61 @@ class StoredTable(KeepMask):
         q, k, v = (heads_of(w(x), self.h) for w in (self.wq, self.wk, self.wv))
         scores = (q @ k.mT / q.size(-1) ** 0.5).masked_fill(self.hidden[:t, :t], -torch.inf)
         return self.wo(joined(scores.softmax(-1) @ v))
+
+
+class InFloat32(nn.Module):
+    """Computes in float32 whatever comes in."""
+
+    def __init__(self, d_hid, n_head):
+        super().__init__()
+        self.n_head = n_head
+        self.q, self.k, self.v, self.o = (nn.Linear(d_hid, d_hid) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (heads_of(f(x).float(), self.n_head) for f in (self.q, self.k, self.v))
+        weights = (q @ k.mT / math.sqrt(q.size(-1))).softmax(-1)
+        return self.o(joined(weights @ v).to(x.dtype))
+
+
+class SharedQueryKey(nn.Module):
+    """One projection for queries and keys, and none that lies idle."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.looking, self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(3))
+
+    def forward(self, x):
+        q, v = heads_of(self.looking(x), self.h), heads_of(self.value(x), self.h)
+        return self.out(joined((q @ q.mT / math.sqrt(q.size(-1))).softmax(-1) @ v))
+
+
+class FusedDropoutAlways(nn.Module):
+    """The fused function is handed a probability that knows nothing of evaluation."""
+
+    def __init__(self, dim, heads, attn_p=0.0):
+        super().__init__()
+        self.heads, self.attn_p = heads, attn_p
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        q, k, v = (heads_of(part, self.heads) for part in self.qkv(x).chunk(3, -1))
+        return self.proj(joined(F.scaled_dot_product_attention(q, k, v, dropout_p=self.attn_p)))
+
+
+class CrossOfOneLength(nn.Module):
+    """Cuts keys by the length of the queries."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, x, context):
+        B, T, E = x.shape
+        q, k, v = (
+            f(y).view(B, T, self.heads, -1).transpose(1, 2)
+            for f, y in ((self.q, x), (self.k, context), (self.v, context))
+        )
+        weights = (q @ k.mT / math.sqrt(q.size(-1))).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).reshape(B, T, E))

@@ -111,7 +111,7 @@ def is_flag(bound: Bound, name: str) -> bool:
 def _measure(bound: Bound, reading: Reading, name: str) -> Convention:
     convention = Convention(name)
     B, H, T, S = reading.core.weights.shape
-    if bound.form.layout != "batch first":
+    if bound.form.layout not in ("batch first", "batch second"):
         return convention
     deadline = time.monotonic() + SECONDS
     for words, mask, meant in shaped(B, H, T, S):

@@ -25,6 +25,7 @@ class Fit(NamedTuple):
 
 def fit(x: Tensor, y: Tensor) -> Fit:
     """The affine map from tokens x (n, in) to tokens y (n, out) with the least squares."""
+    x, y = x.double(), y.double()  # some classes compute in float32 inside, whatever comes in
     if not torch.isfinite(y).all() or not torch.isfinite(x).all() or len(x) <= x.shape[1] + 1:
         return Fit(y.new_zeros(y.shape[1], x.shape[1]), y.new_zeros(y.shape[1]), float("inf"))
     design = torch.cat([x, x.new_ones(len(x), 1)], 1)

@@ -90,7 +90,7 @@ def _bound(case: Case, bound: Bound) -> Report:
     if reading is not None and reading.scores is not None:
         case.progress("masks")
         measured = conventions.measure(bound, reading)
-        report.masks = [c.words() for c in measured if c.tried]
+        report.masks = [c.words() if c.tried else f"{c.name}: not judged, {bound.form.layout}" for c in measured]
         findings += conventions.findings(measured, bound, reading)
         findings += _mask_extras(bound, reading, measured)
     findings += _other_way(bound)

@@ -84,7 +84,7 @@ def constructor_role(name: str) -> str | None:
     ):  # fmt: skip
         if word in known:
             return role
-    if "drop" in word or word in ("p", "pdrop", "dp", "attnpdrop", "residpdrop"):
+    if "drop" in word or re.fullmatch(r"p|dp|p(attn|proj|resid)|(attn|attention|proj|resid|out)p", word):
         return "dropout"
     return _by_pieces(word)
 
@@ -101,7 +101,7 @@ def _by_pieces(word: str) -> str | None:
         return "heads"
     if re.search(r"(max|context|seq|block|ctx|position)\w*(len|size|window|embeddings)", word):
         return "context"
-    if re.search(r"embd|embed|hidden|dmodel|modeldim|channels", word) and not re.search(
+    if re.search(r"embd|embed|hid(d?e?n|$)|dmodel|modeldim|channels", word) and not re.search(
         r"vocab|num|layers|act|fn|eps", word
     ):
         return "width"

@@ -170,18 +170,21 @@ def other_length(bound: Bound, reading: Reading | None) -> list[Finding]:
     if not bound.form.cross or bound.form.fixed_tensor:
         return []
     inputs = make_inputs(bound.form, bound.sizes, seed=5, cross=True)
+    lengths = f"{bound.sizes.T} queries, {bound.sizes.S} keys"
+    severity = "wrong" if _only_cross(bound) else ""
     try:
         returned = bound.call(inputs)
     except Exception as error:
         line = error_line(error, bound.filename)
-        return [
-            Finding(
-                "cross-length", f"{bound.sizes.T} queries, {bound.sizes.S} keys: {type(error).__name__}: {error}", line
-            )
-        ]
+        return [Finding("cross-length", f"{lengths}: {type(error).__name__}: {error}", line, severity=severity)]
     if bound.form.result(returned, inputs) is None:
-        return [Finding("cross-length", f"{bound.sizes.T} queries and {bound.sizes.S} keys give another shape")]
+        return [Finding("cross-length", f"{lengths} give another shape", severity=severity)]
     return []
+
+
+def _only_cross(bound: Bound) -> bool:
+    """Whether it says by its name that it looks at another text, which is seldom as long as the first."""
+    return "cross" in type(bound.thing).__name__.lower()
 
 
 def half_precision(bound: Bound, reading: Reading | None, masks: dict[str, Any] | None = None) -> list[Finding]:
@@ -323,11 +326,7 @@ def speed(bound: Bound, reading: Reading | None) -> list[Finding]:
         names = dict.fromkeys(CONTEXTS, T)
     try:
         with quiet():
-            thing = (
-                (bound.again(**names) if names else copy.deepcopy(bound.thing))
-                if isinstance(bound.target, type)
-                else bound.thing
-            )
+            thing = bound.again(**names) if names and isinstance(bound.target, type) else copy.deepcopy(bound.thing)
             for module in modules(thing):
                 module.float().eval()
         inputs = make_inputs(bound.form, replace(bound.sizes, B=2, T=T, S=T), dtype=torch.float32)

@@ -136,7 +136,10 @@ def _sharing(bound: Bound, reading: Reading, known: dict[str, Projection], resul
     elif len(parts) == 3 and all(_proportional(parts["query"], parts[n]) for n in ("key", "value")):
         result.wrong("one-projection", f"all three use {listed(parts['query'].role.names) or 'the same weights'}")
     elif "query" in parts and "key" in parts and _proportional(parts["query"], parts["key"]):
-        result.wrong("one-projection", "query and key use the same weights")
+        if _unused(bound, known, "query") or _unused(bound, known, "key"):
+            result.wrong("one-projection", "query and key use the same weights")
+        else:  # no projection lies idle: it was meant so, as in models that share the two
+            result.variants.append("queries and keys share a projection")
     elif "value" in parts and "key" in parts and _proportional(parts["key"], parts["value"]):
         result.wrong("one-projection", "key and value use the same weights")
     H = reading.core.weights.shape[1]

@@ -222,10 +222,9 @@ def _torch_file(path: Path) -> StateDict:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
     except pickle.UnpicklingError as error:
-        reason = str(error).splitlines()[0]
         raise CheckpointError(
-            f"{path} holds more than tensors, and loading it would run code ({reason[:200]}). If you trust it, load it "
-            f"yourself, and save its state dict as safetensors."
+            f"{path} holds more than tensors, or is no torch file: reading it would run code that it brings. If you "
+            f"trust it, load it yourself, and save its state dict as safetensors."
         ) from error
     except (RuntimeError, EOFError, OSError, LookupError, ValueError, struct.error, AssertionError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 
+from headwise.errors import OptionError
 from headwise.models import load, load_builtin
 
 SUMMARY = "text from the built-in model, a small GPT trained on old books"
@@ -28,10 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text as it comes")
 
 
+def standard_input() -> str:
+    """What is piped in, without the line end that a shell adds."""
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"standard input is no text in UTF-8: {error.reason} at byte {error.start}.") from error
+
+
 def run(options: argparse.Namespace) -> int:
     """Print the text as it comes."""
     model = load_builtin() if options.model is None else load(options.model)
-    text = sys.stdin.read() if options.text == "-" else options.text
+    text = standard_input() if options.text == "-" else options.text
     sampling = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
     pieces = model.stream(text, options.tokens, seed=options.seed, **sampling)
     if options.json:

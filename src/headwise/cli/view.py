@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from headwise.cli.generate import standard_input
 from headwise.errors import OptionError
 from headwise.view.looking import open_model, view
 from headwise.view.terminal import drawn
@@ -47,7 +48,7 @@ def read(options: argparse.Namespace) -> str:
     if (options.text is None) == (options.file is None):
         raise OptionError("which text? Pass one, such as: headwise view 'The captain looked at the sea.', or --file.")
     if options.file is None:
-        return sys.stdin.read() if options.text == "-" else str(options.text)
+        return standard_input() if options.text == "-" else str(options.text)
     try:
         return str(options.file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -68,9 +68,15 @@ class Quiz:
         path = exercise.path(self.folder)
         if path.exists():
             return False
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         path.write_text(exercise.source(), encoding="utf-8")
         return True
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(f"--folder {self.folder}: {error.strerror}. Name a folder that can be made.") from error
 
     def judge(self, exercise: Exercise, judge: Callable[[Path], Report]) -> Report:
         """What the checker says of the learner's file; counted."""
@@ -102,7 +108,7 @@ class Quiz:
             raise OptionError(f"{path} cannot be read ({error!r}). Move it away to begin again.") from error
 
     def _write(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         beside = self.folder / f".progress.{os.getpid()}.part"
         beside.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
         beside.replace(self.folder / "progress.json")

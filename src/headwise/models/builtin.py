@@ -105,6 +105,8 @@ def load(
 ) -> LanguageModel:
     """A model that `examples/train_gpt.py` has written: a folder with `weights.safetensors` and `tokenizer.json`."""
     folder = Path(folder)
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no folder {folder}; expected one that examples/train_gpt.py has written.")
     safetensors = need("safetensors", "builtin", "the built-in model and its like")
     tokenizers = need("tokenizers", "builtin", "the built-in model and its like")
     for name in CHECKSUMS:
@@ -134,7 +136,10 @@ def load(
 
 def _check_file(path: Path, checksum: str | None) -> None:
     if not path.is_file():
-        raise CheckpointError(f"{path.name} is not in {path.parent}. Install headwise again, or train a model.")
+        raise CheckpointError(
+            f"{path.name} is not in {path.parent}; expected what examples/train_gpt.py writes, weights.safetensors and "
+            f"tokenizer.json. (A transformers model: headwise.view(model, ids), after set_attn_implementation.)"
+        )
     if checksum is not None and hashlib.sha256(path.read_bytes()).hexdigest() != checksum:
         raise CheckpointError(f"{path} is damaged: its checksum is not the one it was shipped with. Install again.")
 

@@ -26,6 +26,8 @@ class Sampler:
             raise OptionError(f"top_k={top_k}: expected 1 or more.")
         if top_p is not None and not 0 < top_p <= 1:
             raise OptionError(f"top_p={top_p}: expected a share above 0, at most 1.")
+        if seed is not None and not -(2**63) <= seed < 2**64:
+            raise OptionError(f"seed={seed}: expected a whole number of 64 bits.")
         self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
         self.generator = torch.Generator()  # on the CPU, so that a seed means the same on every machine
         if seed is None:

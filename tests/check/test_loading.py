@@ -200,3 +200,36 @@ def test_an_argument_nobody_can_guess_is_not_a_fault(tmp_path):
     report = judged(tmp_path, source)
     assert report.verdict == "unknown"
     assert any("frobnicator" in attempt for attempt in report.tried)
+
+
+PAGE = """A class:
+```python
+{right}```
+Its use, and one that is cut short:
+```python
+>>> m = MultiHeadAttention(8, 2)
+```
+```python
+class Cut(
+    ...
+```
+"""
+NUMPY = """import numpy as np
+
+class MultiHeadAttention:
+    def __init__(self, d_model, num_heads):
+        self.w = np.eye(d_model)
+
+    def forward(self, x):
+        return x.transpose(0, 2, 1) @ self.w
+"""
+
+
+def test_blocks_of_a_page_that_are_no_whole_code_are_left_out(tmp_path):
+    assert judged(tmp_path, PAGE.format(right=RIGHT), "page.md").verdict == "right"
+
+
+def test_a_class_that_is_no_pytorch_cannot_be_judged(tmp_path):
+    report = judged(tmp_path, NUMPY)
+    assert report.verdict == "unknown"
+    assert "only PyTorch can be judged" in report.doubts[0]

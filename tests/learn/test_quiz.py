@@ -34,6 +34,9 @@ def test_the_way_through(tmp_path, capsys):
     assert "exercise_01.py: one thing is wrong" in capsys.readouterr().out
     assert main([*arguments, "--hint"]) == 0
     assert "Exercise 1: " in capsys.readouterr().out
+    assert main(arguments) == 0
+    assert "one thing is wrong" in capsys.readouterr().out, "nothing is given away before it was tried"
+    (folder / "exercise_01.py").write_text(EXERCISES[0].source() + "\n# a try\n")
     assert main(arguments) == 1, "not repaired yet"
     assert "WRONG" in capsys.readouterr().out
     (folder / "exercise_01.py").write_text(write(EXERCISES[0].style))

@@ -1,5 +1,6 @@
 """Judges a file: loads it, picks the attention in it, and judges that."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ def judge_file(
     if loaded.syntax is not None:
         return _syntax(loaded)
     found = candidates(loaded)
+    if found and not re.search(r"\btorch|\bnn\.|\bF\.", loaded.source):
+        reason = "nothing in this file uses PyTorch, and only PyTorch can be judged"
+        return Report("unknown", subject=path.name, doubts=[reason], file=loaded.path)
     if name is not None:
         if name not in loaded.namespace:
             return Report(

@@ -8,6 +8,7 @@ import contextlib
 import json
 import re
 import sys
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -105,14 +106,33 @@ def read_source(path: Path) -> str:
 
 
 def _blocks(text: str) -> str:
-    kept, inside = [], False
-    for line in text.splitlines():
+    """The Python blocks of a page; blocks that are no whole code, as a doctest or a cut snippet, are left out."""
+    lines = text.splitlines()
+    blocks: list[list[int]] = []
+    inside = False
+    for number, line in enumerate(lines):
         if re.match(r"\s*```", line):
             inside = bool(re.match(r"\s*```\s*(python|py)\b", line, re.IGNORECASE)) and not inside
-            kept.append("")
-        else:
-            kept.append(line if inside else "")
-    return "\n".join(kept)
+            blocks += [[]] if inside else []
+        elif inside:
+            blocks[-1].append(number)
+    whole = [block for block in blocks if _parses("\n".join(lines[number] for number in block))]
+    defining = any(re.match(r"\s*(class|def) ", lines[number]) for block in whole for number in block)
+    kept = {number for block in (whole if defining else blocks) for number in block}
+    return "\n".join(line if number in kept else "" for number, line in enumerate(lines))
+
+
+def _parses(source: str) -> bool:
+    try:
+        ast.parse(_without_magics(textwrap.dedent(source)))
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _without_magics(source: str) -> str:
+    """A notebook's magics and shell lines as nothing."""
+    return re.sub(r"(?m)^(\s*)[%!](?!=).*$", r"\1pass", source)
 
 
 def load(path: Path) -> Loaded:
@@ -148,7 +168,7 @@ def load(path: Path) -> Loaded:
 
 def _parse(loaded: Loaded) -> ast.Module | None:
     """The tree; notebook magics and shell lines are blanked first, then single broken cells."""
-    loaded.source = re.sub(r"(?m)^(\s*)[%!](?!=).*$", r"\1pass", loaded.source)
+    loaded.source = _without_magics(loaded.source)
     try:
         return ast.parse(loaded.source, loaded.path)
     except SyntaxError as error:

@@ -71,14 +71,17 @@ class Report:
         if self.subject:
             called = f" · {self.call}" if self.call else ""
             out.append(f"{self.subject}{called}")
-        out += [f"mask    {line}   (measured)" for line in self.masks]
+        out += [f"mask    {line}" + ("" if "not judged" in line else "   (measured)") for line in self.masks]
         out += self._verdict()
-        for finding in self.findings:
+        wrong = [finding for finding in self.findings if finding.severity == "wrong"]
+        for finding in wrong:
             out += _finding(finding)
         if self.difference:
             out.append(f"        first difference: {self.difference}")
         if self.proof:
             out.append(f"        {self.proof}")
+        for finding in self.findings:
+            out += _finding(finding) if finding not in wrong else []
         if self.good:
             out.append(f"OK      {' · '.join(self.good)}")
         if self.others:
@@ -104,7 +107,7 @@ def _finding(finding: Finding) -> list[str]:
     head = f"{LABEL[finding.severity]:<8}{finding.title}"
     lines = [head + (f": {finding.detail}" if finding.detail else "")]
     if finding.line is not None:
-        lines.append(f"        line {finding.line}: {finding.text}")
+        lines.append(f"        line {finding.line}: {finding.text}".rstrip(": "))
     if finding.severity == "wrong":
         lines += [f"        why:  {finding.why}", f"        next: {finding.hint}"]
     elif finding.severity == "fragile":

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if options.hint:
         print(f"Exercise {exercise.number}: {MISTAKES[exercise.mistake].hint}")
         return 0
-    return judged(quiz, exercise)
+    return judged(quiz, exercise) if quiz.touched(exercise) else begun(quiz, exercise)
 
 
 def begun(quiz: Quiz, exercise: Exercise) -> int:

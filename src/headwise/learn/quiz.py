@@ -78,6 +78,10 @@ class Quiz:
         except OSError as error:
             raise OptionError(f"--folder {self.folder}: {error.strerror}. Name a folder that can be made.") from error
 
+    def touched(self, exercise: Exercise) -> bool:
+        """Whether the learner has changed the file."""
+        return exercise.path(self.folder).read_text(encoding="utf-8", errors="replace") != exercise.source()
+
     def judge(self, exercise: Exercise, judge: Callable[[Path], Report]) -> Report:
         """What the checker says of the learner's file; counted."""
         report = judge(exercise.path(self.folder))

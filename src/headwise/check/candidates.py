@@ -76,6 +76,7 @@ def _class_score(name: str, cls: type, texts: dict[str, str], used: dict[str, li
     score += 40 if NAME.search(name) else 0
     score += 25 if MULTI.search(name) else 0
     score -= 30 if OTHER.search(name) else 0
+    score -= 2 if "cross" in name.lower() else 0  # beside self-attention it is the special case
     score += 15 if re.search(r"softmax|scaled_dot_product_attention|MultiheadAttention", body) else 0
     try:
         parameters = list(inspect.signature(cls).parameters)

@@ -1,5 +1,7 @@
 """Unusual forms are bound and judged; what cannot be bound is not called wrong."""
 
+import sys
+
 import pytest
 import unusual_forms as forms
 
@@ -96,9 +98,11 @@ def test_an_import_that_fails_is_named(tmp_path, line):
 
 
 def test_a_file_beside_is_imported(tmp_path):
+    assert "utils" not in sys.modules
     (tmp_path / "utils.py").write_text(CUT)
     report = judge_file(file_of(tmp_path, f"from torch import nn\nfrom utils import cut\n{CLASS}"), thorough=False)
     assert report.verdict == "right"
+    assert "utils" not in sys.modules, "it is of this file alone"
 
 
 def test_a_name_that_only_the_demo_defines_is_named(tmp_path):

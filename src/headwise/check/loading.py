@@ -147,7 +147,7 @@ def load(path: Path) -> Loaded:
     space.update(__file__=str(path), __builtins__=builtins)
     for name in [name for name, held in sys.modules.items() if isinstance(held, StubModule)]:
         del sys.modules[name]  # of a file read before
-    finder = StubFinder(_packages(tree))
+    finder, before = StubFinder(_packages(tree)), set(sys.modules)
     sys.meta_path.append(finder)
     sys.path.insert(0, str(path.resolve().parent))
     loaded.assigned |= _assigned(tree)
@@ -162,8 +162,17 @@ def load(path: Path) -> Loaded:
     finally:
         sys.meta_path.remove(finder)
         sys.path.remove(str(path.resolve().parent))
+        _forget_neighbours(path.resolve().parent, before)
     loaded.missing_packages = finder.missing
     return loaded
+
+
+def _forget_neighbours(folder: Path, before: set[str]) -> None:
+    """Take out modules that lay beside the file, so that another file's neighbour of the same name is not mistaken."""
+    for name in set(sys.modules) - before:
+        origin = getattr(sys.modules[name], "__file__", None)
+        if isinstance(origin, str) and folder in Path(origin).resolve().parents:
+            del sys.modules[name]
 
 
 def _parse(loaded: Loaded) -> ast.Module | None:

@@ -18,7 +18,7 @@ types: $(VENV)/.ready-dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.ready-dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/pytest -n 2 --dist worksteal
 	TRITON_INTERPRET=1 $(BIN)/pytest tests/test_kernels.py  # the kernels themselves, on the CPU
 
 bench: $(VENV)/.ready-dev  ## CPU speed against nn.MultiheadAttention and the textbook class

@@ -131,15 +131,24 @@ class Checkpoint:
         if site.problem is not None:
             raise CheckpointError(f"{site.name}: {site.problem}")
         said = {**self._said(site), **options}
-        tensors = {name: self.source[name] for name in self._names.under(site.prefix)}
-        heads, bias = said.pop("num_heads", None), said.get("position")
-        order = site.layout.order
-        self._check_known(site, said)
-        layer = MultiHeadAttention.from_state_dict(tensors, heads, prefix=site.prefix, layout=order, **said)
-        self._check_complete(site, layer.out_proj is not None)
+        bias = said.get("position")
+        layer = self._made(site, {name: self.source[name] for name in self._names.under(site.prefix)}, said)
         if isinstance(bias, RelativeBias) and "position" not in options:
             weight = layer.state_dict(keep_vars=True)["qkv_proj.weight" if layer.fused else "q_proj.weight"]
             layer.position = self._stack_bias(site, bias, shared).to(weight.device, weight.dtype)
+        return layer
+
+    def _made(self, site: Site, tensors: Mapping[str, Tensor], said: Mapping[str, Any]) -> MultiHeadAttention:
+        """A layer of these tensors, or an error that names it."""
+        for name, cure in self._open_questions(site, said).items():
+            raise CheckpointError(f"{site.name}: the tensors do not tell {name}=; {cure}.")
+        rest = {name: value for name, value in said.items() if name != "num_heads"}
+        layer = MultiHeadAttention.from_state_dict(
+            tensors, said.get("num_heads"), prefix=site.prefix, layout=site.layout.order, **rest
+        )
+        if layer.out_proj is None and self.config is not None and families.known(self.config, site.prefix):
+            found = ", ".join(self._names.part(site.prefix))
+            raise CheckpointError(f"{site.name}: the output projection is missing; found {found}.")
         return layer
 
     def _changed(self, layers: Mapping[str, MultiHeadAttention]) -> dict[str, Tensor]:
@@ -185,16 +194,6 @@ class Checkpoint:
             asked |= {"position": "the model has positions that its layers share"}
         return {name: cure for name, cure in asked.items() if name not in said and f"{name}.weight" not in shapes}
 
-    def _check_known(self, site: Site, said: Mapping[str, Any]) -> None:
-        for name, cure in self._open_questions(site, said).items():
-            raise CheckpointError(f"{site.name}: the tensors do not tell {name}=; {cure}.")
-
-    def _check_complete(self, site: Site, has_output: bool) -> None:
-        """Raise where a known model lacks its output projection."""
-        if not has_output and self.config is not None and families.known(self.config, site.prefix):
-            found = ", ".join(self._names.part(site.prefix))
-            raise CheckpointError(f"{site.name}: the output projection is missing; found {found}.")
-
     def _check_heads(self, site: Site, layer: MultiHeadAttention) -> None:
         """Raise where a layer to be written has other heads than the checkpoint."""
         said = self._said(site)
@@ -210,31 +209,18 @@ class Checkpoint:
         try:
             options = self._said(site)
             found = take(site.layout, names, options.get("num_heads"), options.get("num_kv_heads"))
-            used = [*found.state.values()]
-            open_ = self._open_questions(site, options)
-            options = {**found.options, **options}
-            problem = problem or (f"{', '.join(open_)}= must be said" if open_ else None)
-            self._check_complete(site, found.options["out_proj"])
+            used = list(found.state.values())
+            said, options = copy.deepcopy(options), {**found.options, **options}
+            if isinstance(said.get("position"), nn.Module):
+                said["position"].to("meta")
             if problem is None:
-                state = {site.prefix + x: tensor for x, tensor in names.items()}
-                rest = {x: copy.deepcopy(y) for x, y in self._said(site).items() if x != "num_heads"}
-                if isinstance(rest.get("position"), nn.Module):
-                    rest["position"].to("meta")
-                MultiHeadAttention.from_state_dict(
-                    state, options["num_heads"], prefix=site.prefix, layout=site.layout.order, **rest
-                )
+                self._made(site, {site.prefix + x: tensor for x, tensor in names.items()}, said)
         except HeadwiseError as error:
             problem = problem or str(error).removeprefix(f"{site.name}: ")
         known = self.config is not None and families.known(self.config, site.prefix)
-        return AttentionLayer(
-            site.name,
-            site.layout.title,
-            options,
-            sum(x.numel() for x in used),
-            used[0].dtype,
-            problem,
-            cached=not known or bool(options.get("causal")) or families.is_cross(site.prefix),
-        )
+        cached = not known or bool(options.get("causal")) or families.is_cross(site.prefix)
+        parameters = sum(x.numel() for x in used)
+        return AttentionLayer(site.name, site.layout.title, options, parameters, used[0].dtype, problem, cached)
 
     def _bias_name(self, site: Site) -> str:
         """Where the learned bias stands that the layers of a stack share."""

@@ -47,6 +47,14 @@ class Bound:
         with Repairs(self.filename, self.repaired), torch.no_grad(), quiet(), double_by_default(), trace:
             return self.form.call(self.thing, inputs, masks), trace
 
+    def output_of(self, inputs: Inputs, masks: dict[str, Any] | None = None, thing: Any = None) -> Tensor | None:
+        """The output of one call, or None where it raises or returns something else: it is a learner's code."""
+        try:
+            returned = self.call(inputs, masks, thing)
+        except Exception:
+            return None
+        return self.form.result(returned, inputs)
+
     def again(self, **changes: Any) -> Any:
         """A second object, made with some constructor arguments changed."""
         if self.built.config is not None:

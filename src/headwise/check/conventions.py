@@ -5,7 +5,6 @@ import inspect
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -300,19 +299,12 @@ def empty_row(bound: Bound, reading: Reading, conventions: list[Convention]) -> 
         mask = next(m for words, m, _ in shaped(*reading.core.weights.shape) if words == shape)
         hidden = torch.zeros_like(mask) if convention.meaning == "keep" else torch.ones_like(mask)
         hidden[1:] = ~hidden[1:]
-        out = _safe(bound, {convention.name: hidden.to(getattr(torch, tried.dtype))})
+        out = bound.output_of(bound.inputs, {convention.name: hidden.to(getattr(torch, tried.dtype))})
         if out is not None and torch.isnan(out).any():
             others = bool(torch.isfinite(out[1:]).all())
             detail = "its sample becomes NaN" if others else "the whole batch becomes NaN"
             return Finding("nan-empty-row", detail, reading.core.softmax_nodes[0].line)
     return None
-
-
-def _safe(bound: Bound, masks: dict[str, Any]) -> Tensor | None:
-    try:
-        return bound.form.result(bound.call(bound.inputs, masks), bound.inputs)
-    except Exception:
-        return None
 
 
 def switches(bound: Bound) -> list[str]:

@@ -27,15 +27,6 @@ from headwise.check.subject import modules, prepare, tensors
 Probe = Callable[[Bound, Reading | None], list[Finding]]
 
 
-def output_of(bound: Bound, inputs: Inputs, masks: dict[str, Any] | None = None, thing: Any = None) -> Tensor | None:
-    """The output of one call, or None where it raises or returns something else."""
-    try:
-        returned = bound.call(inputs, masks, thing)
-    except Exception:
-        return None
-    return bound.form.result(returned, inputs)
-
-
 def layers_in_forward(bound: Bound, reading: Reading | None) -> list[Finding]:
     """Parameters that come into being during a call."""
     born: list[int | None] = []
@@ -47,7 +38,7 @@ def layers_in_forward(bound: Bound, reading: Reading | None) -> list[Finding]:
 
     nn.Parameter.__new__ = counting  # type: ignore[method-assign]
     try:
-        output_of(bound, bound.inputs)
+        bound.output_of(bound.inputs)
     finally:
         nn.Parameter.__new__ = original  # type: ignore[method-assign]
     return [Finding("layers-in-forward", f"{len(born)} parameters are made in one call", born[0])] if born else []
@@ -57,18 +48,18 @@ def evaluation(bound: Bound, reading: Reading | None) -> list[Finding]:
     """Two calls after eval() agree, also with dropout configured; and dropout does something in training."""
     findings: list[Finding] = []
     line = dropout_line(bound.trace)
-    first, second = output_of(bound, bound.inputs), output_of(bound, bound.inputs)
+    first, second = bound.output_of(bound.inputs), bound.output_of(bound.inputs)
     if first is not None and second is not None and not same(first.nan_to_num(), second.nan_to_num()):
         return [Finding("dropout-in-eval", "two calls with the same input differ", line)]
     wet = _with_dropout(bound)
     if wet is None:
         return findings
-    first, second = output_of(bound, bound.inputs, thing=wet), output_of(bound, bound.inputs, thing=wet)
+    first, second = bound.output_of(bound.inputs, thing=wet), bound.output_of(bound.inputs, thing=wet)
     if first is not None and second is not None and not same(first.nan_to_num(), second.nan_to_num()):
         return [Finding("dropout-in-eval", "with dropout 0.5, two calls after eval() differ", line)]
     for module in modules(wet):
         module.train()
-    first, second = output_of(bound, bound.inputs, thing=wet), output_of(bound, bound.inputs, thing=wet)
+    first, second = bound.output_of(bound.inputs, thing=wet), bound.output_of(bound.inputs, thing=wet)
     if first is not None and second is not None and same(first.nan_to_num(), second.nan_to_num()):
         findings.append(Finding("dropout-unused", "with dropout 0.5 two calls in training agree"))
     return findings
@@ -126,8 +117,8 @@ def batch_leak(bound: Bound, reading: Reading | None) -> list[Finding]:
     mixed = Inputs(*(torch.cat([a[:1], b[1:]]) for a, b in zip(bound.inputs, other, strict=True)))
     if bound.inputs.key is bound.inputs.query:
         mixed = Inputs(mixed.query, mixed.query, mixed.query)
-    first, second = output_of(bound, bound.inputs), output_of(bound, mixed)
-    repeat = output_of(bound, bound.inputs)
+    first, second = bound.output_of(bound.inputs), bound.output_of(mixed)
+    repeat = bound.output_of(bound.inputs)
     if first is None or second is None or repeat is None or not same(first.nan_to_num(), repeat.nan_to_num()):
         return []
     a, b = first[0].nan_to_num(), second[0].nan_to_num()
@@ -141,7 +132,7 @@ def small_batch(bound: Bound, reading: Reading | None) -> list[Finding]:
     """A batch of two gives what the large one gave; a batch of one as well."""
     if bound.form.layout != "batch first":
         return []
-    whole = output_of(bound, bound.inputs)
+    whole = bound.output_of(bound.inputs)
     for count in (1, 2):
         part = Inputs(*(x[:count] for x in bound.inputs))
         try:
@@ -161,7 +152,7 @@ def small_batch(bound: Bound, reading: Reading | None) -> list[Finding]:
 
 
 def _steady(bound: Bound, before: Tensor) -> bool:
-    again = output_of(bound, bound.inputs)
+    again = bound.output_of(bound.inputs)
     return again is not None and same(again.nan_to_num(), before.nan_to_num())
 
 

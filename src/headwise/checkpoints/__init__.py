@@ -1,6 +1,6 @@
 """Reads the weights of other people's attention, and writes them back.
 
-`forms.py` is how tensors are arranged, `layouts.py` how they are named, `reading.py` how a layer is made of them;
+`forms.py` is how tensors are arranged, `layouts.py` and `known.py` how they are named, `reading.py` makes layers;
 `families.py` says what the configuration of a known model adds, `files.py` where tensors come from. `checkpoint.py`
 puts them together for whole models.
 """

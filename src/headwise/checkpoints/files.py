@@ -5,7 +5,6 @@ Safetensors are read tensor by tensor, when asked for. Torch files are unpickled
 
 import abc
 import json
-import os
 import pickle
 import shutil
 import struct
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.disk import atomically
 from headwise.errors import CheckpointError
 from headwise.extras import need
 
@@ -75,7 +75,8 @@ class StateDict(Source):
         whole: Mapping[str, Any] = tensors
         if self.outer is not None:
             whole = {name: tensors if part is self.tensors else part for name, part in self.outer.items()}
-        _replace(path, lambda place: torch.save(whole, place))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomically(path, lambda beside: torch.save(whole, beside))
 
     @property
     def notes(self) -> object:
@@ -165,7 +166,8 @@ class Safetensors(Source):
     def _write_file(self, origin: Path, path: Path, changed: Mapping[str, Tensor]) -> None:
         save_file = need("safetensors.torch", "save", "safetensors files").save_file
         tensors = {name: changed.get(name, self[name]).contiguous() for name in self if self.places[name] == origin}
-        _replace(path, lambda place: save_file(tensors, place, metadata=self.open[origin].metadata()))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomically(path, lambda beside: save_file(tensors, str(beside), metadata=self.open[origin].metadata()))
 
 
 def open_source(source: object, with_config: bool = True) -> tuple[Source, dict[str, Any] | None]:
@@ -273,14 +275,3 @@ def _json(path: Path) -> dict[str, Any]:
 def _check_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
     if path.suffix not in suffixes or path.is_dir():
         raise CheckpointError(f"{path}: this checkpoint is written as a {' or '.join(suffixes)} file.")
-
-
-def _replace(path: Path, write: Any) -> None:
-    """Write beside the file first, so that a failure leaves what was there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        write(str(beside))
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from headwise.checkpoints.forms import Rule, Sizes
-from headwise.checkpoints.layouts import BESIDE, HEADWISE, LAYOUTS, T5_TABLE, Layout, Shapes
+from headwise.checkpoints.known import HEADWISE, LAYOUTS
+from headwise.checkpoints.layouts import BESIDE, T5_TABLE, Layout, Shapes
 from headwise.errors import CheckpointError
 from headwise.packing import pack
 from headwise.shapes import check_size

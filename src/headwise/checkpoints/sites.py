@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from headwise.checkpoints.layouts import LAYOUTS, Layout
+from headwise.checkpoints.known import LAYOUTS
+from headwise.checkpoints.layouts import Layout
 from headwise.checkpoints.reading import choose, made_by_us
 from headwise.errors import CheckpointError
 

@@ -2,12 +2,11 @@
 
 import argparse
 import json
-import sys
 
 import torch
 
-from headwise.errors import OptionError
-from headwise.models import load, load_builtin
+from headwise.cli.terminal import standard_input
+from headwise.models import open_model
 
 SUMMARY = "text from the built-in model, a small GPT trained on old books"
 EXAMPLES = """examples:
@@ -27,22 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--top-p", type=float, default=0.95, help="only among the likeliest of this share (default 0.95)"
     )
     parser.add_argument("--seed", type=int, help="the same seed gives the same text")
-    parser.add_argument("--model", help="a folder that examples/train_gpt.py wrote, instead of the built-in model")
+    parser.add_argument(
+        "--model", default="builtin", help="a folder that examples/train_gpt.py wrote (default builtin)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text as it comes")
-
-
-def standard_input() -> str:
-    """What is piped in, without the line end that a shell adds."""
-    try:
-        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise OptionError(f"standard input is no text in UTF-8: {error.reason} at byte {error.start}.") from error
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the text as it comes."""
     torch.set_num_threads(1)  # a token at a time is too little to share: two busy threads took six times as long
-    model = load_builtin() if options.model is None else load(options.model)
+    model = open_model(options.model)
     text = standard_input() if options.text == "-" else options.text
     sampling = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
     pieces = model.stream(text, options.tokens, seed=options.seed, **sampling)

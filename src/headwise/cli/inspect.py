@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from headwise.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
-from headwise.cli.terminal import console
+from headwise.cli.terminal import console, table
 from headwise.extras import need
+from headwise.learn.cost import human
 from headwise.relative import RelativeBias
+from headwise.shapes import check_size
 
 SUMMARY = "the attention layers in a file of weights: heads, widths, options, parameters, cache"
 EXAMPLES = """examples:
@@ -24,25 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", help="a .safetensors, .safetensors.index.json, .pt or .bin file, or a folder with one and a config.json"
     )
-    parser.add_argument("--heads", type=positive, help="query heads, where neither tensors nor config.json tell")
-    parser.add_argument("--tokens", type=positive, default=1, help="tokens the cache is counted for (default 1)")
+    parser.add_argument("--heads", type=int, help="query heads, where neither tensors nor config.json tell")
+    parser.add_argument("--tokens", type=int, default=1, help="tokens the cache is counted for (default 1)")
     parser.add_argument(
         "--layout", choices=["head by head", "side by side"], help="how a fused projection is laid out, if ambiguous"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
-def positive(text: str) -> int:
-    """A whole number from 1 up."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number from 1 up")
-    return number
-
-
 def run(options: argparse.Namespace) -> int:
     """Show what was found; exit 2 if nothing was."""
-    given = {} if options.heads is None else {"num_heads": options.heads}
+    check_size("--tokens", options.tokens)
+    given: dict[str, Any] = {} if options.heads is None else {"num_heads": check_size("--heads", options.heads)}
     checkpoint = open_checkpoint(options.file, layout=options.layout, **given)
     if options.json:
         print(json.dumps(describe(checkpoint, options.tokens)))
@@ -80,13 +75,13 @@ def describe(checkpoint: Checkpoint, tokens: int) -> dict[str, Any]:
 def show(checkpoint: Checkpoint, tokens: int) -> None:
     """A table with one row for layers that are alike."""
     escape = need("rich.markup", "terminal", "tables in the terminal").escape
-    out, table = console(), need("rich.table", "terminal", "tables in the terminal").Table(box=None, pad_edge=False)
-    for title in ("layers", "heads", "width", "options", "parameters", "cache"):
-        table.add_column(title, justify="right" if title in ("parameters", "cache") else "left", overflow="fold")
+    out = console()
+    columns = ("layers", "heads", "width", "options", "parameters", "cache")
+    rows = table(*columns, right=("parameters", "cache"), whole=("heads", "width"))
     groups = alike(checkpoint.layers)
     for layers in groups:
         first = layers[0]
-        table.add_row(
+        rows.add_row(
             escape(named(layers)),
             heads(first),
             width(first),
@@ -94,7 +89,7 @@ def show(checkpoint: Checkpoint, tokens: int) -> None:
             f"{sum(layer.parameters for layer in layers):,}",
             size(total_cache(layers, tokens)),
         )
-    out.print(table)
+    out.print(rows)
     cache = size(total_cache(checkpoint.layers, tokens))
     of = f"{tokens:,} tokens" if tokens != 1 else "token"
     parameters = sum(layer.parameters for layer in checkpoint.layers)
@@ -186,10 +181,4 @@ def total_cache(layers: Sequence[AttentionLayer], tokens: int) -> int | None:
 
 def size(count: int | None) -> str:
     """Bytes in words."""
-    if not count:
-        return "?" if count is None else "none"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.3g} {unit}" if unit != "B" else f"{count} B"
-        count /= 1024  # type: ignore[assignment]
-    return ""
+    return "?" if count is None else human(count, "B", binary=True) if count else "none"

@@ -1,9 +1,11 @@
 """Where the verbs print: results to standard output, chatter to standard error, both through rich."""
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from headwise.disk import atomically
 from headwise.errors import OptionError
 from headwise.extras import need
 
@@ -34,10 +36,18 @@ def shape_text(shape: Iterable[int]) -> str:
     return f"({', '.join(map(str, shape))})"
 
 
+def standard_input() -> str:
+    """What is piped in, without the line end that a shell adds."""
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"standard input is no text in UTF-8: {error.reason} at byte {error.start}.") from error
+
+
 def write_page(path: Path, page: str) -> None:
     """Write a page, and say so."""
     try:
-        path.write_text(page, encoding="utf-8")
+        atomically(path, lambda beside: beside.write_text(page, encoding="utf-8"))
     except OSError as error:
         raise OptionError(f"--html {path}: {error.strerror}. Name a file in a folder that exists.") from error
     console().print(f"wrote {path}", soft_wrap=True)

@@ -7,9 +7,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from headwise.cli.generate import standard_input
+from headwise.cli.terminal import standard_input
 from headwise.errors import OptionError
-from headwise.view.looking import open_model, view
+from headwise.models import open_model
+from headwise.view.looking import view
 from headwise.view.terminal import drawn
 
 SUMMARY = "what every head of a model does with a text, in 24 lines"

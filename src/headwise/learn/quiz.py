@@ -1,13 +1,13 @@
 """Exercises: classes with one mistake each, to be found and repaired; the checker judges."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from headwise.check import MISTAKES, Report
 from headwise.check.templates import FAULTS, shown_by, write
+from headwise.disk import atomically
 from headwise.errors import OptionError
 
 FORMAT = 1
@@ -113,6 +113,5 @@ class Quiz:
 
     def _write(self) -> None:
         self._make_folder()
-        beside = self.folder / f".progress.{os.getpid()}.part"
-        beside.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
-        beside.replace(self.folder / "progress.json")
+        told = json.dumps(self.to_dict(), indent=1)
+        atomically(self.folder / "progress.json", lambda beside: beside.write_text(told, encoding="utf-8"))

@@ -97,6 +97,11 @@ def load_builtin(device: torch.device | str = "cpu", dtype: torch.dtype = torch.
     return load(FOLDER, device, dtype, CHECKSUMS)
 
 
+def open_model(name: str) -> LanguageModel:
+    """The model a user names: "builtin", or a folder that `examples/train_gpt.py` wrote."""
+    return load_builtin() if name == "builtin" else load(name)
+
+
 def load(
     folder: str | Path,
     device: torch.device | str = "cpu",

@@ -1,7 +1,6 @@
 """From a model and a text to a sight: run the model once, collect the maps."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 
 from headwise.errors import OptionError
 from headwise.map import AttentionMap
-from headwise.models import LanguageModel, load, load_builtin
+from headwise.models import LanguageModel
 from headwise.view.sight import Sight
 from headwise.watch import watch
 
@@ -40,17 +39,6 @@ def view(
         ids = _ids(tokens)
         return Sight(_maps(model, ids), words, ids)
     return Sight(_named(model), words, None if tokens is None else _ids(tokens), keys)
-
-
-def open_model(name: str) -> LanguageModel:
-    """The model a user names: "builtin", or a folder that `examples/train_gpt.py` wrote."""
-    if name == "builtin":
-        return load_builtin()
-    if not Path(name).is_dir():
-        raise OptionError(
-            f"--model {name}: expected 'builtin' or a folder with weights.safetensors and tokenizer.json."
-        )
-    return load(name)
 
 
 def _maps(model: nn.Module, ids: Tensor) -> dict[str, AttentionMap]:

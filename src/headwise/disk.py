@@ -1,0 +1,15 @@
+"""Files that are there whole or not at all."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+def atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` make the file beside its place, then put it there: a failure or a kill leaves what was there."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        write(beside)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).with_name("builtin")
 FORMAT = "headwise gpt 1"
 # Of the two files, so that damage is noticed before it shows as nonsense.
 CHECKSUMS = {
-    "weights.safetensors": "5406a6e9a310d3d75e3584203331af43b97d67575052361c98bb11719e83bc70",
+    "weights.safetensors": "06e9bceec6221d2bc7b9cbf12a9f395e7c210cd6d254cdd88a0e11aca92da599",
     "tokenizer.json": "3f0cef72d4cdd0b1f2bec742b7cd6e863340f4e034a3b811f1002f3b2fe0efc5",
 }
 

@@ -42,6 +42,20 @@ def test_missing_packages_of_the_demo_code_do_not_matter(tmp_path):
     assert load(path).missing_packages == ["no_such_plotting", "no_such_hub"]
 
 
+def test_sizes_and_configurations_of_a_file_that_is_not_here_are_read_from_their_names(tmp_path):
+    head = "from project.settings import N_HEADS, D_MODEL, config\n"
+    source = RIGHT.replace("import math", "import math\n" + head).replace("self, d_model, num_heads, ", "self, ", 1)
+    report = judged(
+        tmp_path, source.replace("        super", "        d_model, num_heads = D_MODEL, N_HEADS\n        super", 1)
+    )
+    assert report.verdict == "right", report
+    report = judged(
+        tmp_path,
+        source.replace("        super", "        d_model, num_heads = config.n_emb, N_HEADS\n        super", 1),
+    )
+    assert report.verdict == "right", report
+
+
 def test_optional_import_is_seen_to_be_missing(tmp_path):
     head = "try:\n    import no_such_kernel\n    FAST = True\nexcept ImportError:\n    FAST = False\n"
     path = tmp_path / "attention.py"

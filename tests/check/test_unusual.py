@@ -14,7 +14,8 @@ from headwise.check.filing import judge_file
     [
         forms.PaddingRequired, forms.MaskInFactNeeded, forms.ChannelsFirst, forms.Pixels, forms.WidthOfHeads,
         forms.NormThenFused, forms.ConfigurationAndSizes, forms.OwnSizes, forms.RelativeTerm, forms.Grouped,
-        forms.InFloat32, forms.SharedQueryKey,
+        forms.InFloat32, forms.SharedQueryKey, forms.NormedPixels, forms.GroupsFromDict, forms.NormedAndTurned,
+        forms.SharedValuesAveraged, forms.UnscaledBesidePositions, forms.PooledUnlessOne, forms.WidthKeptAsParameter,
     ],
     ids=lambda form: form.__name__,
 )  # fmt: skip
@@ -32,6 +33,8 @@ def test_unusual_right_form_is_not_called_wrong(form):
         (forms.PaddingOfTheFirst, "mask-wrong-sample"), (forms.KeysAsValues, "one-projection"),
         (forms.LoopedWithoutHeads, "missing-attribute"), (forms.GroupedInTwoOrders, "grouped-order"),
         (forms.FusedDropoutAlways, "dropout-in-eval"), (forms.CrossOfOneLength, "cross-length"),
+        (forms.OneEntryOfTheMask, "causal-ignored"), (forms.HeadsReturnedApart, "no-out-proj"),
+        (forms.SoftmaxMadeWrongly, "crashes"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )  # fmt: skip

@@ -301,3 +301,149 @@ class CrossOfOneLength(nn.Module):
         )
         weights = (q @ k.mT / math.sqrt(q.size(-1))).softmax(-1)
         return self.o((weights @ v).transpose(1, 2).reshape(B, T, E))
+
+
+class NormedPixels(Pixels):
+    """A norm over groups of channels first, the input added last, weights in single precision."""
+
+    def __init__(self, channels, num_heads):
+        super().__init__(channels, num_heads)
+        self.norm = nn.GroupNorm(4, channels)
+
+    def forward(self, x):
+        b, c, rows, columns = x.shape
+        q, k, v = self.qkv(self.norm(x)).reshape(b, 3, self.num_heads, -1, rows * columns).unbind(1)
+        weights = (q.mT @ k * (c // self.num_heads) ** -0.5).float().softmax(-1)
+        return x + self.proj((v @ weights.mT).reshape(b, c, rows, columns))
+
+
+class GroupsFromDict(nn.Module):
+    """A dictionary of options with words of its own."""
+
+    def __init__(self, settings: dict):
+        super().__init__()
+        self.heads, groups = settings["n_heads"], settings.get("number_of_groups", 0)
+        assert self.heads % groups == 0
+        width, self.shared = settings["n_emb"], self.heads // groups
+        self.q, self.out = nn.Linear(width, width), nn.Linear(width, width)
+        self.k, self.v = (nn.Linear(width, width // self.shared) for _ in range(2))
+
+    def forward(self, x):
+        q = heads_of(self.q(x), self.heads)
+        k, v = (heads_of(f(x), self.heads // self.shared) for f in (self.k, self.v))
+        k, v = (part.repeat_interleave(self.shared, 1) for part in (k, v))
+        return self.out(joined((q @ k.mT / q.size(-1) ** 0.5).softmax(-1) @ v))
+
+
+class NormedAndTurned(nn.Module):
+    """Heads are normalised without weights, then turned by position."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim)
+        self.norm = nn.LayerNorm(dim // num_heads, elementwise_affine=False)
+
+    def turned(self, x):
+        angles = torch.arange(x.size(-2))[:, None] * 0.1 ** torch.arange(x.size(-1) // 2)
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
+
+    def forward(self, x):
+        q, k, v = (heads_of(part, self.num_heads) for part in self.qkv(x).chunk(3, -1))
+        q, k = self.turned(self.norm(q)), self.turned(self.norm(k))
+        return self.proj(joined(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
+
+
+class SharedValuesAveraged(nn.Module):
+    """Interpretable attention: one projection of values for all heads, whose mean is projected."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.q, self.k = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        self.v, self.out = nn.Linear(d_model, d_model // num_heads), nn.Linear(d_model // num_heads, d_model)
+
+    def forward(self, x):
+        q, k = heads_of(self.q(x), self.h), heads_of(self.k(x), self.h)
+        weights = (q @ k.mT / q.size(-1) ** 0.5).softmax(-1)
+        return self.out((weights @ self.v(x).unsqueeze(1)).mean(1))
+
+
+class UnscaledBesidePositions(nn.Module):
+    """As in T5: no scale, and a bias by position that the first layer makes and others are handed."""
+
+    def __init__(self, d_model, num_heads, has_relative_bias=False):
+        super().__init__()
+        self.h = num_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
+
+    def forward(self, x, position_bias=None):
+        q, k, v = (heads_of(f(x), self.h) for f in (self.q, self.k, self.v))
+        scores = q @ k.mT if position_bias is None else q @ k.mT + position_bias
+        return self.o(joined(scores.softmax(-1) @ v))
+
+
+class PooledUnlessOne(nn.Module):
+    """A ratio that asks for square inputs, unless it is one."""
+
+    def __init__(self, dim, num_heads, ratio=2):
+        super().__init__()
+        self.h, self.ratio = num_heads, ratio
+        self.q, self.kv, self.out = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
+        self.pool = nn.Conv2d(dim, dim, ratio, ratio)
+
+    def forward(self, x):
+        B, T, E = x.shape
+        y = x
+        if self.ratio > 1:
+            side = int(T**0.5)
+            y = self.pool(x.mT.reshape(B, E, side, side)).flatten(2).mT
+        q, (k, v) = heads_of(self.q(x), self.h), (heads_of(part, self.h) for part in self.kv(y).chunk(2, -1))
+        return self.out(joined((q @ k.mT / q.size(-1) ** 0.5).softmax(-1) @ v))
+
+
+class WidthKeptAsParameter(nn.Module):
+    """The width of a head is a parameter that does not learn."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.d = nn.Parameter(torch.tensor(float(dim // num_heads)), requires_grad=False)
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        q, k, v = (heads_of(part, self.h) for part in self.qkv(x).chunk(3, -1))
+        return self.out(joined((q @ k.mT / self.d.sqrt()).softmax(-1) @ v))
+
+
+class OneEntryOfTheMask(nn.Module):
+    """Reads a single entry of its triangle."""
+
+    def __init__(self, dim, num_heads, max_len=64):
+        super().__init__()
+        self.h = num_heads
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.register_buffer("visible", torch.ones(max_len, max_len).tril())
+
+    def forward(self, x):
+        t = x.size(1)
+        q, k, v = (heads_of(part, self.h) for part in self.qkv(x).chunk(3, -1))
+        scores = (q @ k.mT / q.size(-1) ** 0.5).masked_fill(self.visible[t, t] == 0, -torch.inf)
+        return self.out(joined(scores.softmax(-1) @ v))
+
+
+class HeadsReturnedApart(KeepMask):
+    def forward(self, x):
+        breakpoint()
+        q, k, v = (heads_of(w(x), self.h) for w in (self.wq, self.wk, self.wv))
+        return (q @ k.mT / q.size(-1) ** 0.5).softmax(-1) @ v
+
+
+class SoftmaxMadeWrongly(KeepMask):
+    def forward(self, q, k, v, mask=None):
+        q, k, v = (heads_of(w(x), self.h) for w, x in ((self.wq, q), (self.wk, k), (self.wv, v)))
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        if mask is not None:
+            scores = scores.masked_fill(mask == 0, -torch.inf)
+        return self.wo(joined(nn.Softmax(scores, dim=-1) @ v))

@@ -16,7 +16,7 @@ class Failure:
     error: BaseException
     line: int | None
     repaired: Repaired = field(default_factory=Repaired)
-    natural: bool = True  # nothing was passed that we had to guess
+    natural: bool = True  # nothing was passed that we had to guess, and every key of a configuration was known
     on_purpose: bool = False
     in_constructor: bool = False
     guessed: bool = False  # a mask or table of some shape had to be passed

@@ -15,15 +15,17 @@ from headwise.check import building, core, layouts
 from headwise.check.attempt import Attempt, Failure
 from headwise.check.bound import Bound
 from headwise.check.calling import Form, forms, make_inputs
+from headwise.check.configs import Config
 from headwise.check.mending import mended
 from headwise.check.names import constructor_role, value_for
 from headwise.check.repairs import Repaired, error_line
 from headwise.check.sizes import SMALL, Sizes, batch_for
+from headwise.check.stubs import Stub
 from headwise.check.subject import FunctionWithWeights, entry, modules, prepare, tensors
 from headwise.check.trace import PRODUCTS, TooLongError, Trace
 
 SECONDS = 8.0  # of processor time, for all attempts together
-SIZES = ("width", "heads", "context", "head_width")
+SIZES = ("width", "heads", "context", "head_width", "batch")
 FORMS_OF_A_LAYOUT = 3  # another layout is tried with the likeliest calls only
 WIDEST = 2048  # of a width that a class fixes by itself
 MANY = 150  # attempts that raised, after which no other will help
@@ -57,6 +59,7 @@ def bind(
 
 def _sizes_to_try(namespace: MutableMapping[str, Any]) -> Iterator[Sizes]:
     """Ours, written into the module's own constants; then the module's own."""
+    _stand_in(namespace, Sizes())
     own = _constants(namespace)
     _write(namespace, Sizes())
     yield Sizes()
@@ -70,6 +73,17 @@ def _sizes_to_try(namespace: MutableMapping[str, Any]) -> Iterator[Sizes]:
 
 def _constants(namespace: MutableMapping[str, Any]) -> dict[str, int]:
     return {name: value for name, value in namespace.items() if type(value) is int and constructor_role(name) in SIZES}
+
+
+def _stand_in(namespace: MutableMapping[str, Any], sizes: Sizes) -> None:
+    """Sizes and configurations that a file imports from another one, which is not here, by what their names mean."""
+    for name, value in list(namespace.items()):
+        if isinstance(value, Stub):
+            role = constructor_role(name)
+            if role is not None:
+                namespace[name] = value_for(role, sizes)
+            elif building.is_configuration(name):
+                namespace[name] = Config(sizes)
 
 
 def _write(namespace: MutableMapping[str, Any], sizes: Sizes) -> None:
@@ -187,7 +201,7 @@ def _make(attempt: Attempt, built: building.Built, sizes: Sizes, repaired: Repai
         raise  # trying again in another way would not help
     except Exception as error:  # whatever a learner's code raises is a result
         line = error_line(error, attempt.filename)
-        attempt.failures.append(Failure(built.text, None, error, line, repaired, built.natural))
+        attempt.failures.append(Failure(built.text, None, error, line, repaired, built.certain))
         return None
     attempt.widths += [m.in_features for m in modules(thing) if isinstance(m, nn.Linear)][:50]
     attempt.shapes += _own_heads(thing, sizes)
@@ -224,7 +238,7 @@ def try_form(
     except Exception as error:  # whatever a learner's code raises is a result
         projected = any(node.op in PRODUCTS for node in trace.nodes)
         failure = Failure(built.text, form.words(), error, error_line(error, attempt.filename), repaired)
-        failure.natural = form.natural and (built.natural or projected)
+        failure.natural = form.natural and (built.certain or projected)
         failure.guessed, failure.projected = form.fixed_tensor, projected
         failure.without = bool(form.fixed) and all(value is None for value in form.fixed.values())
         attempt.failures.append(failure)

@@ -1,6 +1,8 @@
 """An object that runs: how it was made, how it is called, and the trace of one call."""
 
 import contextlib
+import pdb
+import sys
 import warnings
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
@@ -68,10 +70,15 @@ class Bound:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No warnings of the learner's code or of torch about it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """No warnings of the learner's code or of torch about it, and no debugger that waits for somebody."""
+    hook, trace = sys.breakpointhook, pdb.set_trace
+    sys.breakpointhook = pdb.set_trace = lambda *_, **__: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.breakpointhook, pdb.set_trace = hook, trace
 
 
 @contextlib.contextmanager

@@ -33,6 +33,11 @@ class Built:
     config: Config | None = None
     natural: bool = True  # every argument has a known meaning
 
+    @property
+    def certain(self) -> bool:
+        """Whether nothing was guessed: neither an argument nor a key of the configuration."""
+        return self.natural and not (self.config is not None and self.config.missed)
+
 
 def attempts(cls: type, namespace: Mapping[str, Any], sizes: Sizes) -> Iterator[Built]:
     """Ways to construct `cls`, most likely first."""
@@ -46,9 +51,14 @@ def attempts(cls: type, namespace: Mapping[str, Any], sizes: Sizes) -> Iterator[
     yield from _with_names(cls, parameters, namespace, sizes)
 
 
+def is_configuration(name: str) -> bool:
+    """Whether a name stands for a configuration."""
+    return plain(name) in CONFIG_NAMES or "config" in plain(name)
+
+
 def _takes_config(parameters: list[inspect.Parameter]) -> bool:
     required = [p for p in parameters if p.default is p.empty]
-    named = [p for p in parameters if plain(p.name) in CONFIG_NAMES or "config" in plain(p.name)]
+    named = [p for p in parameters if is_configuration(p.name)]
     if any(constructor_role(p.name) == "heads" for p in parameters):  # then one letter is a size, not a configuration
         named = [p for p in named if p.default is p.empty and len(p.name) > 2]
     return bool(named) and len(required) <= len(named) + 2
@@ -72,7 +82,7 @@ def _with_config(
         config = Config(size, own, dict(extra))
         arguments: dict[str, Any] = {}
         for p in parameters:
-            if plain(p.name) in CONFIG_NAMES or "config" in plain(p.name):
+            if is_configuration(p.name):
                 arguments[p.name] = config
             elif p.default is p.empty:
                 value = _value(p, sizes)
@@ -136,6 +146,14 @@ def _with_names(
     if several:
         for values in _guesses(unknown, roles, sizes):
             yield _built(cls, known | dict(zip(unknown, values, strict=True)) | several, parameters, natural=False)
+    for p in parameters:  # something is on by default that asks for inputs we do not know
+        if not unknown and p.name not in known and (p.default is True or _is_count(p.default)):
+            less = False if p.default is True else 1
+            yield _built(cls, known | {p.name: less}, parameters, natural=False)
+
+
+def _is_count(default: Any) -> bool:
+    return type(default) is int and 1 < default <= 64
 
 
 def _second_readings(

@@ -92,7 +92,8 @@ class Form:
     def result(self, returned: Any, inputs: Inputs) -> Tensor | None:
         """The output among what was returned, as (B, T, …)."""
         B, T = inputs.query.shape[:2]
-        found = (layouts.taken_back(leaf, self.layout, B, T) for leaf in leaves(returned))
+        found = [layouts.taken_back(leaf, self.layout, B, T) for leaf in leaves(returned)]
+        found += [layouts.merged(leaf, B, T) for leaf in leaves(returned) if self.layout == layouts.PLAIN]
         return next((output for output in found if output is not None), None)
 
     def odd_result(self, returned: Any) -> Tensor | None:

@@ -12,7 +12,7 @@ from headwise.check.names import WEIGHTS_IN, call_role, constructor_role, plain
 from headwise.check.subject import METHODS
 
 NAME = re.compile(r"attn|attention|mha|mhsa|msa|multihead|selfatt|crossatt|multi_head", re.IGNORECASE)
-WEIGHTS = re.compile(r"Linear|Parameter|einsum|Conv1d|randn")
+WEIGHTS = re.compile(r"Linear|Parameter|einsum|Conv1d|randn|MultiheadAttention")
 MULTI = re.compile(r"mult|mha|mhsa|msa|heads", re.IGNORECASE)
 OTHER = re.compile(
     r"block|layer$|transformer|encoder|decoder|model|gpt|config|embedding|test|dataset|feed|norm|mlp|wrapper$|trainer",

@@ -1,5 +1,6 @@
 """A configuration that answers any question by the name of the key."""
 
+import re
 from typing import Any
 
 from headwise.check.names import constructor_role, plain, value_for
@@ -14,6 +15,13 @@ CONSTANTS: dict[str, Any] = {
     "useflash": False, "useflashattention": False, "dff": 64, "ffndim": 64, "intermediatesize": 64,
     "initializerrange": 0.02, "prunedheads": (), "layernormepsilon": 1e-5,
 }  # fmt: skip
+
+
+BASE = 10000.0  # of rotary angles
+
+
+def _is_base(name: str) -> bool:
+    return re.search(r"theta|base|freq", plain(name)) is not None
 
 
 class Config:
@@ -39,9 +47,9 @@ class Config:
         self.asked.add(name)
         if name in self._extra:
             return True, self._extra[name]
-        if plain(name) in CONSTANTS:
+        if plain(name) in CONSTANTS or _is_base(name):
             own = self._own.get(name)
-            return True, own if isinstance(own, bool) else CONSTANTS[plain(name)]
+            return True, own if isinstance(own, bool) else CONSTANTS.get(plain(name), BASE)
         own = self._own.get(name)
         role = constructor_role(name)
         if role == "bias" and isinstance(own, bool):
@@ -62,6 +70,8 @@ class Config:
     def get(self, name: str, default: Any = None) -> Any:
         """As a dict's."""
         found, value = self._look_up(name)
+        if not found:
+            self.missed.append(name)
         return value if found else default
 
     def keys(self) -> list[str]:

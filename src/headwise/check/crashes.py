@@ -1,5 +1,7 @@
 """What is said of something that never ran: the learner's error where that is certain, else what was tried."""
 
+import re
+
 from headwise.check.attempt import Failure
 from headwise.check.bound import Bound
 from headwise.check.case import Case
@@ -9,6 +11,7 @@ from headwise.check.report import Report
 from headwise.check.stubs import Stub
 from headwise.check.usage import names_used
 
+WEIGHTLESS = re.compile(r"(Softmax|LogSoftmax|Dropout|ReLU|GELU|SiLU|Flatten|Identity)\b")
 CERTAIN = (NameError, AttributeError, TypeError, IndexError, KeyError, UnboundLocalError, ZeroDivisionError)
 OURS = ("values to unpack", "config has no", "NoneType", "Stub")  # perhaps we passed something of another kind
 
@@ -62,7 +65,9 @@ def _telling(failures: list[Failure]) -> Failure | None:
         return None
     calls = [f for f in inside if f.called is not None]
     natural = [f for f in calls if f.natural]
-    natural = [f for f in natural if f.guessed and _end(f) in {_end(g) for g in calls if g.without}] or natural
+    simple = [f for f in natural if f.projected and not f.guessed and "NoneType" not in str(f.error)]
+    same_end = [f for f in natural if f.guessed and _end(f) in {_end(g) for g in calls if g.without}]
+    natural = simple or same_end or natural
     if calls and not natural:
         return None
     first = natural[0] if natural else inside[0]
@@ -108,7 +113,7 @@ def _crash(failure: Failure) -> Finding:
     words = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
     if isinstance(error, NameError) and not isinstance(error, UnboundLocalError):
         return Finding("undefined-name", words, failure.line)
-    if failure.called is not None and failure.in_constructor:
+    if failure.called is not None and failure.in_constructor and not WEIGHTLESS.match(str(error)):
         return Finding("layers-in-forward", words, failure.line)
     if "view size is not compatible" in str(error):
         return Finding("contiguous", words, failure.line)

@@ -46,12 +46,12 @@ def _split(x: Tensor, axes: Axes, sizes: dict[str, int]) -> Tensor:
     return x.reshape(shape)
 
 
-def rearrange(x: Any, pattern: str, **sizes: int) -> Tensor:
+def rearrange(x: Any, pattern: str, /, **sizes: int) -> Tensor:
     """As einops.rearrange."""
     return repeat(x, pattern, **sizes)
 
 
-def repeat(x: Any, pattern: str, **sizes: int) -> Tensor:
+def repeat(x: Any, pattern: str, /, **sizes: int) -> Tensor:
     """As einops.repeat, and rearrange where no axis is new."""
     x = torch.stack(list(x)) if isinstance(x, list | tuple) else x
     left, right = (_axes(side) for side in pattern.split("->"))
@@ -74,7 +74,7 @@ def _product(group: list[str], sizes: dict[str, int]) -> int:
     return result
 
 
-def reduce(x: Tensor, pattern: str, how: str, **sizes: int) -> Tensor:
+def reduce(x: Tensor, pattern: str, how: str, /, **sizes: int) -> Tensor:
     """As einops.reduce for mean, sum and max."""
     left, right = (_axes(side) for side in pattern.split("->"))
     left, right = _widened(left, x.dim(), right)

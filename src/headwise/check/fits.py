@@ -8,6 +8,7 @@ from torch import Tensor
 EXACT = 1e-7  # relative residual of a solved map in float64: rounding gives 1e-12, a wrong model gives 1e-1
 
 WIDE = 128  # beyond this, solving takes noticeable time
+FEW = 64  # up to this, solving by singular values takes little
 
 
 class Fit(NamedTuple):
@@ -30,7 +31,14 @@ def fit(x: Tensor, y: Tensor) -> Fit:
         return Fit(y.new_zeros(y.shape[1], x.shape[1]), y.new_zeros(y.shape[1]), float("inf"))
     design = torch.cat([x, x.new_ones(len(x), 1)], 1)
     rows = min(len(x), x.shape[1] + 64) if x.shape[1] > WIDE else len(x)  # the others only test the solution
-    solution = torch.linalg.lstsq(design[:rows], y[:rows], driver="gelsy").solution
+    solved = _solved(design, y, rows, "gelsy")
+    if solved.residual >= EXACT and x.shape[1] <= FEW:  # inputs that do not span their space, as after a norm
+        solved = _solved(design, y, rows, "gelsd")
+    return solved
+
+
+def _solved(design: Tensor, y: Tensor, rows: int, driver: str) -> Fit:
+    solution = torch.linalg.lstsq(design[:rows], y[:rows], rcond=1e-11, driver=driver).solution
     error = (design @ solution - y).norm() / y.norm().clamp_min(1e-300)
     return Fit(solution[:-1].T, solution[-1], float(error))
 

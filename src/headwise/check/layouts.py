@@ -27,7 +27,7 @@ def lay_out(x: Tensor, layout: str) -> Tensor:
     if layout == "channels first":
         return x.transpose(1, 2).contiguous()
     if layout == "image":
-        return x.transpose(1, 2).reshape(len(x), x.shape[2], ROWS, -1)
+        return x.transpose(1, 2).contiguous().view(len(x), x.shape[2], ROWS, -1)  # torch crashes on norms of a view
     return x.reshape(len(x), ROWS, -1, x.shape[2]) if layout == "image, channels last" else x
 
 
@@ -48,3 +48,10 @@ def taken_back(leaf: Tensor, layout: str, B: int, T: int) -> Tensor | None:
     if leaf.dim() == 3 and shape[:2] == (B, T):
         return leaf
     return leaf.reshape(B, T, -1) if leaf.dim() == 2 and shape[0] == B * T else None
+
+
+def merged(leaf: Tensor, B: int, T: int) -> Tensor | None:
+    """Heads (B, H, T, D) that were returned one by one, side by side; a table of weights is no such thing."""
+    if leaf.dim() != 4 or leaf.shape[0] != B or leaf.shape[2] != T or leaf.shape[3] == T:
+        return None
+    return leaf.transpose(1, 2).flatten(2)

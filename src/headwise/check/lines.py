@@ -57,6 +57,13 @@ def rounding(trace: Trace, core: Core) -> Node | None:
     return next((n for n in before if n.op.rstrip("_") in ("floor_divide", "floor", "round", "trunc", "ceil")), None)
 
 
+def idle_mask(trace: Trace, core: Core) -> Node | None:
+    """A masking on the way to the softmax that hides nothing."""
+    before = trace.ancestors(core.softmax_nodes[0].parents, PRODUCTS)
+    fills = (n for n in before if n.op.rstrip("_") == "masked_fill" and len(n.operands) > 1)
+    return next((n for n in fills if not bool(n.operands[1].any())), None)
+
+
 def discarded_mask(trace: Trace, core: Core) -> Node | None:
     """A masking whose result nobody read."""
     for node in trace.nodes:

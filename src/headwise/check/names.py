@@ -29,7 +29,10 @@ HEADS = _words(
     "attnheads numattnheads nbheads nbhead noheads nofheads numberheads nattentionhead numattentionhead "
     "attentionhead numsaheads mhaheads mhsaheads"
 )
-KV_HEADS = _words("numkvheads nkvheads kvheads numkeyvalueheads nkvhead nkeyvalueheads numkvgroups nkvgroups kvhead")
+KV_HEADS = _words(
+    "numkvheads nkvheads kvheads numkeyvalueheads nkvhead nkeyvalueheads numkvgroups nkvgroups kvhead "
+    "numgroups ngroups groups numberofgroups numquerygroups nquerygroups querygroups groupnum numgroup"
+)
 HEAD_WIDTH = _words(
     "headdim dk dv dq headsize dimhead dhead keydim valuedim depth dimkey headwidth dimperhead sizeperhead "
     "headfeatures dkey dvalue dquery qkdim attnheadsize attentionheadsize dimq dimk dimv qdim headembdim "
@@ -101,8 +104,8 @@ def _by_pieces(word: str) -> str | None:
         return "heads"
     if re.search(r"(max|context|seq|block|ctx|position)\w*(len|size|window|embeddings)", word):
         return "context"
-    if re.search(r"embd|embed|hid(d?e?n|$)|dmodel|modeldim|channels", word) and not re.search(
-        r"vocab|num|layers|act|fn|eps", word
+    if re.search(r"emb(d|ed|$)|hid(d?e?n|$)|dmodel|modeldim|channels", word) and not re.search(
+        r"vocab|num|layers|act|fn|eps|pos", word
     ):
         return "width"
     return None

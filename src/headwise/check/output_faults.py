@@ -2,9 +2,11 @@
 
 import torch
 
-from headwise.check import lines
+from headwise.check import layouts, lines
 from headwise.check.bound import Bound
+from headwise.check.calling import leaves
 from headwise.check.diagnosis import Diagnosis, asked_heads
+from headwise.check.fits import same
 from headwise.check.stages import Reading
 from headwise.check.subject import tensors
 
@@ -21,6 +23,8 @@ def judge_output(bound: Bound, reading: Reading, result: Diagnosis) -> None:
     if out.merge in ("view", "moved"):
         line = lines.merge_line(bound.trace, core)
         result.wrong("merge-view", "the output of one token holds heads of several tokens", line)
+    elif out.merge == "mean" and H > 1 and same(core.value, core.value[:, :1].expand_as(core.value)):
+        result.variants.append("heads share their values and are averaged (interpretable multi-head attention)")
     elif out.merge == "mean":
         result.wrong(
             "heads-averaged", "every head enters the output with the same weight", lines.last_line(bound.trace)
@@ -48,4 +52,6 @@ def _unprojected(bound: Bound, reading: Reading, result: Diagnosis) -> None:
     line = lines.last_line(bound.trace)
     if width == H * bound.sizes.E and H > 1:
         result.wrong("too-wide", f"{H} heads of {bound.sizes.E} give {width} where {bound.sizes.E} was asked for", line)
-    result.wrong("no-out-proj", "the heads are returned side by side", line)
+    apart = not any(leaf.shape[:-1] == bound.inputs.query.shape[:-1] for leaf in leaves(bound.returned))
+    how = "one by one, (B, H, T, D)" if apart and bound.form.layout == layouts.PLAIN else "side by side"
+    result.wrong("no-out-proj", f"the heads are returned {how}", line)

@@ -20,7 +20,7 @@ from headwise.check.lines import dropout_line
 from headwise.check.names import constructor_role
 from headwise.check.patterns import pattern
 from headwise.check.reading import read
-from headwise.check.repairs import error_line, learner_line
+from headwise.check.repairs import Repairs, error_line, learner_line
 from headwise.check.stages import Reading
 from headwise.check.subject import modules, prepare, tensors
 
@@ -87,7 +87,7 @@ def gradients(bound: Bound, reading: Reading | None) -> list[Finding]:
     for tensor in named.values():
         tensor.grad = None
     try:
-        with quiet(), torch.enable_grad(), double_by_default():
+        with Repairs(bound.filename, bound.repaired), quiet(), torch.enable_grad(), double_by_default():
             out = bound.form.result(bound.form.call(bound.thing, bound.inputs), bound.inputs)
             if out is None or not named:
                 return []

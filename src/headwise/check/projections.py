@@ -8,7 +8,7 @@ from torch import Tensor
 from headwise.check.fits import fit, same, side_by_side, tokens, undetermined
 from headwise.check.roles import Role, role
 from headwise.check.stages import Projection
-from headwise.check.trace import PRODUCTS, Trace
+from headwise.check.trace import PRODUCTS, Node, Trace
 
 
 def project(
@@ -66,12 +66,23 @@ def _normalised(trace: Trace, sources: dict[str, Tensor]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     shapes = {x.shape for x in sources.values()}
     for node in trace.nodes:
-        if node.op in PRODUCTS:
+        if node.op in PRODUCTS or "convolution" in node.op:
             break
-        moved = node.op in ("view", "clone", "transpose", "permute", "_to_copy")
-        if node.value.shape in shapes and not moved and not any(same(node.value, x) for x in sources.values()):
-            found[f"normalised {len(found)}"] = node.value
+        if node.op in ("view", "clone", "transpose", "permute", "_to_copy"):
+            continue
+        for value in _in_any_layout(node.value):
+            if value.shape in shapes and not any(same(value, x) for x in sources.values()):
+                found[f"normalised {len(found)}"] = value
+                break
     return dict(list(found.items())[-3:])
+
+
+def _in_any_layout(value: Tensor) -> Iterator[Tensor]:
+    """What may be (B, T, E): the batch second, channels first, or an image."""
+    if value.dim() == 3:
+        yield from (value, value.transpose(0, 1), value.transpose(1, 2))
+    elif value.dim() == 4:
+        yield from (value.flatten(2).transpose(1, 2), value.flatten(1, 2))
 
 
 def _by_position(heads: Tensor, sources: dict[str, Tensor]) -> Iterator[Projection]:
@@ -89,17 +100,28 @@ def _by_position(heads: Tensor, sources: dict[str, Tensor]) -> Iterator[Projecti
 
 def _earlier(heads: Tensor, nodes: list[int | None], sources: dict[str, Tensor], trace: Trace) -> Iterator[Projection]:
     """The last tensor before these heads that is a linear map of the input, and what was done to it then."""
-    between: list[str] = []
+    between: list[Node] = []
     for node in trace.ancestors(nodes, PRODUCTS):
         if node.value.numel() == heads.numel() and node.value.is_floating_point():
             for y in _as_tokens(node.value, heads):
                 for name, x in sources.items():
                     if x.shape[:2] == y.shape[:2] and (found := fit(tokens(x), tokens(y))).exact:
                         kind = "moved" if _same_numbers(node.value, heads) else "heads"
-                        then = _in_words(between) if kind == "heads" else ""
-                        normal = then == "norm" and _is_norm(y, heads)
+                        then = _in_words([n.op for n in between]) if kind == "heads" else ""
+                        normal = then == "norm" and (_is_norm(y, heads) or _turned_norm(y, heads, between))
                         yield Projection(name, found, kind, _NOBODY, then=then, normalised=normal)
-        between.append(node.op)
+        between.append(node)
+
+
+def _turned_norm(before: Tensor, heads: Tensor, between: list[Node]) -> bool:
+    """Whether heads were normalised and then turned by position."""
+    for node in between:
+        if node.value.numel() == heads.numel() and node.value.is_floating_point():
+            for y in _as_tokens(node.value, heads):
+                normed = y.unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)
+                if _is_norm(before, normed) and any(_by_position(heads, {"": y})):
+                    return True
+    return False
 
 
 def _is_norm(before: Tensor, heads: Tensor) -> bool:

@@ -8,6 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+MIXED = {
+    "matmul", "__matmul__", "__rmatmul__", "einsum", "bmm", "baddbmm", "mm", "linear", "scaled_dot_product_attention",
+}  # fmt: skip
 
 
 @dataclass
@@ -21,7 +26,7 @@ class Repaired:
 
 
 class Repairs(TorchFunctionMode):
-    """While entered, a failing `view` becomes `reshape`, and everything meant for a GPU stays here."""
+    """While entered, a failing `view` becomes `reshape`, products have one precision, and a GPU is this machine."""
 
     def __init__(self, filename: str | None, repaired: Repaired) -> None:
         super().__init__()
@@ -48,7 +53,17 @@ class Repairs(TorchFunctionMode):
                     raise
                 self._note("contiguous")
                 return torch.Tensor.reshape(*args, **kwargs)
+        if name in MIXED:
+            args = self._in_one_precision(args)
         return func(*args, **kwargs)
+
+    def _in_one_precision(self, args: Any) -> Any:
+        """A `.float()` that does nothing where a learner runs it meets our doubles."""
+        kinds = {leaf.dtype for leaf in tree_leaves(args) if isinstance(leaf, Tensor)}
+        if kinds != {torch.float32, torch.float64}:
+            return args
+        self._note("precision")
+        return tree_map(lambda leaf: leaf.double() if isinstance(leaf, Tensor) else leaf, args)
 
     def _note(self, kind: str) -> None:
         self.repaired.lines.setdefault(kind, learner_line(self.filename))

@@ -1,13 +1,17 @@
 """Mistakes between the product of queries and keys and the weights: scale, softmax axis, built-in masks."""
 
+import contextlib
+import inspect
 import math
+import re
 
 from headwise.check import lines
 from headwise.check.bound import Bound
 from headwise.check.diagnosis import Diagnosis
+from headwise.check.names import plain
 from headwise.check.patterns import pattern
 from headwise.check.stages import Reading
-from headwise.check.subject import tensors
+from headwise.check.subject import modules, signature, tensors
 
 
 def judge_scores(bound: Bound, reading: Reading, result: Diagnosis) -> None:
@@ -61,7 +65,7 @@ def _scale(bound: Bound, reading: Reading, result: Diagnosis) -> None:
     if _near(total, right):
         if _near(abs(scores.after_factor), 1.0):
             result.good.append(f"scale 1/√{D}")
-    elif scores.bias is not None and _near(total, 1.0):
+    elif _near(total, 1.0) and (scores.bias is not None or _may_add_positions(bound)):
         result.variants.append("scores are not scaled, beside a bias (as in T5)")
     elif unknown:
         result.doubts.append(f"the scale of the scores: {total:.4g} was measured where 1/√{D} = {right:.4g} is usual")
@@ -123,6 +127,22 @@ def _visible(bound: Bound, reading: Reading, result: Diagnosis) -> None:
     discarded = lines.discarded_mask(bound.trace, reading.core)
     if discarded is not None and result.visible == "full":
         result.wrong("mask-discarded", "the masked scores are not assigned to anything", discarded.line)
+    idle = lines.idle_mask(bound.trace, reading.core)
+    if result.visible == "full" and idle is not None and not bound.form.fixed_tensor and _stores_a_triangle(bound):
+        result.wrong("causal-ignored", "a triangular mask is stored, and what is read of it hides nothing", idle.line)
+
+
+def _may_add_positions(bound: Bound) -> bool:
+    """Whether the class has a switch or an argument for a bias by position, which is off here."""
+    names = [p.name for p in signature(bound.thing)]
+    with contextlib.suppress(TypeError, ValueError):
+        names += list(inspect.signature(bound.target).parameters)
+    return any(re.search(r"(pos|rel)\w*bias", plain(name)) for name in names)
+
+
+def _stores_a_triangle(bound: Bound) -> bool:
+    tables = (b for m in modules(bound.thing) for b in m.buffers() if b.dim() >= 2 and b.shape[-1] == b.shape[-2] > 1)
+    return any(bool((b == b.tril()).all()) != bool((b == b.triu()).all()) for b in tables)
 
 
 def _mask_line(bound: Bound, reading: Reading) -> int | None:

@@ -100,9 +100,14 @@ def prepare(thing: Any, seed: int = 0) -> None:
     for tensor in tensors(thing).values():
         if not tensor.is_floating_point() or tensor.device.type == "meta":
             continue
+        if tensor.dim() == 0 and not tensor.requires_grad:  # a constant that is kept as a parameter
+            tensor.data = tensor.data.double()
+            continue
         if tensor.dtype != torch.float64:
             tensor.data = tensor.data.double()
         fan = tensor.shape[-1] if tensor.dim() > 1 else 4
+        if tensor.dim() > 2 and tensor.shape[-1] <= 3:  # a convolution
+            fan = tensor[0].numel()
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
         tensor.data.copy_(noise * (1.2 / fan**0.5) + (1.0 if tensor.dim() <= 1 and _is_scale(tensor, thing) else 0.0))
     if not isinstance(thing, nn.Module):

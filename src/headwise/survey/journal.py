@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from headwise.disk import atomically
 from headwise.errors import CheckpointError, OptionError
@@ -40,10 +40,23 @@ class Journal:
         self.done = bytearray(units)
         self.mine = bytearray(units)
         self.tally = Tally()
-        self._lock = None if self.path is None else lock(self.path.with_suffix(".lock"))
-        if folder is not None:
-            self._read(folder)
+        self._lock: IO[str] | None = None
         self._saved = time.monotonic()
+
+    def __enter__(self) -> Self:
+        """Read what was done, and let no other process write here."""
+        if self.path is not None:
+            self._lock = lock(self.path.with_suffix(".lock"))
+            try:
+                self._read(self.path.parent)
+            except BaseException:
+                self._lock.close()
+                raise
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
     def add(self, unit: int, tally: Tally) -> None:
         """A unit is done. It is on disk within `every` seconds."""
@@ -75,15 +88,8 @@ class Journal:
             )
         return whole
 
-    def close(self) -> None:
-        """Let others write here."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
     def remove(self) -> None:
         """The result is written: the journals are no longer needed."""
-        self.close()
         if self.folder is not None:
             shutil.rmtree(self.folder)
 

@@ -88,16 +88,15 @@ def run(
     if out is not None and folder is not None:
         check_path(out)
         crew.first(lambda: prepare(folder, settings, resume=resume))
-    journal = Journal(folder, crew.rank, settings, len(job.corpus), every)
-    work(job, crew, journal, stream)
-    if not crew.done():
-        journal.close()
-        return None
-    found = Survey(job.settings, job.corpus.given, journal.whole())
-    if out is not None:
-        save(found, out)
-    journal.remove()
-    return found
+    with Journal(folder, crew.rank, settings, len(job.corpus), every) as journal:
+        work(job, crew, journal, stream)
+        if not crew.done():
+            return None
+        found = Survey(job.settings, job.corpus.given, journal.whole())
+        if out is not None:
+            save(found, out)
+        journal.remove()
+        return found
 
 
 def work(job: Job, crew: Crew, journal: Journal, stream: TextIO | None) -> None:

@@ -1,13 +1,11 @@
 import json
-import random
 
 import pytest
 import torch
 
 from headwise import load_builtin
 from headwise.models import GPT, GPTConfig, LanguageModel, builtin
-
-WORDS = "the captain looked at sea and said nothing for a while then rain fell on roofs of town".split()
+from survey_words import sentence
 
 
 @pytest.fixture(scope="session")
@@ -32,11 +30,6 @@ def tiny_folder(tiny, tmp_path_factory):
     save_file(dict(tiny.gpt.state_dict()), folder / "weights.safetensors", about)
     (folder / "tokenizer.json").write_bytes((builtin.FOLDER / "tokenizer.json").read_bytes())
     return folder
-
-
-def sentence(words, seed):
-    draw = random.Random(seed)
-    return " ".join(draw.choice(WORDS) for _ in range(words)) + "."
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_a_number_is_written_down_to_2_to_the_minus_64_and_from_2_to_the_minus_1
 
 
 def test_floats_added_up_would_not_be_alike():
-    draw = random.Random(0)
+    draw = random.Random(0)  # noqa: S311
     numbers = [draw.random() * 10 ** draw.randint(-6, 6) for _ in range(1000)]
     assert sum(numbers) != sum(sorted(numbers))
     exact = [sum(written(torch.tensor(x, dtype=torch.float64))) for x in (numbers, sorted(numbers))]

@@ -1,7 +1,7 @@
 """A survey from beginning to end: take units, look, count, write."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -89,9 +89,10 @@ def run(
         check_path(out)
         crew.first(lambda: prepare(folder, settings, resume=resume))
     with Journal(folder, crew.rank, settings, len(job.corpus), every) as journal:
-        work(job, crew, journal, stream)
-        if not crew.done():
+        tell = work(job, crew, journal, stream)
+        if not crew.done(meanwhile=tell):
             return None
+        tell(last=True)
         found = Survey(job.settings, job.corpus.given, journal.whole())
         if out is not None:
             save(found, out)
@@ -99,24 +100,24 @@ def run(
         return found
 
 
-def work(job: Job, crew: Crew, journal: Journal, stream: TextIO | None) -> None:
-    """Take units until there are none."""
+def work(job: Job, crew: Crew, journal: Journal, stream: TextIO | None) -> Callable[..., None]:
+    """Take units until there are none. Returns what tells how far all processes are."""
     corpus = job.corpus
     before = sum(corpus.bytes_of(unit) for unit, done in enumerate(journal.done) if done)
-    progress, told = Progress(corpus.size, before, stream), (0, 0, 0)
+    progress = Progress(corpus.size, before, stream)
+
+    def tell(last: bool = False, done: float = 0, tokens: int = 0, documents: int = 0) -> None:
+        totals = crew.count("bytes", round(done)), crew.count("tokens", tokens), crew.count("documents", documents)
+        progress.tell(*totals, last=last)
+
     while (unit := crew.claim()) < len(corpus):
         if journal.done[unit]:
             continue
         tally = tally_of(job, unit)
         journal.add(unit, tally)
-        told = (
-            crew.count("bytes", round(corpus.bytes_of(unit))),
-            crew.count("tokens", tally.counts["tokens"]),
-            crew.count("documents", tally.counts["documents"]),
-        )
-        progress.tell(*told)
+        tell(False, corpus.bytes_of(unit), tally.counts["tokens"], tally.counts["documents"])
     journal.save()
-    progress.tell(*told, last=True)
+    return tell
 
 
 def tally_of(job: Job, unit: int) -> Tally:

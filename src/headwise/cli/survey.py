@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -74,7 +75,12 @@ def run(options: argparse.Namespace) -> int:
     if found is None:
         return 0
     _print(found, options)
-    return SKIPPED if found.skipped and not options.skipped_is_fine else 0
+    if not found.skipped or options.skipped_is_fine:
+        return 0
+    count = found.counts["skipped"]
+    many = f"{count:,} documents were" if count != 1 else "1 document was"
+    print(f"done; {many} skipped, so the exit status is {SKIPPED} (--skipped-is-fine: 0)", file=sys.stderr)
+    return SKIPPED
 
 
 def _print(found: Survey, options: argparse.Namespace) -> None:
@@ -90,8 +96,6 @@ def _print(found: Survey, options: argparse.Namespace) -> None:
 
 def _device(name: str | None) -> torch.device:
     """What was named, or a GPU where there is one; of several, each process takes its own."""
-    import os
-
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":

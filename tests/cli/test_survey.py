@@ -32,7 +32,7 @@ def test_results_go_to_standard_output_and_to_files(corpus, capsys):
     told = json.loads(out.splitlines()[0])
     assert told["counts"]["documents"] == 1
     assert len(told["heads"]) == 56
-    assert "100 % · 1 documents" in chatter
+    assert "100 % · 1 document ·" in chatter
     assert "wrote s.parquet" in chatter
     assert "What the heads of builtin do" in (corpus / "s.html").read_text()
     assert main(["survey", "a.txt", "--context", "64", "--out", "s.parquet", "--resume", "--all"]) == 0

@@ -127,7 +127,7 @@ def test_long_documents_are_cut_into_windows_of_one_length_and_counted(tiny):
     assert survey.counts | {"tokens": 0} == {
         "documents": 2, "cut": 1, "skipped": 0, "windows": 4, "windows lost": 0, "tokens": 0
     }  # fmt: skip
-    assert "1 documents cut into several" in survey.sentence
+    assert "1 document cut into several" in survey.sentence
 
 
 class Dying(Alone):

@@ -12,7 +12,7 @@ import torch
 from headwise.cli.terminal import write_page
 from headwise.errors import OptionError
 from headwise.survey.crew import crew_from_environment
-from headwise.survey.progress import standard_error
+from headwise.survey.progress import many, standard_error
 from headwise.survey.result import Survey
 from headwise.survey.running import make_job
 from headwise.survey.running import run as run_job
@@ -78,8 +78,8 @@ def run(options: argparse.Namespace) -> int:
     if not found.skipped or options.skipped_is_fine:
         return 0
     count = found.counts["skipped"]
-    many = f"{count:,} documents were" if count != 1 else "1 document was"
-    print(f"done; {many} skipped, so the exit status is {SKIPPED} (--skipped-is-fine: 0)", file=sys.stderr)
+    lost = f"{many(count, 'document')} {'was' if count == 1 else 'were'} skipped"
+    print(f"done; {lost}, so the exit status is {SKIPPED} (--skipped-is-fine: 0)", file=sys.stderr)
     return SKIPPED
 
 

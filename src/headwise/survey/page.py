@@ -33,7 +33,7 @@ th { position: sticky; top: 0; background: var(--paper); }
 td.words, th.words { text-align: left; }
 .atlas td { padding: 0; border: 0; }
 .atlas a { display: block; width: 1.6rem; line-height: 1.6rem; text-align: center; color: inherit;
-  text-decoration: none; }
+  text-decoration: none; font-family: ui-monospace, Menlo, Consolas, monospace; }
 .bars { display: inline-flex; align-items: end; height: 1.2rem; gap: 1px; }
 .bars i { width: .35rem; background: rgba(var(--heat), .8); }
 </style>
@@ -45,7 +45,7 @@ td.words, th.words { text-align: left; }
 <div class="scroll"><table class="atlas">
 $atlas
 </table></div>
-<p class="soft">A row is a layer, a letter a head, darker the more clearly it does one thing. Letters: $legend. Large:
+<p class="soft">A row is a layer, a letter a head, its shade how clearly it does one thing. Letters: $legend. Large:
 rests on the first token as well.</p>
 <h2>Numbers</h2>
 <p class="soft">Means over all queries that see at least two keys, ± the deviation between windows. Distances from left

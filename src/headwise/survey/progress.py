@@ -43,8 +43,13 @@ def line(total: float, before: float, done: float, tokens: int, documents: int, 
     left = max(0.0, total - before - done) * seconds / done if done else None
     remaining = "" if left is None or share >= 1 else f" · about {duration(left)} left"
     return f"{share:.0%}".replace("%", " %") + (
-        f" · {documents:,} documents · {tokens:,} tokens, {rate:,.0f} a second{remaining}"
+        f" · {many(documents, 'document')} · {tokens:,} tokens, {rate:,.0f} a second{remaining}"
     )
+
+
+def many(count: int, noun: str) -> str:
+    """A number and what it counts: "1 document", "1,200 documents"."""
+    return f"{count:,} {noun}" + "s" * (count != 1)
 
 
 def duration(seconds: float) -> str:

@@ -14,6 +14,7 @@ from headwise.summary import HeadSummary, reading
 from headwise.survey.corpus import Given
 from headwise.survey.documents import Bad
 from headwise.survey.measuring import APART, KINDS, PEAKS
+from headwise.survey.progress import many
 from headwise.survey.tally import ONE, Fields, Tally
 from headwise.view.sight import Head, counted, most_telling, told_kinds
 
@@ -113,14 +114,14 @@ class Survey:
     def sentence(self) -> str:
         """All of it in one line of numbers."""
         counts, heads = self.counts, sorted({len(fields["rows"]) for fields in self.tally.layers.values()})
-        told = [f"{len(self.layers)} layers × {' or '.join(map(str, heads))} heads"] if heads else []
+        told = [f"{many(len(self.layers), 'layer')} × {' or '.join(map(str, heads))} heads"] if heads else []
         told.append(
-            f"{counts['documents']:,} documents" + (f", {counts['skipped']:,} skipped" * (counts["skipped"] > 0))
+            many(counts["documents"], "document") + f", {counts['skipped']:,} skipped" * (counts["skipped"] > 0)
         )
-        told.append(f"{counts['windows']:,} windows of at most {self.settings['context']:,} tokens")
-        told += [f"{counts['cut']:,} documents cut into several"] if counts["cut"] else []
-        told += [f"{counts['windows lost']:,} windows lost"] if counts["windows lost"] else []
-        told += [f"{counts['tokens']:,} tokens", *told_kinds(counted(self.placed))]
+        told.append(f"{many(counts['windows'], 'window')} of at most {self.settings['context']:,} tokens")
+        told += [f"{many(counts['cut'], 'document')} cut into several"] if counts["cut"] else []
+        told += [f"{many(counts['windows lost'], 'window')} lost"] if counts["windows lost"] else []
+        told += [many(counts["tokens"], "token"), *told_kinds(counted(self.placed))]
         return " · ".join([*told, "weights, not importance"])
 
     def merge(self, *others: "Survey") -> "Survey":

@@ -9,12 +9,15 @@ import pytest
 import torch
 
 import headwise
-from headwise import CheckpointError, OptionError, load_builtin, watch
+from headwise import AttentionMap, CheckpointError, OptionError, Scoring, causal, load_builtin, watch
 from headwise.models import LanguageModel
 from headwise.survey.crew import Alone
 from headwise.survey.journal import Journal, lock
+from headwise.survey.measuring import fields_of
+from headwise.survey.result import Survey
 from headwise.survey.running import journal_folder, make_job, run, tally_of
 from headwise.survey.subject import Subject, subject_of
+from headwise.survey.tally import Tally
 from headwise.survey.windows import cut
 
 CONTEXT = 31
@@ -114,6 +117,18 @@ def test_a_survey_of_one_window_says_what_a_summary_says():
             assert found.numbers == pytest.approx(head.numbers, rel=1e-4, abs=1e-6)
             assert found.apart == pytest.approx(head.apart, rel=1e-4, abs=1e-6)
             assert sum(found.histogram) == pytest.approx(1, abs=1e-5)
+
+
+def test_peaks_further_away_than_are_told_apart_are_of_no_common_distance():
+    T = 199
+    key = torch.zeros(1, 1, T, 5)
+    key[..., 0, :] = 100.0
+    weights = AttentionMap(torch.ones(1, 1, T, 5), key, Scoring(causal()))  # every query looks at the first key
+    tally = Tally()
+    tally.add_layer("layer", fields_of(weights, torch.arange(T), octaves=9))
+    head = Survey({"model": "", "context": T}, [], tally).head(0, 0)
+    assert head["positional"] == 1 / (T - 1)
+    assert head.reading == "first-token sink 1.00, else broad 1.00"
 
 
 def test_long_documents_are_cut_into_windows_of_one_length_and_counted(tiny):

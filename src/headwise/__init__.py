@@ -1,6 +1,6 @@
 """Multi-head attention you can read, run and see."""
 
-from headwise import check, compat, probes, reference, textbook, view
+from headwise import check, compat, probes, reference, survey, textbook, view
 from headwise.attention import attend
 from headwise.cache import KVCache, Memory
 from headwise.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
@@ -107,6 +107,7 @@ __all__ = [
     "rotary",
     "same_token",
     "sink",
+    "survey",
     "textbook",
     "token_is",
     "view",

@@ -20,7 +20,7 @@ it is no proof of what the model uses.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +45,26 @@ READINGS = (
     ("local", "local", 0.7),
     ("entropy", "broad", 0.8),
 )
+
+
+class Rows(NamedTuple):
+    """What is measured of every query, before any mean is taken.
+
+    numbers: by name, (B, H, T) each.
+    seen: how many keys each query may see, (B, H, T).
+    offset: how far behind the query its largest weight lies, (B, H, T).
+    histogram: the share of attention in every octave of distance, (B, H, octaves), if it was asked for.
+    """
+
+    numbers: dict[str, Tensor]
+    seen: Tensor
+    offset: Tensor
+    histogram: Tensor | None
+
+    @property
+    def counted(self) -> Tensor:
+        """Which queries means are taken over: one that sees a single key has no choice."""
+        return self.seen >= 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +114,7 @@ def summarise(
     delimiters: int | Sequence[int] | Tensor | None = None,
 ) -> Summary:
     """The summary of a map; see `AttentionMap.summary`."""
-    probes = probes_for(weights, ids, delimiters)
-    with torch.no_grad():
-        weights = weights.detach()
-        numbers = _numbers(weights, {"sink": sink(1), **probes})
-        apart = _numbers(weights.without(sink(1)), probes)
+    numbers, apart = (_means(rows) for rows in rows_of(weights, ids, delimiters))
     source = weights._source()
     names = source.axis("head").tolist()
     heads = []
@@ -107,6 +123,21 @@ def summarise(
         rest = {key: float(value[place]) for key, value in apart.items()}
         heads.append(HeadSummary(name, reading(own["sink"], rest), own, rest))
     return Summary(tuple(heads))
+
+
+def rows_of(
+    weights: "AttentionMap",
+    ids: Tensor | Sequence[int] | None = None,
+    delimiters: int | Sequence[int] | Tensor | None = None,
+    *,
+    histogram: bool = False,
+) -> tuple[Rows, Rows]:
+    """What a summary is made of: the rows of a map, and those apart from the first token."""
+    probes = probes_for(weights, ids, delimiters)
+    with torch.no_grad():
+        weights = weights.detach()
+        plain = _rows(weights, {"sink": sink(1), **probes}, histogram)
+        return plain, _rows(weights.without(sink(1)), probes, histogram)
 
 
 def probes_for(
@@ -131,31 +162,31 @@ def reading(resting: float, apart: dict[str, float]) -> str:
     return f"first-token sink {resting:.2f}" + (f", else {found}" if found else "")
 
 
-def _numbers(weights: "AttentionMap", probes: dict[str, Mask]) -> dict[str, Tensor]:
-    """Means per head, (H,) each."""
-    panel = weights.panel(entropy=True, peak=True, distance=True, masses=probes)
+def _rows(weights: "AttentionMap", probes: dict[str, Mask], histogram: bool) -> Rows:
+    panel = weights.panel(entropy=True, peak=True, distance=True, histogram=histogram, masses=probes)
     assert panel.entropy is not None and panel.peak is not None and panel.distance is not None  # noqa: S101, PT018
     source = weights._source()
     seen = source.keys_seen()
-    counted = (seen >= 2).to(source.precise)  # a query that sees one key has no choice
-
-    def mean(rows: Tensor) -> Tensor:
-        return (rows * counted).sum((0, 2)) / counted.sum((0, 2)).clamp(min=1)
-
-    found = {name: mean(mass) for name, mass in panel.masses.items()}
-    found["entropy"] = mean(panel.entropy / seen.clamp(min=2).log())
-    found["peak"] = mean(panel.peak.weight)
-    found["positional"] = _positional(source.positions(), panel.peak.key, counted)
-    found["distance"] = mean(panel.distance)
-    return found
+    even = seen.clamp(min=2).log()  # the entropy of even attention
+    numbers = {"entropy": panel.entropy / even, "peak": panel.peak.weight, "distance": panel.distance}
+    return Rows(panel.masses | numbers, seen, source.positions() - panel.peak.key, panel.histogram)
 
 
-def _positional(position: Tensor, key: Tensor, counted: Tensor) -> Tensor:
+def _means(rows: Rows) -> dict[str, Tensor]:
+    """Means per head, (H,) each."""
+    precise = next(iter(rows.numbers.values())).dtype
+    counted = rows.counted.to(precise)
+    many = counted.sum((0, 2)).clamp(min=1)
+    found = {name: (number * counted).sum((0, 2)) / many for name, number in rows.numbers.items()}
+    distance = found.pop("distance")
+    return found | {"positional": _positional(rows), "distance": distance}
+
+
+def _positional(rows: Rows) -> Tensor:
     """The share of counted queries whose peak lies at the commonest distance, (H,)."""
-    distance = position - key  # (B, H, T)
     shares = []
-    for head in range(key.shape[1]):
-        found = distance[:, head][counted[:, head] > 0]
+    for head in range(rows.offset.shape[1]):
+        found = rows.offset[:, head][rows.counted[:, head]]
         commonest = found.unique(return_counts=True)[1].max() if found.numel() else found.new_zeros(())
         shares.append(commonest / max(found.numel(), 1))
-    return torch.stack(shares) if shares else position.new_zeros(0)
+    return torch.stack(shares) if shares else rows.offset.new_zeros(0)

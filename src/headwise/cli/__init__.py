@@ -5,11 +5,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from headwise.cli import check, cost, generate, inspect, quiz, steps, tour, view
+from headwise.cli import check, cost, generate, inspect, quiz, steps, survey, tour, view
 from headwise.errors import HeadwiseError
 
 VERBS = {
     "view": view,
+    "survey": survey,
     "check": check,
     "steps": steps,
     "cost": cost,

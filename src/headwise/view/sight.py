@@ -93,15 +93,12 @@ class Sight:
 
     def telling(self, most: int = 5) -> list[Head]:
         """The heads that do one thing most clearly: first one of every kind, then the others."""
-        order = sorted(self.heads, key=lambda head: -head.telling)
-        first = {head.kind: head for head in reversed(order)}
-        return sorted(order, key=lambda head: first[head.kind] is not head)[:most]
+        return most_telling(self.heads, most)
 
     @property
     def counts(self) -> dict[str, int]:
         """How many heads there are of each kind; one that rests on the first token and else does something is both."""
-        readings = [head.summary.reading for head in self.heads]
-        return {kind: sum(kind in reading for reading in readings) for kind in KINDS}
+        return counted(self.heads)
 
     @property
     def sentence(self) -> str:
@@ -109,10 +106,7 @@ class Sight:
         heads = sorted({weights.shape[1] for weights in self.maps})
         size = f"{len(self.maps)} layers × {' or '.join(map(str, heads))} heads · {self.T:,} tokens"
         size += f" looking at {self.S:,}" if self.S != self.T else ""
-        counts = self.counts
-        told = [f"{counts[KINDS[0]]} rest on the first token"] if counts[KINDS[0]] else []
-        told += [f"{counts[kind]} {kind}" for kind in KINDS[1:] if counts[kind]]
-        return " · ".join([size, *told, "weights, not importance"])
+        return " · ".join([size, *told_kinds(self.counts), "weights, not importance"])
 
     def pairs(self, most: int = 5) -> list[Pair]:
         """The strongest looks at a word further back: not at the first token, itself or the one before; each once."""
@@ -157,6 +151,25 @@ class Sight:
         from headwise.view.terminal import drawn
 
         return drawn(self, 80, colours=False)
+
+
+def most_telling(heads: Sequence[Head], most: int) -> list[Head]:
+    """The heads that do one thing most clearly: first one of every kind, then the others."""
+    order = sorted(heads, key=lambda head: -head.telling)
+    first = {head.kind: head for head in reversed(order)}
+    return sorted(order, key=lambda head: first[head.kind] is not head)[:most]
+
+
+def counted(heads: Sequence[Head]) -> dict[str, int]:
+    """How many heads there are of each kind; one that rests on the first token and else does something is both."""
+    readings = [head.summary.reading for head in heads]
+    return {kind: sum(kind in reading for reading in readings) for kind in KINDS}
+
+
+def told_kinds(counts: Mapping[str, int]) -> list[str]:
+    """The kinds there are, in words."""
+    told = [f"{counts[KINDS[0]]} rest on the first token"] if counts[KINDS[0]] else []
+    return told + [f"{counts[kind]} {kind}" for kind in KINDS[1:] if counts[kind]]
 
 
 def _words(tokens: Sequence[str] | None, count: int, name: str) -> list[str]:

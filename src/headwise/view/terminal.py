@@ -17,7 +17,7 @@ RAMP = (
 
 def drawn(sight: Sight, width: int, *, colours: bool) -> str:
     """At most 24 lines."""
-    lines = _wrapped(sight.sentence, width)[:2]
+    lines = wrapped(sight.sentence, width)[:2]
     pairs = _pairs(sight, width)
     telling = sight.telling(4)
     room = LINES - len(lines) - len(telling) - len(pairs) - 2
@@ -101,7 +101,8 @@ def _visible(letter: str) -> str:
     return letter if letter.isprintable() else f"\\x{ord(letter):02x}"
 
 
-def _wrapped(text: str, width: int) -> list[str]:
+def wrapped(text: str, width: int) -> list[str]:
+    """A sentence of numbers in lines, parted between them."""
     lines = [""]
     for part in text.split(" · "):
         joined = f"{lines[-1]} · {part}" if lines[-1] else part

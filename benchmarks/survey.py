@@ -1,0 +1,103 @@
+"""`headwise survey` on one process against two, each with one thread, in one run.
+
+    python benchmarks/survey.py                    this repository's own Python files, about 200 kB of them
+    python benchmarks/survey.py --kilobytes 50     fewer
+
+Whole commands are timed, start-up included, in turn; start-up alone is the survey of one short text. The files they
+write must be the same to the byte, or nothing is reported. Needs two cores that do nothing else.
+"""
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import harness
+
+SOURCES = Path(__file__).parent.parent / "src" / "headwise"
+
+
+def copy_corpus(folder: Path, kilobytes: int) -> None:
+    """Python files, one document each, until there are so many kilobytes."""
+    folder.mkdir()
+    room = kilobytes * 1000
+    for source in sorted(SOURCES.rglob("*.py")):
+        text = source.read_text(encoding="utf-8")[:room]
+        room -= len(text)
+        if text.strip():
+            (folder / f"{source.parent.name}-{source.name}").write_text(text, encoding="utf-8")
+        if room <= 0:
+            return
+
+
+def survey(corpus: Path, out: Path, processes: int, context: int) -> tuple[float, float]:
+    """Seconds of a whole command, by the clock and of computing."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+    command = [sys.executable, *launch, "-m", "headwise", "survey", corpus, "--out", out, "--context", context]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    start, worked = time.perf_counter(), cpu_seconds()
+    subprocess.run([str(part) for part in command], env=environment, check=True, capture_output=True)
+    return time.perf_counter() - start, cpu_seconds() - worked
+
+
+def cpu_seconds() -> float:
+    """What the processes started so far have computed, on all cores together."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def measure(folder: Path, kilobytes: int, rounds: int, context: int) -> dict[str, object]:
+    """Median seconds on one and two processes, and their ratio with and without start-up."""
+    copy_corpus(folder / "corpus", kilobytes)
+    (folder / "short").mkdir()
+    (folder / "short" / "one.txt").write_text("The captain looked at the sea.")
+    times: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for _ in range(rounds):
+        for name in ("short", "corpus"):
+            for processes in (1, 2):
+                seconds = survey(folder / name, folder / f"{name}{processes}.json", processes, context)
+                times.setdefault((name, processes), []).append(seconds)
+            if (folder / f"{name}1.json").read_bytes() != (folder / f"{name}2.json").read_bytes():
+                sys.exit("one process and two wrote different files")
+    order = [(name, processes) for name in ("corpus", "short") for processes in (1, 2)]
+    one, two, start_one, start_two = (statistics.median(clock for clock, _ in times[key]) for key in order)
+    cpu_one, cpu_two, cpu_start_one, cpu_start_two = (statistics.median(cpu for _, cpu in times[key]) for key in order)
+    return {
+        "kilobytes": kilobytes,
+        "context": context,
+        "rounds": rounds,
+        "one": round(one, 2),
+        "two": round(two, 2),
+        "start one": round(start_one, 2),
+        "start two": round(start_two, 2),
+        "faster": round(one / two, 2),
+        "faster without start": round((one - start_one) / (two - start_two), 2),
+        "cpu one": round(cpu_one, 2),
+        "cpu two": round(cpu_two, 2),
+        # What computing alone allows on two idle cores: half of what two processes compute together.
+        "cpu allows": round(2 * cpu_one / cpu_two, 2),
+        "cpu allows without start": round(2 * (cpu_one - cpu_start_one) / (cpu_two - cpu_start_two), 2),
+    }
+
+
+def main() -> None:
+    """Print a table and, last, one JSON object."""
+    parser = harness.parser(__doc__)
+    parser.add_argument("--kilobytes", type=int, default=200, help="of text (default 200)")
+    parser.add_argument("--rounds", type=int, default=3, help="of all commands in turn (default 3)")
+    parser.add_argument("--context", type=int, default=512, help="tokens of a window (default 512)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        row = measure(Path(folder), options.kilobytes, options.rounds, options.context)
+    harness.table(
+        "headwise survey, one thread a process", [[name, str(value)] for name, value in row.items()], ["", ""]
+    )
+    harness.finish("survey", "cpu", [row])
+
+
+if __name__ == "__main__":
+    main()

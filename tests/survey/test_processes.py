@@ -1,0 +1,141 @@
+"""Real processes under torchrun: any number gives the same file, also when one is killed with SIGKILL on the way."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch.distributed
+
+from headwise import OptionError
+from headwise.cli import main
+from headwise.survey.crew import Together, meet
+from headwise.survey.running import journal_folder
+from survey_words import sentence
+
+SURVEY = ["--context", "29", "--batch", "2"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    for i in range(11):
+        (folder / f"{i}.txt").write_text(sentence(20 + 600 * (i % 3 == 1), i))
+    (folder / "bad.txt").write_bytes(b"\xff\xfe")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(corpus, tiny_folder, tmp_path_factory):
+    """The bytes that one process writes."""
+    out = tmp_path_factory.mktemp("alone") / "survey.json"
+    assert main(["survey", str(corpus), "--model", str(tiny_folder), "--out", str(out), *SURVEY]) == 3
+    return out.read_bytes()
+
+
+def torchrun(processes, *options, restarts=0):
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command = [sys.executable, *launch, f"--max-restarts={restarts}", "-m", "headwise", "survey", *map(str, options)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(run):
+    """What it said; a run that hangs is ended, and its processes with it."""
+    try:
+        return run.communicate(timeout=300)
+    except subprocess.TimeoutExpired:
+        run.terminate()
+        raise AssertionError(run.communicate()) from None
+
+
+def kill_one(out, rank, started):
+    """SIGKILL to one process, once it has something on disk."""
+    folder = journal_folder(out)
+    while not (folder / f"{rank}.json").exists():
+        assert started.poll() is None, started.communicate()[1]
+        assert not out.exists()
+        time.sleep(0.01)
+    os.kill(int((folder / f"{rank}.lock").read_text()), signal.SIGKILL)
+
+
+def test_two_processes_write_what_one_writes(corpus, tiny_folder, alone, tmp_path):
+    out = tmp_path / "survey.json"
+    run = torchrun(2, corpus, "--model", tiny_folder, "--out", out, "--skipped-is-fine", *SURVEY)
+    told, chatter = ended(run)
+    assert run.returncode == 0, chatter
+    assert out.read_bytes() == alone
+    assert told.count("11 documents, 1 skipped") == 1
+    assert "bad.txt:1: no text in UTF-8" in told
+    assert "100 % · 11 documents" in chatter
+
+
+def test_a_killed_process_ends_the_survey_and_another_number_goes_on(corpus, tiny_folder, alone, tmp_path):
+    out = tmp_path / "survey.json"
+    options = (corpus, "--model", tiny_folder, "--out", out, "--skipped-is-fine", "--save-every", "0", *SURVEY)
+    first = torchrun(2, *options)
+    kill_one(out, 1, first)
+    ended(first)
+    assert first.returncode != 0
+    assert not out.exists()
+    assert journal_folder(out).exists()
+    second = torchrun(3, *options, "--resume")
+    chatter = ended(second)[1]
+    assert second.returncode == 0, chatter
+    assert out.read_bytes() == alone
+    assert not journal_folder(out).exists()
+
+
+def test_torchrun_may_start_four_processes_again_by_itself(corpus, tiny_folder, alone, tmp_path):
+    out = tmp_path / "survey.json"
+    options = (corpus, "--model", tiny_folder, "--out", out, "--skipped-is-fine", "--save-every", "0", *SURVEY)
+    run = torchrun(4, *options, "--resume", restarts=1)
+    kill_one(out, 2, run)
+    chatter = ended(run)[1]
+    assert run.returncode == 0, chatter
+    assert out.read_bytes() == alone
+
+
+def together(jobs, store=None):
+    """Processes as threads."""
+    store = store or torch.distributed.HashStore()
+
+    def start(rank):
+        word = meet(store, rank, len(jobs))
+        return jobs[rank](Together(torch.distributed.PrefixStore(word, store), rank, len(jobs)))
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return list(pool.map(start, range(len(jobs))))
+
+
+def test_every_number_is_given_to_one_process():
+    def take(crew):
+        return [crew.claim() for _ in range(7)]
+
+    assert sorted(number for numbers in together([take] * 3) for number in numbers) == list(range(21))
+
+
+def test_processes_do_not_hear_what_those_before_a_restart_have_said():
+    def ready(crew):
+        crew.first(lambda: None)
+        return crew.claim() < 3 and crew.done(lambda: None) == (crew.rank == 0)
+
+    store = torch.distributed.HashStore()
+    for _ in range(3):
+        assert together([ready] * 3, store) == [True] * 3
+
+
+def test_what_the_first_process_refuses_ends_the_others_without_a_word():
+    def refuse():
+        raise OptionError("no")
+
+    def go(crew):
+        try:
+            crew.first(refuse)
+        except (OptionError, SystemExit) as error:
+            return type(error).__name__, str(error)
+
+    assert together([go] * 3) == [("OptionError", "no"), ("SystemExit", "2"), ("SystemExit", "2")]

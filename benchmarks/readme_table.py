@@ -13,6 +13,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- speed table -->", "<!-- end of speed table -->"
 MAPS_BEGIN, MAPS_END = "<!-- maps table -->", "<!-- end of maps table -->"
 OPTIONS_BEGIN, OPTIONS_END = "<!-- options table -->", "<!-- end of options table -->"
+TRAIN_BEGIN, TRAIN_END = "<!-- train table -->", "<!-- end of train table -->"
 PEERS = ["hand-wired", "nn.MultiheadAttention", "nn.MHA with weights", "textbook class"]
 
 
@@ -101,6 +102,23 @@ def options_table() -> str:
     return "\n".join([*parts, OPTIONS_END])
 
 
+def train_table() -> str:
+    """Training with our layer and with others in its place, from every result file of the training benchmark."""
+    parts = [TRAIN_BEGIN, ""]
+    for file in sorted(RESULTS.glob("train-*.json")):
+        data = json.loads(file.read_text())
+        parts += [f"{data['device']}, torch {data['torch']}, commit {data['commit']}:", ""]
+        parts += ["| | tokens a second | ours faster | last loss | from ours at most |", "|---" * 5 + "|"]
+        ours = data["rows"][0]["tokens_per_second"]
+        for row in data["rows"]:
+            speed = row["tokens_per_second"]
+            parts.append(
+                f"| {row['block']} | {speed:,.0f} | {ours / speed:.3f}× | {row['loss']:.3f} | {row['apart']:.3f} |"
+            )
+        parts.append("")
+    return "\n".join([*parts, TRAIN_END])
+
+
 def replace(page: Path, begin: str, end: str, text: str) -> None:
     """Put `text`, which has both marks, in place of what lies between them."""
     before, rest = page.read_text().split(begin)
@@ -113,6 +131,7 @@ def main() -> None:
         replace(ROOT / name, BEGIN, END, table(short))
     replace(ROOT / "docs/performance.md", MAPS_BEGIN, MAPS_END, maps_table())
     replace(ROOT / "docs/performance.md", OPTIONS_BEGIN, OPTIONS_END, options_table())
+    replace(ROOT / "docs/performance.md", TRAIN_BEGIN, TRAIN_END, train_table())
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class _Callable(ModuleType):
         >>> found = survey(load_builtin(), texts=["The captain looked at the sea.", "It was late, and it was dark."])
         >>> found.documents, len(found.heads)
         (2, 56)
-        >>> found.head(1, 4).reading.split()[0]
+        >>> found.head(4, 2).reading.split()[0]
         'previous-token'
 
         Args:

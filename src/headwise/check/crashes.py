@@ -1,7 +1,5 @@
 """What is said of something that never ran: the learner's error where that is certain, else what was tried."""
 
-import re
-
 from headwise.check.attempt import Failure
 from headwise.check.bound import Bound
 from headwise.check.case import Case
@@ -11,7 +9,6 @@ from headwise.check.report import Report
 from headwise.check.stubs import Stub
 from headwise.check.usage import names_used
 
-WEIGHTLESS = re.compile(r"(Softmax|LogSoftmax|Dropout|ReLU|GELU|SiLU|Flatten|Identity)\b")
 CERTAIN = (NameError, AttributeError, TypeError, IndexError, KeyError, UnboundLocalError, ZeroDivisionError)
 OURS = ("values to unpack", "config has no", "NoneType", "Stub")  # perhaps we passed something of another kind
 
@@ -113,7 +110,7 @@ def _crash(failure: Failure) -> Finding:
     words = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
     if isinstance(error, NameError) and not isinstance(error, UnboundLocalError):
         return Finding("undefined-name", words, failure.line)
-    if failure.called is not None and failure.in_constructor and not WEIGHTLESS.match(str(error)):
+    if failure.called is not None and failure.in_constructor:
         return Finding("layers-in-forward", words, failure.line)
     if "view size is not compatible" in str(error):
         return Finding("contiguous", words, failure.line)

@@ -1,6 +1,7 @@
 """Keeps a call going over small faults, and remembers them: a view that needed `contiguous`, a hard-wired GPU."""
 
 import linecache
+import re
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+LAYERS = re.compile(r"(Linear|Conv\dd|Embedding|LayerNorm|MultiheadAttention)\.__init__\(\) ")
 MIXED = {
     "matmul", "__matmul__", "__rmatmul__", "einsum", "bmm", "baddbmm", "mm", "linear", "scaled_dot_product_attention",
 }  # fmt: skip
@@ -112,4 +114,4 @@ def in_a_constructor(error: BaseException) -> bool:
             code.co_name == "__init__" and "torch" in code.co_filename and "modules" in code.co_filename
         )
         step = step.tb_next
-    return inside or ".__init__() " in str(error)
+    return inside or LAYERS.match(str(error)) is not None

@@ -92,8 +92,7 @@ class App {
 
   headsWithRows() {
     const { embedded, telling } = this.side.manifest;
-    const all = embedded?.keys || telling.map((place) => place.join("."));
-    return all.slice(0, 8).join(", ") + (all.length > 8 ? ", …" : "") || "none";
+    return embedded?.keys || telling.map((place) => place.join("."));
   }
 
   subject() {

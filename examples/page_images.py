@@ -37,7 +37,7 @@ def main() -> None:
         path = sight.save(Path(folder) / "heads.html")
         browser = running.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         for name, (scheme, fragment) in VIEWS.items():
-            page = browser.new_page(viewport={"width": 1060, "height": 580}, color_scheme=scheme)
+            page = browser.new_page(viewport={"width": 1060, "height": 560}, color_scheme=scheme)
             page.goto(f"file://{path}{fragment}")
             page.wait_for_timeout(1500)
             if fragment:

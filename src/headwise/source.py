@@ -140,14 +140,26 @@ class Source:
             return torch.full((B, H, T), S, device=device)
         counts = torch.zeros(B, H, T, dtype=torch.int64, device=device)
         for rows in row_blocks(T, B * H * S, 2**24):
-            grid = self.grid(rows)
-            seen = torch.ones((), dtype=torch.bool, device=device) if self.mask is None else self.mask.visible(grid)
+            counts[:, :, rows] = self.visible(rows, self.reachable(rows)).sum(-1)
+        return counts
+
+    def reachable(self, rows: slice) -> slice:
+        """Keys outside this slice are hidden from all these queries."""
+        frame = self.frame
+        return (
+            slice(0, frame.S) if self.mask is None else slice(*self.mask.key_range(*frame.span(rows), frame.T, frame.S))
+        )
+
+    def visible(self, rows: slice, cols: slice) -> Tensor:
+        """What mask and a bias of minus infinity let these queries see, (t, s), (H, t, s) or (B, H, t, s)."""
+        grid = self.grid(rows, cols)
+        seen = torch.ones((), dtype=torch.bool, device=self.query.device)
+        if self.mask is not None:
+            seen = self.mask.visible(grid)
+        if self.scoring.bias is not None:  # distances alone hide nothing
             bias = self.scoring.bias_at(grid, self.query.dtype)
             seen = seen if bias is None else seen & (bias > -math.inf)
-            t = rows.stop - rows.start
-            seen = seen.expand(*torch.broadcast_shapes(seen.shape, (t, S)))
-            counts[:, :, rows] = seen.sum(-1)
-        return counts
+        return seen.expand(*torch.broadcast_shapes(seen.shape, (rows.stop - rows.start, cols.stop - cols.start)))
 
     def scores(self, rows: slice = slice(None), cols: slice | Tensor = slice(None)) -> Tensor:
         """Scores (B, H, t, s) in the precise dtype, minus infinity where hidden. Differentiable; scores no sink."""

@@ -1,6 +1,7 @@
 """From a model and a text to a sight: run the model once, collect the maps."""
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,11 +11,18 @@ from headwise.errors import OptionError
 from headwise.map import AttentionMap
 from headwise.models import LanguageModel
 from headwise.view.sight import Sight
-from headwise.watch import watch
+from headwise.watch import Watched, watch
+
+Layers = Collection[str] | Callable[[str], bool] | None
 
 
 def view(
-    model: Any, tokens: Any = None, *, words: Sequence[str] | None = None, keys: Sequence[str] | None = None
+    model: Any,
+    tokens: Any = None,
+    *,
+    words: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+    layers: Layers = None,
 ) -> Sight:
     """What every head of a model does with one text.
 
@@ -26,27 +34,46 @@ def view(
     Args:
         model: the built-in model or its like, with a text; a model on headwise layers or a transformers model on
             `attn_implementation="headwise"`, with token ids; or maps: one, a list, or by name.
-        tokens: the text, or token ids (T,) or (1, T).
+        tokens: the text, or token ids (T,) or (1, T); or everything the model is called with, by name.
         words: what each query token stands for; numbers unless given.
         keys: what each key token stands for, in cross-attention.
+        layers: names of the layers to see, or a function that says which; all unless given. An encoder and decoder have
+            layers of different sizes, of which one kind can be seen at a time.
     """
     if isinstance(model, LanguageModel):
         ids = model.tokens(tokens, most=10**9) if isinstance(tokens, str) else _ids(tokens)
-        return Sight(_maps(model.gpt, ids), model.pieces(ids) if words is None else words, ids)
+        return Sight(_maps(model.gpt, ids, layers), model.pieces(ids) if words is None else words, ids)
     if isinstance(model, nn.Module):
         if tokens is None or isinstance(tokens, str):
             raise OptionError(f"view({type(model).__name__}): pass token ids, such as tokenizer(text).input_ids.")
+        if isinstance(tokens, Mapping):
+            maps = _maps(model, tokens, layers)
+            T, S = next(iter(maps.values())).shape[2:] if maps else (0, 0)
+            own = tokens.get("input_ids") if T == S else None  # the keys of cross-attention are another text
+            return Sight(maps, words, None if own is None else _ids(own), keys)
         ids = _ids(tokens)
-        return Sight(_maps(model, ids), words, ids)
+        return Sight(_maps(model, ids, layers), words, ids, keys)
     return Sight(_named(model), words, None if tokens is None else _ids(tokens), keys)
 
 
-def _maps(model: nn.Module, ids: Tensor) -> dict[str, AttentionMap]:
+def _maps(model: nn.Module, given: Tensor | Mapping[str, Any], layers: Layers) -> dict[str, AttentionMap]:
     training = model.training
-    with torch.no_grad(), watch(model) as seen:
-        model.eval()(ids)
-    model.train(training)
+    try:
+        with torch.no_grad(), _watch(model, layers) as seen:
+            model.eval()(**given) if isinstance(given, Mapping) else model.eval()(given)
+    finally:
+        model.train(training)
     return dict(seen)
+
+
+def _watch(model: nn.Module, layers: Layers) -> Watched:
+    """A watch over all of the model; one that would miss some of it is refused unless the others are asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error" if layers is None else "ignore", message=".*attends by itself")
+        try:
+            return watch(model, layers=layers)
+        except UserWarning as told:
+            raise OptionError(f"view: {told} Choose the layers that are, with layers=[...].") from told
 
 
 def _ids(tokens: Any) -> Tensor:

@@ -4,7 +4,6 @@ Everything that shows heads (terminal, page, notebook) reads this object, so tha
 """
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,10 +13,11 @@ from torch import Tensor
 from headwise.errors import OptionError, ShapeError
 from headwise.map import AttentionMap
 from headwise.probes import offset, previous_token, sink
-from headwise.summary import READINGS, HeadSummary, Summary
+from headwise.summary import READINGS, RESTING, HeadSummary, Summary, Trait
 
 NEAR = sink(1) | offset(0) | previous_token()  # where most heads look most of the time
-KINDS = ("first-token sink", *(name for _, name, _ in READINGS))
+KINDS = (RESTING, *(name for _, name, _ in READINGS))
+WEIGHTS = {RESTING: 0.7, "fixed-offset": 0.7, "local": 0.6, "broad": 0.5}  # how much being so tells of a head
 
 
 class Head(NamedTuple):
@@ -33,16 +33,18 @@ class Head(NamedTuple):
         return f"{self.layer}.{self.head}"
 
     @property
-    def kind(self) -> str:
-        """What it is called, such as "previous-token"; of a head that rests, what else it does."""
-        return re.sub(r" [\d.]+", "", self.summary.reading).split(", else ")[-1]
+    def trait(self) -> Trait | None:
+        """What tells most about it: beyond what even attention does; being local or broad tells less."""
+        return max(self.summary.traits, key=_telling, default=None)
 
     @property
     def telling(self) -> float:
-        """How clearly it does one thing: its largest number of those that name a kind; being broad tells little."""
-        numbers = self.summary.numbers
-        named = [numbers.get(key, 0.0) for key, _, _ in READINGS if key not in ("entropy", "positional", "local")]
-        return max([numbers["sink"], *named, 0.6 * numbers["local"]])
+        """How clearly it does one thing."""
+        return 0.0 if self.trait is None else _telling(self.trait)
+
+
+def _telling(trait: Trait) -> float:
+    return WEIGHTS.get(trait.name, 1.0) * trait.beyond
 
 
 class Pair(NamedTuple):
@@ -93,15 +95,15 @@ class Sight:
 
     def telling(self, most: int = 5) -> list[Head]:
         """The heads that do one thing most clearly: first one of every kind, then the others."""
-        order = sorted(self.heads, key=lambda head: -head.telling)
-        first = {head.kind: head for head in reversed(order)}
-        return sorted(order, key=lambda head: first[head.kind] is not head)[:most]
+        order = sorted((head for head in self.heads if head.trait), key=lambda head: -head.telling)
+        first = {head.summary.kind: head for head in reversed(order)}
+        return sorted(order, key=lambda head: first[head.summary.kind] is not head)[:most]
 
     @property
     def counts(self) -> dict[str, int]:
         """How many heads there are of each kind; one that rests on the first token and else does something is both."""
-        readings = [head.summary.reading for head in self.heads]
-        return {kind: sum(kind in reading for reading in readings) for kind in KINDS}
+        names = [trait.name for head in self.heads for trait in head.summary.traits]
+        return {kind: names.count(kind) for kind in KINDS}
 
     @property
     def sentence(self) -> str:

@@ -14,9 +14,10 @@ out and the rest scaled up to 1 (`apart`), and the reading in words looks at tho
     same_token    weight on earlier copies of the query's token              Wang 2022
     delimiter     weight on separators and punctuation                       Clark 2019, Kovaleva 2019
 
-All are means over the queries, of all samples, that have a choice: they see at least two keys, and for local, induction,
-same_token and delimiter some keys of the kind and some others. A query whose token never came before says nothing
-about induction, and one whose keys are all near says nothing about looking near. Without such a query a number is 0.
+All are means over the queries, of all samples, that have a choice: they see at least two keys, and for local,
+induction, same_token and delimiter some keys of the kind and some others. A query whose token never came before says
+nothing about induction, and one whose keys are all near says nothing about looking near. Without such a query a number
+is 0.
 
 A name is given for what even attention would not do anyway: with n the number and e the same number of attention
 spread evenly, (n − e) / (1 − e) must reach a threshold. In a long text e is next to nothing; among five words, looking

@@ -15,13 +15,14 @@ from headwise.map import AttentionMap
 from headwise.probes import offset, previous_token, sink
 from headwise.shapes import check_size
 from headwise.summary import READINGS, RESTING, HeadSummary, Summary, Trait
+from headwise.view.cell import Cell, cell
 
 NEAR = sink(1) | offset(0) | previous_token()  # where most heads look most of the time
 KINDS = (RESTING, *(name for _, name, _ in READINGS))
 WEIGHTS = {RESTING: 0.7, "fixed-offset": 0.7, "local": 0.6, "broad": 0.5}  # how much being so tells of a head
 
 
-MOST_PAIRS = 20
+MOST_PAIRS = 32
 
 Progress = Callable[[str, int, int], None]
 
@@ -142,7 +143,7 @@ class Sight:
         told += [f"{counts[kind]} {kind}" for kind in KINDS[1:] if counts[kind]]
         return " · ".join([size, *told, "weights, not importance"])
 
-    def pairs(self, most: int = 5) -> list[Pair]:
+    def pairs(self, most: int = 8) -> list[Pair]:
         """The strongest looks at a word further back: not at the first token, itself or the one before; each once."""
         return self._pairs[:most]
 
@@ -167,6 +168,10 @@ class Sight:
         """Every layer's heads as small pictures (H, rows, cols) whose rows sum to 1."""
         return [weights.pooled(rows, cols)[0] for weights in self.looked_at]
 
+    def cell(self, layer: int, head: int, query: int, key: int) -> Cell:
+        """One weight with its logit, its rank in the row and how many keys the query sees."""
+        return cell(self.maps[layer], head, query, key)
+
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain data."""
         return {
@@ -190,9 +195,10 @@ class Sight:
         return f"Sight({len(self.maps)} layers, {self.T} tokens): print(sight) shows it"
 
     def __str__(self) -> str:
+        from headwise.view.colours import Palette
         from headwise.view.terminal import drawn
 
-        return drawn(self, 80, colours=False)
+        return drawn(self, 80, Palette(0))
 
 
 def _words(tokens: Sequence[str] | None, count: int, name: str) -> list[str]:

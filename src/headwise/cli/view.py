@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from headwise.cli.terminal import standard_input
@@ -30,6 +31,7 @@ PAGE = Path("heads.html")
 MARK = b"headwise"  # is in the first lines of every page of ours
 LONG = 4096  # tokens; of longer texts some queries are looked at unless --exact
 QUERIES = 256
+SHORT = 512  # tokens that one thread looks at fastest
 SLOW = 2048  # tokens from which on progress is told
 
 
@@ -142,6 +144,8 @@ def _tokens(model: TextModel, text: str, options: argparse.Namespace) -> Tensor:
 
 def _look(model: TextModel, ids: Tensor, options: argparse.Namespace) -> Sight:
     count = ids.shape[1]
+    if count < SHORT:
+        torch.set_num_threads(1)  # too little to share: two threads on a busy machine took many times as long
     some = count > LONG and not options.exact
     if some:
         _say(f"numbers come from {QUERIES} of {count:,} queries, evenly spread; --exact takes all, and its time.")

@@ -56,12 +56,15 @@ class Palette:
             return f"\033[0;{self.code(upper)}m▀"
         return f"\033[{self.code(upper)};{self.code(lower, back=True)}m▀"
 
-    def cell(self, level: int, text: str, size: int) -> str:
-        """A cell one line high and `size` columns wide, with text in it; black or white, whichever stands out."""
+    def cell(self, level: int, text: str, size: int, *, cursor: bool = False) -> str:
+        """A cell one line high and `size` columns wide, with text in it; in black or white, whichever stands out."""
         if self.depth == 0:
-            return text.ljust(size, LETTERS[level] if not text else " ")
+            text = f"{text or LETTERS[level]}›" if cursor else text
+            return text.ljust(size, " " if text else LETTERS[level])[:size]
+        if cursor:
+            return f"\033[0;7;{CURSOR[self.depth]}m{text:<{size}}\033[0m"
         if level == NOTHING:
-            return f"\033[0m{'' if text.strip(' .0') == '' else text:<{size}}"
+            return f"\033[0m{text:<{size}}"
         ink = "30" if level > self.shades // 2 else "97"
         return f"\033[{ink};{self.code(level, back=True)}m{text:<{size}}"
 
@@ -70,7 +73,7 @@ class Palette:
         """The number of a shade's colour as terminals take it."""
         if self.depth == 4:
             return str(SIXTEEN[level] + (10 if back else 0))
-        red, green, blue = _between(level / (self.shades - 1))
+        red, green, blue = between(level / (self.shades - 1))
         kind = "48" if back else "38"
         if self.depth == 24:
             return f"{kind};2;{red};{green};{blue}"
@@ -104,7 +107,7 @@ def palette(stream: Any, environment: Mapping[str, str] = os.environ, *, plain: 
     return Palette(8 if "256" in term else 4)
 
 
-def _between(share: float) -> tuple[int, int, int]:
+def between(share: float) -> tuple[int, int, int]:
     """The colour of the ramp at a share of its length."""
     place = share * (len(RAMP) - 1)
     low = min(int(place), len(RAMP) - 2)

@@ -15,13 +15,13 @@ from headwise.view.terminal import check_place
 from headwise.view.tiling import pixels
 from headwise.view.words import cut, fill, shown, wide
 
-LABEL = 14  # columns of a word and its place beside the map
+LABEL = 18  # columns of a word and its place beside the map
 HEADER, FOOTER = 2, 4  # lines above and below the map
 APART = 12  # columns from one word above the map to the next
 NEAREST = 3  # the zoom at which a weight is eight columns wide; at 0 it is one, at −1 one stands for four weights
 PRINTED = 48  # lines of a map that is printed once
 KEPT = 64  # pictures, so that going back costs nothing
-KEYS = "arrows move · + − zoom · Enter one weight · t words · n p next, previous head · q ends"
+KEYS = "arrows move · + - zoom · Enter one weight · n p other heads · t words · q ends"
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 
 
@@ -222,9 +222,7 @@ class MapScreen:
         parts = []
         for place, level in enumerate(levels):
             text = number(shares[place]) if shares is not None and self.wide >= 4 else ""
-            if place == cursor:
-                text = f"‹{text}›" if self.wide > 4 else f"{text}›" if text else "◆"
-            parts.append(self.palette.cell(level, text, self.wide))
+            parts.append(self.palette.cell(level, text, self.wide, cursor=place == cursor))
         return "".join(parts) + self.palette.reset
 
     def _label(self, window: Window, line: int, here: bool) -> str:
@@ -295,9 +293,9 @@ def told(cell: Cell) -> str:
 
 
 def number(share: float) -> str:
-    """A share in three columns: .43, or 1.0."""
+    """A share in three columns: .43, or 1.0; what rounds to nothing is left out."""
     text = f"{share:.2f}"
-    return "1.0" if text == "1.00" else text.removeprefix("0")
+    return {"0.00": "", "1.00": "1.0"}.get(text, text.removeprefix("0"))
 
 
 def _around(place: int, first: int, room: int, size: int) -> int:

@@ -5,11 +5,13 @@ Everything that shows heads (terminal, page, notebook) reads this object, so tha
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from headwise.disk import atomically
 from headwise.errors import OptionError, ShapeError
 from headwise.map import AttentionMap
 from headwise.probes import offset, previous_token, sink
@@ -135,9 +137,10 @@ class Sight:
     def sentence(self) -> str:
         """All of it in one line of numbers."""
         heads = sorted({weights.shape[1] for weights in self.maps})
-        size = f"{len(self.maps)} layers × {' or '.join(map(str, heads))} heads · {self.T:,} tokens"
+        size = f"{_count(len(self.maps), 'layer')} × {' or '.join(map(str, heads))} head{'s' * (heads != [1])}"
+        size += f" · {_count(self.T, 'token')}"
         size += f" looking at {self.S:,}" if self.S != self.T else ""
-        size += "" if self.queries is None else f" · numbers from {len(self.queries):,} queries of them"
+        size += "" if self.queries is None else f" · numbers from {len(self.queries):,} of them"
         counts = self.counts
         told = [f"{counts[KINDS[0]]} rest on the first token"] if counts[KINDS[0]] else []
         told += [f"{counts[kind]} {kind}" for kind in KINDS[1:] if counts[kind]]
@@ -168,6 +171,13 @@ class Sight:
         """Every layer's heads as small pictures (H, rows, cols) whose rows sum to 1."""
         return [weights.pooled(rows, cols)[0] for weights in self.looked_at]
 
+    def save(self, path: str | Path) -> None:
+        """Write one standalone HTML file: there whole or not at all."""
+        from headwise.view.notebook import page
+
+        text = page(self)
+        atomically(Path(path), lambda beside: beside.write_text(text, encoding="utf-8"))
+
     def cell(self, layer: int, head: int, query: int, key: int) -> Cell:
         """One weight with its logit, its rank in the row and how many keys the query sees."""
         return cell(self.maps[layer], head, query, key)
@@ -191,6 +201,19 @@ class Sight:
             "pairs": [pair._asdict() for pair in self.pairs()],
         }
 
+    def plot(self, layer: int, head: int | Sequence[int] | None = None, **options: Any) -> Any:
+        """One layer's heads as matplotlib axes, with the words beside them; see `AttentionMap.plot`."""
+        return self.maps[layer].plot(head, **{"tokens": self.tokens, "keys": self.keys, **options})
+
+    def _repr_html_(self) -> str:
+        from headwise.view.notebook import sight_html
+
+        return sight_html(self)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """For notebooks, and for those that show no HTML."""
+        return {"text/html": self._repr_html_(), "text/plain": str(self)}
+
     def __repr__(self) -> str:
         return f"Sight({len(self.maps)} layers, {self.T} tokens): print(sight) shows it"
 
@@ -199,6 +222,10 @@ class Sight:
         from headwise.view.terminal import drawn
 
         return drawn(self, 80, Palette(0))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _words(tokens: Sequence[str] | None, count: int, name: str) -> list[str]:

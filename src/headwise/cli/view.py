@@ -28,7 +28,7 @@ EXAMPLES = """examples:
   headwise view "Once upon a time" --json
 """
 PAGE = Path("heads.html")
-MARK = b"headwise"  # is in the first lines of every page of ours
+MARK = b'name="generator" content="headwise"'  # stands at the beginning of every page of ours
 LONG = 4096  # tokens; of longer texts some queries are looked at unless --exact
 QUERIES = 256
 SHORT = 512  # tokens that one thread looks at fastest

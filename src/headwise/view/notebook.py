@@ -35,12 +35,6 @@ def sight_html(sight: Sight) -> str:
     )
 
 
-def page(sight: Sight) -> str:
-    """The same as a page of its own."""
-    head = '<meta charset="utf-8"><meta name="generator" content="headwise"><title>headwise: what heads do</title>'
-    return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body>{sight_html(sight)}</body></html>'
-
-
 def map_html(weights: AttentionMap) -> str:
     """What the heads of one map do. Of many weights some queries are looked at, and it says so."""
     title = f"<p><code>{_text(repr(weights))}</code></p>"

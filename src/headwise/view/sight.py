@@ -122,10 +122,10 @@ class Sight:
         return [Head(i, head.head, head) for i, summary in enumerate(self.summaries) for head in summary]
 
     def telling(self, most: int = 5) -> list[Head]:
-        """The heads that do one thing most clearly: first one of every kind, then the others."""
-        order = sorted((head for head in self.heads if head.trait), key=lambda head: -head.telling)
-        first = {head.summary.kind: head for head in reversed(order)}
-        return sorted(order, key=lambda head: first[head.summary.kind] is not head)[:most]
+        """The heads that do one thing most clearly: first one of every kind, then the others, those of no kind last."""
+        order = sorted(self.heads, key=lambda head: -head.telling)
+        first = {head.summary.kind: head for head in reversed(order) if head.trait}
+        return sorted(order, key=lambda head: first.get(head.summary.kind) is not head)[:most]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -171,13 +171,6 @@ class Sight:
         """Every layer's heads as small pictures (H, rows, cols) whose rows sum to 1."""
         return [weights.pooled(rows, cols)[0] for weights in self.looked_at]
 
-    def save(self, path: str | Path) -> None:
-        """Write one standalone HTML file: there whole or not at all."""
-        from headwise.view.notebook import page
-
-        text = page(self)
-        atomically(Path(path), lambda beside: beside.write_text(text, encoding="utf-8"))
-
     def cell(self, layer: int, head: int, query: int, key: int) -> Cell:
         """One weight with its logit, its rank in the row and how many keys the query sees."""
         return cell(self.maps[layer], head, query, key)
@@ -213,6 +206,24 @@ class Sight:
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         """For notebooks, and for those that show no HTML."""
         return {"text/html": self._repr_html_(), "text/plain": str(self)}
+
+    def save(
+        self, path: str | Path, *, against: "Sight | None" = None, budget: int | None = None, title: str = ""
+    ) -> Path:
+        """Write one HTML file that shows all of it and needs nothing else; what was there stays if that fails.
+
+        Args:
+            path: where to.
+            against: another sight to compare with: of another text, or of another model.
+            budget: bytes the file may take, 5 MB unless given; what does not fit is left out, and the page says so.
+            title: what to call it.
+        """
+        from headwise.view.page import standalone
+
+        path = Path(path)
+        page = standalone(self, against=against, budget=budget, title=title)
+        atomically(path, lambda beside: beside.write_text(page, encoding="utf-8"))
+        return path
 
     def __repr__(self) -> str:
         return f"Sight({len(self.maps)} layers, {self.T} tokens): print(sight) shows it"

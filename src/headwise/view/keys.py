@@ -50,7 +50,7 @@ def show(screen: Screen) -> None:
 
 def _draw(lines: list[str]) -> None:
     """All lines at once, each to its end, without scrolling."""
-    text = "\033[H" + "\r\n".join(f"{line}\033[K" for line in lines) + "\033[J"
+    text = "\033[H" + "\n".join(f"{line}\033[K" for line in lines) + "\033[J"
     sys.stdout.write(text)
     sys.stdout.flush()
 

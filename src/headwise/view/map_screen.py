@@ -11,7 +11,7 @@ from torch import Tensor
 from headwise.view.cell import Cell
 from headwise.view.colours import CURSOR, LETTERS, NOTHING, Palette
 from headwise.view.sight import Sight
-from headwise.view.terminal import check_place
+from headwise.view.terminal import check_place, wrapped
 from headwise.view.tiling import pixels
 from headwise.view.words import cut, fill, shown, wide
 
@@ -102,7 +102,8 @@ class MapScreen:
         self.zoom = NEAREST
         while self.zoom > -64:
             rows, cols = self._room()
-            if self.span * rows >= self.sight.T and self.span * cols >= self.sight.S:
+            whole = self.span * rows >= self.sight.T and self.span * cols >= self.sight.S
+            if whole and self.tall <= self.height - HEADER - FOOTER:
                 break
             self.zoom -= 1
         return self.zoom
@@ -254,11 +255,11 @@ class MapScreen:
     def _footer(self, window: Window) -> list[str]:
         """Where the cursor stands and what is there; how near one is; the keys."""
         words = f"{self._named(self.query, self.sight.tokens)} looks at {self._named(self.key, self.sight.keys)}"
-        lines = [cut(words, self.width), cut(self._told(window), self.width)]
         near = "a cell is one weight" if window.span == 1 else f"a cell is {window.span:,} × {window.span:,} weights"
-        size = f"{self.sight.T:,} × {self.sight.S:,}"
-        shown_part = f"queries {window.query:,}–{min(window.query + window.rows * window.span, self.sight.T) - 1:,}"
-        lines.append(cut(f"{near} · {shown_part} of {size}", self.width))
+        last = min(window.query + window.rows * window.span, self.sight.T) - 1
+        part = f"{near} · queries {window.query:,}–{last:,} of {self.sight.T:,} × {self.sight.S:,}"
+        lines = [words, *wrapped(self._told(window), self.width), part][: FOOTER - 1]
+        lines = [cut(line, self.width) for line in lines]
         return [*lines, self.palette.faint(cut(KEYS, self.width))]
 
     def _told(self, window: Window) -> str:

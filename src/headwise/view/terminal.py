@@ -39,7 +39,7 @@ def drawn_layer(sight: Sight, layer: int, width: int, height: int, palette: Pale
     tall = max(1, wide // 2)
     pictures = sight.looked_at[layer].pooled(tall if palette.depth == 0 else 2 * tall, wide)[0]
     size = max(wide, (width + 1) // across - 1)
-    lines = [*_wrapped(f"layer {layer} ({sight.names[layer]}) · {sight.sentence}", width)[:2], ""]
+    lines = [*wrapped(f"layer {layer} ({sight.names[layer]}) · {sight.sentence}", width)[:2], ""]
     for start in range(0, len(heads), across):
         row = range(start, min(start + across, len(heads)))
         drawings = [_framed(palette.lines(pictures[i]), pictures.shape[2], size) for i in row]
@@ -85,7 +85,7 @@ def _sentence(sight: Sight, width: int, palette: Palette) -> list[str]:
     for part in sight.sentence.split(" · "):
         name = RESTING if part.endswith("rest on the first token") else part.partition(" ")[2]
         parts.append(f"{part} ({MARKS[name]})" if MARKS.get(name, " ") != " " else part)
-    first, *rest = _wrapped(" · ".join(parts), width)[:3]
+    first, *rest = wrapped(" · ".join(parts), width)[:3]
     return [palette.strong(first), *rest]
 
 
@@ -146,7 +146,8 @@ def _pairs(sight: Sight, width: int, most: int) -> list[str]:
     return [cut(line, width) for line in lines[:most] if line]
 
 
-def _wrapped(text: str, width: int) -> list[str]:
+def wrapped(text: str, width: int) -> list[str]:
+    """Parts joined by dots, in as many lines as they take."""
     lines = [""]
     for part in text.split(" · "):
         joined = f"{lines[-1]} · {part}" if lines[-1] else part

@@ -195,7 +195,11 @@ def test_of_a_long_text_some_queries_are_looked_at_and_progress_is_told(monkeypa
     told = capsys.readouterr()
     assert "numbers from 5 of them" in told.out
     assert "numbers come from 5 of 16 queries" in told.err
-    assert "reading: layer 7 of 7" in told.err
+    assert "reading: 7 layers done" in told.err
+    assert told.err.endswith("headwise view: 16 tokens read.\n")
+    assert main(["view", TEXT]) == 0
+    assert "no page: of 16 tokens it takes a while" in capsys.readouterr().err
+    assert left(folder) == []
     assert main(["view", TEXT, "--no-html", "--exact"]) == 0
     assert "numbers from" not in capsys.readouterr().out
 

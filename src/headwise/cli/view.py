@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
             drawn(sight, size[0], shades) if options.layer is None else drawn_layer(sight, options.layer, *size, shades)
         )
     sys.stdout.flush()  # before what is said of the page
-    page = _page(options)
+    page = _page(sight, options)
     if page is not None:
         _write_page(sight, page, asked=options.html is not None)
     return 0
@@ -150,15 +150,25 @@ def _look(model: TextModel, ids: Tensor, options: argparse.Namespace) -> Sight:
     if some:
         _say(f"numbers come from {QUERIES} of {count:,} queries, evenly spread; --exact takes all, and its time.")
     told: dict[str, Any] = {"progress": _progress} if count >= SLOW else {}
-    return view(model, ids, queries=QUERIES if some else None, **told)
+    sight = view(model, ids, queries=QUERIES if some else None, **told)
+    if options.head is None and told:  # all that takes long, before anything is printed
+        sight.pairs()
+        _ = sight.summaries
+        _say(f"{count:,} tokens read.")
+    return sight
 
 
 def _progress(stage: str, done: int, of: int) -> None:
-    _say(f"{stage}: layer {done} of {of}")
+    """One line that changes in a terminal, a line a stage elsewhere."""
+    if sys.stderr.isatty():
+        print(f"\r\033[Kheadwise view: {stage}: layer {done} of {of}", end="", file=sys.stderr, flush=True)
+    elif done == of:
+        _say(f"{stage}: {of} layers done")
 
 
 def _say(text: str) -> None:
-    print(f"headwise view: {text}", file=sys.stderr, flush=True)
+    clear = "\r\033[K" if sys.stderr.isatty() else ""  # of progress
+    print(f"{clear}headwise view: {text}", file=sys.stderr, flush=True)
 
 
 def _size() -> tuple[int, int]:
@@ -191,11 +201,14 @@ def _data(sight: Sight, options: argparse.Namespace) -> dict[str, Any]:
     return found | {"layers": [part | {"layer": layer, "heads": heads}]}
 
 
-def _page(options: argparse.Namespace) -> Path | None:
+def _page(sight: Sight, options: argparse.Namespace) -> Path | None:
     """Where the page goes: where it was asked for, else for a first view into the working directory."""
     first_view = not options.json and options.layer is None and options.head is None
     if options.html is not None or options.no_html or not first_view:
         return options.html  # type: ignore[no-any-return]
+    if sight.T > LONG:
+        _say(f"no page: of {sight.T:,} tokens it takes a while, as it looks at every query; --html {PAGE} writes it.")
+        return None
     return PAGE
 
 

@@ -129,8 +129,8 @@ def test_a_model_without_our_attention_is_refused():
         silence(load_builtin(), {})
 
 
-def test_logits_of_features_are_those_of_the_model():
+def test_logits_of_a_part_are_those_of_the_model():
     gpt = headwise.load_builtin().gpt
     ids = torch.arange(5, 16)[None]
     with torch.no_grad():
-        torch.testing.assert_close(gpt.logits(gpt.features(ids)[:, 3:7]), gpt(ids)[:, 3:7])
+        torch.testing.assert_close(gpt.logits(gpt.hidden(ids)[:, 3:7]), gpt(ids)[:, 3:7])

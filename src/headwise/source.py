@@ -132,20 +132,25 @@ class Source:
             self.frame.S,
         )
 
-    def keys_seen(self) -> Tensor:
-        """How many keys each query may see, (B, H, T), from the mask and a bias of minus infinity alone."""
+    def keys_seen(self, probe: Mask | None = None, cols: slice = slice(None)) -> Tensor:
+        """How many keys each query may see, (B, H, T), from the mask and a bias of minus infinity alone.
+
+        Args:
+            probe: count only keys where this is True.
+            cols: count only these keys.
+        """
         B, H, T, S = self.shape
         device = self.query.device
-        if self.mask is None and self.scoring.bias is None:
-            return torch.full((B, H, T), S, device=device)
+        if self.mask is None and self.scoring.bias is None and probe is None:
+            return torch.full((B, H, T), len(range(S)[cols]), device=device)
         counts = torch.zeros(B, H, T, dtype=torch.int64, device=device)
         for rows in row_blocks(T, B * H * S, 2**24):
-            grid = self.grid(rows)
-            seen = torch.ones((), dtype=torch.bool, device=device) if self.mask is None else self.mask.visible(grid)
+            grid = self.grid(rows, cols)
+            seen = torch.ones(rows.stop - rows.start, len(grid.col), dtype=torch.bool, device=device)
+            for mask in (self.mask, probe):
+                seen = seen if mask is None else seen & mask.visible(grid)
             bias = self.scoring.bias_at(grid, self.query.dtype)
             seen = seen if bias is None else seen & (bias > -math.inf)
-            t = rows.stop - rows.start
-            seen = seen.expand(*torch.broadcast_shapes(seen.shape, (t, S)))
             counts[:, :, rows] = seen.sum(-1)
         return counts
 

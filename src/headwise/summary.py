@@ -1,6 +1,7 @@
 """What each head does, in numbers and words.
 
-All numbers are means over the queries that see at least two keys, in all samples. Where papers define them:
+A head that rests on the first token drowns everything else it does, so every number is also given with that token taken
+out and the rest scaled up to 1 (`apart`), and the reading in words looks at those. Where papers define them:
 
     sink          weight on the first key                                    Xiao 2023, Gu 2024
     previous      weight on the key just before the query; self: on its own  Clark 2019, Elhage 2021
@@ -13,26 +14,34 @@ All numbers are means over the queries that see at least two keys, in all sample
     same_token    weight on earlier copies of the query's token              Wang 2022
     delimiter     weight on separators and punctuation                       Clark 2019, Kovaleva 2019
 
-A head that rests on the first token drowns everything else it does, so every number is also given with that token taken
-out and the rest scaled up to 1 (`apart`), and the reading in words looks at those. A weight shows where a head looks;
-it is no proof of what the model uses.
+All are means over the queries, of all samples, that have a choice: they see at least two keys, and for local,
+induction, same_token and delimiter some keys of the kind and some others. A query whose token never came before says
+nothing about induction, and one whose keys are all near says nothing about looking near. Without such a query a number
+is 0.
+
+A name is given for what even attention would not do anyway: with n the number and e the same number of attention
+spread evenly, (n − e) / (1 − e) must reach a threshold. In a long text e is next to nothing; among five words, looking
+at the one before is no trait. A weight shows where a head looks; it is no proof of what the model uses.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from headwise.mask_algebra import Mask
+from headwise.panel import checked_probe
 from headwise.probes import induction, local, offset, previous_token, same_token, sink, token_is
+from headwise.source import Source
 
 if TYPE_CHECKING:
     from headwise.map import AttentionMap
 
 NEAR = 8  # places that count as local
 SINK = 0.3  # a head whose weight on the first token exceeds this is a sink: ε of Gu 2024
+LEAST = 4  # queries; fewer give no name
 # What a head is called, if this number of it, apart from the sink, is at least so large. The first that fits is taken.
 READINGS = (
     ("induction", "induction", 0.4),
@@ -45,16 +54,36 @@ READINGS = (
     ("local", "local", 0.7),
     ("entropy", "broad", 0.8),
 )
+RESTING = "first-token sink"
+ONE_KEY = ("sink", "previous", "self", "next")  # of each query one key at most is of this kind
+
+
+class Trait(NamedTuple):
+    """What a head does: its name, the number behind it, and that number beyond what even attention gives."""
+
+    name: str
+    share: float
+    beyond: float
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadSummary:
-    """One head: its number, a reading in words, the numbers, and the numbers apart from the first token."""
+    """One head: its number, its traits, the numbers, and the numbers apart from the first token."""
 
     head: int
-    reading: str
+    traits: tuple[Trait, ...]
     numbers: dict[str, float]
     apart: dict[str, float]
+
+    @property
+    def reading(self) -> str:
+        """In a few words what it does, such as "first-token sink 0.71, else previous-token 0.62"."""
+        return ", else ".join(f"{trait.name} {trait.share:.2f}" for trait in self.traits) or "mixed"
+
+    @property
+    def kind(self) -> str:
+        """What it is called, such as "previous-token"; of a head that rests, what else it does."""
+        return self.traits[-1].name if self.traits else "mixed"
 
     def __getitem__(self, name: str) -> float:
         return self.numbers[name]
@@ -97,15 +126,16 @@ def summarise(
     probes = probes_for(weights, ids, delimiters)
     with torch.no_grad():
         weights = weights.detach()
-        numbers = _numbers(weights, {"sink": sink(1), **probes})
-        apart = _numbers(weights.without(sink(1)), probes)
-    source = weights._source()
-    names = source.axis("head").tolist()
+        whole = Choice.of(weights._source(), probes)
+        numbers, chance = _numbers(weights, {"sink": sink(1), **probes}, whole)
+        apart, chance_apart = _numbers(weights.without(sink(1)), probes, whole.without_first())
+    chance_apart["sink"] = chance["sink"]
     heads = []
-    for place, name in enumerate(names):
-        own = {key: float(value[place]) for key, value in numbers.items()}
-        rest = {key: float(value[place]) for key, value in apart.items()}
-        heads.append(HeadSummary(name, reading(own["sink"], rest), own, rest))
+    for place, name in enumerate(weights._source().axis("head").tolist()):
+        own, rest, even = (
+            {key: float(value[place]) for key, value in x.items()} for x in (numbers, apart, chance_apart)
+        )
+        heads.append(HeadSummary(name, traits(own["sink"], rest, even), own, rest))
     return Summary(tuple(heads))
 
 
@@ -123,31 +153,82 @@ def probes_for(
     return found if delimiters is None else found | {"delimiter": token_is(ids, delimiters)}
 
 
-def reading(resting: float, apart: dict[str, float]) -> str:
-    """In a few words what a head does."""
-    found = next((f"{name} {apart[key]:.2f}" for key, name, least in READINGS if apart.get(key, 0.0) >= least), None)
-    if resting < SINK:
-        return found or "mixed"
-    return f"first-token sink {resting:.2f}" + (f", else {found}" if found else "")
+def traits(resting: float, apart: Mapping[str, float], chance: Mapping[str, float]) -> tuple[Trait, ...]:
+    """What a head does: whether it rests on the first token, and the first of the readings that fits apart from it.
+
+    Args:
+        resting: weight on the first token.
+        apart: the numbers apart from it.
+        chance: the same of even attention; 1 where there is too little to tell.
+    """
+
+    def trait(name: str, share: float, even: float, least: float) -> list[Trait]:
+        beyond = (share - even) / (1 - even) if even < 1 else 0.0
+        return [Trait(name, share, beyond)] if beyond >= least else []
+
+    fitting = (trait(name, apart[key], chance.get(key, 0.0), least) for key, name, least in READINGS if key in apart)
+    return (*trait(RESTING, resting, chance.get("sink", 0.0), SINK), *next(filter(None, fitting), []))
 
 
-def _numbers(weights: "AttentionMap", probes: dict[str, Mask]) -> dict[str, Tensor]:
-    """Means per head, (H,) each."""
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """How many keys each query sees (B, H, T), how many of them are of each kind, and the same of the first key."""
+
+    seen: Tensor
+    kinds: dict[str, Tensor]
+    seen_first: Tensor
+    kinds_first: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, source: Source, probes: Mapping[str, Mask]) -> "Choice":
+        """That of the mask, for the probes that are of several keys."""
+        several = {name: checked_probe(probe, source) for name, probe in probes.items() if name not in ONE_KEY}
+        first = slice(0, 1)
+        return cls(
+            source.keys_seen(),
+            {name: source.keys_seen(probe) for name, probe in several.items()},
+            source.keys_seen(cols=first),
+            {name: source.keys_seen(probe, first) for name, probe in several.items()},
+        )
+
+    def without_first(self) -> "Choice":
+        """That of the same queries if the first key is hidden."""
+        kinds = {name: count - self.kinds_first[name] for name, count in self.kinds.items()}
+        return dataclasses.replace(self, seen=self.seen - self.seen_first, kinds=kinds)
+
+    def counted(self, name: str = "") -> Tensor:
+        """Which queries count for a number, (B, H, T)."""
+        two = self.seen >= 2
+        of_kind = self.kinds.get(name)
+        return two if of_kind is None else two & (of_kind >= 1) & (of_kind < self.seen)
+
+    def even(self, name: str) -> Tensor:
+        """The number of even attention, (H,); 1 with so few queries that no name is to be given."""
+        counted = self.counted(name)
+        shares = self.kinds.get(name, torch.ones_like(self.seen)) / self.seen.clamp(min=1)
+        return torch.where(counted.sum((0, 2)) >= LEAST, _mean(shares, counted), 1.0)
+
+
+def _numbers(
+    weights: "AttentionMap", probes: dict[str, Mask], choice: Choice
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Means per head, (H,) each, and those of even attention where it is no matter of course."""
     panel = weights.panel(entropy=True, peak=True, distance=True, masses=probes)
     assert panel.entropy is not None and panel.peak is not None and panel.distance is not None  # noqa: S101, PT018
-    source = weights._source()
-    seen = source.keys_seen()
-    counted = (seen >= 2).to(source.precise)  # a query that sees one key has no choice
+    counted = choice.counted()
+    found = {name: _mean(mass, choice.counted(name)) for name, mass in panel.masses.items()}
+    found["entropy"] = _mean(panel.entropy / choice.seen.clamp(min=2).log(), counted)
+    found["peak"] = _mean(panel.peak.weight, counted)
+    found["positional"] = _positional(weights._source().positions(), panel.peak.key, counted)
+    found["distance"] = _mean(panel.distance, counted)
+    few = (counted.sum((0, 2)) < LEAST).to(found["peak"].dtype)
+    even = {name: choice.even(name) for name in panel.masses}
+    return found, even | {"entropy": few, "positional": few}
 
-    def mean(rows: Tensor) -> Tensor:
-        return (rows * counted).sum((0, 2)) / counted.sum((0, 2)).clamp(min=1)
 
-    found = {name: mean(mass) for name, mass in panel.masses.items()}
-    found["entropy"] = mean(panel.entropy / seen.clamp(min=2).log())
-    found["peak"] = mean(panel.peak.weight)
-    found["positional"] = _positional(source.positions(), panel.peak.key, counted)
-    found["distance"] = mean(panel.distance)
-    return found
+def _mean(rows: Tensor, counted: Tensor) -> Tensor:
+    """Of (B, H, T) over the queries that count, (H,)."""
+    return (rows * counted).sum((0, 2)) / counted.sum((0, 2)).clamp(min=1)
 
 
 def _positional(position: Tensor, key: Tensor, counted: Tensor) -> Tensor:
@@ -155,7 +236,7 @@ def _positional(position: Tensor, key: Tensor, counted: Tensor) -> Tensor:
     distance = position - key  # (B, H, T)
     shares = []
     for head in range(key.shape[1]):
-        found = distance[:, head][counted[:, head] > 0]
+        found = distance[:, head][counted[:, head]]
         commonest = found.unique(return_counts=True)[1].max() if found.numel() else found.new_zeros(())
         shares.append(commonest / max(found.numel(), 1))
     return torch.stack(shares) if shares else position.new_zeros(0)

@@ -1,20 +1,26 @@
 """From a model and a text to a sight: run the model once, collect the maps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import OptionError
+from headwise.errors import OptionError, ShapeError
 from headwise.map import AttentionMap
-from headwise.models import LanguageModel
-from headwise.view.sight import Sight
+from headwise.models import TextModel
+from headwise.view.sight import Progress, Sight, silent
 from headwise.watch import watch
 
 
 def view(
-    model: Any, tokens: Any = None, *, words: Sequence[str] | None = None, keys: Sequence[str] | None = None
+    model: Any,
+    tokens: Any = None,
+    *,
+    words: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+    queries: int | None = None,
+    progress: Progress = silent,
 ) -> Sight:
     """What every head of a model does with one text.
 
@@ -29,24 +35,51 @@ def view(
         tokens: the text, or token ids (T,) or (1, T).
         words: what each query token stands for; numbers unless given.
         keys: what each key token stands for, in cross-attention.
+        queries: take numbers and small pictures from this many queries, evenly spread, and say so; from all unless
+            given. The time is that many times T instead of T times T.
+        progress: called with what is being done, how much of it is done, and of how much.
     """
-    if isinstance(model, LanguageModel):
-        ids = model.tokens(tokens, most=10**9) if isinstance(tokens, str) else _ids(tokens)
-        return Sight(_maps(model.gpt, ids), model.pieces(ids) if words is None else words, ids)
+    ids = None if tokens is None or isinstance(tokens, str) else _ids(tokens)
+    told: dict[str, Any] = {"queries": queries, "progress": progress}
+    if isinstance(model, TextModel):
+        ids = model.tokens(tokens, most=10**9) if ids is None else ids
+        _check_length(model, ids)
+        maps = _maps(model.module, model.read, ids, progress)
+        return Sight(maps, model.pieces(ids) if words is None else words, ids, **told)
     if isinstance(model, nn.Module):
-        if tokens is None or isinstance(tokens, str):
+        if ids is None:
             raise OptionError(f"view({type(model).__name__}): pass token ids, such as tokenizer(text).input_ids.")
-        ids = _ids(tokens)
-        return Sight(_maps(model, ids), words, ids)
-    return Sight(_named(model), words, None if tokens is None else _ids(tokens), keys)
+        return Sight(_maps(model, model, ids, progress), words, ids, **told)
+    return Sight(_named(model), words, ids, keys, **told)
 
 
-def _maps(model: nn.Module, ids: Tensor) -> dict[str, AttentionMap]:
+def _maps(model: nn.Module, run: Callable[[Tensor], Any], ids: Tensor, progress: Progress) -> dict[str, AttentionMap]:
+    """The maps of one run, by layer; of a layer that is called several times the last."""
+    found = 0
+
+    def seen_one(weights: AttentionMap) -> AttentionMap:
+        nonlocal found
+        found += 1
+        progress("reading", min(found, layers), layers)
+        return weights
+
     training = model.training
-    with torch.no_grad(), watch(model) as seen:
-        model.eval()(ids)
-    model.train(training)
+    with torch.no_grad(), watch(model, statistics=seen_one) as seen:
+        layers = len(seen._layers)
+        try:
+            model.eval()
+            run(ids)
+        finally:
+            model.train(training)
     return dict(seen)
+
+
+def _check_length(model: TextModel, ids: Tensor) -> None:
+    if model.limit is not None and ids.shape[1] > model.limit:
+        raise ShapeError(
+            f"the text is {ids.shape[1]:,} tokens long and the model can read {model.limit:,}. Shorten it, or pass the "
+            f"first tokens alone: view(model, model.tokens(text, most=10**9)[:, :{model.limit}])."
+        )
 
 
 def _ids(tokens: Any) -> Tensor:

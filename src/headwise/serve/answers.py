@@ -1,4 +1,4 @@
-"""Answers about single places of a map: a tile, a row, a column, one weight. All exact, unless a tile says otherwise."""
+"""Answers about places of a map: a tile, a row, a column, one weight. All exact, unless a tile says otherwise."""
 
 import ctypes
 import math
@@ -78,7 +78,8 @@ def cell_of(weights: AttentionMap, head: int, query: int, key: int) -> dict[str,
 def _strongest(weights: Tensor, name: str) -> dict[str, Any]:
     best = weights.float().topk(min(MOST, len(weights)))
     there = int((best.values > 0).sum())
-    return {name: best.indices[:there].tolist(), "weights": best.values[:there].tolist()}
+    whole = len(weights) <= MOST or there < MOST
+    return {name: best.indices[:there].tolist(), "weights": best.values[:there].tolist(), "whole": whole}
 
 
 def _bytes(picture: Tensor) -> bytes:

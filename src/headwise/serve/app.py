@@ -74,7 +74,7 @@ class Server:
 
     async def static(self, request: Request) -> Response:
         """A file of the page."""
-        found = static.file(request.path_params["name"])
+        found = static.files().get(request.path_params["name"])
         if found is None:
             raise Refusal(404, "there is no such file.")
         return Response(found.data, media_type=found.kind)
@@ -119,9 +119,7 @@ class Server:
         if kind not in KINDS:
             raise Refusal(422, f"kind: expected one of {', '.join(KINDS)}.")
         exact = request.query_params.get("exact", "0") == "1"
-        found = await self._computed(
-            request, look, lambda: square(weights, head, level, row, col, kind, exact=exact)
-        )
+        found = await self._computed(request, look, lambda: square(weights, head, level, row, col, kind, exact=exact))
         headers = {"X-Rows": f"{found.rows}/{found.of}"}
         return Response(found.data, media_type="application/octet-stream", headers=headers)
 

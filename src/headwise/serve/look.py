@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from headwise.map import AttentionMap
+from headwise.serve.outcomes import Outcome
 from headwise.serve.running import Pairs, Stopped
-from headwise.serve.subjects import Outcome
 
 WAITING, RUNNING, MEASURING, REFINING = "waiting", "running", "measuring", "refining"
 FINISHED, CANCELLED, FAILED = "finished", "cancelled", "failed"
@@ -50,7 +50,7 @@ class Look:
         return int(self.ids.shape[1])
 
     @property
-    def bytes(self) -> int:
+    def memory(self) -> int:
         """What its queries and keys take."""
         held = {}
         for weights in self.maps.values():

@@ -1,22 +1,27 @@
 """All looks of a server: one is worked at, others wait, finished ones are kept and refined while nobody asks."""
 
+import functools
 import hashlib
 import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from headwise.errors import HeadwiseError
+import torch
+from torch import Tensor
+
+from headwise.errors import HeadwiseError, OptionError
+from headwise.models import TextModel
 from headwise.serve import look as stages
 from headwise.serve.bodies import Asked
 from headwise.serve.limits import Limits
 from headwise.serve.look import Look
 from headwise.serve.models import Models
+from headwise.serve.outcomes import Outcome, vocabulary
 from headwise.serve.pictures import first_picture, refinements
 from headwise.serve.refusal import Refusal
 from headwise.serve.running import Stopped, check_off, run
-from headwise.serve.subjects import Outcome, Subject
 
 QUIET = 0.25  # seconds without a question after which refining goes on
 KNOWN = 64  # outcomes with all heads that are remembered
@@ -54,14 +59,11 @@ class Looks:
         """Take on a look; it is worked at when its turn comes."""
         name = self.models.name_of(asked.model)
         self._check_queue()
-        subject = self.models[name]
-        try:
-            ids = subject.tokens(asked.text) if asked.text is not None else subject.ids(asked.ids or ())
-            self._check_length(subject, ids.shape[1])
-            check_off(subject, asked.off)
-        except HeadwiseError as error:
-            raise Refusal(422, str(error)) from error
-        look = Look(name, ids, subject.pieces(ids), asked.off, asked.maps, _note(subject, ids.shape[1]))
+        model = self.models[name]
+        ids = _ids(model, asked)
+        self._check_length(model, ids.shape[1])
+        check_off(model, asked.off)
+        look = Look(name, ids, model.pieces(ids), asked.off, asked.maps, _note(model, ids.shape[1]))
         with self._changed:
             self._check_queue()
             self._kept[look.id] = look
@@ -73,8 +75,8 @@ class Looks:
         if len(self._waiting) >= self.limits.waiting:
             raise Refusal(429, f"{self.limits.waiting} looks are waiting already, the limit. Try again later.", after=5)
 
-    def _check_length(self, subject: Subject, length: int) -> None:
-        most = min(self.limits.tokens, subject.context) if subject.bound else self.limits.tokens
+    def _check_length(self, model: TextModel, length: int) -> None:
+        most = self.limits.tokens if model.limit is None else min(self.limits.tokens, model.limit)
         if length > most:
             raise Refusal(413, f"the text is {length:,} tokens long, and the limit is {most:,}. Bring a shorter one.")
 
@@ -113,7 +115,7 @@ class Looks:
             if self._closing:
                 return
             if look is not None:
-                self._guarded(look, lambda look=look: self._look(look))
+                self._guarded(look, functools.partial(self._look, look))
             elif self._refining:
                 self._refine(*self._refining[-1])
 
@@ -128,10 +130,10 @@ class Looks:
             return self._waiting.popleft() if self._waiting else None
 
     def _look(self, look: Look) -> None:
-        subject = self.models[look.model]
+        model = self.models[look.model]
         known = self._all_heads(look)
         if look.off and known is None:  # what it is compared with comes first
-            _, known = run(subject, look.ids, maps=False, told=lambda done: look.reached(stages.RUNNING, done / 2))
+            _, known = run(model, look.ids, maps=False, told=lambda done: look.reached(stages.RUNNING, done / 2))
             self._remember(look, known)
         begin = 0.5 if look.off and look.with_all_heads is None else 0.0
         look.with_all_heads = known
@@ -139,7 +141,7 @@ class Looks:
         def told(done: float) -> None:
             look.reached(stages.RUNNING, begin + (1 - begin) * done)
 
-        look.maps, look.outcome = run(subject, look.ids, look.off, maps=look.wants_maps, told=told)
+        look.maps, look.outcome = run(model, look.ids, look.off, maps=look.wants_maps, told=told)
         if not look.off:
             look.with_all_heads = look.outcome
             self._remember(look, look.outcome)
@@ -159,11 +161,10 @@ class Looks:
             with self._changed:
                 self._refining = [pair for pair in self._refining if pair[0] is not look]
 
-    def _guarded(self, look: Look, work: "Callable[[], object]") -> bool:
+    def _guarded(self, look: Look, work: Callable[[], object]) -> bool:
         """Do a piece of work at a look, and note how it ended; whether there is more."""
         try:
-            if look.stop.is_set():
-                raise Stopped
+            look.reached(look.stage, look.done)
             if work() == stages.FINISHED:
                 look.reached(stages.FINISHED, 1.0)
         except Stopped:
@@ -191,7 +192,7 @@ class Looks:
         with self._changed:
             ended = [look for look in self._kept.values() if look is not newest and look not in self._waiting]
             for look in ended:
-                held = sum(other.bytes for other in self._kept.values())
+                held = sum(other.memory for other in self._kept.values())
                 if len(self._kept) <= self.limits.looks and held <= self.limits.memory:
                     break
                 look.stop.set()
@@ -218,7 +219,17 @@ def _key(look: Look) -> tuple[str, bytes]:
     return look.model, hashlib.sha256(str(look.ids.tolist()).encode()).digest()
 
 
-def _note(subject: Subject, length: int) -> str:
-    if length <= subject.context:
+def _ids(model: TextModel, asked: Asked) -> Tensor:
+    """The tokens of what is asked, (1, T)."""
+    if asked.text is not None:
+        return model.tokens(asked.text, most=10**9)
+    ids = asked.ids or ()
+    if max(ids) >= vocabulary(model):
+        raise OptionError(f"token {max(ids)}: this model has {vocabulary(model):,}, counted from 0.")
+    return torch.tensor([ids])
+
+
+def _note(model: TextModel, length: int) -> str:
+    if model.trained is None or length <= model.trained:
         return ""
-    return f"This model was made for {subject.context:,} tokens and reads {length:,}: beyond, it is out of its depth."
+    return f"This model was made for {model.trained:,} tokens and reads {length:,}: beyond, it is out of its depth."

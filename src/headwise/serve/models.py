@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import CheckpointError, OptionError
+from headwise.models import TextModel, open_model
 from headwise.serve.refusal import Refusal
-from headwise.serve.subjects import Subject, open_subject
 
 
 class Models:
@@ -19,7 +19,7 @@ class Models:
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths: dict[str, str] = {}
-        self._open: dict[str, Subject] = {}
+        self._open: dict[str, TextModel] = {}
         self._lock = threading.Lock()
         for path in dict.fromkeys(paths):
             if path != "builtin" and not Path(path).is_dir():
@@ -39,9 +39,9 @@ class Models:
         """In the order they were given."""
         return list(self._paths)
 
-    def add(self, name: str, subject: Subject) -> None:
+    def add(self, name: str, model: TextModel) -> None:
         """Offer a model that is there already."""
-        self._paths[name], self._open[name] = name, subject
+        self._paths[name], self._open[name] = name, model
 
     def name_of(self, name: str | None) -> str:
         """The name, the first unless given; refused where there is none."""
@@ -51,11 +51,11 @@ class Models:
             raise Refusal(404, f"there is no model of this name; there are {', '.join(self.names)}.")
         return name
 
-    def __getitem__(self, name: str) -> Subject:
+    def __getitem__(self, name: str) -> TextModel:
         """The model, opened now if it is not yet."""
         with self._lock:
             if name not in self._open:
-                self._open[name] = open_subject(self._paths[name])
+                self._open[name] = open_model(self._paths[name])
             return self._open[name]
 
     def told(self) -> list[dict[str, Any]]:

@@ -91,23 +91,21 @@ class Guard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        cookie: list[str] = []
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        added = dict(HEADERS)
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in (HEADERS | {"Set-Cookie": x for x in cookie}).items():
-                    headers[name] = value
+                MutableHeaders(scope=message).update(added)
             await send(message)
 
         try:
-            if scope["type"] != "http":
-                raise Refusal(403, "only HTTP is spoken here.")
             if self._admitted(scope, Headers(scope=scope)):
-                cookie.append(f"{self.door.cookie}={self.door.token}; Path=/; HttpOnly; SameSite=Strict")
+                added["Set-Cookie"] = f"{self.door.cookie}={self.door.token}; Path=/; HttpOnly; SameSite=Strict"
         except Refusal as refusal:
-            if scope["type"] == "http":
-                await refusal.response()(scope, receive, guarded)
+            await refusal.response()(scope, receive, guarded)
             return
         await self.app(scope, receive, guarded)
 

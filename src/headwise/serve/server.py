@@ -61,12 +61,11 @@ def serve(
     with _listening(host, port) as listener:
         door = Door(listener.getsockname()[1], token, _own_names(host, names))
         server = Server(models, door, limits)
-        process = _Process(uvicorn.Config(server.app(), access_log=False, log_level="warning", **_QUICK))
+        process = _Process(_config(server))
         address = f"http://{_shown(host, names)}:{door.port}/?token={token}"
         _announce(address, host, as_json)
-        with _browser(address) if open_browser and _has_screen() else contextlib.nullcontext():
-            with _until(seconds, process):
-                process.run(sockets=[listener])
+        with _browser(address, open_browser), _until(seconds, process):
+            process.run(sockets=[listener])
     if not as_json:
         print("stopped.", flush=True)
     if not server.ended:  # a layer of a long text cannot be interrupted: leave without waiting for it
@@ -75,7 +74,17 @@ def serve(
     return 0
 
 
-_QUICK = {"timeout_graceful_shutdown": 3, "limit_concurrency": 256, "h11_max_incomplete_event_size": 2**15, "lifespan": "on"}
+def _config(server: Server) -> uvicorn.Config:
+    """No log of who asks for what, few connections, an end without long waiting."""
+    return uvicorn.Config(
+        server.app(),
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        lifespan="on",
+        limit_concurrency=256,
+        timeout_graceful_shutdown=3,
+    )
 
 
 class _Process(uvicorn.Server):
@@ -125,7 +134,7 @@ def _token() -> str:
     if given is None:
         return secrets.token_urlsafe(24)
     if len(given) < SHORTEST or not given.isascii() or not given.replace("-", "").replace("_", "").isalnum():
-        raise OptionError(f"{SECRET} is too short or has strange letters: expected {SHORTEST} or more of A-Z a-z 0-9 - _.")
+        raise OptionError(f"{SECRET}: expected {SHORTEST} or more letters, of A-Z a-z 0-9 - and _.")
     return given
 
 
@@ -142,7 +151,8 @@ def _announce(address: str, host: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"address": address, "process": os.getpid()}), flush=True)
         return
-    print(f"headwise is at {address}\nCtrl-C stops it. Texts stay on this computer and are not written down.", flush=True)
+    print(f"headwise is at {address}", flush=True)
+    print("Ctrl-C stops it. Texts stay on this computer and are not written down.", flush=True)
     if host not in LOCAL:
         print(f"Others can reach {host}, and what is sent is not encrypted.", file=sys.stderr, flush=True)
 
@@ -152,8 +162,11 @@ def _has_screen() -> bool:
 
 
 @contextlib.contextmanager
-def _browser(address: str) -> Iterator[None]:
+def _browser(address: str, wanted: bool) -> Iterator[None]:
     """Open the page by a file that only this user can read: an address in a command line can be seen by all."""
+    if not wanted or not _has_screen():
+        yield
+        return
     with tempfile.TemporaryDirectory(prefix="headwise-") as folder:
         page = Path(folder) / "open.html"
         page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0;url={address}">', encoding="utf-8")

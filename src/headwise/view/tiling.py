@@ -92,8 +92,7 @@ def measured(weights: AttentionMap, cells: Sequence["Cells"], apart: bool = Fals
 
 
 class Cells(Reading):
-    """Sums of weights in cells of `tall` queries and `span` keys, among the keys of a window; see `Times` and `Peaks`.
-    """
+    """Sums of weights in cells of `tall` queries and `span` keys, within a window; see `Times` and `Peaks`."""
 
     by_row = False
     differentiable = (False,)
@@ -204,7 +203,8 @@ def _squares(values: Tensor, row: int, col: int, tall: int, wide: int) -> Tensor
     top, left = row % tall, col % wide
     edges = (left, -(left + s) % wide, top, -(top + t) % tall)
     values = F.pad(values, edges) if any(edges) else values
-    return values.unflatten(2, (-1, wide)).unflatten(1, (-1, tall))
+    cut: Tensor = values.unflatten(2, (-1, wide))
+    return cut.unflatten(1, (-1, tall))  # type: ignore[no-any-return]
 
 
 def _checked(weights: AttentionMap, kind: str) -> tuple[int, int]:

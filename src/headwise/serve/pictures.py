@@ -82,8 +82,10 @@ def _portions(heads: int, weights: int) -> list[slice]:
 
 def _strongest(pairs: list[Pair]) -> list[Pair]:
     """Each pair of words once, the strongest first."""
-    order = sorted(pairs, key=lambda pair: -pair.weight)
-    return list({(pair.query, pair.key): pair for pair in reversed(order)}.values())[::-1]
+    found: dict[tuple[int, int], Pair] = {}
+    for pair in sorted(pairs, key=lambda pair: -pair.weight):
+        found.setdefault((pair.query, pair.key), pair)
+    return list(found.values())
 
 
 def _joined(parts: list[Measured]) -> Measured:

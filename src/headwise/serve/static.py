@@ -1,12 +1,12 @@
-"""The files of the page, by name: only those that are listed can be asked for."""
+"""The page and its files: the same scripts that a page on disk carries, and those that ask the server."""
 
 import functools
 from importlib import resources
-from pathlib import Path
 from typing import NamedTuple
 
-KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
-FOLDERS = ("headwise.view", "headwise.serve")  # each with a folder `page`
+from headwise.view.page import parts, script_of
+
+LIVE = ("connection", "live_source", "outcome", "silent_heads", "live")
 
 
 class File(NamedTuple):
@@ -18,16 +18,19 @@ class File(NamedTuple):
 
 @functools.cache
 def files() -> dict[str, File]:
-    """All files of the page, by name."""
-    found = {}
-    for package in FOLDERS:
-        for file in (resources.files(package) / "page").iterdir():
-            kind = KINDS.get(Path(file.name).suffix)
-            if kind is not None:
-                found[file.name] = File(file.read_bytes(), kind)
-    return found
+    """All files there are, by name; nothing else can be asked for."""
+    script = script_of([*_shared(), *(_read(f"{name}.js") for name in LIVE)])
+    return {
+        "page.js": File(script.encode(), "text/javascript; charset=utf-8"),
+        "page.css": File((parts().style + _read("live.css")).encode(), "text/css; charset=utf-8"),
+    }
 
 
+@functools.cache
 def page() -> str:
     """The page without data, whose scripts come from files."""
-    return "<!doctype html><title>headwise</title>"
+    return _read("live.html")
+
+
+def _read(name: str) -> str:
+    return (resources.files("headwise.serve") / "page" / name).read_text(encoding="utf-8")

@@ -55,7 +55,7 @@ def test_a_link_with_the_token_opens_the_page_from_anywhere(stranger):
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/static/live.js", "/api/models", "/api/looks/x", "/nowhere"])
+@pytest.mark.parametrize("path", ["/", "/static/page.js", "/api/models", "/api/looks/x", "/nowhere"])
 def test_without_the_token_nothing_is_told(stranger, path):
     assert refused(stranger.get(path, headers={"x-headwise": "1"}), 401, "token is missing or of an earlier run")
 
@@ -94,7 +94,7 @@ def test_a_cookie_alone_is_not_enough_for_a_question(stranger):
     assert stranger.get("/", headers=COOKIE).status_code == 200  # a reload
 
 
-@pytest.mark.parametrize("path", [f"/?token={TOKEN}", "/static/live.js", "/api/models", "/nowhere", "/?token=wrong"])
+@pytest.mark.parametrize("path", [f"/?token={TOKEN}", "/static/page.js", "/api/models", "/nowhere", "/?token=wrong"])
 def test_every_answer_carries_the_headers(stranger, path):
     answer = stranger.get(path, headers=OWN)
     for name, value in HEADERS.items():
@@ -113,7 +113,7 @@ def test_the_policy_lets_no_inline_script_run():
     "path",
     [
         "/static/../app.py", "/static/..%2fapp.py", "/static/%2e%2e/%2e%2e/looks.py", "/static//etc/passwd",
-        "/static/..\\app.py", "/static/live.js%00", "/static/", "/static/LIVE.JS", "/static/.",
+        "/static/..\\app.py", "/static/page.js%00", "/static/", "/static/PAGE.JS", "/static/.",
     ],
 )  # fmt: skip
 def test_only_the_files_of_the_page_can_be_asked_for(stranger, path):

@@ -62,6 +62,13 @@ async def asked(request: Request, limits: Limits) -> Asked:
     raise Refusal(415, f"a body of type {kind or 'none'!r}: expected application/json, or text/plain for a file.")
 
 
+def _in_address(request: Request) -> dict[str, Any]:
+    """What comes with a file: model, off as JSON, maps as 0 or 1."""
+    given = request.query_params
+    off = _json(f'{{"off": {given.get("off", "[]")}}}'.encode())["off"]
+    return {"model": given.get("model"), "off": off, "maps": given.get("maps", "1") != "0"}
+
+
 def text_of(body: bytes) -> str:
     """A file's bytes as text, refused where they are none."""
     try:

@@ -4,7 +4,7 @@ import functools
 from importlib import resources
 from typing import NamedTuple
 
-from headwise.view.page import parts, script_of
+from headwise.view.page import parts, script
 
 LIVE = ("connection", "live_source", "outcome", "silent_heads", "live")
 
@@ -19,9 +19,9 @@ class File(NamedTuple):
 @functools.cache
 def files() -> dict[str, File]:
     """All files there are, by name; nothing else can be asked for."""
-    script = script_of([*_shared(), *(_read(f"{name}.js") for name in LIVE)])
+    live = script(*(_read(f"{name}.js") for name in LIVE))
     return {
-        "page.js": File(script.encode(), "text/javascript; charset=utf-8"),
+        "page.js": File(live.encode(), "text/javascript; charset=utf-8"),
         "page.css": File((parts().style + _read("live.css")).encode(), "text/css; charset=utf-8"),
     }
 

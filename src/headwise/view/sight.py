@@ -5,11 +5,13 @@ Everything that shows heads (terminal, page, notebook) reads this object, so tha
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from headwise.disk import atomically
 from headwise.errors import OptionError, ShapeError
 from headwise.map import AttentionMap
 from headwise.probes import offset, previous_token, sink
@@ -185,6 +187,24 @@ class Sight:
             ],
             "pairs": [pair._asdict() for pair in self.pairs()],
         }
+
+    def save(
+        self, path: str | Path, *, against: "Sight | None" = None, budget: int | None = None, title: str = ""
+    ) -> Path:
+        """Write one HTML file that shows all of it and needs nothing else; what was there stays if that fails.
+
+        Args:
+            path: where to.
+            against: another sight to compare with: of another text, or of another model.
+            budget: bytes the file may take, 5 MB unless given; what does not fit is left out, and the page says so.
+            title: what to call it.
+        """
+        from headwise.view.page import standalone
+
+        path = Path(path)
+        page = standalone(self, against=against, budget=budget, title=title)
+        atomically(path, lambda beside: beside.write_text(page, encoding="utf-8"))
+        return path
 
     def __repr__(self) -> str:
         return f"Sight({len(self.maps)} layers, {self.T} tokens): print(sight) shows it"

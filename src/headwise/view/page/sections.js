@@ -1,0 +1,51 @@
+// Sections: numbers in the page, unpacked when they are first asked for.
+
+async function unpacked(section) {
+  const packed = Uint8Array.from(atob(section.data), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const planes = new Uint8Array(await new Response(stream).arrayBuffer());
+  return { shape: section.shape, values: numbers(planes, section.type, section.code) };
+}
+
+function numbers(planes, type, code) {
+  if (code === "sqrt") return Float32Array.from(planes, (x) => (x / 255) ** 2);
+  if (code === "log") return Float32Array.from(planes, (x) => (x ? 2 ** ((x - 128) / 12) : 0));
+  const width = Number(type[1]);
+  const bytes = new Uint8Array(planes.length);
+  const each = planes.length / width;
+  for (let rank = 0; rank < width; rank++)
+    for (let i = 0, from = rank * each, to = rank; i < each; i++, from++, to += width) bytes[to] = planes[from];
+  if (type === "f4") return new Float32Array(bytes.buffer);
+  if (type === "u2") return new Uint16Array(bytes.buffer);
+  if (type === "u4") return new Uint32Array(bytes.buffer);
+  if (type === "f2") return Float32Array.from(new Uint16Array(bytes.buffer), half);
+  return bytes;
+}
+
+function half(bits) {
+  const [sign, exponent, fraction] = [bits & 0x8000 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
+  if (exponent === 0) return sign * fraction * 2 ** -24;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
+}
+
+class Sections {
+  constructor(raw) {
+    this.raw = raw;
+    this.known = new Map();
+  }
+
+  has(name) {
+    return name in this.raw;
+  }
+
+  shape(name) {
+    return this.raw[name].shape;
+  }
+
+  get(name) {
+    if (!this.has(name)) return Promise.resolve(null);
+    if (!this.known.has(name)) this.known.set(name, unpacked(this.raw[name]));
+    return this.known.get(name);
+  }
+}

@@ -1,5 +1,6 @@
 """All looks of a server: one is worked at, others wait, finished ones are kept and refined while nobody asks."""
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -110,6 +111,7 @@ class Looks:
     # The thread.
 
     def _work(self) -> None:
+        self._warm_up()
         while True:
             look = self._next()
             if self._closing:
@@ -118,6 +120,11 @@ class Looks:
                 self._guarded(look, functools.partial(self._look, look))
             elif self._refining:
                 self._refine(*self._refining[-1])
+
+    def _warm_up(self) -> None:
+        """Open the first model before somebody waits for it; what is wrong with it is told when it is asked for."""
+        with contextlib.suppress(HeadwiseError):
+            self.models[self.models.names[0]]
 
     def _next(self) -> Look | None:
         """The next look that waits; None once there is time to refine."""

@@ -14,7 +14,7 @@ class Live {
   }
 
   build() {
-    this.text = el("textarea", { class: "ask-text", rows: "3", "aria-label": "Text to look at", placeholder: "Type or paste a text, or drop a file here", spellcheck: "false", maxlength: "4000000" });
+    this.text = el("textarea", { class: "ask-text", rows: "2", "aria-label": "Text to look at", placeholder: "Type or paste a text, or drop a file here", spellcheck: "false", maxlength: "4000000" });
     this.text.addEventListener("input", () => this.bring(null));
     this.text.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && this.fresh());
     this.text.addEventListener("dragover", (event) => event.preventDefault());

@@ -30,15 +30,17 @@ class OutcomePanel {
     if (!now.next.length) return null;
     const before = new Map((off && all ? all.next : []).map((x) => [x.token, x.probability]));
     const after = new Map(now.next.map((x) => [x.token, x.probability]));
-    const tokens = [...new Set([...now.next.slice(0, 6), ...(off && all ? all.next.slice(0, 3) : [])].map((x) => x.token))];
-    const cell = (map, token, name) => {
+    const tokens = [...new Set([...now.next.slice(0, 8), ...(off && all ? all.next.slice(0, 2) : [])].map((x) => x.token))];
+    const cell = (map, token) => {
       const share = map.get(token);
-      const made = el("td", { class: `number ${name}`, text: share === undefined ? "< " + percent(Math.min(...map.values())) : percent(share) });
+      const made = el("td", { class: "number", text: share === undefined ? "< " + percent(Math.min(...map.values())) : percent(share) });
       made.style.setProperty("--share", `${Math.round(100 * (share || 0))}%`);
       return made;
     };
-    const rows = tokens.map((token) => el("tr", {}, el("th", { scope: "row" }, el("bdi", { text: wordOf(token) })), off && all ? cell(before, token, "before") : null, cell(after, token, "after")));
-    const heads = el("tr", {}, el("th", { scope: "col", text: "next" }), off && all ? el("th", { scope: "col", text: "all heads" }) : null, el("th", { scope: "col", text: off ? `without ${plural(off, "head")}` : "probability" }));
-    return el("table", { class: "next" }, el("thead", {}, heads), el("tbody", {}, ...rows));
+    const row = (name, title, map) => el("tr", { class: name }, el("th", { scope: "row", text: title }), ...tokens.map((token) => cell(map, token)));
+    const heads = el("tr", {}, el("th", { scope: "col", text: "next token" }), ...tokens.map((token) => el("th", { scope: "col" }, el("bdi", { text: wordOf(token) }))));
+    return el("table", { class: "next" }, el("thead", {}, heads), el("tbody", {},
+      off && all ? row("before", "all heads", before) : null,
+      row("after", off ? `without ${plural(off, "head")}` : "probability", after)));
   }
 }

@@ -57,7 +57,7 @@ class SilentHeads {
     const chips = this.pairs.map(([l, h]) => el("button", { type: "button", class: "chip off", text: `${l}.${h} ×`, "aria-label": `Switch head ${l}.${h} on again`, onclick: () => this.toggle(`${l}.${h}`) }));
     const many = this.places.size;
     fill(this.root, el("h3", { text: "Switched off" }),
-      el("p", { class: "chips" }, ...(many ? chips : [el("span", { class: "soft", text: "none: Shift and click a head, or o, to see what the model does without it" })])),
+      el("p", { class: "chips" }, ...(many ? chips : [el("span", { class: "soft", text: "none: Shift-click a head, or press o" })])),
       el("p", { class: "acts" },
         place ? el("button", { type: "button", class: "act switch", text: `Switch ${place} ${this.places.has(place) ? "on" : "off"}`, onclick: () => this.toggle(place) }) : null,
         many ? el("button", { type: "button", class: "act", text: "All on", onclick: () => this.clear() }) : null,

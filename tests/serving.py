@@ -1,10 +1,19 @@
 """Servers for tests, and what tests ask them again and again."""
 
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
 import time
 
+import httpx
 import torch
 
 from headwise.models import GPT, GPTConfig, LanguageModel, load_builtin
+from headwise.serve import server as server_module
 from headwise.serve.app import Server
 from headwise.serve.limits import Limits
 from headwise.serve.models import Models
@@ -59,3 +68,59 @@ def refused(answer, status, words):
     assert answer.status_code == status, answer.text
     assert words in answer.json()["error"]
     return True
+
+
+@contextlib.contextmanager
+def listening(port=0, limits=None, token=TOKEN):
+    """A server over a real socket, in a thread of this process; `address` opens its page."""
+    models = Models(["builtin"])
+    models.add("small", small_model())
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        port = listener.getsockname()[1]
+        server = Server(models, Door(port, token), limits or Limits())
+        server.address = f"http://127.0.0.1:{port}/?token={token}"
+        process = server_module._Process(server_module._config(server))
+        thread = threading.Thread(target=process.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield server
+        finally:
+            process.should_exit = True
+            thread.join()
+
+
+class Process:
+    """A real `headwise serve` in a process of its own."""
+
+    def __init__(self, *options, port=0, token=TOKEN):
+        command = [sys.executable, "-m", "headwise", "serve", "--no-open", "--json", "--port", str(port), *options]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment |= {"HEADWISE_TOKEN": token} if token else {}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen(command, env=environment, text=True, **pipes)
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(self.process.communicate()[1])
+        self.address = json.loads(line)["address"]
+        self.root, _, self.token = self.address.partition("/?token=")
+        self.port = int(self.root.rsplit(":", 1)[1])
+
+    def client(self):
+        return httpx.Client(base_url=self.root, headers={"authorization": f"Bearer {self.token}"}, timeout=20)
+
+    def send(self, number):
+        self.process.send_signal(number)
+        return self.ended()
+
+    def ended(self):
+        """Its status and what it said, once it has ended."""
+        out, err = self.process.communicate(timeout=20)
+        return self.process.returncode, out, err
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()

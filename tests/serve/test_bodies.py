@@ -9,7 +9,7 @@ from starlette.requests import Request
 from headwise.serve import bodies
 from headwise.serve.limits import Limits
 from headwise.serve.refusal import Refusal
-from serving import TEXT, begun, looked, refused
+from serving import TEXT, begun, looked, refused, until
 
 SMALL = dataclasses.replace(Limits(), body=200, tokens=30)
 
@@ -105,8 +105,21 @@ def test_a_file_of_text_is_read_as_it_is(client):
     answer = client.post("/api/looks", content=file, headers={"content-type": "text/plain"})
     assert answer.status_code == 201
     assert answer.json()["tokens"] == looked(client)["tokens"]
-    answer = client.post("/api/looks?model=nowhere", content=file, headers={"content-type": "text/plain"})
-    assert refused(answer, 404, "no model of this name")
+    for address, status, words in (
+        ("model=nowhere", 404, "no model of this name"),
+        ("off=[[99,0]]", 422, "layer 99"),
+        ("off=nonsense", 400, "not JSON"),
+    ):
+        answer = client.post(f"/api/looks?{address}", content=file, headers={"content-type": "text/plain"})
+        assert refused(answer, status, words)
+
+
+def test_a_file_is_looked_at_with_heads_switched_off(client):
+    address = "/api/looks?model=small&off=[[1,2]]&maps=0"
+    id = client.post(address, content=TEXT.encode(), headers={"content-type": "text/plain"}).json()["id"]
+    told = until(client, id, ("finished", "failed"))
+    assert (told["model"], told["off"], told["version"]) == ("small", [[1, 2]], 0)
+    assert told["outcome"]["loss"] == looked(client, model="small", off=[[1, 2]])["outcome"]["loss"]
 
 
 @pytest.mark.parametrize(

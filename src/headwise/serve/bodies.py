@@ -58,7 +58,7 @@ async def asked(request: Request, limits: Limits) -> Asked:
     if kind == "application/json":
         return _checked(_json(body), limits)
     if kind in ("text/plain", "application/octet-stream"):
-        return _checked({"text": text_of(body), "model": request.query_params.get("model")}, limits)
+        return _checked({"text": text_of(body), **_in_address(request)}, limits)
     raise Refusal(415, f"a body of type {kind or 'none'!r}: expected application/json, or text/plain for a file.")
 
 

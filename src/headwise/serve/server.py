@@ -52,6 +52,8 @@ def serve(
         as_json: say where it is as one JSON object.
     """
     models = Models(paths)
+    if seconds is not None and seconds < 0:
+        raise OptionError(f"--for {seconds:g}: expected seconds from 0 up.")
     if host in ANY and not names:
         raise OptionError(
             f"--host {host} listens at all addresses of this computer: say by --allow-host NAME under which name it is "
@@ -180,8 +182,6 @@ def _until(seconds: float | None, process: uvicorn.Server) -> Iterator[None]:
     if seconds is None:
         yield
         return
-    if seconds < 0:
-        raise OptionError(f"--for {seconds:g}: expected seconds from 0 up.")
     timer = threading.Timer(seconds, setattr, [process, "should_exit", True])
     timer.start()
     try:

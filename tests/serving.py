@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -75,11 +74,11 @@ def listening(port=0, limits=None, token=TOKEN):
     """A server over a real socket, in a thread of this process; `address` opens its page."""
     models = Models(["builtin"])
     models.add("small", small_model())
-    with socket.create_server(("127.0.0.1", port)) as listener:
+    with server_module.listening("127.0.0.1", port) as listener:
         port = listener.getsockname()[1]
         server = Server(models, Door(port, token), limits or Limits())
         server.address = f"http://127.0.0.1:{port}/?token={token}"
-        process = server_module._Process(server_module._config(server))
+        process = server_module.Process(server_module.config_of(server))
         thread = threading.Thread(target=process.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

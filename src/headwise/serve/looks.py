@@ -39,12 +39,15 @@ class Looks:
         self._outcomes: OrderedDict[tuple[str, bytes], Outcome] = OrderedDict()
         self._changed = threading.Condition()
         self._closing = False
-        self._asked_at, self._answering = 0.0, 0
-        self._thread = threading.Thread(target=self._work, name="headwise looks", daemon=True)
+        self._asked_at, self._answering, self._working = 0.0, 0, False
+        # Two threads, so that a new look never waits for the refining of an old one.
+        works = {"headwise looks": self._work, "headwise refining": self._refine}
+        self._threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in works.items()]
 
     def open(self) -> None:
         """Begin to work."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def close(self, seconds: float = 5.0) -> bool:
         """Stop everything, and wait for it; False where a layer runs on."""
@@ -53,8 +56,10 @@ class Looks:
             for look in self._kept.values():
                 look.stop.set()
             self._changed.notify_all()
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def begin(self, asked: Asked) -> Look:
         """Take on a look; it is worked at when its turn comes."""
@@ -107,34 +112,48 @@ class Looks:
         with self._changed:
             self._answering -= 1
             self._asked_at = time.monotonic()
+            self._changed.notify_all()
 
-    # The thread.
+    # The threads.
 
     def _work(self) -> None:
+        """Look after look."""
         self._warm_up()
         while True:
-            look = self._next()
-            if self._closing:
-                return
-            if look is not None:
-                self._guarded(look, functools.partial(self._look, look))
-            elif self._refining:
-                self._refine(*self._refining[-1])
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._waiting)
+                if self._closing:
+                    return
+                look = self._waiting.popleft()
+                self._working = True
+            self._guarded(look, functools.partial(self._look, look))
+            with self._changed:
+                self._working = False
+                self._changed.notify_all()
 
     def _warm_up(self) -> None:
         """Open the first model before somebody waits for it; what is wrong with it is told when it is asked for."""
         with contextlib.suppress(HeadwiseError):
             self.models[self.models.names[0]]
 
-    def _next(self) -> Look | None:
-        """The next look that waits; None once there is time to refine."""
+    def _refine(self) -> None:
+        """Better pictures of the newest look, a portion at a time, while nobody asks for anything."""
+        while (found := self._when_quiet()) is not None:
+            look, steps = found
+            if not self._guarded(look, functools.partial(next, steps, stages.FINISHED)):
+                with self._changed:
+                    self._refining = [pair for pair in self._refining if pair[0] is not look]
+
+    def _when_quiet(self) -> tuple[Look, Iterator[None]] | None:
+        """What is to be refined, once there is time for it; None when all ends."""
         with self._changed:
-            while not self._closing and not self._waiting:
+            while not self._closing:
                 wait = self._asked_at + QUIET - time.monotonic()
-                if self._refining and not self._answering and wait <= 0:
-                    return None
-                self._changed.wait(max(wait, 0.01) if self._refining else None)
-            return self._waiting.popleft() if self._waiting else None
+                busy = self._working or self._waiting or self._answering or not self._refining
+                if not busy and wait <= 0:
+                    return self._refining[-1]
+                self._changed.wait(None if busy else wait)
+            return None
 
     def _look(self, look: Look) -> None:
         model = self.models[look.model]
@@ -162,11 +181,7 @@ class Looks:
     def _begin_refining(self, look: Look) -> None:
         with self._changed:
             self._refining = [*self._refining, (look, refinements(look))]
-
-    def _refine(self, look: Look, steps: Iterator[None]) -> None:
-        if not self._guarded(look, lambda: next(steps, stages.FINISHED)):
-            with self._changed:
-                self._refining = [pair for pair in self._refining if pair[0] is not look]
+            self._changed.notify_all()
 
     def _guarded(self, look: Look, work: Callable[[], object]) -> bool:
         """Do a piece of work at a look, and note how it ended; whether there is more."""

@@ -20,7 +20,7 @@ FIRST = 256  # queries of the first picture of a long text
 LONG = 1024  # tokens from which on a text is long
 STEPS = (2048,)  # queries of the pictures between the first and the last
 PAIRS = 20
-PORTION = 2**22  # weights that are measured without a pause
+PORTION = 2**26  # weights that are measured without a pause
 
 
 def first_picture(look: Look) -> None:

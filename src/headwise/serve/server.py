@@ -60,10 +60,10 @@ def serve(
             f"reached, so that requests meant for others are refused. What is sent is not encrypted."
         )
     token = _token()
-    with _listening(host, port) as listener:
+    with listening(host, port) as listener:
         door = Door(listener.getsockname()[1], token, _own_names(host, names))
         server = Server(models, door, limits)
-        process = _Process(_config(server))
+        process = Process(config_of(server))
         address = f"http://{_shown(host, names)}:{door.port}/?token={token}"
         _announce(address, host, as_json)
         with _browser(address, open_browser), _until(seconds, process):
@@ -76,7 +76,7 @@ def serve(
     return 0
 
 
-def _config(server: Server) -> uvicorn.Config:
+def config_of(server: Server) -> uvicorn.Config:
     """No log of who asks for what, few connections, an end without long waiting."""
     return uvicorn.Config(
         server.app(),
@@ -89,7 +89,7 @@ def _config(server: Server) -> uvicorn.Config:
     )
 
 
-class _Process(uvicorn.Server):
+class Process(uvicorn.Server):
     """uvicorn, which ends with status 0 when it is told to end."""
 
     @contextlib.contextmanager
@@ -107,15 +107,17 @@ class _Process(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens, or the reason why there is none."""
     if not 0 <= port < 2**16:
         raise OptionError(f"--port {port}: expected 0 (any that is free) to 65535.")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=128)
+        made = socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         raise OptionError(_why_not(error, host, port)) from error
-    with listener:
+    # Only where a socket is known as one of TCP does asyncio send small answers at once; others wait 40 ms.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, made.detach()) as listener:
         yield listener
 
 

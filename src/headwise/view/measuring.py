@@ -92,7 +92,7 @@ def reach(weights: AttentionMap) -> Reach:
     if alike and source.mask is not None:
         spans = _spans(source, source.mask)
         if spans is not None:
-            return Reach(spans[0], spans[1] - 1, spans[1] - spans[0])
+            return Reach(spans[0], spans[1] - 1, (spans[1] - spans[0]).clamp(min=0))
     source = weights.select(batch=[0], heads=[0])._source() if alike else source
     found = torch.empty(3, 1 if alike else H, T, dtype=torch.int64)
     for rows in row_blocks(T, found.shape[1] * S, 2**24):

@@ -3,8 +3,7 @@
 class App {
   constructor(root, sides) {
     Object.assign(this, { root, sides, side: sides[0], looker: new Looker(sides), store: new Store() });
-    const first = this.side.manifest.telling.find(([l, h]) => !this.side.source.hasRows || this.side.source.hasRows(l, h)) || this.side.manifest.telling[0];
-    this.first = `${first[0]}.${first[1]}`;
+    this.first = this.firstHead();
     if (!Subject.parse(this.store.get("head"), sides)) this.store.values.head = this.first;
     this.reading = new Reading(this);
     this.atlas = new Atlas(this);
@@ -32,6 +31,14 @@ class App {
     this.root.replaceChildren();
   }
 
+  // The most telling head that does more than rest, among those whose rows are here.
+  firstHead() {
+    const { manifest, source } = this.side;
+    const there = manifest.telling.filter(([l, h]) => !source.hasRows || source.hasRows(l, h));
+    const busy = there.filter(([l, h]) => !/^(first-token sink|broad|mixed)/.test(manifest.layers[l].heads[h].reading));
+    return [...busy, ...there, ...manifest.telling][0].join(".");
+  }
+
   get dark() {
     const chosen = document.documentElement.dataset.theme;
     return chosen ? chosen === "dark" : this.scheme.matches;
@@ -55,6 +62,7 @@ class App {
 
   build() {
     const { manifest } = this.side;
+    this.root.classList.add("headwise");
     this.tabs = el("div", { class: "segments tabs", role: "tablist", "aria-label": "View" });
     this.options = el("div", { class: "options" });
     this.main = el("main", { class: "main" });
@@ -71,8 +79,6 @@ class App {
     this.atlas.build();
     this.reading.build();
     this.show();
-    const mine = this.root;
-    mine.classList.add("headwise");
   }
 
   // What a reader must know about this file.
@@ -80,7 +86,7 @@ class App {
     const { embedded, T } = this.side.manifest;
     if (!embedded || embedded.weights === "float32") return null;
     const text = embedded.weights === "float16" ? "Weights are in this file to three digits (float16)."
-      : `${count(T)} tokens: this file holds pictures of every head, and single weights of ${embedded.keys.length || "no"} head${embedded.keys.length === 1 ? "" : "s"}.`;
+      : `${count(T)} tokens: this file holds pictures of every head and, of ${embedded.keys.length || "no"} head${embedded.keys.length === 1 ? "" : "s"}, single weights.`;
     return el("p", { class: "soft note", text });
   }
 

@@ -82,8 +82,8 @@ class Atlas {
     const wide = (width - 44) / heads - 8;
     const tall = height / manifest.layers.length - (this.app.store.get("colour") === "none" ? 46 : 62);
     const size = this.app.store.get("sort") === "place" ? Math.min(wide, Math.max(84, tall)) : 96;
-    this.root.style.setProperty("--thumb", `${Math.round(clamp(size, 44, 128))}px`);
-    this.root.classList.toggle("tight", size < 54);
+    this.root.style.setProperty("--thumb", `${Math.round(clamp(size, 36, 128))}px`);
+    this.root.classList.toggle("tight", size < 62);
   }
 
   colour() {

@@ -36,8 +36,11 @@ class HeadMap {
     const [width, height] = [this.root.clientWidth, this.root.clientHeight];
     if (!width || !height) return;
     const small = width < 560;
-    this.pads = { left: small ? 70 : 104, top: small ? 76 : 104, right: small ? 56 : 112, bottom: 12 };
+    this.pads = { left: small ? 70 : 104, top: small ? 96 : 104, right: small ? 56 : 112, bottom: 12 };
     [this.width, this.height] = [width, height];
+    // A map that fills the width leaves no empty paper below it.
+    const needed = ((width - this.pads.left - this.pads.right) * this.view.T) / this.view.S + this.pads.top + this.pads.bottom;
+    this.root.style.maxHeight = `${Math.max(260, Math.ceil(needed))}px`;
     this.view.resize(Math.max(40, width - this.pads.left - this.pads.right), Math.max(40, height - this.pads.top - this.pads.bottom));
     this.redraw();
   }
@@ -176,7 +179,7 @@ class HeadMap {
       const y = (place(query) - view.y) * view.scale;
       if (y < 0 || y > view.height) continue;
       context.fillStyle = this.cursor?.query === query ? colours.ink : colours.soft;
-      context.fillText(text(manifest.tokens[query], query), -8, y);
+      context.fillText(text(manifest.tokens[query], query), -8, y, pads.left - 32);
     }
     context.textAlign = "left";
     for (let key = Math.ceil(view.x / every) * every; key < right; key += every) {
@@ -187,7 +190,7 @@ class HeadMap {
       context.translate(x, -8);
       if (words) context.rotate(-Math.PI / 2);
       else context.textAlign = "center";
-      context.fillText(text(keys[key], key), 0, words ? 0 : -4);
+      context.fillText(text(keys[key], key), 0, words ? 0 : -4, words ? pads.top - 48 : 80);
       context.restore();
     }
   }
@@ -197,13 +200,13 @@ class HeadMap {
     const { view, margins, pads, plot } = this;
     const band = pads.right < 60 ? 20 : 44;
     const words = view.scale >= 12;
-    const top = words ? -pads.top + 18 : -pads.top + 40;
+    const top = words ? -pads.top + 17 : -pads.top + 30;
     const [entropy, distance, received] = [margins.entropy, margins.distance, margins.received];
     const most = { entropy: Math.log(Math.max(2, view.S)), distance: largest(distance), received: largest(received) };
     context.fillStyle = colours.margin;
     this.bars(plot.height, view.y, entropy, (at, size, value) => context.fillRect(plot.width + 8, at, (band * value) / most.entropy, size));
     this.bars(plot.height, view.y, distance, (at, size, value) => context.fillRect(plot.width + 8 + band + 8, at, (band * value) / most.distance, size));
-    const high = words ? 20 : 34;
+    const high = words ? 18 : 34;
     this.bars(plot.width, view.x, received, (at, size, value) => {
       const tall = high * Math.sqrt(value / most.received);
       context.fillRect(at, top + high - tall, size, tall);

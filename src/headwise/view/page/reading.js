@@ -159,7 +159,7 @@ class Reading {
     const list = (names, places, weights, whole) => el("ol", { class: "list" }, ...weights.slice(0, 5).map((weight, i) => this.line(names[places[i]], places[i], weight)), whole === false ? el("li", { class: "soft", text: "from the 8 largest weights of each row" }) : null);
     fill(this.note, title, el("div", { class: "two" },
       el("div", { class: "to" }, el("h3", { text: "looks at" }), row ? (row.keys.length ? list(keys, row.keys, row.weights, row.whole) : none("nothing it could see")) : none(missing)),
-      this.both ? el("div", { class: "from" }, el("h3", { text: "is looked at by" }), column ? (column.queries.length ? list(manifest.tokens, column.queries, column.weights, column.whole) : none("nobody")) : none("")) : null));
+      this.both ? el("div", { class: "from" }, el("h3", { text: "is looked at by" }), column ? (column.queries.length ? list(manifest.tokens, column.queries, column.weights, column.whole) : none(column.whole === false ? "no row has it among its 8 largest" : "nobody")) : none("")) : null));
   }
 
   line(token, place, weight) {

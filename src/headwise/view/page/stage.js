@@ -226,7 +226,7 @@ class Stage {
       mark.style.left = `${(100 * place(tick)) / 255}%`;
       return mark;
     });
-    const names = { share: "share of attention, square-root colour", ratio: "times the even share", difference: pair ? `${pair[0].name(this.app.side.manifest)} minus ${pair[1].name(this.app.sides[pair[1].side].manifest)}` : "" };
+    const names = { share: "share of attention, by square root", ratio: "times the even share", difference: pair ? `${pair[0].name(this.app.side.manifest)} minus ${pair[1].name(this.app.sides[pair[1].side].manifest)}` : "" };
     fill(this.legend, el("div", { class: "legend-scale" }, canvas, el("div", { class: "ticks" }, ...marks)), el("div", { class: "soft legend-name" }, names[scale], el("span", { class: "hidden-key" }), " hidden"));
   }
 

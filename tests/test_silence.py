@@ -133,4 +133,4 @@ def test_logits_of_a_part_are_those_of_the_model():
     gpt = headwise.load_builtin().gpt
     ids = torch.arange(5, 16)[None]
     with torch.no_grad():
-        torch.testing.assert_close(gpt.logits(gpt.hidden(ids)[:, 3:7]), gpt(ids)[:, 3:7])
+        torch.testing.assert_close(gpt.logits(gpt.features(ids)[:, 3:7]), gpt(ids)[:, 3:7])

@@ -89,7 +89,7 @@ class HeadSummary:
         return self.numbers[name]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Summary:
     """The heads of a map, in order. Printing it gives a table."""
 
@@ -104,7 +104,12 @@ class Summary:
     def __getitem__(self, head: int) -> HeadSummary:
         return self.heads[head]
 
-    def __str__(self) -> str:
+    def _repr_html_(self) -> str:
+        from headwise.view.notebook import summary_html
+
+        return summary_html(self)
+
+    def __repr__(self) -> str:
         if not self.heads:
             return "no heads"
         names = list(self.heads[0].numbers)

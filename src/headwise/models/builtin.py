@@ -53,7 +53,7 @@ class LanguageModel:
 
     def read(self, tokens: Tensor) -> None:
         """Run over the tokens (1, T), for who watches; nothing is predicted."""
-        self.gpt.hidden(tokens)
+        self.gpt.features(tokens)
 
     def tokens(self, text: str, *, most: int | None = None) -> Tensor:
         """The start token and those of the text, (1, T).

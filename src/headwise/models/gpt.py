@@ -125,9 +125,9 @@ class GPT(nn.Module):
             mask: in addition to causal, such as `documents(...)` for several texts in one row.
             caches: from `make_caches`; `tokens` then continue what they hold.
         """
-        return self.logits(self.hidden(tokens, mask, caches))
+        return self.logits(self.features(tokens, mask, caches))
 
-    def hidden(self, tokens: Tensor, mask: Mask | None = None, caches: Sequence[KVCache] | None = None) -> Tensor:
+    def features(self, tokens: Tensor, mask: Mask | None = None, caches: Sequence[KVCache] | None = None) -> Tensor:
         """What the last layer leaves, (B, T, E): all that a reader of maps needs, without T·V logits."""
         x = self.embedding(self._checked(tokens))
         if self.position is not None:
@@ -137,9 +137,9 @@ class GPT(nn.Module):
             x = block(x, mask, None if caches is None else caches[index])
         return cast(Tensor, self.norm(x))
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(..., E) to (..., V), for any part of what `hidden` gives: the embedding, the other way round."""
-        return F.linear(hidden, self.embedding.weight)
+    def logits(self, features: Tensor) -> Tensor:
+        """Logits (..., V) out of features (..., E)."""
+        return F.linear(features, self.embedding.weight)
 
     def make_caches(self, batch: int = 1) -> list[KVCache]:
         """An empty cache for every layer."""

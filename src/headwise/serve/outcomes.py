@@ -52,7 +52,7 @@ def vocabulary(model: TextModel) -> int:
 
 def _of_ours(model: LanguageModel, ids: Tensor) -> Outcome:
     """The logits are made in parts: all of a long text would take gigabytes."""
-    hidden = model.gpt.hidden(ids)[0]
+    hidden = model.gpt.features(ids)[0]
     total, count = 0.0, ids.shape[1] - 1
     for start in range(0, count, CHUNK):
         targets = ids[0, start + 1 : start + 1 + CHUNK]

@@ -17,13 +17,14 @@ from headwise.map import AttentionMap
 from headwise.probes import offset, previous_token, sink
 from headwise.shapes import check_size
 from headwise.summary import READINGS, RESTING, HeadSummary, Summary, Trait
+from headwise.view.cell import Cell, cell
 
 NEAR = sink(1) | offset(0) | previous_token()  # where most heads look most of the time
 KINDS = (RESTING, *(name for _, name, _ in READINGS))
 WEIGHTS = {RESTING: 0.7, "fixed-offset": 0.7, "local": 0.6, "broad": 0.5}  # how much being so tells of a head
 
 
-MOST_PAIRS = 20
+MOST_PAIRS = 32
 
 Progress = Callable[[str, int, int], None]
 
@@ -121,10 +122,10 @@ class Sight:
         return [Head(i, head.head, head) for i, summary in enumerate(self.summaries) for head in summary]
 
     def telling(self, most: int = 5) -> list[Head]:
-        """The heads that do one thing most clearly: first one of every kind, then the others."""
-        order = sorted((head for head in self.heads if head.trait), key=lambda head: -head.telling)
-        first = {head.summary.kind: head for head in reversed(order)}
-        return sorted(order, key=lambda head: first[head.summary.kind] is not head)[:most]
+        """The heads that do one thing most clearly: first one of every kind, then the others, those of no kind last."""
+        order = sorted(self.heads, key=lambda head: -head.telling)
+        first = {head.summary.kind: head for head in reversed(order) if head.trait}
+        return sorted(order, key=lambda head: first.get(head.summary.kind) is not head)[:most]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -136,15 +137,16 @@ class Sight:
     def sentence(self) -> str:
         """All of it in one line of numbers."""
         heads = sorted({weights.shape[1] for weights in self.maps})
-        size = f"{len(self.maps)} layers × {' or '.join(map(str, heads))} heads · {self.T:,} tokens"
+        size = f"{_count(len(self.maps), 'layer')} × {' or '.join(map(str, heads))} head{'s' * (heads != [1])}"
+        size += f" · {_count(self.T, 'token')}"
         size += f" looking at {self.S:,}" if self.S != self.T else ""
-        size += "" if self.queries is None else f" · numbers from {len(self.queries):,} queries of them"
+        size += "" if self.queries is None else f" · numbers from {len(self.queries):,} of them"
         counts = self.counts
         told = [f"{counts[KINDS[0]]} rest on the first token"] if counts[KINDS[0]] else []
         told += [f"{counts[kind]} {kind}" for kind in KINDS[1:] if counts[kind]]
         return " · ".join([size, *told, "weights, not importance"])
 
-    def pairs(self, most: int = 5) -> list[Pair]:
+    def pairs(self, most: int = 8) -> list[Pair]:
         """The strongest looks at a word further back: not at the first token, itself or the one before; each once."""
         return self._pairs[:most]
 
@@ -169,6 +171,10 @@ class Sight:
         """Every layer's heads as small pictures (H, rows, cols) whose rows sum to 1."""
         return [weights.pooled(rows, cols)[0] for weights in self.looked_at]
 
+    def cell(self, layer: int, head: int, query: int, key: int) -> Cell:
+        """One weight with its logit, its rank in the row and how many keys the query sees."""
+        return cell(self.maps[layer], head, query, key)
+
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain data."""
         return {
@@ -187,6 +193,19 @@ class Sight:
             ],
             "pairs": [pair._asdict() for pair in self.pairs()],
         }
+
+    def plot(self, layer: int, head: int | Sequence[int] | None = None, **options: Any) -> Any:
+        """One layer's heads as matplotlib axes, with the words beside them; see `AttentionMap.plot`."""
+        return self.maps[layer].plot(head, **{"tokens": self.tokens, "keys": self.keys, **options})
+
+    def _repr_html_(self) -> str:
+        from headwise.view.notebook import sight_html
+
+        return sight_html(self)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """For notebooks, and for those that show no HTML."""
+        return {"text/html": self._repr_html_(), "text/plain": str(self)}
 
     def save(
         self, path: str | Path, *, against: "Sight | None" = None, budget: int | None = None, title: str = ""
@@ -210,9 +229,14 @@ class Sight:
         return f"Sight({len(self.maps)} layers, {self.T} tokens): print(sight) shows it"
 
     def __str__(self) -> str:
+        from headwise.view.colours import Palette
         from headwise.view.terminal import drawn
 
-        return drawn(self, 80, colours=False)
+        return drawn(self, 80, Palette(0))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _words(tokens: Sequence[str] | None, count: int, name: str) -> list[str]:

@@ -82,19 +82,16 @@ def test_a_text_beyond_what_the_model_was_made_for_says_so(client):
 
 
 def test_a_long_text_is_first_seen_from_256_of_its_rows_and_in_the_end_from_all(client):
-    id = begun(client, LONG, model="small")
-    told = until(client, id, ("refining", "finished"))
-    seen = [tuple(told["rows"])]
-    first = manifest(client, id)
-    while told["stage"] != "finished":
-        told = client.get(f"/api/looks/{id}").json()
-        seen.append(tuple(told["rows"]))
-    assert seen[0] == (256, 1322)
-    assert seen[-1] == (1322, 1322)
-    assert "numbers from 256 queries of them" in first["sentence"]
+    with client.server.looks:  # nothing is refined meanwhile
+        told = looked(client, LONG, model="small")
+        id, first = told["id"], manifest(client, told["id"])
+    assert (told["stage"], told["rows"], told["version"]) == ("refining", [256, 1322], 1)
+    told = until(client, id, ("finished",))
+    assert (told["rows"], told["version"]) == ([1322, 1322], 2)
+    assert "numbers from 256" in first["sentence"]
     assert first["T"] == first["S"] == 1322
     last = manifest(client, id)
-    assert "queries of them" not in last["sentence"]
+    assert "numbers from" not in last["sentence"]
     model = small_model()
     ids, maps, _ = maps_of(model, LONG)
     expected = Sight(maps, model.pieces(ids), ids)
@@ -116,11 +113,10 @@ def test_pictures_grow_by_steps(T, counts):
 def test_refining_rests_while_somebody_asks(client):
     looks = client.server.looks
     with looks:
-        id = begun(client, LONG, model="small")
-        told = until(client, id, ("refining", "finished", "measuring"))
+        id = looked(client, LONG, model="small")["id"]
         time.sleep(2 * looks_module.QUIET)
         told = client.get(f"/api/looks/{id}").json()
-        assert (told["rows"], told["version"]) == ([256, 1322], 1)
+        assert (told["stage"], told["done"], told["rows"], told["version"]) == ("refining", 0, [256, 1322], 1)
     assert until(client, id, ("finished",))["rows"] == [1322, 1322]
 
 

@@ -174,11 +174,13 @@ class Looks:
         if look.wants_maps:
             self._make_room(look)
             first_picture(look)
+        if look.wants_maps and look.rows < look.T:
             self._begin_refining(look)
         else:
             look.reached(stages.FINISHED, 1.0)
 
     def _begin_refining(self, look: Look) -> None:
+        look.reached(stages.REFINING)
         with self._changed:
             self._refining = [*self._refining, (look, refinements(look))]
             self._changed.notify_all()

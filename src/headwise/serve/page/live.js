@@ -98,7 +98,9 @@ class Live {
       const { id } = await this.post(off, maps);
       if (turn !== this.turn) return this.connection.ask(`/api/looks/${id}`, { method: "DELETE" });
       this.id = id;
-      await this.follow(id, turn, compare);
+      await this.follow(id, turn, { compare });
+      // Meanwhile the look whose maps are shown may have got better.
+      if (!maps && this.side) await this.follow(this.side.source.id, turn, { compare: Boolean(this.before), version: this.version, told: false });
     } catch (error) {
       this.failed(error, turn);
     }
@@ -112,17 +114,17 @@ class Live {
     return this.connection.json(`/api/looks?${query}`, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file.bytes });
   }
 
-  async follow(id, turn, compare) {
-    for (let version = 0; turn === this.turn; ) {
+  async follow(id, turn, { compare, version = 0, told = true }) {
+    while (turn === this.turn) {
       const look = await this.connection.json(`/api/looks/${id}`);
       if (turn !== this.turn) return;
       this.tell(look);
       if (look.error) return this.end(look.error);
       if (look.version > version) {
         await this.see(look, turn, compare);
-        version = look.version;
+        this.version = version = look.version;
       }
-      if (look.outcome) this.outcome.show(look);
+      if (told && look.outcome) this.outcome.show(look);
       if (look.ready) this.busy(false);
       if (["finished", "cancelled"].includes(look.stage)) return this.busy(false);
       await rest(look.stage === "refining" ? 800 : 120);
@@ -224,7 +226,7 @@ class Live {
     this.banner.hidden = true;
     this.banner.classList.remove("locked");
     this.say("The server is back.");
-    if (this.asked) this.begin({ maps: true, compare: Boolean(this.silent.pairs.length) });
+    if (this.asked) this.begin({ maps: true });
   }
 
   locked() {

@@ -143,6 +143,9 @@ class Source:
         device = self.query.device
         if self.mask is None and self.scoring.bias is None and probe is None:
             return torch.full((B, H, T), len(range(S)[cols]), device=device)
+        spans = self.key_spans() if probe is None and cols == slice(None) else None
+        if spans is not None:
+            return (spans[1] - spans[0]).clamp(min=0).expand(B, H, T)
         counts = torch.zeros(B, H, T, dtype=torch.int64, device=device)
         for rows in row_blocks(T, B * H * S, 2**24):
             grid = self.grid(rows, cols)
@@ -153,6 +156,25 @@ class Source:
             seen = seen if bias is None else seen & (bias > -math.inf)
             counts[:, :, rows] = seen.sum(-1)
         return counts
+
+    def key_spans(self) -> Tensor | None:
+        """The first key and the last + 1 that each query sees, (2, T), S and 0 where none; None unless the mask says
+        by its rule that every query, of all samples and heads alike, sees all keys between."""
+        mask, T, S = self.mask, self.frame.T, self.frame.S
+        if (
+            mask is None
+            or self.scoring.bias is not None
+            or mask.extent.batch is not None
+            or mask.extent.heads is not None
+        ):
+            return None
+        found = []
+        for row in self.axis("row").tolist():
+            low, high = mask.key_range(row, row + 1, T, S)
+            if low < high and not mask.shows_all(row, row + 1, low, high, T, S):
+                return None
+            found.append((low, high) if low < high else (S, 0))
+        return torch.tensor(found, device=self.query.device).view(-1, 2).T
 
     def scores(self, rows: slice = slice(None), cols: slice | Tensor = slice(None)) -> Tensor:
         """Scores (B, H, t, s) in the precise dtype, minus infinity where hidden. Differentiable; scores no sink."""

@@ -9,7 +9,6 @@ from torch import Tensor
 from headwise import engine
 from headwise.errors import OptionError
 from headwise.map import AttentionMap
-from headwise.mask_algebra import Mask
 from headwise.readings import Distance, Entropy, Peak, Pooled, Reading, Received, TopKeys
 from headwise.source import Source, row_blocks
 from headwise.view.tiling import Cells
@@ -89,29 +88,15 @@ def reach(weights: AttentionMap) -> Reach:
         first = torch.zeros(1, T, dtype=torch.int64)
         return Reach(first, first + S - 1, first + S)
     alike = source.scoring.bias is None and source.mask is not None and source.mask.extent.heads is None
-    if alike and source.mask is not None:
-        spans = _spans(source, source.mask)
-        if spans is not None:
-            return Reach(spans[0], spans[1] - 1, (spans[1] - spans[0]).clamp(min=0))
+    spans = source.key_spans()
+    if spans is not None:
+        first, end = spans[:, None].cpu()
+        return Reach(first, end - 1, (end - first).clamp(min=0))
     source = weights.select(batch=[0], heads=[0])._source() if alike else source
     found = torch.empty(3, 1 if alike else H, T, dtype=torch.int64)
     for rows in row_blocks(T, found.shape[1] * S, 2**24):
         found[:, :, rows] = _reach_of(source, rows).cpu()
     return Reach(*found)
-
-
-def _spans(source: Source, mask: Mask) -> Tensor | None:
-    """First key and last + 1 of every query, (2, 1, T), where each sees all keys between; None where some do not."""
-    T, S = source.frame.T, source.frame.S
-    found = []
-    for row in source.axis("row").tolist():
-        low, high = mask.key_range(row, row + 1, T, S)
-        if high <= low:
-            low, high = S, 0
-        elif not mask.shows_all(row, row + 1, low, high, T, S):
-            return None
-        found.append((low, high))
-    return torch.tensor(found).T[:, None]
 
 
 def _reach_of(source: Source, rows: slice) -> Tensor:

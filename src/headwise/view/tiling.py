@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise import engine
+from headwise import engine, looking
 from headwise.errors import OptionError, ShapeError
 from headwise.map import AttentionMap
 from headwise.probes import sink
@@ -25,6 +25,7 @@ from headwise.tile import Tile
 
 SIDE = 256  # pixels of a square
 KINDS = ("mass", "rest", "peak", "uniform")
+CLEAR = 0.01  # what is left of a row beside its first key, from which on float32 tells it to five digits
 
 
 def levels(T: int, S: int) -> int:
@@ -87,8 +88,22 @@ def measured(weights: AttentionMap, cells: Sequence["Cells"], apart: bool = Fals
     """The cells, filled in one pass; of the map without its first key where `apart`."""
     with torch.no_grad():
         weights = weights.detach()
-        engine.read((weights.without(sink(1)) if apart else weights)._normalised(), cells)
+        engine.read((without_first(weights) if apart else weights)._normalised(), cells)
     return cells
+
+
+def without_first(weights: AttentionMap) -> AttentionMap:
+    """`weights.without(sink(1))`, whose log-sum-exp follows from the known one: lse + log(1 − weight of the first key).
+
+    Where the first key has nearly all of a row, that difference would lose digits, and the row is computed anew.
+    """
+    rest = weights.without(sink(1))
+    left = 1 - looking.tile(weights._normalised(), range(1))[..., 0]  # (B, H, T)
+    rest._lse = weights.log_sum_exp() + left.clamp(min=0).log()
+    doubtful = (left < CLEAR).any(1).any(0).nonzero()[:, 0].cpu()
+    if len(doubtful):
+        rest._lse[:, :, doubtful.to(left.device)] = weights.select(rows=doubtful).without(sink(1)).log_sum_exp()
+    return rest
 
 
 class Cells(Reading):

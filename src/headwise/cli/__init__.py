@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from headwise.cli import check, cost, generate, inspect, quiz, steps, tour, view
+from headwise.cli import check, cost, generate, inspect, quiz, serve, steps, tour, view
 from headwise.errors import HeadwiseError
 
 VERBS = {
     "view": view,
+    "serve": serve,
     "check": check,
     "steps": steps,
     "cost": cost,

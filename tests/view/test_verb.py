@@ -251,6 +251,13 @@ def test_a_pipe_that_is_closed_is_no_error():
     assert done.stderr == ""
 
 
+def test_a_first_view_imports_no_more_than_it_needs():
+    code = "import sys; from headwise.cli import main; main(['view', 'a sea']); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    slow = {"torch._dynamo", "sympy", "transformers", "matplotlib", "starlette"}
+    assert not slow & set(done.stderr.split())
+
+
 def test_a_sight_may_be_of_maps_alone():
     from headwise import AttentionMap
 

@@ -3,8 +3,9 @@
     python benchmarks/page.py [--tokens 32 2048 16384] [--peers 128 512 1024]
 
 Times are from the start of navigation, in Debian's Chromium, from disk: "usable" when the page has built itself and the
-browser is free to answer, "drawn" when one head's map stands on its canvas. Each is the median of five. Python memory is that of the process while
-it makes the page, beyond what the maps themselves take. Peers are measured where they are installed.
+browser is free to answer, "drawn" when one head's map stands on its canvas. Each is the median of five. Python memory
+is that of the process while it makes the page, beyond what the maps themselves take. Peers are measured where they are
+installed.
 """
 
 import importlib.util

@@ -33,6 +33,7 @@ from headwise.probes import induction, local, offset, previous_token, same_token
 from headwise.relative import RelativeBias, alibi
 from headwise.replacing import Replaced, replace
 from headwise.scoring import Scoring
+from headwise.silence import Silenced, silence
 from headwise.summary import HeadSummary, Summary
 from headwise.watch import Watched, watch
 
@@ -78,6 +79,7 @@ __all__ = [
     "Replaced",
     "Scoring",
     "ShapeError",
+    "Silenced",
     "StaleMapError",
     "Summary",
     "UnknownOptionError",
@@ -106,6 +108,7 @@ __all__ = [
     "replace",
     "rotary",
     "same_token",
+    "silence",
     "sink",
     "survey",
     "textbook",

@@ -74,6 +74,7 @@ class MultiHeadAttention(nn.Module):
     position: options.Position
     _version = 2  # by which a state dict is known as ours: others call a projection `qkv_proj` too
     _watchers: tuple[Callable[[AttentionMap], None], ...] = ()  # see `watch.py`
+    _silent: tuple[int, ...] = ()  # heads that are switched off; see `silence.py`
 
     def __init__(
         self,
@@ -260,6 +261,8 @@ class MultiHeadAttention(nn.Module):
                 watcher(weights)
         else:
             read = choose(call).run(call)
+        if self._silent:
+            read = heads.silenced(read, self._silent)
         B, _, T, _ = read.shape
         # (B, T, H·D): a view, since kernels write (B, T, H, D); for one token both orders are the same.
         output = read.reshape(B, 1, self.heads_width) if T == 1 else read.transpose(1, 2).flatten(2)

@@ -272,6 +272,26 @@ class AttentionMap(TensorLike):
 
         return summarise(self, ids, **options)
 
+    def plot(self, head: int | Sequence[int] | None = None, **options: Any) -> Any:
+        """The map as matplotlib axes: of one head its axes, of several or all an array of axes.
+
+        Long maps are pooled as `pooled` does, so that rows still sum to 1; colours are square roots of shares 0 to 1.
+
+        Args:
+            head: which head, or several; all unless given.
+            options: `tokens`, a text for every query (and key, where there are as many); `keys`, for every key;
+                `sample` of the batch; `ax`, axes to draw on.
+        """
+        from headwise.view.plotting import plot
+
+        return plot(self, head, **options)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what each head does, computed when it is displayed; of a long map from some queries."""
+        from headwise.view.notebook import map_html
+
+        return map_html(self)
+
     def log_sum_exp(self) -> Tensor:
         """The log of every row's sum of exp(score), (B, H, T), sinks counted; minus infinity where nothing is seen."""
         return engine.log_sum_exp(self._normalised()).clone()

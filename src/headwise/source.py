@@ -132,15 +132,27 @@ class Source:
             self.frame.S,
         )
 
-    def keys_seen(self) -> Tensor:
-        """How many keys each query may see, (B, H, T), from the mask and a bias of minus infinity alone."""
+    def keys_seen(self, probe: Mask | None = None, first: int | None = None) -> Tensor:
+        """How many keys each query may see, (B, H, T), from the mask and a bias of minus infinity alone.
+
+        Args:
+            probe: count only keys where this is True.
+            first: count only the first so many keys.
+        """
         B, H, T, S = self.shape
-        device = self.query.device
-        if self.mask is None and self.scoring.bias is None:
-            return torch.full((B, H, T), S, device=device)
-        counts = torch.zeros(B, H, T, dtype=torch.int64, device=device)
+        most = S if first is None else min(first, S)
+        if self.mask is None and self.scoring.bias is None and probe is None:
+            return torch.full((B, H, T), most, device=self.query.device)
+        spans = self.key_spans() if probe is None else None
+        if spans is not None:
+            low, high = spans.clamp(max=most).unbind()
+            return (high - low).clamp(min=0).expand(B, H, T)
+        counts = torch.zeros(B, H, T, dtype=torch.int64, device=self.query.device)
         for rows in row_blocks(T, B * H * S, 2**24):
-            counts[:, :, rows] = self.visible(rows, self.reachable(rows)).sum(-1)
+            reach = self.reachable(rows)
+            cols = slice(min(reach.start, most), min(reach.stop, most))
+            seen = self.visible(rows, cols)
+            counts[:, :, rows] = (seen if probe is None else seen & probe.visible(self.grid(rows, cols))).sum(-1)
         return counts
 
     def reachable(self, rows: slice) -> slice:
@@ -159,7 +171,28 @@ class Source:
         if self.scoring.bias is not None:  # distances alone hide nothing
             bias = self.scoring.bias_at(grid, self.query.dtype)
             seen = seen if bias is None else seen & (bias > -math.inf)
-        return seen.expand(*torch.broadcast_shapes(seen.shape, (rows.stop - rows.start, cols.stop - cols.start)))
+        whole = seen.new_ones(()).expand(rows.stop - rows.start, cols.stop - cols.start)
+        found: Tensor = torch.broadcast_tensors(seen, whole)[0]  # broadcast_shapes would import sympy: 0.3 s
+        return found
+
+    def key_spans(self) -> Tensor | None:
+        """The first key and the last + 1 that each query sees, (2, T), S and 0 where none; None unless the mask says
+        by its rule that every query, of all samples and heads alike, sees all keys between."""
+        mask, T, S = self.mask, self.frame.T, self.frame.S
+        if (
+            mask is None
+            or self.scoring.bias is not None
+            or mask.extent.batch is not None
+            or mask.extent.heads is not None
+        ):
+            return None
+        found = []
+        for row in self.axis("row").tolist():
+            low, high = mask.key_range(row, row + 1, T, S)
+            if low < high and not mask.shows_all(row, row + 1, low, high, T, S):
+                return None
+            found.append((low, high) if low < high else (S, 0))
+        return torch.tensor(found, device=self.query.device).view(-1, 2).T
 
     def scores(self, rows: slice = slice(None), cols: slice | Tensor = slice(None)) -> Tensor:
         """Scores (B, H, t, s) in the precise dtype, minus infinity where hidden. Differentiable; scores no sink."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from headwise import AttentionMap, OptionError, Scoring, causal, load_builtin, view, window
+from headwise.view.colours import Palette
 from headwise.view.page import document, parts
 from headwise.view.terminal import drawn
 
@@ -132,7 +133,7 @@ def test_figures_are_the_same_in_python_page_and_terminal(open_page, short, sigh
         for name, cell in zip(names[2:], cells[2:], strict=True):
             digits = ".1f" if name == "distance" else ".2f"
             assert cell == format(head.numbers[name.replace(" ", "_")], digits)
-    terminal = drawn(sight, 120, colours=False)
+    terminal = drawn(sight, 200, Palette(0))
     page.keyboard.press("1")
     for pair in sight.pairs(5):
         assert f"{pair.weight:.2f}" in terminal

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headwise import AttentionMap, OptionError, Scoring, ShapeError, causal, sink, window
-from headwise.view.tiling import KINDS, SIDE, levels, pyramid, span_at, tile
+from headwise.view.tiling import KINDS, SIDE, levels, pyramid, span_at, tile, without_first
 
 SETTINGS = {
     "causal": ((2, 2, 613, 613), causal()),
@@ -123,3 +123,16 @@ def test_what_is_not_there_is_refused(arguments, message):
 def test_one_sample_is_expected():
     with pytest.raises(ShapeError, match="2 samples"):
         tile(AttentionMap(torch.randn(2, 2, 3, 3), torch.randn(2, 2, 3, 3)), 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("strength", [0, 3, 30], ids=["weak", "strong", "nearly all"])
+def test_the_map_without_its_first_key_follows_from_the_known_log_sum_exp(strength):
+    T = 211
+    query, key = torch.randn(1, 3, T, 5), torch.randn(1, 3, T, 5)
+    query[..., 0], key[..., 0] = 1.0, 0.0
+    key[:, :, 0, 0] = strength * 5**0.5  # adds `strength` to the score of the first key
+    weights = AttentionMap(query, key, Scoring(mask=causal()))
+    found = without_first(weights)
+    expected = AttentionMap(query.double(), key.double(), Scoring(mask=causal())).without(sink(1))
+    torch.testing.assert_close(found[:].double(), expected[:], atol=1e-6, rtol=2e-5)
+    assert not found[0, :, 0].any()  # the first query has nothing else to see

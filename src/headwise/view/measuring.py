@@ -87,6 +87,10 @@ def reach(weights: AttentionMap) -> Reach:
         first = torch.zeros(1, T, dtype=torch.int64)
         return Reach(first, first + S - 1, first + S)
     alike = source.scoring.bias is None and source.mask is not None and source.mask.extent.heads is None
+    spans = source.key_spans()
+    if spans is not None:
+        first, end = spans[:, None].cpu()
+        return Reach(first, end - 1, (end - first).clamp(min=0))
     source = weights.select(batch=[0], heads=[0])._source() if alike else source
     found = torch.empty(3, 1 if alike else H, T, dtype=torch.int64)
     for rows in row_blocks(T, found.shape[1] * S, 2**24):

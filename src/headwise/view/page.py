@@ -46,12 +46,17 @@ class Parts(NamedTuple):
 @functools.cache
 def parts() -> Parts:
     """Template, style and script; `headwise.show(root, manifest, source)` is what the script offers to others."""
-    folder = importlib.resources.files("headwise.view") / "page"
-    script = "\n".join((folder / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
-    wrapped = f'(() => {{\n"use strict";\n{script}}})();\n'
-    return Parts(
-        (folder / "page.html").read_text(encoding="utf-8"), (folder / "page.css").read_text(encoding="utf-8"), wrapped
-    )
+    return Parts(_file("page.html"), _file("page.css"), script())
+
+
+def script(*more: str) -> str:
+    """All scripts as one, those of a server after them; what they name is seen by nobody else."""
+    together = "\n".join([*(_file(f"{name}.js") for name in SCRIPTS), *more])
+    return f'(() => {{\n"use strict";\n{together}}})();\n'
+
+
+def _file(name: str) -> str:
+    return (importlib.resources.files("headwise.view") / "page" / name).read_text(encoding="utf-8")
 
 
 def standalone(sight: Sight, *, against: Sight | None = None, budget: int | None = None, title: str = "") -> str:

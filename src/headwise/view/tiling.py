@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise import engine
+from headwise import engine, looking
 from headwise.errors import OptionError, ShapeError
 from headwise.map import AttentionMap
 from headwise.probes import sink
@@ -25,6 +25,7 @@ from headwise.tile import Tile
 
 SIDE = 256  # pixels of a square
 KINDS = ("mass", "rest", "peak", "uniform")
+CLEAR = 0.01  # what is left of a row beside its first key, from which on float32 tells it to five digits
 
 
 def levels(T: int, S: int) -> int:
@@ -75,37 +76,54 @@ def pyramid(weights: AttentionMap, level: int, kind: str = "mass") -> list[Tenso
     return [layer.values() for layer in reversed(layers)]
 
 
-def pixels(weights: AttentionMap, span: int, keys: range, kind: str = "mass") -> Tensor:
-    """All queries of the map and these keys, (H, rows, cols), in pixels of `span` from the first of each."""
-    return measured(weights, [Cells.of(kind, span, keys)], kind == "rest")[0].values()
+def pixels(weights: AttentionMap, span: int, keys: range, kind: str = "mass", tall: int | None = None) -> Tensor:
+    """All queries of the map and these keys, (H, rows, cols), in pixels of `span` from the first of each.
+
+    With `tall` a pixel has so many queries instead: for a map of a few queries that stand for many.
+    """
+    return measured(weights, [Cells.of(kind, span, keys, tall)], kind == "rest")[0].values()
 
 
 def measured(weights: AttentionMap, cells: Sequence["Cells"], apart: bool = False) -> Sequence["Cells"]:
     """The cells, filled in one pass; of the map without its first key where `apart`."""
     with torch.no_grad():
         weights = weights.detach()
-        engine.read((weights.without(sink(1)) if apart else weights)._normalised(), cells)
+        engine.read((without_first(weights) if apart else weights)._normalised(), cells)
     return cells
 
 
+def without_first(weights: AttentionMap) -> AttentionMap:
+    """`weights.without(sink(1))`, whose log-sum-exp follows from the known one: lse + log(1 − weight of the first key).
+
+    Where the first key has nearly all of a row, that difference would lose digits, and the row is computed anew.
+    """
+    rest = weights.without(sink(1))
+    left = 1 - looking.tile(weights._normalised(), range(1))[..., 0]  # (B, H, T)
+    rest._lse = weights.log_sum_exp() + left.clamp(min=0).log()
+    doubtful = (left < CLEAR).any(1).any(0).nonzero()[:, 0].cpu()
+    if len(doubtful):
+        rest._lse[:, :, doubtful.to(left.device)] = weights.select(rows=doubtful).without(sink(1)).log_sum_exp()
+    return rest
+
+
 class Cells(Reading):
-    """Sums of weights in squares of `span` queries and keys, among the keys of a window; see `Times` and `Peak`."""
+    """Sums of weights in cells of `tall` queries and `span` keys, within a window; see `Times` and `Peaks`."""
 
     by_row = False
     differentiable = (False,)
 
-    def __init__(self, span: int, keys: range) -> None:
-        self.span, self.keys = span, keys
+    def __init__(self, span: int, keys: range, tall: int | None = None) -> None:
+        self.span, self.keys, self.tall = span, keys, span if tall is None else tall
 
     @staticmethod
-    def of(kind: str, span: int, keys: range) -> "Cells":
-        """The cells that show this kind."""
-        return {"peak": Peaks, "uniform": Times}.get(kind, Cells)(span, keys)
+    def of(kind: str, span: int, keys: range, tall: int | None = None) -> "Cells":
+        """The cells that show this kind; squares unless it is said how tall they are."""
+        return {"peak": Peaks, "uniform": Times}.get(kind, Cells)(span, keys, tall)
 
     def start(self, source: Source) -> None:
         self.source = source
         self.T = source.shape[2]
-        self.size = (-(-self.T // self.span), -(-len(self.keys) // self.span))
+        self.size = (-(-self.T // self.tall), -(-len(self.keys) // self.span))
         self.sum = zeros(source, *self.size, dtype=torch.float64)
 
     def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
@@ -128,10 +146,10 @@ class Cells(Reading):
 
     def halved(self) -> "Cells":
         """The same in squares twice as wide."""
-        found = type(self)(2 * self.span, self.keys)
+        found = type(self)(2 * self.span, self.keys, 2 * self.tall)
         found.source, found.T = self.source, self.T
         found.size = (-(-self.size[0] // 2), -(-self.size[1] // 2))
-        found.sum = _squares(self.sum, 0, 0, 2).sum((2, 4))
+        found.sum = _squares(self.sum, 0, 0, 2, 2).sum((2, 4))
         return found
 
     def values(self) -> Tensor:
@@ -140,16 +158,16 @@ class Cells(Reading):
 
     def _queries(self) -> Tensor:
         """How many queries there are in each row of cells."""
-        edges = torch.arange(self.size[0] + 1, device=self.sum.device) * self.span
+        edges = torch.arange(self.size[0] + 1, device=self.sum.device) * self.tall
         return edges.clamp(max=self.T).diff()
 
     def _add(self, room: Tensor, tile: Tile, values: Tensor, first: int) -> None:
-        squares = _squares(values, tile.rows.start, first, self.span).sum((2, 4))
+        squares = _squares(values, tile.rows.start, first, self.tall, self.span).sum((2, 4))
         self._under(room, tile, squares, first).add_(squares)
 
     def _under(self, room: Tensor, tile: Tile, squares: Tensor, first: int) -> Tensor:
         """The cells that these squares lie on."""
-        top, left = tile.rows.start // self.span, first // self.span
+        top, left = tile.rows.start // self.tall, first // self.span
         return room[tile.heads, top : top + squares.shape[1], left : left + squares.shape[2]]
 
 
@@ -157,13 +175,13 @@ class Peaks(Cells):
     """The largest weight of every cell."""
 
     def fold(self, tile: Tile, cols: slice, first: int) -> None:
-        squares = _squares(tile.weights[..., cols], tile.rows.start, first, self.span).amax((2, 4))
+        squares = _squares(tile.weights[..., cols], tile.rows.start, first, self.tall, self.span).amax((2, 4))
         under = self._under(self.sum, tile, squares, first)
         torch.maximum(under, squares.to(under.dtype), out=under)
 
     def halved(self) -> Cells:
         found = super().halved()
-        found.sum = _squares(self.sum, 0, 0, 2).amax((2, 4))
+        found.sum = _squares(self.sum, 0, 0, 2, 2).amax((2, 4))
         return found
 
     def values(self) -> Tensor:
@@ -187,21 +205,21 @@ class Times(Cells):
     def halved(self) -> Cells:
         found = super().halved()
         assert isinstance(found, Times)  # noqa: S101 - it is of our own type
-        found.pairs = _squares(self.pairs, 0, 0, 2).sum((2, 4))
+        found.pairs = _squares(self.pairs, 0, 0, 2, 2).sum((2, 4))
         return found
 
     def values(self) -> Tensor:
         return (self.sum / self.pairs.clamp(min=1)).to(self.source.precise)
 
 
-def _squares(values: Tensor, row: int, col: int, span: int) -> Tensor:
-    """(G, t, s) whose first entry is (row, col) as (G, n, span, m, span): cut along the grid, zeros at the edges."""
+def _squares(values: Tensor, row: int, col: int, tall: int, wide: int) -> Tensor:
+    """(G, t, s) whose first entry is (row, col) as (G, n, tall, m, wide): cut along the grid, zeros at the edges."""
     _, t, s = values.shape
-    top, left = row % span, col % span
-    edges = (left, -(left + s) % span, top, -(top + t) % span)
+    top, left = row % tall, col % wide
+    edges = (left, -(left + s) % wide, top, -(top + t) % tall)
     values = F.pad(values, edges) if any(edges) else values
-    G, t, s = values.shape
-    return values.reshape(G, t // span, span, s // span, span)
+    cut: Tensor = values.unflatten(2, (-1, wide))
+    return cut.unflatten(1, (-1, tall))  # type: ignore[no-any-return]
 
 
 def _checked(weights: AttentionMap, kind: str) -> tuple[int, int]:

@@ -2,8 +2,8 @@
 
     python benchmarks/page.py [--tokens 32 2048 16384] [--peers 128 512 1024]
 
-Times are from the start of navigation, in Chromium, from disk, each the median of five: "usable" when the page has built
-itself and listens, "drawn" when one head's map stands on its canvas. Python memory is that of the process while it makes
+Times are from the start of navigation, in Chromium, from disk, each the median of five: "usable" when the page stands
+and listens, "drawn" when one map is on its canvas. Python memory is that of the process while it makes
 the page, beyond what the maps themselves take. Peers are measured where they are installed.
 """
 

@@ -2,10 +2,9 @@
 
     python benchmarks/page.py [--tokens 32 2048 16384] [--peers 128 512 1024]
 
-Times are from the start of navigation, in Debian's Chromium, from disk: "usable" when the page has built itself and the
-browser is free to answer, "drawn" when one head's map stands on its canvas. Each is the median of five. Python memory
-is that of the process while it makes the page, beyond what the maps themselves take. Peers are measured where they are
-installed.
+Times are from the start of navigation, in Chromium, from disk, each the median of five: "usable" when the page stands
+and listens, "drawn" when one map is on its canvas. Python memory is that of the process while it makes
+the page, beyond what the maps themselves take. Peers are measured where they are installed.
 """
 
 import importlib.util
@@ -133,7 +132,10 @@ def peer(browser: Any, name: str, draw: Callable[[Any, list[str]], str], T: int,
         return {"viewer": name, "tokens": T, "absent": "not installed"}
     sight = shaped(T, LAYERS, HEADS)
     path = folder / f"{name}-{T}.html"
-    path.write_text(draw(tuple(x.to_tensor() for x in sight.maps), sight.tokens), encoding="utf-8")
+    try:
+        path.write_text(draw(tuple(x.to_tensor() for x in sight.maps), sight.tokens), encoding="utf-8")
+    except Exception as error:  # whatever another package does, ours are still measured
+        return {"viewer": name, "tokens": T, "absent": f"{type(error).__name__}: {error}"}
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     page.goto(f"file://{path}", wait_until="load", timeout=120_000)
     page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")

@@ -18,28 +18,8 @@ import headwise
 from headwise import AttentionMap, Scoring, causal
 
 WIDTH = 64  # of a head
-WORDS = [
-    "the",
-    "captain",
-    "looked",
-    "at",
-    "sea",
-    "and",
-    "boat",
-    "boy",
-    "said",
-    "where",
-    "was",
-    "on",
-    "of",
-    "ship",
-    "wind",
-    "night",
-    "old",
-    "man",
-    "hand",
-    "door",
-]
+WORDS = ["the", "captain", "looked", "at", "sea", "and", "boat", "boy", "said", "where", "was", "on"]
+WORDS += ["of", "ship", "wind", "night", "old", "man", "hand", "door"]
 
 
 def tokens(T: int) -> Tensor:

@@ -137,3 +137,11 @@ def test_a_head_is_called_inductive_though_few_tokens_repeat():
 
 def test_three_queries_are_too_few_for_a_name():
     assert all(head.kind == "mixed" for head in random_map(3).summary())
+
+
+def test_apart_from_the_first_token_its_copies_have_nothing_to_look_back_at():
+    ids = torch.tensor([3, 5, 7, 3, 11, 5, 13, 3, 17])
+    weights = random_map(len(ids))
+    rest = weights.without(sink(1))[0, 0]
+    expected = (rest[5, 1] + rest[7, 3]) / 2  # the first copy of 3, at 3, sees only the one that is taken out
+    assert weights.summary(ids)[0].apart["same_token"] == pytest.approx(expected.item(), rel=1e-5)

@@ -132,30 +132,48 @@ class Source:
             self.frame.S,
         )
 
-    def keys_seen(self, probe: Mask | None = None, cols: slice = slice(None)) -> Tensor:
+    def keys_seen(self, probe: Mask | None = None, first: int | None = None) -> Tensor:
         """How many keys each query may see, (B, H, T), from the mask and a bias of minus infinity alone.
 
         Args:
             probe: count only keys where this is True.
-            cols: count only these keys.
+            first: count only the first so many keys.
         """
         B, H, T, S = self.shape
-        device = self.query.device
+        most = S if first is None else min(first, S)
         if self.mask is None and self.scoring.bias is None and probe is None:
-            return torch.full((B, H, T), len(range(S)[cols]), device=device)
-        spans = self.key_spans() if probe is None and cols == slice(None) else None
+            return torch.full((B, H, T), most, device=self.query.device)
+        spans = self.key_spans() if probe is None else None
         if spans is not None:
-            return (spans[1] - spans[0]).clamp(min=0).expand(B, H, T)
-        counts = torch.zeros(B, H, T, dtype=torch.int64, device=device)
+            low, high = spans.clamp(max=most).unbind()
+            return (high - low).clamp(min=0).expand(B, H, T)
+        counts = torch.zeros(B, H, T, dtype=torch.int64, device=self.query.device)
         for rows in row_blocks(T, B * H * S, 2**24):
-            grid = self.grid(rows, cols)
-            seen = torch.ones(rows.stop - rows.start, len(grid.col), dtype=torch.bool, device=device)
-            for mask in (self.mask, probe):
-                seen = seen if mask is None else seen & mask.visible(grid)
+            reach = self.reachable(rows)
+            cols = slice(min(reach.start, most), min(reach.stop, most))
+            seen = self.visible(rows, cols)
+            counts[:, :, rows] = (seen if probe is None else seen & probe.visible(self.grid(rows, cols))).sum(-1)
+        return counts
+
+    def reachable(self, rows: slice) -> slice:
+        """Keys outside this slice are hidden from all these queries."""
+        frame = self.frame
+        return (
+            slice(0, frame.S) if self.mask is None else slice(*self.mask.key_range(*frame.span(rows), frame.T, frame.S))
+        )
+
+    def visible(self, rows: slice, cols: slice) -> Tensor:
+        """What mask and a bias of minus infinity let these queries see, (t, s), (H, t, s) or (B, H, t, s)."""
+        grid = self.grid(rows, cols)
+        seen = torch.ones((), dtype=torch.bool, device=self.query.device)
+        if self.mask is not None:
+            seen = self.mask.visible(grid)
+        if self.scoring.bias is not None:  # distances alone hide nothing
             bias = self.scoring.bias_at(grid, self.query.dtype)
             seen = seen if bias is None else seen & (bias > -math.inf)
-            counts[:, :, rows] = seen.sum(-1)
-        return counts
+        whole = seen.new_ones(()).expand(rows.stop - rows.start, cols.stop - cols.start)
+        found: Tensor = torch.broadcast_tensors(seen, whole)[0]  # broadcast_shapes would import sympy: 0.3 s
+        return found
 
     def key_spans(self) -> Tensor | None:
         """The first key and the last + 1 that each query sees, (2, T), S and 0 where none; None unless the mask says

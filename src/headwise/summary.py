@@ -188,12 +188,11 @@ class Choice:
     def of(cls, source: Source, probes: Mapping[str, Mask]) -> "Choice":
         """That of the mask, for the probes that are of several keys."""
         several = {name: checked_probe(probe, source) for name, probe in probes.items() if name not in ONE_KEY}
-        first = slice(0, 1)
         return cls(
             source.keys_seen(),
             {name: source.keys_seen(probe) for name, probe in several.items()},
-            source.keys_seen(cols=first),
-            {name: source.keys_seen(probe, first) for name, probe in several.items()},
+            source.keys_seen(first=1),
+            {name: source.keys_seen(probe, first=1) for name, probe in several.items()},
         )
 
     def without_first(self) -> "Choice":

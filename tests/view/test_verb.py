@@ -33,7 +33,7 @@ def test_the_first_view_fits_24_lines_and_a_page_is_written(folder, capsys):
     assert main(["view", TEXT]) == 0
     told = capsys.readouterr()
     assert len(told.out.splitlines()) + len(told.err.splitlines()) <= 23
-    assert told.err == "headwise view: wrote heads.html: open it in a browser.\n"
+    assert told.err == "headwise view: wrote heads.html\n"
     assert left(folder) == ["heads.html"]
     assert (folder / "heads.html").read_text().startswith("<!doctype html>")
 
@@ -58,7 +58,7 @@ def test_a_page_goes_where_it_is_asked_for(folder, capsys):
 def test_a_page_of_ours_is_written_over_and_a_file_of_others_is_not(folder, capsys):
     (folder / "heads.html").write_text("mine")
     assert main(["view", TEXT]) == 0
-    assert "heads.html is here and is no page of ours" in capsys.readouterr().err
+    assert "heads.html is no page of ours and stays" in capsys.readouterr().err
     assert (folder / "heads.html").read_text() == "mine"
     (folder / "heads.html").unlink()
     pages = []
@@ -249,6 +249,13 @@ def test_a_pipe_that_is_closed_is_no_error():
     os.close(write)
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+def test_a_first_view_imports_no_more_than_it_needs():
+    code = "import sys; from headwise.cli import main; main(['view', 'a sea']); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    slow = {"torch._dynamo", "sympy", "transformers", "matplotlib", "starlette"}
+    assert not slow & set(done.stderr.split())
 
 
 def test_a_sight_may_be_of_maps_alone():

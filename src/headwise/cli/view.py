@@ -215,7 +215,7 @@ def _page(sight: Sight, options: argparse.Namespace) -> Path | None:
 def _write_page(sight: Sight, path: Path, *, asked: bool) -> None:
     """Write the page, and say so. A file of somebody else is left alone unless it was named."""
     if not asked and path.exists() and MARK not in _beginning(path):
-        _say(f"{path} is here and is no page of ours, so it stays as it is; --html PATH writes elsewhere.")
+        _say(f"{path} is no page of ours and stays; --html PATH writes elsewhere.")
         return
     try:
         sight.save(path)
@@ -223,7 +223,7 @@ def _write_page(sight: Sight, path: Path, *, asked: bool) -> None:
         raise OptionError(
             f"the page cannot be written to {path}: {error.strerror}. Name another place with --html, or --no-html."
         ) from error
-    _say(f"wrote {path}: open it in a browser.")
+    _say(f"wrote {path}")
 
 
 def _beginning(path: Path) -> bytes:

@@ -13,6 +13,8 @@ RAMP = (
     (0, 34, 78), (18, 53, 112), (59, 73, 108), (87, 93, 109), (112, 113, 115), (138, 134, 120), (165, 156, 116),
     (195, 179, 105), (225, 204, 85), (254, 232, 56),
 )  # fmt: skip
+# The same in the colours of lesser terminals, by hand: the nearest ones would jump from hue to hue.
+OF_256 = (17, 18, 238, 60, 102, 144, 185, 227)
 SIXTEEN = (34, 90, 33, 93)  # blue, grey, brown, yellow: codes of the foreground; the background's are 10 more
 STEPS = 37  # shades of a terminal with 24-bit colour: four steps from one colour of the ramp to the next
 CURSOR = {24: "38;2;255;64;160", 8: "38;5;205", 4: "95"}  # pink, which the ramp has not
@@ -28,7 +30,7 @@ class Palette:
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
-        self.shades = {24: STEPS, 8: STEPS, 4: len(SIXTEEN), 0: len(LETTERS)}[depth]
+        self.shades = {24: STEPS, 8: len(OF_256), 4: len(SIXTEEN), 0: len(LETTERS)}[depth]
 
     def levels(self, picture: Tensor) -> list[list[int]]:
         """Shares (rows, cols) as numbers of shades; square roots, so that small ones show. No weight is no shade."""
@@ -73,11 +75,11 @@ class Palette:
         """The number of a shade's colour as terminals take it."""
         if self.depth == 4:
             return str(SIXTEEN[level] + (10 if back else 0))
-        red, green, blue = between(level / (self.shades - 1))
         kind = "48" if back else "38"
-        if self.depth == 24:
-            return f"{kind};2;{red};{green};{blue}"
-        return f"{kind};5;{_of_256(red, green, blue)}"
+        if self.depth == 8:
+            return f"{kind};5;{OF_256[level]}"
+        red, green, blue = between(level / (self.shades - 1))
+        return f"{kind};2;{red};{green};{blue}"
 
     def painted(self, text: str, share: float) -> str:
         """Text in the colour of a share."""
@@ -113,16 +115,3 @@ def between(share: float) -> tuple[int, int, int]:
     low = min(int(place), len(RAMP) - 2)
     red, green, blue = (round(a + (place - low) * (b - a)) for a, b in zip(RAMP[low], RAMP[low + 1], strict=True))
     return red, green, blue
-
-
-def _of_256(red: int, green: int, blue: int) -> int:
-    """The nearest of the 6 × 6 × 6 colours and 24 greys that terminals with 256 colours have."""
-    steps = (0, 95, 135, 175, 215, 255)
-    cube = {
-        16 + 36 * r + 6 * g + b: (steps[r], steps[g], steps[b]) for r in range(6) for g in range(6) for b in range(6)
-    }
-    greys = {232 + i: (8 + 10 * i,) * 3 for i in range(24)}
-    return min(
-        {**cube, **greys}.items(),
-        key=lambda item: sum((a - b) ** 2 for a, b in zip(item[1], (red, green, blue), strict=True)),
-    )[0]

@@ -18,6 +18,7 @@ from headwise.view.tiling import Cells, levels, measured, span_at
 
 BUDGET = 5_000_000  # bytes of a file
 FINEST = 2  # deepest level that is tried for pictures: 1024 pixels
+DENSE = 2**20  # most weights of a head that are ever held together, here and in the browser
 SHARES = {"keys": 0.45, "kinds": 0.15}  # of the budget, at most; finer pictures take the rest
 # Compressed bytes per number, for guessing before anything is made: measured from 0.4 (sharp heads) to 0.95 (random).
 PACKED = {torch.float32: 3.4, torch.float16: 1.7}
@@ -44,6 +45,8 @@ def embedded(sight: Sight, budget: int, title: str = "") -> Data:
 
 def _dtype_that_fits(sight: Sight, budget: int) -> torch.dtype | None:
     """The finest dtype in which all weights may fit, judged by how many are seen."""
+    if sight.T * sight.S > DENSE:
+        return None
     seen = sum(int(weights.select(heads=[0])._source().keys_seen().sum()) * weights.shape[1] for weights in sight.maps)
     room = budget * 3 / 4
     return next((dtype for dtype, packed in PACKED.items() if seen * packed * 0.4 < room), None)
@@ -69,18 +72,43 @@ def _with_pictures(base: Data, sight: Sight, budget: int) -> Data:
     wanted = _heads_with_keys(sight, budget)
     for layer, weights in enumerate(sight.maps):
         _measure_layer(found, offers, sight, layer, weights, wanted)
-    order = [f"{layer}.{place}" for layer, place in telling(sight)]
+    order = _places(sight)
     room: float = budget - found.size - sum(len(name) + 8 for name in order) - 200
     coarse = [offers.at(0, head) for head in order]
     room -= sum(size for _, size in coarse)
     found.sections |= {name: section for names, _ in coarse for name, section in names.items()}
     room = _fill(found, (offers.keys(head) for head in order), room, room - budget * SHARES["keys"])
     room = _fill(found, (offers.kinds(head) for head in order), room, room - budget * SHARES["kinds"])
+    if sight.T * sight.S <= DENSE:
+        room = _add_whole_heads(found, sight, order, room)
+    order = [head for head in order if f"mass/{head}" in found.sections]
     for level in range(1, offers.deepest + 1):
         finer = (offers.instead(level, head, found.sections[f"mass/{head}"].size) for head in order)
         room = _fill(found, finer, room, 0)
-    found.manifest["embedded"] = {"weights": None, "keys": [h for h in order if f"keys/{h}" in found.sections]}
+    single = [head for head in _places(sight) if {f"keys/{head}", f"weights/{head}"} & set(found.sections)]
+    found.manifest["embedded"] = {"weights": None, "keys": single}
     return found
+
+
+def _add_whole_heads(found: Data, sight: Sight, order: list[str], room: float) -> float:
+    """Every weight of the most telling heads, in place of their pictures, while there is room; what is left of it."""
+    for head in order:
+        layer, place = map(int, head.split("."))
+        weights = sight.maps[layer].select(heads=[place])
+        whole = {
+            f"weights/{head}": plain(weights[0, 0].half()),
+            f"logs/{head}": plain(weights.log_sum_exp()[0, 0].float()),
+        }
+        replaced = [f"{name}/{head}" for name in ("logs", "mass", "keys", "values", "rest", "peak", "uniform")]
+        before = sum(found.sections[name].size for name in replaced if name in found.sections)
+        size = sum(section.size for section in whole.values()) - before
+        if size > room:
+            break
+        for name in replaced:
+            found.sections.pop(name, None)
+        found.sections |= whole
+        room -= size
+    return room
 
 
 class Offers:
@@ -160,6 +188,11 @@ def _offer_keys(offers: Offers, name: str, seen: Measured, head: int) -> None:
     offers.sections[f"keys/{name}"] = whole_numbers(seen.top_keys[head].clamp(min=0))
     offers.sections[f"values/{name}"] = plain(seen.top_weights[head].half())
     offers.sections[f"logs/{name}"] = plain(seen.log_sum_exp[head].float())
+
+
+def _places(sight: Sight) -> list[str]:
+    """Such as "3.5" for every head, the most telling first."""
+    return [f"{layer}.{place}" for layer, place in telling(sight)]
 
 
 def _heads_with_keys(sight: Sight, budget: int) -> set[tuple[int, int]]:

@@ -1,6 +1,7 @@
 """From a model and a text to a sight: run the model once, collect the maps."""
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from headwise.errors import OptionError, ShapeError
 from headwise.map import AttentionMap
 from headwise.models import TextModel
 from headwise.view.sight import Progress, Sight, silent
-from headwise.watch import watch
+from headwise.watch import Watched, watch
+
+Layers = Collection[str] | Callable[[str], bool] | None
 
 
 def view(
@@ -19,6 +22,7 @@ def view(
     *,
     words: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
+    layers: Layers = None,
     queries: int | None = None,
     progress: Progress = silent,
 ) -> Sight:
@@ -32,46 +36,63 @@ def view(
     Args:
         model: the built-in model or its like, with a text; a model on headwise layers or a transformers model on
             `attn_implementation="headwise"`, with token ids; or maps: one, a list, or by name.
-        tokens: the text, or token ids (T,) or (1, T).
+        tokens: the text, or token ids (T,) or (1, T); or everything the model is called with, by name.
         words: what each query token stands for; numbers unless given.
         keys: what each key token stands for, in cross-attention.
+        layers: names of the layers to see, or a function that says which; all unless given. An encoder and decoder have
+            layers of different sizes, of which one kind can be seen at a time.
         queries: take numbers and small pictures from this many queries, evenly spread, and say so; from all unless
             given. The time is that many times T instead of T times T.
         progress: called with what is being done, how much of it is done, and of how much.
     """
-    ids = None if tokens is None or isinstance(tokens, str) else _ids(tokens)
     told: dict[str, Any] = {"queries": queries, "progress": progress}
     if isinstance(model, TextModel):
-        ids = model.tokens(tokens, most=10**9) if ids is None else ids
+        ids = model.tokens(tokens, most=10**9) if isinstance(tokens, str) else _ids(tokens)
         _check_length(model, ids)
-        maps = _maps(model.module, model.read, ids, progress)
+        maps = _maps(model.module, lambda: model.read(ids), layers, progress)
         return Sight(maps, model.pieces(ids) if words is None else words, ids, **told)
     if isinstance(model, nn.Module):
-        if ids is None:
+        if tokens is None or isinstance(tokens, str):
             raise OptionError(f"view({type(model).__name__}): pass token ids, such as tokenizer(text).input_ids.")
-        return Sight(_maps(model, model, ids, progress), words, ids, **told)
-    return Sight(_named(model), words, ids, keys, **told)
+        if isinstance(tokens, Mapping):
+            maps = _maps(model, lambda: model(**tokens), layers, progress)
+            T, S = next(iter(maps.values())).shape[2:] if maps else (0, 0)
+            own = tokens.get("input_ids") if T == S else None  # the keys of cross-attention are another text
+            return Sight(maps, words, None if own is None else _ids(own), keys, **told)
+        ids = _ids(tokens)
+        return Sight(_maps(model, lambda: model(ids), layers, progress), words, ids, keys, **told)
+    return Sight(_named(model), words, None if tokens is None else _ids(tokens), keys, **told)
 
 
-def _maps(model: nn.Module, run: Callable[[Tensor], Any], ids: Tensor, progress: Progress) -> dict[str, AttentionMap]:
+def _maps(model: nn.Module, run: Callable[[], object], layers: Layers, progress: Progress) -> dict[str, AttentionMap]:
     """The maps of one run, by layer; of a layer that is called several times the last."""
     found = 0
 
     def seen_one(weights: AttentionMap) -> AttentionMap:
         nonlocal found
         found += 1
-        progress("reading", min(found, layers), layers)
+        progress("reading", min(found, count), count)
         return weights
 
     training = model.training
-    with torch.no_grad(), watch(model, statistics=seen_one) as seen:
-        layers = len(seen._layers)
-        try:
+    try:
+        with torch.no_grad(), _watch(model, layers, seen_one) as seen:
+            count = len(seen._layers)
             model.eval()
-            run(ids)
-        finally:
-            model.train(training)
+            run()
+    finally:
+        model.train(training)
     return dict(seen)
+
+
+def _watch(model: nn.Module, layers: Layers, each: Callable[[AttentionMap], AttentionMap]) -> Watched:
+    """A watch over all of the model; one that would miss some of it is refused unless the others are asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error" if layers is None else "ignore", message=".*attends by itself")
+        try:
+            return watch(model, layers=layers, statistics=each)
+        except UserWarning as told:
+            raise OptionError(f"view: {told} Choose the layers that are, with layers=[...].") from told
 
 
 def _check_length(model: TextModel, ids: Tensor) -> None:

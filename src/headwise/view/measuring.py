@@ -1,7 +1,6 @@
 """What a page shows of one layer, measured in one pass over its weights."""
 
 import dataclasses
-import math
 
 import torch
 from torch import Tensor
@@ -102,16 +101,13 @@ def reach(weights: AttentionMap) -> Reach:
 def _reach_of(source: Source, rows: slice) -> Tensor:
     """First, last and number of visible keys of these rows, (3, H, t)."""
     H, _, S = source.shape[1:]
-    grid = source.grid(rows)
-    seen = torch.ones((), dtype=torch.bool, device=source.query.device)
-    if source.mask is not None:
-        seen = source.mask.visible(grid)
-    given = source.scoring.bias is not None  # distances alone hide nothing
-    bias = source.scoring.bias_at(grid, source.query.dtype) if given else None
-    seen = seen if bias is None else seen & (bias > -math.inf)
-    seen = seen.expand(1, H, rows.stop - rows.start, S)[0]
+    cols = source.reachable(rows)
+    if cols.start >= cols.stop:
+        return torch.tensor([S, -1, 0])[:, None, None].expand(3, H, rows.stop - rows.start)
+    seen = source.visible(rows, cols)
+    seen = seen.expand(1, H, *seen.shape[-2:])[0]
     nothing = ~seen.any(-1)
     bits = seen.to(torch.uint8)
-    first = bits.argmax(-1).masked_fill(nothing, S)
-    last = (S - 1 - bits.flip(-1).argmax(-1)).masked_fill(nothing, -1)
+    first = (cols.start + bits.argmax(-1)).masked_fill(nothing, S)
+    last = (cols.stop - 1 - bits.flip(-1).argmax(-1)).masked_fill(nothing, -1)
     return torch.stack([first, last, seen.sum(-1)])

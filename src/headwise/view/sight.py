@@ -91,7 +91,8 @@ class Sight:
         if any(weights.shape[0] != 1 for weights in self.maps) or len(shapes) > 1:
             raise ShapeError(
                 f"maps of shapes {[tuple(weights.shape) for weights in self.maps]}: expected one sample, and as many "
-                f"queries and keys in every layer. Take one sample with weights.select(batch=[0])."
+                f"queries and keys in every layer. Take one sample with weights.select(batch=[0]), or some layers "
+                f"with view(..., layers=...)."
             )
         self.T, self.S = self.maps[0].shape[2:]
         self.tokens = _words(tokens, self.T, "tokens")

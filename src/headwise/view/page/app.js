@@ -13,7 +13,7 @@ class App {
     this.help = helpSheet();
     this.scheme = matchMedia("(prefers-color-scheme: dark)");
     this.build();
-    this.store.listen((changed) => this.changed(changed));
+    this.store.listen((changed, fromAddress) => this.changed(changed, fromAddress));
     this.onkey = (event) => this.key(event);
     this.onscheme = () => this.recolour();
     this.onresize = debounced(() => this.atlas.fit(), 60);
@@ -92,8 +92,7 @@ class App {
 
   headsWithRows() {
     const { embedded, telling } = this.side.manifest;
-    const all = embedded?.keys || telling.map((place) => place.join("."));
-    return all.slice(0, 8).join(", ") + (all.length > 8 ? ", …" : "") || "none";
+    return embedded?.keys || telling.map((place) => place.join("."));
   }
 
   subject() {
@@ -170,10 +169,14 @@ class App {
     return el("span", { class: "scale-key", role: "img", "aria-label": "Colours run from 0, dark blue, to 1, yellow, by square root" }, el("span", { text: "0" }), canvas, el("span", { text: "1" }));
   }
 
-  changed(keys) {
+  changed(keys, fromAddress) {
     if (keys.has("view")) this.show();
     else if (this.store.get("view") === "map" && ["head", "with", "show", "kind"].some((key) => keys.has(key))) this.stage.update();
     else if (["sort", "colour", "apart"].some((key) => keys.has(key))) this.show();
+    if (fromAddress && keys.has("at") && this.stage.view) {
+      this.stage.view.read(this.store.get("at"));
+      this.stage.redraw();
+    }
     if (keys.has("head")) this.atlas.mark();
     if (keys.has("head") || keys.has("word")) this.reading.show(this.locked() ?? this.reading.at);
     if (keys.has("word")) this.stage.redraw();

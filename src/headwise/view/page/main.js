@@ -4,6 +4,7 @@ function show(root, manifest, source, against = null) {
   root.headwise?.close();
   root.headwise = new App(root, [{ manifest, source }, ...(against ? [against] : [])]);
   document.documentElement.dataset.ready = "true";
+  performance.mark("headwise usable");
   return root.headwise;
 }
 

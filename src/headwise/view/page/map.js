@@ -79,7 +79,7 @@ class HeadMap {
     context.imageSmoothingEnabled = false;
     this.tiles.draw(context, view);
     if (this.exact) this.exact.draw(context, view, this);
-    this.hatch(context, colours);
+    this.hatch(context, colours, view);
     if (view.scale >= 30) this.figures(context, colours);
     this.marks(context, colours);
     context.restore();
@@ -93,9 +93,8 @@ class HeadMap {
   }
 
   // Keys a query may not see: paper with thin lines, so that nobody takes them for small weights.
-  hatch(context, colours) {
+  hatch(context, colours, view) {
     if (!this.reach) return;
-    const { view } = this;
     const step = Math.max(1, Math.floor(1 / view.scale));
     const from = Math.floor(view.y / step) * step;
     const end = Math.min(view.T, view.y + view.height / view.scale);
@@ -266,9 +265,13 @@ class HeadMap {
     context.fillRect(x - 3, y - 3, w + 6, h + 6);
     if (tile && tile.canvas) {
       const span = 2 ** this.tiles.levels;
-      context.imageSmoothingEnabled = false;
+      context.imageSmoothingEnabled = true; // smaller than the tile: a stripe fades but does not vanish
       context.drawImage(tile.canvas, 0, 0, view.S / span, view.T / span, x, y, w, h);
     }
+    context.save();
+    context.translate(x, y);
+    this.hatch(context, colours, { x: 0, y: 0, scale, width: w, height: h, T: view.T });
+    context.restore();
     context.strokeStyle = colours.line;
     context.strokeRect(x - 2.5, y - 2.5, w + 5, h + 5);
     context.strokeStyle = colours.second;

@@ -155,11 +155,19 @@ class Reading {
     const locked = this.app.locked() === at;
     const title = el("p", { class: "looks-title" }, el("bdi", { class: "token", text: wordOf(manifest.tokens[at], 24) }), el("span", { class: "soft", text: ` ${at} · head ${subject.name(manifest)} · ${locked ? "locked" : "click to lock"}` }), this.repeats(at));
     const none = (text) => el("p", { class: "soft", text });
-    const missing = `Not in this file for head ${subject.name(manifest)}: the file has a budget of bytes. Heads with rows: ${this.app.headsWithRows()}.`;
     const list = (names, places, weights, whole) => el("ol", { class: "list" }, ...weights.slice(0, 5).map((weight, i) => this.line(names[places[i]], places[i], weight)), whole === false ? el("li", { class: "soft", text: "from the 8 largest weights of each row" }) : null);
-    fill(this.note, title, el("div", { class: "two" },
-      el("div", { class: "to" }, el("h3", { text: "looks at" }), row ? (row.keys.length ? list(keys, row.keys, row.weights, row.whole) : none("nothing it could see")) : none(missing)),
+    if (!row) return fill(this.note, title, this.missing(subject));
+    return fill(this.note, title, el("div", { class: "two" },
+      el("div", { class: "to" }, el("h3", { text: "looks at" }), row.keys.length ? list(keys, row.keys, row.weights, row.whole) : none("nothing it could see")),
       this.both ? el("div", { class: "from" }, el("h3", { text: "is looked at by" }), column ? (column.queries.length ? list(manifest.tokens, column.queries, column.weights, column.whole) : none(column.whole === false ? "no row has it among its 8 largest" : "nobody")) : none("")) : null));
+  }
+
+  // Which heads can be asked instead.
+  missing(subject) {
+    const { manifest } = this.app.side;
+    const others = this.app.headsWithRows().slice(0, 12);
+    const open = (place) => el("button", { type: "button", class: "chip", text: place, onclick: () => this.app.store.set({ head: place }) });
+    return el("p", { class: "soft" }, `The rows of ${subject.single ? `head ${subject.name(manifest)}` : "an average"} are not in this file, which has a budget of bytes. `, others.length ? "Heads with rows: " : "", ...others.map(open));
   }
 
   line(token, place, weight) {

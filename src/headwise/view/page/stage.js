@@ -42,9 +42,19 @@ class Stage {
     const wanted = { a: [[subject, null]], b: [[minus, null]], difference: [[subject, minus]], both: [[subject, null], [minus, null]] }[show] || [[subject, minus]];
     this.arrange(wanted.length);
     wanted.forEach(([who, than], i) => this.look(this.shown[i], who, than, kind));
+    this.view.limit = Math.min(...wanted.flat().filter(Boolean).map((who) => this.closest(who, kind)));
+    this.view.settle();
     this.drawLegend(scaleOf(kind, wanted[0][1]), wanted[0][1] ? [subject, minus] : null);
     this.tellLimit(subject, kind);
     this.tell(this.shown[0].cursor);
+  }
+
+  // How many screen pixels a token may take: one by one where single weights are here, else a few to a picture's pixel.
+  closest(subject, kind) {
+    const { manifest } = this.app.sides[subject.side];
+    const depth = this.app.looker.depth(subject, kind);
+    const single = depth >= manifest.levels || (this.app.rowsOf(subject) === "top" && (kind === "mass" || kind === "peak"));
+    return single ? Infinity : 24 / 2 ** (manifest.levels - Math.max(0, depth));
   }
 
   sameSize(other) {

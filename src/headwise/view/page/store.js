@@ -6,7 +6,7 @@ class Store {
   constructor() {
     this.listeners = [];
     this.values = { ...DEFAULTS, ...this.read() };
-    this.onhash = () => this.set(this.read(), true);
+    this.onhash = () => this.set({ ...DEFAULTS, ...this.read() }, true);
     addEventListener("hashchange", this.onhash);
     this.write = debounced(() => this.writeNow(), 150);
   }
@@ -36,7 +36,7 @@ class Store {
     if (!changed.length) return;
     for (const key of changed) this.values[key] = String(patch[key]);
     if (!fromAddress) this.write();
-    for (const listener of this.listeners) listener(new Set(changed));
+    for (const listener of this.listeners) listener(new Set(changed), fromAddress);
   }
 
   listen(run) {

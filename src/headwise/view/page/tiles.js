@@ -60,8 +60,11 @@ class Tiles {
       const [left, top] = [(col % 2 ** up) * part, (row % 2 ** up) * part];
       // Not beyond the last token: there tiles are empty.
       const [wide, tall] = [Math.min(size, this.S - col * size), Math.min(size, this.T - row * size)];
+      // A pixel drawn that large says little about the weights under it: those known one by one stand out.
+      context.globalAlpha = span * view.scale > 40 && span > 1 ? 0.07 : 1;
       context.drawImage(tile.canvas, left, top, wide / span, tall / span,
         (col * size - view.x) * view.scale, (row * size - view.y) * view.scale, wide * view.scale, tall * view.scale);
+      context.globalAlpha = 1;
       return;
     }
   }

@@ -4,15 +4,16 @@ const CLOSEST = 56;
 
 class Viewport {
   constructor(T, S) {
-    Object.assign(this, { T, S, x: 0, y: 0, scale: 1, width: 1, height: 1, fitted: true });
+    Object.assign(this, { T, S, x: 0, y: 0, scale: 1, width: 1, height: 1, fitted: true, limit: Infinity });
   }
 
   get fit() {
     return Math.min(this.width / this.S, this.height / this.T);
   }
 
+  // No closer than there is something to see.
   get closest() {
-    return Math.max(CLOSEST, this.fit);
+    return Math.max(Math.min(CLOSEST, this.limit), this.fit);
   }
 
   resize(width, height) {

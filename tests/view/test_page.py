@@ -340,6 +340,16 @@ def test_the_page_without_data_is_small_and_asks_for_nothing():
     assert "unsafe" not in parts().policy
 
 
+def test_what_the_page_of_documents_says_runs(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    text = (Path(__file__).parents[2] / "docs" / "view.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(block, "docs/view.md", "exec"), names)  # noqa: S102
+    assert {path.name for path in tmp_path.iterdir()} == {"heads.html", "two.html"}
+
+
 def test_the_same_sight_gives_the_same_bytes(sight, short, tmp_path):
     assert sight.save(tmp_path / "again.html").read_bytes() == short.read_bytes()
 

@@ -70,6 +70,37 @@ def test_a_cell_is_one_weight_with_its_logit_rank_and_visible_keys():
     assert (hidden.weight, hidden.logit, hidden.rank) == (0.0, -float("inf"), 6)
 
 
+def test_one_kind_of_layers_of_an_encoder_and_decoder_is_seen():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BartConfig(
+        d_model=24, encoder_layers=2, decoder_layers=3, encoder_attention_heads=3, decoder_attention_heads=3,
+        encoder_ffn_dim=8, decoder_ffn_dim=8, vocab_size=50,
+    )  # fmt: skip
+    model = transformers.BartModel._from_config(config, attn_implementation="headwise")
+    inputs = {"input_ids": torch.arange(4, 11)[None], "decoder_input_ids": torch.arange(4, 9)[None]}
+    with pytest.raises(ShapeError, match=r"some layers with view\(..., layers=...\)"):
+        view(model, inputs)
+    sight = view(model, inputs, layers=lambda name: "encoder_attn" in name, words=list("abcde"), keys=list("tuvwxyz"))
+    assert sight.sentence.startswith("3 layers × 3 heads · 5 tokens looking at 7")
+    assert view(model, inputs, layers=lambda name: name.startswith("encoder")).sentence.startswith(
+        "2 layers × 3 heads · 7"
+    )
+
+
+def test_a_model_of_which_a_part_is_not_seen_is_refused(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    from headwise import huggingface
+
+    config = transformers.GPT2Config(n_embd=24, n_head=3, n_layer=2, vocab_size=50)
+    model = transformers.GPT2Model._from_config(config, attn_implementation="headwise")
+    model.extra = torch.nn.Module()
+    model.extra.inner = type("OwnAttention", (torch.nn.Module,), {})()
+    monkeypatch.setattr(huggingface, "attends_by_itself", lambda kind: kind.__name__ == "OwnAttention")
+    with pytest.raises(OptionError, match="OwnAttention of GPT2Model attends by itself.* Choose the layers that are"):
+        view(model, torch.arange(9))
+    assert view(model, torch.arange(9), layers=lambda name: name.startswith("h.")).sentence.startswith("2 layers")
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

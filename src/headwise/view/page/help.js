@@ -2,9 +2,9 @@
 
 const HELP = [
   ["Everywhere", [["?", "this sheet"], ["Esc", "back to all heads, or let a word go"], ["1  2  3", "atlas, table, map"], ["/", "find a word"], ["d", "light or dark"], ["[  ]", "previous head, next head"]]],
+  ["Map", [["arrows", "move the cursor, with Shift by ten"], ["+  −", "zoom at the cursor; wheel and pinch too"], ["0", "the whole map"], ["Enter", "lock the word that looks"], ["m  r  p  u", "mass, without first, peak, × uniform"], ["x", "flip through a comparison"]]],
   ["Atlas", [["arrows", "move among heads"], ["Enter", "open a head"]]],
   ["Text", [["arrows", "move among words"], ["Enter", "lock a word"]]],
-  ["Map", [["arrows", "move the cursor, with Shift by ten"], ["+  −", "zoom at the cursor; wheel and pinch too"], ["0", "the whole map"], ["Enter", "lock the word that looks"], ["m  r  p  u", "mass, without first, peak, × uniform"], ["x", "flip through a comparison"]]],
 ];
 
 const TERMS = [

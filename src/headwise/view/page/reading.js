@@ -37,6 +37,8 @@ class Reading {
       ? [el("h3", { text: "The words that look" }), ...this.blocks(manifest.tokens, "query"), el("h3", { text: "The words looked at" }), ...this.blocks(manifest.keys, "key")]
       : this.blocks(tokens, "both");
     fill(this.text, ...parts);
+    // Tokens that bring no spaces of their own, such as numbers or a list of words, would run together.
+    this.text.classList.toggle("spaced", !manifest.tokens.some((token) => /\s/.test(token)));
     this.words = Array.from(this.text.querySelectorAll("[data-i]"));
     this.both = !manifest.keys;
     this.shaded = [];

@@ -1,15 +1,32 @@
 // Sections: numbers in the page, unpacked when they are first asked for.
 
 async function unpacked(section) {
-  const packed = Uint8Array.from(atob(section.data), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const stream = new Blob([bytesOf(section.data)]).stream().pipeThrough(new DecompressionStream("gzip"));
   const planes = new Uint8Array(await new Response(stream).arrayBuffer());
   return { shape: section.shape, values: numbers(planes, section.type, section.code) };
 }
 
+function bytesOf(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const letters = atob(text);
+  const bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = letters.charCodeAt(i);
+  return bytes;
+}
+
+// Codes are few and numbers many: each code is decoded once.
+function decoded(codes, table) {
+  const found = new Float32Array(codes.length);
+  for (let i = 0; i < found.length; i++) found[i] = table[codes[i]];
+  return found;
+}
+
+const tableOf = (size, decode) => Float32Array.from({ length: size }, (_, code) => decode(code));
+const tables = {};
+
 function numbers(planes, type, code) {
-  if (code === "sqrt") return Float32Array.from(planes, (x) => (x / 255) ** 2);
-  if (code === "log") return Float32Array.from(planes, (x) => (x ? 2 ** ((x - 128) / 12) : 0));
+  if (code === "sqrt") return decoded(planes, (tables.sqrt ||= tableOf(256, (x) => (x / 255) ** 2)));
+  if (code === "log") return decoded(planes, (tables.log ||= tableOf(256, (x) => (x ? 2 ** ((x - 128) / 12) : 0))));
   const width = Number(type[1]);
   const bytes = new Uint8Array(planes.length);
   const each = planes.length / width;
@@ -18,7 +35,7 @@ function numbers(planes, type, code) {
   if (type === "f4") return new Float32Array(bytes.buffer);
   if (type === "u2") return new Uint16Array(bytes.buffer);
   if (type === "u4") return new Uint32Array(bytes.buffer);
-  if (type === "f2") return Float32Array.from(new Uint16Array(bytes.buffer), half);
+  if (type === "f2") return decoded(new Uint16Array(bytes.buffer), (tables.half ||= tableOf(65536, half)));
   return bytes;
 }
 

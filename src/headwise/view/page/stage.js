@@ -136,7 +136,7 @@ class Stage {
       el("button", { type: "button", class: "icon", text: "−", "aria-label": "Zoom out", onclick: () => this.zoom(0.5) }),
       el("button", { type: "button", class: "icon", text: "+", "aria-label": "Zoom in", onclick: () => this.zoom(2) }),
       el("button", { type: "button", class: "icon", text: "⤢", "aria-label": "Show the whole map", title: "Whole map  0", onclick: () => this.whole() }));
-    fill(this.bar, el("div", { class: "bar-line" }, back, title, steps), el("div", { class: "bar-line controls" }, kinds, average, compare, ways, zoom));
+    fill(this.bar, el("div", { class: "bar-line" }, back, title, zoom, steps), el("div", { class: "bar-line controls" }, kinds, average, compare, ways));
   }
 
   zoom(factor) {
@@ -205,7 +205,7 @@ class Stage {
     if (found.hidden) return el("span", { class: "facts" }, figure("0", "hidden: this query may not see this key"));
     if (found.weight === null) return el("span", { class: "facts" }, figure(`≤ ${weightText(found.below)}`, "not among the 8 largest of its row, which are in the file"));
     const facts = [figure(weightText(found.weight), "weight"), figure(timesText(found.weight * found.visible), "uniform"), figure(`${count(found.rank)}`, `of ${count(found.visible)} in its row`)];
-    if (Number.isFinite(found.logit)) facts.push(figure(found.logit.toFixed(2), "logit"));
+    if (Number.isFinite(found.logit)) facts.push(figure(found.logit.toFixed(2).replace("-", "−"), "logit"));
     if (other && other.weight !== null) facts.push(figure(signed(found.weight - other.weight), `against ${weightText(other.weight)}`));
     const made = el("span", { class: "facts", "data-weight": found.weight, "data-logit": found.logit }, ...facts);
     return made;

@@ -19,6 +19,7 @@ import httpx
 import torch
 
 from headwise.models import GPT, GPTConfig, LanguageModel, load_builtin
+from headwise.serve.answers import WIDE
 from headwise.serve.app import Server
 from headwise.serve.limits import Limits
 from headwise.serve.models import Models
@@ -95,8 +96,8 @@ def questions(client: httpx.Client, look: str, T: int) -> dict[str, object]:
 
         return ask
 
-    found = {f"tile, level {level} of {deepest}": tile(level, 0) for level in range(deepest, -1, -1)}
-    found["tile, level 0, all rows"] = tile(0, 1)
+    found = {tile_name(2 ** (deepest - level)): tile(level, 0) for level in range(deepest, -1, -1)}
+    found["tile of the whole, from all rows"] = tile(0, 1)
     turn = iter(range(10**9))
     for name in ("row?query", "column?key", "cell?key=5&query"):
         path, _, key = name.partition("?")
@@ -107,6 +108,11 @@ def questions(client: httpx.Client, look: str, T: int) -> dict[str, object]:
 
         found[path] = ask
     return found
+
+
+def tile_name(span: int) -> str:
+    """By how many queries and keys a pixel has, and from how many of the queries it is drawn."""
+    return f"tile, {span} × {span} weights a pixel" + ("" if span <= WIDE else ", first from 1 row")
 
 
 def measured(tokens: int, layers: int, seconds: float) -> list[dict[str, object]]:

@@ -1,6 +1,7 @@
 """Servers for tests, and what tests ask them again and again."""
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -24,16 +25,23 @@ OWN = {"authorization": f"Bearer {TOKEN}"}
 TEXT = "The captain looked at the sea, and the sea looked at the captain."
 
 
+@functools.cache
+def builtin():
+    """The built-in model, read once for all tests."""
+    return load_builtin()
+
+
 def small_model(layers=2, heads=3):
     """Untrained, quick, for texts of any length."""
     torch.manual_seed(0)
-    tokenizer = load_builtin().tokenizer
+    tokenizer = builtin().tokenizer
     config = GPTConfig(tokenizer.get_vocab_size(), d_model=24, num_heads=heads, num_layers=layers, context_length=32768)
     return LanguageModel(GPT(config).eval().requires_grad_(False), tokenizer)
 
 
 def server_of(limits=None, **models):
     offered = Models(["builtin"])
+    offered.add("builtin", builtin())
     for name, model in models.items():
         offered.add(name, model)
     return Server(offered, Door(PORT, TOKEN), limits or Limits())

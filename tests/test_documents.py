@@ -73,6 +73,11 @@ def test_options_table_is_that_of_the_results():
     assert readme_table.options_table() in (ROOT / "docs/performance.md").read_text()
 
 
+def test_serve_table_is_that_of_the_results():
+    readme_table = importlib.import_module("readme_table")
+    assert readme_table.serve_table() in (ROOT / "docs/serve.md").read_text()
+
+
 def test_all_lists_exactly_the_public_names():
     source = ast.parse((PACKAGE / "__init__.py").read_text())
     imported = {a.asname or a.name for n in source.body if isinstance(n, ast.ImportFrom) for a in n.names}

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import logging
 import threading
 import time
@@ -10,11 +11,12 @@ import pytest
 import torch
 
 import headwise
-from headwise import load_builtin
+from headwise import AttentionMap, Scoring, causal, load_builtin
 from headwise.serve import looks as looks_module
 from headwise.serve import pictures
 from headwise.serve.limits import Limits
 from headwise.serve.outcomes import outcome
+from headwise.view.measuring import measure
 from headwise.view.sight import Sight
 from serving import TEXT, begun, looked, refused, small_model, until
 
@@ -35,7 +37,9 @@ def manifest(client, id):
 # What is found.
 
 
-def test_numbers_are_those_of_a_sight(client):
+@pytest.mark.parametrize("portion", [1, 2**26], ids=["head by head", "layer by layer"])
+def test_numbers_are_those_of_a_sight(client, portion, monkeypatch):
+    monkeypatch.setattr(pictures, "PORTION", portion)
     told = looked(client)
     model = load_builtin()
     ids, maps, logits = maps_of(model, TEXT)
@@ -48,7 +52,8 @@ def test_numbers_are_those_of_a_sight(client):
         for head, wanted in zip(layer["heads"], expected["heads"], strict=True):
             assert head["reading"] == wanted["reading"]
             assert head["numbers"] == pytest.approx(wanted["numbers"], abs=1e-5)
-    assert [(p["query"], p["key"]) for p in found["pairs"]] == [(p.query, p.key) for p in sight.pairs()]
+    places = [(p.layer, p.head, p.query, p.key) for p in sight.pairs()]
+    assert [(p["layer"], p["head"], p["query"], p["key"]) for p in found["pairs"]] == places
     assert [p["weight"] for p in found["pairs"]] == pytest.approx([p.weight for p in sight.pairs()], abs=1e-5)
     loss = torch.nn.functional.cross_entropy(logits[0, :-1].double(), ids[0, 1:])
     assert told["outcome"]["loss"] == pytest.approx(float(loss), abs=1e-4)
@@ -110,11 +115,24 @@ def test_pictures_grow_by_steps(T, counts):
     assert pictures.counts(T) == counts
 
 
+def test_what_some_rows_tell_stands_for_all():
+    weights = AttentionMap(torch.randn(1, 2, 1100, 5), torch.randn(1, 2, 1100, 5), Scoring(mask=causal()))
+    sight = Sight({"": weights}, queries=100)
+    seen = pictures.stretched(measure(sight.looked_at[0]), sight)
+    exact = measure(weights)
+    torch.testing.assert_close(seen.received.sum(-1), torch.full((2,), 1100.0))  # every query gives 1
+    assert seen.entropy.shape == exact.entropy.shape
+    for row in sight.queries.tolist():
+        torch.testing.assert_close(seen.entropy[:, row - 10 : row + 1], exact.entropy[:, row, None].expand(2, 11))
+        torch.testing.assert_close(seen.log_sum_exp[:, row], exact.log_sum_exp[:, row])
+
+
 def test_refining_rests_while_somebody_asks(client):
     looks = client.server.looks
     with looks:
         id = looked(client, LONG, model="small")["id"]
         time.sleep(2 * looks_module.QUIET)
+        assert inspect.getgeneratorstate(looks._refining[-1][1]) == "GEN_CREATED"
         told = client.get(f"/api/looks/{id}").json()
         assert (told["stage"], told["done"], told["rows"], told["version"]) == ("refining", 0, [256, 1322], 1)
     assert until(client, id, ("finished",))["rows"] == [1322, 1322]

@@ -1,0 +1,181 @@
+"""Attention of one piece, queries that meet keys: what they read, its log-sum-exp, and its gradients.
+
+Pieces of a row are merged by their log-sum-exp. Backwards, the log-sum-exp of the whole row makes every piece's weights
+the true ones, so gradients of pieces simply add up: no piece needs to know another.
+
+    Fused   torch's kernels, where they know the scoring: mask and scale
+    Plain   matrix products in full precision, for everything: soft-cap, distances, bias, any device and width
+"""
+
+import abc
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headwise.backends.base import Call
+from headwise.lowering import additive
+from headwise.mask_algebra import Grid
+from headwise.parallel.pieces import Piece
+from headwise.source import Source, full_precision, row_blocks
+
+BLOCK_BYTES = 2**25  # scores of one block of rows by products; a few of that size live at a time
+
+
+class Gradients(NamedTuple):
+    """Of a piece's query, key and value, and of what a scoring can learn."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    learnable: tuple[Tensor | None, ...] = ()
+
+
+class Engine(abc.ABC):
+    """One way to compute pieces of a call whose whole is (T, S)."""
+
+    def __init__(self, call: Call, T: int, S: int) -> None:
+        self.scoring, self.T, self.S = call.scoring, T, S
+
+    @abc.abstractmethod
+    def forward(self, piece: Piece, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """What the queries read (B, H, t, Dv), and the log-sum-exp (B, H, t), minus infinity where nothing is seen."""
+
+    @abc.abstractmethod
+    def backward(
+        self, piece: Piece, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, grad: Tensor
+    ) -> Gradients:
+        """Gradients, given the output of the whole rows, their log-sum-exp (finite) and the output's gradient."""
+
+    def bias(self, piece: Piece, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The mask of a piece as a bias, and which of its rows see nothing, (B or 1, H or 1, t)."""
+        mask = self.scoring.mask
+        if piece.kind != "some" or mask is None:
+            return None, None
+        rows, cols = (slice(x.start, x.stop) for x in (piece.rows, piece.cols))
+        visible = mask.tile(rows, cols, self.T, self.S, device=like.device)
+        return additive(visible, like.dtype), ~visible.any(-1)
+
+
+class Fused(Engine):
+    """torch's kernel on the CPU, which takes a mask as a bias."""
+
+    @staticmethod
+    def takes(call: Call) -> bool:
+        """Whether torch's kernel knows what this call asks for; sinks are counted afterwards."""
+        query, value, scoring = call.query, call.value, call.scoring
+        return query.is_cpu and value.shape[3] == query.shape[3] and not scoring.biased and scoring.softcap is None
+
+    def forward(self, piece: Piece, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        bias, empty = self.bias(piece, query)
+        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, piece.kind == "causal", attn_mask=bias, scale=self.scoring.scale
+        )
+        return output, lse if empty is None else lse.masked_fill_(empty, -math.inf)  # the kernel calls it 0
+
+    def backward(
+        self, piece: Piece, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, grad: Tensor
+    ) -> Gradients:
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad,
+            query,
+            key,
+            value,
+            output,
+            lse,
+            0.0,
+            piece.kind == "causal",
+            attn_mask=self.bias(piece, query)[0],
+            scale=self.scoring.scale,
+        )
+        return Gradients(*found)
+
+
+class Plain(Engine):
+    """Matrix products, a block of rows at a time."""
+
+    def forward(self, piece: Piece, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        outputs, sums = [], []
+        for rows in self._blocks(query, key):
+            scores = self._scores(piece, rows, query, key, self.scoring.learnable)
+            lse = scores.logsumexp(-1)
+            weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp_()
+            outputs.append(_per_group(weights, value.to(weights.dtype)))
+            sums.append(lse)
+        return torch.cat(outputs, 2), torch.cat(sums, 2)
+
+    def backward(
+        self, piece: Piece, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, grad: Tensor
+    ) -> Gradients:
+        leaves = query.detach().requires_grad_(), key.detach().requires_grad_()
+        learnable = [None if x is None else x.detach().requires_grad_() for x in self.scoring.learnable]
+        wanted = [*leaves, *(x for x in learnable if x is not None)]
+        sums = [torch.zeros_like(x, dtype=lse.dtype) for x in wanted]
+        to_value = torch.zeros_like(value, dtype=lse.dtype)
+        precise = value.to(lse.dtype)
+        for rows in self._blocks(query, key):
+            with torch.enable_grad():
+                scores = self._scores(piece, rows, *leaves, learnable)
+            weights = (scores.detach() - lse[:, :, rows, None]).exp_()
+            arriving = grad[:, :, rows].to(lse.dtype)
+            to_value += _summed_over_group(weights, arriving, value.shape[1])
+            reaching = _per_group(arriving, precise.transpose(2, 3))  # (B, H, t, s)
+            balance = (arriving * output[:, :, rows].to(lse.dtype)).sum(-1, keepdim=True)
+            parts = torch.autograd.grad(scores, wanted, weights * (reaching - balance), allow_unused=True)
+            for total, part in zip(sums, parts, strict=True):
+                if part is not None:
+                    total += part
+        found = iter(sums[2:])
+        return Gradients(sums[0], sums[1], to_value, tuple(None if x is None else next(found) for x in learnable))
+
+    def _blocks(self, query: Tensor, key: Tensor) -> list[slice]:
+        B, H, t, _ = query.shape
+        return row_blocks(t, B * H * key.shape[2] * 8, BLOCK_BYTES)
+
+    def _scores(
+        self,
+        piece: Piece,
+        rows: slice,
+        query: Tensor,
+        key: Tensor,
+        learnable: Sequence[Tensor | None],
+    ) -> Tensor:
+        """Scores (B, H, t, s) as they enter the softmax, differentiable in everything given."""
+        source = Source.whole(query[:, :, rows], key, self.scoring.with_learnable(*learnable))
+        B, H, _, _ = query.shape
+        device = query.device
+        batch, head = torch.arange(B, device=device), torch.arange(H, device=device)
+        row, col = (torch.arange(x.start, x.stop, device=device) for x in (piece.rows, piece.cols))
+        grid = Grid(batch[:, None, None, None], head[:, None, None], row[rows, None], col, self.T, self.S)
+        with full_precision(query):
+            products = _per_group(source.query.to(source.precise), key.to(source.precise).transpose(2, 3))
+        return source.finished(products, grid)
+
+
+def engine_for(call: Call, T: int, S: int) -> Engine:
+    """The fastest engine that takes a call."""
+    return Fused(call, T, S) if Fused.takes(call) else Plain(call, T, S)
+
+
+def merge(output: Tensor, lse: Tensor, read: Tensor, read_lse: Tensor) -> None:
+    """Add to what rows have read, in place, what they read in one more piece."""
+    total = torch.logaddexp(lse, read_lse)
+    finite = total.masked_fill(total == -math.inf, 0.0)
+    output.mul_((lse - finite).exp_()[..., None]).addcmul_(read.to(output.dtype), (read_lse - finite).exp_()[..., None])
+    lse.copy_(total)
+
+
+def _per_group(left: Tensor, right: Tensor) -> Tensor:
+    """(B, H, t, a) @ (B, Hkv, a, b), with H / Hkv heads of the left for each of the right: (B, H, t, b)."""
+    B, H, t, a = left.shape
+    Hkv = right.shape[1]
+    return (left.reshape(B, Hkv, H // Hkv * t, a) @ right).view(B, H, t, right.shape[3])
+
+
+def _summed_over_group(weights: Tensor, grad: Tensor, Hkv: int) -> Tensor:
+    """weightsᵀ @ grad, (B, Hkv, s, Dv), summed over the heads of a group."""
+    B, H, t, s = weights.shape
+    flat = weights.reshape(B, Hkv, H // Hkv * t, s)
+    return flat.transpose(2, 3) @ grad.reshape(B, Hkv, H // Hkv * t, grad.shape[3])

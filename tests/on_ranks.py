@@ -1,8 +1,7 @@
-"""What the tests of `headwise.parallel` do on every rank: each compares with the same thing on one process, in float64."""
+"""What the tests of `headwise.parallel` do on every rank: compare with the same thing on one process, in float64."""
 
 import copy
 import functools
-import math
 
 import torch
 import torch.distributed as dist
@@ -16,7 +15,7 @@ from headwise import MultiHeadAttention, RelativeBias, Scoring, alibi, causal, d
 from headwise.models import GPT, GPTConfig
 from headwise.parallel import context_parallel, shard_sequence, tensor_parallel, unshard_sequence
 
-close = functools.partial(assert_close, rtol=1e-9, atol=1e-11)
+close = functools.partial(assert_close, rtol=1e-9, atol=1e-10)
 B = 2
 
 
@@ -148,3 +147,161 @@ def refusals(make_layer, *options):
     except headwise.HeadwiseError as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was refused"
+
+
+# Context parallel.
+
+MASKS = {
+    "plain": lambda T: None,
+    "causal": lambda T: causal(),
+    "window": lambda T: causal() & window(5),
+    "ahead": lambda T: window(3, 7),
+    "documents": lambda T: causal() & documents(lengths=[7, T - 20, 13]),
+    "samples": lambda T: documents(torch.arange(2 * T).view(2, T) // 11) & padding([T - 3, T - 9]),
+    "empty rows": lambda T: causal() & ~headwise.prefix(6),
+    "heads": lambda T: headwise.dense(torch.rand(1, 8, T, T, generator=torch.Generator().manual_seed(5)) > 0.4),
+}
+
+
+def length():
+    return 2 * dist.get_world_size() * 5  # chunks of 5
+
+
+def the_sequence_is_shared_out(name, mask_name):
+    """Output, gradients of input and weights, and one step of an optimiser are those of the whole sequence."""
+    one = make(name)
+    many = context_parallel(copy.deepcopy(one), mesh())
+    T = length()
+    mask = MASKS[mask_name](T)
+    x = torch.randn(B, T, one.d_in, dtype=torch.float64)
+    weight = torch.randn(B, T, one.d_out, dtype=torch.float64)
+    a, b = x.clone().requires_grad_(), shard_sequence(x, mesh()).requires_grad_()
+    expected, found = one(a, mask=mask), many(b, mask=mask)
+    close(unshard_sequence(found, mesh()), expected)
+    (expected * weight).sum().backward()
+    (found * shard_sequence(weight, mesh())).sum().backward()
+    close(b.grad, shard_sequence(a.grad, mesh()))
+    for (place, ours), theirs in zip(many.named_parameters(), one.named_parameters(), strict=True):
+        dist.all_reduce(ours.grad)
+        close(ours.grad, theirs[1].grad, msg=lambda m, place=place: f"{place}: {m}")
+
+
+def a_bias_is_given_for_the_whole_text():
+    one = layer_of(kv=4)
+    many = context_parallel(copy.deepcopy(one), mesh())
+    T = length()
+    x, bias = torch.randn(B, T, one.d_in, dtype=torch.float64), torch.randn(1, 8, T, T, dtype=torch.float64)
+    a, b = bias.clone().requires_grad_(), bias.clone().requires_grad_()
+    expected = one(x, bias=a)
+    found = many(shard_sequence(x, mesh()), bias=b)
+    close(unshard_sequence(found, mesh()), expected)
+    expected.square().sum().backward()
+    found.square().sum().backward()
+    dist.all_reduce(b.grad)
+    close(b.grad, a.grad)
+
+
+def statistics_of_a_text_no_rank_holds(name, mask_name):
+    """Row statistics are those of this rank's rows in the whole map; sums over queries are those of the whole."""
+    one = make(name)
+    many = context_parallel(copy.deepcopy(one), mesh())
+    T = length()
+    mask = MASKS[mask_name](T)
+    x = torch.randn(B, T, one.d_in, dtype=torch.float64)
+    _, expected = one(x, mask=mask, return_weights=True)
+    with headwise.watch(many) as seen:
+        many(shard_sequence(x, mesh()), mask=mask)
+    found = seen[""]
+    assert found.shape == (B, 8, T // dist.get_world_size(), T)
+    asked = {"entropy": True, "peak": True, "distance": True, "histogram": True, "received": True, "topk": 3}
+    asked |= {"pooled": (7, 3), "pooled_peak": (7, 3)}
+    asked |= {"masses": {"sink": headwise.sink(2), "previous": headwise.previous_token()}}
+    theirs, ours = expected.detach().panel(**asked), found.panel(**asked)
+    rows = functools.partial(shard_sequence, mesh=mesh(), dim=2)
+    close(ours.entropy, rows(theirs.entropy))
+    close(ours.peak.weight, rows(theirs.peak.weight))
+    assert torch.equal(ours.peak.key, rows(theirs.peak.key))
+    close(ours.distance, rows(theirs.distance))
+    close(ours.topk.weights, rows(theirs.topk.weights))
+    for probe in theirs.masses:
+        close(ours.masses[probe], rows(theirs.masses[probe]))
+    for name in ("histogram", "pooled", "pooled_peak"):
+        close(getattr(ours, name), getattr(theirs, name), msg=lambda m, name=name: f"{name}: {m}")
+    close(ours.received.total, theirs.received.total)
+    close(ours.received.count, theirs.received.count)
+    close(found.log_sum_exp(), rows(expected.log_sum_exp()))
+    close(found.without(headwise.sink(1)).entropy(), rows(expected.without(headwise.sink(1)).entropy()))
+    close(found.gather()[:], expected[:])
+    close(found.select(heads=[5, 2]).gather()[:], expected[:, [5, 2]])
+    close(found.select(heads=[5, 2]).received().total, expected.received().total[:, [5, 2]])
+    close(found.sum(-1), rows(expected.sum(-1)))
+
+
+def what_one_rank_cannot_answer_is_said():
+    layer = context_parallel(layer_of(), mesh())
+    x = torch.randn(B, 10, 48, dtype=torch.float64)
+    found = layer(x, return_weights=True)[1]
+    calls = {
+        "index": lambda: found[0, 0],
+        "element": lambda: found[0, 0, torch.tensor([1]), torch.tensor([2])],
+        "dense": lambda: found.to_tensor(),
+        "columns": lambda: found.mean(2),
+        "kept": lambda: found.kept(),
+        "cross": lambda: layer(x, torch.randn(B, 10, 48, dtype=torch.float64)),
+        "cache": lambda: layer(x, cache=layer.make_cache(B)),
+        "nested": lambda: layer(torch.nested.nested_tensor(list(x), layout=torch.jagged)),
+        "dropout": lambda: context_parallel(layer_of(dropout=0.5), mesh())(x),
+        "twice": lambda: context_parallel(layer, mesh()),
+        "learned": lambda: context_parallel(gpt(position="learned"), mesh()),
+        "length": lambda: shard_sequence(torch.zeros(B, 13), mesh()),
+        "odd": lambda: layer(x[:, :5]),
+        "uneven": lambda: found.select(rows=slice(dist.get_rank(), 4)).gather(),
+    }
+    said = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except headwise.HeadwiseError as error:
+            said[name] = str(error)
+    return said
+
+
+def both_at_once():
+    """Heads on one axis of a mesh, the sequence on the other."""
+    for name in ("grouped", "sinks", "relative", "qk_norm"):
+        one = make(name)
+        both = mesh(2, 2)
+        many = context_parallel(tensor_parallel(copy.deepcopy(one), both["a"]), both["b"])
+        T = 20
+        x = torch.randn(B, T, one.d_in, dtype=torch.float64)
+        a, b = x.clone().requires_grad_(), shard_sequence(x, both["b"]).requires_grad_()
+        expected, whole_map = one(a, return_weights=True)
+        found, weights = many(b, return_weights=True)
+        close(unshard_sequence(found, both["b"]), expected)
+        expected.square().sum().backward()
+        found.square().sum().backward()
+        close(b.grad, shard_sequence(a.grad, both["b"]))
+        close(weights.gather()[:], whole_map[:])
+        close(weights.gather().entropy(), whole_map.entropy())
+        mine = range(4 * both["a"].get_local_rank(), 4 * both["a"].get_local_rank() + 4)
+        close(weights.entropy(), shard_sequence(whole_map.entropy(), both["b"], 2)[:, list(mine)])
+
+
+def a_model_learns_a_text_no_rank_holds():
+    """A GPT on packed documents, averaged by DDP, takes the steps of one process."""
+    one = gpt()
+    many = torch.nn.parallel.DistributedDataParallel(context_parallel(copy.deepcopy(one), mesh()))
+    T = length()
+    tokens = torch.randint(31, (B, T + 1))
+    mask = documents(lengths=[7, T - 7])
+    optimisers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in (one, many)]
+    for _ in range(2):
+        inputs, labels = tokens[:, :-1], tokens[:, 1:]
+        cross_entropy(one(inputs, mask).flatten(0, 1), labels.flatten()).backward()
+        inputs, labels = shard_sequence(inputs, mesh()), shard_sequence(labels, mesh())
+        cross_entropy(many(inputs, mask).flatten(0, 1), labels.flatten()).backward()
+        for ours, theirs in zip(many.module.parameters(), one.parameters(), strict=True):
+            close(ours.grad, theirs.grad)
+        for optimiser in optimisers:
+            optimiser.step()
+            optimiser.zero_grad()

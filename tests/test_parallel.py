@@ -1,7 +1,8 @@
 """Layers and models over ranks do what they do on one, by real processes."""
 
-import on_ranks
 import pytest
+
+import on_ranks
 from ranks import Ranks
 
 
@@ -40,3 +41,39 @@ def test_masks_and_biases_are_given_for_all_heads(two):
 
 def test_a_model_with_shared_heads_generates_the_same_text(four):
     four.run(on_ranks.a_model_generates_with_its_cache_shared_out)
+
+
+@pytest.mark.parametrize("name", on_ranks.NAMES)
+def test_a_sequence_on_two_ranks_learns_as_on_one(two, name):
+    two.run(on_ranks.the_sequence_is_shared_out, name, "plain")
+
+
+@pytest.mark.parametrize("mask", on_ranks.MASKS)
+@pytest.mark.parametrize("name", ["grouped", "sinks", "softcap"])
+def test_a_sequence_on_four_ranks_obeys_masks_of_the_whole(four, name, mask):
+    four.run(on_ranks.the_sequence_is_shared_out, name, mask)
+
+
+def test_a_bias_over_ranks_is_given_for_the_whole_text(two):
+    two.run(on_ranks.a_bias_is_given_for_the_whole_text)
+
+
+@pytest.mark.parametrize("mask", ["causal", "documents", "empty rows", "heads"])
+@pytest.mark.parametrize("name", ["grouped", "sinks", "alibi"])
+def test_statistics_are_exact_over_a_text_no_rank_holds(four, name, mask):
+    four.run(on_ranks.statistics_of_a_text_no_rank_holds, name, mask)
+
+
+def test_heads_and_sequence_are_shared_out_together(four):
+    four.run(on_ranks.both_at_once)
+
+
+def test_a_model_learns_from_a_text_no_rank_holds(two):
+    two.run(on_ranks.a_model_learns_a_text_no_rank_holds)
+
+
+def test_what_one_rank_cannot_answer_is_said_with_a_cure(two):
+    said = two.run(on_ranks.what_one_rank_cannot_answer_is_said)[0]
+    import pprint
+
+    pprint.pprint(said, width=200)

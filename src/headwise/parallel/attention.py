@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headwise.backends.base import Call
-from headwise.parallel.blocks import Engine, Gradients, engine_for, merge
+from headwise.parallel.blocks import Engine, Gradients, Known, Met, engine_for, merge
 from headwise.parallel.order import Order
 from headwise.parallel.pieces import Piece, pieces
 from headwise.parallel.ring import Passing
@@ -43,20 +43,23 @@ class RingAttention(torch.autograd.Function):
         walk = Walk(order, call)
         B, H, t, _ = query.shape
         precise = torch.promote_types(query.dtype, torch.float32)
-        output = torch.zeros(B, H, t, value.shape[3], dtype=precise, device=query.device)
+        # Laid out as (B, t, H, Dv), so that heads are merged without a copy.
+        output = torch.zeros(B, t, H, value.shape[3], dtype=precise, device=query.device).transpose(1, 2)
         lse = torch.full((B, H, t), -math.inf, dtype=precise, device=query.device)
-        held: list[Tensor] = [key, value]
+        held = _halves(key, value)
         for step in range(order.ranks):
-            passing = Passing(held, order) if step < order.ranks - 1 else None
-            for piece, rows, cols in walk.pieces(step):
-                read, read_lse = walk.engine.forward(piece, query[:, :, rows], *(x[:, :, cols] for x in held))
-                merge(output[:, :, rows], lse[:, :, rows], read, read_lse)
-                del read, read_lse
-            held = [] if passing is None else passing.wait()
+            for half in (0, 1):
+                passing = Passing(held[half], order) if step < order.ranks - 1 else None
+                for piece, rows, cols in walk.pieces(step, half):
+                    keys, values = (x[:, :, cols] for x in held[half])
+                    read = walk.engine.forward(piece, Met(query[:, :, rows], keys, values))
+                    merge(output[:, :, rows], lse[:, :, rows], *read)
+                    del read, keys, values
+                held[half] = [] if passing is None else passing.wait()
         lse = _with_sinks(output, lse, learnable[1])
         output = output.to(query.dtype)
         ctx.order, ctx.call = order, call._replace(query=query[:0], key=key[:0], value=value[:0])
-        ctx.save_for_backward(query, key, value, output, lse, *learnable)
+        ctx.save_for_backward(query, key, _let_go(value, query), output, lse, *learnable)
         ctx.mark_non_differentiable(lse)
         return output, lse
 
@@ -71,32 +74,33 @@ class RingAttention(torch.autograd.Function):
         to_query = torch.zeros_like(query, dtype=lse.dtype)
         learned = [None if x is None else torch.zeros_like(x) for x in learnable]
 
-        def add_up(step: int, keys: Tensor, values: Tensor, to_key: Tensor, to_value: Tensor) -> None:
-            for piece, rows, cols in walk.pieces(step):
-                place = (query[:, :, rows], keys[:, :, cols], values[:, :, cols])
-                whole_rows = (x[:, :, rows] for x in (output, finite, grad))
-                found = walk.engine.backward(piece, *place, *whole_rows)
-                to_query[:, :, rows] += found.query
-                to_key[:, :, cols] += found.key
-                to_value[:, :, cols] += found.value
-                _add_learned(learned, found)
+        def add_up(step: int, half: int, held: list[Tensor], collected: list[Tensor]) -> None:
+            for piece, rows, cols in walk.pieces(step, half):
+                (keys, values), (to_keys, to_values) = ([x[:, :, cols] for x in pair] for pair in (held, collected))
+                met = Met(query[:, :, rows], keys, values)
+                known = Known(output[:, :, rows], finite[:, :, rows], grad[:, :, rows])
+                walk.engine.backward(piece, met, known, Gradients(to_query[:, :, rows], to_keys, to_values, learned))
 
-        passing = Passing([key, value], order) if order.ranks > 1 else None
-        coming: Passing | None = None
+        held = _halves(key, value)
+        if order.ranks > 1:
+            held = [Passing(half, order).wait() for half in held]
+        coming: list[Passing | None] = [None, None]
         for step in range(1, order.ranks):
-            assert passing is not None  # noqa: S101 - there is another rank
-            held = passing.wait()
-            passing = Passing(held, order) if step < order.ranks - 1 else None
-            gathered = _zeros(held, lse.dtype) if coming is None else coming.wait()
-            add_up(step, *held, *gathered)
-            held = []
-            coming = Passing(gathered, order)
-            del gathered
-        home = _zeros([key, value], lse.dtype) if coming is None else coming.wait()
-        add_up(0, key, value, *home)  # our own last, into what the others have collected for us
+            for half in (0, 1):
+                passing = Passing(held[half], order) if step < order.ranks - 1 else None
+                before = coming[half]
+                collected = _zeros(held[half], lse.dtype) if before is None else before.wait()
+                add_up(step, half, held[half], collected)
+                coming[half] = Passing(collected, order)
+                held[half] = [] if passing is None else passing.wait()
+        halves = []
+        for half, keys in enumerate(_halves(key, value)):  # our own last, into what the others have collected for us
+            before = coming[half]
+            halves.append(_zeros(keys, lse.dtype) if before is None else before.wait())
+            add_up(0, half, keys, halves[half])
+        to_key, to_value = (torch.cat(parts, 2).to(key.dtype) for parts in zip(*halves, strict=True))
         if learned[1] is not None:
             learned[1] += _gradient_of_sinks(grad, output, lse, learnable[1])
-        to_key, to_value = (x.to(key.dtype) for x in home)
         return None, None, to_query.to(query.dtype), to_key, to_value, *learned
 
 
@@ -109,16 +113,29 @@ class Walk:
         self.mask = call.scoring.mask
         self.engine: Engine = engine_for(call, self.T, self.T)
 
-    def pieces(self, step: int) -> list[tuple[Piece, slice, slice]]:
-        """Pieces, with the slices of our queries and of the keys that are here after `step` hops."""
+    def pieces(self, step: int, half: int) -> list[tuple[Piece, slice, slice]]:
+        """Pieces with one chunk of the keys that are here after `step` hops, and the slices of queries and chunk."""
         owner = (self.order.rank - step) % self.order.ranks
-        size, found = self.t // 2, []
+        cols, found = self.order.chunks(owner, self.t)[half], []
         for i, rows in enumerate(self.order.chunks(self.order.rank, self.t)):
-            for j, cols in enumerate(self.order.chunks(owner, self.t)):
-                for piece in pieces(self.mask, rows, cols, self.T, self.T):
-                    here = _moved(piece.rows, i * size - rows.start), _moved(piece.cols, j * size - cols.start)
-                    found.append((piece, *here))
+            for piece in pieces(self.mask, rows, cols, self.T, self.T):
+                here = _moved(piece.rows, i * len(rows) - rows.start), _moved(piece.cols, -cols.start)
+                found.append((piece, *here))
         return found
+
+
+def _halves(key: Tensor, value: Tensor) -> list[list[Tensor]]:
+    """Key and value of the first chunk, and of the second: they travel apart, so that less is in flight at a time."""
+    return [list(pair) for pair in zip(key.chunk(2, 2), value.chunk(2, 2), strict=True)]
+
+
+def _let_go(value: Tensor, query: Tensor) -> Tensor:
+    """The values to keep for the backward pass: a copy where a view would keep queries and keys alive beside them.
+
+    With a rotary or a norm these are not the projection's own any more.
+    """
+    shared = value.untyped_storage().data_ptr() == query.untyped_storage().data_ptr()
+    return value if shared else value.contiguous()
 
 
 def _moved(positions: range, by: int) -> slice:
@@ -127,12 +144,6 @@ def _moved(positions: range, by: int) -> slice:
 
 def _zeros(like: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return [torch.zeros(x.shape, dtype=dtype, device=x.device) for x in like]
-
-
-def _add_learned(learned: list[Tensor | None], found: Gradients) -> None:
-    for total, part in zip(learned, found.learnable, strict=False):
-        if total is not None and part is not None:
-            total += part
 
 
 def _with_sinks(output: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:

@@ -21,16 +21,33 @@ from headwise.mask_algebra import Grid
 from headwise.parallel.pieces import Piece
 from headwise.source import Source, full_precision, row_blocks
 
+HEAD_PARTS = 4  # gradients of so many parts of the heads are computed one after the other
 BLOCK_BYTES = 2**25  # scores of one block of rows by products; a few of that size live at a time
 
 
-class Gradients(NamedTuple):
-    """Of a piece's query, key and value, and of what a scoring can learn."""
+class Met(NamedTuple):
+    """Queries (B, H, t, D), and the keys and values they meet, (B, Hkv, s, D) and (B, Hkv, s, Dv)."""
 
     query: Tensor
     key: Tensor
     value: Tensor
-    learnable: tuple[Tensor | None, ...] = ()
+
+
+class Known(NamedTuple):
+    """What is known of whole rows: output (B, H, t, Dv), log-sum-exp (B, H, t), finite, and the output's gradient."""
+
+    output: Tensor
+    lse: Tensor
+    grad: Tensor
+
+
+class Gradients(NamedTuple):
+    """Where gradients of a piece's query, key and value, and of what a scoring can learn, are added up."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    learnable: Sequence[Tensor | None]
 
 
 class Engine(abc.ABC):
@@ -40,14 +57,12 @@ class Engine(abc.ABC):
         self.scoring, self.T, self.S = call.scoring, T, S
 
     @abc.abstractmethod
-    def forward(self, piece: Piece, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, piece: Piece, met: Met) -> tuple[Tensor, Tensor]:
         """What the queries read (B, H, t, Dv), and the log-sum-exp (B, H, t), minus infinity where nothing is seen."""
 
     @abc.abstractmethod
-    def backward(
-        self, piece: Piece, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, grad: Tensor
-    ) -> Gradients:
-        """Gradients, given the output of the whole rows, their log-sum-exp (finite) and the output's gradient."""
+    def backward(self, piece: Piece, met: Met, known: Known, into: Gradients) -> None:
+        """Add gradients of what met, given what is known of the whole rows."""
 
     def bias(self, piece: Piece, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The mask of a piece as a bias, and which of its rows see nothing, (B or 1, H or 1, t)."""
@@ -68,35 +83,43 @@ class Fused(Engine):
         query, value, scoring = call.query, call.value, call.scoring
         return query.is_cpu and value.shape[3] == query.shape[3] and not scoring.biased and scoring.softcap is None
 
-    def forward(self, piece: Piece, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, piece: Piece, met: Met) -> tuple[Tensor, Tensor]:
+        query, key, value = met
         bias, empty = self.bias(piece, query)
         output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, piece.kind == "causal", attn_mask=bias, scale=self.scoring.scale
         )
         return output, lse if empty is None else lse.masked_fill_(empty, -math.inf)  # the kernel calls it 0
 
-    def backward(
-        self, piece: Piece, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, grad: Tensor
-    ) -> Gradients:
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad,
-            query,
-            key,
-            value,
-            output,
-            lse,
-            0.0,
-            piece.kind == "causal",
-            attn_mask=self.bias(piece, query)[0],
-            scale=self.scoring.scale,
-        )
-        return Gradients(*found)
+    def backward(self, piece: Piece, met: Met, known: Known, into: Gradients) -> None:
+        query, key, value = met
+        output, lse, grad = known
+        bias, _ = self.bias(piece, query)
+        group, Hkv = query.shape[1] // key.shape[1], key.shape[1]
+        step = -(-Hkv // HEAD_PARTS)
+        for first in range(0, Hkv, step):  # some heads at a time, so that what the kernel hands out is small
+            few, many = slice(first, first + step), slice(first * group, (first + step) * group)
+            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grad[:, many],
+                query[:, many],
+                key[:, few],
+                value[:, few],
+                output[:, many],
+                lse[:, many],
+                0.0,
+                piece.kind == "causal",
+                attn_mask=bias if bias is None or bias.shape[1] == 1 else bias[:, many],
+                scale=self.scoring.scale,
+            )
+            for total, heads, part in zip(into, (many, few, few), found, strict=False):
+                total[:, heads] += part  # type: ignore[index]
 
 
 class Plain(Engine):
     """Matrix products, a block of rows at a time."""
 
-    def forward(self, piece: Piece, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, piece: Piece, met: Met) -> tuple[Tensor, Tensor]:
+        query, key, value = met
         outputs, sums = [], []
         for rows in self._blocks(query, key):
             scores = self._scores(piece, rows, query, key, self.scoring.learnable)
@@ -106,29 +129,26 @@ class Plain(Engine):
             sums.append(lse)
         return torch.cat(outputs, 2), torch.cat(sums, 2)
 
-    def backward(
-        self, piece: Piece, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, grad: Tensor
-    ) -> Gradients:
+    def backward(self, piece: Piece, met: Met, known: Known, into: Gradients) -> None:
+        query, key, value = met
+        output, lse, grad = known
         leaves = query.detach().requires_grad_(), key.detach().requires_grad_()
         learnable = [None if x is None else x.detach().requires_grad_() for x in self.scoring.learnable]
         wanted = [*leaves, *(x for x in learnable if x is not None)]
-        sums = [torch.zeros_like(x, dtype=lse.dtype) for x in wanted]
-        to_value = torch.zeros_like(value, dtype=lse.dtype)
+        totals = [into.query, into.key, *(x for x in into.learnable if x is not None)]
         precise = value.to(lse.dtype)
         for rows in self._blocks(query, key):
             with torch.enable_grad():
                 scores = self._scores(piece, rows, *leaves, learnable)
             weights = (scores.detach() - lse[:, :, rows, None]).exp_()
             arriving = grad[:, :, rows].to(lse.dtype)
-            to_value += _summed_over_group(weights, arriving, value.shape[1])
+            into.value.add_(_summed_over_group(weights, arriving, value.shape[1]))
             reaching = _per_group(arriving, precise.transpose(2, 3))  # (B, H, t, s)
             balance = (arriving * output[:, :, rows].to(lse.dtype)).sum(-1, keepdim=True)
             parts = torch.autograd.grad(scores, wanted, weights * (reaching - balance), allow_unused=True)
-            for total, part in zip(sums, parts, strict=True):
+            for total, part in zip(totals, parts, strict=True):
                 if part is not None:
                     total += part
-        found = iter(sums[2:])
-        return Gradients(sums[0], sums[1], to_value, tuple(None if x is None else next(found) for x in learnable))
 
     def _blocks(self, query: Tensor, key: Tensor) -> list[slice]:
         B, H, t, _ = query.shape

@@ -45,6 +45,14 @@ class Order:
         """Where our `t` tokens stand in the text, (t,)."""
         return torch.cat([torch.arange(c.start, c.stop, device=device) for c in self.chunks(self.rank, t)])
 
+    def check_part(self, t: int) -> None:
+        """Raise unless a rank's part of `t` tokens can be two chunks."""
+        if t % 2:
+            raise ShapeError(
+                f"this rank was given {t} tokens; expected two chunks of the same length, as shard_sequence(x, mesh) "
+                f"gives each rank of {self.ranks}."
+            )
+
     def check_length(self, T: int) -> None:
         """Raise unless a text of T tokens can be cut into equal chunks."""
         pieces = 2 * self.ranks

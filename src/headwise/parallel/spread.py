@@ -33,8 +33,10 @@ class Spread:
         """(B, H, T, S) of the whole, of which ours are a part; masks and biases speak of these."""
         B, H, T, S = sizes
         H = H if self.heads is None else self.heads.total
-        ranks = 1 if self.order is None else self.order.ranks
-        return B, H, T * ranks, S * ranks
+        if self.order is None:
+            return B, H, T, S
+        self.order.check_part(T)
+        return B, H, T * self.order.ranks, S * self.order.ranks
 
     def positions(self, query: Tensor) -> Tensor | None:
         """Where our queries (B, H, t, D) stand in the text; None where it lies here whole."""

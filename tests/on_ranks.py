@@ -5,10 +5,14 @@ import functools
 
 import torch
 import torch.distributed as dist
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint as again
 
 import headwise
 from headwise import MultiHeadAttention, RelativeBias, Scoring, alibi, causal, documents, padding, rotary, window
@@ -140,13 +144,42 @@ def a_model_generates_with_its_cache_shared_out():
     assert torch.equal(many.generate([0, 5, 7], 80, temperature=0), one.generate([0, 5, 7], 80, temperature=0))
 
 
-def refusals(make_layer, *options):
-    layer = make_layer(*options)
+class Adapter(torch.nn.Linear):
+    pass
+
+
+def refused(name):
+    """What tensor_parallel says of a model it cannot cut, which is then as it was."""
+    twice = tensor_parallel(layer_of(), mesh()) if name == "twice" else None
+    adapted = layer_of()
+    adapted.qkv_proj = Adapter(48, 144)
+    models = {
+        "five": (torch.nn.Sequential(layer_of(), layer_of(kv=2)), mesh()),
+        "width": (layer_of(qk_norm="width"), mesh()),
+        "open": (layer_of(out_proj=False), mesh()),
+        "adapter": (adapted, mesh()),
+        "twice": (twice, mesh()),
+        "none": (torch.nn.Linear(3, 5), mesh()),
+        "mesh": (layer_of(), mesh(2, 2)),
+        "no mesh": (layer_of(), 4),
+    }
+    model, over = models[name]
+    before = str(model)
     try:
-        tensor_parallel(layer, mesh())
+        tensor_parallel(model, over)
     except headwise.HeadwiseError as error:
+        assert str(model) == before
         return f"{type(error).__name__}: {error}"
     return "nothing was refused"
+
+
+def paths_are_explained():
+    x = torch.randn(B, 10, 48, dtype=torch.float64)
+    ring = headwise.explain(context_parallel(layer_of(causal=True), mesh()), x)
+    assert ring.path == "ring"
+    assert "around 2 ranks" in ring.summary
+    assert ring.mask == "causal()"
+    assert headwise.explain(tensor_parallel(layer_of(causal=True), mesh()), x).path == "sdpa"
 
 
 # Context parallel.
@@ -305,3 +338,118 @@ def a_model_learns_a_text_no_rank_holds():
         for optimiser in optimisers:
             optimiser.step()
             optimiser.zero_grad()
+
+
+# Data parallel, sharded weights, activation checkpointing, checkpoints.
+
+
+def tokens_of(T=16):
+    return torch.randint(31, (4, T + 1), generator=torch.Generator().manual_seed(7))
+
+
+def loss_of(model, tokens):
+    return cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def steps_agree(one, many):
+    """Two steps on this rank's part of a batch are the steps of one process on all of it."""
+    optimisers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in (one, many)]
+    part = tokens_of().chunk(dist.get_world_size())[dist.get_rank()]
+    for _ in range(2):
+        for optimiser, model, tokens in zip(optimisers, (one, many), (tokens_of(), part), strict=True):
+            loss_of(model, tokens).backward()
+            optimiser.step()
+            optimiser.zero_grad()
+    for (name, ours), theirs in zip(many.named_parameters(), one.parameters(), strict=True):
+        assert_close(whole(ours), theirs, rtol=1e-6, atol=1e-8, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def batches_are_shared_out():
+    one = gpt()
+    steps_agree(one, torch.nn.parallel.DistributedDataParallel(copy.deepcopy(one)))
+
+
+def weights_are_shared_out():
+    """FSDP2 over every block and the whole; maps are those of one process."""
+    one = gpt()
+    many = copy.deepcopy(one)
+    for block in many.blocks:
+        fully_shard(block, mesh=mesh())
+    fully_shard(many, mesh=mesh())
+    tokens = tokens_of()[:, :-1]
+    with headwise.watch(many) as seen, headwise.watch(one) as expected:
+        many(tokens)
+        one(tokens)
+    close(seen["blocks.1.attention"].entropy(), expected["blocks.1.attention"].entropy())
+    steps_agree(one, many)
+
+
+def a_layer_alone_is_sharded_with_its_sinks():
+    one = make("sinks")
+    many = fully_shard(copy.deepcopy(one), mesh=mesh())
+    x = torch.randn(B, 7, 48, dtype=torch.float64)
+    expected, found = one(x, return_weights=True), many(x, return_weights=True)
+    close(found[0], expected[0])
+    close(found[1].entropy(), expected[1].entropy())
+    for pair in (expected, found):
+        (pair[0].square().sum() + pair[1].entropy().sum()).backward()
+    gradients_agree(one, many)
+
+
+def heads_and_batches_are_shared_out():
+    """FSDP2 over one axis, heads over the other; maps keep their heads through FSDP's hooks."""
+    one = gpt()
+    both = mesh(2, 2)
+    many = tensor_parallel(copy.deepcopy(one), both["b"])
+    for block in many.blocks:
+        fully_shard(block, mesh=both["a"])
+    tokens = tokens_of()
+    with headwise.watch(many) as seen, headwise.watch(one) as expected:
+        many(tokens[:, :-1])
+        one(tokens[:, :-1])
+    close(seen["blocks.1.attention"].gather()[:], expected["blocks.1.attention"][:])
+    part = tokens.chunk(2)[both["a"].get_local_rank()]
+    loss_of(one, tokens).backward()
+    loss_of(many, part).backward()
+    for name, theirs in one.blocks.named_parameters():
+        ours = many.blocks.get_parameter(name).grad
+        close(whole(ours), theirs.grad, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def saved(folder, kind):
+    """A checkpoint of a model spread over these ranks, and what it says."""
+    model = spread_model(kind)
+    checkpoint.save(get_model_state_dict(model), checkpoint_id=folder)
+    return float(loss_of(model, tokens_of()).detach())
+
+
+def loaded(folder, kind):
+    """What a model says once it has read that checkpoint on other ranks."""
+    model = spread_model(kind)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    state = get_model_state_dict(model)
+    checkpoint.load(state, checkpoint_id=folder)
+    set_model_state_dict(model, state)
+    return float(loss_of(model, tokens_of()).detach())
+
+
+def spread_model(kind):
+    model = gpt()
+    if kind == "heads":
+        return tensor_parallel(model, mesh())
+    return fully_shard(model, mesh=mesh()) if kind == "weights" else model
+
+
+def activations_computed_again_by(use_reentrant):
+    """A checkpointed layer is seen once, and learns as without; over ranks, too."""
+    one = layer_of(causal=True, position=rotary())
+    many = context_parallel(copy.deepcopy(one), mesh())
+    x = torch.randn(B, length(), 48, dtype=torch.float64)
+    a, b = x.clone().requires_grad_(), shard_sequence(x, mesh()).requires_grad_()
+    one(a).square().sum().backward()
+    with headwise.watch(many, statistics={"entropy": True}) as seen:
+        again(many, b, use_reentrant=use_reentrant).square().sum().backward()
+    assert len(seen.calls[""]) == 1
+    close(b.grad, shard_sequence(a.grad, mesh()))

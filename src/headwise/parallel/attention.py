@@ -58,7 +58,7 @@ class RingAttention(torch.autograd.Function):
                 held[half] = [] if passing is None else passing.wait()
         lse = _with_sinks(output, lse, learnable[1])
         output = output.to(query.dtype)
-        ctx.order, ctx.call = order, call._replace(query=query[:0], key=key[:0], value=value[:0])
+        ctx.order, ctx.scoring = order, call.scoring
         ctx.save_for_backward(query, key, _let_go(value, query), output, lse, *learnable)
         ctx.mark_non_differentiable(lse)
         return output, lse
@@ -68,8 +68,7 @@ class RingAttention(torch.autograd.Function):
         """Gradients of query, key, value and of what the scoring learns; those of keys come from all ranks."""
         query, key, value, output, lse, *learnable = ctx.saved_tensors
         order: Order = ctx.order
-        scoring = ctx.call.scoring.with_learnable(*learnable)
-        walk = Walk(order, ctx.call._replace(query=query, key=key, value=value, scoring=scoring))
+        walk = Walk(order, Call(query, key, value, ctx.scoring.with_learnable(*learnable), 0.0))
         finite = lse.masked_fill(lse == -math.inf, 0.0)  # such a row's scores are all minus infinity
         to_query = torch.zeros_like(query, dtype=lse.dtype)
         learned = [None if x is None else torch.zeros_like(x) for x in learnable]
@@ -87,9 +86,10 @@ class RingAttention(torch.autograd.Function):
         coming: list[Passing | None] = [None, None]
         for step in range(1, order.ranks):
             for half in (0, 1):
-                passing = Passing(held[half], order) if step < order.ranks - 1 else None
                 before = coming[half]
                 collected = _zeros(held[half], lse.dtype) if before is None else before.wait()
+                coming[half] = before = None
+                passing = Passing(held[half], order) if step < order.ranks - 1 else None
                 add_up(step, half, held[half], collected)
                 coming[half] = Passing(collected, order)
                 held[half] = [] if passing is None else passing.wait()

@@ -25,6 +25,13 @@ class Spread:
     order: Order | None = None
 
     @property
+    def ring(self) -> str | None:
+        """The path of a call in words, where it goes over a ring of ranks."""
+        if self.order is None:
+            return None
+        return f"keys and values handed around {self.order.ranks} ranks, what is read of each merged by log-sum-exp"
+
+    @property
     def keys_apart(self) -> bool:
         """Whether other ranks have some of the keys."""
         return self.order is not None
@@ -57,12 +64,12 @@ class Spread:
 
     def attend(self, call: Call) -> Tensor:
         """What our queries and heads read, (B, H, t, Dv)."""
-        local = self._local(call)
+        local = self.local(call)
         return choose(local).run(local) if self.order is None else ring_attend(local, self.order)[0]
 
     def attend_and_look(self, call: Call) -> tuple[Tensor, AttentionMap]:
         """The same, and the map of our queries and heads."""
-        local = self._local(call)
+        local = self.local(call)
         if self.order is None:
             read, lse = choose(local).run_with_lse(local)
         else:
@@ -86,7 +93,8 @@ class Spread:
         """The whole map on every rank."""
         return gathering.gather(weights, self.heads, self.order)
 
-    def _local(self, call: Call) -> Call:
+    def local(self, call: Call) -> Call:
+        """The call of our heads."""
         if self.order is not None and call.dropout > 0:
             raise OptionError(
                 f"context parallel with dropout={call.dropout:g} on attention weights: ranks would have to agree on "

@@ -67,7 +67,7 @@ class Watched(Mapping[str, Any]):
 
     def _watcher(self, name: str) -> Callable[[AttentionMap], None]:
         def watcher(weights: AttentionMap) -> None:
-            if torch._C._current_graph_task_id() != -1:
+            if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
                 return  # a backward pass is running: a checkpoint computes again what was seen already
             if self._heads is not None:
                 weights = weights.select(heads=self._heads)

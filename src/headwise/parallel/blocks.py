@@ -3,7 +3,8 @@
 Pieces of a row are merged by their log-sum-exp. Backwards, the log-sum-exp of the whole row makes every piece's weights
 the true ones, so gradients of pieces simply add up: no piece needs to know another.
 
-    Fused   torch's kernels, where they know the scoring: mask and scale
+    Fused   torch's kernel on the CPU, where it knows the scoring: mask and scale
+    Flash   torch's kernel on CUDA in half precision, where a piece is seen whole or up to its diagonal
     Plain   matrix products in full precision, for everything: soft-cap, distances, bias, any device and width
 """
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from headwise.backends.base import Call
+from headwise.backends.sdpa import HALF
 from headwise.lowering import additive
 from headwise.mask_algebra import Grid
 from headwise.parallel.pieces import Piece
@@ -174,9 +176,57 @@ class Plain(Engine):
         return source.finished(products, grid)
 
 
+class Flash(Engine):
+    """FlashAttention on CUDA. It takes no mask but causal, so pieces of which only some is seen go by products."""
+
+    def __init__(self, call: Call, T: int, S: int) -> None:
+        super().__init__(call, T, S)
+        self.plain = Plain(call, T, S)
+
+    @staticmethod
+    def takes(call: Call) -> bool:
+        """Whether torch's kernel knows what this call asks for."""
+        query, value, scoring = call.query, call.value, call.scoring
+        D = query.shape[3]
+        fits = query.is_cuda and query.dtype in HALF and value.shape[3] == D and D % 8 == 0 and D <= 256
+        return fits and not scoring.biased and scoring.softcap is None
+
+    def forward(self, piece: Piece, met: Met) -> tuple[Tensor, Tensor]:
+        if piece.kind == "some":
+            return self.plain.forward(piece, met)
+        output, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+            *met, 0.0, piece.kind == "causal", False, scale=self.scoring.scale
+        )
+        return output, lse
+
+    def backward(self, piece: Piece, met: Met, known: Known, into: Gradients) -> None:
+        if piece.kind == "some":
+            return self.plain.backward(piece, met, known, into)
+        nothing = torch.empty(0, dtype=torch.uint64, device=met.query.device)  # no dropout, no random numbers
+        found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            known.grad,
+            *met,
+            known.output,
+            known.lse.contiguous(),  # the kernel goes by its shape alone
+            None,
+            None,
+            met.query.shape[2],
+            met.key.shape[2],
+            0.0,
+            piece.kind == "causal",
+            nothing,
+            nothing,
+            scale=self.scoring.scale,
+        )
+        for total, part in zip((into.query, into.key, into.value), found, strict=True):
+            total += part
+        return None
+
+
 def engine_for(call: Call, T: int, S: int) -> Engine:
     """The fastest engine that takes a call."""
-    return Fused(call, T, S) if Fused.takes(call) else Plain(call, T, S)
+    kind = Fused if Fused.takes(call) else Flash if Flash.takes(call) else Plain
+    return kind(call, T, S)
 
 
 def merge(output: Tensor, lse: Tensor, read: Tensor, read_lse: Tensor) -> None:

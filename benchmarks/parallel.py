@@ -4,9 +4,9 @@ Memory is counted twice: what tensors took at their peak, weights and inputs inc
 allocation), and what the process grew by (Linux' high-water mark). One step is forward and backward.
 
     python benchmarks/parallel.py | tee /dev/stderr | tail -1 > benchmarks/results/parallel-cpu.json
+    python benchmarks/parallel.py --device cuda   # the kernels of one step of a ring on one GPU, for benchmarks/scaling.py
 """
 
-import argparse
 import multiprocessing
 import os
 import tempfile
@@ -16,13 +16,16 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from harness import finish, memory, table
+from harness import finish, interleaved, memory, table
+from harness import parser as harness_parser
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 
-from headwise import MultiHeadAttention, rotary
+from headwise import MultiHeadAttention, Scoring, rotary
+from headwise.backends import Call
 from headwise.models import GPT, GPTConfig
-from headwise.parallel import context_parallel, shard_sequence, tensor_parallel, unshard_sequence
+from headwise.parallel import blocks, context_parallel, shard_sequence, tensor_parallel, unshard_sequence
+from headwise.parallel.pieces import Piece
 
 T = 8192
 LAYERS = {"layer (512, 8)": None, "layer (512, 8), 2 key/value heads": 2}
@@ -121,11 +124,46 @@ def on_ranks(ranks: int) -> list[dict]:
     return [found[rank] for rank in range(ranks)]
 
 
+def ring_steps() -> None:
+    """Milliseconds of a ring's step on a GPU: two chunks of queries, each meeting one chunk of keys it sees whole."""
+    rows, cells = [], []
+    for t in (1024, 4096, 16384, 65536):
+        query, key, value, grad = (
+            torch.randn(1, heads, t // 2, 128, device="cuda", dtype=torch.bfloat16) for heads in (32, 8, 8, 32)
+        )
+        engine = blocks.engine_for(Call(query, key, value, Scoring(), 0.0), t, t)
+        piece, met = Piece(range(t // 2), range(t // 2), "all"), blocks.Met(query, key, value)
+        output, lse = engine.forward(piece, met)
+        known = blocks.Known(output, lse, grad)
+        into = blocks.Gradients(*(torch.zeros_like(x, dtype=torch.float32) for x in met), [])
+        total, total_lse = torch.zeros_like(output, dtype=torch.float32), lse.clone()
+
+        def forward(engine=engine, piece=piece, met=met, total=total, total_lse=total_lse) -> None:
+            for _ in range(2):
+                blocks.merge(total, total_lse, *engine.forward(piece, met))
+
+        def backward(engine=engine, piece=piece, met=met, known=known, into=into) -> None:
+            for _ in range(2):
+                engine.backward(piece, met, known, into)
+
+        times = interleaved({"forward": forward, "backward": backward}, "cuda", rounds=20, seconds=4)
+        row = {"t": t, "H": 32, "Hkv": 8, "D": 128, **{name: time["ms"] for name, time in times.items()}}
+        row |= {"forward TFLOP/s": 2 * t**2 * 32 * 128 / row["forward"] / 1e9}
+        row |= {"backward TFLOP/s": 5 * t**2 * 32 * 128 / row["backward"] / 1e9}
+        rows.append(row)
+        cells.append([str(t), *(f"{row[name]:.3g}" for name in list(row)[4:])])
+    table("one step of a ring, bfloat16, 32 heads of 128 on 8 key/value heads", cells, ["t", *list(rows[0])[4:]])
+    finish("parallel", "cuda", rows)
+
+
 def main() -> None:
     """Measure, print, save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=4)
-    given = parser.parse_args()
+    given = harness_parser(__doc__)
+    given.add_argument("--ranks", type=int, default=4)
+    given = given.parse_args()
+    if given.device == "cuda":
+        ring_steps()
+        return
     torch.set_num_threads(1)
     alone, together = measure(None), on_ranks(given.ranks)
     rows, cells = [], []

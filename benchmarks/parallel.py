@@ -4,7 +4,7 @@ Memory is counted twice: what tensors took at their peak, weights and inputs inc
 allocation), and what the process grew by (Linux' high-water mark). One step is forward and backward.
 
     python benchmarks/parallel.py | tee /dev/stderr | tail -1 > benchmarks/results/parallel-cpu.json
-    python benchmarks/parallel.py --device cuda   # the kernels of one step of a ring on one GPU, for benchmarks/scaling.py
+    python benchmarks/parallel.py --device cuda   # one step of a ring on one GPU, for benchmarks/scaling.py
 """
 
 import multiprocessing

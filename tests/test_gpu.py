@@ -283,7 +283,8 @@ def test_a_static_cache_runs_in_a_cuda_graph():
 
 @pytest.mark.parametrize("kind", ["all", "causal", "some"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_pieces_of_a_ring_agree_with_the_reference(kind, dtype):
+@pytest.mark.parametrize("cudnn", [True, False])
+def test_pieces_of_a_ring_agree_with_the_reference(kind, dtype, cudnn):
     from headwise.parallel import blocks
     from headwise.parallel.pieces import Piece
 
@@ -295,7 +296,8 @@ def test_pieces_of_a_ring_agree_with_the_reference(kind, dtype):
         met = blocks.Met(*(x.to(precision) for x in (query, key, value)))
         call = Call(*met, Scoring(mask=mask), 0.0)
         engine = blocks.engine_for(call, T, T)
-        assert type(engine) is (blocks.Flash if name == "found" and dtype != torch.float32 else blocks.Plain)
+        engine.cudnn = cudnn
+        assert type(engine) is (blocks.Cuda if name == "found" and dtype != torch.float32 else blocks.Plain)
         piece = Piece(range(T), range(T), kind)
         output, lse = engine.forward(piece, met)
         into = blocks.Gradients(*(torch.zeros_like(x, dtype=lse.dtype) for x in met), [])

@@ -4,7 +4,7 @@ Pieces of a row are merged by their log-sum-exp. Backwards, the log-sum-exp of t
 the true ones, so gradients of pieces simply add up: no piece needs to know another.
 
     Fused   torch's kernel on the CPU, where it knows the scoring: mask and scale
-    Flash   torch's kernel on CUDA in half precision, where a piece is seen whole or up to its diagonal
+    Cuda    torch's kernels on CUDA in half precision, where a piece is seen whole or up to its diagonal
     Plain   matrix products in full precision, for everything: soft-cap, distances, bias, any device and width
 """
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headwise.backends.base import Call
-from headwise.backends.sdpa import HALF
+from headwise.backends.sdpa import CUDNN, HALF, by_cuda_flash, by_cudnn
 from headwise.lowering import additive
 from headwise.mask_algebra import Grid
 from headwise.parallel.pieces import Piece
@@ -176,16 +176,20 @@ class Plain(Engine):
         return source.finished(products, grid)
 
 
-class Flash(Engine):
-    """FlashAttention on CUDA. It takes no mask but causal, so pieces of which only some is seen go by products."""
+class Cuda(Engine):
+    """torch's choice of cuDNN or FlashAttention. They take no mask but causal, so the rest goes by products."""
 
     def __init__(self, call: Call, T: int, S: int) -> None:
         super().__init__(call, T, S)
         self.plain = Plain(call, T, S)
+        chosen = torch._fused_sdp_choice(
+            call.query, call.key, call.value, scale=call.scoring.scale, enable_gqa=call.grouped
+        )
+        self.cudnn = chosen == CUDNN
 
     @staticmethod
     def takes(call: Call) -> bool:
-        """Whether torch's kernel knows what this call asks for."""
+        """Whether torch's kernels know what this call asks for."""
         query, value, scoring = call.query, call.value, call.scoring
         D = query.shape[3]
         fits = query.is_cuda and query.dtype in HALF and value.shape[3] == D and D % 8 == 0 and D <= 256
@@ -194,30 +198,24 @@ class Flash(Engine):
     def forward(self, piece: Piece, met: Met) -> tuple[Tensor, Tensor]:
         if piece.kind == "some":
             return self.plain.forward(piece, met)
-        output, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-            *met, 0.0, piece.kind == "causal", False, scale=self.scoring.scale
-        )
-        return output, lse
+        given = {**met._asdict(), "is_causal": piece.kind == "causal", "scale": self.scoring.scale}
+        return by_cudnn(given) if self.cudnn else by_cuda_flash(given)
 
     def backward(self, piece: Piece, met: Met, known: Known, into: Gradients) -> None:
         if piece.kind == "some":
             return self.plain.backward(piece, met, known, into)
         nothing = torch.empty(0, dtype=torch.uint64, device=met.query.device)  # no dropout, no random numbers
-        found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            known.grad,
-            *met,
-            known.output,
-            known.lse.contiguous(),  # the kernel goes by its shape alone
-            None,
-            None,
-            met.query.shape[2],
-            met.key.shape[2],
-            0.0,
-            piece.kind == "causal",
-            nothing,
-            nothing,
-            scale=self.scoring.scale,
-        )
+        lse = known.lse.contiguous()  # kernels go by its shape alone
+        sizes = (met.query.shape[2], met.key.shape[2], 0.0, piece.kind == "causal")
+        if self.cudnn:
+            found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+                known.grad, *met, known.output, lse[..., None], nothing, nothing, None, None, None, *sizes,
+                scale=self.scoring.scale,
+            )  # fmt: skip
+        else:
+            found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+                known.grad, *met, known.output, lse, None, None, *sizes, nothing, nothing, scale=self.scoring.scale
+            )
         for total, part in zip((into.query, into.key, into.value), found, strict=True):
             total += part
         return None
@@ -225,7 +223,7 @@ class Flash(Engine):
 
 def engine_for(call: Call, T: int, S: int) -> Engine:
     """The fastest engine that takes a call."""
-    kind = Fused if Fused.takes(call) else Flash if Flash.takes(call) else Plain
+    kind = Fused if Fused.takes(call) else Cuda if Cuda.takes(call) else Plain
     return kind(call, T, S)
 
 

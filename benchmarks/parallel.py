@@ -170,11 +170,10 @@ def main() -> None:
     for name, one in alone.items():
         worst = {key: max(rank["memory"][name][key] for rank in together) for key in one}
         rows.append({"step": name, "T": T, "ranks": given.ranks, "one": one, "worst rank": worst})
-        sizes = [
-            f"{one[key]:.0f} → {worst[key]:.0f} MiB ({worst[key] / one[key]:.2f}×)" for key in ("tensors", "process")
-        ]
+        sizes = [f"{one[key]:.0f} → {worst[key]:.0f} MiB" for key in ("tensors", "process")]
+        sizes.insert(1, f"{worst['tensors'] / one['tensors']:.2f}×")
         cells.append([name, *sizes, f"{one['seconds']:.2f} → {worst['seconds']:.2f} s"])
-    head = ["step", "tensors at their peak", "growth of the process", "time, all ranks on this machine"]
+    head = ["step", "tensors at their peak", "share", "growth of the process", "time, all ranks on this machine"]
     table(f"T = {T} on one rank and on each of {given.ranks}", cells, head)
     counts, error = together[0]["all_reduces"], max(rank["error"] for rank in together)
     print(f"\ncollectives of a layer with shared heads: {counts}; sequence over ranks, largest difference: {error:.1e}")

@@ -10,6 +10,8 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint as again
@@ -142,6 +144,23 @@ def a_model_generates_with_its_cache_shared_out():
     cache = many.make_caches(B)[0]
     assert cache._key.shape[1] == 8 // dist.get_world_size()
     assert torch.equal(many.generate([0, 5, 7], 80, temperature=0), one.generate([0, 5, 7], 80, temperature=0))
+
+
+def the_rest_of_a_model_is_cut_by_torchs_own_plans():
+    """The feed-forward part by column and row; gradients of DTensors and others are clipped together."""
+    one = gpt()
+    many = tensor_parallel(copy.deepcopy(one), mesh())
+    for block in many.blocks:
+        plan = {"feed_forward.up": ColwiseParallel(), "feed_forward.down": RowwiseParallel()}
+        parallelize_module(block, mesh(), plan)
+    for model in (one, many):
+        loss_of(model, tokens_of()).backward()
+    gradients_agree(one, many)
+    expected = torch.nn.utils.clip_grad_norm_(one.parameters(), 0.1)
+    with implicit_replication():
+        found = torch.nn.utils.clip_grad_norm_(many.parameters(), 0.1)
+    close(whole(found), expected)
+    gradients_agree(one, many)
 
 
 class Adapter(torch.nn.Linear):

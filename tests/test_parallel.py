@@ -43,6 +43,10 @@ def test_a_model_with_shared_heads_generates_the_same_text(four):
     four.run(on_ranks.a_model_generates_with_its_cache_shared_out)
 
 
+def test_the_rest_of_a_model_is_cut_by_torchs_own_plans(two):
+    two.run(on_ranks.the_rest_of_a_model_is_cut_by_torchs_own_plans)
+
+
 @pytest.mark.parametrize("name", on_ranks.NAMES)
 def test_a_sequence_on_two_ranks_learns_as_on_one(two, name):
     two.run(on_ranks.the_sequence_is_shared_out, name, "plain")

@@ -18,8 +18,11 @@ from torch.utils.checkpoint import checkpoint as again
 
 import headwise
 from headwise import MultiHeadAttention, RelativeBias, Scoring, alibi, causal, documents, padding, rotary, window
+from headwise.backends import Call
 from headwise.models import GPT, GPTConfig
 from headwise.parallel import context_parallel, shard_sequence, tensor_parallel, unshard_sequence
+from headwise.parallel.attention import Walk
+from headwise.parallel.order import Order
 
 close = functools.partial(assert_close, rtol=1e-9, atol=1e-10)
 B = 2
@@ -115,6 +118,8 @@ def maps_cover_the_heads_of_a_rank(name):
     every_second = found.select(heads=slice(0, None, 2)).gather()
     close(every_second[:], expected[:, 0::2])
     assert all_heads.gather() is all_heads
+    leaves, spec = torch.utils._pytree.tree_flatten(found)  # as FSDP's hooks do with what a layer returns
+    close(torch.utils._pytree.tree_unflatten(leaves, spec).gather()[:], expected[:])
 
 
 def masks_and_biases_of_all_heads_are_cut():
@@ -236,6 +241,14 @@ def the_sequence_is_shared_out(name, mask_name):
     for (place, ours), theirs in zip(many.named_parameters(), one.named_parameters(), strict=True):
         dist.all_reduce(ours.grad)
         close(ours.grad, theirs[1].grad, msg=lambda m, place=place: f"{place}: {m}")
+
+
+def scores_under_a_causal_mask():
+    """How many scores this rank computes, of a layer's forward pass."""
+    heads = torch.empty(1, 1, 10, 6)
+    walk = Walk(Order(mesh()), Call(heads, heads, heads, Scoring(mask=causal()), 0.0))
+    found = [piece for step in range(dist.get_world_size()) for half in (0, 1) for piece, *_ in walk.pieces(step, half)]
+    return sum(len(piece.rows) * len(piece.cols) / (2 if piece.kind == "causal" else 1) for piece in found)
 
 
 def a_bias_is_given_for_the_whole_text():

@@ -58,6 +58,11 @@ def test_a_sequence_on_four_ranks_obeys_masks_of_the_whole(four, name, mask):
     four.run(on_ranks.the_sequence_is_shared_out, name, mask)
 
 
+def test_every_rank_has_the_same_to_do_under_a_causal_mask(four):
+    T = 40
+    assert four.run(on_ranks.scores_under_a_causal_mask) == [T * T / 2 / 4] * 4
+
+
 def test_a_bias_over_ranks_is_given_for_the_whole_text(two):
     two.run(on_ranks.a_bias_is_given_for_the_whole_text)
 

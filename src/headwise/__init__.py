@@ -1,5 +1,7 @@
 """Multi-head attention you can read, run and see."""
 
+import importlib
+
 from headwise import check, compat, probes, reference, survey, textbook, view
 from headwise.attention import attend
 from headwise.cache import KVCache, Memory
@@ -38,6 +40,13 @@ from headwise.summary import HeadSummary, Summary
 from headwise.watch import Watched, watch
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """`headwise.parallel`, once somebody asks: torch's distributed tensors take a second to import."""
+    if name == "parallel":
+        return importlib.import_module("headwise.parallel")
+    raise AttributeError(f"module 'headwise' has no attribute {name!r}")
 
 
 def _register() -> None:

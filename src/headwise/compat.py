@@ -269,7 +269,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                 mask = masks.padding(~keys) if mask is None else mask & masks.padding(~keys)
             else:
                 bias = keys[:, None, None] if bias is None else bias + keys[:, None, None]
-        return attention.scoring_for(q, S, mask, bias, None, None)
+        return attention.scoring_for((*q.shape[:3], S), q.device, mask, bias, None, None)
 
 
 def _overrides(x: Tensor | None) -> bool:

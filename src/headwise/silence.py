@@ -77,6 +77,9 @@ def silence(model: nn.Module, heads: Mapping[str, int | Iterable[int]]) -> Silen
     unknown = [name for name in heads if name not in layers]
     if unknown:
         raise OptionError(f"silence: {unknown[0]!r} is no headwise layer of this model; there are {list(layers)}.")
+    shared = [name for name in heads if getattr(layers[name], "_spread", None) is not None]
+    if shared:
+        raise OptionError(f"silence: {shared[0]!r} is spread over ranks; silence heads of the model before it is.")
     asked = {name: _checked(name, layers[name], which) for name, which in heads.items()}
     return Silenced(layers, {name: which for name, which in asked.items() if which})
 

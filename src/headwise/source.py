@@ -7,13 +7,16 @@ source keeps for each of its axes which indices it shows (`Frame`).
 import dataclasses
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from headwise.mask_algebra import Grid, Mask
 from headwise.scoring import Scoring
+
+if TYPE_CHECKING:
+    from headwise.parallel.spread import Spread
 
 Axis = range | Tensor  # which indices of the whole; a tensor is whole numbers on the CPU
 
@@ -59,6 +62,8 @@ class Source:
     """Query (B, H, T, D), key (B, Hkv, S, D) and how they are scored. `log_sum_exp` is (B, H, T) where known.
 
     A log-sum-exp counts the sinks; that of a row that sees nothing is minus infinity.
+
+    Where several ranks share the keys, `key` holds only some, from the `first_key` of the whole on; see `spread`.
     """
 
     query: Tensor
@@ -66,6 +71,8 @@ class Source:
     scoring: Scoring
     frame: Frame
     log_sum_exp: Tensor | None = None
+    first_key: int = 0
+    spread: "Spread | None" = None
 
     @classmethod
     def whole(cls, query: Tensor, key: Tensor, scoring: Scoring, log_sum_exp: Tensor | None = None) -> "Source":
@@ -77,7 +84,12 @@ class Source:
     def shape(self) -> tuple[int, int, int, int]:
         """(B, H, T, S) of the weights."""
         B, H, T, _ = self.query.shape
-        return B, H, T, self.key.shape[2]
+        return B, H, T, self.frame.S
+
+    @property
+    def keys_apart(self) -> bool:
+        """Whether other ranks have some of the keys, so that weights can be streamed and not looked up."""
+        return self.spread is not None and self.spread.keys_apart
 
     @property
     def group(self) -> int:

@@ -67,6 +67,8 @@ class Watched(Mapping[str, Any]):
 
     def _watcher(self, name: str) -> Callable[[AttentionMap], None]:
         def watcher(weights: AttentionMap) -> None:
+            if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+                return  # a backward pass is running: a checkpoint computes again what was seen already
             if self._heads is not None:
                 weights = weights.select(heads=self._heads)
             self.calls.setdefault(name, []).append(self._reduced(weights))

@@ -238,7 +238,8 @@ def try_form(
     except Exception as error:  # whatever a learner's code raises is a result
         projected = any(node.op in PRODUCTS for node in trace.nodes)
         failure = Failure(built.text, form.words(), error, error_line(error, attempt.filename), repaired)
-        failure.natural = form.natural and (built.certain or projected)
+        width = "shapes cannot be multiplied" in str(error)  # perhaps by a size that we guessed
+        failure.natural = form.natural and (built.certain or (projected and not width))
         failure.guessed, failure.projected = form.fixed_tensor, projected
         failure.without = bool(form.fixed) and all(value is None for value in form.fixed.values())
         attempt.failures.append(failure)

@@ -22,6 +22,8 @@ BY_NAME: dict[str, Any] = {
     "qkvbias": True,
 }  # fmt: skip
 
+SCALING = {"scale", "scaled", "usescale", "scaling", "isscale", "doscale", "applyscale"}
+
 
 @dataclasses.dataclass
 class Built:
@@ -134,15 +136,18 @@ def _with_names(
     if "width" not in {roles[name] for name in known} and optional:
         preferred = next((name for name in optional if "model" in name or "embed" in name), optional[0])
         yield _built(cls, known | {preferred: sizes.E} | dict.fromkeys(unknown), parameters)
+    several = {n: sizes.E for n, role in roles.items() if role == "head_width"}
+    meant = "width" in roles.values() or not several  # else a width of heads may be the model's
+    if not meant and not unknown:
+        yield _built(cls, known | several, parameters, natural=False)
     for values in _guesses(unknown, roles, sizes):
-        yield _built(cls, known | dict(zip(unknown, values, strict=True)), parameters, natural=not unknown)
+        yield _built(cls, known | dict(zip(unknown, values, strict=True)), parameters, natural=not unknown and meant)
     # A head width or a kv-head count where the width of the model was meant, or the other way round.
     for name, value in _second_readings(parameters, roles, sizes):
         for values in _guesses(unknown, roles, sizes):
             yield _built(
                 cls, known | dict(zip(unknown, values, strict=True)) | {name: value}, parameters, natural=False
             )
-    several = {n: sizes.E for n, role in roles.items() if role == "head_width"}
     if several:
         for values in _guesses(unknown, roles, sizes):
             yield _built(cls, known | dict(zip(unknown, values, strict=True)) | several, parameters, natural=False)
@@ -183,6 +188,8 @@ _UNKNOWN = object()
 def _value(p: inspect.Parameter, sizes: Sizes) -> Any:
     """By the meaning of the name; what has a default and means nothing to us keeps it."""
     word, role = plain(p.name), constructor_role(p.name)
+    if word in SCALING and p.default is False:  # an option that is off is no mistake of the class
+        return True
     if word in BY_NAME:
         return BY_NAME[word] if p.default is p.empty else _UNKNOWN
     if role in ("width", "heads", "kv_heads", "head_width", "context", "batch", "dropout"):

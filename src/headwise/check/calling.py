@@ -140,8 +140,9 @@ def forms(thing: Any, sizes: Sizes) -> Iterator[Form]:
 def _by_names(parameters: list[inspect.Parameter]) -> Form | None:
     roles: dict[str, str] = {}
     masks = []
+    sides = _sides(parameters)
     for p in parameters:
-        role = call_role(p.name)
+        role = None if p.name in sides else call_role(p.name)
         if role == "mask":
             masks.append(p.name)
         elif role in ("query", "key", "value", "self", "memory") and not _is_flag(p) and _passed(p, role):
@@ -151,6 +152,13 @@ def _by_names(parameters: list[inspect.Parameter]) -> Form | None:
         return None
     positional = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_ONLY)
     return Form(roles, {}, tuple(masks), positional)
+
+
+def _sides(parameters: list[inspect.Parameter]) -> dict[str, int]:
+    """Rows and columns of an image whose pixels are the tokens: one row, and as many columns as tokens (here 0)."""
+    words = {plain(p.name): p.name for p in parameters}
+    pair = next(((a, b) for a, b in (("h", "w"), ("height", "width")) if a in words and b in words), None)
+    return {} if pair is None else {words[pair[0]]: 1, words[pair[1]]: 0}
 
 
 def _passed(p: inspect.Parameter, role: str) -> bool:
@@ -186,7 +194,8 @@ def _settled(roles: dict[str, str], parameters: dict[str, inspect.Parameter]) ->
 def _with_fixed(form: Form, parameters: list[inspect.Parameter], sizes: Sizes) -> Iterator[Form]:
     """Values for required arguments that are no input: None first, then what their name or type suggests."""
     open_names = [p for p in parameters if p.default is p.empty and p.name not in form.roles]
-    choices = [_choices(p, sizes) for p in open_names]
+    sides = _sides(parameters)
+    choices = [[sides[p.name] or sizes.T] if p.name in sides else _choices(p, sizes) for p in open_names]
     # An optional key or memory is passed first, so that cross-attention is seen; then left out.
     optional = [p.name for p in parameters if p.name in form.roles and p.default is None]
     alone = {n: r for n, r in form.roles.items() if n not in optional}

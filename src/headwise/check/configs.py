@@ -24,6 +24,13 @@ def _is_base(name: str) -> bool:
     return re.search(r"theta|base|freq", plain(name)) is not None
 
 
+class OfEveryLayer(int):
+    """A size that some configurations hold once for every layer: `config.n_heads` and `config.n_heads[3]`."""
+
+    def __getitem__(self, layer: int) -> int:
+        return int(self)
+
+
 class Config:
     """Attributes, keys and `get`, answered from overrides, then by meaning, then from what the file itself defines.
 
@@ -55,7 +62,8 @@ class Config:
         if role == "bias" and isinstance(own, bool):
             return True, own
         if role is not None and (own is None or isinstance(own, int | float)):
-            return True, value_for(role, self._sizes)
+            value = value_for(role, self._sizes)
+            return True, OfEveryLayer(value) if type(value) is int else value
         return name in self._own, own
 
     def __getitem__(self, name: str) -> Any:

@@ -201,7 +201,7 @@ class Arranged:
 
 def _orders(parts: list[Tensor], B: int) -> Iterator[tuple[str, Arranged]]:
     N, count = parts[0].shape[0], len(parts)
-    if any(p.shape != parts[0].shape for p in parts):
+    if any(p.shape != parts[0].shape for p in parts) or parts[0].numel() == 0:
         return
     kinds = []
     if count == 1 and N % B == 0:

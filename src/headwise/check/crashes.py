@@ -10,7 +10,15 @@ from headwise.check.stubs import Stub
 from headwise.check.usage import names_used
 
 CERTAIN = (NameError, AttributeError, TypeError, IndexError, KeyError, UnboundLocalError, ZeroDivisionError)
-OURS = ("values to unpack", "config has no", "NoneType", "Stub")  # perhaps we passed something of another kind
+SEVERAL = 4  # guesses, of numbers and of None
+# Perhaps we passed something of another kind.
+OURS = (
+    "values to unpack",
+    "config has no",
+    "NoneType",
+    "Stub",
+    "is not callable",
+)
 
 
 def not_bound(case: Case, bound: Bound | None, failures: list[Failure]) -> Report:
@@ -66,7 +74,7 @@ def _telling(failures: list[Failure]) -> Failure | None:
     same_end = [f for f in natural if f.guessed and _end(f) in {_end(g) for g in calls if g.without}]
     natural = simple or same_end or natural
     if calls and not natural:
-        return None
+        return _whatever_we_pass(calls)
     first = natural[0] if natural else inside[0]
     if first.called is not None and not _form_is_certain(first, calls):
         return None
@@ -79,6 +87,17 @@ def _telling(failures: list[Failure]) -> Failure | None:
     if isinstance(first.error, CERTAIN) or "only one dimension" in str(first.error):
         return first
     return first if isinstance(first.error, RuntimeError | ValueError) and _natural(first) else None
+
+
+def _whatever_we_pass(calls: list[Failure]) -> Failure | None:
+    """An error that does not depend on what had to be guessed: a name that nobody defines, or the same every time."""
+    names = [f for f in calls if isinstance(f.error, NameError) and not isinstance(f.error, UnboundLocalError)]
+    if names and names[0].projected:
+        return names[0]
+    ends = {(type(f.error), str(f.error), f.line) for f in calls}
+    guesses = {f.built for f in calls}
+    same = len(ends) == 1 and len(guesses) >= SEVERAL and isinstance(calls[0].error, CERTAIN)
+    return calls[0] if same and not any(word in str(calls[0].error) for word in OURS) else None
 
 
 def _form_is_certain(first: Failure, calls: list[Failure]) -> bool:
@@ -108,7 +127,7 @@ def _natural(failure: Failure) -> bool:
 def _crash(failure: Failure) -> Finding:
     error = failure.error
     words = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
-    if isinstance(error, NameError) and not isinstance(error, UnboundLocalError):
+    if isinstance(error, NameError):
         return Finding("undefined-name", words, failure.line)
     if failure.called is not None and failure.in_constructor:
         return Finding("layers-in-forward", words, failure.line)

@@ -14,6 +14,7 @@ from headwise.check.report import Report
 from headwise.check.telling import told
 from headwise.errors import OptionError
 
+WEIGHTLESS = "it has no weights of its own"
 TRIES = 3  # candidates before giving up
 RANK = {"right": 3, "variant": 3, "wrong": 2, "unknown": 0}
 
@@ -79,7 +80,8 @@ def _best(
         reports.append(report)
         if report.verdict != "unknown" or (index == 0 and report.masks):
             break
-    best = max(reports, key=lambda r: RANK[r.verdict])
+    judged = [r for i, r in enumerate(reports) if i == 0 or not (r.verdict == "variant" and WEIGHTLESS in r.variants)]
+    best = max(judged, key=lambda r: RANK[r.verdict])  # a helper without weights does not speak for a class
     best = reports[0] if RANK[best.verdict] == 0 else best
     best.others = [name for name, _, _ in found if not best.subject.startswith(name)][:3]
     return best

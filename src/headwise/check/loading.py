@@ -14,6 +14,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from headwise.check.helpers_stub import HELPERS
 from headwise.check.stubs import Stub, StubFinder, StubModule
 
 # What a file may use without importing it, and the line that is missing.
@@ -298,7 +299,7 @@ def _import(statement: ast.Import | ast.ImportFrom, loaded: Loaded) -> None:
             if usual is not None and isinstance(statement, ast.Import):
                 with contextlib.suppress(ImportError):
                     exec(usual, loaded.namespace)  # noqa: S102
-            loaded.namespace.setdefault(name, Stub(f"{module}.{alias.name}"))
+            loaded.namespace.setdefault(name, HELPERS.get(alias.name) or Stub(f"{module}.{alias.name}"))
 
 
 def _note_neighbour(statement: ast.Import | ast.ImportFrom, loaded: Loaded) -> None:

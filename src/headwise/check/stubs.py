@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from headwise.check import einops_stub
+from headwise.check.helpers_stub import HELPERS
 
 
 class StubBase:
@@ -105,4 +106,6 @@ class StubModule(ModuleType):
             raise AttributeError(name)
         if name == "Rearrange":
             return einops_stub.Rearrange
+        if name in HELPERS:
+            return HELPERS[name]
         return Stub(f"{self.__name__}.{name}")

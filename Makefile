@@ -3,9 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint types docs unit bench clean
+TEXT ?= The captain looked at the sea, and the sea looked at the captain. The captain looked at the sea.
+export TEXT
 
-run: $(VENV)/.ready  ## the ten steps on real tensors, fused against reference, and the speed measured now
+.PHONY: run tour test lint types docs unit bench clean
+
+run: $(VENV)/.ready  ## what every head of the built-in model does with a sentence; make run TEXT='another'
+	$(BIN)/headwise view "$$TEXT"
+
+tour: $(VENV)/.ready  ## the ten steps on real tensors, fused against reference, and the speed measured now
 	$(BIN)/headwise tour
 
 test: lint types docs unit  ## format, lint, types, docs and all tests; the same thing CI runs

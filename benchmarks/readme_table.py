@@ -14,6 +14,7 @@ BEGIN, END = "<!-- speed table -->", "<!-- end of speed table -->"
 MAPS_BEGIN, MAPS_END = "<!-- maps table -->", "<!-- end of maps table -->"
 OPTIONS_BEGIN, OPTIONS_END = "<!-- options table -->", "<!-- end of options table -->"
 TRAIN_BEGIN, TRAIN_END = "<!-- train table -->", "<!-- end of train table -->"
+SERVE_BEGIN, SERVE_END = "<!-- serve table -->", "<!-- end of serve table -->"
 PEERS = ["hand-wired", "nn.MultiheadAttention", "nn.MHA with weights", "textbook class"]
 
 
@@ -119,6 +120,31 @@ def train_table() -> str:
     return "\n".join([*parts, TRAIN_END])
 
 
+def serve_table() -> str:
+    """How soon a server answers, from every result file of the serve benchmark."""
+    parts = [SERVE_BEGIN, ""]
+    for file in sorted(RESULTS.glob("serve-*.json")):
+        data = json.loads(file.read_text())
+        cells = {(row["what"], row["tokens"]): _told(row) for row in data["rows"]}
+        lengths = sorted({tokens for _, tokens in cells})
+        names = list(dict.fromkeys(row["what"] for row in reversed(data["rows"])))[::-1]  # the longest has most levels
+        layers = data["rows"][0]["layers"]
+        parts += [f"{data['device']}, torch {data['torch']}, commit {data['commit']}, {layers} layers of 8 heads:", ""]
+        parts += [
+            "| | " + " | ".join(f"{tokens:,} tokens" for tokens in lengths) + " |",
+            "|---" * (len(lengths) + 1) + "|",
+        ]
+        parts += [f"| {name} | " + " | ".join(cells.get((name, x), "") for x in lengths) + " |" for name in names]
+        parts.append("")
+    return "\n".join([*parts, SERVE_END])
+
+
+def _told(row: dict) -> str:
+    if "MiB" in row:
+        return f"{row['MiB']:,} MiB"
+    return f"{row['ms']:.3g} ms" if row["ms"] < 1000 else f"{row['ms'] / 1000:.3g} s"
+
+
 def replace(page: Path, begin: str, end: str, text: str) -> None:
     """Put `text`, which has both marks, in place of what lies between them."""
     before, rest = page.read_text().split(begin)
@@ -132,6 +158,7 @@ def main() -> None:
     replace(ROOT / "docs/performance.md", MAPS_BEGIN, MAPS_END, maps_table())
     replace(ROOT / "docs/performance.md", OPTIONS_BEGIN, OPTIONS_END, options_table())
     replace(ROOT / "docs/performance.md", TRAIN_BEGIN, TRAIN_END, train_table())
+    replace(ROOT / "docs/serve.md", SERVE_BEGIN, SERVE_END, serve_table())
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import torch
 from closeness import assert_close_to_truth
 from headwise import (
     MultiHeadAttention,
+    Scoring,
     alibi,
     attend,
     causal,
@@ -20,6 +21,7 @@ from headwise import (
     rotary,
     window,
 )
+from headwise.backends import Call
 
 pytestmark = pytest.mark.gpu
 
@@ -277,3 +279,32 @@ def test_a_static_cache_runs_in_a_cuda_graph():
             found.append(step(x[:, t : t + 1].contiguous()).clone())
         torch.testing.assert_close(torch.cat(found, 1), layer(x)[:, 10:], rtol=2e-2, atol=2e-2)
         assert cache.lengths == [20, 20]
+
+
+@pytest.mark.parametrize("kind", ["all", "causal", "some"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("cudnn", [True, False])
+def test_pieces_of_a_ring_agree_with_the_reference(kind, dtype, cudnn):
+    from headwise.parallel import blocks
+    from headwise.parallel.pieces import Piece
+
+    Hkv, T = 3, 257
+    mask = {"all": None, "causal": causal(), "some": causal() & window(31)}[kind]
+    query, key, value, grad = (torch.randn(B, h, T, D, device=CUDA, dtype=dtype) for h in (H, Hkv, Hkv, H))
+    found = {}
+    for name, precision in (("found", dtype), ("truth", torch.float64)):
+        met = blocks.Met(*(x.to(precision) for x in (query, key, value)))
+        call = Call(*met, Scoring(mask=mask), 0.0)
+        engine = blocks.engine_for(call, T, T)
+        engine.cudnn = cudnn
+        assert type(engine) is (blocks.Cuda if name == "found" and dtype != torch.float32 else blocks.Plain)
+        piece = Piece(range(T), range(T), kind)
+        output, lse = engine.forward(piece, met)
+        into = blocks.Gradients(*(torch.zeros_like(x, dtype=lse.dtype) for x in met), [])
+        part_of_more = torch.nn.functional.pad(lse, (0, 5))[:, :, :T]  # as a chunk of a rank's rows is
+        known = blocks.Known(output, part_of_more, grad.to(precision))
+        engine.backward(piece, met, known, into)
+        found[name] = (output, lse, *into[:3])
+    tolerance = {torch.float16: 5e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}[dtype]
+    for ours, truth in zip(found["found"], found["truth"], strict=True):
+        torch.testing.assert_close(ours.double(), truth, rtol=tolerance, atol=tolerance)

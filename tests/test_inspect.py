@@ -27,7 +27,7 @@ def test_layers_that_are_alike_share_a_row(weights, capsys):
 
 
 def test_unknown_heads_are_asked_for(weights, capsys):
-    assert main(["inspect", weights]) == 0
+    assert main(["inspect", weights]) == 2
     out = capsys.readouterr().out
     assert "layers.0.self_attn and 11 more" in out
     assert "Say --heads." in out

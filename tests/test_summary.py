@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from headwise import AttentionMap, Scoring, causal, reference, sink
-from headwise.summary import reading
+from headwise import AttentionMap, Scoring, causal, induction, reference, sink
+from headwise.summary import HeadSummary, traits
 
 T, STRONG = 48, 30.0
 IDS = torch.cat([torch.arange(T // 2), torch.arange(T // 2)])
@@ -76,7 +76,72 @@ def test_the_table_has_a_line_per_head_and_selected_heads_keep_their_number():
     assert "first-token sink" in lines[1]
 
 
+def reading(resting, apart, chance=None):
+    return HeadSummary(0, traits(resting, apart, chance or {}), {}, apart).reading
+
+
 def test_the_sink_is_named_beside_what_else_a_head_does():
     assert reading(0.8, {"previous": 0.6}) == "first-token sink 0.80, else previous-token 0.60"
     assert reading(0.8, {"previous": 0.1}) == "first-token sink 0.80"
     assert reading(0.1, {"previous": 0.1}) == "mixed"
+
+
+def test_what_even_attention_does_anyway_is_no_trait():
+    assert reading(0.45, {"previous": 0.5}, {"sink": 0.3, "previous": 0.3}) == "mixed"
+    assert reading(0.55, {"previous": 0.6}, {"sink": 0.3, "previous": 0.3}).startswith(
+        "first-token sink 0.55, else prev"
+    )
+    assert reading(0.0, {"local": 1.0}, {"local": 1.0}) == "mixed", "1 says there is too little to tell"
+
+
+def random_map(tokens):
+    query, key = torch.randn(2, 1, 3, tokens, 8).unbind(0)
+    return AttentionMap(query, key, Scoring(causal()))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5, 11, 16])
+def test_in_a_short_text_nothing_is_local(tokens):
+    names = [trait.name for head in random_map(tokens).summary(torch.arange(tokens)) for trait in head.traits]
+    assert "local" not in names
+
+
+def test_local_is_a_mean_over_queries_that_see_keys_further_away():
+    weights = random_map(17)
+    dense = weights[0, 2]
+    expected = torch.stack([dense[i, i - 8 : i + 1].sum() for i in range(9, 17)]).mean()
+    assert weights.summary()[2]["local"] == pytest.approx(expected.item(), rel=1e-5)
+    apart = weights.without(sink(1))[0, 2]
+    expected = torch.stack([apart[i, i - 8 : i + 1].sum() for i in range(10, 17)]).mean()
+    assert weights.summary()[2].apart["local"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_induction_is_a_mean_over_queries_whose_token_came_before():
+    ids = torch.tensor([3, 5, 7, 11, 5, 13, 17, 5, 19, 23, 29, 7, 31])
+    weights = random_map(len(ids))
+    found = weights.summary(ids)[1]
+    rows = [4, 7, 11]
+    mass = weights.mass(induction(ids))[0, 1]
+    assert found["induction"] == pytest.approx(mass[rows].mean().item(), rel=1e-5)
+    assert found["induction"] > mass.mean().item(), "rows that cannot do it do not count"
+    assert weights.summary(torch.arange(13))[1]["induction"] == 0.0
+
+
+def test_a_head_is_called_inductive_though_few_tokens_repeat():
+    ids = IDS.clone()
+    ids[T // 2 + 6 :] = torch.arange(100, 100 + T // 2 - 6)
+    first, second = heads("induction", "previous").summary(ids)
+    assert first.kind == "induction"
+    assert first["induction"] > 0.99
+    assert second.kind == "previous-token"
+
+
+def test_three_queries_are_too_few_for_a_name():
+    assert all(head.kind == "mixed" for head in random_map(3).summary())
+
+
+def test_apart_from_the_first_token_its_copies_have_nothing_to_look_back_at():
+    ids = torch.tensor([3, 5, 7, 3, 11, 5, 13, 3, 17])
+    weights = random_map(len(ids))
+    rest = weights.without(sink(1))[0, 0]
+    expected = (rest[5, 1] + rest[7, 3]) / 2  # the first copy of 3, at 3, sees only the one that is taken out
+    assert weights.summary(ids)[0].apart["same_token"] == pytest.approx(expected.item(), rel=1e-5)

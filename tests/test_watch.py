@@ -161,3 +161,15 @@ def test_layers_with_torchs_interface_are_watched_also_where_torch_would_take_it
     assert list(seen) == ["layers.0.self_attn", "layers.1.self_attn"]
     _, weights = encoder.layers[0].self_attn(x, x, x, average_attn_weights=False)
     torch.testing.assert_close(seen["layers.0.self_attn"][:], weights)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_layer_that_is_computed_again_for_its_gradient_is_seen_once(use_reentrant):
+    net, x = model(2), torch.randn(1, 5, 24, requires_grad=True)
+    with watch(net) as seen:
+        y = x
+        for block in net:
+            y = torch.utils.checkpoint.checkpoint(block, y, use_reentrant=use_reentrant)
+        y.sum().backward()
+    assert [len(calls) for calls in seen.calls.values()] == [1, 1]
+    assert x.grad is not None

@@ -1,5 +1,7 @@
 """Multi-head attention you can read, run and see."""
 
+import importlib
+
 from headwise import check, compat, probes, reference, survey, textbook, view
 from headwise.attention import attend
 from headwise.cache import KVCache, Memory
@@ -33,10 +35,18 @@ from headwise.probes import induction, local, offset, previous_token, same_token
 from headwise.relative import RelativeBias, alibi
 from headwise.replacing import Replaced, replace
 from headwise.scoring import Scoring
+from headwise.silence import Silenced, silence
 from headwise.summary import HeadSummary, Summary
 from headwise.watch import Watched, watch
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """`headwise.parallel`, once somebody asks: torch's distributed tensors take a second to import."""
+    if name == "parallel":
+        return importlib.import_module("headwise.parallel")
+    raise AttributeError(f"module 'headwise' has no attribute {name!r}")
 
 
 def _register() -> None:
@@ -78,6 +88,7 @@ __all__ = [
     "Replaced",
     "Scoring",
     "ShapeError",
+    "Silenced",
     "StaleMapError",
     "Summary",
     "UnknownOptionError",
@@ -106,6 +117,7 @@ __all__ = [
     "replace",
     "rotary",
     "same_token",
+    "silence",
     "sink",
     "survey",
     "textbook",

@@ -1,8 +1,10 @@
 """`attend`: check, choose a path, run."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal, overload
 
+import torch
 from torch import Tensor
 
 from headwise import masks, shapes
@@ -114,7 +116,8 @@ def checked(
     shapes.check_factor("softcap", softcap, "no cap")
     if sinks is not None:
         shapes.check_sinks(sinks, query.shape[1], query.device)
-    scoring = scoring_for(query, key.shape[2], mask, bias, masks.causal() if causal else None, scale)
+    sizes = (*query.shape[:3], key.shape[2])
+    scoring = scoring_for(sizes, query.device, mask, bias, masks.causal() if causal else None, scale)
     if relative is not None:
         if not isinstance(relative, Relative):
             raise OptionError(f"relative={relative!r}: expected alibi(...), or module() of a RelativeBias module.")
@@ -123,21 +126,21 @@ def checked(
 
 
 def scoring_for(
-    query: Tensor,
-    S: int,
+    sizes: Sequence[int],
+    device: torch.device,
     mask: Mask | Tensor | None,
     bias: Tensor | None,
     always: Mask | None,
     scale: float | None,
 ) -> Scoring:
-    """A `Scoring` of what a caller passed for S keys: `mask` checked and joined with the mask that `always` holds."""
-    B, H, T, _ = query.shape
+    """A `Scoring` of what a caller passed for `sizes` (B, H, T, S): `mask` checked and joined with `always`."""
+    B, H, T, S = sizes
     if bias is not None:
-        shapes.check_bias(bias, B, H, T, S, query.device)
+        shapes.check_bias(bias, B, H, T, S, device)
     found = masks.as_mask(mask, B, T, S)
     joined = always if found is None else found if always is None else always & found
     if joined is not None:
-        joined.check(B, H, T, S, query.device)
+        joined.check(B, H, T, S, device)
     return Scoring(joined, bias, scale)
 
 

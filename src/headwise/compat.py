@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from headwise import attention, compat_checks, masks, shapes
 from headwise.errors import OptionError
+from headwise.heads import silenced
 from headwise.map import AttentionMap
 from headwise.mask_algebra import Mask
 from headwise.scoring import Scoring
@@ -97,6 +98,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
 
     _watchers: tuple[Callable[[AttentionMap], None], ...] = ()  # see `watch.py`
+    _silent: tuple[int, ...] = ()  # heads that are switched off; see `silence.py`
     _torch_forward = _renamed(nn.MultiheadAttention.forward, "_torch_forward")
 
     def forward(
@@ -150,7 +152,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         if not by_torch:
             compat_checks.check(self, query, key, value, key_padding_mask, attn_mask, is_causal)
             compat_checks.check_masks(self, query, key, key_padding_mask, None if causal else attn_mask)
-            by_torch = need_weights and not masked and not self._watchers and self._runs_natively(query, key, value)
+            touched = self._watchers or self._silent
+            by_torch = need_weights and not masked and not touched and self._runs_natively(query, key, value)
         if by_torch:
             result: Result = self._torch_forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average, is_causal
@@ -162,7 +165,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         for watcher in self._watchers:
             watcher(AttentionMap(q, k, scoring))
         heads, weights = _attended(q, k, v, scoring, self._dropout(), need_weights, average)
-        output = self._joined(heads, batched)
+        output = self._joined(silenced(heads, self._silent) if self._silent else heads, batched)
         return output, weights if batched or weights is None else weights[0]
 
     # Who does the work.
@@ -266,7 +269,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                 mask = masks.padding(~keys) if mask is None else mask & masks.padding(~keys)
             else:
                 bias = keys[:, None, None] if bias is None else bias + keys[:, None, None]
-        return attention.scoring_for(q, S, mask, bias, None, None)
+        return attention.scoring_for((*q.shape[:3], S), q.device, mask, bias, None, None)
 
 
 def _overrides(x: Tensor | None) -> bool:

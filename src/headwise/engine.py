@@ -36,6 +36,8 @@ def normalizer(source: Source) -> Tensor:
     """The row log-sum-exp (B, H, T) as a plain number."""
     if source.log_sum_exp is not None:
         return source.log_sum_exp.detach()
+    if source.spread is not None and source.keys_apart:
+        return source.spread.log_sum_exp(source)
     if 0 in source.shape:
         return torch.full(source.shape[:3], -torch.inf, dtype=source.precise, device=source.query.device)
     kernels = kernels_for(source)
@@ -46,6 +48,8 @@ def normalizer(source: Source) -> Tensor:
 
 def compute(source: Source, readings: Sequence[Reading]) -> list[tuple[Tensor, ...]]:
     """The results of all readings, as plain numbers."""
+    if source.spread is not None and source.keys_apart:
+        return source.spread.read(source, readings)
     B, H, T, S = source.shape
     if not (B and H and T and S):
         for reading in readings:

@@ -49,10 +49,13 @@ def explain(*args: Any, **options: Any) -> Explanation:
             given["cache"] = given["cache"].preview()
         if isinstance(given["query"], Tensor) and given["query"].is_nested:
             causal, packed = given.pop("causal"), ragged.Packed.of(layer, given.pop("query"), **given)
-            return explain_call(
-                layer.plan(packed.tokens, mask=packed.mask, positions=packed.positions, causal=causal, packed=True)
-            )
-        return explain_call(layer.plan(**given))
+            given = {"query": packed.tokens, "mask": packed.mask, "positions": packed.positions}
+            given |= {"causal": causal, "packed": True}
+        call = layer.plan(**given)
+        if layer._spread is None:
+            return explain_call(call)
+        local, ring = layer._spread.local(call), layer._spread.ring
+        return explain_call(local) if ring is None else Explanation("ring", ring, None, repr(call.scoring.mask), {})
     given = _bound(attention.attend, args, options)
     given.pop("return_weights")
     scoring = attention.checked(**given)

@@ -26,6 +26,13 @@ def split(x: Tensor, heads: int) -> Tensor:
     return parts.transpose(1, 2)
 
 
+def silenced(read: Tensor, heads: Sequence[int]) -> Tensor:
+    """What the heads have read (B, H, T, D), with zeros in place of some of them; see `silence.py`."""
+    if max(heads) >= read.shape[1]:
+        raise OptionError(f"silence(head {max(heads)}): this layer has {read.shape[1]} heads, from 0 up.")
+    return read.index_fill(1, torch.tensor(heads, device=read.device), 0.0)
+
+
 def remember(layer: "MultiHeadAttention", key: Tensor, value: Tensor | None, positions: Places) -> Memory:
     """See `MultiHeadAttention.remember`."""
     value = key if value is None else value

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from headwise import masks
 from headwise.backends import Call, choose
 from headwise.errors import MissingExtraError, OptionError
+from headwise.heads import silenced
 from headwise.huggingface_masks import CAUSAL, Prepared, mask_of
 from headwise.map import AttentionMap
 from headwise.mask_algebra import Mask
@@ -161,6 +162,8 @@ def attention(
         weights = _without_the_cache(weights, scoring)
     for watcher in watchers:
         watcher(weights)
+    silent = getattr(module, "_silent", ())
+    output = silenced(output, silent) if silent else output
     return output.transpose(1, 2).contiguous(), weights
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,9 @@ from headwise.projection import is_plain, project
 from headwise.relative import Relative, RelativeBias
 from headwise.scoring import Scoring
 from headwise.widths import Widths
+
+if TYPE_CHECKING:
+    from headwise.parallel.spread import Spread
 
 Three = tuple[Tensor, Tensor, Tensor]
 ThreeBiases = Three | tuple[None, None, None]
@@ -74,6 +77,8 @@ class MultiHeadAttention(nn.Module):
     position: options.Position
     _version = 2  # by which a state dict is known as ours: others call a projection `qkv_proj` too
     _watchers: tuple[Callable[[AttentionMap], None], ...] = ()  # see `watch.py`
+    _silent: tuple[int, ...] = ()  # heads that are switched off; see `silence.py`
+    _spread: "Spread | None" = None  # which other ranks compute along; see `parallel`
 
     def __init__(
         self,
@@ -250,8 +255,11 @@ class MultiHeadAttention(nn.Module):
         call = self.plan(query, key, value, mask, bias=bias, causal=causal, **extra)
         wanted = self.return_weights if return_weights is None else return_weights
         if wanted or self._watchers:
-            read, lse = choose(call).run_with_lse(call)
-            weights = AttentionMap(call.query, call.key, call.scoring, lse)
+            if self._spread is None:
+                read, lse = choose(call).run_with_lse(call)
+                weights = AttentionMap(call.query, call.key, call.scoring, lse)
+            else:
+                read, weights = self._spread.attend_and_look(call)
             if cache is not None:
                 weights = weights._of_cache(cache)
             if self._extends_scoring and not torch.is_grad_enabled():
@@ -259,7 +267,9 @@ class MultiHeadAttention(nn.Module):
             for watcher in self._watchers:
                 watcher(weights)
         else:
-            read = choose(call).run(call)
+            read = choose(call).run(call) if self._spread is None else self._spread.attend(call)
+        if self._silent:
+            read = heads.silenced(read, self._silent)
         B, _, T, _ = read.shape
         # (B, T, H·D): a view, since kernels write (B, T, H, D); for one token both orders are the same.
         output = read.reshape(B, 1, self.heads_width) if T == 1 else read.transpose(1, 2).flatten(2)
@@ -290,20 +300,26 @@ class MultiHeadAttention(nn.Module):
             key, value, mask = inputs.key_or_mask(key, mask)  # type: ignore[arg-type]
         if cache is not None or lengths is not None:
             inputs.check_cached(cache, lengths, key)
+        crossing = memory is not None or (key is not None and key is not query)
+        if self._spread is not None:
+            self._spread.check_call(crossing=crossing, cached=cache is not None, packed=packed)
         q, k, v = self._heads(query, key, value) if memory is None else heads.with_memory(self, query, memory, value)  # type: ignore[arg-type]
+        if self._spread is not None and positions is None and isinstance(self.position, Rotary):
+            positions = self._spread.positions(q)
         if self._shapes_heads or positions is not None or key_positions is not None:
-            crossing = memory is not None or (key is not None and key is not query)
             q, k = heads.shape(self, q, k, positions, key_positions, cache, crossing, memory is not None)
         S = k.shape[2] if cache is None else cache.text_length(q.shape[2], lengths)
         if self.context_length is not None and not packed:
             inputs.check_length(self.context_length, query, S, cache)
+        sizes = (q.shape[0], q.shape[1], q.shape[2], S)
+        sizes = sizes if self._spread is None else self._spread.sizes(sizes)
         scoring = self._scoring
         if q.is_meta and self.mask is not None:
             scoring = dataclasses.replace(scoring, mask=self.mask.to(q.device))
         if mask is not None or bias is not None or causal is not None:
-            scoring = self._call_scoring(q, S, scoring.mask, mask, bias, causal)
+            scoring = self._call_scoring(sizes, q.device, scoring.mask, mask, bias, causal)
         elif not self._mask_fits_all and scoring.mask is not None:
-            scoring.mask.check(q.shape[0], q.shape[1], q.shape[2], S, q.device)
+            scoring.mask.check(*sizes, q.device)
         if cache is not None:  # after all checks: a call that is refused leaves the cache as it was
             cache.check_mask(scoring.mask, lengths)
             appended = cache.append(k, v, lengths)
@@ -410,8 +426,8 @@ class MultiHeadAttention(nn.Module):
 
     def _call_scoring(
         self,
-        q: Tensor,
-        S: int,
+        sizes: Sequence[int],
+        device: torch.device,
         always: Mask | None,
         mask: Mask | Tensor | None,
         bias: Tensor | None,
@@ -424,7 +440,7 @@ class MultiHeadAttention(nn.Module):
             )
         if inputs.check_flag("causal", causal):
             always = masks.causal() if always is None else always & masks.causal()
-        found = attention.scoring_for(q, S, mask, bias, always, None)
+        found = attention.scoring_for(sizes, device, mask, bias, always, None)
         return dataclasses.replace(self._scoring, mask=found.mask, bias=found.bias)
 
     @classmethod

@@ -26,6 +26,7 @@ from headwise.tensorlike import TensorLike
 
 if TYPE_CHECKING:
     from headwise.cache import KVCache
+    from headwise.parallel.spread import Spread
     from headwise.summary import Summary
 
 WORKING_BYTES = 2**26  # numbers in flight while a dense tensor is filled
@@ -65,11 +66,12 @@ class AttentionMap(TensorLike):
         scoring: Scoring | None = None,
         log_sum_exp: Tensor | None = None,
         frame: Frame | None = None,
+        spread: "Spread | None" = None,
     ) -> None:
         if scoring is None:  # made by hand; who passes a scoring has checked it
             scoring = Scoring()
             shapes.check_heads(query, key, key)
-        self._query, self._key, self._lse, self._frame = query, key, log_sum_exp, frame
+        self._query, self._key, self._lse, self._frame, self._spread = query, key, log_sum_exp, frame, spread
         self._cache: tuple[KVCache, int] | None = None
         self._scoring = scoring
         self._versions = None if torch.compiler.is_compiling() else _versions(query, key, self._scoring)
@@ -83,7 +85,8 @@ class AttentionMap(TensorLike):
     @property
     def shape(self) -> torch.Size:
         """(B, H, T, S)."""
-        return torch.Size((*self._query.shape[:3], self._key.shape[2]))
+        S = self._key.shape[2] if self._frame is None else self._frame.S
+        return torch.Size((*self._query.shape[:3], S))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -139,7 +142,7 @@ class AttentionMap(TensorLike):
 
     def __getitem__(self, index: Any) -> Tensor:
         """The exact weights at `index`, as a tensor would give them; only these are computed."""
-        source = self._source()
+        source = self._with_keys(f"weights[{brief(index)}]")
         found = block_axes(index, self.shape)
         if found is None:
             return elements(source if source.learns else self._normalised(), index, self.shape)
@@ -155,7 +158,7 @@ class AttentionMap(TensorLike):
         Args:
             limit: refuse if it would take more bytes than this.
         """
-        source = self._source()
+        source = self._with_keys("to_tensor()")
         check_bytes(self.numel(), self.dtype, limit, "to_tensor()")
         if source.learns:
             return source.block(slice(None)).weights.to(self.dtype)
@@ -272,6 +275,26 @@ class AttentionMap(TensorLike):
 
         return summarise(self, ids, **options)
 
+    def plot(self, head: int | Sequence[int] | None = None, **options: Any) -> Any:
+        """The map as matplotlib axes: of one head its axes, of several or all an array of axes.
+
+        Long maps are pooled as `pooled` does, so that rows still sum to 1; colours are square roots of shares 0 to 1.
+
+        Args:
+            head: which head, or several; all unless given.
+            options: `tokens`, a text for every query (and key, where there are as many); `keys`, for every key;
+                `sample` of the batch; `ax`, axes to draw on.
+        """
+        from headwise.view.plotting import plot
+
+        return plot(self, head, **options)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what each head does, computed when it is displayed; of a long map from some queries."""
+        from headwise.view.notebook import map_html
+
+        return map_html(self)
+
     def log_sum_exp(self) -> Tensor:
         """The log of every row's sum of exp(score), (B, H, T), sinks counted; minus infinity where nothing is seen."""
         return engine.log_sum_exp(self._normalised()).clone()
@@ -313,6 +336,7 @@ class AttentionMap(TensorLike):
         if axis in (-1, 3) and not options:
             found = self.peak().weight if name == "amax" else self.mass(_Everything())
         elif axis in (-2, 2) and name != "amax" and not options:
+            self._with_keys(f"{name}(dim={dim})")
             found = self.received().total
         if found is None:
             call = {} if dim is None else {"dim": dim, "keepdim": keepdim}
@@ -328,7 +352,7 @@ class AttentionMap(TensorLike):
         lse = None if self._lse is None else self._lse.detach()
         learnable = (None if x is None else x.detach() for x in self._scoring.learnable)
         scoring = self._scoring.with_learnable(*learnable)
-        found = AttentionMap(self._query.detach(), self._key.detach(), scoring, lse, self._frame)
+        found = AttentionMap(self._query.detach(), self._key.detach(), scoring, lse, self._frame, self._spread)
         found._cache = self._cache
         return found
 
@@ -337,6 +361,7 @@ class AttentionMap(TensorLike):
 
         In float32 or better, without gradients; where sinks take part rows cannot be told from others, so not for them.
         """
+        self._with_keys("kept()")
         source = self._normalised()
         if source.scoring.learnable[1] is not None:
             raise OptionError("kept() of a map with sinks: its rows sum to less than 1. Use clone().")
@@ -356,7 +381,8 @@ class AttentionMap(TensorLike):
         moved = self._mapped(lambda x: x.to(probe.device))
         if probe.dtype == self.dtype:
             return moved
-        return AttentionMap(moved._query.to(probe.dtype), moved._key.to(probe.dtype), moved._scoring, None, self._frame)
+        query, key = moved._query.to(probe.dtype), moved._key.to(probe.dtype)
+        return AttentionMap(query, key, moved._scoring, None, self._frame, self._spread)
 
     def cpu(self) -> "AttentionMap":
         """The map in main memory."""
@@ -379,7 +405,30 @@ class AttentionMap(TensorLike):
 
         return load(path, device)
 
+    # The rest of a map of which several ranks have a part.
+
+    def gather(self) -> "AttentionMap":
+        """The whole map, on every rank, of which `headwise.parallel` gave each its heads or its queries.
+
+        All ranks must call it. It takes the query and key of the whole, never T×S; after `select(heads=...)` only those
+        of these heads. It has no gradients. A map that lies on one rank is whole as it is.
+        """
+        if self._spread is None:
+            return self
+        return self._spread.gather(self)
+
     # Inside.
+
+    def _with_keys(self, what: str) -> Source:
+        """The source, refused where other ranks have some of its keys."""
+        source = self._source()
+        if source.keys_apart:
+            raise OptionError(
+                f"{what}: the keys of this map lie on several ranks, so there is nothing to look up on one. Ask for a "
+                f"statistic (entropy, received, mass, pooled, ...) on all ranks, or look at weights.gather() or "
+                f"weights.select(heads=...).gather()."
+            )
+        return source
 
     def _source(self) -> Source:
         """What the weights are made of, unless it has been changed since."""
@@ -393,7 +442,7 @@ class AttentionMap(TensorLike):
             )
         if self._frame is None:
             return Source.whole(self._query, self._key, self._scoring, self._lse)
-        return Source(self._query, self._key, self._scoring, self._frame, self._lse)
+        return Source(self._query, self._key, self._scoring, self._frame, self._lse, spread=self._spread)
 
     def _normalised(self) -> Source:
         """The source with its log-sum-exp, which is computed once."""
@@ -404,7 +453,7 @@ class AttentionMap(TensorLike):
         return source
 
     def _of(self, source: Source) -> "AttentionMap":
-        part = AttentionMap(source.query, source.key, source.scoring, source.log_sum_exp, source.frame)
+        part = AttentionMap(source.query, source.key, source.scoring, source.log_sum_exp, source.frame, source.spread)
         part._cache = self._cache
         return part
 
@@ -454,7 +503,8 @@ def _flatten(weights: AttentionMap) -> tuple[list[Any], Any]:
     there = tuple(name for name, x in optional.items() if x is not None)
     leaves = [weights._query, weights._key, *(optional[name] for name in there), *tensors]
     rule = relative.apart(scoring.relative)
-    return leaves, (there, description, scoring.scale, scoring.softcap, rule, _framed(weights._frame))
+    frame = _framed(weights._frame)
+    return leaves, (there, description, scoring.scale, scoring.softcap, rule, frame, weights._spread)
 
 
 def _framed(frame: Frame | None) -> Any:
@@ -475,7 +525,7 @@ def _unframed(plain: Any) -> Frame | None:
 
 
 def _unflatten(leaves: Iterable[Any], context: Any) -> AttentionMap:
-    there, description, scale, softcap, rule, frame = context
+    there, description, scale, softcap, rule, frame, spread = context
     query, key, *rest = leaves
     optional = dict(zip(there, rest, strict=False))
     mask = mask_form.together(iter(rest[len(there) :]), description)
@@ -485,7 +535,7 @@ def _unflatten(leaves: Iterable[Any], context: Any) -> AttentionMap:
     )
     made = AttentionMap.__new__(AttentionMap)
     made._query, made._key, made._scoring, made._frame = query, key, scoring, _unframed(frame)
-    made._lse, made._cache = optional.get("log_sum_exp"), None
+    made._lse, made._cache, made._spread = optional.get("log_sum_exp"), None, spread
     plain = (Tensor, torch.nn.Parameter)
     real = type(query) in plain and type(key) in plain and not torch.compiler.is_compiling()
     made._versions = _versions(query, key, scoring) if real else None

@@ -1,5 +1,7 @@
 """A part of a source: some samples, heads or queries. Keys stay whole, because a row is normalised over all of them."""
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ def narrowed(source: Source, batch: Axis, heads: Axis, rows: Axis) -> Source:
         lse = take(take(take(lse, 0, batch), 1, heads), 2, rows)
     frame = source.frame
     part = Frame(chosen(frame.batch, batch), chosen(frame.head, heads), chosen(frame.row, rows), *frame[3:])
-    return Source(query, key, source.scoring, part, lse)
+    return dataclasses.replace(source, query=query, key=key, frame=part, log_sum_exp=lse)
 
 
 def take(tensor: Tensor, axis: int, indices: Axis) -> Tensor:

@@ -1,6 +1,7 @@
-"""Masks for queries and keys that stand elsewhere than a mask assumes: not at the end, or without the first keys.
+"""Masks for queries, keys and heads that stand elsewhere than a mask assumes.
 
-A cache needs both: samples of different length share its room, and a sliding window drops what nobody sees any more.
+A cache needs queries that are not at the end, because samples of different length share its room, and keys without the
+first ones, because a sliding window drops what nobody sees any more. A rank that has some of the heads needs those.
 """
 
 import dataclasses
@@ -93,3 +94,36 @@ def shifted(mask: Mask, dropped: int) -> Mask:
     if isinstance(mask, Both):
         return shifted(mask.a, dropped) & shifted(mask.b, dropped)
     return Shifted(mask, dropped)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class OfHeads(Mask):
+    """See `of_heads`."""
+
+    inner: Mask
+    first: int
+    count: int
+
+    @property
+    def extent(self) -> Extent:
+        return self.inner.extent._replace(heads=self.count)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.inner.tensors()
+
+    def visible(self, grid: Grid) -> Tensor:
+        return self.inner.visible(grid._replace(head=grid.head + self.first))
+
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        return self.inner.key_range(start, stop, T, S)
+
+    def to(self, device: torch.device | str) -> Self:
+        return dataclasses.replace(self, inner=self.inner.to(device))
+
+    def __repr__(self) -> str:
+        return f"of_heads({self.inner!r}, {self.first} to {self.first + self.count - 1})"
+
+
+def of_heads(mask: Mask, first: int, count: int) -> Mask:
+    """`mask` for `count` of its heads from `first` on. Where it is the same for all heads, it is the same."""
+    return mask if mask.extent.heads is None else OfHeads(mask, first, count)

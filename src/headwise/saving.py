@@ -18,8 +18,9 @@ def save(weights: AttentionMap, path: str | Path) -> None:
     """Write a map; the log-sum-exp is computed first, so that it need not be when it is read."""
     safetensors = need("safetensors.torch", "save", "saved maps")
     weights = weights.detach()
+    weights._with_keys("save()")
     weights._normalised()
-    leaves, context = _flatten(weights)
+    leaves, (*context, _) = _flatten(weights)  # which ranks had the rest means nothing to a reader
     tensors = {
         name: x.clone(memory_format=torch.contiguous_format)
         for name, x in zip(_names(context, len(leaves)), leaves, strict=True)
@@ -39,7 +40,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> AttentionMap:
                 f"Maps are written by weights.save(path)."
             )
         tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    context = json.loads(metadata["context"])
+    context = [*json.loads(metadata["context"]), None]
     return _unflatten([tensors[name] for name in _names(context, len(tensors))], context)
 
 

@@ -7,13 +7,16 @@ source keeps for each of its axes which indices it shows (`Frame`).
 import dataclasses
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from headwise.mask_algebra import Grid, Mask
 from headwise.scoring import Scoring
+
+if TYPE_CHECKING:
+    from headwise.parallel.spread import Spread
 
 Axis = range | Tensor  # which indices of the whole; a tensor is whole numbers on the CPU
 
@@ -59,6 +62,8 @@ class Source:
     """Query (B, H, T, D), key (B, Hkv, S, D) and how they are scored. `log_sum_exp` is (B, H, T) where known.
 
     A log-sum-exp counts the sinks; that of a row that sees nothing is minus infinity.
+
+    Where several ranks share the keys, `key` holds only some, from the `first_key` of the whole on; see `spread`.
     """
 
     query: Tensor
@@ -66,6 +71,8 @@ class Source:
     scoring: Scoring
     frame: Frame
     log_sum_exp: Tensor | None = None
+    first_key: int = 0
+    spread: "Spread | None" = None
 
     @classmethod
     def whole(cls, query: Tensor, key: Tensor, scoring: Scoring, log_sum_exp: Tensor | None = None) -> "Source":
@@ -77,7 +84,12 @@ class Source:
     def shape(self) -> tuple[int, int, int, int]:
         """(B, H, T, S) of the weights."""
         B, H, T, _ = self.query.shape
-        return B, H, T, self.key.shape[2]
+        return B, H, T, self.frame.S
+
+    @property
+    def keys_apart(self) -> bool:
+        """Whether other ranks have some of the keys, so that weights can be streamed and not looked up."""
+        return self.spread is not None and self.spread.keys_apart
 
     @property
     def group(self) -> int:
@@ -132,22 +144,67 @@ class Source:
             self.frame.S,
         )
 
-    def keys_seen(self) -> Tensor:
-        """How many keys each query may see, (B, H, T), from the mask and a bias of minus infinity alone."""
+    def keys_seen(self, probe: Mask | None = None, first: int | None = None) -> Tensor:
+        """How many keys each query may see, (B, H, T), from the mask and a bias of minus infinity alone.
+
+        Args:
+            probe: count only keys where this is True.
+            first: count only the first so many keys.
+        """
         B, H, T, S = self.shape
-        device = self.query.device
-        if self.mask is None and self.scoring.bias is None:
-            return torch.full((B, H, T), S, device=device)
-        counts = torch.zeros(B, H, T, dtype=torch.int64, device=device)
+        most = S if first is None else min(first, S)
+        if self.mask is None and self.scoring.bias is None and probe is None:
+            return torch.full((B, H, T), most, device=self.query.device)
+        spans = self.key_spans() if probe is None else None
+        if spans is not None:
+            low, high = spans.clamp(max=most).unbind()
+            return (high - low).clamp(min=0).expand(B, H, T)
+        counts = torch.zeros(B, H, T, dtype=torch.int64, device=self.query.device)
         for rows in row_blocks(T, B * H * S, 2**24):
-            grid = self.grid(rows)
-            seen = torch.ones((), dtype=torch.bool, device=device) if self.mask is None else self.mask.visible(grid)
+            reach = self.reachable(rows)
+            cols = slice(min(reach.start, most), min(reach.stop, most))
+            seen = self.visible(rows, cols)
+            counts[:, :, rows] = (seen if probe is None else seen & probe.visible(self.grid(rows, cols))).sum(-1)
+        return counts
+
+    def reachable(self, rows: slice) -> slice:
+        """Keys outside this slice are hidden from all these queries."""
+        frame = self.frame
+        return (
+            slice(0, frame.S) if self.mask is None else slice(*self.mask.key_range(*frame.span(rows), frame.T, frame.S))
+        )
+
+    def visible(self, rows: slice, cols: slice) -> Tensor:
+        """What mask and a bias of minus infinity let these queries see, (t, s), (H, t, s) or (B, H, t, s)."""
+        grid = self.grid(rows, cols)
+        seen = torch.ones((), dtype=torch.bool, device=self.query.device)
+        if self.mask is not None:
+            seen = self.mask.visible(grid)
+        if self.scoring.bias is not None:  # distances alone hide nothing
             bias = self.scoring.bias_at(grid, self.query.dtype)
             seen = seen if bias is None else seen & (bias > -math.inf)
-            t = rows.stop - rows.start
-            seen = seen.expand(*torch.broadcast_shapes(seen.shape, (t, S)))
-            counts[:, :, rows] = seen.sum(-1)
-        return counts
+        whole = seen.new_ones(()).expand(rows.stop - rows.start, cols.stop - cols.start)
+        found: Tensor = torch.broadcast_tensors(seen, whole)[0]  # broadcast_shapes would import sympy: 0.3 s
+        return found
+
+    def key_spans(self) -> Tensor | None:
+        """The first key and the last + 1 that each query sees, (2, T), S and 0 where none; None unless the mask says
+        by its rule that every query, of all samples and heads alike, sees all keys between."""
+        mask, T, S = self.mask, self.frame.T, self.frame.S
+        if (
+            mask is None
+            or self.scoring.bias is not None
+            or mask.extent.batch is not None
+            or mask.extent.heads is not None
+        ):
+            return None
+        found = []
+        for row in self.axis("row").tolist():
+            low, high = mask.key_range(row, row + 1, T, S)
+            if low < high and not mask.shows_all(row, row + 1, low, high, T, S):
+                return None
+            found.append((low, high) if low < high else (S, 0))
+        return torch.tensor(found, device=self.query.device).view(-1, 2).T
 
     def scores(self, rows: slice = slice(None), cols: slice | Tensor = slice(None)) -> Tensor:
         """Scores (B, H, t, s) in the precise dtype, minus infinity where hidden. Differentiable; scores no sink."""

@@ -152,9 +152,9 @@ class Walk:
         if minus is not None:
             out.copy_(minus[spot.heads, spot.rows, None].expand(out.shape))
         flat = out.view(spot.queries.shape[0], -1, out.shape[2])
-        flat.baddbmm_(
-            spot.queries, spot.keys[:, spot.cols].transpose(1, 2), beta=0 if minus is None else 1, alpha=self.scale
-        )
+        first = self.source.first_key
+        keys = spot.keys[:, spot.cols.start - first : spot.cols.stop - first]
+        flat.baddbmm_(spot.queries, keys.transpose(1, 2), beta=0 if minus is None else 1, alpha=self.scale)
         if not self.folded:
             self._cap_and_bias(spot, out)
         if spot.visible is not None:
@@ -181,9 +181,10 @@ class Walk:
         return flat_part(self.source.key, unit, end).to(self.source.precise)
 
     def _reach(self, span: tuple[int, int]) -> tuple[int, int]:
-        """The keys that these queries may see and some reading asks about."""
-        frame, mask = self.source.frame, self.source.mask
+        """The keys we have that these queries may see and some reading asks about."""
+        frame, mask, first = self.source.frame, self.source.mask, self.source.first_key
         lo, hi = (0, frame.S) if mask is None else mask.key_range(*span, frame.T, frame.S)
+        lo, hi = max(lo, first), min(hi, first + self.source.key.shape[2])
         asked = [reading.key_range(*span, frame.T, frame.S) for reading in self.readings]
         asked = [(a, b) for a, b in asked if a < b] if asked else [(lo, hi)]
         if not asked:

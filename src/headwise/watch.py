@@ -67,6 +67,8 @@ class Watched(Mapping[str, Any]):
 
     def _watcher(self, name: str) -> Callable[[AttentionMap], None]:
         def watcher(weights: AttentionMap) -> None:
+            if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+                return  # a backward pass is running: a checkpoint computes again what was seen already
             if self._heads is not None:
                 weights = weights.select(heads=self._heads)
             self.calls.setdefault(name, []).append(self._reduced(weights))
@@ -126,6 +128,11 @@ def watch(
             f"watch(statistics={type(statistics).__name__}): expected arguments of panel by name, such as "
             f"{{'entropy': True}}, or a function of a map."
         )
+    return Watched(_chosen(attention_layers(model, "watch"), layers), heads, statistics)
+
+
+def attention_layers(model: nn.Module, verb: str) -> dict[str, Any]:
+    """Every attention of a model that runs on our core, by name; `verb` is who asks."""
     found: dict[str, Any] = {name: module for name, module in model.named_modules() if isinstance(module, Layer)}
     if "transformers.modeling_utils" in sys.modules:
         from headwise.huggingface import attention_modules
@@ -137,8 +144,8 @@ def watch(
             cure = " Put it on our core first: model.set_attn_implementation('headwise')."
         elif any(isinstance(module, nn.MultiheadAttention) for module in model.modules()):
             cure = " It has torch's: headwise.replace(model) swaps them for ours, with the same weights and results."
-        raise OptionError(f"watch({type(model).__name__}): there is no headwise attention in this model.{cure}")
-    return Watched(_chosen(found, layers), heads, statistics)
+        raise OptionError(f"{verb}({type(model).__name__}): there is no headwise attention in this model.{cure}")
+    return found
 
 
 def _chosen(found: dict[str, Layer], layers: Collection[str] | Callable[[str], bool] | None) -> dict[str, Layer]:

@@ -120,3 +120,15 @@ def test_eighty_columns_are_enough(arguments, capsys, monkeypatch):
     out = printed(capsys, *arguments)
     assert max(len(line) for line in out.splitlines()) <= 80
     assert "…" not in out
+
+
+def test_a_text_beyond_the_context_is_told(capsys):
+    assert main(["cost", "--model", "gpt2", "--seq", "2048"]) == 0
+    assert "2,048 tokens are beyond its context of 1,024" in capsys.readouterr().out
+    assert main(["cost", "--model", "gpt2", "--seq", "1024"]) == 0
+    assert "beyond its context" not in capsys.readouterr().out
+
+
+def test_one_more_token_is_of_each_text(capsys):
+    assert main(["cost", "--batch", "3", "--flops", "1", "--bandwidth", "1"]) == 0
+    assert "for one more token of each text" in " ".join(capsys.readouterr().out.split())

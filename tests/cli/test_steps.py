@@ -141,3 +141,31 @@ def test_eighty_columns_are_enough(capsys, monkeypatch):
     out = printed(capsys, "--form", "book", "--d-model", "768", "--heads", "12", "--seq", "100", "--batch", "4")
     assert max(len(line) for line in out.splitlines()) <= 80
     assert "…" not in out
+
+
+def test_one_head_alone_refuses_several(capsys):
+    assert main(["steps", "--form", "head", "--heads", "4"]) == 2
+    assert "4 heads: the form 'head' is one head alone" in capsys.readouterr().err
+    assert main(["steps", "--form", "head", "--heads", "1"]) == 0
+
+
+def test_numbers_that_are_left_out_are_told(capsys):
+    assert main(["steps", "--seq", "9"]) == 0
+    assert "numbers are shown where a matrix has at most 8 rows and columns" in capsys.readouterr().out
+    assert main(["steps", "--seq", "8"]) == 0
+    assert "numbers are shown where" not in capsys.readouterr().out
+
+
+def test_titles_of_numbers_are_whole(capsys):
+    assert main(["steps", "--d-model", "2", "--heads", "2", "--seq", "1"]) == 0
+    out = capsys.readouterr().out
+    for title in ("3 query", "4 scores", "7 weights", "10 output"):
+        assert f" {title} " in out
+
+
+def test_other_names_of_forms_are_listed(capsys):
+    assert main(["steps", "--forms"]) == 0
+    assert "or homework" in capsys.readouterr().out
+    assert main(["steps", "--forms", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["forms"]
+    assert {"homework", "textbook"} <= {alias for form in told for alias in form["aliases"]}

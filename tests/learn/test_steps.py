@@ -17,7 +17,7 @@ E = H * D
 
 def settings():
     for form in forms.FORMS.values():
-        yield Setting.of(form, d_model=E, num_heads=H, seq=T, batch=B)
+        yield Setting.of(form, d_model=E, num_heads=1 if form.name == "head" else H, seq=T, batch=B)
         if not form.own_mask:
             yield Setting.of(form, d_model=E, num_heads=H, seq=T, batch=B, causal=True)
         if form.crosses:

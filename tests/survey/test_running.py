@@ -53,6 +53,11 @@ def dense(model, texts):
     return found
 
 
+def came_before(ids):
+    """Queries whose token has an earlier copy: only they say something about looking at it."""
+    return (ids[:, None] == ids).tril(-1).any(-1)
+
+
 def apart_from_the_first(weights):
     rest = weights.clone()
     rest[..., 0] = 0
@@ -79,7 +84,7 @@ def test_numbers_are_those_of_the_dense_weights_of_all_windows(exact, texts):
             rows["entropy"].append((torch.special.entr(weights).sum(-1) / (place + 1).log())[1:])
             rows["peak"].append(weights.amax(-1)[1:])
             rows["distance"].append((weights * away).sum(-1)[1:])
-            rows["same"].append((weights * ((ids[:, None] == ids) & (away > 0))).sum(-1)[1:])
+            rows["same"].append((weights * ((ids[:, None] == ids) & (away > 0))).sum(-1)[came_before(ids)])
             rest = apart_from_the_first(weights)
             rows["apart entropy"].append((torch.special.entr(rest).sum(-1) / place.log())[2:])
             offsets.append((place - weights.argmax(-1))[1:])

@@ -1,15 +1,10 @@
-"""What is seen: the same numbers as the maps give, in at most 24 lines, whatever the text holds."""
-
-import json
-import re
+"""What is seen: the same numbers as the maps give, and cells and pairs are theirs."""
 
 import pytest
 import torch
 
 import headwise
-from headwise import AttentionMap, MultiHeadAttention, OptionError, ShapeError, load_builtin, view
-from headwise.cli import main
-from headwise.view.terminal import drawn
+from headwise import AttentionMap, OptionError, Scoring, ShapeError, causal, load_builtin, view
 
 TEXT = "The captain looked at the sea, and the sea looked at the captain. The captain looked at the sea."
 
@@ -52,34 +47,6 @@ def test_the_sentence_counts_what_the_readings_say(sight):
     assert f"7 layers × 8 heads · {sight.T} tokens · {resting} rest on the first token" in sight.sentence
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
-@pytest.mark.parametrize("colours", [False, True])
-def test_it_fits_a_terminal(sight, width, colours):
-    text = drawn(sight, width, colours=colours)
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
-    assert len(lines) <= 24
-    assert max(map(len, lines)) <= width
-    assert ("\x1b[" in text) == colours
-
-
-def test_many_layers_and_heads_fit_too():
-    maps = [AttentionMap(torch.randn(1, 32, 50, 8), torch.randn(1, 8, 50, 8)) for _ in range(40)]
-    lines = drawn(view(maps), 80, colours=False).splitlines()
-    assert len(lines) <= 24
-    assert any("more layers" in line for line in lines)
-    assert max(map(len, lines)) <= 80
-
-
-def test_cross_attention_has_words_on_both_sides():
-    layer = MultiHeadAttention(16, 2)
-    with torch.no_grad():
-        _, weights = layer(torch.randn(1, 3, 16), torch.randn(1, 5, 16), return_weights=True)
-    sight = view(weights, words=list("abc"), keys=list("vwxyz"))
-    assert "3 tokens looking at 5" in sight.sentence
-    assert sight.keys == list("vwxyz")
-    assert len(str(sight).splitlines()) <= 24
-
-
 def test_a_transformers_model_is_seen():
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_embd=24, n_head=3, n_layer=2, vocab_size=50)
@@ -88,11 +55,50 @@ def test_a_transformers_model_is_seen():
     assert model.training, "as it was"
 
 
-def test_strange_tokens_are_shown_as_what_they_are():
-    text = view(load_builtin(), "a\n\n\tb \x1b[31m <script> ‮ ☃ a\n\n\tb")
-    shown = drawn(text, 80, colours=False)
-    assert "\x1b" not in shown
-    assert "‮" not in shown
+def test_one_kind_of_layers_of_an_encoder_and_decoder_is_seen():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BartConfig(
+        d_model=24, encoder_layers=2, decoder_layers=3, encoder_attention_heads=3, decoder_attention_heads=3,
+        encoder_ffn_dim=8, decoder_ffn_dim=8, vocab_size=50,
+    )  # fmt: skip
+    model = transformers.BartModel._from_config(config, attn_implementation="headwise")
+    inputs = {"input_ids": torch.arange(4, 11)[None], "decoder_input_ids": torch.arange(4, 9)[None]}
+    with pytest.raises(ShapeError, match=r"some layers with view\(..., layers=...\)"):
+        view(model, inputs)
+    sight = view(model, inputs, layers=lambda name: "encoder_attn" in name, words=list("abcde"), keys=list("tuvwxyz"))
+    assert sight.sentence.startswith("3 layers × 3 heads · 5 tokens looking at 7")
+    assert view(model, inputs, layers=lambda name: name.startswith("encoder")).sentence.startswith(
+        "2 layers × 3 heads · 7"
+    )
+
+
+def test_a_model_of_which_a_part_is_not_seen_is_refused(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    from headwise import huggingface
+
+    config = transformers.GPT2Config(n_embd=24, n_head=3, n_layer=2, vocab_size=50)
+    model = transformers.GPT2Model._from_config(config, attn_implementation="headwise")
+    model.extra = torch.nn.Module()
+    model.extra.inner = type("OwnAttention", (torch.nn.Module,), {})()
+    monkeypatch.setattr(huggingface, "attends_by_itself", lambda kind: kind.__name__ == "OwnAttention")
+    with pytest.raises(OptionError, match="OwnAttention of GPT2Model attends by itself.* Choose the layers that are"):
+        view(model, torch.arange(9))
+    assert view(model, torch.arange(9), layers=lambda name: name.startswith("h.")).sentence.startswith("2 layers")
+
+
+def test_a_cell_is_one_weight_with_its_logit_rank_and_visible_keys():
+    query, key = torch.randn(2, 1, 3, 7, 5, dtype=torch.float64).unbind(0)
+    sight = view(AttentionMap(query, key, Scoring(causal())))
+    scores = (query[0, 1] @ key[0, 1].T / 5**0.5)[:, :5][4]
+    order = scores.argsort(descending=True).tolist()
+    for place in range(5):
+        cell = sight.cell(0, 1, 4, place)
+        assert cell.weight == pytest.approx(scores.softmax(0)[place].item())
+        assert cell.logit == pytest.approx(scores[place].item())
+        assert (cell.rank, cell.visible) == (order.index(place) + 1, 5)
+        assert cell.times_uniform == pytest.approx(5 * cell.weight)
+    hidden = sight.cell(0, 1, 4, 5)
+    assert (hidden.weight, hidden.logit, hidden.rank) == (0.0, -float("inf"), 6)
 
 
 @pytest.mark.parametrize(
@@ -115,29 +121,3 @@ def test_strange_tokens_are_shown_as_what_they_are():
 def test_bad_input_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-def test_the_verb_prints_lines_or_json(capsys, tmp_path):
-    assert main(["view", TEXT]) == 0
-    assert len(capsys.readouterr().out.splitlines()) <= 24
-    (tmp_path / "text.txt").write_text(TEXT)
-    assert main(["view", "--file", str(tmp_path / "text.txt"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert len(told["layers"]) == 7
-    assert told["layers"][1]["heads"][4]["reading"].startswith(("previous-token", "first-token sink"))
-
-
-@pytest.mark.parametrize(
-    "arguments", [[], [""], ["a", "--file", "b"], ["a", "--model", "nowhere"], ["--file", "nowhere"]]
-)
-def test_the_verb_refuses_bad_input(arguments, capsys):
-    assert main(["view", *arguments]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("headwise view: ")
-
-
-def test_a_binary_file_is_refused(tmp_path, capsys):
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x01")
-    assert main(["view", "--file", str(tmp_path / "binary")]) == 2
-    assert "is no text in UTF-8" in capsys.readouterr().err

@@ -1,15 +1,17 @@
 """The `headwise` command: one file per verb. Results go to standard output, chatter to standard error."""
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
 
-from headwise.cli import check, cost, generate, inspect, quiz, steps, survey, tour, view
+from headwise.cli import check, cost, generate, inspect, quiz, serve, steps, survey, tour, view
 from headwise.errors import HeadwiseError
 
 VERBS = {
     "view": view,
+    "serve": serve,
     "survey": survey,
     "check": check,
     "steps": steps,
@@ -41,13 +43,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        return int(options.run(options))
+        status = int(options.run(options))
+        sys.stdout.flush()  # here, where an error can still be told
     except BrokenPipeError:  # `headwise ... | head`: who reads has enough
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - Python flushes it once more when it ends
+        _leave_output()
         return 0
+    except KeyboardInterrupt:
+        return 130  # as shells have it
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT):
+            raise
+        print(f"headwise {options.verb}: the output cannot be written: {error.strerror}.", file=sys.stderr)
+        _leave_output()
+        return 2
     except HeadwiseError as error:
         print(f"headwise {options.verb}: {error}", file=sys.stderr)
         return 2
+    return status
+
+
+def _leave_output() -> None:
+    """Let the rest of the output go: Python flushes it once more when it ends."""
+    sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
 
 
 def _version() -> str:

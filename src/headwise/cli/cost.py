@@ -189,7 +189,7 @@ def _show(cost: Cost, config: configs.Config | None, dtype: str, speeds: tuple[f
     if any(speed is not None for speed in speeds):
         least = {name: human(seconds, "s") for name, seconds in times(cost, *speeds).items() if seconds is not None}
         out.print(f"\n[bold]TIME[/]  at that speed one layer takes at least {least['prefill']} for the text, ", end="")
-        out.print(f"{least['decode']} for one more token")
+        out.print(f"{least['decode']} for one more token" + (" of each text" if cost.batch > 1 else ""))
     _show_answers(cost)
 
 
@@ -241,6 +241,8 @@ def _show_amounts(cost: Cost, config: configs.Config | None) -> None:
 
 def _remarks(cost: Cost, config: configs.Config) -> list[str]:
     told = []
+    if cost.seq > config.context:
+        told.append(f"{cost.seq:,} tokens are beyond its context of {config.context:,}: it was not made for them")
     if config.window is not None:
         which = f"{config.windowed_layers} of {config.layers} layers" if cost.near is not None else "all layers"
         told.append(f"{which} see and keep W = {config.window} tokens at most")

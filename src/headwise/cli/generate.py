@@ -6,7 +6,7 @@ import json
 import torch
 
 from headwise.cli.terminal import standard_input
-from headwise.models import open_model
+from headwise.models import load, load_builtin
 
 SUMMARY = "text from the built-in model, a small GPT trained on old books"
 EXAMPLES = """examples:
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the text as it comes."""
     torch.set_num_threads(1)  # a token at a time is too little to share: two busy threads took six times as long
-    model = open_model(options.model)
+    model = load_builtin() if options.model == "builtin" else load(options.model)
     text = standard_input() if options.text == "-" else options.text
     sampling = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
     pieces = model.stream(text, options.tokens, seed=options.seed, **sampling)

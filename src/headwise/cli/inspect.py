@@ -15,9 +15,9 @@ from headwise.shapes import check_size
 
 SUMMARY = "the attention layers in a file of weights: heads, widths, options, parameters, cache"
 EXAMPLES = """examples:
-  headwise inspect model.safetensors
+  headwise inspect model.safetensors --heads 4
   headwise inspect model.safetensors --heads 4 --tokens 8192
-  headwise inspect model.safetensors --json
+  headwise inspect model.safetensors --heads 4 --json
 """
 
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show what was found; exit 2 if nothing was."""
+    """Show what was found; exit 2 if nothing was, or something cannot be read without being told more."""
     check_size("--tokens", options.tokens)
     given: dict[str, Any] = {} if options.heads is None else {"num_heads": check_size("--heads", options.heads)}
     checkpoint = open_checkpoint(options.file, layout=options.layout, **given)
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         show(checkpoint, options.tokens)
     if not checkpoint.layers:
         console(chatter=True).print(f"no attention layer among the {len(checkpoint.source)} tensors of {options.file}")
-    return 0 if checkpoint.layers else 2
+    return 2 if not checkpoint.layers or any(layer.problem for layer in checkpoint.layers) else 0
 
 
 def describe(checkpoint: Checkpoint, tokens: int) -> dict[str, Any]:

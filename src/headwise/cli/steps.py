@@ -11,7 +11,7 @@ from headwise.extras import need
 from headwise.learn import configs, forms
 from headwise.learn.layout import Operation, key_operations, memory_text, picture_text
 from headwise.learn.page import steps_page
-from headwise.learn.steps import SIX, Explained, Setting, describe, headline, number_text, numbers, trace
+from headwise.learn.steps import FITS, SIX, Explained, Setting, describe, headline, number_text, numbers, trace
 
 SUMMARY = "the ten steps on real tensors: shapes before and after, the operation, why, and what happens in memory"
 EXAMPLES = """examples:
@@ -81,7 +81,14 @@ def _setting(options: argparse.Namespace) -> Setting:
 def _list_forms(options: argparse.Namespace) -> int:
     if options.json:
         told = [
-            {"name": f.name, "title": f.title, "constructor": f.constructor, "call": f.call, "returns": f.returns}
+            {
+                "name": f.name,
+                "aliases": list(f.aliases),
+                "title": f.title,
+                "constructor": f.constructor,
+                "call": f.call,
+                "returns": f.returns,
+            }
             | {"differences": {str(n): text for n, text in f.differences().items()}}
             for f in forms.FORMS.values()
         ]
@@ -92,7 +99,8 @@ def _list_forms(options: argparse.Namespace) -> int:
     grid = table("form", "made with, called with, returns", "how it writes what forms write differently, by step")
     for form in forms.FORMS.values():
         made = f"[bold]{form.title}[/]\n{form.constructor}\n{form.call} → {form.returns}"
-        grid.add_row(f"[bold cyan]{form.name}[/]", made, "\n".join(f"{n}: {t}" for n, t in form.differences().items()))
+        names = "\n".join([f"[bold cyan]{form.name}[/]", *(f"or {alias}" for alias in form.aliases)])
+        grid.add_row(names, made, "\n".join(f"{n}: {t}" for n, t in form.differences().items()))
     out = console()
     out.print(grid)
     out.print("All of them compute softmax(q·kᵀ/√D)·v. Order of mask and scale makes no difference: −inf/√D is −inf.")
@@ -174,11 +182,14 @@ def _show_numbers(steps: list[Explained]) -> None:
         for name, rows in numbers(step).items():
             digits = max(len(number_text(n)) for row in rows for n in row)
             body = "\n".join(" ".join(number_text(n).rjust(digits) for n in row) for row in rows)
-            width = (digits + 1) * len(rows[0]) + 3
+            width = max((digits + 1) * len(rows[0]) + 3, len(f"{step.number} {name}") + 6)
             panels.append((width, panel(body, title=f"[bold cyan]{step.number}[/] {name}", width=width, style="none")))
-    if not panels:
-        return
     out = console()
+    if not panels:
+        out.print(
+            f"\n[dim]numbers are shown where a matrix has at most {FITS} rows and columns, as with --seq {FITS}[/]"
+        )
+        return
     out.print("\n[bold]NUMBERS[/]  first sample; where there are heads, head 0; a row is a token")
     for row in _rows(panels, out.width):
         out.print(need("rich.columns", "terminal", "tables in the terminal").Columns(row, padding=(0, 0)))

@@ -59,8 +59,8 @@ class Form:
         """How it writes what forms write differently, by step."""
         found = {1: self._projects()}
         if self.widens:
-            found[2] = "no head axis: H modules in a list, run one after the other, each (B, T, d_out)"
-            found[3] = "nothing to transpose: every head is a tensor of its own"
+            found[2] = "no head axis: H modules in a list, each (B, T, d_out), run one by one; traced are all at once"
+            found[3] = "no transpose: every head is a tensor of its own; traced at once they lie beside the batch"
             found[9] = "torch.cat along the last axis: every head is d_out wide, so the result is H·d_out wide"
         order = {"scale, mask": "after step 6: scales, then masks", "mask, scale": "before step 6: masks, then scales"}
         found[5] = f"{self.mask}; fills with {self.answers.fill} {order[self.answers.order]}"

@@ -94,7 +94,7 @@ class Setting:
         config: Config | None = None,
         *,
         d_model: int = 8,
-        num_heads: int = 2,
+        num_heads: int | None = None,
         seq: int = 4,
         keys: int | None = None,
         batch: int = 1,
@@ -102,6 +102,9 @@ class Setting:
     ) -> "Setting":
         """A complete setting, refused where its parts contradict each other. A model brings widths of its own."""
         form = FORMS["course"] if form is None else form
+        if form.name == "head" and num_heads not in (None, 1):
+            raise OptionError(f"{num_heads} heads: the form 'head' is one head alone. The form 'list' has several.")
+        num_heads = 2 if num_heads is None else num_heads
         if config is not None:
             widths = Widths.complete(config.d_model, config.num_heads, config.num_kv_heads, config.head_dim)
         elif form.name == "head":

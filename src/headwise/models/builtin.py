@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from headwise.errors import CheckpointError, OptionError, ShapeError
 from headwise.extras import need
@@ -34,6 +35,25 @@ class LanguageModel:
 
     def __init__(self, gpt: GPT, tokenizer: Any) -> None:
         self.gpt, self.tokenizer = gpt, tokenizer
+
+    @property
+    def module(self) -> GPT:
+        """The model itself."""
+        return self.gpt
+
+    @property
+    def trained(self) -> int:
+        """How many tokens it was trained on at a time."""
+        return self.gpt.config.context_length
+
+    @property
+    def limit(self) -> int | None:
+        """How many tokens it can read; None for any number."""
+        return None if self.gpt.position is None else self.gpt.config.context_length
+
+    def read(self, tokens: Tensor) -> None:
+        """Run over the tokens (1, T), for who watches; nothing is predicted."""
+        self.gpt.features(tokens)
 
     def tokens(self, text: str, *, most: int | None = None) -> Tensor:
         """The start token and those of the text, (1, T).
@@ -97,11 +117,6 @@ def load_builtin(device: torch.device | str = "cpu", dtype: torch.dtype = torch.
     return load(FOLDER, device, dtype, CHECKSUMS)
 
 
-def open_model(name: str) -> LanguageModel:
-    """The model a user names: "builtin", or a folder that `examples/train_gpt.py` wrote."""
-    return load_builtin() if name == "builtin" else load(name)
-
-
 def load(
     folder: str | Path,
     device: torch.device | str = "cpu",
@@ -130,7 +145,7 @@ def load(
             f"{folder}: the tokenizer has {tokenizer.get_vocab_size()} tokens and the weights {config.vocab_size}; "
             f"they do not belong together."
         )
-    with torch.device("meta"):
+    with torch.device("meta"), _Unset():
         gpt = GPT(config)
     try:
         gpt.load_state_dict({name: x.to(device, dtype) for name, x in weights.items()}, assign=True)
@@ -139,11 +154,23 @@ def load(
     return LanguageModel(gpt.eval().requires_grad_(False), tokenizer)
 
 
+class _Unset(TorchFunctionMode):
+    """Leaves out the drawing of first weights; on the meta device it would import torch's compiler, which takes 1 s."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if getattr(function, "__name__", "") in ("normal_", "uniform_"):
+            return args[0] if args else given["tensor"]
+        return function(*args, **given)
+
+
 def _check_file(path: Path, checksum: str | None) -> None:
     if not path.is_file():
         raise CheckpointError(
             f"{path.name} is not in {path.parent}; expected what examples/train_gpt.py writes, weights.safetensors and "
-            f"tokenizer.json. (A transformers model: headwise.view(model, ids), after set_attn_implementation.)"
+            f"tokenizer.json."
         )
     if checksum is not None and hashlib.sha256(path.read_bytes()).hexdigest() != checksum:
         raise CheckpointError(f"{path} is damaged: its checksum is not the one it was shipped with. Install again.")

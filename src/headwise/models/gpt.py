@@ -125,13 +125,21 @@ class GPT(nn.Module):
             mask: in addition to causal, such as `documents(...)` for several texts in one row.
             caches: from `make_caches`; `tokens` then continue what they hold.
         """
+        return self.logits(self.features(tokens, mask, caches))
+
+    def features(self, tokens: Tensor, mask: Mask | None = None, caches: Sequence[KVCache] | None = None) -> Tensor:
+        """What the last layer leaves, (B, T, E): all that a reader of maps needs, without T·V logits."""
         x = self.embedding(self._checked(tokens))
         if self.position is not None:
             first = 0 if caches is None else max(caches[0].lengths)
             x = x + self.position(torch.arange(first, first + tokens.shape[1], device=tokens.device))
         for index, block in enumerate(self.blocks):
             x = block(x, mask, None if caches is None else caches[index])
-        return F.linear(self.norm(x), self.embedding.weight)
+        return cast(Tensor, self.norm(x))
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Logits (..., V) out of features (..., E)."""
+        return F.linear(features, self.embedding.weight)
 
     def make_caches(self, batch: int = 1) -> list[KVCache]:
         """An empty cache for every layer."""

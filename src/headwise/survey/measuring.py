@@ -43,35 +43,44 @@ def fields_of(weights: AttentionMap, ids: Tensor, octaves: int) -> Fields:
 
 
 def _fields(kind: str, rows: Rows, octaves: int) -> Fields:
-    counted = rows.counted  # (B, H, T)
-    names = list(rows.numbers)
-    numbers = torch.stack([rows.numbers[name] for name in names]).double() * counted  # (N, B, H, T)
-    sums, many = numbers.sum(-1), counted.sum(-1)  # (N, B, H), (B, H)
-    means = sums / many.clamp(min=1)
-    totals = {
-        "sum": sums.sum(1),
-        "squares": numbers.square().sum(-1).sum(1),
-        "means": means.sum(1),
-        "mean squares": means.square().sum(1),
-    }  # (N, H) each
-    histogram = _octaves(rows, octaves)
-    if not all(bool(x.isfinite().all()) for x in (*totals.values(), histogram)):
-        raise NotFiniteError("the model gave numbers that are not finite")
-    found = {
-        f"{kind}{name} {what}": written(x) for what, xs in totals.items() for name, x in zip(names, xs, strict=True)
-    }
-    found[f"{kind}octaves"] = written(histogram)
-    found[f"{kind}rows"] = many.sum(0).tolist()
-    found[f"{kind}seeing"] = (rows.seen >= 1).sum((0, 2)).tolist()
-    found[f"{kind}windows"] = (many > 0).sum(0).tolist()
+    found: Fields = {}
+    for name, numbers in rows.numbers.items():
+        found |= {f"{kind}{name} {what}": value for what, value in _sums(rows, name, numbers).items()}
+    found[f"{kind}octaves"] = _finite(_octaves(rows, octaves))
+    found[f"{kind}rows"] = rows.choice.counted().sum((0, 2)).tolist()
+    found[f"{kind}seeing"] = (rows.choice.seen >= 1).sum((0, 2)).tolist()
     found[f"{kind}peaks"] = _peaks(rows).flatten().tolist()
     return found
+
+
+def _sums(rows: Rows, name: str, numbers: Tensor) -> Fields:
+    """Of one number, per head: sums over the queries that count for it and over the means of windows, and how many."""
+    counted = rows.choice.counted(name)  # (B, H, T)
+    numbers = numbers.double() * counted
+    sums, many = numbers.sum(-1), counted.sum(-1)  # (B, H)
+    means = sums / many.clamp(min=1)
+    even = rows.choice.even(name).double() * counted if name in rows.masses else torch.zeros_like(numbers)
+    return {
+        "sum": _finite(sums.sum(0)),
+        "squares": _finite(numbers.square().sum((0, 2))),
+        "means": _finite(means.sum(0)),
+        "mean squares": _finite(means.square().sum(0)),
+        "even": _finite(even.sum((0, 2))),
+        "rows": many.sum(0).tolist(),
+        "windows": (many > 0).sum(0).tolist(),
+    }
+
+
+def _finite(sums: Tensor) -> list[int]:
+    if not bool(sums.isfinite().all()):
+        raise NotFiniteError("the model gave numbers that are not finite")
+    return written(sums)
 
 
 def _octaves(rows: Rows, octaves: int) -> Tensor:
     """Attention by octave of distance, summed over all queries, (H, octaves)."""
     assert rows.histogram is not None  # noqa: S101 - asked for
-    found = rows.histogram.double().sum(0) * rows.seen.shape[2]
+    found = rows.histogram.double().sum(0) * rows.offset.shape[2]
     return torch.nn.functional.pad(found, (0, octaves - found.shape[1]))
 
 
@@ -79,7 +88,7 @@ def _peaks(rows: Rows) -> Tensor:
     """How many queries have their largest weight at each distance, (H, PEAKS)."""
     heads = torch.arange(rows.offset.shape[1], device=rows.offset.device)[:, None]
     bins = rows.offset.clamp(-FAR - 1, FAR + 1) + FAR + 1 + heads * PEAKS
-    return bins[rows.counted].bincount(minlength=len(heads) * PEAKS).view(len(heads), PEAKS)
+    return bins[rows.choice.counted()].bincount(minlength=len(heads) * PEAKS).view(len(heads), PEAKS)
 
 
 def _check_ids(subject: Subject, ids: Tensor) -> None:

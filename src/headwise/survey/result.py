@@ -10,7 +10,7 @@ from typing import Any
 from headwise.errors import OptionError
 from headwise.panel import octave_edges
 from headwise.readings import octave_count
-from headwise.summary import HeadSummary, reading
+from headwise.summary import LEAST, HeadSummary, traits
 from headwise.survey.corpus import Given
 from headwise.survey.documents import Bad
 from headwise.survey.measuring import APART, KINDS, PEAKS
@@ -153,7 +153,7 @@ class Survey:
             "counts": self.counts,
             "skipped": [bad._asdict() for bad in self.skipped],
             "edges": self.edges,
-            "heads": [{"layer": head.layer, **dataclasses.asdict(head)} for head in self.heads],
+            "heads": [_told(head) for head in self.heads],
         }
 
     def save(self, path: str | Path) -> None:
@@ -177,25 +177,35 @@ class Survey:
         return drawn(self, 80)
 
 
+def _told(head: SurveyedHead) -> dict[str, Any]:
+    told = dataclasses.asdict(head)
+    del told["traits"]
+    return {"layer": head.layer, "head": head.head, "reading": head.reading, **told}
+
+
 def _head(layer: str, fields: Fields, head: int) -> SurveyedHead:
     means: dict[str, dict[str, float]] = {}
+    chance: dict[str, dict[str, float]] = {}
     std, spread = {}, {}
     for kind in KINDS:
-        means[kind] = {}
-        rows, windows = fields[f"{kind}rows"][head], fields[f"{kind}windows"][head]
+        means[kind], chance[kind] = {}, {}
         for name in _names(fields, kind):
-            sums, squares, mean, mean_squares = (
-                fields[f"{kind}{name} {what}"][head] for what in ("sum", "squares", "means", "mean squares")
+            sums, squares, mean, mean_squares, even, rows, windows = (
+                fields[f"{kind}{name} {what}"][head]
+                for what in ("sum", "squares", "means", "mean squares", "even", "rows", "windows")
             )
+            chance[kind][name] = _share(even, rows) if rows >= LEAST else 1.0
             means[kind][name] = _share(sums, rows)
             std[kind + name] = _deviation(sums, squares, rows)
             spread[kind + name] = _deviation(mean, mean_squares, windows)
         peaks = fields[f"{kind}peaks"][head * PEAKS : (head + 1) * PEAKS]
         distance = means[kind].pop("distance")
+        rows = fields[f"{kind}rows"][head]
         means[kind] |= {"positional": max(peaks[1:-1]) / max(rows, 1), "distance": distance}
+        chance[kind]["positional"] = 0.0 if rows >= LEAST else 1.0
     return SurveyedHead(
         head=head,
-        reading=reading(means[""]["sink"], means[APART]),
+        traits=traits(means[""]["sink"], means[APART], chance[APART] | {"sink": chance[""]["sink"]}),
         numbers=means[""],
         apart=means[APART],
         layer=layer,

@@ -1,11 +1,12 @@
 """A survey as text: one sentence, a letter for every head, a table of heads, and what was skipped."""
 
+from headwise.summary import RESTING
 from headwise.survey.result import Survey, SurveyedHead
 from headwise.view.sight import Head
 from headwise.view.terminal import wrapped
 
 LETTERS = {
-    "first-token sink": "s",
+    RESTING: "s",
     "induction": "i",
     "previous-token": "p",
     "own-token": "o",
@@ -36,15 +37,16 @@ def atlas(survey: Survey, width: int) -> list[str]:
     for head in survey.placed:
         rows.setdefault(head.layer, []).append(letter(head))
     lines = [f"{layer:>5}  {' '.join(letters)}"[:width] for layer, letters in rows.items()]
-    there = {head.kind for head in survey.placed}
+    there = {head.summary.kind for head in survey.placed}
     legend = [f"{sign} {kind}" for kind, sign in LETTERS.items() if kind in there]
     return [*lines, *wrapped(" · ".join([*legend, "large: rests on the first token as well"]), width)]
 
 
 def letter(head: Head) -> str:
     """What a head does, in one letter."""
-    resting = head.summary.reading.startswith("first-token sink") and head.kind != "first-token sink"
-    return LETTERS[head.kind].upper() if resting else LETTERS[head.kind]
+    kind = head.summary.kind
+    resting = len(head.summary.traits) > 1 and head.summary.traits[0].name == RESTING
+    return LETTERS[kind].upper() if resting else LETTERS[kind]
 
 
 def table(heads: list[Head], width: int) -> list[str]:

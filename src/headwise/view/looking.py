@@ -1,20 +1,30 @@
 """From a model and a text to a sight: run the model once, collect the maps."""
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import OptionError
+from headwise.errors import OptionError, ShapeError
 from headwise.map import AttentionMap
-from headwise.models import LanguageModel
-from headwise.view.sight import Sight
-from headwise.watch import watch
+from headwise.models import TextModel
+from headwise.view.sight import Progress, Sight, silent
+from headwise.watch import Watched, watch
+
+Layers = Collection[str] | Callable[[str], bool] | None
 
 
 def view(
-    model: Any, tokens: Any = None, *, words: Sequence[str] | None = None, keys: Sequence[str] | None = None
+    model: Any,
+    tokens: Any = None,
+    *,
+    words: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+    layers: Layers = None,
+    queries: int | None = None,
+    progress: Progress = silent,
 ) -> Sight:
     """What every head of a model does with one text.
 
@@ -26,27 +36,71 @@ def view(
     Args:
         model: the built-in model or its like, with a text; a model on headwise layers or a transformers model on
             `attn_implementation="headwise"`, with token ids; or maps: one, a list, or by name.
-        tokens: the text, or token ids (T,) or (1, T).
+        tokens: the text, or token ids (T,) or (1, T); or everything the model is called with, by name.
         words: what each query token stands for; numbers unless given.
         keys: what each key token stands for, in cross-attention.
+        layers: names of the layers to see, or a function that says which; all unless given. An encoder and decoder have
+            layers of different sizes, of which one kind can be seen at a time.
+        queries: take numbers and small pictures from this many queries, evenly spread, and say so; from all unless
+            given. The time is that many times T instead of T times T.
+        progress: called with what is being done, how much of it is done, and of how much.
     """
-    if isinstance(model, LanguageModel):
+    told: dict[str, Any] = {"queries": queries, "progress": progress}
+    if isinstance(model, TextModel):
         ids = model.tokens(tokens, most=10**9) if isinstance(tokens, str) else _ids(tokens)
-        return Sight(_maps(model.gpt, ids), model.pieces(ids) if words is None else words, ids)
+        _check_length(model, ids)
+        maps = _maps(model.module, lambda: model.read(ids), layers, progress)
+        return Sight(maps, model.pieces(ids) if words is None else words, ids, **told)
     if isinstance(model, nn.Module):
         if tokens is None or isinstance(tokens, str):
             raise OptionError(f"view({type(model).__name__}): pass token ids, such as tokenizer(text).input_ids.")
+        if isinstance(tokens, Mapping):
+            maps = _maps(model, lambda: model(**tokens), layers, progress)
+            T, S = next(iter(maps.values())).shape[2:] if maps else (0, 0)
+            own = tokens.get("input_ids") if T == S else None  # the keys of cross-attention are another text
+            return Sight(maps, words, None if own is None else _ids(own), keys, **told)
         ids = _ids(tokens)
-        return Sight(_maps(model, ids), words, ids)
-    return Sight(_named(model), words, None if tokens is None else _ids(tokens), keys)
+        return Sight(_maps(model, lambda: model(ids), layers, progress), words, ids, keys, **told)
+    return Sight(_named(model), words, None if tokens is None else _ids(tokens), keys, **told)
 
 
-def _maps(model: nn.Module, ids: Tensor) -> dict[str, AttentionMap]:
+def _maps(model: nn.Module, run: Callable[[], object], layers: Layers, progress: Progress) -> dict[str, AttentionMap]:
+    """The maps of one run, by layer; of a layer that is called several times the last."""
+    found = 0
+
+    def seen_one(weights: AttentionMap) -> AttentionMap:
+        nonlocal found
+        found += 1
+        progress("reading", min(found, count), count)
+        return weights
+
     training = model.training
-    with torch.no_grad(), watch(model) as seen:
-        model.eval()(ids)
-    model.train(training)
+    try:
+        with torch.no_grad(), _watch(model, layers, seen_one) as seen:
+            count = len(seen._layers)
+            model.eval()
+            run()
+    finally:
+        model.train(training)
     return dict(seen)
+
+
+def _watch(model: nn.Module, layers: Layers, each: Callable[[AttentionMap], AttentionMap]) -> Watched:
+    """A watch over all of the model; one that would miss some of it is refused unless the others are asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error" if layers is None else "ignore", message=".*attends by itself")
+        try:
+            return watch(model, layers=layers, statistics=each)
+        except UserWarning as told:
+            raise OptionError(f"view: {told} Choose the layers that are, with layers=[...].") from told
+
+
+def _check_length(model: TextModel, ids: Tensor) -> None:
+    if model.limit is not None and ids.shape[1] > model.limit:
+        raise ShapeError(
+            f"the text is {ids.shape[1]:,} tokens long and the model can read {model.limit:,}. Shorten it, or pass the "
+            f"first tokens alone: view(model, model.tokens(text, most=10**9)[:, :{model.limit}])."
+        )
 
 
 def _ids(tokens: Any) -> Tensor:

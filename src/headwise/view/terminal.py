@@ -1,108 +1,153 @@
 """A sight as text: one sentence, every head as a small picture, the most telling heads, the strongest pairs."""
 
-import functools
-
 from torch import Tensor
 
+from headwise.errors import OptionError
+from headwise.summary import READINGS, RESTING, HeadSummary
+from headwise.view.colours import Palette
 from headwise.view.sight import Head, Sight
+from headwise.view.words import cut, fill, shown
 
-SHADES = " .:-=+*#%@"
-LINES = 24
-# From dark to bright in equal steps for the eye, also for the colour-blind: cividis, ten of its colours.
-RAMP = (
-    (0, 34, 78), (18, 53, 112), (59, 73, 108), (87, 93, 109), (112, 113, 115), (138, 134, 120), (165, 156, 116),
-    (195, 179, 105), (225, 204, 85), (254, 232, 56),
-)  # fmt: skip
-
-
-def drawn(sight: Sight, width: int, *, colours: bool) -> str:
-    """At most 24 lines."""
-    lines = wrapped(sight.sentence, width)[:2]
-    pairs = _pairs(sight, width)
-    telling = sight.telling(4)
-    room = LINES - len(lines) - len(telling) - len(pairs) - 2
-    lines += [*_atlas(sight, width, room, colours), ""]
-    lines += [_bar(head, width) for head in telling]
-    return "\n".join([*lines, "", *pairs])
+LINES = 22  # a terminal has 24: one for where the page was written, one for what is typed next
+# How many telling heads, lines of pairs and empty lines there are, from generous to spare; pictures come first.
+SPACINGS = ((4, 2, 2), (4, 2, 1), (3, 2, 0), (3, 1, 0))
+# One letter beside a picture for what its head does.
+MARKS = {RESTING: "s", "mixed": " "} | {name: name[0] for _, name, _ in READINGS} | {"same-token": "="}
+LARGEST = 24  # columns of a picture where there is a layer's room
 
 
-def _atlas(sight: Sight, width: int, room: int, colours: bool) -> list[str]:
+def drawn(sight: Sight, width: int, palette: Palette) -> str:
+    """All layers, in at most 22 lines."""
+    lines = _sentence(sight, width, palette)
+    layers = len(sight.maps)
+
+    def tall(spacing: tuple[int, int, int]) -> int:
+        return min(3, (LINES - len(lines) - 1 - sum(spacing)) // layers)
+
+    telling, pairs, empty = max(SPACINGS, key=tall)  # of equals the first
+    space = [[""] * (empty > 0), [""] * (empty > 1)]
+    lines += _atlas(sight, width, LINES - len(lines) - telling - pairs - empty, palette)
+    lines += [*space[0], *(_bar(head, width, palette) for head in sight.telling(telling))]
+    return "\n".join([*lines, *space[1], *_pairs(sight, width, pairs)])
+
+
+def drawn_layer(sight: Sight, layer: int, width: int, height: int, palette: Palette) -> str:
+    """One layer, its pictures as large as all of them fit."""
+    check_place(sight, layer)
+    heads = list(sight.summaries[layer])
+    across, wide = _largest(len(heads), sight.T, width, height - 4)
+    tall = max(1, wide // 2)
+    pictures = sight.looked_at[layer].pooled(tall if palette.depth == 0 else 2 * tall, wide)[0]
+    size = max(wide, (width + 1) // across - 1)
+    lines = [*wrapped(f"layer {layer} ({sight.names[layer]}) · {sight.sentence}", width)[:2], ""]
+    for start in range(0, len(heads), across):
+        row = range(start, min(start + across, len(heads)))
+        drawings = [_framed(palette.lines(pictures[i]), pictures.shape[2], size) for i in row]
+        lines += [" ".join(parts).rstrip(" ") for parts in zip(*drawings, strict=True)]
+        captions = (fill(f"{layer}.{heads[i].head} {_caption(heads[i])}", size) for i in row)
+        lines += [palette.strong(cut(" ".join(captions).rstrip(), width)), ""]
+    return "\n".join(lines[:-1])
+
+
+def _caption(head: HeadSummary) -> str:
+    """What a head does, in as few letters as a picture is wide."""
+    return f"{head.kind.removeprefix('first-token ')} {head.traits[-1].share:.2f}" if head.traits else head.kind
+
+
+def check_place(sight: Sight, layer: int, head: int | None = None) -> None:
+    """Refuse a layer or head that is not there."""
+    if not 0 <= layer < len(sight.maps):
+        raise OptionError(f"layer {layer}: the model has {len(sight.maps)}, 0 to {len(sight.maps) - 1}.")
+    heads = sight.maps[layer].shape[1]
+    if head is not None and not 0 <= head < heads:
+        raise OptionError(f"head {layer}.{head}: layer {layer} has {heads} heads, 0 to {heads - 1}.")
+
+
+def _largest(heads: int, T: int, width: int, height: int) -> tuple[int, int]:
+    """How many pictures stand side by side, and how many columns each has: as large as fits, at least 4."""
+    best = (max(1, (width + 1) // 5), 4)
+    for across in range(1, heads + 1):
+        rows = -(-heads // across)
+        wide = min(LARGEST, T, (width + 1) // across - 1, 2 * (height // rows - 2))
+        if wide > best[1]:
+            best = (across, wide)
+    return best
+
+
+def _framed(lines: list[str], wide: int, size: int) -> list[str]:
+    """Lines of a picture, each filled up to `size` columns; escapes take none."""
+    return [line + " " * (size - wide) for line in lines]
+
+
+def _sentence(sight: Sight, width: int, palette: Palette) -> list[str]:
+    """The sentence, with the letters that the pictures have beside them."""
+    parts = []
+    for part in sight.sentence.split(" · "):
+        name = RESTING if part.endswith("rest on the first token") else part.partition(" ")[2]
+        parts.append(f"{part} ({MARKS[name]})" if MARKS.get(name, " ") != " " else part)
+    first, *rest = wrapped(" · ".join(parts), width)[:3]
+    return [palette.strong(first), *rest]
+
+
+def _atlas(sight: Sight, width: int, room: int, palette: Palette) -> list[str]:
     """A row of pictures per layer, as tall and as wide as there is room."""
     layers = len(sight.maps)
-    tall = max(1, min(3, room // layers))
-    shown = min(layers, room // tall if layers * tall <= room else room - 1)
     heads = max(weights.shape[1] for weights in sight.maps)
-    wide = max(1, min(8, (width - 3) // heads - 1))
-    most = min(heads, (width - 3) // (wide + 1))
-    pictures = sight.pictures(2 * tall, wide)
-    lines = []
-    for layer in range(shown):
-        rows = [_picture(picture, colours) for picture in pictures[layer][:most]]
-        for line in range(len(rows[0])):
-            label = f"{layer:>2} " if line == 0 else "   "
-            lines.append(label + " ".join(row[line] for row in rows))
-    if shown < layers:
-        lines.append(f"   and {layers - shown} more layers")
+    room -= 1  # the heads' numbers
+    tall = max(1, min(3, room // layers))
+    shown_layers = layers if layers * tall <= room else room - 1
+    wide = max(1, min(8, (width - 2) // heads - 2))
+    most = min(heads, (width - 2) // (wide + 2))
+    label = f"{heads} heads" if heads == most else f"{most} of {heads} heads"
+    numbers = "".join(fill(str(head), wide + 2) for head in range(most)) if wide >= 3 else label
+    lines = [palette.faint(f"   {numbers}".rstrip())]
+    rows = tall if palette.depth == 0 else max(2, 2 * tall - 1)  # half a line between layers stays free
+    pictures = sight.pictures(rows, wide)
+    for layer in range(shown_layers):
+        lines += _layer(sight, layer, pictures[layer][:most], tall, palette)
+    if shown_layers < layers:
+        lines.append(f"   and {layers - shown_layers} more layers; --layer {shown_layers} shows the next")
     return lines
 
 
-def _picture(picture: Tensor, colours: bool) -> list[str]:
-    """A picture (rows, cols) as lines of half blocks, two rows a line. Square roots, so that small weights show."""
-    levels = (picture.clamp(0, 1).sqrt() * 9.999).int().tolist()
-    if not colours:
-        return ["".join(SHADES[level] for level in row) for row in levels[::2]]
-    if len(levels) % 2:
-        levels.append(levels[-1])
-    return ["".join(map(_halves, *levels[i : i + 2])) + "\033[0m" for i in range(0, len(levels), 2)]
+def _layer(sight: Sight, layer: int, pictures: Tensor, tall: int, palette: Palette) -> list[str]:
+    """The pictures of a layer side by side, its number before them, a letter for what each head does."""
+    drawings = [palette.lines(picture) for picture in pictures]
+    marks = [MARKS[head.kind] for head in sight.summaries[layer]]
+    lines = []
+    for line in range(min(tall, len(drawings[0]))):
+        label = palette.faint(f"{layer:>2} ") if line == 0 else "   "
+        letters = marks if line == 0 else [" "] * len(marks)
+        parts = (f"{drawing[line]}{letter} " for drawing, letter in zip(drawings, letters, strict=False))
+        lines.append((label + "".join(parts)).rstrip(" "))
+    return lines
 
 
-@functools.cache
-def _halves(upper: int, lower: int) -> str:
-    """Two pixels, one above the other."""
-    (a, b, c), (d, e, f) = RAMP[upper], RAMP[lower]
-    return f"\033[38;2;{a};{b};{c}m\033[48;2;{d};{e};{f}m▀"
-
-
-def _bar(head: Head, width: int) -> str:
-    """A head, how much of its weight does what it is named for, and the name."""
+def _bar(head: Head, width: int, palette: Palette) -> str:
+    """A head, how much of its weight does what tells most about it, and all it does in words."""
+    share = 0.0 if head.trait is None else head.trait.share
     size = max(4, min(24, width - 56))
-    filled = round(size * min(1.0, head.telling))
-    text = f"{head.place:>5}  {'█' * filled}{'·' * (size - filled)} {head.telling:.2f}  {head.summary.reading}"
-    return text[:width]
+    filled = round(size * min(1.0, share))
+    bar = palette.painted("━" * filled, share**0.5) + palette.faint("·" * (size - filled))
+    return f"{head.place:>5}  {bar} {share:.2f}  {cut(head.summary.reading, width - size - 14)}"
 
 
-def _pairs(sight: Sight, width: int) -> list[str]:
-    """The strongest looks at other words, in as few lines as they take."""
-    told = []
-    for pair in sight.pairs(6):
-        words = f"{_word(sight.tokens[pair.query])} → {_word(sight.keys[pair.key])}"
-        told.append(f"{words} {pair.weight:.2f} ({pair.layer}.{pair.head})")
+def _pairs(sight: Sight, width: int, most: int) -> list[str]:
+    """The strongest looks at other words, in at most so many lines."""
     lines = [""]
-    for text in told:
-        joined = f"{lines[-1]}   {text}".strip()
+    for pair in sight.pairs():
+        words = f"{cut(shown(sight.tokens[pair.query]), 14)} → {cut(shown(sight.keys[pair.key]), 14)}"
+        text = f"{words} {pair.weight:.2f} ({pair.layer}.{pair.head})"
+        joined = f"{lines[-1]}   {text}" if lines[-1] else text
         if len(joined) > width:
             lines.append(text)
         else:
             lines[-1] = joined
-    return lines[:2]
-
-
-def _word(token: str, most: int = 14) -> str:
-    """A token as one visible word: spaces, line ends and control characters shown as such, long ones cut."""
-    shown = "".join(_visible(letter) for letter in token.strip(" ") or token)
-    return shown if len(shown) <= most else shown[: most - 1] + "…"
-
-
-def _visible(letter: str) -> str:
-    if letter == " ":
-        return "␣"
-    if letter == "\n":
-        return "⏎"
-    return letter if letter.isprintable() else f"\\x{ord(letter):02x}"
+    return [cut(line, width) for line in lines[:most] if line]
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """A sentence of numbers in lines, parted between them."""
+    """Parts joined by dots, in as many lines as they take."""
     lines = [""]
     for part in text.split(" · "):
         joined = f"{lines[-1]} · {part}" if lines[-1] else part
@@ -110,4 +155,4 @@ def wrapped(text: str, width: int) -> list[str]:
             lines.append(part)
         else:
             lines[-1] = joined
-    return [line[:width] for line in lines]
+    return [cut(line, width) for line in lines]

@@ -1,0 +1,164 @@
+"""How soon `headwise serve` answers: the first picture of a long text, tiles of every level, single weights.
+
+Everything goes over a real socket, as a browser asks. Tiles are checked against dense weights before they are timed.
+
+    python benchmarks/serve.py                              # the built-in model's sizes, 2 of its 7 layers
+    python benchmarks/serve.py --tokens 16384 --layers 7
+"""
+
+import array
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import harness
+import httpx
+import torch
+
+from headwise.models import GPT, GPTConfig, LanguageModel, load_builtin
+from headwise.serve.answers import WIDE
+from headwise.serve.app import Server
+from headwise.serve.limits import Limits
+from headwise.serve.models import Models
+from headwise.serve.security import Door
+from headwise.serve.server import Process, config_of, listening
+from headwise.view.tiling import SIDE, levels
+
+TOKEN = "a-token-of-the-benchmark"  # noqa: S105
+SPREAD = 31  # places at which tiles of a level are asked for, so that no cache can answer
+
+
+def model_of(layers: int) -> LanguageModel:
+    """As the built-in model, without its training, with fewer layers and a longer context."""
+    torch.manual_seed(0)
+    given = load_builtin()
+    sizes = {"d_model": given.gpt.config.d_model, "num_heads": given.gpt.config.num_heads, "num_layers": layers}
+    config = GPTConfig(given.gpt.config.vocab_size, context_length=2**17, **sizes)
+    return LanguageModel(GPT(config).eval().requires_grad_(False), given.tokenizer)
+
+
+@contextlib.contextmanager
+def serving(model: LanguageModel, tokens: int) -> Iterator[tuple[Server, httpx.Client]]:
+    """A server in a thread, and a client."""
+    models = Models(["builtin"])
+    models.add("long", model)
+    with listening("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        server = Server(models, Door(port, TOKEN), Limits(tokens=tokens, memory=2**34))
+        process = Process(config_of(server))
+        thread = threading.Thread(target=process.run, kwargs={"sockets": [listener]})
+        thread.start()
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=600) as client:
+            try:
+                yield server, client
+            finally:
+                process.should_exit = True
+                thread.join()
+
+
+def followed(client: httpx.Client, id: str, stages: tuple[str, ...]) -> tuple[dict, dict[str, float]]:
+    """Follow a look to one of these stages: how it stands, and when it came to each."""
+    begin, times = time.perf_counter(), {}
+    while True:
+        told = client.get(f"/api/looks/{id}").json()
+        times.setdefault(told["stage"], time.perf_counter() - begin)
+        if told["stage"] in stages:
+            return told, times
+        time.sleep(0.005)
+
+
+def check(client: httpx.Client, look: str, weights: object, T: int) -> None:
+    """Refuse to time wrong tiles."""
+    deepest = levels(T, T)
+    row = 2**deepest // 2
+    answer = client.get(f"{look}/tile?layer=1&head=3&level={deepest}&row={row}&col={row - 1}").content
+    found = torch.tensor(array.array("f", answer)).view(SIDE, SIDE)
+    expected = weights[0, 3, row * SIDE : (row + 1) * SIDE, (row - 1) * SIDE : row * SIDE]
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+
+
+def questions(client: httpx.Client, look: str, T: int) -> dict[str, object]:
+    """Questions by name, each asked at another place every time."""
+    deepest = levels(T, T)
+
+    def tile(level: int, exact: int) -> object:
+        turn = iter(range(10**9))
+
+        def ask() -> None:
+            at = next(turn) * SPREAD
+            row = at % 2**level
+            place = f"level={level}&row={row}&col={(at // 7) % (row + 1)}&exact={exact}"
+            client.get(f"{look}/tile?layer={at % 2}&head={at % 8}&{place}").raise_for_status()
+
+        return ask
+
+    found = {tile_name(2 ** (deepest - level)): tile(level, 0) for level in range(deepest, -1, -1)}
+    found["tile of the whole, from all rows"] = tile(0, 1)
+    turn = iter(range(10**9))
+    for name in ("row?query", "column?key", "cell?key=5&query"):
+        path, _, key = name.partition("?")
+
+        def ask(path: str = path, key: str = key) -> None:
+            at = next(turn) * 977 % T
+            client.get(f"{look}/{path}?layer=0&head={at % 8}&{key}={at}").raise_for_status()
+
+        found[path] = ask
+    return found
+
+
+def tile_name(span: int) -> str:
+    """By how many queries and keys a pixel has, and from how many of the queries it is drawn."""
+    return f"tile, {span} × {span} weights a pixel" + ("" if span <= WIDE else ", first from 1 row")
+
+
+def measured(tokens: int, layers: int, seconds: float) -> list[dict[str, object]]:
+    """All rows of one length."""
+    model = model_of(layers)
+    ids = torch.randint(5, 8000, (tokens,)).tolist()
+    rows: list[dict[str, object]] = []
+    with serving(model, tokens) as (server, client):
+        client.get("/api/models").raise_for_status()
+        begun = client.post("/api/looks", json={"ids": ids, "model": "long"}).json()
+        told, times = followed(client, begun["id"], ("refining", "finished", "failed"))
+        assert told["error"] is None, told
+        first = {
+            "the model has read": times["measuring"],
+            f"first picture, {told['rows'][0]} rows": max(times.values()),
+        }
+        rows += [{"tokens": tokens, "what": name, "ms": round(1e3 * at, 1)} for name, at in first.items()]
+        look = f"/api/looks/{begun['id']}"
+        check(client, look, server.looks[begun["id"]].layer(1), tokens)
+        with server.looks:  # nothing is refined while a reader asks
+            for name, result in harness.interleaved(questions(client, look, tokens), seconds=seconds).items():
+                rows.append({"tokens": tokens, "what": name, **result})
+        held = server.looks[begun["id"]].memory
+        peak = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 2**10
+        rows.append({"tokens": tokens, "what": "queries and keys kept", "MiB": round(held / 2**20)})
+        rows.append({"tokens": tokens, "what": "most memory of the process", "MiB": round(peak / 2**20)})
+    return rows
+
+
+def main() -> None:
+    """Measure, print a table and one JSON line."""
+    parser = harness.parser(__doc__)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 16384, 32768])
+    parser.add_argument("--layers", type=int, default=2)
+    options = parser.parse_args()
+    rows = []
+    for tokens in options.tokens:
+        found = measured(tokens, options.layers, options.seconds)
+        rows += found
+        shown = [
+            [str(r["what"]), f"{r['ms']:.1f} ms" if "ms" in r else f"{r['MiB']:,} MiB", f"{r.get('spread', 0):.0%}"]
+            for r in found
+        ]
+        harness.table(f"{tokens:,} tokens, {options.layers} layers of 8 heads", shown, ["", "median", "spread"])
+    harness.finish("serve", "cpu", [{"layers": options.layers, **row} for row in rows])
+
+
+if __name__ == "__main__":
+    main()

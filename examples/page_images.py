@@ -1,0 +1,52 @@
+"""The pictures of the page in docs/images: the atlas in light, a map in dark.
+
+    python examples/page_images.py
+
+Needs a browser: Chromium through playwright.
+"""
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+import headwise
+
+TEXT = (
+    "The captain looked at the sea, and the sea looked at the captain. Where is the boy? said the captain. The boy "
+    "was in the boat, and the boat was on the sea. The captain looked at the boy."
+)
+FOLDER = Path(__file__).parent.parent / "docs" / "images"
+VIEWS = {"page_light.png": ("light", ""), "page_dark.png": ("dark", "#view=map&head=2.1&word=20")}
+
+# Where "captain" looks at "?" on the screen.
+PLACE = """(() => {
+    const [map] = document.getElementById('headwise').headwise.stage.shown;
+    const box = map.canvas.getBoundingClientRect();
+    return [box.left + map.pads.left + 20.5 * map.view.scale, box.top + map.pads.top + 23.5 * map.view.scale];
+})()"""
+
+
+def main() -> None:
+    """Save the page, open it, take the pictures."""
+    browser_path = shutil.which("chromium") or sys.exit("no Chromium on this machine: apt-get install chromium")
+    sight = headwise.view(headwise.load_builtin(), TEXT)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as running:
+        path = sight.save(Path(folder) / "heads.html")
+        browser = running.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        for name, (scheme, fragment) in VIEWS.items():
+            page = browser.new_page(viewport={"width": 1060, "height": 560}, color_scheme=scheme)
+            page.goto(f"file://{path}{fragment}")
+            page.wait_for_timeout(1500)
+            if fragment:
+                page.mouse.move(*page.evaluate(PLACE))
+            page.wait_for_timeout(500)
+            page.screenshot(path=FOLDER / name)
+            print(f"{FOLDER / name}: {(FOLDER / name).stat().st_size / 1e3:.0f} KB")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

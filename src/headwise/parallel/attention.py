@@ -1,0 +1,162 @@
+"""`ring_attend`: exact attention over a sequence that no rank holds whole.
+
+Queries stay where they are. Keys and values are handed around the ring of ranks, one hop while the last block is being
+computed; what a query reads in each block is merged by its log-sum-exp. Backwards, keys and values go round once more,
+and their gradients travel one hop behind, collecting from every rank until they are home:
+
+    forward    (n − 1) hops of key and value
+    backward   (n − 1) hops of key and value, and as many of their gradients, in float32 or better
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.backends.base import Call
+from headwise.parallel.blocks import Engine, Gradients, Known, Met, engine_for, merge
+from headwise.parallel.order import Order
+from headwise.parallel.pieces import Piece, pieces
+from headwise.parallel.ring import Passing
+
+
+def ring_attend(call: Call, order: Order) -> tuple[Tensor, Tensor]:
+    """What this rank's queries read, (B, H, t, Dv), and their log-sum-exp (B, H, t), which has no gradient.
+
+    Args:
+        call: this rank's query, key and value, in the order of `order`; its scoring is that of the whole text.
+        order: how the text lies on ranks.
+    """
+    learnable = call.scoring.learnable
+    output, lse = RingAttention.apply(order, call, call.query, call.key, call.value, *learnable)  # type: ignore[no-untyped-call]
+    return output, lse
+
+
+class RingAttention(torch.autograd.Function):
+    """Attention over the ring, with its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, order: Order, call: Call, query: Tensor, key: Tensor, value: Tensor, *learnable: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        walk = Walk(order, call)
+        B, H, t, _ = query.shape
+        precise = torch.promote_types(query.dtype, torch.float32)
+        # Laid out as (B, t, H, Dv), so that heads are merged without a copy.
+        output = torch.zeros(B, t, H, value.shape[3], dtype=precise, device=query.device).transpose(1, 2)
+        lse = torch.full((B, H, t), -math.inf, dtype=precise, device=query.device)
+        held = _halves(key, value)
+        for step in range(order.ranks):
+            for half in (0, 1):
+                passing = Passing(held[half], order) if step < order.ranks - 1 else None
+                for piece, rows, cols in walk.pieces(step, half):
+                    keys, values = (x[:, :, cols] for x in held[half])
+                    read = walk.engine.forward(piece, Met(query[:, :, rows], keys, values))
+                    merge(output[:, :, rows], lse[:, :, rows], *read)
+                    del read, keys, values
+                held[half] = [] if passing is None else passing.wait()
+        lse = _with_sinks(output, lse, learnable[1])
+        output = output.to(query.dtype)
+        ctx.order, ctx.scoring = order, call.scoring
+        ctx.save_for_backward(query, key, _let_go(value, query), output, lse, *learnable)
+        ctx.mark_non_differentiable(lse)
+        return output, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Gradients of query, key, value and of what the scoring learns; those of keys come from all ranks."""
+        query, key, value, output, lse, *learnable = ctx.saved_tensors
+        order: Order = ctx.order
+        walk = Walk(order, Call(query, key, value, ctx.scoring.with_learnable(*learnable), 0.0))
+        finite = lse.masked_fill(lse == -math.inf, 0.0)  # such a row's scores are all minus infinity
+        to_query = torch.zeros_like(query, dtype=lse.dtype)
+        learned = [None if x is None else torch.zeros_like(x) for x in learnable]
+
+        def add_up(step: int, half: int, held: list[Tensor], collected: list[Tensor]) -> None:
+            for piece, rows, cols in walk.pieces(step, half):
+                (keys, values), (to_keys, to_values) = ([x[:, :, cols] for x in pair] for pair in (held, collected))
+                met = Met(query[:, :, rows], keys, values)
+                known = Known(output[:, :, rows], finite[:, :, rows], grad[:, :, rows])
+                walk.engine.backward(piece, met, known, Gradients(to_query[:, :, rows], to_keys, to_values, learned))
+
+        held = _halves(key, value)
+        if order.ranks > 1:
+            held = [Passing(half, order).wait() for half in held]
+        coming: list[Passing | None] = [None, None]
+        for step in range(1, order.ranks):
+            for half in (0, 1):
+                before = coming[half]
+                collected = _zeros(held[half], lse.dtype) if before is None else before.wait()
+                coming[half] = before = None
+                passing = Passing(held[half], order) if step < order.ranks - 1 else None
+                add_up(step, half, held[half], collected)
+                coming[half] = Passing(collected, order)
+                held[half] = [] if passing is None else passing.wait()
+        halves = []
+        for half, keys in enumerate(_halves(key, value)):  # our own last, into what the others have collected for us
+            before = coming[half]
+            halves.append(_zeros(keys, lse.dtype) if before is None else before.wait())
+            add_up(0, half, keys, halves[half])
+        to_key, to_value = (torch.cat(parts, 2).to(key.dtype) for parts in zip(*halves, strict=True))
+        if learned[1] is not None:
+            learned[1] += _gradient_of_sinks(grad, output, lse, learnable[1])
+        return None, None, to_query.to(query.dtype), to_key, to_value, *learned
+
+
+class Walk:
+    """The pieces of this rank's queries and of the keys that lie here at each step of the ring."""
+
+    def __init__(self, order: Order, call: Call) -> None:
+        self.order, self.t = order, call.query.shape[2]
+        self.T = self.t * order.ranks
+        self.mask = call.scoring.mask
+        self.engine: Engine = engine_for(call, self.T, self.T)
+
+    def pieces(self, step: int, half: int) -> list[tuple[Piece, slice, slice]]:
+        """Pieces with one chunk of the keys that are here after `step` hops, and the slices of queries and chunk."""
+        owner = (self.order.rank - step) % self.order.ranks
+        cols, found = self.order.chunks(owner, self.t)[half], []
+        for i, rows in enumerate(self.order.chunks(self.order.rank, self.t)):
+            for piece in pieces(self.mask, rows, cols, self.T, self.T):
+                here = _moved(piece.rows, i * len(rows) - rows.start), _moved(piece.cols, -cols.start)
+                found.append((piece, *here))
+        return found
+
+
+def _halves(key: Tensor, value: Tensor) -> list[list[Tensor]]:
+    """Key and value of the first chunk, and of the second: they travel apart, so that less is in flight at a time."""
+    return [list(pair) for pair in zip(key.chunk(2, 2), value.chunk(2, 2), strict=True)]
+
+
+def _let_go(value: Tensor, query: Tensor) -> Tensor:
+    """The values to keep for the backward pass: a copy where a view would keep queries and keys alive beside them.
+
+    With a rotary or a norm these are not the projection's own any more.
+    """
+    shared = value.untyped_storage().data_ptr() == query.untyped_storage().data_ptr()
+    return value if shared else value.contiguous()
+
+
+def _moved(positions: range, by: int) -> slice:
+    return slice(positions.start + by, positions.stop + by)
+
+
+def _zeros(like: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    return [torch.zeros(x.shape, dtype=dtype, device=x.device) for x in like]
+
+
+def _with_sinks(output: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
+    """The log-sum-exp with the sinks counted; the output is made smaller by what they take, in place."""
+    if sinks is None:
+        return lse
+    total = torch.where(lse > -math.inf, torch.logaddexp(lse, sinks.to(lse.dtype)[:, None]), lse)
+    output.mul_((lse - total.masked_fill(total == -math.inf, 0.0)).exp_()[..., None])
+    return total
+
+
+def _gradient_of_sinks(grad: Tensor, output: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """A sink hands over nothing: what it takes is missing from the output."""
+    taken = (sinks.to(lse.dtype)[:, None] - lse).exp_().masked_fill_(lse == -math.inf, 0.0)  # (B, H, t)
+    balance = (grad.to(lse.dtype) * output.to(lse.dtype)).sum(-1)
+    return -(taken * balance).sum((0, 2)).to(sinks.dtype)

@@ -1,0 +1,249 @@
+"""Attention of one piece, queries that meet keys: what they read, its log-sum-exp, and its gradients.
+
+Pieces of a row are merged by their log-sum-exp. Backwards, the log-sum-exp of the whole row makes every piece's weights
+the true ones, so gradients of pieces simply add up: no piece needs to know another.
+
+    Fused   torch's kernel on the CPU, where it knows the scoring: mask and scale
+    Cuda    torch's kernels on CUDA in half precision, where a piece is seen whole or up to its diagonal
+    Plain   matrix products in full precision, for everything: soft-cap, distances, bias, any device and width
+"""
+
+import abc
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headwise.backends.base import Call
+from headwise.backends.sdpa import CUDNN, HALF, by_cuda_flash, by_cudnn
+from headwise.lowering import additive
+from headwise.mask_algebra import Grid
+from headwise.parallel.pieces import Piece
+from headwise.source import Source, full_precision, row_blocks
+
+HEAD_PARTS = 4  # gradients of so many parts of the heads are computed one after the other
+BLOCK_BYTES = 2**25  # scores of one block of rows by products; a few of that size live at a time
+
+
+class Met(NamedTuple):
+    """Queries (B, H, t, D), and the keys and values they meet, (B, Hkv, s, D) and (B, Hkv, s, Dv)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
+class Known(NamedTuple):
+    """What is known of whole rows: output (B, H, t, Dv), log-sum-exp (B, H, t), finite, and the output's gradient."""
+
+    output: Tensor
+    lse: Tensor
+    grad: Tensor
+
+
+class Gradients(NamedTuple):
+    """Where gradients of a piece's query, key and value, and of what a scoring can learn, are added up."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    learnable: Sequence[Tensor | None]
+
+
+class Engine(abc.ABC):
+    """One way to compute pieces of a call whose whole is (T, S)."""
+
+    def __init__(self, call: Call, T: int, S: int) -> None:
+        self.scoring, self.T, self.S = call.scoring, T, S
+
+    @abc.abstractmethod
+    def forward(self, piece: Piece, met: Met) -> tuple[Tensor, Tensor]:
+        """What the queries read (B, H, t, Dv), and the log-sum-exp (B, H, t), minus infinity where nothing is seen."""
+
+    @abc.abstractmethod
+    def backward(self, piece: Piece, met: Met, known: Known, into: Gradients) -> None:
+        """Add gradients of what met, given what is known of the whole rows."""
+
+    def bias(self, piece: Piece, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The mask of a piece as a bias, and which of its rows see nothing, (B or 1, H or 1, t)."""
+        mask = self.scoring.mask
+        if piece.kind != "some" or mask is None:
+            return None, None
+        rows, cols = (slice(x.start, x.stop) for x in (piece.rows, piece.cols))
+        visible = mask.tile(rows, cols, self.T, self.S, device=like.device)
+        return additive(visible, like.dtype), ~visible.any(-1)
+
+
+class Fused(Engine):
+    """torch's kernel on the CPU, which takes a mask as a bias."""
+
+    @staticmethod
+    def takes(call: Call) -> bool:
+        """Whether torch's kernel knows what this call asks for; sinks are counted afterwards."""
+        query, value, scoring = call.query, call.value, call.scoring
+        return query.is_cpu and value.shape[3] == query.shape[3] and not scoring.biased and scoring.softcap is None
+
+    def forward(self, piece: Piece, met: Met) -> tuple[Tensor, Tensor]:
+        query, key, value = met
+        bias, empty = self.bias(piece, query)
+        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, piece.kind == "causal", attn_mask=bias, scale=self.scoring.scale
+        )
+        return output, lse if empty is None else lse.masked_fill_(empty, -math.inf)  # the kernel calls it 0
+
+    def backward(self, piece: Piece, met: Met, known: Known, into: Gradients) -> None:
+        query, key, value = met
+        output, lse, grad = known
+        bias, _ = self.bias(piece, query)
+        group, Hkv = query.shape[1] // key.shape[1], key.shape[1]
+        step = -(-Hkv // HEAD_PARTS)
+        for first in range(0, Hkv, step):  # some heads at a time, so that what the kernel hands out is small
+            few, many = slice(first, first + step), slice(first * group, (first + step) * group)
+            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grad[:, many],
+                query[:, many],
+                key[:, few],
+                value[:, few],
+                output[:, many],
+                lse[:, many],
+                0.0,
+                piece.kind == "causal",
+                attn_mask=bias if bias is None or bias.shape[1] == 1 else bias[:, many],
+                scale=self.scoring.scale,
+            )
+            for total, heads, part in zip(into, (many, few, few), found, strict=False):
+                total[:, heads] += part  # type: ignore[index]
+
+
+class Plain(Engine):
+    """Matrix products, a block of rows at a time."""
+
+    def forward(self, piece: Piece, met: Met) -> tuple[Tensor, Tensor]:
+        query, key, value = met
+        outputs, sums = [], []
+        for rows in self._blocks(query, key):
+            scores = self._scores(piece, rows, query, key, self.scoring.learnable)
+            lse = scores.logsumexp(-1)
+            weights = (scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp_()
+            outputs.append(_per_group(weights, value.to(weights.dtype)))
+            sums.append(lse)
+        return torch.cat(outputs, 2), torch.cat(sums, 2)
+
+    def backward(self, piece: Piece, met: Met, known: Known, into: Gradients) -> None:
+        query, key, value = met
+        output, lse, grad = known
+        leaves = query.detach().requires_grad_(), key.detach().requires_grad_()
+        learnable = [None if x is None else x.detach().requires_grad_() for x in self.scoring.learnable]
+        wanted = [*leaves, *(x for x in learnable if x is not None)]
+        totals = [into.query, into.key, *(x for x in into.learnable if x is not None)]
+        precise = value.to(lse.dtype)
+        for rows in self._blocks(query, key):
+            with torch.enable_grad():
+                scores = self._scores(piece, rows, *leaves, learnable)
+            weights = (scores.detach() - lse[:, :, rows, None]).exp_()
+            arriving = grad[:, :, rows].to(lse.dtype)
+            into.value.add_(_summed_over_group(weights, arriving, value.shape[1]))
+            reaching = _per_group(arriving, precise.transpose(2, 3))  # (B, H, t, s)
+            balance = (arriving * output[:, :, rows].to(lse.dtype)).sum(-1, keepdim=True)
+            parts = torch.autograd.grad(scores, wanted, weights * (reaching - balance), allow_unused=True)
+            for total, part in zip(totals, parts, strict=True):
+                if part is not None:
+                    total += part
+
+    def _blocks(self, query: Tensor, key: Tensor) -> list[slice]:
+        B, H, t, _ = query.shape
+        return row_blocks(t, B * H * key.shape[2] * 8, BLOCK_BYTES)
+
+    def _scores(
+        self,
+        piece: Piece,
+        rows: slice,
+        query: Tensor,
+        key: Tensor,
+        learnable: Sequence[Tensor | None],
+    ) -> Tensor:
+        """Scores (B, H, t, s) as they enter the softmax, differentiable in everything given."""
+        source = Source.whole(query[:, :, rows], key, self.scoring.with_learnable(*learnable))
+        B, H, _, _ = query.shape
+        device = query.device
+        batch, head = torch.arange(B, device=device), torch.arange(H, device=device)
+        row, col = (torch.arange(x.start, x.stop, device=device) for x in (piece.rows, piece.cols))
+        grid = Grid(batch[:, None, None, None], head[:, None, None], row[rows, None], col, self.T, self.S)
+        with full_precision(query):
+            products = _per_group(source.query.to(source.precise), key.to(source.precise).transpose(2, 3))
+        return source.finished(products, grid)
+
+
+class Cuda(Engine):
+    """torch's choice of cuDNN or FlashAttention. They take no mask but causal, so the rest goes by products."""
+
+    def __init__(self, call: Call, T: int, S: int) -> None:
+        super().__init__(call, T, S)
+        self.plain = Plain(call, T, S)
+        chosen = torch._fused_sdp_choice(
+            call.query, call.key, call.value, scale=call.scoring.scale, enable_gqa=call.grouped
+        )
+        self.cudnn = chosen == CUDNN
+
+    @staticmethod
+    def takes(call: Call) -> bool:
+        """Whether torch's kernels know what this call asks for."""
+        query, value, scoring = call.query, call.value, call.scoring
+        D = query.shape[3]
+        fits = query.is_cuda and query.dtype in HALF and value.shape[3] == D and D % 8 == 0 and D <= 256
+        return fits and not scoring.biased and scoring.softcap is None
+
+    def forward(self, piece: Piece, met: Met) -> tuple[Tensor, Tensor]:
+        if piece.kind == "some":
+            return self.plain.forward(piece, met)
+        given = {**met._asdict(), "is_causal": piece.kind == "causal", "scale": self.scoring.scale}
+        return by_cudnn(given) if self.cudnn else by_cuda_flash(given)
+
+    def backward(self, piece: Piece, met: Met, known: Known, into: Gradients) -> None:
+        if piece.kind == "some":
+            return self.plain.backward(piece, met, known, into)
+        nothing = torch.empty(0, dtype=torch.uint64, device=met.query.device)  # no dropout, no random numbers
+        lse = known.lse.contiguous()  # kernels go by its shape alone
+        sizes = (met.query.shape[2], met.key.shape[2], 0.0, piece.kind == "causal")
+        if self.cudnn:
+            found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+                known.grad, *met, known.output, lse[..., None], nothing, nothing, None, None, None, *sizes,
+                scale=self.scoring.scale,
+            )  # fmt: skip
+        else:
+            found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+                known.grad, *met, known.output, lse, None, None, *sizes, nothing, nothing, scale=self.scoring.scale
+            )
+        for total, part in zip((into.query, into.key, into.value), found, strict=True):
+            total += part
+        return None
+
+
+def engine_for(call: Call, T: int, S: int) -> Engine:
+    """The fastest engine that takes a call."""
+    kind = Fused if Fused.takes(call) else Cuda if Cuda.takes(call) else Plain
+    return kind(call, T, S)
+
+
+def merge(output: Tensor, lse: Tensor, read: Tensor, read_lse: Tensor) -> None:
+    """Add to what rows have read, in place, what they read in one more piece."""
+    total = torch.logaddexp(lse, read_lse)
+    finite = total.masked_fill(total == -math.inf, 0.0)
+    output.mul_((lse - finite).exp_()[..., None]).addcmul_(read.to(output.dtype), (read_lse - finite).exp_()[..., None])
+    lse.copy_(total)
+
+
+def _per_group(left: Tensor, right: Tensor) -> Tensor:
+    """(B, H, t, a) @ (B, Hkv, a, b), with H / Hkv heads of the left for each of the right: (B, H, t, b)."""
+    B, H, t, a = left.shape
+    Hkv = right.shape[1]
+    return (left.reshape(B, Hkv, H // Hkv * t, a) @ right).view(B, H, t, right.shape[3])
+
+
+def _summed_over_group(weights: Tensor, grad: Tensor, Hkv: int) -> Tensor:
+    """weightsᵀ @ grad, (B, Hkv, s, Dv), summed over the heads of a group."""
+    B, H, t, s = weights.shape
+    flat = weights.reshape(B, Hkv, H // Hkv * t, s)
+    return flat.transpose(2, 3) @ grad.reshape(B, Hkv, H // Hkv * t, grad.shape[3])

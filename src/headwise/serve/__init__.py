@@ -1,0 +1,1 @@
+"""`headwise serve`: the page, live. Text in, heads out, on this computer alone; see docs/serve.md."""

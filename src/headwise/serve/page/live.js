@@ -1,0 +1,260 @@
+// The page under a server: a text is typed, pasted or brought as a file, and looked at by a model that is there.
+
+const STAGES = { waiting: "waiting for its turn", running: "the model reads", measuring: "measuring heads", refining: "refining", finished: "", cancelled: "cancelled", failed: "failed" };
+
+class Live {
+  constructor(root, stage) {
+    Object.assign(this, { root, stage, connection: new Connection(), file: null, asked: null, id: null, turn: 0, app: null, side: null });
+    this.connection.onlost = () => this.reconnect();
+    this.connection.onlocked = () => this.locked();
+    this.outcome = new OutcomePanel(this);
+    this.silent = new SilentHeads(this);
+    this.build();
+    this.start();
+  }
+
+  build() {
+    this.text = el("textarea", { class: "ask-text", rows: "2", "aria-label": "Text to look at", placeholder: "Type or paste a text, or drop a file here", spellcheck: "false", maxlength: "4000000" });
+    this.text.addEventListener("input", () => this.bring(null));
+    this.text.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && this.fresh());
+    this.text.addEventListener("dragover", (event) => event.preventDefault());
+    this.text.addEventListener("drop", (event) => this.dropped(event));
+    this.models = el("select", { "aria-label": "Model", onchange: () => this.asked && this.fresh() });
+    this.picker = el("input", { type: "file", class: "picker", "aria-label": "Open a file of text", onchange: () => this.picked(this.picker.files[0]) });
+    this.named = el("span", { class: "soft file-name" });
+    this.go = el("button", { type: "button", class: "act go", text: "Look", title: "Ctrl Enter", onclick: () => this.fresh() });
+    this.stopper = el("button", { type: "button", class: "act stop", text: "Cancel", hidden: true, onclick: () => this.cancel() });
+    this.progress = el("progress", { max: "1", value: "0", hidden: true, "aria-label": "Progress" });
+    this.status = el("p", { class: "status soft", role: "status" });
+    this.banner = el("div", { class: "banner", role: "alert", hidden: true });
+    const opener = el("label", { class: "act opener" }, "Open a file", this.picker);
+    fill(this.root, this.banner,
+      el("form", { class: "ask", onsubmit: (event) => event.preventDefault() }, this.text, el("div", { class: "ask-line" }, this.go, this.stopper, opener, this.named, el("label", { class: "chooser" }, "Model", this.models), this.progress, this.status)),
+      el("div", { class: "results" }, this.silent.root, this.outcome.root));
+  }
+
+  async start() {
+    if (new URLSearchParams(location.search).has("token")) history.replaceState(history.state, "", location.pathname + location.hash);
+    try {
+      await this.offer();
+    } catch (error) {
+      if (error instanceof Refused) this.say(error.message, true);
+    }
+    this.text.focus();
+  }
+
+  async offer() {
+    const { models, limits } = await this.connection.json("/api/models");
+    this.limits = limits;
+    const chosen = this.models.value;
+    fill(this.models, ...models.map(({ name }) => el("option", { value: name, text: name })));
+    if (models.some(({ name }) => name === chosen)) this.models.value = chosen;
+  }
+
+  // What is brought.
+
+  dropped(event) {
+    const file = event.dataTransfer?.files[0];
+    if (!file) return;
+    event.preventDefault();
+    this.picked(file);
+  }
+
+  async picked(file) {
+    if (!file) return;
+    if (this.limits && file.size > this.limits.body) return this.say(`${file.name} has ${count(file.size)} bytes, and the limit is ${count(this.limits.body)}.`, true);
+    this.bring({ name: file.name, bytes: await file.arrayBuffer() });
+    this.text.value = "";
+    this.picker.value = "";
+    this.fresh();
+  }
+
+  bring(file) {
+    this.file = file;
+    this.named.textContent = file ? file.name : "";
+  }
+
+  // Looks.
+
+  fresh() {
+    this.silent.forget();
+    return this.begin({ maps: true });
+  }
+
+  // The same text with other heads switched off: first the loss alone, which takes less.
+  retry() {
+    if (this.asked) this.begin({ maps: false });
+  }
+
+  async begin({ maps, compare = false }) {
+    const turn = ++this.turn;
+    const off = this.silent.pairs;
+    if (maps && !compare) this.asked = { file: this.file, text: this.text.value, model: this.models.value };
+    if (!this.asked.file && !this.asked.text) return this.say("The text is empty: type or paste one.", true);
+    this.drop();
+    this.busy(true);
+    this.say(maps ? "sending" : "the model reads without them");
+    try {
+      const { id } = await this.post(off, maps);
+      if (turn !== this.turn) return this.connection.ask(`/api/looks/${id}`, { method: "DELETE" });
+      this.id = id;
+      await this.follow(id, turn, { compare });
+      // Meanwhile the look whose maps are shown may have got better.
+      if (!maps && this.side) await this.follow(this.side.source.id, turn, { compare: Boolean(this.before), version: this.version, told: false });
+    } catch (error) {
+      this.failed(error, turn);
+    }
+    return undefined;
+  }
+
+  post(off, maps) {
+    const { file, text, model } = this.asked;
+    if (!file) return this.connection.post("/api/looks", { text, model, off, maps });
+    const query = new URLSearchParams({ model, off: JSON.stringify(off), maps: maps ? "1" : "0" });
+    return this.connection.json(`/api/looks?${query}`, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file.bytes });
+  }
+
+  async follow(id, turn, { compare, version = 0, told = true }) {
+    while (turn === this.turn) {
+      const look = await this.connection.json(`/api/looks/${id}`);
+      if (turn !== this.turn) return;
+      this.tell(look);
+      if (look.error) return this.end(look.error);
+      if (look.version > version) {
+        await this.see(look, turn, compare);
+        this.version = version = look.version;
+      }
+      if (told && look.outcome) this.outcome.show(look);
+      if (look.ready) this.busy(false);
+      if (["finished", "cancelled"].includes(look.stage)) return this.busy(false);
+      await rest(look.stage === "refining" ? 800 : 120);
+    }
+  }
+
+  async see(look, turn, compare) {
+    const { manifest, sections } = await this.connection.json(`/api/looks/${look.id}/manifest`);
+    if (turn !== this.turn) return;
+    const source = new LiveSource(manifest, new Sections(sections), this.connection, look.id);
+    source.onrefined = (place) => this.redraw(place);
+    source.onrows = () => this.tell(this.last);
+    const before = compare ? this.before || this.side : null;
+    if (this.side && this.side !== before) this.side.source.close();
+    [this.before, this.side] = [before, { manifest, source }];
+    this.app = show(this.stage, manifest, source, before);
+    this.app.store.listen((changed) => changed.has("head") && this.silent.show());
+    this.silent.show();
+  }
+
+  // A tile that has come whole takes the place of the one that was shown.
+  redraw({ level, row, col }) {
+    for (const map of this.app.stage.shown) {
+      const tile = map.tiles?.known.get(`${level}/${row}/${col}`);
+      if (tile) map.tiles.load(tile, level, row, col);
+    }
+  }
+
+  cancel() {
+    this.turn++;
+    this.drop();
+    this.end("Cancelled.");
+  }
+
+  // Nobody waits for the look that is under way: a look whose maps are shown is kept.
+  drop() {
+    const id = this.id;
+    this.id = null;
+    if (id && id !== this.side?.source.id && id !== this.before?.source.id) this.connection.ask(`/api/looks/${id}`, { method: "DELETE" }).catch(() => {});
+  }
+
+  failed(error, turn) {
+    if (turn !== this.turn || error instanceof Lost || error instanceof Locked) return undefined;
+    if (error.status === 404 && this.id) return this.begin({ maps: true }); // the server has forgotten it, or is a new one
+    return this.end(error.message);
+  }
+
+  end(words) {
+    this.busy(false);
+    this.say(words, true);
+  }
+
+  // Words.
+
+  busy(is) {
+    this.progress.hidden = !is;
+    this.stopper.hidden = !is;
+    if (is) this.progress.removeAttribute("value");
+  }
+
+  tell(look) {
+    if (!look) return;
+    this.last = look;
+    this.progress.value = look.done;
+    const [rows, of] = this.side?.source.rows || look.rows;
+    const part = rows && rows < of ? `${count(rows)} of ${count(of)} rows` : "";
+    const stage = STAGES[look.stage];
+    const share = look.done > 0 && look.done < 1 ? ` ${Math.round(100 * look.done)} %` : "";
+    this.say([part, stage && stage + share, look.note].filter(Boolean).join(" · "));
+  }
+
+  say(words, wrong = false) {
+    this.status.textContent = words;
+    this.status.classList.toggle("wrong", wrong);
+  }
+
+  // The server ends and is started again; the text stays here.
+
+  async reconnect() {
+    if (this.trying) return;
+    this.trying = true;
+    this.turn++;
+    this.busy(false);
+    this.warn("The server does not answer. Your text is kept here; this page tries again until it does.");
+    for (let wait = 400; ; wait = Math.min(4000, 1.5 * wait)) {
+      await rest(wait);
+      try {
+        await this.offer();
+        break;
+      } catch (error) {
+        if (error instanceof Locked) break;
+      }
+    }
+    this.trying = false;
+    if (!this.banner.classList.contains("locked")) this.returned();
+  }
+
+  returned() {
+    this.banner.hidden = true;
+    this.banner.classList.remove("locked");
+    this.say("The server is back.");
+    if (this.asked) this.begin({ maps: true });
+  }
+
+  locked() {
+    if (this.banner.classList.contains("locked")) return;
+    this.turn++;
+    this.busy(false);
+    const address = el("input", { type: "text", class: "find address", "aria-label": "The new address", placeholder: "http://127.0.0.1:8765/?token=…", autocomplete: "off" });
+    const form = el("form", { onsubmit: (event) => { event.preventDefault(); this.unlock(address.value); } }, address, el("button", { class: "act", text: "Go on" }));
+    this.warn("The server was started anew and has another token. Your text is kept here: paste the address it has printed, and this page goes on.", form);
+    this.banner.classList.add("locked");
+  }
+
+  async unlock(address) {
+    this.banner.classList.remove("locked");
+    try {
+      await this.connection.unlock(address);
+      await this.offer();
+    } catch (error) {
+      this.connection.token = null;
+      return undefined;
+    }
+    return this.returned();
+  }
+
+  warn(words, ...more) {
+    fill(this.banner, el("p", { text: words }), ...more);
+    this.banner.hidden = false;
+  }
+}
+
+window.headwiseLive = new Live(document.getElementById("live"), document.getElementById("headwise"));

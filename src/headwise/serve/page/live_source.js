@@ -1,0 +1,104 @@
+// Answers of the server: every tile, row and weight, exact. The wide tiles of long texts come first from a part of their
+// rows, and are asked for again, whole, once nothing else is.
+
+class LiveSource extends EmbeddedSource {
+  constructor(manifest, sections, connection, id) {
+    super(manifest, sections);
+    Object.assign(this, { connection, id, tiles: new Map(), unfinished: new Map(), running: 0, closed: false });
+    this.onrefined = () => {};
+    this.rows = null; // of the widest tile in view that is not whole: [rows, of]
+  }
+
+  depth() {
+    return this.manifest.levels;
+  }
+
+  hasRows() {
+    return "all";
+  }
+
+  address(what, query) {
+    return `/api/looks/${this.id}/${what}?${new URLSearchParams(query)}`;
+  }
+
+  async answer(what, query) {
+    if (this.closed) return null;
+    try {
+      return await (await this.connection.patiently(this.address(what, query))).json();
+    } catch (error) {
+      if (error instanceof Lost || error instanceof Locked || error.status === 404) return null; // a new look follows
+      throw error;
+    }
+  }
+
+  async row(layer, head, query) {
+    return this.answer("row", { layer, head, query });
+  }
+
+  async column(layer, head, key) {
+    return this.answer("column", { layer, head, key });
+  }
+
+  async cell(layer, head, query, key) {
+    const found = await this.answer("cell", { layer, head, query, key });
+    return found && (found.logit === null ? { ...found, logit: -Infinity, hidden: true } : found);
+  }
+
+  tile(layer, head, level, row, col, kind) {
+    const place = { layer, head, level, row, col, kind };
+    const name = Object.values(place).join("/");
+    const known = this.tiles.get(name) || this.fetched(name, place, false);
+    this.tiles.delete(name); // the last that were asked for are kept
+    this.tiles.set(name, known);
+    if (this.tiles.size > 400) this.tiles.delete(this.tiles.keys().next().value);
+    return known;
+  }
+
+  async fetched(name, place, exact) {
+    if (this.closed) return null;
+    this.running++;
+    try {
+      const answer = await this.connection.patiently(this.address("tile", exact ? { ...place, exact: 1 } : place));
+      const [rows, of] = answer.headers.get("X-Rows").split("/").map(Number);
+      if (rows < of) this.unfinished.set(name, { place, rows, of });
+      else this.unfinished.delete(name);
+      return new Float32Array(await answer.arrayBuffer());
+    } catch (error) {
+      this.tiles.delete(name);
+      if (error instanceof Lost || error instanceof Locked || error.status === 404) return null;
+      throw error;
+    } finally {
+      this.running--;
+      this.tellRows();
+      this.refineSoon();
+    }
+  }
+
+  tellRows() {
+    const widest = Array.from(this.unfinished.values()).sort((a, b) => b.of - a.of)[0];
+    this.rows = widest ? [widest.rows, widest.of] : null;
+    this.onrows?.(this.rows);
+  }
+
+  refineSoon() {
+    clearTimeout(this.timer);
+    if (this.unfinished.size && !this.closed) this.timer = setTimeout(() => this.refine(), 300);
+  }
+
+  // The last that was asked for is the likeliest to be looked at.
+  async refine() {
+    if (this.running || this.closed) return;
+    const [name, { place }] = Array.from(this.unfinished).at(-1);
+    this.unfinished.delete(name);
+    if (!this.tiles.has(name)) return this.refineSoon();
+    const whole = await this.fetched(name, place, true).catch(() => null);
+    if (!whole) return;
+    this.tiles.set(name, Promise.resolve(whole));
+    this.onrefined(place);
+  }
+
+  close() {
+    this.closed = true;
+    clearTimeout(this.timer);
+  }
+}

@@ -1,0 +1,46 @@
+// The loss and the tokens expected next, with all heads and without some.
+
+const lossText = (loss) => (loss === null ? "–" : loss.toFixed(3));
+const percent = (share) => (share >= 0.0995 ? (100 * share).toFixed(0) : (100 * share).toFixed(1)) + " %";
+
+class OutcomePanel {
+  constructor(live) {
+    this.live = live;
+    this.root = el("section", { class: "outcome", "aria-label": "Loss and next token", "aria-live": "polite", hidden: true });
+  }
+
+  show(look) {
+    const [all, now] = [look.with_all_heads, look.outcome];
+    this.root.hidden = !now;
+    if (now) fill(this.root, this.loss(all, now, look.off.length), this.next(all, now, look.off.length));
+  }
+
+  loss(all, now, off) {
+    const [title, unit] = [el("h3", { text: "Loss" }), el("span", { class: "soft", text: " nats per token" })];
+    if (now.loss === null) return el("div", { class: "loss" }, title, el("p", { class: "soft", text: now.missing || "One token has no loss: nothing comes before it." }));
+    const change = off && all ? now.loss - all.loss : 0;
+    const told = off && all
+      ? [el("span", { class: "before", text: lossText(all.loss) }), " → ", el("b", { class: "after", text: lossText(now.loss) }), unit, el("span", { class: "change", text: ` ${change >= 0 ? "+" : "−"}${Math.abs(change).toFixed(3)}` })]
+      : [el("b", { class: "after", text: lossText(now.loss) }), unit];
+    return el("div", { class: "loss" }, title, el("p", {}, ...told));
+  }
+
+  // The likeliest with all heads and without, each with both numbers where both are known.
+  next(all, now, off) {
+    if (!now.next.length) return null;
+    const before = new Map((off && all ? all.next : []).map((x) => [x.token, x.probability]));
+    const after = new Map(now.next.map((x) => [x.token, x.probability]));
+    const tokens = [...new Set([...now.next.slice(0, 8), ...(off && all ? all.next.slice(0, 2) : [])].map((x) => x.token))];
+    const cell = (map, token) => {
+      const share = map.get(token);
+      const made = el("td", { class: "number", text: share === undefined ? "< " + percent(Math.min(...map.values())) : percent(share) });
+      made.style.setProperty("--share", `${Math.round(100 * (share || 0))}%`);
+      return made;
+    };
+    const row = (name, title, map) => el("tr", { class: name }, el("th", { scope: "row", text: title }), ...tokens.map((token) => cell(map, token)));
+    const heads = el("tr", {}, el("th", { scope: "col", text: "next token" }), ...tokens.map((token) => el("th", { scope: "col" }, el("bdi", { text: wordOf(token) }))));
+    return el("table", { class: "next" }, el("thead", {}, heads), el("tbody", {},
+      off && all ? row("before", "all heads", before) : null,
+      row("after", off ? `without ${plural(off, "head")}` : "probability", after)));
+  }
+}

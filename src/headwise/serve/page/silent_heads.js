@@ -1,0 +1,66 @@
+// Heads that are switched off: chosen in the atlas or by the open head, listed, and switched on again.
+
+class SilentHeads {
+  constructor(live) {
+    Object.assign(this, { live, places: new Set() });
+    this.root = el("section", { class: "silent", "aria-label": "Heads that are switched off", hidden: true });
+    document.addEventListener("click", (event) => this.onclick(event), true);
+    document.addEventListener("keydown", (event) => this.onkey(event));
+    this.told = debounced(() => live.retry(), 250);
+  }
+
+  get pairs() {
+    return Array.from(this.places, (place) => place.split(".").map(Number)).sort((a, b) => a[0] - b[0] || a[1] - b[1]);
+  }
+
+  onclick(event) {
+    const head = event.shiftKey && event.target.closest?.("#headwise .head");
+    if (!head) return;
+    event.preventDefault();
+    event.stopPropagation();
+    this.toggle(head.dataset.place);
+  }
+
+  onkey(event) {
+    if (event.key !== "o" || event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, textarea, dialog")) return;
+    const place = event.target.closest?.("#headwise .head")?.dataset.place || this.current();
+    if (place) this.toggle(place);
+  }
+
+  current() {
+    const place = this.live.app?.store.get("head") || "";
+    return /^\d+\.\d+$/.test(place) ? place : null;
+  }
+
+  toggle(place) {
+    if (!this.places.delete(place)) this.places.add(place);
+    this.show();
+    this.told();
+  }
+
+  clear() {
+    if (!this.places.size) return;
+    this.places.clear();
+    this.show();
+    this.told();
+  }
+
+  forget() {
+    this.places.clear();
+    this.show();
+  }
+
+  show() {
+    this.root.hidden = !this.live.app;
+    for (const head of document.querySelectorAll("#headwise .head")) head.toggleAttribute("data-off", this.places.has(head.dataset.place));
+    const place = this.current();
+    const chips = this.pairs.map(([l, h]) => el("button", { type: "button", class: "chip off", text: `${l}.${h} ×`, "aria-label": `Switch head ${l}.${h} on again`, onclick: () => this.toggle(`${l}.${h}`) }));
+    const many = this.places.size;
+    fill(this.root, el("h3", { text: "Switched off" }),
+      el("p", { class: "chips" }, ...(many ? chips : [el("span", { class: "soft", text: "none: Shift-click a head, or press o" })])),
+      el("p", { class: "acts" },
+        place ? el("button", { type: "button", class: "act switch", text: `Switch ${place} ${this.places.has(place) ? "on" : "off"}`, onclick: () => this.toggle(place) }) : null,
+        many ? el("button", { type: "button", class: "act", text: "All on", onclick: () => this.clear() }) : null,
+        many ? el("button", { type: "button", class: "act again", text: `Look again without ${many === 1 ? "it" : "them"}`, title: "The maps of the model without these heads, to be compared with those of all", onclick: () => this.live.begin({ maps: true, compare: true }) }) : null));
+  }
+}

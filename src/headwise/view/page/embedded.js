@@ -1,0 +1,122 @@
+// Answers out of the page's own sections. What is not embedded is null; the page says so.
+
+class EmbeddedSource {
+  constructor(manifest, sections) {
+    Object.assign(this, { manifest, sections, pictures: new Map() });
+  }
+
+  // The deepest level there are pictures of.
+  depth(layer, head, kind) {
+    if (this.sections.has(`weights/${layer}.${head}`)) return this.manifest.levels;
+    const name = `${kind}/${layer}.${head}`;
+    if (!this.sections.has(name)) return -1;
+    const { T, levels } = this.manifest;
+    for (let level = levels; level >= 0; level--)
+      if (Math.ceil(T / 2 ** (levels - level)) === this.sections.shape(name)[0]) return level;
+    return -1;
+  }
+
+  hasRows(layer, head) {
+    return this.sections.has(`weights/${layer}.${head}`) ? "all" : this.sections.has(`keys/${layer}.${head}`) ? "top" : null;
+  }
+
+  async tile(layer, head, level, row, col, kind) {
+    const picture = await this.picture(layer, head, level, kind);
+    return picture && picture.tile(row, col);
+  }
+
+  picture(layer, head, level, kind) {
+    const deepest = this.depth(layer, head, kind);
+    if (level > deepest) return Promise.resolve(null);
+    const name = `${kind}/${layer}.${head}/${level}`;
+    if (!this.pictures.has(name)) {
+      const made = level === deepest ? this.deepestPicture(layer, head, level, kind) : this.coarser(layer, head, level, kind);
+      this.pictures.set(name, made);
+      if (this.pictures.size > 96) this.pictures.delete(this.pictures.keys().next().value);
+    }
+    return this.pictures.get(name);
+  }
+
+  async coarser(layer, head, level, kind) {
+    return (await this.picture(layer, head, level + 1, kind)).halved();
+  }
+
+  async deepestPicture(layer, head, level, kind) {
+    const { T, S, levels } = this.manifest;
+    const dense = await this.sections.get(`weights/${layer}.${head}`);
+    if (dense) return pictureOfWeights(dense.values, T, S, kind, await this.reach(layer, head));
+    const { shape, values } = await this.sections.get(`${kind}/${layer}.${head}`);
+    return new Picture(values, shape[0], shape[1], 2 ** (levels - level), T, kind);
+  }
+
+  async reach(layer, head) {
+    return new Reach(await this.sections.get(`reach/${this.manifest.layers[layer].reach}`), head);
+  }
+
+  async thumbnail(layer, head) {
+    const { shape, values } = await this.sections.get(`thumbnails/${layer}`);
+    const size = shape[1] * shape[2];
+    return { rows: shape[1], cols: shape[2], values: values.subarray(head * size, (head + 1) * size) };
+  }
+
+  // Numbers at the edges: by query entropy, largest weight and distance; by key what it receives; in bins of `bin`.
+  async margins(layer, head) {
+    const [rows, received] = await Promise.all([this.sections.get(`rows/${layer}`), this.sections.get(`received/${layer}`)]);
+    const [R, C] = [rows.shape[2], received.shape[1]];
+    const at = (i) => rows.values.subarray((3 * head + i) * R, (3 * head + i + 1) * R);
+    return { bin: this.manifest.bin, entropy: at(0), peak: at(1), distance: at(2), received: received.values.subarray(head * C, (head + 1) * C) };
+  }
+
+  async row(layer, head, query) {
+    const { S } = this.manifest;
+    const dense = await this.sections.get(`weights/${layer}.${head}`);
+    if (dense) {
+      const [weights, reach] = [dense.values.subarray(query * S, (query + 1) * S), await this.reach(layer, head)];
+      const keys = Array.from(weights.keys()).filter((key) => reach.sees(query, key, weights[key]));
+      keys.sort((a, b) => weights[b] - weights[a] || a - b);
+      return { keys, weights: keys.map((key) => weights[key]), whole: true };
+    }
+    const [keys, values] = await Promise.all(["keys", "values"].map((name) => this.sections.get(`${name}/${layer}.${head}`)));
+    if (!keys) return null;
+    const most = Math.min(keys.shape[1], (await this.reach(layer, head)).count(query));
+    const at = query * keys.shape[1];
+    return { keys: Array.from(keys.values.subarray(at, at + most)), weights: Array.from(values.values.subarray(at, at + most)), whole: false };
+  }
+
+  // All largest weights that are kept of a head, for drawing them where pictures end.
+  async known(layer, head) {
+    if (this.hasRows(layer, head) !== "top") return null;
+    const [keys, values] = await Promise.all(["keys", "values"].map((name) => this.sections.get(`${name}/${layer}.${head}`)));
+    return { keys: keys.values, weights: values.values, k: keys.shape[1] };
+  }
+
+  async column(layer, head, key) {
+    const { T, S } = this.manifest;
+    const found = [];
+    const dense = await this.sections.get(`weights/${layer}.${head}`);
+    if (dense) {
+      const reach = await this.reach(layer, head);
+      for (let t = 0; t < T; t++) if (reach.sees(t, key, dense.values[t * S + key])) found.push([t, dense.values[t * S + key]]);
+    } else {
+      const [keys, values] = await Promise.all(["keys", "values"].map((name) => this.sections.get(`${name}/${layer}.${head}`)));
+      if (!keys) return null;
+      const k = keys.shape[1];
+      for (let i = 0; i < keys.values.length; i++) if (keys.values[i] === key && values.values[i] > 0) found.push([Math.floor(i / k), values.values[i]]);
+    }
+    found.sort((a, b) => b[1] - a[1] || a[0] - b[0]);
+    return { queries: found.map((x) => x[0]), weights: found.map((x) => x[1]), whole: Boolean(dense) };
+  }
+
+  async cell(layer, head, query, key) {
+    const reach = await this.reach(layer, head);
+    const visible = reach.count(query);
+    const row = await this.row(layer, head, query);
+    if (!row) return null;
+    const place = row.keys.indexOf(key);
+    if (place < 0 && (row.whole || !reach.sees(query, key, 1))) return { weight: 0, logit: -Infinity, rank: null, visible, hidden: true };
+    if (place < 0) return { weight: null, below: row.weights.at(-1), visible };
+    const logs = await this.sections.get(`logs/${layer}.${head}`);
+    const weight = row.weights[place];
+    return { weight, logit: Math.log(weight) + logs.values[query], rank: row.weights.indexOf(weight) + 1, visible };
+  }
+}

@@ -1,0 +1,340 @@
+// One head's map on a canvas: tiles, the hidden part hatched, words when there is room, and numbers at the edges.
+
+class HeadMap {
+  constructor(app, view, asked) {
+    Object.assign(this, { app, view, asked, cursor: null, frame: 0, drawn: 0 });
+    this.canvas = el("canvas", { class: "map-canvas", tabindex: "0", role: "application", "aria-roledescription": "attention map", "aria-label": "Attention map. Arrow keys move, plus and minus zoom, Enter locks the word that looks." });
+    this.root = el("div", { class: "map-frame" }, this.canvas);
+    this.observer = new ResizeObserver(() => this.resize());
+    this.observer.observe(this.root);
+  }
+
+  // Show a subject, or the difference of two.
+  async look(subject, minus, kind) {
+    const { looker } = this.app;
+    const { manifest } = looker.side(subject);
+    Object.assign(this, { subject, minus, kind, manifest });
+    const scale = scaleOf(kind, minus);
+    this.scale = scale;
+    const ask = (level, row, col) => (minus ? looker.difference(subject, minus, level, row, col, kind) : looker.tile(subject, level, row, col, kind));
+    const depth = Math.min(looker.depth(subject, kind), minus ? looker.depth(minus, kind) : Infinity);
+    this.tiles = new Tiles(ask, depth, manifest.levels, manifest.T, manifest.S, { scale, dark: this.app.dark }, () => this.redraw());
+    this.redraw();
+    const turn = this.tiles;
+    const [margins, reach] = await Promise.all([looker.margins(subject), looker.reach(subject)]);
+    if (turn !== this.tiles) return;
+    Object.assign(this, { margins, reach });
+    this.redraw();
+  }
+
+  close() {
+    this.observer.disconnect();
+    cancelAnimationFrame(this.frame);
+  }
+
+  resize() {
+    const [width, height] = [this.root.clientWidth, this.root.clientHeight];
+    if (!width || !height) return;
+    const small = width < 560;
+    this.pads = { left: small ? 70 : 104, top: small ? 96 : 104, right: small ? 56 : 112, bottom: 12 };
+    [this.width, this.height] = [width, height];
+    // A map that fills the width leaves no empty paper below it.
+    const needed = ((width - this.pads.left - this.pads.right) * this.view.T) / this.view.S + this.pads.top + this.pads.bottom;
+    this.root.style.maxHeight = `${Math.max(260, Math.ceil(needed))}px`;
+    this.view.resize(Math.max(40, width - this.pads.left - this.pads.right), Math.max(40, height - this.pads.top - this.pads.bottom));
+    this.redraw();
+  }
+
+  redraw() {
+    if (this.frame) return;
+    this.frame = requestAnimationFrame(() => {
+      this.frame = 0;
+      this.draw();
+    });
+  }
+
+  draw() {
+    if (!this.tiles || !this.width) return;
+    const context = sharpen(this.canvas, this.width, this.height);
+    this.canvas.style.width = `${this.width}px`;
+    this.canvas.style.height = `${this.height}px`;
+    const colours = this.app.colours();
+    this.render(context, colours);
+    this.drawn++;
+  }
+
+  render(context, colours) {
+    const { pads, view } = this;
+    context.clearRect(0, 0, this.width, this.height);
+    context.save();
+    context.translate(pads.left, pads.top);
+    // Where the map ends before the frame does, the frame ends with it.
+    this.plot = { width: Math.min(view.width, (view.S - view.x) * view.scale), height: Math.min(view.height, (view.T - view.y) * view.scale) };
+    context.save();
+    context.beginPath();
+    context.rect(0, 0, this.plot.width, this.plot.height);
+    context.clip();
+    context.fillStyle = colours.card;
+    context.fillRect(0, 0, view.width, view.height);
+    context.imageSmoothingEnabled = false;
+    this.tiles.draw(context, view);
+    if (this.exact) this.exact.draw(context, view, this);
+    this.hatch(context, colours, view);
+    if (view.scale >= 30) this.figures(context, colours);
+    this.marks(context, colours);
+    context.restore();
+    context.strokeStyle = colours.line;
+    context.strokeRect(-0.5, -0.5, this.plot.width + 1, this.plot.height + 1);
+    this.labels(context, colours);
+    if (this.margins) this.edges(context, colours);
+    this.titles(context, colours);
+    context.restore();
+    this.miniature(context, colours);
+  }
+
+  // Keys a query may not see: paper with thin lines, so that nobody takes them for small weights.
+  hatch(context, colours, view) {
+    if (!this.reach) return;
+    const step = Math.max(1, Math.floor(1 / view.scale));
+    const from = Math.floor(view.y / step) * step;
+    const end = Math.min(view.T, view.y + view.height / view.scale);
+    const edge = new Path2D();
+    for (let query = from; query < end; query += step) {
+      const [y, tall] = [(query - view.y) * view.scale, step * view.scale + 0.5];
+      const last = Math.min(view.T - 1, query + step - 1);
+      const [left, right] = [(this.reach.first(query) - view.x) * view.scale, (this.reach.end(last) - view.x) * view.scale];
+      if (left > 0) edge.rect(0, y, Math.min(left, view.width), tall);
+      if (right < view.width) edge.rect(Math.max(0, right), y, view.width - Math.max(0, right), tall);
+    }
+    context.fillStyle = colours.card;
+    context.fill(edge);
+    context.fillStyle = hatching(context, colours.line);
+    context.fill(edge);
+  }
+
+  // Numbers in the cells, once they are large enough.
+  figures(context, colours) {
+    const { view } = this;
+    context.font = `${Math.min(13, view.scale * 0.3)}px ${colours.font}`;
+    [context.textAlign, context.textBaseline] = ["center", "middle"];
+    this.each((query, key, x, y) => {
+      if (this.reach && !this.reach.sees(query, key, 1)) return;
+      const value = this.tiles.value(query, key) ?? this.exact?.value(query, key) ?? null;
+      if (value === null) return;
+      context.fillStyle = bright(this.scale, value, this.app.dark) ? "#14181d" : "#f2f0eb";
+      context.fillText(this.figure(value), x + view.scale / 2, y + view.scale / 2);
+    });
+  }
+
+  figure(value) {
+    if (this.scale === "ratio") return value < 0.005 ? "0" : value >= 10 ? value.toFixed(0) : value.toFixed(1);
+    const text = Math.abs(value) < 0.005 ? "0" : value.toFixed(2).replace("0.", ".");
+    return text.replace("-", "−");
+  }
+
+  each(run) {
+    const { view } = this;
+    const [right, bottom] = [Math.min(view.S, view.x + view.width / view.scale), Math.min(view.T, view.y + view.height / view.scale)];
+    for (let query = Math.floor(view.y); query < bottom; query++)
+      for (let key = Math.floor(view.x); key < right; key++) run(query, key, (key - view.x) * view.scale, (query - view.y) * view.scale);
+  }
+
+  // The cursor's row and column, and the word that is locked.
+  marks(context, colours) {
+    const { view, cursor } = this;
+    const size = Math.max(view.scale, 3);
+    const locked = this.app.locked();
+    if (locked !== null) {
+      context.strokeStyle = colours.accent;
+      context.lineWidth = 1.5;
+      if (locked < view.T) context.strokeRect(-2, (locked - view.y) * view.scale - 0.5, view.width + 4, size + 1);
+    }
+    if (!cursor) return;
+    const [x, y] = [(cursor.key - view.x) * view.scale, (cursor.query - view.y) * view.scale];
+    context.fillStyle = colours.veil;
+    context.fillRect(0, y, view.width, size);
+    context.fillRect(x, 0, size, view.height);
+    context.lineWidth = 2;
+    context.strokeStyle = "#fff";
+    context.strokeRect(x - 1, y - 1, size + 2, size + 2);
+    context.lineWidth = 1;
+    context.strokeStyle = "#000";
+    context.strokeRect(x - 2.5, y - 2.5, size + 5, size + 5);
+  }
+
+  labels(context, colours) {
+    const { view, pads, manifest } = this;
+    const keys = manifest.keys || manifest.tokens;
+    const every = labelStep(view.scale);
+    const words = view.scale >= 12;
+    context.font = `${words ? 12 : 11}px ${colours.font}`;
+    context.textBaseline = "middle";
+    const most = pads.left < 80 ? 7 : 11;
+    const text = (token, at) => (words ? `${wordOf(token, most)} ${at}` : String(at));
+    const place = (at) => (words ? at + 0.5 : at + Math.min(every / 2, 0.5));
+    context.textAlign = "right";
+    const [bottom, right] = [Math.min(view.T, view.y + view.height / view.scale), Math.min(view.S, view.x + view.width / view.scale)];
+    for (let query = Math.ceil(view.y / every) * every; query < bottom; query += every) {
+      const y = (place(query) - view.y) * view.scale;
+      if (y < 0 || y > view.height) continue;
+      context.fillStyle = this.cursor?.query === query ? colours.ink : colours.soft;
+      context.fillText(text(manifest.tokens[query], query), -8, y, pads.left - 32);
+    }
+    context.textAlign = "left";
+    for (let key = Math.ceil(view.x / every) * every; key < right; key += every) {
+      const x = (place(key) - view.x) * view.scale;
+      if (x < 0 || x > view.width) continue;
+      context.fillStyle = this.cursor?.key === key ? colours.ink : colours.soft;
+      context.save();
+      context.translate(x, -8);
+      if (words) context.rotate(-Math.PI / 2);
+      else context.textAlign = "center";
+      context.fillText(text(keys[key], key), 0, words ? 0 : -4, words ? pads.top - 48 : 80);
+      context.restore();
+    }
+  }
+
+  // Above: what keys receive. At the right: entropy and distance of queries. They follow the window.
+  edges(context, colours) {
+    const { view, margins, pads, plot } = this;
+    const band = pads.right < 60 ? 20 : 44;
+    const words = view.scale >= 12;
+    const top = words ? -pads.top + 17 : -pads.top + 30;
+    const [entropy, distance, received] = [margins.entropy, margins.distance, margins.received];
+    const most = { entropy: Math.log(Math.max(2, view.S)), distance: largest(distance), received: largest(received) };
+    context.fillStyle = colours.margin;
+    this.bars(plot.height, view.y, entropy, (at, size, value) => context.fillRect(plot.width + 8, at, (band * value) / most.entropy, size));
+    this.bars(plot.height, view.y, distance, (at, size, value) => context.fillRect(plot.width + 8 + band + 8, at, (band * value) / most.distance, size));
+    const high = words ? 18 : 34;
+    this.bars(plot.width, view.x, received, (at, size, value) => {
+      const tall = high * Math.sqrt(value / most.received);
+      context.fillRect(at, top + high - tall, size, tall);
+    });
+    context.fillStyle = colours.soft;
+    context.font = `10.5px ${colours.font}`;
+    [context.textAlign, context.textBaseline] = ["left", "bottom"];
+    context.fillText(band < 30 ? "ent." : "entropy", plot.width + 8, -4);
+    context.fillText(band < 30 ? "dist." : "distance", plot.width + 16 + band, -4);
+    context.textAlign = "left";
+    context.fillText("received", plot.width + 8, top + high);
+  }
+
+  // One bar per screen pixel or per bin, whichever is wider: the mean of what it covers.
+  bars(length, from, numbers, draw) {
+    const { bin } = this.margins;
+    const size = Math.max(bin * this.view.scale, 1);
+    const each = size / this.view.scale / bin;
+    for (let i = Math.floor(from / bin / each); i * each < numbers.length; i++) {
+      const at = (i * each * bin - from) * this.view.scale;
+      if (at >= length) break;
+      const [start, stop] = [Math.floor(i * each), Math.max(Math.floor(i * each) + 1, Math.floor((i + 1) * each))];
+      let [sum, n] = [0, 0];
+      for (let k = start; k < stop && k < numbers.length; k++, n++) sum += numbers[k];
+      const begin = Math.max(0, at);
+      if (n) draw(begin, Math.min(length, at + size) - begin - (size > 4 ? 1 : 0), sum / n);
+    }
+  }
+
+  titles(context, colours) {
+    const { pads, plot } = this;
+    context.fillStyle = colours.ink;
+    context.font = `12px ${colours.font}`;
+    [context.textAlign, context.textBaseline] = ["left", "top"];
+    context.fillText("the word looked at →", 0, -pads.top + 2);
+    context.save();
+    context.translate(-pads.left + 12, plot.height);
+    context.rotate(-Math.PI / 2);
+    context.textBaseline = "middle";
+    const text = plot.height < 130 ? "looks" : "← the word that looks";
+    context.textAlign = "left";
+    context.fillText(text, 0, 0);
+    context.restore();
+  }
+
+  // Where the window lies in the whole.
+  miniature(context, colours) {
+    const { view, pads } = this;
+    this.mini = null;
+    if (view.fitted || view.width < 260) return;
+    const size = Math.min(120, view.width / 4);
+    const scale = size / Math.max(view.T, view.S);
+    const [w, h] = [view.S * scale, view.T * scale];
+    const [x, y] = [pads.left + this.plot.width - w - 10, pads.top + 10];
+    const tile = this.tiles.get(0, 0, 0);
+    context.fillStyle = colours.card;
+    context.fillRect(x - 3, y - 3, w + 6, h + 6);
+    if (tile && tile.canvas) {
+      const span = 2 ** this.tiles.levels;
+      context.imageSmoothingEnabled = true; // smaller than the tile: a stripe fades but does not vanish
+      context.drawImage(tile.canvas, 0, 0, view.S / span, view.T / span, x, y, w, h);
+    }
+    context.save();
+    context.translate(x, y);
+    this.hatch(context, colours, { x: 0, y: 0, scale, width: w, height: h, T: view.T });
+    context.restore();
+    context.strokeStyle = colours.line;
+    context.strokeRect(x - 2.5, y - 2.5, w + 5, h + 5);
+    context.strokeStyle = colours.second;
+    context.lineWidth = 2;
+    context.strokeRect(x + view.x * scale, y + view.y * scale, Math.max(4, Math.min(view.S, view.width / view.scale) * scale), Math.max(4, Math.min(view.T, view.height / view.scale) * scale));
+    context.lineWidth = 1;
+    this.mini = { x, y, w, h, scale };
+  }
+}
+
+// Single weights that are known where pictures end: the largest of every row.
+class KnownWeights {
+  constructor(rows, k, scale) {
+    Object.assign(this, { keys: rows.keys, weights: rows.weights, k, scale });
+  }
+
+  value(query, key) {
+    for (let i = query * this.k; i < (query + 1) * this.k; i++) if (this.keys[i] === key) return this.weights[i];
+    return null;
+  }
+
+  draw(context, view, map) {
+    if (view.scale < 2 || map.tiles.depth >= map.tiles.levels) return;
+    const bottom = Math.min(view.T, view.y + view.height / view.scale);
+    for (let query = Math.floor(view.y); query < bottom; query++)
+      for (let i = query * this.k; i < (query + 1) * this.k; i++) {
+        const x = (this.keys[i] - view.x) * view.scale;
+        if (!(this.weights[i] > 0) || x + view.scale < 0 || x > view.width) continue;
+        context.fillStyle = colourAt("share", this.weights[i], map.app.dark);
+        context.fillRect(x, (query - view.y) * view.scale, view.scale + 0.5, view.scale + 0.5);
+      }
+  }
+}
+
+const labelStep = (scale) => {
+  if (scale >= 12) return 1;
+  const wanted = 64 / scale;
+  const power = 10 ** Math.floor(Math.log10(wanted));
+  return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= wanted);
+};
+
+const largest = (numbers) => numbers.reduce((a, b) => Math.max(a, b), 1e-9);
+
+const patterns = new Map();
+
+function hatching(context, colour) {
+  const ratio = window.devicePixelRatio || 1;
+  const name = `${colour} ${ratio}`;
+  if (!patterns.has(name)) {
+    const size = 7;
+    const canvas = el("canvas");
+    const drawing = sharpen(canvas, size, size);
+    drawing.strokeStyle = colour;
+    drawing.lineWidth = 1;
+    drawing.beginPath();
+    for (const shift of [-size, 0, size]) {
+      drawing.moveTo(shift - 1, size + 1);
+      drawing.lineTo(shift + size + 1, -1);
+    }
+    drawing.stroke();
+    patterns.set(name, canvas);
+  }
+  const pattern = context.createPattern(patterns.get(name), "repeat");
+  pattern.setTransform(new DOMMatrix([1 / ratio, 0, 0, 1 / ratio, 0, 0]));
+  return pattern;
+}

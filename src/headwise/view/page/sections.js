@@ -1,0 +1,68 @@
+// Sections: numbers in the page, unpacked when they are first asked for.
+
+async function unpacked(section) {
+  const stream = new Blob([bytesOf(section.data)]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const planes = new Uint8Array(await new Response(stream).arrayBuffer());
+  return { shape: section.shape, values: numbers(planes, section.type, section.code) };
+}
+
+function bytesOf(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const letters = atob(text);
+  const bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = letters.charCodeAt(i);
+  return bytes;
+}
+
+// Codes are few and numbers many: each code is decoded once.
+function decoded(codes, table) {
+  const found = new Float32Array(codes.length);
+  for (let i = 0; i < found.length; i++) found[i] = table[codes[i]];
+  return found;
+}
+
+const tableOf = (size, decode) => Float32Array.from({ length: size }, (_, code) => decode(code));
+const tables = {};
+
+function numbers(planes, type, code) {
+  if (code === "sqrt") return decoded(planes, (tables.sqrt ||= tableOf(256, (x) => (x / 255) ** 2)));
+  if (code === "log") return decoded(planes, (tables.log ||= tableOf(256, (x) => (x ? 2 ** ((x - 128) / 12) : 0))));
+  const width = Number(type[1]);
+  const bytes = new Uint8Array(planes.length);
+  const each = planes.length / width;
+  for (let rank = 0; rank < width; rank++)
+    for (let i = 0, from = rank * each, to = rank; i < each; i++, from++, to += width) bytes[to] = planes[from];
+  if (type === "f4") return new Float32Array(bytes.buffer);
+  if (type === "u2") return new Uint16Array(bytes.buffer);
+  if (type === "u4") return new Uint32Array(bytes.buffer);
+  if (type === "f2") return decoded(new Uint16Array(bytes.buffer), (tables.half ||= tableOf(65536, half)));
+  return bytes;
+}
+
+function half(bits) {
+  const [sign, exponent, fraction] = [bits & 0x8000 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
+  if (exponent === 0) return sign * fraction * 2 ** -24;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
+}
+
+class Sections {
+  constructor(raw) {
+    this.raw = raw;
+    this.known = new Map();
+  }
+
+  has(name) {
+    return name in this.raw;
+  }
+
+  shape(name) {
+    return this.raw[name].shape;
+  }
+
+  get(name) {
+    if (!this.has(name)) return Promise.resolve(null);
+    if (!this.known.has(name)) this.known.set(name, unpacked(this.raw[name]));
+    return this.known.get(name);
+  }
+}

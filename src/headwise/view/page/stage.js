@@ -1,0 +1,252 @@
+// The stage where one head's map stands: what is shown, beside what, how, and what the cursor is on.
+
+const KINDS = [
+  ["mass", "Mass", "weights summed over keys, averaged over queries: a row sums to 1 at every zoom"],
+  ["rest", "Without first", "the first token taken out and the rest scaled up to 1"],
+  ["peak", "Peak", "the largest weight under each pixel"],
+  ["uniform", "× Uniform", "how many times the even share a weight is"],
+];
+
+class Stage {
+  constructor(app) {
+    this.app = app;
+    this.bar = el("div", { class: "bar-row" });
+    this.maps = el("div", { class: "maps" });
+    this.info = el("div", { class: "info", "aria-live": "polite" });
+    this.legend = el("div", { class: "legend" });
+    this.limit = el("p", { class: "limit soft" });
+    this.root = el("section", { class: "stage-map", "aria-label": "The map of a head" }, this.bar, el("div", { class: "table-top" }, this.maps, el("div", { class: "under" }, this.info, this.legend, this.limit)));
+    this.shown = [];
+    this.remember = debounced(() => this.app.store.set({ at: this.view.text }), 200);
+  }
+
+  get minus() {
+    return Subject.parse(this.app.store.get("with"), this.app.sides);
+  }
+
+  build() {
+    const { manifest } = this.app.side;
+    this.view = new Viewport(manifest.T, manifest.S);
+    this.view.read(this.app.store.get("at"));
+    this.update();
+  }
+
+  // Everything anew for the subject, the one it is compared with, and the kind.
+  update() {
+    const { app, minus } = this;
+    const subject = app.subject();
+    const kind = app.store.get("kind");
+    this.toolbar(subject, minus, kind);
+    const comparable = minus && this.sameSize(minus);
+    const show = !minus ? "a" : comparable ? app.store.get("show") : app.store.get("show") === "b" ? "b" : "both";
+    const wanted = { a: [[subject, null]], b: [[minus, null]], difference: [[subject, minus]], both: [[subject, null], [minus, null]] }[show] || [[subject, minus]];
+    this.arrange(wanted.length);
+    wanted.forEach(([who, than], i) => this.look(this.shown[i], who, than, kind));
+    this.view.limit = Math.min(...wanted.flat().filter(Boolean).map((who) => this.closest(who, kind)));
+    this.view.settle();
+    this.drawLegend(scaleOf(kind, wanted[0][1]), wanted[0][1] ? [subject, minus] : null);
+    this.tellLimit(subject, kind);
+    this.tell(this.shown[0].cursor);
+  }
+
+  // How many screen pixels a token may take: one by one where single weights are here, else a few to a picture's pixel.
+  closest(subject, kind) {
+    const { manifest } = this.app.sides[subject.side];
+    const depth = this.app.looker.depth(subject, kind);
+    const single = depth >= manifest.levels || (this.app.rowsOf(subject) === "top" && (kind === "mass" || kind === "peak"));
+    return single ? Infinity : 24 / 2 ** (manifest.levels - Math.max(0, depth));
+  }
+
+  sameSize(other) {
+    const { T, S } = this.app.sides[other.side].manifest;
+    return T === this.app.side.manifest.T && S === this.app.side.manifest.S;
+  }
+
+  arrange(howMany) {
+    if (this.shown.length === howMany && this.shown[0].view === this.view) return;
+    for (const map of this.shown) map.close();
+    this.shown = Array.from({ length: howMany }, () => new HeadMap(this.app, this.view));
+    for (const map of this.shown) {
+      new Gestures(map, {
+        moved: () => this.moved(),
+        point: (cell) => this.point(cell),
+        choose: (cell) => this.app.lock(cell.query === this.app.locked() ? null : cell.query),
+      });
+    }
+    fill(this.maps, ...this.shown.map((map) => map.root));
+    this.maps.classList.toggle("pair", howMany > 1);
+  }
+
+  // Two texts of different length have windows of their own.
+  look(map, who, than, kind) {
+    if (who.side && !this.sameSize(who)) {
+      const { T, S } = this.app.sides[who.side].manifest;
+      if (map.view === this.view || map.view.T !== T) {
+        map.view = new Viewport(T, S);
+        map.resize();
+      }
+    }
+    map.look(who, than, kind);
+    map.exact = null;
+    if (than || !who.single || kind === "uniform" || kind === "rest") return;
+    const { source } = this.app.sides[who.side];
+    source.known?.(who.layer, who.head).then((rows) => {
+      if (map.subject !== who || !rows) return;
+      map.exact = new KnownWeights(rows, rows.k, map.scale);
+      map.redraw();
+    });
+  }
+
+  moved() {
+    for (const map of this.shown) map.redraw();
+    this.remember();
+  }
+
+  point(cell) {
+    for (const map of this.shown) {
+      map.cursor = cell;
+      map.redraw();
+    }
+    this.tell(cell);
+    if (cell && this.app.locked() === null) this.app.reading.show(cell.query);
+  }
+
+  redraw() {
+    for (const map of this.shown) map.redraw();
+  }
+
+  // Controls.
+
+  toolbar(subject, minus, kind) {
+    const { app } = this;
+    const { manifest } = app.side;
+    const back = el("button", { type: "button", class: "plain back", text: "← All heads", title: "Escape", onclick: () => app.store.set({ view: "atlas" }) });
+    const title = el("h2", { class: "subject" }, el("b", { text: subject.single ? `Head ${subject.name(manifest)}` : subject.name(manifest) }), el("span", { class: "soft", text: ` ${subject.reading(manifest)}` }));
+    const steps = el("span", { class: "steps" },
+      el("button", { type: "button", class: "icon", text: "‹", "aria-label": "Previous head", title: "Previous head  [", onclick: () => app.step(-1) }),
+      el("button", { type: "button", class: "icon", text: "›", "aria-label": "Next head", title: "Next head  ]", onclick: () => app.step(1) }));
+    const kinds = el("div", { class: "segments", role: "radiogroup", "aria-label": "What a pixel shows" }, ...KINDS.map(([name, text, about]) =>
+      el("button", { type: "button", role: "radio", "aria-checked": String(name === kind), text, title: about, onclick: () => app.store.set({ kind: name }) })));
+    const average = this.chooser("Show", subject.id, this.averages(subject), (value) => app.store.set({ head: value }));
+    const compare = this.chooser("Compare with", minus ? minus.id : "", this.others(), (value) => app.store.set({ with: value }));
+    const ways = minus && el("div", { class: "segments", role: "radiogroup", "aria-label": "How to compare" }, ...[["difference", "Difference"], ["both", "Side by side"], ["a", "This"], ["b", "Other"]]
+      .filter(([name]) => name !== "difference" || this.sameSize(minus))
+      .map(([name, text]) => el("button", { type: "button", role: "radio", "aria-checked": String(app.store.get("show") === name), text, onclick: () => app.store.set({ show: name }) })));
+    const zoom = el("span", { class: "steps" },
+      el("button", { type: "button", class: "icon", text: "−", "aria-label": "Zoom out", onclick: () => this.zoom(0.5) }),
+      el("button", { type: "button", class: "icon", text: "+", "aria-label": "Zoom in", onclick: () => this.zoom(2) }),
+      el("button", { type: "button", class: "icon", text: "⤢", "aria-label": "Show the whole map", title: "Whole map  0", onclick: () => this.whole() }));
+    fill(this.bar, el("div", { class: "bar-line" }, back, title, zoom, steps), el("div", { class: "bar-line controls" }, kinds, average, compare, ways));
+  }
+
+  zoom(factor) {
+    this.view.zoom(factor, this.view.width / 2, this.view.height / 2);
+    this.moved();
+  }
+
+  whole() {
+    for (const map of this.shown) map.view.showAll();
+    this.moved();
+  }
+
+  averages(subject) {
+    const { manifest } = this.app.side;
+    const found = subject.single ? [[subject.id, "this head"], [`${subject.layer}.*`, `average of layer ${subject.layer}`]] : [[subject.id, subject.name(manifest)]];
+    if (subject.single && manifest.layers.every((layer) => layer.heads.length > subject.head) && manifest.layers.length > 1) found.push([`*.${subject.head}`, `head ${subject.head}, averaged over layers`]);
+    if (subject.id !== "*.*" && manifest.layers.length > 1) found.push(["*.*", "average of all heads"]);
+    if (!subject.single && subject.layer !== "*") found.push([`${subject.layer}.0`, `head ${subject.layer}.0`]);
+    return found;
+  }
+
+  others() {
+    const found = [["", "nothing"]];
+    this.app.sides.forEach((side, i) => {
+      const before = i ? "b:" : "";
+      const named = this.app.sides.length > 1 ? (i ? `${side.manifest.title || "the other"}: ` : "this: ") : "";
+      side.manifest.layers.forEach((layer, l) => {
+        layer.heads.forEach((head, h) => found.push([`${before}${l}.${h}`, `${named}${l}.${head.head}  ${trait(head.reading)}`]));
+        found.push([`${before}${l}.*`, `${named}average of layer ${l}`]);
+      });
+      found.push([`${before}*.*`, `${named}average of all heads`]);
+    });
+    return found;
+  }
+
+  chooser(label, value, options, choose) {
+    const select = el("select", { onchange: (event) => choose(event.target.value) }, ...options.map(([key, text]) => el("option", { value: key, text })));
+    select.value = value;
+    return el("label", { class: "chooser" }, el("span", { text: label }), select);
+  }
+
+  // What is known of the pair under the cursor.
+  async tell(cell) {
+    const turn = (this.turn = (this.turn || 0) + 1);
+    const { app } = this;
+    const { manifest } = app.side;
+    if (!cell || cell.query >= manifest.T || cell.key >= manifest.S) {
+      fill(this.info, el("span", { class: "soft", text: "Point at the map. Wheel or pinch zooms, dragging moves, + − and arrow keys do both." }));
+      return;
+    }
+    const [found, other] = await Promise.all([app.looker.cell(app.subject(), cell.query, cell.key), this.minus && this.sameSize(this.minus) ? app.looker.cell(this.minus, cell.query, cell.key) : null]);
+    if (turn !== this.turn) return;
+    fill(this.info, el("p", {}, ...this.words(cell)), this.figures(found, other), ...this.context(cell));
+  }
+
+  words(cell) {
+    const { manifest } = this.app.side;
+    const keys = manifest.keys || manifest.tokens;
+    const word = (token, at, kind) => el("span", { class: kind }, el("bdi", { class: "token", text: wordOf(token, 18) }), el("span", { class: "soft", text: ` ${count(at)}` }));
+    return [word(manifest.tokens[cell.query], cell.query, "to-word"), el("span", { class: "soft", text: " looks at " }), word(keys[cell.key], cell.key, "from-word")];
+  }
+
+  figures(found, other) {
+    const figure = (text, name) => el("span", { class: "fact" }, el("b", { text }), el("span", { class: "soft", text: ` ${name}` }));
+    if (!found) return el("span", { class: "facts" }, el("span", { class: "soft", text: "this weight is not in the file; the picture shows sums" }));
+    if (found.hidden) return el("span", { class: "facts" }, figure("0", "hidden: this query may not see this key"));
+    if (found.weight === null) return el("span", { class: "facts" }, figure(`≤ ${weightText(found.below)}`, "not among the 8 largest of its row, which are in the file"));
+    const facts = [figure(weightText(found.weight), "weight"), figure(timesText(found.weight * found.visible), "uniform"), figure(`${count(found.rank)}`, `of ${count(found.visible)} in its row`)];
+    if (Number.isFinite(found.logit)) facts.push(figure(found.logit.toFixed(2).replace("-", "−"), "logit"));
+    if (other && other.weight !== null) facts.push(figure(signed(found.weight - other.weight), `against ${weightText(other.weight)}`));
+    const made = el("span", { class: "facts", "data-weight": found.weight, "data-logit": found.logit }, ...facts);
+    return made;
+  }
+
+  context(cell) {
+    const { manifest } = this.app.side;
+    const around = (tokens, at, kind) => {
+      const part = (from, to) => tokens.slice(Math.max(0, from), to).map((token) => readable(token)).join("");
+      return el("p", { class: `snippet ${kind}` }, el("bdi", {}, `…${part(at - 6, at)}`, el("mark", { text: readable(tokens[at]) }), `${part(at + 1, at + 5)}…`));
+    };
+    return [around(manifest.tokens, cell.query, "to"), around(manifest.keys || manifest.tokens, cell.key, "from")];
+  }
+
+  drawLegend(scale, pair) {
+    const canvas = el("canvas", { class: "legend-ramp", "aria-hidden": "true" });
+    const strip = Float32Array.from({ length: 256 }, (_, i) => i);
+    const [table, width] = [rampOf(scale, this.app.dark), 256];
+    [canvas.width, canvas.height] = [width, 1];
+    const context = canvas.getContext("2d");
+    strip.forEach((_, i) => {
+      context.fillStyle = `rgb(${table[3 * i]} ${table[3 * i + 1]} ${table[3 * i + 2]})`;
+      context.fillRect(i, 0, 1, 1);
+    });
+    const { ticks, place, text } = SCALES[scale];
+    const marks = ticks.map((tick) => {
+      const mark = el("span", { class: "tick", text: text(tick) });
+      mark.style.left = `${(100 * place(tick)) / 255}%`;
+      return mark;
+    });
+    const names = { share: "share of attention, by square root", ratio: "times the even share", difference: pair ? `${pair[0].name(this.app.side.manifest)} minus ${pair[1].name(this.app.sides[pair[1].side].manifest)}` : "" };
+    fill(this.legend, el("div", { class: "legend-scale" }, canvas, el("div", { class: "ticks" }, ...marks)), el("div", { class: "soft legend-name" }, names[scale], el("span", { class: "hidden-key" }), " hidden"));
+  }
+
+  tellLimit(subject, kind) {
+    const { looker, side } = this.app;
+    const depth = looker.depth(subject, kind);
+    const { levels } = side.manifest;
+    const text = depth < 0 ? "There is no picture of this kind for this head in the file; choose Mass." : depth < levels
+      ? `In this file pictures of this head end at ${plural(2 ** (levels - depth), "query")} × ${plural(2 ** (levels - depth), "key")} a pixel`.replace("querys", "queries") + (this.app.rowsOf(subject) === "top" ? "; the 8 largest weights of every row are there as single cells." : "; single weights are not in the file.") : "";
+    this.limit.textContent = text;
+    this.limit.hidden = !text;
+  }
+}

@@ -1,0 +1,50 @@
+// What the reader has chosen, in one place and in the address, so that a view can be sent to somebody.
+
+const DEFAULTS = { view: "atlas", head: "", with: "", show: "difference", kind: "mass", at: "", word: "", sort: "place", colour: "none", apart: "" };
+
+class Store {
+  constructor() {
+    this.listeners = [];
+    this.values = { ...DEFAULTS, ...this.read() };
+    this.onhash = () => this.set({ ...DEFAULTS, ...this.read() }, true);
+    addEventListener("hashchange", this.onhash);
+    this.write = debounced(() => this.writeNow(), 150);
+  }
+
+  read() {
+    const given = new URLSearchParams(location.hash.slice(1));
+    const known = Object.keys(DEFAULTS).filter((key) => given.has(key));
+    return Object.fromEntries(known.map((key) => [key, given.get(key)]));
+  }
+
+  writeNow() {
+    const changed = Object.entries(this.values).filter(([key, value]) => value !== DEFAULTS[key]);
+    const text = changed.map(([key, value]) => `${key}=${encodeURIComponent(value).replaceAll("%2C", ",").replaceAll("%3A", ":")}`).join("&");
+    try {
+      history.replaceState(history.state, "", text ? `#${text}` : location.pathname + location.search);
+    } catch {
+      // A page inside a notebook's frame has no address of its own: the state is kept for as long as it is open.
+    }
+  }
+
+  get(key) {
+    return this.values[key];
+  }
+
+  set(patch, fromAddress = false) {
+    const changed = Object.keys(patch).filter((key) => String(patch[key]) !== this.values[key]);
+    if (!changed.length) return;
+    for (const key of changed) this.values[key] = String(patch[key]);
+    if (!fromAddress) this.write();
+    for (const listener of this.listeners) listener(new Set(changed), fromAddress);
+  }
+
+  listen(run) {
+    this.listeners.push(run);
+  }
+
+  close() {
+    removeEventListener("hashchange", this.onhash);
+    this.listeners = [];
+  }
+}

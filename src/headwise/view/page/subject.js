@@ -1,0 +1,128 @@
+// What is looked at: one head, the average of a layer ("3.*"), of one head over layers ("*.5") or of all ("*.*"),
+// of the first text or, with "b:" before it, of the one it is compared with.
+
+class Subject {
+  constructor(side, layer, head) {
+    Object.assign(this, { side, layer, head });
+  }
+
+  static parse(text, sides) {
+    const match = /^(b:)?(\d+|\*)\.(\d+|\*)$/.exec(text || "");
+    if (!match) return null;
+    const [layer, head] = match.slice(2).map((part) => (part === "*" ? "*" : Number(part)));
+    const found = new Subject(match[1] ? 1 : 0, layer, head);
+    return sides[found.side] && found.members(sides[found.side].manifest).length ? found : null;
+  }
+
+  get id() {
+    return `${this.side ? "b:" : ""}${this.layer}.${this.head}`;
+  }
+
+  get single() {
+    return this.layer !== "*" && this.head !== "*";
+  }
+
+  members(manifest) {
+    const found = [];
+    manifest.layers.forEach((layer, l) => {
+      if (this.layer !== "*" && this.layer !== l) return;
+      layer.heads.forEach((_, h) => (this.head === "*" || this.head === h) && found.push([l, h]));
+    });
+    return found;
+  }
+
+  name(manifest) {
+    if (this.single) return `${this.layer}.${manifest.layers[this.layer].heads[this.head].head}`;
+    if (this.layer !== "*") return `layer ${this.layer}, average`;
+    return this.head === "*" ? "average of all heads" : `head ${this.head}, average over layers`;
+  }
+
+  reading(manifest) {
+    if (this.single) return manifest.layers[this.layer].heads[this.head].reading;
+    return `of ${plural(this.members(manifest).length, "head")}`;
+  }
+}
+
+// Answers about subjects: those of a source, averaged over the subject's heads.
+class Looker {
+  constructor(sides) {
+    this.sides = sides;
+  }
+
+  side(subject) {
+    return this.sides[subject.side];
+  }
+
+  members(subject) {
+    return subject.members(this.side(subject).manifest);
+  }
+
+  depth(subject, kind) {
+    const { source, manifest } = this.side(subject);
+    if (!source.depth) return manifest.levels;
+    return Math.min(...this.members(subject).map(([l, h]) => source.depth(l, h, kind)));
+  }
+
+  async tile(subject, level, row, col, kind) {
+    const { source } = this.side(subject);
+    const found = await Promise.all(this.members(subject).map(([l, h]) => source.tile(l, h, level, row, col, kind)));
+    return averaged(found);
+  }
+
+  async difference(a, b, level, row, col, kind) {
+    const [x, y] = await Promise.all([a, b].map((subject) => this.tile(subject, level, row, col, kind)));
+    return x && y && x.map((value, i) => value - y[i]);
+  }
+
+  async margins(subject) {
+    const { source } = this.side(subject);
+    const found = await Promise.all(this.members(subject).map(([l, h]) => source.margins(l, h)));
+    if (found.some((x) => !x)) return null;
+    const mean = (name) => averaged(found.map((x) => x[name]));
+    return { bin: found[0].bin, entropy: mean("entropy"), peak: mean("peak"), distance: mean("distance"), received: mean("received") };
+  }
+
+  reach(subject) {
+    const [layer, head] = this.members(subject)[0];
+    return this.side(subject).source.reach(layer, head);
+  }
+
+  row(subject, query) {
+    return this.list(subject, "row", "keys", query);
+  }
+
+  column(subject, key) {
+    return this.list(subject, "column", "queries", key);
+  }
+
+  // A row or column; of several heads the average, which needs every weight of each.
+  async list(subject, verb, places, index) {
+    const { source } = this.side(subject);
+    const found = await Promise.all(this.members(subject).map(([l, h]) => source[verb](l, h, index)));
+    if (found.length === 1 || found.some((x) => !x)) return found.length === 1 ? found[0] : null;
+    if (found.some((x) => x.whole === false)) return null;
+    const sums = new Map();
+    for (const part of found) part[places].forEach((place, i) => sums.set(place, (sums.get(place) || 0) + part.weights[i]));
+    const order = Array.from(sums).sort((a, b) => b[1] - a[1] || a[0] - b[0]);
+    return { [places]: order.map((x) => x[0]), weights: order.map((x) => x[1] / found.length), whole: true };
+  }
+
+  async cell(subject, query, key) {
+    const { source } = this.side(subject);
+    const members = this.members(subject);
+    if (members.length === 1) return source.cell(...members[0], query, key);
+    const row = await this.row(subject, query);
+    if (!row) return null;
+    const place = row.keys.indexOf(key);
+    const visible = (await this.reach(subject)).count(query);
+    if (place < 0) return { weight: 0, logit: null, rank: null, visible, hidden: true };
+    return { weight: row.weights[place], logit: null, rank: row.weights.indexOf(row.weights[place]) + 1, visible };
+  }
+}
+
+function averaged(arrays) {
+  if (arrays.length === 1 || arrays.some((x) => !x)) return arrays.length === 1 ? arrays[0] : null;
+  const found = new Float32Array(arrays[0].length);
+  for (const values of arrays) for (let i = 0; i < found.length; i++) found[i] += values[i];
+  return found.map((x) => x / arrays.length);
+}

@@ -1,0 +1,40 @@
+// The atlas as a table: the same numbers, for sorting, for copying, and for readers who listen.
+
+class HeadTable {
+  constructor(app) {
+    this.app = app;
+    this.root = el("section", { class: "table", "aria-label": "All heads as a table" });
+  }
+
+  build() {
+    const { manifest } = this.app.side;
+    const { store } = this.app;
+    const names = Object.keys(manifest.about);
+    const sort = store.get("sort");
+    const column = (key, text, about) => el("th", { scope: "col", "aria-sort": key === sort ? (key === "place" ? "ascending" : "descending") : null },
+      el("button", { type: "button", class: "plain", text, title: about, onclick: () => store.set({ sort: key }) }));
+    const header = el("tr", {}, column("place", "head", "in order of layers"), el("th", { scope: "col", text: "what it does" }), ...names.map((name) => column(name, statName(name), manifest.about[name])));
+    const places = Array.from(this.app.atlas.cells.keys());
+    if (sort !== "place") places.sort((a, b) => this.app.atlas.number(b)(sort) - this.app.atlas.number(a)(sort));
+    fill(this.root, el("table", {}, el("caption", { text: this.caption() }), el("thead", {}, header), el("tbody", {}, ...places.map((place) => this.row(place, names)))));
+  }
+
+  caption() {
+    const apart = this.app.store.get("apart");
+    return `Means over the queries that see at least two keys${apart ? ", with the first token taken out and the rest scaled up to 1" : ""}. A weight shows where a head looks; it is no proof of what the model uses.`;
+  }
+
+  row(place, names) {
+    const [l, h] = place.split(".").map(Number);
+    const head = this.app.side.manifest.layers[l].heads[h];
+    const number = this.app.atlas.number(place);
+    const cells = names.map((name) => {
+      const value = number(name);
+      const cell = el("td", { class: "number", text: name === "distance" ? value.toFixed(1) : value.toFixed(2) });
+      if (name !== "distance") cell.style.setProperty("--share", `${Math.round(100 * clamp(value, 0, 1))}%`);
+      return cell;
+    });
+    return el("tr", { "aria-current": place === this.app.store.get("head") ? "true" : null },
+      el("th", { scope: "row" }, el("button", { type: "button", class: "plain strong", text: `${l}.${head.head}`, onclick: () => this.app.open(place) })), el("td", { class: "reading-cell", text: head.reading }), ...cells);
+  }
+}

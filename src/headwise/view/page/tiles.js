@@ -1,0 +1,77 @@
+// Painted tiles of what a map shows, kept while they are near; asked for once, drawn from a coarser one until they come.
+
+const KEPT = 128;
+
+class Tiles {
+  constructor(ask, depth, levels, T, S, look, changed) {
+    Object.assign(this, { ask, depth, levels, T, S, look, changed, known: new Map(), waiting: 0 });
+  }
+
+  // The finest level whose pixels are not smaller than the screen's, as far as there are pictures.
+  level(scale) {
+    const ratio = window.devicePixelRatio || 1;
+    let level = Math.min(this.depth, this.levels);
+    while (level > 0 && 2 ** (this.levels - level) * scale * ratio < 0.99) level--;
+    return level;
+  }
+
+  get(level, row, col, urgent = true) {
+    const name = `${level}/${row}/${col}`;
+    let tile = this.known.get(name);
+    if (tile) {
+      this.known.delete(name); // and put last: those not looked at for longest go first
+      this.known.set(name, tile);
+    } else if (urgent) {
+      tile = { canvas: null, values: null };
+      this.known.set(name, tile);
+      this.load(tile, level, row, col);
+      if (this.known.size > KEPT) this.known.delete(this.known.keys().next().value);
+    }
+    return tile;
+  }
+
+  async load(tile, level, row, col) {
+    this.waiting++;
+    try {
+      tile.values = await this.ask(level, row, col);
+      if (tile.values) tile.canvas = paint(tile.values, SIDE, SIDE, this.look.scale, this.look.dark);
+    } finally {
+      this.waiting--;
+      this.changed();
+    }
+  }
+
+  draw(context, view) {
+    if (this.depth < 0) return;
+    const level = this.level(view.scale);
+    const size = SIDE * 2 ** (this.levels - level);
+    const [bottom, right] = [Math.min(this.T, view.y + view.height / view.scale), Math.min(this.S, view.x + view.width / view.scale)];
+    for (let row = Math.floor(view.y / size); row * size < bottom; row++)
+      for (let col = Math.floor(view.x / size); col * size < right; col++) this.drawOne(context, view, level, row, col);
+  }
+
+  // The tile, or the part of a coarser one that covers it.
+  drawOne(context, view, level, row, col) {
+    for (let up = 0; up <= level; up++) {
+      const tile = this.get(level - up, row >> up, col >> up, up === 0 || up === level);
+      if (!tile || !tile.canvas) continue;
+      const size = SIDE * 2 ** (this.levels - level);
+      const [part, span] = [SIDE / 2 ** up, 2 ** (this.levels - level + up)];
+      const [left, top] = [(col % 2 ** up) * part, (row % 2 ** up) * part];
+      // Not beyond the last token: there tiles are empty.
+      const [wide, tall] = [Math.min(size, this.S - col * size), Math.min(size, this.T - row * size)];
+      // A pixel drawn that large says little about the weights under it: those known one by one stand out.
+      context.globalAlpha = span * view.scale > 40 && span > 1 ? 0.07 : 1;
+      context.drawImage(tile.canvas, left, top, wide / span, tall / span,
+        (col * size - view.x) * view.scale, (row * size - view.y) * view.scale, wide * view.scale, tall * view.scale);
+      context.globalAlpha = 1;
+      return;
+    }
+  }
+
+  // The number a pixel of the deepest level shows, if it is here.
+  value(query, key) {
+    const tile = this.known.get(`${this.levels}/${query >> 8}/${key >> 8}`);
+    return tile && tile.values ? tile.values[(query & 255) * SIDE + (key & 255)] : null;
+  }
+}

@@ -1,0 +1,77 @@
+// Which part of a map is seen: the query and key at the upper left corner, and how many screen pixels a token takes.
+
+const CLOSEST = 56;
+
+class Viewport {
+  constructor(T, S) {
+    Object.assign(this, { T, S, x: 0, y: 0, scale: 1, width: 1, height: 1, fitted: true, limit: Infinity });
+  }
+
+  get fit() {
+    return Math.min(this.width / this.S, this.height / this.T);
+  }
+
+  // No closer than there is something to see.
+  get closest() {
+    return Math.max(Math.min(CLOSEST, this.limit), this.fit);
+  }
+
+  resize(width, height) {
+    const middle = [this.x + this.width / this.scale / 2, this.y + this.height / this.scale / 2];
+    [this.width, this.height] = [width, height];
+    if (this.fitted) this.showAll();
+    else this.centre(...middle);
+  }
+
+  showAll() {
+    [this.scale, this.x, this.y, this.fitted] = [this.fit, 0, 0, true];
+  }
+
+  centre(x, y) {
+    [this.x, this.y] = [x - this.width / this.scale / 2, y - this.height / this.scale / 2];
+    this.settle();
+  }
+
+  move(dx, dy) {
+    [this.x, this.y] = [this.x - dx / this.scale, this.y - dy / this.scale];
+    this.settle();
+  }
+
+  // What is under a screen point stays under it.
+  zoom(factor, px, py) {
+    const [x, y] = [this.x + px / this.scale, this.y + py / this.scale];
+    this.scale = clamp(this.scale * factor, this.fit, this.closest);
+    this.fitted = this.scale <= this.fit * 1.001;
+    [this.x, this.y] = [x - px / this.scale, y - py / this.scale];
+    this.settle();
+  }
+
+  settle() {
+    this.scale = clamp(this.scale, this.fit, this.closest);
+    const inside = (at, size, room) => clamp(at, 0, Math.max(0, size - room / this.scale));
+    [this.x, this.y] = [inside(this.x, this.S, this.width), inside(this.y, this.T, this.height)];
+  }
+
+  // Bring a pair into view, close enough to read.
+  reveal(query, key, scale = this.scale) {
+    this.scale = clamp(scale, this.fit, this.closest);
+    this.fitted = this.scale <= this.fit * 1.001;
+    this.centre(key + 0.5, query + 0.5);
+  }
+
+  cellAt(px, py) {
+    const [key, query] = [Math.floor(this.x + px / this.scale), Math.floor(this.y + py / this.scale)];
+    return key >= 0 && query >= 0 && key < this.S && query < this.T && px >= 0 && py >= 0 && px <= this.width && py <= this.height ? { query, key } : null;
+  }
+
+  get text() {
+    return this.fitted ? "" : [this.x, this.y, this.scale].map((n) => Number(n.toPrecision(6))).join(",");
+  }
+
+  read(text) {
+    const numbers = text.split(",").map(Number);
+    if (numbers.length !== 3 || !numbers.every(Number.isFinite)) return this.showAll();
+    [this.x, this.y, this.scale, this.fitted] = [...numbers, false];
+    return this.settle();
+  }
+}

@@ -1,0 +1,191 @@
+"""Tiles, rows, columns and single weights are those of the dense matrix, and bad addresses are refused."""
+
+import array
+import dataclasses
+import threading
+
+import pytest
+import torch
+
+import headwise
+from headwise import AttentionMap, Scoring, causal
+from headwise.serve import answers
+from headwise.serve.limits import Limits
+from headwise.view.tiling import KINDS, SIDE, levels
+from serving import looked, refused, small_model
+
+LONG = "The captain looked at the sea and the sea looked back. " * 45  # 542 tokens
+
+
+@pytest.fixture(scope="module")
+def dense():
+    """The weights of the look, (layers, H, T, S)."""
+    model = small_model()
+    with torch.no_grad(), headwise.watch(model.gpt) as seen:
+        model.gpt(model.tokens(LONG))
+    return torch.stack([weights[0] for weights in seen.values()])
+
+
+@pytest.fixture
+def look(client):
+    return f"/api/looks/{looked(client, LONG, model='small')['id']}"
+
+
+def picture(answer):
+    assert answer.status_code == 200, answer.text
+    return torch.tensor(array.array("f", answer.content)).view(SIDE, SIDE)
+
+
+def test_the_deepest_tiles_are_single_weights(client, look, dense):
+    T = dense.shape[2]
+    assert levels(T, T) == 2
+    for row, col in ((0, 0), (1, 0), (2, 2), (3, 3)):
+        answer = client.get(f"{look}/tile?layer=1&head=2&level=2&row={row}&col={col}")
+        part = dense[1, 2, row * SIDE : (row + 1) * SIDE, col * SIDE : (col + 1) * SIDE]
+        expected = torch.zeros(SIDE, SIDE)
+        expected[: part.shape[0], : part.shape[1]] = part
+        torch.testing.assert_close(picture(answer), expected, atol=1e-6, rtol=1e-4)
+        rows = max(0, min(T - row * SIDE, SIDE))
+        assert answer.headers["x-rows"] == f"{rows}/{rows}"
+
+
+def test_rows_of_the_whole_sum_to_one(client, look):
+    whole = picture(client.get(f"{look}/tile?layer=0&head=1&level=0&row=0&col=0"))
+    sums = whole.sum(-1)
+    torch.testing.assert_close(sums[: 542 // 4], torch.ones(542 // 4))
+    assert not sums[-1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_that_of_the_tiling(client, look, kind):
+    weights = client.server.looks[look.rsplit("/", 1)[1]].layer(0)
+    expected = headwise.view.tiling.tile(weights, 0, 1, 0, 0, kind)
+    found = picture(client.get(f"{look}/tile?layer=0&head=0&level=1&row=0&col=0&kind={kind}"))
+    torch.testing.assert_close(found, expected.float())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wide_tile_comes_from_one_query_for_each_row_of_pixels_and_says_so(kind):
+    T = 9000  # pixels of 64 queries
+    weights = AttentionMap(torch.randn(1, 2, T, 5) * 2, torch.randn(1, 2, T, 5), Scoring(mask=causal()))
+    quick = answers.square(weights, 1, 0, 0, 0, kind, exact=False)
+    pixels = -(-T // 64)
+    assert (quick.rows, quick.of) == (pixels, T)
+    rows = (torch.arange(pixels) * 64 + 32).clamp(max=T - 1)
+    matrix = (weights.without(headwise.sink(1)) if kind == "rest" else weights).select(heads=[1], rows=rows)[0, 0]
+    groups = torch.nn.functional.one_hot(torch.arange(T) // 64).float()
+    if kind == "peak":
+        expected = torch.nn.functional.max_pool1d(matrix[None], 64, ceil_mode=True)[0]
+    elif kind == "uniform":
+        seen = (torch.arange(T) <= rows[:, None]).float()
+        expected = (matrix * (rows[:, None] + 1)) @ groups / (seen @ groups).clamp(min=1)
+    else:
+        expected = matrix @ groups
+    found = torch.tensor(array.array("f", quick.data)).view(SIDE, SIDE)
+    torch.testing.assert_close(found[:pixels, :pixels], expected, atol=1e-5, rtol=1e-4)
+    assert not found[pixels:].any()
+
+
+def test_a_wide_tile_is_exact_when_asked_for():
+    T = 4200  # pixels of 32 queries
+    weights = AttentionMap(torch.randn(1, 1, T, 5) * 2, torch.randn(1, 1, T, 5), Scoring(mask=causal()))
+    exact = answers.square(weights, 0, 0, 0, 0, "mass", exact=True)
+    assert (exact.rows, exact.of) == (T, T)
+    found = torch.tensor(array.array("f", exact.data)).view(SIDE, SIDE)
+    expected = torch.zeros(SIDE, SIDE)
+    cells = -(-T // 32)
+    expected[:cells, :cells] = headwise.view.tiling.pyramid(weights, 0)[0][0]
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_tile_beyond_the_last_query_is_empty_and_quick():
+    T = 4200
+    weights = AttentionMap(torch.randn(1, 1, T, 5), torch.randn(1, 1, T, 5), Scoring(mask=causal()))
+    found = answers.square(weights, 0, 2, 3, 0, "mass", exact=False)
+    assert (found.rows, found.of) == (0, 0)
+    assert not any(found.data)
+
+
+def test_a_row_and_a_column_are_given_strongest_first(client, look, dense):
+    row = client.get(f"{look}/row?layer=0&head=1&query=37").json()
+    assert row["whole"]
+    assert sorted(row["keys"]) == list(range(38))
+    assert row["weights"] == sorted(row["weights"], reverse=True)
+    assert row["weights"] == pytest.approx([float(dense[0, 1, 37, key]) for key in row["keys"]], abs=1e-6)
+    column = client.get(f"{look}/column?layer=0&head=1&key=37").json()
+    assert len(column["queries"]) == answers.MOST
+    assert not column["whole"]
+    best = dense[0, 1, :, 37].topk(answers.MOST).values
+    assert column["weights"] == pytest.approx(best.tolist(), abs=1e-6)
+
+
+def test_one_weight_has_its_logit_rank_and_number_of_visible_keys(client, look, dense):
+    row = dense[1, 0, 41]
+    cell = client.get(f"{look}/cell?layer=1&head=0&query=41&key=17").json()
+    assert cell["weight"] == pytest.approx(float(row[17]), abs=1e-6)
+    assert cell["rank"] == int((row > row[17]).sum()) + 1
+    assert cell["visible"] == 42
+    other = client.get(f"{look}/cell?layer=1&head=0&query=41&key=3").json()
+    difference = cell["logit"] - other["logit"]
+    assert difference == pytest.approx(float((row[17] / row[3]).log()), abs=1e-4)
+    hidden = client.get(f"{look}/cell?layer=1&head=0&query=41&key=42").json()
+    assert hidden == {"weight": 0.0, "logit": None, "rank": None, "visible": 42}
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("tile?layer=2&head=0&level=0&row=0&col=0", "layer: expected a whole number from 0 to 1"),
+        ("tile?layer=0&head=3&level=0&row=0&col=0", "head: expected a whole number from 0 to 2"),
+        ("tile?layer=0&head=0&level=3&row=0&col=0", "level: expected a whole number from 0 to 2"),
+        ("tile?layer=0&head=0&level=1&row=2&col=0", "row: expected a whole number from 0 to 1"),
+        ("tile?layer=0&head=0&level=1&row=0&col=-1", "col: expected a whole number from 0 to 1"),
+        ("tile?layer=0&head=0&level=0&row=0&col=0&kind=nice", "kind: expected one of mass"),
+        ("tile", "layer: expected"),
+        ("tile?layer=0x0", "layer: expected"),
+        ("tile?layer=%C2%B2", "layer: expected"),
+        ("tile?layer=" + "9" * 5000, "layer: expected"),
+        ("row?layer=0&head=0&query=542", "query: expected a whole number from 0 to 541"),
+        ("column?layer=0&head=0&key=542", "key: expected a whole number from 0 to 541"),
+        ("cell?layer=0&head=0&query=0&key=1e3", "key: expected"),
+    ],
+    ids=lambda x: x[:44],
+)
+def test_places_that_are_not_there_are_refused(client, look, path, words):
+    assert refused(client.get(f"{look}/{path}"), 422, words)
+
+
+def test_a_look_that_is_not_there_is_refused(client):
+    assert refused(client.get("/api/looks/nowhere/tile?layer=0"), 404, "no such look")
+
+
+def test_more_questions_than_may_wait_are_refused(client_of, monkeypatch):
+    client = client_of(dataclasses.replace(Limits(), tiles=1, queue=1))
+    look = f"/api/looks/{looked(client, model='small')['id']}"
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(*_):
+        begun.set()
+        assert go.wait(20)
+        return {}
+
+    monkeypatch.setattr("headwise.serve.app.row_of", slow)
+    statuses = []
+
+    def ask():
+        statuses.append(client.get(f"{look}/row?layer=0&head=0&query=0").status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads[:1]:
+        thread.start()
+    assert begun.wait(20)
+    for thread in threads[1:]:
+        thread.start()
+    for _ in range(400):
+        if len(statuses) == 2:
+            break
+        threading.Event().wait(0.01)
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(statuses) == [200, 200, 429, 429]

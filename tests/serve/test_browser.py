@@ -1,0 +1,256 @@
+"""The live page in a real browser: type, look, switch heads off; no token acts, no other page gets in."""
+
+import signal
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from serving import TEXT, TOKEN, Process, listening
+
+HOSTILE = (
+    "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=2'> <s> </textarea> "
+    "\u202eevil \u05e9\u05dc\u05d5\u05dd \U0001f469\u200d\U0001f680 a\u200bb \x07\x1b[31m ${window.hacked=3}"
+)
+
+
+@pytest.fixture
+def page(browser):
+    """A tab; whatever it complains of fails the test, unless the test takes it out of `troubles`."""
+    context = browser.new_context(viewport={"width": 1200, "height": 860}, accept_downloads=True)
+    opened = context.new_page()
+    opened.troubles = []
+    opened.on("console", lambda m: m.type in ("error", "warning") and opened.troubles.append(m.text))
+    opened.on("pageerror", lambda error: opened.troubles.append(str(error)))
+    yield opened
+    context.close()
+    assert not opened.troubles
+
+
+def ask(page, text, model="builtin"):
+    page.fill(".ask-text", text)
+    if model != page.input_value(".live select"):
+        page.wait_for_selector(f".live option[value='{model}']", state="attached")
+        page.select_option(".live select", model)
+    page.click(".go")
+
+
+def wait(page, expression, seconds=20):
+    """Until this is true in the page. (The page's own policy forbids what playwright's wait_for_function does.)"""
+    end = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"never true: {expression}"
+        page.wait_for_timeout(20)
+
+
+def atlas(page, heads):
+    wait(page, f"document.querySelectorAll('#headwise .head').length === {heads}")
+
+
+def test_a_text_is_typed_and_the_atlas_appears(live, page):
+    page.goto(live.address)
+    assert page.url.endswith(f":{live.door.port}/")  # the token does not stay in the address
+    ask(page, TEXT)
+    atlas(page, 56)
+    assert "7 layers × 8 heads · 16 tokens" in page.inner_text(".sentence")
+    assert "nats per token" in page.inner_text(".loss")
+    assert page.locator(".next tbody td").count() >= 8
+    page.click("#headwise .head[data-place='1.4']")
+    wait(page, "document.getElementById('headwise').headwise.stage.shown[0].tiles?.value(5, 4) > 0.1")
+    found = page.evaluate("document.getElementById('headwise').headwise.stage.shown[0].tiles.value(5, 4)")
+    look = next(iter(live.looks._kept.values()))
+    assert found == pytest.approx(float(look.layer(1)[0, 4, 5, 4]), abs=1e-6)
+    page.reload()  # the cookie opens it again
+    page.wait_for_selector(".live option", state="attached")
+
+
+def test_a_head_is_switched_off_and_the_loss_changes(live, page):
+    page.goto(live.address)
+    ask(page, TEXT)
+    atlas(page, 56)
+    before = page.inner_text(".loss .after")
+    page.click("#headwise .head[data-place='1.4']", modifiers=["Shift"])
+    page.wait_for_selector(".loss .before")
+    assert page.inner_text(".loss .before") == before
+    assert page.inner_text(".loss .after") != before
+    assert "without 1 head" in page.inner_text(".next")
+    assert page.get_attribute("#headwise .head[data-place='1.4']", "data-off") is not None
+    page.click(".silent .again")
+    wait(page, "document.getElementById('headwise').headwise.sides.length === 2")  # with all heads, to compare
+    page.click(".silent .chip")
+    wait(page, "!document.querySelector('.loss .before')")
+    assert page.inner_text(".loss .after") == before
+
+
+def test_the_o_key_switches_the_open_head(live, page):
+    page.goto(live.address)
+    ask(page, TEXT, "small")
+    atlas(page, 6)
+    page.click("#headwise .head[data-place='1.2']")
+    page.keyboard.press("o")
+    page.wait_for_selector(".chip.off")
+    assert page.inner_text(".chip.off") == "1.2 ×"
+
+
+def test_hostile_tokens_stay_text(live, page):
+    page.goto(live.address)
+    ask(page, HOSTILE)
+    atlas(page, 56)
+    page.click("#headwise .head[data-place='0.0']")
+    page.wait_for_selector(".map-canvas")
+    page.wait_for_timeout(100)
+    assert page.evaluate("window.hacked") is None
+    assert page.evaluate("document.querySelectorAll('img, #headwise script, #live script').length") == 0
+    assert "</script><script>window.hacked=1</script>" in page.inner_text(".text").replace("\n", "")
+
+
+def test_a_file_is_brought_and_a_binary_one_is_refused_in_words(live, page, tmp_path):
+    good, bad = tmp_path / "book.txt", tmp_path / "picture.png"
+    good.write_text(TEXT, encoding="utf-8")
+    bad.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(256))
+    page.goto(live.address)
+    page.set_input_files(".picker", bad)
+    page.wait_for_selector(".status.wrong")
+    assert "no text in UTF-8" in page.inner_text(".status")
+    page.troubles.clear()  # the browser notes every refusal
+    page.set_input_files(".picker", good)
+    atlas(page, 56)
+    assert page.inner_text(".file-name") == "book.txt"
+    page.click("#headwise .head[data-place='1.4']", modifiers=["Shift"])
+    page.wait_for_selector(".loss .before")
+
+
+def test_an_empty_text_is_refused_in_words(live, page):
+    page.goto(live.address)
+    page.click(".go")
+    assert "The text is empty" in page.inner_text(".status.wrong")
+
+
+def test_a_long_text_says_from_how_many_rows_it_is_shown(live, page):
+    page.goto(live.address)
+    with live.looks:  # nothing is refined meanwhile
+        ask(page, "The captain looked at the sea and the sea looked back. " * 110, "small")
+        atlas(page, 6)
+        wait(page, "document.querySelector('.status').textContent.includes('256 of 1,322 rows')")
+        assert "numbers from 256" in page.inner_text(".sentence")
+        page.click("#headwise .head[data-place='1.2']", modifiers=["Shift"])
+        page.wait_for_selector(".loss .before")
+    wait(page, "!document.querySelector('.sentence').textContent.includes('numbers from')")
+    wait(page, "document.querySelector('.status').textContent === ''")
+    assert "without 1 head" in page.inner_text(".next")
+
+
+def test_a_look_is_cancelled(live, page):
+    page.goto(live.address)
+    ask(page, "The captain looked at the sea and the sea looked back. " * 300)
+    page.wait_for_selector(".stop:not([hidden])")
+    page.click(".stop")
+    assert page.inner_text(".status") == "Cancelled."
+    for _ in range(500):
+        if not any(look.stage in ("waiting", "running", "measuring") for look in live.looks._kept.values()):
+            break
+        time.sleep(0.01)
+    ask(page, TEXT)
+    atlas(page, 56)
+
+
+def test_two_tabs_do_not_disturb_each_other(live, browser):
+    context = browser.new_context()
+    tabs = [context.new_page() for _ in range(2)]
+    for tab, model in zip(tabs, ("builtin", "small"), strict=True):
+        tab.goto(live.address)
+        ask(tab, TEXT, model)
+    for tab, heads in zip(tabs, (56, 6), strict=True):
+        atlas(tab, heads)
+    context.close()
+
+
+def test_a_server_that_was_killed_and_started_again_is_found(page):
+    with Process() as first:
+        port = first.port
+        page.goto(first.address)
+        ask(page, TEXT)
+        atlas(page, 56)
+        first.send(signal.SIGKILL)
+        page.click("#headwise .head[data-place='1.4']", modifiers=["Shift"])
+        page.wait_for_selector(".banner:not([hidden])")
+        assert "Your text is kept here" in page.inner_text(".banner")
+    with listening(port):  # with the same token, as HEADWISE_TOKEN makes it
+        page.wait_for_selector(".loss .before", timeout=20_000)
+        assert page.is_hidden(".banner")
+        assert page.input_value(".ask-text") == TEXT
+    page.click("#headwise .head[data-place='1.4']", modifiers=["Shift"])
+    with listening(port, token=TOKEN[::-1]) as other:
+        page.wait_for_selector(".banner.locked", timeout=20_000)
+        assert "another token" in page.inner_text(".banner")
+        page.fill(".banner .address", other.address)
+        page.click(".banner button")
+        wait(page, "document.querySelector('.banner').hidden")
+        atlas(page, 56)
+        assert page.input_value(".ask-text") == TEXT
+        page.close()
+    page.troubles.clear()  # the browser notes every request that failed
+
+
+@pytest.fixture
+def elsewhere():
+    """Another page on this computer."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><title>elsewhere</title>")
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+def test_another_page_of_the_same_browser_gets_nothing(live, page, elsewhere):
+    page.goto(live.address)  # the cookie is there
+    page.wait_for_selector(".live option", state="attached")
+    root = live.address.partition("?")[0]
+    page.goto(elsewhere)
+    asked = """async ([address, options]) => {
+      try { const answer = await fetch(address, options); return `${answer.type} ${answer.status}`; }
+      catch (error) { return "refused"; }
+    }"""
+    own = {"credentials": "include", "headers": {"X-Headwise": "1"}}
+    post = {"method": "POST", "body": "hello", "headers": {"Content-Type": "text/plain"}}
+    before = len(live.looks._kept)
+    assert page.evaluate(asked, [f"{root}api/models", own]) == "refused"
+    assert page.evaluate(asked, [f"{root}api/models", {"credentials": "include"}]) == "refused"
+    assert page.evaluate(asked, [f"{root}api/looks", {"credentials": "include", **post}]) == "refused"
+    assert (
+        page.evaluate(asked, [f"{root}api/looks", {"credentials": "include", "mode": "no-cors", **post}]) == "refused"
+    )
+    assert page.evaluate(asked, [root, {"credentials": "include", "mode": "no-cors"}]) == "refused"
+    assert len(live.looks._kept) == before
+    framed = """async (address) => { const frame = document.createElement("iframe"); frame.src = address;
+      document.body.append(frame); await new Promise((done) => { frame.onload = done; });
+      try { return frame.contentDocument === null ? "closed" : frame.contentDocument.body.textContent; }
+      catch { return "closed"; } }"""
+    assert page.evaluate(framed, live.address) == "closed"
+    script = """async (address) => new Promise((done) => { const made = document.createElement("script");
+      made.src = address; made.onload = () => done("ran"); made.onerror = () => done("refused");
+      document.head.append(made); })"""
+    assert page.evaluate(script, f"{root}static/page.js") == "refused"
+    page.troubles.clear()  # the browser notes every refusal
+
+
+def test_a_name_that_is_made_to_point_here_is_refused(live, browser):
+    context = browser.new_context()
+    tab = context.new_page()
+    port = live.door.port
+    answer = tab.goto(f"http://localtest.localhost:{port}/?token={TOKEN}")  # browsers send .localhost here
+    assert answer.status == 403
+    assert "does not name this server" in tab.inner_text("body")
+    context.close()

@@ -1,0 +1,137 @@
+"""The process: it says where it is, ends when it is told to, and says what keeps it from starting."""
+
+import os
+import signal
+import socket
+
+import httpx
+import pytest
+
+from headwise.cli import main
+from headwise.serve import server as server_module
+from serving import TEXT, Process, begun, looked, until
+
+
+def test_it_says_where_it_is_and_looks_at_a_text_and_says_nothing_of_it():
+    with Process() as server:
+        with server.client() as client:
+            told = looked(client)
+            assert told["outcome"]["loss"] > 0
+            assert client.get("/", headers={"host": "evil.example"}).status_code == 403
+            page = httpx.get(server.address)
+            assert page.status_code == 200
+            assert "server" not in page.headers
+        status, out, err = server.send(signal.SIGTERM)
+    assert (status, out, err) == (0, "", "")
+
+
+def test_ctrl_c_ends_it_in_the_middle_of_a_look():
+    with Process() as server:
+        with server.client() as client:
+            id = begun(client, "The captain looked at the sea and the sea looked back. " * 300)
+            until(client, id, ("running",))
+        assert server.send(signal.SIGINT)[0] == 0
+
+
+def test_a_server_that_was_killed_starts_again_on_the_same_port():
+    with Process() as first:
+        port = first.port
+        assert first.send(signal.SIGKILL)[0] == -signal.SIGKILL
+    with Process(port=port) as second, second.client() as client:
+        assert looked(client)["error"] is None
+
+
+def test_every_run_has_a_token_of_its_own_unless_the_user_sets_one(monkeypatch):
+    monkeypatch.delenv("HEADWISE_TOKEN", raising=False)
+    tokens = {server_module._token() for _ in range(3)}
+    assert len(tokens) == 3
+    assert {len(token) for token in tokens} == {32}
+    monkeypatch.setenv("HEADWISE_TOKEN", "chosen-by-the-user")
+    assert server_module._token() == "chosen-by-the-user"
+
+
+def wrong(arguments, capsys):
+    assert main(["serve", "--no-open", "--for", "0", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
+def test_a_busy_port_is_named_with_what_to_do(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        said = wrong(["--port", str(port)], capsys)
+    assert f"headwise serve: port {port} is busy" in said
+    assert f"--port {port + 1}, or --port 0" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--port", "70000"], "--port 70000: expected 0 (any that is free) to 65535"),
+        (["--port", "-1"], "--port -1: expected 0"),
+        (["--host", "no.such.host.invalid", "--port", "0"], "cannot listen there"),
+        (["--host", "::", "--port", "0"], "say by --allow-host NAME under which name"),
+        (["--model", "nowhere/at/all"], "there is no folder nowhere/at/all"),
+        (["--max-tokens", "0"], "--max-tokens 0: expected 1 or more"),
+        (["--max-bytes", "-5"], "--max-bytes -5: expected 1 or more"),
+        (["--for", "-1", "--port", "0"], "--for -1: expected seconds from 0 up"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_what_keeps_it_from_starting_is_said(arguments, words, capsys):
+    assert words in wrong(arguments, capsys)
+
+
+def test_a_port_of_administrators_is_named():
+    error = PermissionError(13, "Permission denied")
+    assert "port 80 may not be used" in server_module._why_not(error, "127.0.0.1", 80)
+
+
+@pytest.mark.parametrize("token", ["short", "with spaces and more", "ümläutümläutümläut"])
+def test_a_token_that_can_be_guessed_or_mangled_is_refused(token, monkeypatch, capsys):
+    monkeypatch.setenv("HEADWISE_TOKEN", token)
+    assert "HEADWISE_TOKEN: expected 16 or more letters" in wrong(["--port", "0"], capsys)
+
+
+def test_a_missing_extra_is_named_with_its_command(monkeypatch, capsys):
+    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
+    assert "pip install 'headwise[serve]'" in wrong(["--port", "0"], capsys)
+
+
+def test_the_browser_is_shown_a_file_that_only_the_user_can_read(monkeypatch, tmp_path):
+    opened = []
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("threading.Timer", lambda _, run, given: type("Now", (), {"start": lambda self: run(*given)})())
+    with server_module._browser("http://127.0.0.1:1/?token=x", True):
+        path = opened[0].removeprefix("file://")
+        assert "token=x" not in path
+        assert os.stat(os.path.dirname(path)).st_mode & 0o077 == 0  # noqa: PTH116, PTH120
+        with open(path) as file:  # noqa: PTH123
+            assert "url=http://127.0.0.1:1/?token=x" in file.read()
+    assert not os.path.exists(path)  # noqa: PTH110
+
+
+def test_other_addresses_are_announced_as_such(capsys):
+    assert main(["serve", "--no-open", "--for", "0", "--port", "0", "--host", "0.0.0.0", "--allow-host", "lab"]) == 0  # noqa: S104
+    captured = capsys.readouterr()
+    assert "http://lab:" in captured.out
+    assert "not encrypted" in captured.err
+
+
+def test_two_models_of_one_name_are_told_apart(tmp_path):
+    from headwise.serve.models import Models
+
+    for parent in ("a", "b"):
+        (tmp_path / parent / "model").mkdir(parents=True)
+    models = Models([str(tmp_path / "a" / "model"), str(tmp_path / "b" / "model"), "builtin", "builtin"])
+    assert models.names == ["model", "model (2)", "builtin"]
+
+
+def test_a_model_that_cannot_be_opened_is_told_when_it_is_asked_for(client_of, tmp_path):
+    client = client_of()
+    client.server.looks.models._paths["broken"] = str(tmp_path)
+    answer = client.post("/api/looks", json={"text": TEXT, "model": "broken"})
+    assert answer.status_code == 422
+    assert "weights.safetensors is not in" in answer.json()["error"]

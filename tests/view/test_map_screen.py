@@ -1,0 +1,326 @@
+"""One head's map: what is shown is the map, keys move and zoom it, and a real terminal is given back as it was."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+import torch
+
+from headwise import AttentionMap, OptionError, Scoring, causal, view
+from headwise.view.colours import Palette
+from headwise.view.map_screen import FOOTER, HEADER, MapScreen, number, printed, told
+from headwise.view.words import wide
+
+T = 37
+
+
+def make(tokens=T, heads=3, layers=2):
+    maps = [
+        AttentionMap(torch.randn(1, heads, tokens, 5), torch.randn(1, heads, tokens, 5), Scoring(causal()))
+        for _ in range(layers)
+    ]
+    return view(maps, words=[f"w{i}" for i in range(tokens)])
+
+
+@pytest.fixture(scope="module")
+def sight():
+    torch.manual_seed(0)
+    return make()
+
+
+def bare(lines):
+    return [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+
+
+@pytest.mark.parametrize("size", [(40, 12), (80, 24), (200, 60)])
+@pytest.mark.parametrize("depth", [0, 4, 8, 24])
+@pytest.mark.parametrize("keys", ["", "+", "++", "+++", "++++", "t", "-"])
+def test_every_screen_fits(sight, size, depth, keys):
+    screen = MapScreen(sight, 1, 2, Palette(depth), *size)
+    for key in keys:
+        screen.press(key)
+    lines = bare(screen.lines())
+    assert len(lines) <= size[1]
+    assert max(map(wide, lines)) <= size[0]
+
+
+@pytest.mark.parametrize("tokens", [1, 2, T, 301])
+def test_at_first_the_whole_map_is_shown_and_its_rows_sum_to_one(tokens):
+    sight = make(tokens)
+    screen = MapScreen(sight, 0, 1, Palette(24), 80, 24)
+    picture = screen.picture()
+    assert picture.sum(-1) == pytest.approx(torch.ones(len(picture)).numpy(), abs=1e-5)
+    assert len(picture) * screen.span >= tokens
+
+
+def test_pixels_are_sums_over_keys_and_means_over_queries(sight):
+    screen = MapScreen(sight, 1, 2, Palette(24), 40, 12)
+    assert screen.span == 4
+    dense = sight.maps[1][0, 2].double()
+    expected = torch.stack([block.mean(0) for block in dense.split(4)])
+    expected = torch.stack([block.sum(1) for block in expected.split(4, 1)], 1)
+    torch.testing.assert_close(screen.picture().double(), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_zooming_in_ends_at_single_weights_in_numbers(sight):
+    screen = MapScreen(sight, 0, 0, Palette(0), 80, 24)
+    for _ in range(20):
+        screen.press("+")
+    window = screen.window()
+    assert window.span == 1
+    torch.testing.assert_close(
+        screen.picture(),
+        sight.maps[0][0, 0, window.query : window.query + window.rows, window.key : window.key + window.cols],
+    )
+    row = next(line for line in screen.lines() if f"w{screen.query} " in line)
+    assert number(sight.maps[0][0, 0, screen.query, 0].item()) in row
+    for _ in range(20):
+        screen.press("-")
+    assert screen.window().rows * screen.span >= T
+
+
+def test_arrows_move_by_a_cell_and_stop_at_the_edges(sight):
+    screen = MapScreen(sight, 0, 0, Palette(24), 80, 48)
+    assert (screen.query, screen.key) == (T - 1, 0)
+    for key in ("up", "up", "right", "right", "right", "down", "left"):
+        screen.press(key)
+    assert (screen.query, screen.key) == (T - 2, 2)
+    for _ in range(2 * T):
+        screen.press("right")
+        screen.press("down")
+    assert (screen.query, screen.key) == (T - 1, T - 1)
+    screen.press("home")
+    assert screen.key == 0
+    screen.press("end")
+    assert screen.key == T - 1
+
+
+def test_the_window_follows_the_cursor(sight):
+    screen = MapScreen(sight, 0, 0, Palette(24), 40, 12)
+    for key in ("+", "+", "+", *["up"] * 30, *["right"] * 11):
+        screen.press(key)
+        window = screen.window()
+        row, col = window.at(screen.query, screen.key)
+        assert 0 <= row < window.rows
+        assert 0 <= col < window.cols
+
+
+def test_enter_tells_the_largest_weight_of_the_pixel(sight):
+    screen = MapScreen(sight, 1, 2, Palette(24), 40, 12)
+    span = screen.span
+    screen.press("right")
+    screen.press("enter")
+    dense = sight.maps[1][0, 2]
+    first = (T - 1) // span * span
+    block = dense[first:T, span : 2 * span]
+    assert dense[screen.query, screen.key] == block.max()
+    cell = sight.cell(1, 2, screen.query, screen.key)
+    assert told(cell) in " · ".join(bare(screen.lines())), "in two lines on a narrow screen"
+    assert f"rank {cell.rank} of {cell.visible}" in told(cell)
+    screen.press("left")
+    assert "logit" not in " ".join(bare(screen.lines()))
+
+
+def test_a_hidden_key_is_told_to_be_hidden(sight):
+    screen = MapScreen(sight, 0, 0, Palette(24), 80, 48)
+    for key in (*["up"] * 5, "end", "right", "right", "enter"):
+        screen.press(key)
+    assert "may not see this key" in " ".join(bare(screen.lines()))
+
+
+def test_next_and_previous_go_through_all_heads_of_all_layers(sight):
+    screen = MapScreen(sight, 0, 0, Palette(24), 80, 24)
+    seen = []
+    for _ in range(6):
+        seen.append((screen.layer, screen.head))
+        screen.press("n")
+    assert seen == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert (screen.layer, screen.head) == (0, 0)
+    screen.press("p")
+    assert (screen.layer, screen.head) == (1, 2)
+    assert "1.2" in screen.lines()[0]
+
+
+def test_words_can_be_shown_and_hidden(sight):
+    screen = MapScreen(sight, 0, 0, Palette(24), 80, 48)
+    with_words = bare(screen.lines())
+    assert any("w36" in line for line in with_words[HEADER:-FOOTER])
+    screen.press("t")
+    assert not any("w36" in line for line in bare(screen.lines())[HEADER:-FOOTER])
+
+
+def test_other_keys_do_nothing(sight):
+    screen = MapScreen(sight, 0, 0, Palette(24), 80, 24)
+    before = screen.lines()
+    for key in ("x", "", "\x01", "é"):
+        screen.press(key)
+    assert screen.lines() == before
+    assert not screen.ended
+
+
+@pytest.mark.parametrize("place", [(2, 0), (0, 3), (-1, 0)])
+def test_a_head_that_is_not_there_is_refused(sight, place):
+    with pytest.raises(OptionError, match="0 to"):
+        MapScreen(sight, *place, Palette(0), 80, 24)
+
+
+@pytest.mark.parametrize(("tokens", "lines"), [(1, 1), (T, T), (301, 38)])
+def test_printed_once_it_is_letters_with_a_word_a_line(tokens, lines):
+    sight = make(tokens)
+    found = printed(sight, 1, 0, 80)
+    assert len(found) == HEADER + lines + 1
+    assert max(map(wide, found)) <= 80
+    assert all("\x1b" not in line for line in found)
+    assert "w0" in found[HEADER]
+
+
+def test_numbers_take_three_columns():
+    assert [number(share) for share in (0.0, 0.004, 0.43, 0.999, 1.0)] == ["", "", ".43", "1.0", "1.0"]
+
+
+# In a real terminal.
+
+PROGRAM = """
+import sys, torch
+from headwise import AttentionMap, Scoring, causal, view
+from headwise.view.colours import palette
+from headwise.view.keys import show
+from headwise.view.map_screen import MapScreen
+
+torch.manual_seed(0)
+sight = view(AttentionMap(torch.randn(1, 3, 31, 5), torch.randn(1, 3, 31, 5), Scoring(causal())))
+
+class Screen(MapScreen):
+    def press(self, key):
+        if key == "!":
+            raise RuntimeError("broken on purpose")
+        super().press(key)
+
+show(Screen(sight, 0, 1, palette(sys.stdout), 80, 24))
+print("gave it back")
+"""
+
+
+class Terminal:
+    """A pseudo-terminal with a program in it."""
+
+    def __init__(self, arguments, columns=80, lines=24, **environment):
+        self.master, self.slave = pty.openpty()
+        self.resize(columns, lines)
+        self.before = termios.tcgetattr(self.slave)
+        environment = {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1", **environment}
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=self.slave,
+            stdout=self.slave,
+            stderr=self.slave,
+            env={**{k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLORTERM")}, **environment},
+            preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
+        )
+        self.text = ""
+
+    def resize(self, columns, lines):
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def send(self, keys):
+        os.write(self.master, keys.encode())
+
+    def until(self, wanted, seconds=40):
+        """Read until what was written since the last look matches, and give it."""
+        start, end = len(self.text), time.monotonic() + seconds
+        while not re.search(wanted, self.text[start:], re.DOTALL):
+            assert time.monotonic() < end, f"no {wanted!r} in {self.text[start:][-900:]!r}"
+            if select.select([self.master], [], [], 0.1)[0]:
+                self.text += os.read(self.master, 65536).decode("utf-8", "replace")
+        return self.text[start:]
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+        os.close(self.slave)
+
+
+@pytest.fixture
+def terminal():
+    made = []
+
+    def make_one(*arguments, **options):
+        made.append(Terminal(arguments or ["-c", PROGRAM], **options))
+        return made[-1]
+
+    yield make_one
+    for one in made:
+        one.close()
+
+
+DRAWN = r"q ends\x1b\[0m\x1b\[K\x1b\[J"
+
+
+def test_keys_work_in_a_real_terminal_and_it_is_given_back(terminal):
+    one = terminal()
+    assert "\x1b[?1049h\x1b[?25l" in one.until(DRAWN)
+    assert "head 1" not in one.text
+    one.send("\x1b[A\x1bOC")
+    assert "29 “29” looks at 1 “1”" in one.until(r"looks at 1 .*" + DRAWN)
+    one.send("\r")
+    assert re.search(r"weight 0\.\d{4} · logit -?\d+\.\d{3} · rank \d+ of 30 · \d+\.\d\d × uniform", one.until(DRAWN))
+    one.send("n")
+    assert "\x1b[1m0.2  " in one.until(DRAWN)
+    one.send("p+")
+    one.until(r"0\.1  .*" + DRAWN + ".*" + DRAWN)
+    one.resize(40, 12)
+    one.process.send_signal(signal.SIGWINCH)
+    small = one.until(r"\x1b\[H.*\x1b\[J").rpartition("\x1b[H")[2]
+    assert small.count("\r\n") == 11
+    assert termios.tcgetattr(one.slave) != one.before
+    one.send("q")
+    assert "\x1b[?25h\x1b[?1049l" in one.until("gave it back")
+    assert one.process.wait(20) == 0
+    assert termios.tcgetattr(one.slave) == one.before
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        (lambda one: one.send("\x03"), 0),  # Ctrl-C
+        (lambda one: one.send("\x1b"), 0),  # Escape
+        (lambda one: one.send("!"), 1),  # an error of our own
+        (lambda one: one.process.terminate(), 143),
+    ],
+    ids=["interrupt", "escape", "error", "terminate"],
+)
+def test_the_terminal_is_given_back_however_it_ends(terminal, end, status):
+    one = terminal()
+    one.until(DRAWN)
+    end(one)
+    assert "\x1b[0m" in one.until(r"\x1b\[\?25h\x1b\[\?1049l")
+    assert one.process.wait(20) == status
+    assert termios.tcgetattr(one.slave) == one.before
+
+
+def test_the_verb_opens_a_head_in_a_terminal(terminal):
+    one = terminal("-m", "headwise", "view", "The sea, the sea.", "--head", "3.0", COLORTERM="truecolor")
+    shown = one.until(DRAWN)
+    assert "\x1b[1m3.0  " in shown
+    assert "38;2;" in shown
+    one.send("q")
+    one.until(r"1049l")
+    assert one.process.wait(20) == 0
+
+
+def test_without_colours_the_screen_is_letters(terminal):
+    one = terminal(NO_COLOR="1")
+    shown = one.until(r"q ends\x1b\[K\x1b\[J")
+    assert not re.search(r"\x1b\[[0-9;]*m", shown)
+    one.send("q")
+    assert one.process.wait(20) == 0

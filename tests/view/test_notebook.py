@@ -1,0 +1,208 @@
+"""What notebooks show: static, small, without script, the same numbers; and matplotlib axes."""
+
+import base64
+import html
+import re
+import struct
+import sys
+import zlib
+
+import pytest
+import torch
+
+from headwise import AttentionMap, MissingExtraError, OptionError, Scoring, ShapeError, causal, view
+from headwise.view.colours import STEPS, between
+from headwise.view.png import picture_address, png
+
+HOSTILE = ["<script>alert(1)</script>", "</td>", '"onerror="x', "<s>", "&amp;", "‮", "\x1b[31m", "a", "b", "a", "b"]
+
+
+def random_map(B=1, H=3, T=11, S=11, D=5, **scoring):
+    return AttentionMap(torch.randn(B, H, T, D), torch.randn(B, H, S, D), Scoring(causal(), **scoring))
+
+
+def decoded(data):
+    """Rows of an indexed PNG, checked chunk by chunk."""
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    chunks, place = {}, 8
+    while place < len(data):
+        size, kind = struct.unpack(">I4s", data[place : place + 8])
+        body = data[place + 8 : place + 8 + size]
+        assert struct.unpack(">I", data[place + 8 + size : place + 12 + size])[0] == zlib.crc32(kind + body)
+        chunks[kind] = body
+        place += 12 + size
+    cols, rows = struct.unpack(">II", chunks[b"IHDR"][:8])
+    lines = zlib.decompress(chunks[b"IDAT"])
+    return torch.tensor([list(lines[row * (cols + 1) + 1 : (row + 1) * (cols + 1)]) for row in range(rows)]), chunks
+
+
+def test_a_png_holds_what_it_was_given():
+    levels = torch.tensor([[0, 1, 2], [2, 1, 0]])
+    found, chunks = decoded(png(levels, [(0, 0, 0), (1, 2, 3), (4, 5, 6)]))
+    assert torch.equal(found, levels)
+    assert chunks[b"PLTE"] == bytes([0, 0, 0, 1, 2, 3, 4, 5, 6])
+
+
+def test_a_picture_has_square_roots_and_nothing_where_nothing_is():
+    address, width, height = picture_address(torch.tensor([[0.0, 0.25, 1.0]]), 6)
+    found, chunks = decoded(base64.b64decode(address.partition(",")[2]))
+    assert (height, width) == found.shape == (2, 6)
+    assert found[0].tolist() == [0, 0, 1 + (STEPS - 1) // 2, 1 + (STEPS - 1) // 2, STEPS, STEPS]
+    assert chunks[b"tRNS"] == b"\0"
+    assert tuple(chunks[b"PLTE"][-3:]) == between(1.0)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda s: s, lambda s: s.maps[0], lambda s: s.summaries[0]], ids=["sight", "map", "summary"]
+)
+def test_nothing_in_it_runs_and_tokens_are_text(make):
+    shown = make(view(random_map(), words=HOSTILE))._repr_html_()
+    tags = set(re.findall(r"<(\w+)", shown))
+    assert tags <= {"div", "p", "b", "table", "tr", "td", "th", "img", "br", "small", "code"}
+    for tag in re.findall(r"<[^>]*>", shown):
+        assert not re.search(r"\bon\w+=|javascript:|https?:", tag)
+    assert not set(shown) & {"\x1b", "‮"}
+
+
+def test_hostile_words_of_pairs_are_escaped():
+    sight = view(random_map(), words=["<script>"] * 11)
+    assert sight.pairs()
+    assert html.escape("<script>") in sight._repr_html_()
+
+
+def test_it_shows_every_head_with_its_reading():
+    sight = view([random_map(), random_map()], words=HOSTILE)
+    shown = sight._repr_html_()
+    for head in sight.heads:
+        assert f"{head.place} {html.escape(head.summary.reading)}" in shown
+    assert shown.count("<img") == 6
+    assert html.escape(sight.sentence) in shown
+
+
+def test_a_summary_shows_its_numbers_as_printed():
+    summary = random_map().summary()
+    shown = summary._repr_html_()
+    for head in summary:
+        for value in head.numbers.values():
+            assert f"<td>{value:.2f}</td>" in shown
+    assert repr(summary) == str(summary)
+    assert repr(summary).startswith("head  reading")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: view([random_map(H=32, T=70, S=70) for _ in range(7)]),
+        lambda: random_map(H=64, T=300, S=300),
+        lambda: random_map(H=301, T=2, S=2).summary(),
+    ],
+    ids=["sight", "map", "summary"],
+)
+def test_it_stays_under_300_kilobytes(make):
+    assert len(make()._repr_html_().encode()) <= 300_000
+
+
+def test_many_heads_are_told_to_be_more():
+    assert "The 64 most telling of 96 heads" in view([random_map(H=32) for _ in range(3)])._repr_html_()
+    assert "and 45 more heads" in random_map(H=301, T=2, S=2).summary()._repr_html_()
+
+
+def test_of_a_long_map_some_queries_are_looked_at_and_it_says_so(monkeypatch):
+    from headwise.view import notebook
+
+    monkeypatch.setattr(notebook, "WORK", 3 * 101 * 17)
+    weights = random_map(T=101, S=101)
+    assert "numbers from 17 of them" in weights._repr_html_()
+
+
+def test_printing_a_map_computes_nothing():
+    weights = random_map()
+    assert repr(weights) == "AttentionMap(B=1, H=3, T=11, S=11, float32, cpu)"
+    assert weights._lse is None
+
+
+def test_samples_gradients_and_maps_without_numbers_are_displayed():
+    assert "The first sample" in random_map(B=2)._repr_html_()
+    learning = AttentionMap(torch.randn(1, 2, 5, 3, requires_grad=True), torch.randn(1, 2, 5, 3))
+    assert learning._repr_html_().count("<img") == 2
+    nothing = AttentionMap(torch.empty(1, 2, 5, 3, device="meta"), torch.empty(1, 2, 5, 3, device="meta"))
+    assert "meta" in nothing._repr_html_()
+    query = torch.randn(1, 2, 5, 3)
+    stale = AttentionMap(query, torch.randn(1, 2, 5, 3))
+    query.zero_()
+    assert "changed in place" in stale._repr_html_()
+
+
+def test_those_that_show_no_html_get_text():
+    sight = view(random_map())
+    bundle = sight._repr_mimebundle_(include=None, exclude=None)
+    assert bundle["text/plain"] == str(sight)
+    assert bundle["text/html"] == sight._repr_html_()
+
+
+@pytest.fixture
+def pyplot():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    yield pyplot
+    pyplot.close("all")
+
+
+def test_a_plot_shows_the_weights_between_the_words(pyplot):
+    weights = random_map()
+    words = [f"${i}<" for i in range(11)]
+    ax = weights.plot(head=2, tokens=words)
+    torch.testing.assert_close(torch.tensor(ax.images[0].get_array()), weights[0, 2])
+    assert ax.images[0].norm.vmin == 0
+    assert ax.images[0].norm.vmax == 1
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("the word looked at", "the word that looks")
+    assert [label.get_text() for label in ax.get_xticklabels()] == words
+    ax.figure.canvas.draw()
+
+
+def test_several_heads_have_axes_each(pyplot):
+    weights = random_map(H=7)
+    assert [ax.get_title() for ax in weights.plot([5, 1])] == ["head 5", "head 1"]
+    assert len(weights.plot()) == 7
+    _, axes = pyplot.subplots(1, 2)
+    assert list(weights.plot([5, 1], ax=axes)) == list(axes)
+    assert weights.plot(3, ax=axes[0]) is axes[0]
+
+
+def test_a_long_plot_is_pooled_and_its_rows_sum_to_one(pyplot):
+    ax = random_map(H=1, T=701, S=701).plot(0)
+    shown = torch.tensor(ax.images[0].get_array())
+    assert shown.shape == (512, 512)
+    torch.testing.assert_close(shown.sum(-1), torch.ones(512))
+    assert ax.get_xlim() == (-0.5, 700.5)
+
+
+def test_a_sight_plots_with_its_own_words(pyplot):
+    sight = view(random_map(T=3, S=3), words=list("abc"))
+    assert [label.get_text() for label in sight.plot(0, 1).get_yticklabels()] == list("abc")
+    cross = view(random_map(T=3, S=5), words=list("abc"), keys=list("vwxyz"))
+    assert [label.get_text() for label in cross.plot(0, 1).get_xticklabels()] == list("vwxyz")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda w: w.plot(0, tokens=["a"]), ShapeError, "tokens: 1 are given and the map has 11"),
+        (lambda w: w.plot(0, tokens="a" * 11), ShapeError, "one text per token"),
+        (lambda w: w.plot([]), OptionError, "nothing to see"),
+        (lambda w: w.plot([0, 1], ax=[1]), OptionError, "1 axes are given for 2 heads"),
+        (lambda w: w.plot(3), IndexError, "3"),
+    ],
+)
+@pytest.mark.usefixtures("pyplot")
+def test_bad_plots_are_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call(random_map())
+
+
+def test_without_matplotlib_a_plot_names_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match=r"headwise\[plot\]"):
+        random_map().plot(0)

@@ -1,0 +1,374 @@
+"""The page in a real browser: it draws, answers, and lets no token act."""
+
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from headwise import AttentionMap, OptionError, Scoring, causal, load_builtin, view, window
+from headwise.view.colours import Palette
+from headwise.view.page import document, parts
+from headwise.view.terminal import drawn
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+TEXT = "The captain looked at the sea, and the sea looked at the captain. The captain looked at the sea."
+HOSTILE = [
+    "</script><script>window.hacked=1</script>",
+    "<img src=x onerror='window.hacked=2'>",
+    "<s>",
+    "<!--",
+    "]]>",
+    "שלום",
+    "\u202eevil",
+    "👩‍🚀",
+    "a\u200bb",
+    "\x00\x1b[31m",
+    "\ud800",
+    "\u2028",
+    "${window.hacked=3}",
+    "\n",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def open_page(browser):
+    """Opens a file; whatever the page complains of fails the test."""
+    contexts, troubles = [], []
+
+    def open_file(path, fragment="", **options):
+        context = browser.new_context(viewport={"width": 1200, "height": 860}, accept_downloads=True, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: message.type in ("error", "warning") and troubles.append(message.text))
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("request", lambda request: troubles.append(request.url) if request.url[:4] == "http" else None)
+        page.goto(f"file://{path}{fragment}")
+        until(page, "document.documentElement.dataset.ready === 'true'")
+        return page
+
+    yield open_file
+    for context in contexts:
+        context.close()
+    assert not troubles
+
+
+@pytest.fixture(scope="module")
+def sight():
+    return view(load_builtin(), TEXT)
+
+
+@pytest.fixture(scope="module")
+def short(sight, tmp_path_factory):
+    return sight.save(tmp_path_factory.mktemp("page") / "heads.html")
+
+
+def until(page, expression, seconds=20):
+    """Wait for it; asked from outside, because the page allows no script but its own."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"never true: {expression}"
+        page.wait_for_timeout(20)
+
+
+def settled(page):
+    """Wait until the map has what it asked for and is drawn."""
+    until(
+        page,
+        "(() => { const [map] = document.getElementById('headwise').headwise.stage.shown;"
+        " return map && map.drawn > 0 && map.reach && map.tiles.waiting === 0 && !map.frame; })()",
+    )
+
+
+def point_at(page, query, key):
+    """Move the pointer onto a pair on the map."""
+    x, y = page.evaluate(
+        """([query, key]) => {
+            const [map] = document.getElementById('headwise').headwise.stage.shown;
+            const box = map.canvas.getBoundingClientRect();
+            return [box.left + map.pads.left + (key + 0.5 - map.view.x) * map.view.scale,
+                    box.top + map.pads.top + (query + 0.5 - map.view.y) * map.view.scale];
+        }""",
+        [query, key],
+    )
+    page.mouse.move(x, y)
+    return x, y
+
+
+def test_the_first_view_has_the_sentence_the_text_and_every_head(open_page, short, sight):
+    page = open_page(short)
+    assert page.locator(".sentence").inner_text() == sight.sentence
+    assert page.locator(".head").count() == 56
+    assert page.locator(".text").inner_text() == "".join(sight.tokens)
+    assert page.locator('.head[data-place="1.4"]').get_attribute("aria-label") == (
+        f"Head 1.4: {sight.summaries[1][4].reading}"
+    )
+    painted = page.evaluate(
+        "Array.from(document.querySelectorAll('.head canvas'),"
+        " c => c.getContext('2d').getImageData(0, c.height - 1, 1, 1).data[3])"
+    )
+    assert set(painted) == {255}
+
+
+def test_figures_are_the_same_in_python_page_and_terminal(open_page, short, sight):
+    page = open_page(short, "#view=table")
+    names = page.locator("thead th").all_inner_texts()
+    rows = [row.locator("th, td").all_inner_texts() for row in page.locator("tbody tr").all()[8:12]]
+    for head, cells in zip(sight.summaries[1].heads[:4], rows, strict=True):
+        assert cells[:2] == [f"1.{head.head}", head.reading]
+        for name, cell in zip(names[2:], cells[2:], strict=True):
+            digits = ".1f" if name == "distance" else ".2f"
+            assert cell == format(head.numbers[name.replace(" ", "_")], digits)
+    terminal = drawn(sight, 200, Palette(0))
+    page.keyboard.press("1")
+    for pair in sight.pairs(5):
+        assert f"{pair.weight:.2f}" in terminal
+        assert page.locator(".pair", has_text=f"{pair.weight:.2f} {pair.layer}.{pair.head}").count() >= 1
+
+
+def test_a_click_opens_a_head_and_zoom_ends_at_one_weight(open_page, short, sight):
+    page = open_page(short)
+    page.locator('.head[data-place="2.1"]').click()
+    settled(page)
+    assert page.locator(".subject").inner_text().startswith("Head 2.1")
+    query, key = 17, 14
+    x, y = point_at(page, query, key)
+    for _ in range(12):
+        page.mouse.wheel(0, -200)
+    settled(page)
+    page.mouse.move(x + 1, y)
+    facts = page.locator(".facts[data-weight]")
+    facts.wait_for()
+    weights = sight.maps[2]
+    expected = weights[0, 1, query, key].item()
+    until(page, f"Math.abs(document.querySelector('.facts').dataset.weight - {expected}) < 1e-7")
+    logit = weights._source().scores()[0, 1, query, key].item()
+    assert float(facts.get_attribute("data-logit")) == pytest.approx(logit, abs=1e-4)
+    text = page.locator(".info").inner_text()
+    row = weights[0, 1, query]
+    assert f"{int((row > row[key]).sum()) + 1} of {query + 1} in its row" in re.sub(r"\s+", " ", text)
+    shown = page.evaluate(f"document.getElementById('headwise').headwise.stage.shown[0].tiles.value({query}, {key})")
+    assert shown == pytest.approx(expected, abs=1e-7)
+    assert "at=" in page.evaluate("new Promise(r => setTimeout(() => r(location.hash), 500))")
+
+
+@pytest.mark.parametrize("kind", ["mass", "rest", "peak", "uniform"])
+def test_pictures_are_those_of_python_at_every_level(open_page, tmp_path, kind):
+    from headwise.view.tiling import levels, tile
+
+    weights = AttentionMap(torch.randn(1, 1, 331, 5) * 2, torch.randn(1, 1, 331, 5), Scoring(mask=causal()))
+    page = open_page(view(weights).save(tmp_path / "heads.html"))
+    for level in range(levels(331, 331) + 1):
+        found = page.evaluate(
+            "([level, kind]) => document.getElementById('headwise').headwise.side.source"
+            ".tile(0, 0, level, 0, 0, kind).then(found => Array.from(found))",
+            [level, kind],
+        )
+        expected = tile(weights, 0, level, 0, 0, kind)
+        torch.testing.assert_close(torch.tensor(found).view(256, 256), expected, rtol=2e-3, atol=2e-6)
+
+
+def test_a_word_shows_where_it_looks_and_who_looks_at_it(open_page, short, sight):
+    page = open_page(short, "#head=2.1")
+    page.locator('.word[data-i="9"]').hover()
+    until(page, "document.querySelector('.looks-title')?.textContent.includes(' 9 ')")
+    weights = sight.maps[2][0, 1]
+    best = weights[9].topk(5)
+    told = page.locator(".to .figure").all_inner_texts()
+    assert [float(x) for x in told] == pytest.approx(best.values.tolist(), abs=6e-4)
+    best = weights[:, 9].topk(5)
+    told = page.locator(".from .figure").all_inner_texts()
+    assert [float(x) for x in told] == pytest.approx(best.values.tolist(), abs=6e-4)
+    page.locator('.word[data-i="9"]').click()
+    page.locator('.word[data-i="3"]').hover()
+    assert " 9 " in page.locator(".looks-title").inner_text(), "locked"
+    page.locator(".find").fill("sea")
+    assert page.locator(".word.match").count() == sum("sea" in token for token in sight.tokens)
+    page.keyboard.press("Enter")
+    assert page.locator(".found").inner_text().startswith("1 of")
+
+
+def test_everything_can_be_done_by_keys(open_page, short, sight):
+    page = open_page(short, "#head=0.0")
+    page.locator('.head[data-place="0.0"]').focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.dataset.place") == "1.1"
+    page.keyboard.press("Enter")
+    settled(page)
+    page.locator(".map-canvas").focus()
+    for key in ("+", "+", "ArrowLeft", "ArrowLeft"):
+        page.keyboard.press(key)
+    page.locator(".facts").wait_for()
+    cell = page.evaluate("document.getElementById('headwise').headwise.stage.shown[0].cursor")
+    expected = sight.maps[1][0, 1, cell["query"], cell["key"]].item()
+    until(page, f"Math.abs(document.querySelector('.facts').dataset.weight - {expected}) < 1e-7")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.getElementById('headwise').headwise.locked()") == cell["query"]
+    for key, kind in (("r", "rest"), ("p", "peak"), ("u", "uniform")):
+        page.keyboard.press(key)
+        assert page.evaluate("document.getElementById('headwise').headwise.store.get('kind')") == kind
+    page.keyboard.press("]")
+    assert page.locator(".subject").inner_text().startswith("Head 1.2")
+    page.keyboard.press("?")
+    assert page.locator("dialog.help[open]").count() == 1
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    assert page.locator(".atlas").count() == 1
+    page.locator(".text").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    until(page, "document.querySelector('.looks-title')?.textContent.includes(' 1 ')")
+
+
+def test_hostile_tokens_are_text_and_never_run(open_page, tmp_path):
+    tokens = HOSTILE + ["end"] * (17 - len(HOSTILE))
+    weights = AttentionMap(torch.randn(1, 2, 17, 5), torch.randn(1, 2, 17, 5), Scoring(mask=causal()))
+    path = view(weights, words=tokens).save(tmp_path / "heads.html", title="</title><script>window.hacked=4</script>")
+    page = open_page(path)
+    for i, token in enumerate(tokens[:3]):
+        assert page.locator(f'.word[data-i="{i}"]').inner_text() == token
+        page.locator(f'.word[data-i="{i}"]').hover()
+    assert page.locator('.word[data-i="6"]').inner_text() == "\\x202eevil"
+    assert page.locator('.word[data-i="9"]').inner_text() == "\\x00\\x1b[31m"
+    page.locator(".head").first.click()
+    settled(page)
+    for query in range(17):
+        point_at(page, query, 0)
+    for name in ("PNG", "SVG", "heads (CSV)", "JSON", "window"):
+        page.locator(".menu summary").click()
+        with page.expect_download() as download:
+            page.locator(".menu-list button", has_text=name).click()
+        content = Path(download.value.path()).read_bytes()
+        assert len(content) > 100
+        if name == "SVG":
+            assert b"<script" not in content
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("img").count() == 0
+
+
+def test_two_pages_side_by_side_keep_their_own_state(browser, open_page, short, tmp_path):
+    first = open_page(short, "#view=map&head=1.4&kind=peak")
+    second = open_page(short, "#view=map&head=3.0")
+    settled(first)
+    settled(second)
+    assert first.locator(".subject").inner_text().startswith("Head 1.4")
+    assert second.locator(".subject").inner_text().startswith("Head 3.0")
+    assert first.locator('[role="radio"][aria-checked="true"]').inner_text() == "Peak"
+
+
+def test_heads_averages_and_texts_can_be_compared(open_page, tmp_path, sight):
+    other = view(load_builtin(), TEXT.replace("sea", "ship"))
+    path = sight.save(tmp_path / "heads.html", against=other)
+    page = open_page(path, "#view=map&head=2.1&with=b:2.1")
+    settled(page)
+    source = "document.getElementById('headwise').headwise"
+    found = page.evaluate(f"{source}.stage.shown[0].tiles.value(12, 9)")
+    expected = sight.maps[2][0, 1, 12, 9] - other.maps[2][0, 1, 12, 9]
+    assert found == pytest.approx(expected.item(), abs=1e-6)
+    page.goto(f"file://{path}#view=map&head=2.*")
+    until(page, f"!{source}.stage.minus && {source}.stage.shown[0].tiles.value(12, 9) !== null")
+    found = page.evaluate(f"{source}.stage.shown[0].tiles.value(12, 9)")
+    assert found == pytest.approx(sight.maps[2][0, :, 12, 9].mean().item(), abs=1e-6)
+
+
+def test_cross_attention_has_words_on_both_sides(open_page, tmp_path):
+    weights = AttentionMap(torch.randn(1, 4, 3, 5), torch.randn(1, 2, 7, 5))
+    page = open_page(view(weights, words=list("abc"), keys=list("tuvwxyz")).save(tmp_path / "heads.html"))
+    assert page.locator('.word[data-side="key"]').all_inner_texts() == list("tuvwxyz")
+    assert page.locator(".bracket").all_inner_texts() == ["key head 0", "key head 1"]
+    page.locator('.word[data-side="query"]').nth(1).hover()
+    until(page, "document.querySelectorAll('.to .figure').length === 5")
+    page.keyboard.press("3")
+    settled(page)
+
+
+def test_sixteen_thousand_tokens_open_and_zoom(open_page, tmp_path):
+    T = 16384
+    place = torch.arange(T)[:, None] * torch.tensor([2.0, 0.3])
+    turns = torch.cat([place.cos(), place.sin()], -1)[None, None] * 6
+    weights = AttentionMap(turns.roll(1, 2), turns, Scoring(mask=causal() & window(300)))  # quick to measure
+    path = view(weights).save(tmp_path / "heads.html")
+    assert path.stat().st_size < 5_000_000
+    page = open_page(path, "#view=map")
+    settled(page)
+    point_at(page, T // 2, T // 2 - 1)
+    for _ in range(30):
+        page.mouse.wheel(0, -240)
+    settled(page)
+    app = "document.getElementById('headwise').headwise"
+    assert page.evaluate(f"{app}.stage.view.scale") > 20
+    best = weights.select(rows=[9001]).topk(8)
+    row = page.evaluate(f"{app}.looker.row({app}.subject(), 9001)")
+    assert row["keys"] == best.keys[0, 0, 0].tolist()
+    assert row["weights"] == pytest.approx(best.weights[0, 0, 0].tolist(), rel=1e-3)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [420, 900, 1440])
+def test_nothing_is_wider_than_the_window(browser, short, width, scheme):
+    page = browser.new_page(viewport={"width": width, "height": 860}, color_scheme=scheme, reduced_motion="reduce")
+    page.goto(f"file://{short}#view=map&word=5&with=1.4")
+    until(page, "document.documentElement.dataset.ready === 'true'")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.close()
+
+
+# Without a browser.
+
+
+def test_the_page_without_data_is_small_and_asks_for_nothing():
+    page = document([])
+    assert len(page.encode()) <= 200_000
+    assert not re.search(r"https?://(?!www\.w3\.org/)", page)
+    assert "default-src 'none'" in parts().policy
+    assert "unsafe" not in parts().policy
+
+
+def test_what_the_page_of_documents_says_runs(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    text = (Path(__file__).parents[2] / "docs" / "view.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(block, "docs/view.md", "exec"), names)  # noqa: S102
+    assert {path.name for path in tmp_path.iterdir()} == {"heads.html", "two.html"}
+
+
+def test_the_same_sight_gives_the_same_bytes(sight, short, tmp_path):
+    assert sight.save(tmp_path / "again.html").read_bytes() == short.read_bytes()
+
+
+def test_a_failed_save_leaves_what_was_there(sight, tmp_path, monkeypatch):
+    path = tmp_path / "heads.html"
+    path.write_text("before")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        sight.save(path)
+    assert path.read_text() == "before"
+    assert [x.name for x in tmp_path.iterdir()] == ["heads.html"]
+
+
+@pytest.mark.parametrize("budget", [0, 100_000, True, 5e6])
+def test_a_budget_too_small_is_refused(sight, tmp_path, budget):
+    with pytest.raises(OptionError, match="expected bytes, at least 200,000"):
+        sight.save(tmp_path / "heads.html", budget=budget)

@@ -8,7 +8,7 @@ from every other kind of head: nothing but the repetition can be known.
 
 import torch
 
-from headwise import induction, load_builtin, previous_token, watch
+from headwise import induction, load_builtin, previous_token, silence, watch
 from headwise.models import GPT
 
 ONCE = 64  # tokens, which are then read again
@@ -39,10 +39,8 @@ def main() -> None:
     layer, head = divmod(previous.argmax().item(), heads)
     print(f"previous-token head {layer}.{head}: {previous[layer, head]:.2f}; loss on the repetition {loss:.4f}")
 
-    D = gpt.config.d_model // heads
-    with torch.no_grad():  # what the head has read reaches nobody
-        gpt.blocks[layer].attention.out_proj.weight[:, head * D : (head + 1) * D] = 0
-    after, _, loss = look(gpt, tokens)
+    with silence(gpt, {f"blocks.{layer}.attention": head}):  # what it has read reaches nobody
+        after, _, loss = look(gpt, tokens)
     left = ", ".join(f"{i}.{j}: {after[i, j]:.2f}" for i, j in best)
     print(f"without {layer}.{head}: {left}; loss {loss:.4f}")
 

@@ -81,8 +81,10 @@ def test_no_style_loads_anything_from_a_network(site):
 
 
 def test_reference_shows_every_public_name(site):
-    shown = set(re.findall(r'id="headwise\.(\w+)"', (site / "api.html").read_text(encoding="utf-8")))
-    assert set(headwise.__all__) - shown == set()
+    shown = set(re.findall(r'id="headwise\.([\w.]+)"', (site / "api.html").read_text(encoding="utf-8")))
+    # A function in a module of its own name is shown by its whole name: the short one would show the module.
+    known = {name: {name, f"{name}.{name}"} for name in headwise.__all__}
+    assert [name for name, spellings in known.items() if not spellings & shown] == []
 
 
 def test_reference_shows_examples_as_code(site):

@@ -5,19 +5,29 @@ They lie on white, so that they read the same in a light and in a dark page.
 
 import base64
 import math
-import struct
-import zlib
 from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
+
+from headwise.view.png import png
 
 CELL, LINE, GAP = (38, 20), 18, 14  # of matrices: width and height of a number, height of a caption, space around
 INK, SOFT, GRID = "#1c2430", "#5b6675", "#d9d4c7"
 HUES = {"head 0": "#0b6e99", "head 1": "#c46a00", "all": "#5c6b46"}
 RAMP = ((255, 255, 255), (158, 202, 219), (11, 110, 153), (4, 38, 56))  # from no weight to all of it
+
+
+def _between(shade: float) -> tuple[int, int, int]:
+    """A colour of the ramp, from 0 to 1."""
+    place, share = divmod(shade * (len(RAMP) - 1), 1)
+    low, high = RAMP[int(place)], RAMP[min(int(place) + 1, len(RAMP) - 1)]
+    red, green, blue = (round(a + (b - a) * share) for a, b in zip(low, high, strict=True))
+    return red, green, blue
+
+
+PALETTE = [_between(shade / 255) for shade in range(256)]
 
 
 class Matrix(NamedTuple):
@@ -99,34 +109,13 @@ def maps(pictures: Sequence[tuple[str, Tensor]], columns: int, side: int, title:
         body += text(x, y + 10, caption, INK, size=labels)
         body += (
             f'<image x="{x}" y="{y + LINE}" width="{side}" height="{side}" style="image-rendering: pixelated" '
-            f'href="data:image/png;base64,{base64.b64encode(png(picture)).decode()}"/>'
+            f'href="{address(picture)}"/>'
             f'<rect x="{x}" y="{y + LINE}" width="{side}" height="{side}" fill="none" stroke="{GRID}"/>'
         )
     return svg(GAP + columns * step_x, GAP + rows * step_y, body, title)
 
 
-def png(picture: Tensor) -> bytes:
-    """A PNG of 256 shades, of a picture (rows, cols) of numbers from 0 to 1."""
-    shades = (picture.double().clamp(0, 1).sqrt() * 255).round().to(torch.uint8)
-    rows, cols = shades.shape
-    lines = torch.cat([torch.zeros(rows, 1, dtype=torch.uint8), shades], 1)  # every line begins with a filter: none
-    header = struct.pack(">IIBBBBB", cols, rows, 8, 3, 0, 0, 0)  # 8 bits, looked up in a palette
-    chunks = [
-        (b"IHDR", header),
-        (b"PLTE", bytes(_palette())),
-        (b"IDAT", zlib.compress(bytes(lines.flatten().tolist()), 9)),
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in [*chunks, (b"IEND", b"")])
-
-
-def _chunk(name: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-
-def _palette() -> list[int]:
-    found = []
-    for shade in range(256):
-        place, share = divmod(shade / 255 * (len(RAMP) - 1), 1)
-        low, high = RAMP[int(place)], RAMP[min(int(place) + 1, len(RAMP) - 1)]
-        found += [round(a + (b - a) * share) for a, b in zip(low, high, strict=True)]
-    return found
+def address(picture: Tensor) -> str:
+    """A picture (rows, cols) of numbers from 0 to 1 as the address of an image."""
+    shades = (picture.double().clamp(0, 1).sqrt() * 255).round().int()
+    return "data:image/png;base64," + base64.b64encode(png(shades, PALETTE)).decode()

@@ -116,8 +116,9 @@ def test_every_public_name_says_what_it_is(name):
     assert (getattr(headwise, name).__doc__ or "").strip()
 
 
-def test_changelog_names_the_version():
+def test_changelog_and_citation_name_the_version():
     assert f"## {headwise.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"version: {headwise.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_importing_headwise_imports_nothing_heavy():

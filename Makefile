@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TEXT ?= The captain looked at the sea, and the sea looked at the captain. The captain looked at the sea.
 export TEXT
 
-.PHONY: run tour test lint types unit bench clean
+.PHONY: run tour test lint types docs unit bench clean
 
 run: $(VENV)/.ready  ## what every head of the built-in model does with a sentence; make run TEXT='another'
 	$(BIN)/headwise view "$$TEXT"
@@ -14,7 +14,7 @@ run: $(VENV)/.ready  ## what every head of the built-in model does with a senten
 tour: $(VENV)/.ready  ## the ten steps on real tensors, fused against reference, and the speed measured now
 	$(BIN)/headwise tour
 
-test: lint types unit  ## format, lint, types and all tests; the same thing CI runs
+test: lint types docs unit  ## format, lint, types, docs and all tests; the same thing CI runs
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .
@@ -22,6 +22,9 @@ lint: $(VENV)/.ready-dev
 
 types: $(VENV)/.ready-dev
 	$(BIN)/mypy
+
+docs: $(VENV)/.ready-dev  ## the site, into site/; warnings are errors, and no network is used
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 unit: $(VENV)/.ready-dev
 	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/pytest -n 2 --dist worksteal

@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import os
 import pkgutil
 import re
 import subprocess
@@ -15,6 +16,9 @@ import headwise
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "headwise"
+# A block may say that it cannot run here, and why, or that it needs a process and environment of its own.
+BLOCK = re.compile(r"(?:<!-- (not run|in a process of its own): (.+?) -->\n)?```python\n(.*?)```", re.DOTALL)
+PAGES = [path for path in sorted((ROOT / "docs").glob("*.md")) if "```python" in path.read_text(encoding="utf-8")]
 MODULES = [m.name for m in pkgutil.walk_packages(headwise.__path__, "headwise.") if m.name != "headwise.__main__"]
 
 
@@ -31,6 +35,22 @@ def test_python_blocks_of_the_readme_run_in_order():
     names: dict = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)  # noqa: S102
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_of_the_docs_run_in_order(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for how, said, block in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if how == "in a process of its own":
+            run_apart(block, tmp_path / "block.py", dict([said.split("=")]))
+        elif how != "not run":
+            exec(compile(block, page.name, "exec"), names)  # noqa: S102
+
+
+def run_apart(block, path, environment):
+    path.write_text(block, encoding="utf-8")
+    subprocess.run([sys.executable, str(path)], env=os.environ | environment, check=True)
 
 
 def test_explanation_in_the_readme_is_what_is_printed():
@@ -96,8 +116,9 @@ def test_every_public_name_says_what_it_is(name):
     assert (getattr(headwise, name).__doc__ or "").strip()
 
 
-def test_changelog_names_the_version():
+def test_changelog_and_citation_name_the_version():
     assert f"## {headwise.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"version: {headwise.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_importing_headwise_imports_nothing_heavy():

@@ -205,16 +205,16 @@ class AttentionMap(TensorLike):
 
         `weights.panel(entropy=True, received=True, masses={"previous": previous_token()}, pooled=(256, 256))`
 
-        Args:
-            entropy: True for the entropy of every row.
-            peak: True for the largest weight of every row and its key.
-            distance: True for the mean distance of every row.
-            histogram: True for the share of attention in every octave of distance.
-            received: True for what every key receives.
-            masses: names to probes.
-            pooled: rows and columns of a picture.
-            pooled_peak: rows and columns of a picture of largest weights.
-            topk: how many of the largest weights of every row.
+        Statistics:
+            - `entropy`: True for the entropy of every row.
+            - `peak`: True for the largest weight of every row and its key.
+            - `distance`: True for the mean distance of every row.
+            - `histogram`: True for the share of attention in every octave of distance.
+            - `received`: True for what every key receives.
+            - `masses`: names to probes.
+            - `pooled`: rows and columns of a picture.
+            - `pooled_peak`: rows and columns of a picture of largest weights.
+            - `topk`: how many of the largest weights of every row.
         """
         unknown = [name for name in asked if name not in STATISTICS]
         if unknown:

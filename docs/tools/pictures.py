@@ -1,0 +1,121 @@
+"""Pictures for the pages as SVG, which any browser shows without a network: matrices of numbers, and maps of weights.
+
+They lie on white, so that they read the same in a light and in a dark page.
+"""
+
+import base64
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+from torch import Tensor
+
+from headwise.view.png import png
+
+CELL, LINE, GAP = (38, 20), 18, 14  # of matrices: width and height of a number, height of a caption, space around
+INK, SOFT, GRID = "#1c2430", "#5b6675", "#d9d4c7"
+HUES = {"head 0": "#0b6e99", "head 1": "#c46a00", "all": "#5c6b46"}
+RAMP = ((255, 255, 255), (158, 202, 219), (11, 110, 153), (4, 38, 56))  # from no weight to all of it
+
+
+def _between(shade: float) -> tuple[int, int, int]:
+    """A colour of the ramp, from 0 to 1."""
+    place, share = divmod(shade * (len(RAMP) - 1), 1)
+    low, high = RAMP[int(place)], RAMP[min(int(place) + 1, len(RAMP) - 1)]
+    red, green, blue = (round(a + (b - a) * share) for a, b in zip(low, high, strict=True))
+    return red, green, blue
+
+
+PALETTE = [_between(shade / 255) for shade in range(256)]
+
+
+class Matrix(NamedTuple):
+    """A matrix with a caption, and the hue of every column, or of every row."""
+
+    caption: str
+    rows: list[list[float]]
+    hues: Sequence[str]
+    by_row: bool = False
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        return max(CELL[0] * len(self.rows[0]), 8 * len(self.caption)), LINE + CELL[1] * len(self.rows)
+
+
+def svg(width: float, height: float, body: str, title: str) -> str:
+    """One picture."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
+        f'height="{height:g}" role="img" font-family="ui-monospace, Menlo, Consolas, monospace" font-size="12">'
+        f"<title>{escape(title)}</title>"
+        f'<rect width="{width:g}" height="{height:g}" rx="6" fill="#ffffff"/>{body}</svg>\n'
+    )
+
+
+def text(x: float, y: float, words: str, colour: str = INK, anchor: str = "start", size: int = 12) -> str:
+    """A line of text."""
+    return f'<text x="{x:g}" y="{y:g}" fill="{colour}" text-anchor="{anchor}" font-size="{size}">{escape(words)}</text>'
+
+
+def flow(before: Sequence[Matrix], after: Sequence[Matrix], title: str) -> str:
+    """Matrices, an arrow, and what became of them."""
+    (wide, tall), (wide_after, tall_after) = (_stacked(part) for part in (before, after))
+    height = max(tall, tall_after)
+    arrow = GAP + wide + 34
+    body = _column(before, GAP, GAP + (height - tall) / 2) + _column(after, arrow + 34, GAP + (height - tall_after) / 2)
+    body += text(arrow - 8, GAP + height / 2 + 6, "→", SOFT, size=22)
+    return svg(arrow + 34 + wide_after + GAP, height + 2 * GAP, body, title)
+
+
+def _stacked(matrices: Sequence[Matrix]) -> tuple[int, int]:
+    return max(m.size[0] for m in matrices), sum(m.size[1] + GAP for m in matrices) - GAP
+
+
+def _column(matrices: Sequence[Matrix], x: float, y: float) -> str:
+    body = ""
+    for matrix in matrices:
+        body += _matrix(matrix, x, y)
+        y += matrix.size[1] + GAP
+    return body
+
+
+def _matrix(matrix: Matrix, x: float, y: float) -> str:
+    body = text(x, y + 12, matrix.caption, SOFT)
+    largest = max((abs(n) for row in matrix.rows for n in row if math.isfinite(n)), default=1.0) or 1.0
+    width, height = CELL
+    for i, row in enumerate(matrix.rows):
+        for j, n in enumerate(row):
+            left, top = x + j * width, y + LINE + i * height
+            shade = 0.0 if not math.isfinite(n) else 0.6 * abs(n) / largest
+            hue = matrix.hues[i if matrix.by_row else j]
+            body += (
+                f'<rect x="{left:g}" y="{top:g}" width="{width}" height="{height}" fill="{hue}" '
+                f'fill-opacity="{shade:.2f}" stroke="{GRID}"/>'
+            )
+            words, colour = (f"{n:z.2f}".replace("-", "−"), INK) if math.isfinite(n) else ("−inf", SOFT)
+            body += text(left + width - 4, top + 14, words, colour, "end", 11)
+    return body
+
+
+def maps(pictures: Sequence[tuple[str, Tensor]], columns: int, side: int, title: str, *, labels: int = 11) -> str:
+    """Maps of weights side by side with a caption each: dark is much, by the square root, so that little shows too."""
+    rows = -(-len(pictures) // columns)
+    step_x, step_y = side + GAP, side + LINE + 6
+    body = ""
+    for place, (caption, picture) in enumerate(pictures):
+        x, y = GAP + place % columns * step_x, GAP + place // columns * step_y
+        body += text(x, y + 10, caption, INK, size=labels)
+        body += (
+            f'<image x="{x}" y="{y + LINE}" width="{side}" height="{side}" style="image-rendering: pixelated" '
+            f'href="{address(picture)}"/>'
+            f'<rect x="{x}" y="{y + LINE}" width="{side}" height="{side}" fill="none" stroke="{GRID}"/>'
+        )
+    return svg(GAP + columns * step_x, GAP + rows * step_y, body, title)
+
+
+def address(picture: Tensor) -> str:
+    """A picture (rows, cols) of numbers from 0 to 1 as the address of an image."""
+    shades = (picture.double().clamp(0, 1).sqrt() * 255).round().int()
+    return "data:image/png;base64," + base64.b64encode(png(shades, PALETTE)).decode()

@@ -1,0 +1,110 @@
+"""Writes docs/steps.md and its pictures from the trace of the reference: python docs/tools/steps_document.py"""
+
+from pathlib import Path
+
+from pictures import HUES, Matrix, flow
+from torch import Tensor
+
+from headwise.learn import Setting, key_operations, trace
+from headwise.learn.layout import memory_text, picture_text
+from headwise.learn.steps import SIX, Explained, headline
+
+DOCS = Path(__file__).parents[1]
+SETTING = Setting.of(d_model=8, num_heads=2, seq=5, causal=True)
+
+INTRODUCTION = """# The ten steps
+
+Multi-head attention on real numbers, small enough to follow with a pencil:
+{headline}. Blue is head 0, orange is head 1, and a row is a token.
+
+This page is written by `docs/tools/steps_document.py` from a trace of [`reference.py`](../src/headwise/reference.py):
+shapes and numbers are those of its tensors, the sentences are its comments, and a test holds page and code together.
+`headwise steps` shows the same for any sizes and for known models ([how](learn.md)).
+
+B batch, T tokens, H heads, D width of a head; q, k, v are queries, keys and values.
+"""
+
+ENDING = """
+{six}.
+
+## What happens to memory
+
+The same operations, measured: a stride is how many numbers to skip for one step along an axis.
+
+| operation | shape | strides | memory |
+|---|---|---|---|
+{operations}
+
+{picture}
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    steps = trace(SETTING)
+    w = SETTING.widths
+    operations = key_operations(SETTING.batch, SETTING.seq, w.num_heads, w.head_dim)
+    rows = []
+    for op in operations:
+        shape, strides = f"{op.before.shape}", f"{op.before.strides}"
+        if op.after is not None:
+            shape, strides = f"{shape} → {op.after.shape}", f"{strides} → {op.after.strides}"
+        rows.append(f"| **{op.name}**<br>`{op.code}`<br>{op.why} | {shape} | {strides} | {memory_text(op)} |")
+    return (
+        INTRODUCTION.format(headline=headline(SETTING))
+        + "".join(_section(step) for step in steps)
+        + ENDING.format(six=SIX[0].upper() + SIX[1:], operations="\n".join(rows), picture=picture_text())
+    )
+
+
+def pictures() -> dict[str, str]:
+    """The pictures by file name."""
+    return {_file(step): flow(*_parts(step), f"step {step.number}, {step.name}") for step in trace(SETTING)}
+
+
+def _section(step: Explained) -> str:
+    before, after = (", ".join(f"{names} {shape}" for names, shape in part.items()) for part in step.shapes())
+    return (
+        f"\n## {step.number}. {step.name.capitalize()}\n\n{step.why}\n\n`{step.operation}`\n\n"
+        f"{before} → {after}\n\n![{before} becomes {after}](images/{_file(step)})\n"
+    )
+
+
+def _file(step: Explained) -> str:
+    return f"step_{step.number:02}.svg"
+
+
+def _parts(step: Explained) -> tuple[list[Matrix], list[Matrix]]:
+    """What a picture shows before and after the arrow. Steps 2 and 3 do the same to keys and values as to queries."""
+    if step.number in (2, 3):
+        return _drawn("q", step.before["query"], step.number - 1), _drawn("q", step.after["query"], step.number)
+    short = {"query": "q", "key": "k", "value": "v"}
+    before = [m for name, x in step.before.items() for m in _drawn(short.get(name, name), x, step.number - 1)]
+    after = [m for name, x in step.after.items() for m in _drawn(short.get(name, name), x, step.number)]
+    if step.number in (4, 5, 6, 7, 8):  # every head does the same: the first is enough
+        before, after = ([m for m in part if "head 1" not in m.caption] for part in (before, after))
+    return before, after
+
+
+def _drawn(name: str, x: Tensor, made_by: int) -> list[Matrix]:
+    """A tensor as matrices of its first sample, in the colours of its heads."""
+    own = [HUES["head 0"], HUES["head 1"]]
+    if x.dim() == 3:
+        D = SETTING.widths.head_dim
+        mixed = made_by in (0, 10)  # the input and the output belong to no head
+        hues = [HUES["all"] if mixed else own[j // D] for j in range(x.shape[-1])]
+        return [Matrix(name, x[0].tolist(), hues)]
+    if made_by == 2:  # (B, T, H, D): a token is a small table of heads
+        return [Matrix(f"{name}, token {t}", x[0, t].tolist(), own, by_row=True) for t in range(x.shape[1])]
+    return [Matrix(f"{name}, head {h}", x[0, h].tolist(), [own[h]] * x.shape[-1]) for h in range(x.shape[1])]
+
+
+def main() -> None:
+    """Write page and pictures."""
+    (DOCS / "steps.md").write_text(page(), encoding="utf-8")
+    for name, picture in pictures().items():
+        (DOCS / "images" / name).write_text(picture, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

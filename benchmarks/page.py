@@ -105,6 +105,10 @@ def made(T: int, folder: Path) -> tuple[Sight, Path, dict[str, float]]:
     )
 
 
+PATIENCE = 60_000  # milliseconds that another viewer's page gets
+MARKS = "svg *, canvas, table td"
+
+
 def peers() -> dict[str, Callable[[Any, list[str]], str]]:
     """Pages of other viewers, by name, out of dense weights (layers of (1, H, T, T)) and words."""
 
@@ -116,12 +120,17 @@ def peers() -> dict[str, Callable[[Any, list[str]], str]]:
     def patterns(weights: Any, words: list[str]) -> str:
         import circuitsvis
 
-        return str(circuitsvis.attention.attention_patterns(words, torch.cat(list(weights))[:, :].flatten(0, 1)))
+        return str(circuitsvis.attention.attention_patterns(words, torch.cat(list(weights)).flatten(0, 1)))
 
     def inspectus(weights: Any, words: list[str]) -> str:
         import inspectus
+        from IPython.core.interactiveshell import InteractiveShell
+        from IPython.utils.capture import capture_output
 
-        return str(inspectus.attention([x[0].numpy() for x in weights], words, words))
+        InteractiveShell.instance()  # it shows what it draws, and gives nothing back
+        with capture_output() as shown:
+            inspectus.attention(torch.cat(list(weights)).numpy(), words, words)
+        return "".join(each.data.get("text/html", "") for each in shown.outputs)
 
     return {"bertviz": head_view, "circuitsvis": patterns, "inspectus": inspectus}
 
@@ -136,15 +145,15 @@ def peer(browser: Any, name: str, draw: Callable[[Any, list[str]], str], T: int,
         path.write_text(draw(tuple(x.to_tensor() for x in sight.maps), sight.tokens), encoding="utf-8")
     except Exception as error:  # whatever another package does, ours are still measured
         return {"viewer": name, "tokens": T, "absent": f"{type(error).__name__}: {error}"}
+    found = {"viewer": name, "tokens": T, "file MB": path.stat().st_size / 1e6}
     page = browser.new_page(viewport={"width": 1440, "height": 900})
-    page.goto(f"file://{path}", wait_until="load", timeout=120_000)
-    page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
-    found = {
-        "viewer": name,
-        "tokens": T,
-        "file MB": path.stat().st_size / 1e6,
-        "drawn ms": page.evaluate("performance.now()"),
-    }
+    try:
+        page.goto(f"file://{path}", wait_until="load", timeout=PATIENCE)
+        page.wait_for_function(f"document.querySelectorAll({MARKS!r}).length > 0", timeout=PATIENCE)
+        page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
+        found["drawn ms"] = page.evaluate("performance.now()")
+    except Exception as error:  # it may never draw: without a network, or because it is too much
+        found["absent"] = f"nothing drawn in {PATIENCE // 1000} s ({type(error).__name__})"
     page.close()
     return found
 

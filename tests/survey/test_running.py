@@ -283,7 +283,8 @@ def test_windows_whose_numbers_are_not_finite_are_lost_by_name_and_the_others_co
     ("options", "message"),
     [
         ({}, "survey which documents"),
-        ({"texts": ["a"], "context": 1}, "context=1: expected 2 to 128, which it was made for"),
+        ({"texts": "a text"}, r"expected a list of them, such as texts=\[text\]"),
+        ({"texts": ["a"], "context": 1}, "context=1: expected 2 to 128, which GPT was made for"),
         ({"texts": ["a"], "context": 129}, "context=129: expected 2 to 128"),
         ({"texts": ["a"], "batch": 0}, "batch"),
         ({"texts": ["a"], "out": "survey.txt"}, r"out='survey.txt': expected a name that ends in .json or .parquet"),

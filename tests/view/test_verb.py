@@ -120,7 +120,7 @@ def test_a_terminal_of_40_columns_is_enough(capsys, monkeypatch):
         ([], "which text"),
         ([""], "the text is empty"),
         ([" \n"], "the text is empty"),
-        (["a", "--file", "b"], "which text"),
+        (["a", "--file", "b"], "pass one of them"),
         (["--file", "nowhere"], "No such file"),
         (["--file", "."], "Is a directory"),
         (["a", "--model", "nowhere"], "there is no folder nowhere"),

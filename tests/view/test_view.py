@@ -105,7 +105,7 @@ def test_a_cell_is_one_weight_with_its_logit_rank_and_visible_keys():
     ("call", "error", "message"),
     [
         (lambda: view([]), OptionError, "no map is given"),
-        (lambda: view([torch.ones(2, 2)]), OptionError, "a Tensor is among the maps"),
+        (lambda: view(["a map"]), OptionError, "a str is among the maps"),
         (lambda: view(3), OptionError, r"view\(int\): expected a model"),
         (lambda: view(torch.nn.Linear(3, 3), "text"), OptionError, "pass token ids"),
         (lambda: view(load_builtin(), ""), OptionError, "at least one character"),

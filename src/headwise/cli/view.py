@@ -85,7 +85,9 @@ def run(options: argparse.Namespace) -> int:
 
 def read(options: argparse.Namespace) -> str:
     """The text, from where it is."""
-    if (options.text is None) == (options.file is None):
+    if options.text is not None and options.file is not None:
+        raise OptionError("a text and --file are given: pass one of them.")
+    if options.text is None and options.file is None:
         raise OptionError("which text? Pass one, such as: headwise view 'The captain looked at the sea.', or --file.")
     if options.file is None:
         text = standard_input() if options.text == "-" else str(options.text)

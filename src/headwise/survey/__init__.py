@@ -57,9 +57,12 @@ class _Callable(ModuleType):
             resume: go on with the survey whose journal lies beside `out`.
             progress: tell of it on standard error.
         """
+        from headwise.errors import OptionError
         from headwise.survey.running import make_job, run
         from headwise.survey.subject import subject_of
 
+        if isinstance(texts, str):
+            raise OptionError("texts= is one text: expected a list of them, such as texts=[text].")
         paths = [documents] if isinstance(documents, str | Path) else documents
         job = make_job(subject_of(model, tokenize), paths, texts=texts, context=context, batch=batch, column=column)
         stream = sys.stderr if progress else None

@@ -48,7 +48,8 @@ $atlas
 <p class="soft">A row is a layer, a letter a head, its shade how clearly it does one thing. Letters: $legend. Large:
 rests on the first token as well.</p>
 <h2>Numbers</h2>
-<p class="soft">Means over all queries that see at least two keys, ± the deviation between windows. Distances from left
+<p class="soft">Means over all queries that have a choice (at least two keys; for a kind of keys, some of it
+and some others), ± the deviation between windows. Distances from left
 to right: 0, 1, 2–3, 4–7 and so on.</p>
 <div class="scroll"><table>
 <thead><tr><th>head</th><th class="words">reading</th>$names<th>distance</th><th>by distance</th></tr></thead>

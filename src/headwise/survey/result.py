@@ -174,7 +174,7 @@ class Survey:
     def __str__(self) -> str:
         from headwise.survey.terminal import drawn
 
-        return drawn(self, 80)
+        return drawn(self, 120)
 
 
 def _told(head: SurveyedHead) -> dict[str, Any]:

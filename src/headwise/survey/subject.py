@@ -60,6 +60,11 @@ def open_subject(name: str, device: torch.device | str = "cpu", dtype: torch.dty
     folder = Path(name)
     if (folder / "config.json").is_file():
         return _of_transformers(folder, device, dtype)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"there is no folder {name}; expected builtin, a folder that examples/train_gpt.py has written, or one "
+            "of a transformers model with its tokenizer."
+        )
     return subject_of(load(folder, device, dtype), name=folder.name)
 
 

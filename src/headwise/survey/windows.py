@@ -37,8 +37,8 @@ def check_context(context: int | None, subject: Subject, most: int) -> int:
     if context is None:
         return min(most, subject.context or most)
     if context < least or context > (subject.context or context):
-        bound = f" to {subject.context}, which it was made for" if subject.context else " up"
-        raise OptionError(f"context={context}: expected {least}{bound} for {subject.name}.")
+        bound = f" to {subject.context}, which {subject.name} was made for" if subject.context else " or more"
+        raise OptionError(f"context={context}: expected {least}{bound}.")
     return context
 
 

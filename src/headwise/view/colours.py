@@ -34,6 +34,7 @@ class Palette:
 
     def levels(self, picture: Tensor) -> list[list[int]]:
         """Shares (rows, cols) as numbers of shades; square roots, so that small ones show. No weight is no shade."""
+        picture = picture.nan_to_num()
         if self.depth == 0:
             return (picture.clamp(0, 1).sqrt() * (self.shades - 0.001)).int().tolist()
         levels = (picture.clamp(0, 1).sqrt() * (self.shades - 1)).round().int()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from headwise.errors import OptionError, ShapeError
 from headwise.map import AttentionMap
 from headwise.models import TextModel
+from headwise.view.dense import map_of
 from headwise.view.sight import Progress, Sight, silent
 from headwise.watch import Watched, watch
 
@@ -35,7 +36,8 @@ def view(
 
     Args:
         model: the built-in model or its like, with a text; a model on headwise layers or a transformers model on
-            `attn_implementation="headwise"`, with token ids; or maps: one, a list, or by name.
+            `attn_implementation="headwise"`, with token ids; or maps: one, a list, or by name, also as plain tensors
+            (1, H, T, S), such as the `attentions` of an eager model.
         tokens: the text, or token ids (T,) or (1, T); or everything the model is called with, by name.
         words: what each query token stands for; numbers unless given.
         keys: what each key token stands for, in cross-attention.
@@ -113,7 +115,7 @@ def _ids(tokens: Any) -> Tensor:
 
 def _named(maps: Any) -> Mapping[str, AttentionMap]:
     """Maps by the names of their layers."""
-    if isinstance(maps, AttentionMap):
+    if isinstance(maps, AttentionMap | Tensor):
         maps = [maps]
     if isinstance(maps, Mapping):
         named = dict(maps)
@@ -121,7 +123,11 @@ def _named(maps: Any) -> Mapping[str, AttentionMap]:
         named = {f"layer {i}": weights for i, weights in enumerate(maps)}
     else:
         raise OptionError(f"view({type(maps).__name__}): expected a model, or attention maps.")
+    named = {name: map_of(weights) if isinstance(weights, Tensor) else weights for name, weights in named.items()}
     wrong = [type(weights).__name__ for weights in named.values() if not isinstance(weights, AttentionMap)]
     if wrong:
-        raise OptionError(f"view: a {wrong[0]} is among the maps; expected AttentionMap, as return_weights=True gives.")
+        raise OptionError(
+            f"view: a {wrong[0]} is among the maps; expected AttentionMap, as return_weights=True gives, or weights "
+            f"(1, H, T, S) as a tensor."
+        )
     return named

@@ -27,7 +27,7 @@ def drawn(sight: Sight, width: int, palette: Palette) -> str:
     telling, pairs, empty = max(SPACINGS, key=tall)  # of equals the first
     space = [[""] * (empty > 0), [""] * (empty > 1)]
     lines += _atlas(sight, width, LINES - len(lines) - telling - pairs - empty, palette)
-    lines += [*space[0], *(_bar(head, width, palette) for head in sight.telling(telling))]
+    lines += [*space[0], *(_bar(head, width, palette) for head in sight.telling(telling) if head.trait)]
     return "\n".join([*lines, *space[1], *_pairs(sight, width, pairs)])
 
 
@@ -84,7 +84,8 @@ def _sentence(sight: Sight, width: int, palette: Palette) -> list[str]:
     parts = []
     for part in sight.sentence.split(" · "):
         name = RESTING if part.endswith("rest on the first token") else part.partition(" ")[2]
-        parts.append(f"{part} ({MARKS[name]})" if MARKS.get(name, " ") != " " else part)
+        mark = f"{MARKS.get(name, ' ')} or large" if name == RESTING else MARKS.get(name, " ")
+        parts.append(f"{part} ({mark})" if mark != " " else part)
     first, *rest = wrapped(" · ".join(parts), width)[:3]
     return [palette.strong(first), *rest]
 
@@ -99,10 +100,11 @@ def _atlas(sight: Sight, width: int, room: int, palette: Palette) -> list[str]:
     wide = max(1, min(8, (width - 2) // heads - 2))
     most = min(heads, (width - 2) // (wide + 2))
     label = f"{heads} heads" if heads == most else f"{most} of {heads} heads"
-    numbers = "".join(fill(str(head), wide + 2) for head in range(most)) if wide >= 3 else label
-    lines = [palette.faint(f"   {numbers}".rstrip())]
     rows = tall if palette.depth == 0 else max(2, 2 * tall - 1)  # half a line between layers stays free
     pictures = sight.pictures(rows, wide)
+    wide = pictures[0].shape[-1]  # of few tokens pictures are narrower
+    numbers = "".join(fill(str(head), wide + 2) for head in range(most)) if wide >= 3 else label
+    lines = [palette.faint(f"   {numbers}".rstrip())]
     for layer in range(shown_layers):
         lines += _layer(sight, layer, pictures[layer][:most], tall, palette)
     if shown_layers < layers:
@@ -113,7 +115,7 @@ def _atlas(sight: Sight, width: int, room: int, palette: Palette) -> list[str]:
 def _layer(sight: Sight, layer: int, pictures: Tensor, tall: int, palette: Palette) -> list[str]:
     """The pictures of a layer side by side, its number before them, a letter for what each head does."""
     drawings = [palette.lines(picture) for picture in pictures]
-    marks = [MARKS[head.kind] for head in sight.summaries[layer]]
+    marks = [_mark(head) for head in sight.summaries[layer]]
     lines = []
     for line in range(min(tall, len(drawings[0]))):
         label = palette.faint(f"{layer:>2} ") if line == 0 else "   "
@@ -121,6 +123,12 @@ def _layer(sight: Sight, layer: int, pictures: Tensor, tall: int, palette: Palet
         parts = (f"{drawing[line]}{letter} " for drawing, letter in zip(drawings, letters, strict=False))
         lines.append((label + "".join(parts)).rstrip(" "))
     return lines
+
+
+def _mark(head: HeadSummary) -> str:
+    """A letter for what a head does, large where it rests on the first token as well."""
+    letter = MARKS[head.kind]
+    return letter.upper() if len(head.traits) > 1 else letter
 
 
 def _bar(head: Head, width: int, palette: Palette) -> str:

@@ -21,7 +21,7 @@ class HeadTable {
 
   caption() {
     const apart = this.app.store.get("apart");
-    return `Means over the queries that see at least two keys${apart ? ", with the first token taken out and the rest scaled up to 1" : ""}. A weight shows where a head looks; it is no proof of what the model uses.`;
+    return `Means over the queries that have a choice: they see at least two keys, and for local, induction and same-token some keys of the kind and some others. The reading looks at the numbers without the first token${apart ? "; so do the columns here: it is taken out and the rest scaled up to 1" : ""}. A weight shows where a head looks; it is no proof of what the model uses.`;
   }
 
   row(place, names) {

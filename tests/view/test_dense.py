@@ -1,0 +1,61 @@
+"""Weights that are already numbers are looked at like any other."""
+
+import pytest
+import torch
+
+from headwise import OptionError, ShapeError, causal, view
+from headwise.map import AttentionMap
+from headwise.scoring import Scoring
+from headwise.view.dense import map_of
+from headwise.view.terminal import drawn
+
+
+def dense(B=1, H=3, T=11, S=11):
+    query, key = torch.randn(B, H, T, 7, dtype=torch.float64), torch.randn(B, H, S, 7, dtype=torch.float64)
+    return AttentionMap(query, key, Scoring(causal())).to_tensor()
+
+
+def test_a_map_of_given_weights_gives_them_back_with_their_statistics():
+    torch.manual_seed(0)
+    weights = dense()
+    found = map_of(weights)
+    torch.testing.assert_close(found.to_tensor(), weights)
+    torch.testing.assert_close(found.entropy(), torch.special.entr(weights).sum(-1))
+    torch.testing.assert_close(found.received().total, weights.sum(-2))
+
+
+def test_attentions_of_an_eager_model_can_be_viewed():
+    torch.manual_seed(0)
+    sight = view([dense().float(), dense()[0].half()])
+    assert sight.sentence.startswith("2 layers × 3 heads · 11 tokens")
+
+
+@pytest.mark.parametrize(
+    ("weights", "error", "message"),
+    [
+        (torch.randn(1, 3, 5, 5), OptionError, "each row with sum 1"),
+        (torch.eye(5), ShapeError, r"expected floats \(1, H, T, S\)"),
+        (torch.eye(5, dtype=torch.int64).expand(1, 3, 5, 5), ShapeError, "torch.int64"),
+    ],
+    ids=["scores", "no heads", "whole numbers"],
+)
+def test_what_is_no_table_of_weights_is_refused(weights, error, message):
+    with pytest.raises(error, match=message):
+        view(weights)
+
+
+@pytest.mark.parametrize("text", ["Hello", "The sea is", "The captain looked at the sea, and at the captain."])
+def test_numbers_of_heads_stand_over_their_pictures(text):
+    from headwise import load_builtin
+    from headwise.view.colours import Palette
+
+    lines = drawn(view(load_builtin(), text), 80, Palette(0)).splitlines()
+    place = next(i for i, line in enumerate(lines) if line.split()[:3] == ["0", "1", "2"])
+    first = lines[place + 1]
+    starts = [i for i, letter in enumerate(lines[place]) if letter != " "]
+    assert all(first[start] == "@" or first[start] in "#%*" for start in starts), (lines[place], first)
+
+
+def test_a_map_that_is_no_number_is_still_drawn():
+    broken = torch.full((1, 2, 5, 3), float("nan"))
+    assert "2 heads" in str(view(AttentionMap(broken, broken, Scoring(causal()))))

@@ -56,6 +56,19 @@ def test_sizes_and_configurations_of_a_file_that_is_not_here_are_read_from_their
     assert report.verdict == "right", report
 
 
+def test_an_import_that_fails_in_every_way_does_not_take_the_class_with_it(tmp_path):
+    head = "try:\n    from .settings import Config\nexcept ImportError:\n    from settings import Config\n"
+    source = RIGHT.replace("import math", "import math\n" + head).replace("num_heads, ", "num_heads: Config, ", 1)
+    assert judged(tmp_path, source).verdict == "right"
+
+
+def test_an_output_projection_in_the_class_around_it_is_a_variant(tmp_path):
+    block = "\n\nclass Block(nn.Module):\n    def __init__(self, d):\n        super().__init__()\n"
+    block += "        self.attention = MultiHeadAttention(d, 4)\n        self.proj = nn.Linear(d, d)\n"
+    report = judged(tmp_path, write("separate", "no-out-proj") + block)
+    assert (report.verdict, report.variants) == ("variant", ["the output projection lies in Block"])
+
+
 def test_optional_import_is_seen_to_be_missing(tmp_path):
     head = "try:\n    import no_such_kernel\n    FAST = True\nexcept ImportError:\n    FAST = False\n"
     path = tmp_path / "attention.py"

@@ -16,6 +16,7 @@ from headwise.check.filing import judge_file
         forms.NormThenFused, forms.ConfigurationAndSizes, forms.OwnSizes, forms.RelativeTerm, forms.Grouped,
         forms.InFloat32, forms.SharedQueryKey, forms.NormedPixels, forms.GroupsFromDict, forms.NormedAndTurned,
         forms.SharedValuesAveraged, forms.UnscaledBesidePositions, forms.PooledUnlessOne, forms.WidthKeptAsParameter,
+        forms.NormedQuery, forms.NormedAfterPixels, forms.FaintFuture,
     ],
     ids=lambda form: form.__name__,
 )  # fmt: skip

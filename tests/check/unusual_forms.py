@@ -447,3 +447,38 @@ class SoftmaxMadeWrongly(KeepMask):
         if mask is not None:
             scores = scores.masked_fill(mask == 0, -torch.inf)
         return self.wo(joined(nn.Softmax(scores, dim=-1) @ v))
+
+
+class NormedQuery(KeepMask):
+    """A norm of the query alone, the input added at last."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, q, k, v, mask=None):
+        return q + super().forward(self.norm(q), k, v, mask)
+
+
+class NormedAfterPixels(Pixels):
+    def __init__(self, channels, num_heads):
+        super().__init__(channels, num_heads)
+        self.after = nn.GroupNorm(4, channels)
+
+    def forward(self, x):
+        return x + self.after(super().forward(x))
+
+
+class FaintFuture(nn.Module):
+    """Hides by a number that is small enough."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        q, k, v = (heads_of(part, self.h) for part in self.qkv(x).chunk(3, -1))
+        future = torch.ones(x.size(1), x.size(1), dtype=torch.bool, device=x.device).triu(1)
+        scores = (q @ k.mT / q.size(-1) ** 0.5).masked_fill(future, -100.0)
+        return self.out(joined(scores.softmax(-1) @ v))

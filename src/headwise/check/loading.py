@@ -275,8 +275,12 @@ def _run_block(statement: ast.If | ast.Try, loaded: Loaded, finder: StubFinder) 
                 _execute(node, loaded)
         return
     finder.active = not isinstance(statement, ast.Try)  # `try: import x` wants to know whether x is there
+    before = len(loaded.problems)
     _execute(statement, loaded)
     finder.active = True
+    if len(loaded.problems) > before:  # not there in any of the ways that were tried
+        for name in _nested_imports(statement) - set(loaded.namespace):
+            loaded.namespace[name] = Stub(name)
 
 
 def _import(statement: ast.Import | ast.ImportFrom, loaded: Loaded) -> None:

@@ -6,6 +6,7 @@ from headwise.check import layouts, lines
 from headwise.check.bound import Bound
 from headwise.check.calling import leaves
 from headwise.check.diagnosis import Diagnosis, asked_heads
+from headwise.check.elsewhere import projecting_class
 from headwise.check.fits import same
 from headwise.check.stages import Reading
 from headwise.check.subject import tensors
@@ -53,5 +54,9 @@ def _unprojected(bound: Bound, reading: Reading, result: Diagnosis) -> None:
     if width == H * bound.sizes.E and H > 1:
         result.wrong("too-wide", f"{H} heads of {bound.sizes.E} give {width} where {bound.sizes.E} was asked for", line)
     apart = not any(leaf.shape[:-1] == bound.inputs.query.shape[:-1] for leaf in leaves(bound.returned))
+    where = projecting_class(bound)
+    if where is not None and not apart:
+        result.variants.append(f"the output projection lies in {where}")
+        return
     how = "one by one, (B, H, T, D)" if apart and bound.form.layout == layouts.PLAIN else "side by side"
     result.wrong("no-out-proj", f"the heads are returned {how}", line)

@@ -70,6 +70,8 @@ def _results(trace: Trace, core: Core, output: Tensor) -> Iterator[Tensor]:
             yield value.transpose(0, 1)
         elif value.dim() == 2 and value.shape[0] == B * T:
             yield value.unflatten(0, (B, T))
+        elif value.dim() in (3, 4) and value.shape[0] == B and value.shape[2:].numel() == T:  # channels first, an image
+            yield value.flatten(2).transpose(1, 2)
 
 
 def _merges(core: Core, trace: Trace) -> Iterator[tuple[str, Tensor]]:

@@ -33,7 +33,7 @@ def project(
 def _named(found: Projection, parameters: dict[str, Tensor], width: int) -> Projection:
     weight = found.fit.weight if found.by_position is None else found.by_position[0]
     found.role = role(weight, parameters, width, found.free)
-    found.source = found.source.removeprefix("normalised ")
+    found.source = found.source.removeprefix("normalised ").partition("#")[0]
     return found
 
 
@@ -72,9 +72,21 @@ def _normalised(trace: Trace, sources: dict[str, Tensor]) -> dict[str, Tensor]:
             continue
         for value in _in_any_layout(node.value):
             if value.shape in shapes and not any(same(value, x) for x in sources.values()):
-                found[f"normalised {len(found)}"] = value
+                found[f"normalised {_resembled(value, sources)}#{len(found)}"] = value
                 break
     return dict(list(found.items())[-3:])
+
+
+def _resembled(value: Tensor, sources: dict[str, Tensor]) -> str:
+    """The input that a normalised tensor comes from: a norm changes the length of a token more than its direction."""
+
+    def likeness(x: Tensor) -> float:
+        if x.shape != value.shape:
+            return -1.0
+        a, b = (y.double() - y.double().mean(-1, keepdim=True) for y in (x, value))
+        return float(torch.nn.functional.cosine_similarity(a, b, dim=-1).mean())
+
+    return max(sources, key=lambda name: likeness(sources[name]))
 
 
 def _in_any_layout(value: Tensor) -> Iterator[Tensor]:

@@ -166,6 +166,26 @@ def test_a_click_opens_a_head_and_zoom_ends_at_one_weight(open_page, short, sigh
     assert "at=" in page.evaluate("new Promise(r => setTimeout(() => r(location.hash), 500))")
 
 
+def test_a_zoomed_window_is_the_same_when_its_address_is_opened_again(open_page, short):
+    page = open_page(short, "#view=map&head=4.2")
+    settled(page)
+    point_at(page, 11, 7)
+    for _ in range(5):
+        page.mouse.wheel(0, -200)
+    settled(page)
+    window = """(() => {
+        const { view } = document.getElementById('headwise').headwise.stage;
+        return [view.x, view.y, view.x + view.width / view.scale, view.y + view.height / view.scale];
+    })()"""
+    before = page.evaluate(window)
+    assert before[0] > 1, "zoomed in"
+    until(page, "location.hash.includes('at=')")
+    page.reload()
+    until(page, "document.documentElement.dataset.ready === 'true'")
+    settled(page)
+    assert page.evaluate(window) == pytest.approx(before, abs=1e-3)
+
+
 @pytest.mark.parametrize("kind", ["mass", "rest", "peak", "uniform"])
 def test_pictures_are_those_of_python_at_every_level(open_page, tmp_path, kind):
     from headwise.view.tiling import levels, tile

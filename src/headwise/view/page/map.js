@@ -128,9 +128,10 @@ class HeadMap {
   }
 
   figure(value) {
-    if (this.scale === "ratio") return value < 0.005 ? "0" : value >= 10 ? value.toFixed(0) : value.toFixed(1);
-    const text = Math.abs(value) < 0.005 ? "0" : value.toFixed(2).replace("0.", ".");
-    return text.replace("-", "−");
+    if (value === 0) return "0"; // of what only rounds to it, more is said
+    if (this.scale === "ratio") return value < 0.05 ? "<.1" : value >= 10 ? value.toFixed(0) : value.toFixed(1);
+    if (Math.abs(value) < 0.005) return value > 0 ? "<.01" : ">−.01";
+    return value.toFixed(2).replace("0.", ".").replace("-", "−");
   }
 
   each(run) {

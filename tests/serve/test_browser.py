@@ -78,9 +78,18 @@ def test_a_head_is_switched_off_and_the_loss_changes(live, page):
     assert page.get_attribute("#headwise .head[data-place='1.4']", "data-off") is not None
     page.click(".silent .again")
     wait(page, "document.getElementById('headwise').headwise.sides.length === 2")  # with all heads, to compare
+    assert page.inner_text("h1") == "builtin without 1.4"
+    page.click("#headwise .head[data-place='1.4']")
+    others = page.locator(".chooser", has_text="Compare with").locator("option").all_inner_texts()
+    assert any(other.startswith("all heads: 1.4") for other in others)
+    assert page.inner_text(".silent .again") == "Look again with all heads"
     page.click(".silent .chip")
     wait(page, "!document.querySelector('.loss .before')")
     assert page.inner_text(".loss .after") == before
+    assert page.inner_text("h1") == "builtin without 1.4", "the maps are still those"
+    page.click(".silent .again")
+    wait(page, "document.querySelector('h1').textContent === 'builtin'")
+    assert page.locator(".silent .again").count() == 0
 
 
 def test_the_o_key_switches_the_open_head(live, page):

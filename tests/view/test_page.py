@@ -166,6 +166,26 @@ def test_a_click_opens_a_head_and_zoom_ends_at_one_weight(open_page, short, sigh
     assert "at=" in page.evaluate("new Promise(r => setTimeout(() => r(location.hash), 500))")
 
 
+def test_a_zoomed_window_is_the_same_when_its_address_is_opened_again(open_page, short):
+    page = open_page(short, "#view=map&head=4.2")
+    settled(page)
+    point_at(page, 11, 7)
+    for _ in range(5):
+        page.mouse.wheel(0, -200)
+    settled(page)
+    window = """(() => {
+        const { view } = document.getElementById('headwise').headwise.stage;
+        return [view.x, view.y, view.x + view.width / view.scale, view.y + view.height / view.scale];
+    })()"""
+    before = page.evaluate(window)
+    assert before[0] > 1, "zoomed in"
+    until(page, "location.hash.includes('at=')")
+    page.reload()
+    until(page, "document.documentElement.dataset.ready === 'true'")
+    settled(page)
+    assert page.evaluate(window) == pytest.approx(before, abs=1e-3)
+
+
 @pytest.mark.parametrize("kind", ["mass", "rest", "peak", "uniform"])
 def test_pictures_are_those_of_python_at_every_level(open_page, tmp_path, kind):
     from headwise.view.tiling import levels, tile
@@ -292,6 +312,7 @@ def test_cross_attention_has_words_on_both_sides(open_page, tmp_path):
     page = open_page(view(weights, words=list("abc"), keys=list("tuvwxyz")).save(tmp_path / "heads.html"))
     assert page.locator('.word[data-side="key"]').all_inner_texts() == list("tuvwxyz")
     assert page.locator(".bracket").all_inner_texts() == ["key head 0", "key head 1"]
+    assert page.locator(".pairs h3").inner_text() == "Strongest looks"
     page.locator('.word[data-side="query"]').nth(1).hover()
     until(page, "document.querySelectorAll('.to .figure').length === 5")
     page.keyboard.press("3")
@@ -327,6 +348,65 @@ def test_nothing_is_wider_than_the_window(browser, short, width, scheme):
     until(page, "document.documentElement.dataset.ready === 'true'")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.close()
+
+
+def test_in_a_narrow_window_every_head_has_its_name_number_and_reading_apart(browser, short):
+    page = browser.new_page(viewport={"width": 420, "height": 860})
+    page.goto(f"file://{short}")
+    until(page, "document.documentElement.dataset.ready === 'true'")
+    rooms = page.evaluate(
+        """Array.from(document.querySelectorAll('.head'), (head) => {
+            const box = (name) => head.querySelector(name).getBoundingClientRect();
+            const [name, number] = [box('.head-name b'), box('.head-name .figure')];
+            return [number.left - name.right, box('.trait').height, innerWidth - number.right];
+        })"""
+    )
+    assert len(rooms) == 56
+    assert all(apart >= 3 and reading > 8 and inside > 0 for apart, reading, inside in rooms)
+    page.close()
+
+
+def test_a_wide_window_has_one_row_for_every_layer(open_page, short):
+    page = open_page(short)
+    tops = "Array.from(document.querySelectorAll('.head'), (head) => head.getBoundingClientRect().top)"
+    assert len(set(page.evaluate(tops))) == 7
+
+
+@pytest.mark.parametrize(
+    ("scale", "value", "text"),
+    [
+        ("share", 0, "0"),
+        ("share", 0.004, "<.01"),
+        ("share", 0.0051, ".01"),
+        ("share", 0.53, ".53"),
+        ("difference", -0.004, ">−.01"),
+        ("difference", -0.25, "−.25"),
+        ("ratio", 0.03, "<.1"),
+        ("ratio", 0.3, "0.3"),
+        ("ratio", 0, "0"),
+    ],
+)
+def test_a_cell_prints_nought_for_nought_alone(open_page, short, scale, value, text):
+    page = open_page(short, "#view=map")
+    settled(page)
+    map_of = "document.getElementById('headwise').headwise.stage.shown[0]"
+    figure = page.evaluate(f"([scale, value]) => {map_of}.figure.call({{ scale }}, value)", [scale, value])
+    assert figure == text
+
+
+def test_the_text_forgets_the_word_when_the_pointer_leaves_the_map(open_page, short):
+    page = open_page(short, "#view=map&head=2.1")
+    settled(page)
+    point_at(page, 9, 4)
+    until(page, "document.querySelector('.word.here')?.dataset.i === '9'")
+    page.mouse.move(600, 2)
+    until(page, "!document.querySelector('.word.here, .word.lit')")
+    assert "Point at a word" in page.locator(".looks").inner_text()
+    page.locator('.word[data-i="5"]').click()
+    point_at(page, 9, 4)
+    page.mouse.move(600, 2)
+    page.wait_for_timeout(100)
+    assert page.locator(".word.here").get_attribute("data-i") == "5", "a locked word stays"
 
 
 # Without a browser.

@@ -2,6 +2,9 @@
 
 const STAGES = { waiting: "waiting for its turn", running: "the model reads", measuring: "measuring heads", refining: "refining", finished: "", cancelled: "cancelled", failed: "failed" };
 
+// Which heads a look has, in words.
+const headsText = (off) => (!off.length ? "all heads" : `without ${off.length > 8 ? plural(off.length, "head") : off.map((pair) => pair.join(".")).join(", ")}`);
+
 class Live {
   constructor(root, stage) {
     Object.assign(this, { root, stage, connection: new Connection(), file: null, asked: null, id: null, turn: 0, app: null, side: null });
@@ -86,10 +89,11 @@ class Live {
     if (this.asked) this.begin({ maps: false });
   }
 
-  async begin({ maps, compare = false }) {
+  // Of the text that is in the field now, or once more of the same.
+  async begin({ maps, compare = false, same = compare }) {
     const turn = ++this.turn;
     const off = this.silent.pairs;
-    if (maps && !compare) this.asked = { file: this.file, text: this.text.value, model: this.models.value };
+    if (maps && !same) this.asked = { file: this.file, text: this.text.value, model: this.models.value };
     if (!this.asked.file && !this.asked.text) return this.say("The text is empty: type or paste one.", true);
     this.drop();
     this.busy(true);
@@ -138,8 +142,10 @@ class Live {
     source.onrefined = (place) => this.redraw(place);
     source.onrows = () => this.tell(this.last);
     const before = compare ? this.before || this.side : null;
-    if (this.side && this.side !== before) this.side.source.close();
-    [this.before, this.side] = [before, { manifest, source }];
+    for (const side of [this.before, this.side]) if (side && side !== before) side.source.close();
+    const name = headsText(look.off);
+    if (look.off.length) manifest.title = `${manifest.title} ${name}`.trim();
+    [this.before, this.side] = [before, { manifest, source, name, off: look.off }];
     this.app = show(this.stage, manifest, source, before);
     this.app.store.listen((changed) => changed.has("head") && this.silent.show());
     this.silent.show();

@@ -61,6 +61,21 @@ class SilentHeads {
       el("p", { class: "acts" },
         place ? el("button", { type: "button", class: "act switch", text: `Switch ${place} ${this.places.has(place) ? "on" : "off"}`, onclick: () => this.toggle(place) }) : null,
         many ? el("button", { type: "button", class: "act", text: "All on", onclick: () => this.clear() }) : null,
-        many ? el("button", { type: "button", class: "act again", text: `Look again without ${many === 1 ? "it" : "them"}`, title: "The maps of the model without these heads, to be compared with those of all", onclick: () => this.live.begin({ maps: true, compare: true }) }) : null));
+        this.again()));
+  }
+
+  // The maps are of all heads, or without some; what looking again would change is what the button says.
+  again() {
+    const [many, shown] = [this.places.size, this.live.side?.off || []];
+    const button = (text, title, onclick) => el("button", { type: "button", class: "act again", text, title, onclick });
+    const there = shown.length === many && shown.every((pair) => this.places.has(pair.join(".")));
+    if (many && !there) return button(`Look again without ${many === 1 ? "it" : "them"}`, "The maps of the model without these heads, to be compared with those of all", () => this.live.begin({ maps: true, compare: true }));
+    if (shown.length) return button("Look again with all heads", `The maps are of the model ${headsText(shown)}; this brings back those of all heads`, () => this.whole());
+    return null;
+  }
+
+  whole() {
+    this.forget();
+    this.live.begin({ maps: true, same: true });
   }
 }

@@ -1,5 +1,11 @@
 // The atlas: every head as a small picture with what it does, layer by layer or in the order of a number.
 
+const NARROWEST = 50; // pixels of a picture under which its name and number still stand apart
+const ROOMY = 62; // and a word or two of its reading can be read
+
+// How many in a row, at most this many, so that all rows are about as long.
+const evenly = (heads, most) => Math.ceil(heads / Math.ceil(heads / Math.max(1, most)));
+
 class Atlas {
   constructor(app) {
     this.app = app;
@@ -73,17 +79,19 @@ class Atlas {
     return el("div", { class: "layer", role: "group", "aria-label": `Layer ${l}` }, title, el("div", { class: "heads" }, ...parts));
   }
 
-  // Pictures as large as lets the whole atlas be seen at once, if that can be.
+  // Pictures as large as lets the whole atlas be seen at once, if that can be; where a row would leave them no room for
+  // their words, a layer takes several rows.
   fit() {
     const { manifest } = this.app.side;
-    const width = this.root.clientWidth || 800;
     const heads = Math.max(...manifest.layers.map((layer) => layer.heads.length));
+    const groups = Math.max(...manifest.layers.map((layer) => (layer.shared > 1 ? layer.heads.length / layer.shared : 0)));
+    const width = (this.root.clientWidth || 800) - 44 - 6 * groups; // less the layer's number and what stands between groups
     const height = Math.max(360, this.app.stageHeight() - 60);
-    const wide = (width - 44) / heads - 8;
+    const each = (inRow) => width / inRow - 8;
+    const wide = each(heads) >= NARROWEST ? each(heads) : each(evenly(heads, Math.floor(width / (ROOMY + 8))));
     const tall = height / manifest.layers.length - (this.app.store.get("colour") === "none" ? 46 : 62);
     const size = this.app.store.get("sort") === "place" ? Math.min(wide, Math.max(84, tall)) : 96;
-    this.root.style.setProperty("--thumb", `${Math.round(clamp(size, 36, 128))}px`);
-    this.root.classList.toggle("tight", size < 62);
+    this.root.style.setProperty("--thumb", `${Math.floor(clamp(size, 36, 128))}px`);
   }
 
   colour() {

@@ -33,14 +33,15 @@ class HeadMap {
   }
 
   resize() {
-    const [width, height] = [this.root.clientWidth, this.root.clientHeight];
-    if (!width || !height) return;
+    const width = this.root.clientWidth;
+    if (!width) return;
     const small = width < 560;
     this.pads = { left: small ? 70 : 104, top: small ? 96 : 104, right: small ? 56 : 112, bottom: 12 };
-    [this.width, this.height] = [width, height];
     // A map that fills the width leaves no empty paper below it.
     const needed = ((width - this.pads.left - this.pads.right) * this.view.T) / this.view.S + this.pads.top + this.pads.bottom;
     this.root.style.maxHeight = `${Math.max(260, Math.ceil(needed))}px`;
+    const height = this.root.clientHeight; // once it is known how much is needed
+    [this.width, this.height] = [width, height];
     this.view.resize(Math.max(40, width - this.pads.left - this.pads.right), Math.max(40, height - this.pads.top - this.pads.bottom));
     this.redraw();
   }
@@ -127,9 +128,10 @@ class HeadMap {
   }
 
   figure(value) {
-    if (this.scale === "ratio") return value < 0.005 ? "0" : value >= 10 ? value.toFixed(0) : value.toFixed(1);
-    const text = Math.abs(value) < 0.005 ? "0" : value.toFixed(2).replace("0.", ".");
-    return text.replace("-", "−");
+    if (value === 0) return "0"; // of what only rounds to it, more is said
+    if (this.scale === "ratio") return value < 0.05 ? "<.1" : value >= 10 ? value.toFixed(0) : value.toFixed(1);
+    if (Math.abs(value) < 0.005) return value > 0 ? "<.01" : ">−.01";
+    return value.toFixed(2).replace("0.", ".").replace("-", "−");
   }
 
   each(run) {

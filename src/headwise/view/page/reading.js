@@ -141,12 +141,12 @@ class Reading {
     fill(this.note, el("p", { class: "soft" }, "Point at a word, or press Tab and the arrow keys: where it looks and who looks at it, in ", el("b", { text: `head ${subject.name(manifest)}` }), ` (${subject.reading(manifest)}).`), this.pairs());
   }
 
-  // The strongest looks at words further back, in all heads.
+  // The strongest looks in all heads: within one text those at words further back.
   pairs() {
     const { manifest } = this.app.side;
     const keys = manifest.keys || manifest.tokens;
     if (!manifest.pairs.length) return null;
-    return el("div", { class: "pairs" }, el("h3", { text: "Strongest looks further back" }), el("ul", {}, ...manifest.pairs.map((pair) =>
+    return el("div", { class: "pairs" }, el("h3", { text: manifest.keys ? "Strongest looks" : "Strongest looks further back" }), el("ul", {}, ...manifest.pairs.map((pair) =>
       el("li", {}, el("button", { type: "button", class: "pair", onclick: () => this.app.openPair(pair) },
         el("bdi", { text: wordOf(manifest.tokens[pair.query]) }), " → ", el("bdi", { text: wordOf(keys[pair.key]) }), el("span", { class: "figure", text: `${pair.weight.toFixed(2)}` }), el("span", { class: "soft", text: ` ${pair.layer}.${pair.head}` }))))));
   }

@@ -108,7 +108,7 @@ class Stage {
       map.redraw();
     }
     this.tell(cell);
-    if (cell && this.app.locked() === null) this.app.reading.show(cell.query);
+    if (this.app.locked() === null) this.app.reading.show(cell ? cell.query : null);
   }
 
   redraw() {
@@ -162,7 +162,7 @@ class Stage {
     const found = [["", "nothing"]];
     this.app.sides.forEach((side, i) => {
       const before = i ? "b:" : "";
-      const named = this.app.sides.length > 1 ? (i ? `${side.manifest.title || "the other"}: ` : "this: ") : "";
+      const named = this.app.sides.length > 1 ? (i ? `${side.name || side.manifest.title || "the other"}: ` : "this: ") : "";
       side.manifest.layers.forEach((layer, l) => {
         layer.heads.forEach((head, h) => found.push([`${before}${l}.${h}`, `${named}${l}.${head.head}  ${trait(head.reading)}`]));
         found.push([`${before}${l}.*`, `${named}average of layer ${l}`]);

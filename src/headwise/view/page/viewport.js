@@ -4,7 +4,7 @@ const CLOSEST = 56;
 
 class Viewport {
   constructor(T, S) {
-    Object.assign(this, { T, S, x: 0, y: 0, scale: 1, width: 1, height: 1, fitted: true, limit: Infinity });
+    Object.assign(this, { T, S, x: 0, y: 0, scale: 1, width: 1, height: 1, fitted: true, limit: Infinity, asked: null });
   }
 
   get fit() {
@@ -20,25 +20,29 @@ class Viewport {
     const middle = [this.x + this.width / this.scale / 2, this.y + this.height / this.scale / 2];
     [this.width, this.height] = [width, height];
     if (this.fitted) this.showAll();
+    else if (this.asked) this.take(this.asked);
     else this.centre(...middle);
   }
 
   showAll() {
-    [this.scale, this.x, this.y, this.fitted] = [this.fit, 0, 0, true];
+    [this.scale, this.x, this.y, this.fitted, this.asked] = [this.fit, 0, 0, true, null];
   }
 
   centre(x, y) {
+    this.asked = null;
     [this.x, this.y] = [x - this.width / this.scale / 2, y - this.height / this.scale / 2];
     this.settle();
   }
 
   move(dx, dy) {
+    this.asked = null;
     [this.x, this.y] = [this.x - dx / this.scale, this.y - dy / this.scale];
     this.settle();
   }
 
   // What is under a screen point stays under it.
   zoom(factor, px, py) {
+    this.asked = null;
     const [x, y] = [this.x + px / this.scale, this.y + py / this.scale];
     this.scale = clamp(this.scale * factor, this.fit, this.closest);
     this.fitted = this.scale <= this.fit * 1.001;
@@ -71,7 +75,13 @@ class Viewport {
   read(text) {
     const numbers = text.split(",").map(Number);
     if (numbers.length !== 3 || !numbers.every(Number.isFinite)) return this.showAll();
-    [this.x, this.y, this.scale, this.fitted] = [...numbers, false];
-    return this.settle();
+    // An address is read before the page is laid out: until somebody moves, every new size begins from what it asked.
+    this.asked = numbers;
+    return this.take(numbers);
+  }
+
+  take([x, y, scale]) {
+    [this.x, this.y, this.scale, this.fitted] = [x, y, scale, false];
+    this.settle();
   }
 }

@@ -6,7 +6,11 @@ from pathlib import Path
 
 from headwise.check.bound import Bound
 
-LINEAR = re.compile(r"self\.(\w*proj\w*|\w*out\w*|w_?o|dense|fc_?o\w*|o|linear)\s*=\s*[\w.]*Linear\(", re.IGNORECASE)
+# A layer named for what comes out, and as wide as what goes in: not the one that predicts words or classes.
+LINEAR = re.compile(
+    r"self\.(\w*proj\w*|\w*out\w*|w_?o|dense|fc_?o\w*|o|linear)\s*=\s*[\w.]*Linear\(\s*([\w.]+)\s*,\s*(\2)\s*[,)]",
+    re.IGNORECASE,
+)
 OUTPUT = re.compile(r"\w*(Self|Attention|Attn)\w*Output\b")
 
 

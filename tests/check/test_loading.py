@@ -260,3 +260,9 @@ def test_a_class_that_is_no_pytorch_cannot_be_judged(tmp_path):
     report = judged(tmp_path, NUMPY)
     assert report.verdict == "unknown"
     assert "only PyTorch can be judged" in report.doubts[0]
+
+
+def test_an_input_in_the_wrong_role_is_named_with_its_line(tmp_path):
+    report = judged(tmp_path, RIGHT.replace("self.w_v(value)", "self.w_v(key)"))
+    finding = next(f for f in report.findings if f.name == "wrong-role")
+    assert finding.text.startswith("v = self.w_v(key)")

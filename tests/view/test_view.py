@@ -55,6 +55,14 @@ def test_a_transformers_model_is_seen():
     assert model.training, "as it was"
 
 
+def test_more_tokens_than_a_model_can_read_are_refused_in_words():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=24, n_head=3, n_layer=1, vocab_size=50, n_positions=8)
+    model = transformers.GPT2Model._from_config(config, attn_implementation="headwise")
+    with pytest.raises(ShapeError, match=r"view\(GPT2Model\).* more tokens than it can read"):
+        view(model, torch.arange(11))
+
+
 def test_one_kind_of_layers_of_an_encoder_and_decoder_is_seen():
     transformers = pytest.importorskip("transformers")
     config = transformers.BartConfig(

@@ -17,6 +17,16 @@ def scale_line(trace: Trace, core: Core) -> tuple[int | None, float | None]:
     return core.score_nodes[0].line, None
 
 
+def projection_line(trace: Trace, core: Core, name: str) -> int | None:
+    """The line that makes queries, keys or values out of the input."""
+    node, side = (
+        (core.value_nodes[0], -1 if core.weights_first else -2) if name == "value" else (core.score_nodes[0], -2)
+    )
+    side = -1 if name == "key" else side
+    found = (n for n in trace.ancestors(node.operand_nodes[side:][:1]) if n.op in PRODUCTS and n.line is not None)
+    return next((n.line for n in found), None)
+
+
 def split_line(trace: Trace, core: Core) -> int | None:
     """The first view between projection and product."""
     sources = core.score_nodes[0].operand_nodes[-2:-1]

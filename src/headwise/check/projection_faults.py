@@ -100,11 +100,13 @@ def _roles(bound: Bound, reading: Reading, known: dict[str, Projection], result:
     if {"query", "key", "value"} <= stated:
         for name, part in known.items():
             if part.source != name:
-                result.wrong("wrong-role", f"the {name} is made from the argument for the {part.source}", None)
+                line = lines.projection_line(bound.trace, reading.core, name)
+                result.wrong("wrong-role", f"the {name} is made from the argument for the {part.source}", line)
     for name, part in known.items():
         others = {_role_in(n) for n in part.role.names} - {None}
         if len(others) == 1 and others != {name} and _unused(bound, known, name):
-            result.wrong("wrong-role", f"the {name} is made by {part.role.names[0]}", None)
+            line = lines.projection_line(bound.trace, reading.core, name)
+            result.wrong("wrong-role", f"the {name} is made by {part.role.names[0]}", line)
 
 
 def _role_in(parameter: str) -> str | None:

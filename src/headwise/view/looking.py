@@ -82,6 +82,11 @@ def _maps(model: nn.Module, run: Callable[[], object], layers: Layers, progress:
             count = len(seen._layers)
             model.eval()
             run()
+    except IndexError as error:
+        raise ShapeError(
+            f"view({type(model).__name__}): {error}. Are there more tokens than it can read, or ids that its embedding "
+            "does not have?"
+        ) from error
     finally:
         model.train(training)
     return dict(seen)

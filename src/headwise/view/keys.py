@@ -63,12 +63,14 @@ def _lent_terminal() -> Iterator[Callable[[], str | None]]:
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
     handlers: dict[int, Any] = {
-        signal.SIGWINCH: lambda *_: os.write(woken, b"w"),
+        signal.SIGWINCH: lambda *_: None,
         signal.SIGTERM: _end,
         signal.SIGHUP: _end,
         signal.SIGTSTP: signal.SIG_IGN,  # who is put to sleep cannot give back
     }
     old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    # Every signal also wakes who waits for a key: one that comes just before the waiting begins would else be slept over.
+    waker = signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     try:
         tty.setcbreak(place)
         sys.stdout.write(ENTER)
@@ -77,6 +79,7 @@ def _lent_terminal() -> Iterator[Callable[[], str | None]]:
         termios.tcsetattr(place, termios.TCSADRAIN, before)
         for number, handler in old.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(waker)
         os.close(wake)
         os.close(woken)
         sys.stdout.write(LEAVE)
@@ -89,7 +92,7 @@ def _end(number: int, _: Any) -> None:
 
 
 def _key(place: int, wake: int) -> str | None:
-    """The name of the next key; None when the terminal's size has changed instead."""
+    """The name of the next key; None when a signal came instead, such as that of another size."""
     ready = select.select([place, wake], [], [])[0]
     if wake in ready:
         os.read(wake, 64)

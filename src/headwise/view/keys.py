@@ -69,7 +69,7 @@ def _lent_terminal() -> Iterator[Callable[[], str | None]]:
         signal.SIGTSTP: signal.SIG_IGN,  # who is put to sleep cannot give back
     }
     old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    # Every signal also wakes who waits for a key: one that comes just before the waiting begins would else be slept over.
+    # Every signal also wakes who waits for a key: one that comes just before the waiting would else be slept over.
     waker = signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     try:
         tty.setcbreak(place)

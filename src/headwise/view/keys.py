@@ -64,6 +64,7 @@ def _lent_terminal() -> Iterator[Callable[[], str | None]]:
     os.set_blocking(woken, False)
     handlers: dict[int, Any] = {
         signal.SIGWINCH: lambda *_: None,
+        signal.SIGINT: signal.default_int_handler,  # who was started in the background would else ignore Ctrl-C
         signal.SIGTERM: _end,
         signal.SIGHUP: _end,
         signal.SIGTSTP: signal.SIG_IGN,  # who is put to sleep cannot give back

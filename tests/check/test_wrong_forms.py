@@ -132,7 +132,65 @@ class WrongConstructor(nn.Module):
         return self.qkv(x).softmax(-1)
 
 
+class HeadsOfOneTokenByEinsum(KeepMask):
+    """The values are summed up without the weights: queries and keys have no effect at all."""
+
+    def forward(self, x):
+        q, k, v = (w(x).unflatten(-1, (self.h, -1)) for w in (self.wq, self.wk, self.wv))
+        weights = (torch.einsum("bhqd,bhkd->bhqk", q, k) / q.size(-1) ** 0.5).softmax(-1)
+        return self.wo(torch.einsum("bhqk,bhvd->bhqd", weights, v).flatten(2))
+
+
+class PiecesOfTheSequence(KeepMask):
+    """Heads were to be put into groups; tokens were."""
+
+    def forward(self, x):
+        q, k, v = (heads_of(w(x), self.h).chunk(3, dim=2) for w in (self.wq, self.wk, self.wv))
+        read = [(a @ b.mT / a.size(-1) ** 0.5).softmax(-1) @ c for a, b, c in zip(q, k, v, strict=True)]
+        return self.wo(joined(torch.cat(read, dim=2)))
+
+
+class FeaturesOfAHead(KeepMask):
+    def forward(self, x):
+        q, k, v = (heads_of(w(x), self.h) for w in (self.wq, self.wk, self.wv))
+        weights = (torch.einsum("bhtd,bhte->bhde", q, k) / q.size(-1) ** 0.5).softmax(-1)
+        return self.wo(joined(torch.einsum("bhde,bhte->bhtd", weights, v)))
+
+
+class MultiHeadAttentionOfOneHead(nn.Module):
+    def __init__(self, embed_dim, qdim, kdim, vdim):
+        super().__init__()
+        self.to_q, self.to_k, self.to_v = (nn.Linear(dim, embed_dim) for dim in (qdim, kdim, vdim))
+        self.out = nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, q, k, v):
+        q, k, v = self.to_q(q), self.to_k(k), self.to_v(v)
+        return self.out((q @ k.mT / q.size(-1) ** 0.5).softmax(-1) @ v)
+
+
+class ReturnsNothing(KeepMask):
+    def forward(self, x):
+        super().forward(x, x, x)
+
+
+class HeadsNeverMerged(nn.Module):
+    """It fails behind the attention, where input and sizes cannot be to blame."""
+
+    def __init__(self, k, heads):
+        super().__init__()
+        self.heads = heads
+        self.queries, self.keys, self.values = (nn.Linear(k, k * heads) for _ in range(3))
+        self.unify = nn.Linear(k * heads, k)
+
+    def forward(self, x):
+        q, k, v = (heads_of(w(x), self.heads) for w in (self.queries, self.keys, self.values))
+        return self.unify(((q @ k.mT / q.size(-1) ** 0.5).softmax(-1) @ v).transpose(1, 2))
+
+
 WRONG = {
+    HeadsOfOneTokenByEinsum: "tokens-alone", PiecesOfTheSequence: "sees-a-part",
+    FeaturesOfAHead: "attends-over-features",
+    MultiHeadAttentionOfOneHead: "single-head", ReturnsNothing: "no-return", HeadsNeverMerged: "crashes",
     SharedSmallMatrix: "heads-share-weights", QueryAsKey: "wrong-role", TooWide: "too-wide",
     RepeatedInTheOtherOrder: "mask-wrong-sample", SoftmaxOverSamples: "softmax-axis", OneHeadForAll: "single-head",
     InPlace: "backward-fails", SwitchWithoutEffect: "causal-ignored", AmbiguousMask: "mask-crashes",
@@ -146,6 +204,14 @@ def test_wrong_form_is_named(form, mistake):
     report = check(form)
     assert report.verdict == "wrong", report
     assert mistake in {finding.name for finding in report.findings if finding.severity == "wrong"}, report
+
+
+class WindowedPieces(PiecesOfTheSequence):
+    """The same on purpose: the name says so."""
+
+
+def test_pieces_that_the_name_announces_are_not_called_wrong():
+    assert check(WindowedPieces).verdict == "unknown"
 
 
 class Unusual(KeepMask):
@@ -208,6 +274,21 @@ class OneLengthOnly(KeepMask):
         return self.wo(joined((q @ k.mT / q.size(-1) ** 0.5 + bias).softmax(-1) @ v))
 
 
+class ComparedWithTorch(KeepMask):
+    """A second attention, only to compare with."""
+
+    def forward(self, x):
+        q, k, v = (heads_of(w(x), self.h) for w in (self.wq, self.wk, self.wv))
+        read = (q @ k.mT / q.size(-1) ** 0.5).softmax(-1) @ v
+        assert torch.allclose(read, nn.functional.scaled_dot_product_attention(q, k, v), atol=1e-3)
+        return self.wo(joined(read))
+
+
+class EncoderFirst(KeepMask):
+    def forward(self, encoder_embs, decoder_embs):
+        return super().forward(decoder_embs, encoder_embs, encoder_embs)
+
+
 class ValidTokens(KeepMask):
     """A required mask under another name, which also clears rows of the output."""
 
@@ -215,7 +296,11 @@ class ValidTokens(KeepMask):
         return super().forward(x, x, x, valid[:, None, None, :]) * valid.unsqueeze(-1)
 
 
-@pytest.mark.parametrize("form", [NormalisedHeads, OneLengthOnly, ValidTokens], ids=lambda form: form.__name__)
+@pytest.mark.parametrize(
+    "form",
+    [NormalisedHeads, OneLengthOnly, ComparedWithTorch, EncoderFirst, ValidTokens],
+    ids=lambda form: form.__name__,
+)
 def test_unusual_and_right_is_not_called_wrong(form):
     report = check(form)
     assert report.verdict in ("right", "variant"), report

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from headwise.check import building, core, layouts
 from headwise.check.attempt import Attempt, Failure
 from headwise.check.bound import Bound
-from headwise.check.calling import Form, forms, make_inputs
+from headwise.check.calling import Form, forms, leaves, make_inputs
 from headwise.check.configs import Config
 from headwise.check.mending import mended
 from headwise.check.names import constructor_role, value_for
@@ -23,6 +23,7 @@ from headwise.check.sizes import SMALL, Sizes, batch_for
 from headwise.check.stubs import Stub
 from headwise.check.subject import FunctionWithWeights, entry, modules, prepare, tensors
 from headwise.check.trace import PRODUCTS, TooLongError, Trace
+from headwise.check.usage import globals_read
 
 SECONDS = 8.0  # of processor time, for all attempts together
 SIZES = ("width", "heads", "context", "head_width", "batch")
@@ -139,13 +140,21 @@ def _all(attempt: Attempt, sizes: Sizes) -> Iterator[Bound]:
 def _of_stored_length(
     attempt: Attempt, thing: Any, built: building.Built, sizes: Sizes, repaired: Repaired
 ) -> Iterator[Bound]:
-    for length in stored_lengths(thing, sizes):
+    for length, layout in _fitting_lengths(attempt, thing, sizes):
         fixed = replace(sizes, T=length, context=length)
         for form in forms(thing, fixed):
-            bound = try_form(attempt, thing, built, form, fixed, repaired)
+            bound = try_form(attempt, thing, built, replace(form, layout=layout), fixed, repaired)
             if bound is not None:
                 yield bound
                 break
+
+
+def _fitting_lengths(attempt: Attempt, thing: Any, sizes: Sizes) -> Iterator[tuple[int, str]]:
+    """Lengths of stored masks, and the one that a constant of the module fixes, also without a batch."""
+    yield from ((length, layouts.PLAIN) for length in stored_lengths(thing, sizes))
+    read = globals_read(attempt.target)
+    if any(constructor_role(n) == "context" and type(attempt.namespace.get(n)) is int for n in read):
+        yield from ((sizes.context, layout) for layout in (layouts.PLAIN, "unbatched"))
 
 
 def _of_other_layout(
@@ -241,12 +250,19 @@ def try_form(
         width = "shapes cannot be multiplied" in str(error)  # perhaps by a size that we guessed
         failure.natural = form.natural and (built.certain or (projected and not width))
         failure.guessed, failure.projected = form.fixed_tensor, projected
+        failure.attended = built.guessed <= 1 and form.layout == layouts.PLAIN and _attended(trace, sizes)
         failure.without = bool(form.fixed) and all(value is None for value in form.fixed.values())
         attempt.failures.append(failure)
         return None
+    trace.returned = [trace.source(leaf) for leaf in leaves(returned)]
     output = form.result(returned, inputs)
     space, filename = attempt.namespace, attempt.filename
     return Bound(thing, attempt.target, built, form, sizes, space, filename, repaired, inputs, trace, returned, output)
+
+
+def _attended(trace: Trace, sizes: Sizes) -> bool:
+    """Whether weights between tokens were made."""
+    return any(node.value.shape[-2:] == (sizes.T, sizes.T) for node in core.softmax_nodes(trace))
 
 
 def _rank(bound: Bound) -> int:

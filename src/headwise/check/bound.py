@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headwise.check import building
 from headwise.check.attempt import Failure
-from headwise.check.calling import Form, Inputs
+from headwise.check.calling import Form, Inputs, leaves
 from headwise.check.configs import Config
 from headwise.check.repairs import Repaired, Repairs
 from headwise.check.sizes import Sizes
@@ -47,7 +47,9 @@ class Bound:
         """One more call and its trace."""
         trace = Trace(self.filename)
         with Repairs(self.filename, self.repaired), torch.no_grad(), quiet(), double_by_default(), trace:
-            return self.form.call(self.thing, inputs, masks), trace
+            returned = self.form.call(self.thing, inputs, masks)
+        trace.returned = [trace.source(leaf) for leaf in leaves(returned)]
+        return returned, trace
 
     def output_of(self, inputs: Inputs, masks: dict[str, Any] | None = None, thing: Any = None) -> Tensor | None:
         """The output of one call, or None where it raises or returns something else: it is a learner's code."""

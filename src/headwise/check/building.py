@@ -22,6 +22,7 @@ BY_NAME: dict[str, Any] = {
     "qkvbias": True,
 }  # fmt: skip
 
+MANY = 9
 SCALING = {"scale", "scaled", "usescale", "scaling", "isscale", "doscale", "applyscale"}
 
 
@@ -34,6 +35,7 @@ class Built:
     arguments: dict[str, Any]
     config: Config | None = None
     natural: bool = True  # every argument has a known meaning
+    guessed: int = 0  # arguments whose meaning had to be guessed
 
     @property
     def certain(self) -> bool:
@@ -137,11 +139,14 @@ def _with_names(
         preferred = next((name for name in optional if "model" in name or "embed" in name), optional[0])
         yield _built(cls, known | {preferred: sizes.E} | dict.fromkeys(unknown), parameters)
     several = {n: sizes.E for n, role in roles.items() if role == "head_width"}
+    if "heads" not in roles.values() and len(several) > 1:  # widths of inputs, where nothing is split
+        yield _built(cls, known | several | dict.fromkeys(unknown, sizes.E), parameters)
     meant = "width" in roles.values() or not several  # else a width of heads may be the model's
     if not meant and not unknown:
         yield _built(cls, known | several, parameters, natural=False)
     for values in _guesses(unknown, roles, sizes):
-        yield _built(cls, known | dict(zip(unknown, values, strict=True)), parameters, natural=not unknown and meant)
+        made = _built(cls, known | dict(zip(unknown, values, strict=True)), parameters, natural=not unknown and meant)
+        yield dataclasses.replace(made, guessed=len(unknown) + (not meant))
     # A head width or a kv-head count where the width of the model was meant, or the other way round.
     for name, value in _second_readings(parameters, roles, sizes):
         for values in _guesses(unknown, roles, sizes):
@@ -171,11 +176,14 @@ def _second_readings(
 
 
 def _built(cls: type, arguments: dict[str, Any], parameters: list[inspect.Parameter], natural: bool = True) -> Built:
+    # Other readings of names are guesses, however many: see `guessed` where they are fewer.
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
     first = [arguments[name] for name in positional if name in arguments]
     named = {name: value for name, value in arguments.items() if name not in positional}
     text = ", ".join(f"{k}={_short(v)}" for k, v in arguments.items())
-    return Built(lambda: cls(*first, **named), f"{cls.__name__}({text})", arguments, None, natural)
+    return Built(
+        lambda: cls(*first, **named), f"{cls.__name__}({text})", arguments, None, natural, 0 if natural else MANY
+    )
 
 
 def _short(value: Any) -> str:

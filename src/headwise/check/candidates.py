@@ -31,7 +31,7 @@ def candidates(loaded: Loaded) -> list[tuple[str, Any, int]]:
         if inspect.isclass(thing):
             score = _class_score(name, thing, texts, used)
         elif inspect.isfunction(thing):
-            score = _function_score(name, thing, texts[name])
+            score = _function_score(name, thing, "\n".join([texts[name], *(texts[other] for other in used[name])]))
         else:
             continue
         if score > 0:

@@ -65,7 +65,7 @@ def _is_one(sums: Tensor) -> bool:
 def find(trace: Trace) -> Parts | None:
     """The parts, or None where the trace holds no attention."""
     found = Parts([], [], [], [])
-    for node in softmax_nodes(trace):
+    for node in _returned(trace, softmax_nodes(trace)):
         scores = [n for n in trace.ancestors(node.parents, PRODUCTS) if n.op in PRODUCTS]
         reached = trace.reaches(node.index)
         first = _first_products(trace, node, reached)
@@ -77,6 +77,14 @@ def find(trace: Trace) -> Parts | None:
             found.products.append(product)
             found.sides.append(side)
     return found if found.softmax else None
+
+
+def _returned(trace: Trace, nodes: list[Node]) -> list[Node]:
+    """Those on which what was returned depends: a second attention, made to compare with, does not count."""
+    if len(nodes) < 2 or None in trace.returned or not trace.returned:
+        return nodes
+    behind = {node.index for node in trace.ancestors(trace.returned)}
+    return [node for node in nodes if node.index in behind] or nodes
 
 
 def unnormalised(trace: Trace, T: int) -> Node | None:

@@ -7,9 +7,11 @@ from headwise.check.findings import Finding, ranked
 from headwise.check.repairs import Repaired
 from headwise.check.report import Report
 from headwise.check.stubs import Stub
+from headwise.check.unset import faults_of_text
 from headwise.check.usage import names_used
 
 CERTAIN = (NameError, AttributeError, TypeError, IndexError, KeyError, UnboundLocalError, ZeroDivisionError)
+CERTAIN_FAULTS = {"missing-import", "undefined-name", "missing-super", "missing-attribute", "no-return"}
 SEVERAL = 4  # guesses, of numbers and of None
 # Perhaps we passed something of another kind.
 OURS = (
@@ -32,9 +34,14 @@ def not_bound(case: Case, bound: Bound | None, failures: list[Failure]) -> Repor
         report.subject = first.built
         report.call = "" if first.called is None else f"forward({first.called})"
         findings.append(_crash(first))
+    elif bound is not None and bound.returned is None:
+        findings += [*repairs_needed(bound.repaired, case), Finding("no-return")]
     elif bound is not None:
+        findings += repairs_needed(bound.repaired, case)
         report.doubts.append("what it returns is not of the shape (batch, tokens, width)")
-    if any(f.name in ("missing-import", "undefined-name", "missing-super") for f in findings) or first is not None:
+    known = {f.name for f in findings}
+    findings += [f for f in faults_of_text(case) if f.name not in known] if first is None else []
+    if any(f.name in CERTAIN_FAULTS for f in findings) or first is not None:
         report.verdict = "wrong" if any(f.severity == "wrong" for f in findings) else "unknown"
     report.findings = ranked(findings)
     return report
@@ -69,6 +76,8 @@ def _telling(failures: list[Failure]) -> Failure | None:
     if not inside:
         return None
     calls = [f for f in inside if f.called is not None]
+    if (late := _after_attention(calls)) is not None:
+        return late
     natural = [f for f in calls if f.natural]
     simple = [f for f in natural if f.projected and not f.guessed and "NoneType" not in str(f.error)]
     same_end = [f for f in natural if f.guessed and _end(f) in {_end(g) for g in calls if g.without}]
@@ -87,6 +96,16 @@ def _telling(failures: list[Failure]) -> Failure | None:
     if isinstance(first.error, CERTAIN) or "only one dimension" in str(first.error):
         return first
     return first if isinstance(first.error, RuntimeError | ValueError) and _natural(first) else None
+
+
+def _after_attention(calls: list[Failure]) -> Failure | None:
+    """An error behind the softmax: input and sizes were right as far as that. All that come so far must end alike."""
+    late = [f for f in calls if f.attended and not f.guessed]
+    if not late or len({_end(f) for f in late}) > 1:
+        return None
+    first = late[0]
+    ours = isinstance(first.error, AssertionError) or first.on_purpose or any(w in str(first.error) for w in OURS)
+    return None if ours else first
 
 
 def _whatever_we_pass(calls: list[Failure]) -> Failure | None:

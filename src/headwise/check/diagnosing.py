@@ -26,7 +26,9 @@ def _between_tokens(bound: Bound, reading: Reading, result: Diagnosis) -> bool:
         return True
     line = reading.core.score_nodes[0].line
     H = asked_heads(bound) or bound.sizes.H
-    if columns == rows == H or columns in (bound.sizes.H, bound.sizes.D):
+    if columns == rows == bound.sizes.D != H:
+        result.wrong("attends-over-features", f"weights are a table of {rows}×{columns} for {T} tokens", line)
+    elif columns == rows == H or columns in (bound.sizes.H, bound.sizes.D):
         result.wrong(
             "attends-over-heads", f"weights are a table of {rows}×{columns} for {T} tokens and {H} heads", line
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headwise.check.candidates import candidates
+from headwise.check.candidates import MULTI, candidates
 from headwise.check.case import Case
 from headwise.check.findings import Finding
 from headwise.check.judging import judge
@@ -82,9 +82,14 @@ def _best(
             break
     judged = [r for i, r in enumerate(reports) if i == 0 or not (r.verdict == "variant" and WEIGHTLESS in r.variants)]
     best = max(judged, key=lambda r: RANK[r.verdict])  # a helper without weights does not speak for a class
-    best = reports[0] if RANK[best.verdict] == 0 else best
+    best = reports[0] if RANK[best.verdict] == 0 or _only_a_part(found[0][0], best) else best
     best.others = [name for name, _, _ in found if not best.subject.startswith(name)][:3]
     return best
+
+
+def _only_a_part(name: str, best: Report) -> bool:
+    """Whether one head was judged in place of the class that puts several together: it does not speak for it."""
+    return bool(MULTI.search(name)) and "a single head" in best.variants and not best.subject.startswith(name)
 
 
 def _syntax(loaded: Loaded) -> Report:

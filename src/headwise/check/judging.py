@@ -1,11 +1,12 @@
 """The whole judgement of one class or function: bind, read, diagnose, measure masks, probe, decide."""
 
+import re
 import time
 from dataclasses import replace
 
 import torch
 
-from headwise.check import conventions, core, diagnosing, layouts, probes, proof, robustness, solutions
+from headwise.check import conventions, core, diagnosing, influence, layouts, probes, proof, robustness, solutions
 from headwise.check.attempt import Failure
 from headwise.check.binding import bind
 from headwise.check.bound import Bound
@@ -20,9 +21,14 @@ from headwise.check.report import Report
 from headwise.check.sizes import Sizes
 from headwise.check.stages import Reading
 from headwise.check.subject import signature
+from headwise.check.unset import misplaced_mask
 from headwise.check.usage import globals_read, names_used
 
 MANY_OPERATIONS = 6000
+COMMENT = re.compile(
+    r"#[^\n]*(?:mask[^\n]*(?:ignor|not used|unused|忽略|省略|未使用)|(?:ignor|unused|忽略|省略)[^\n]*mask)",
+    re.IGNORECASE,
+)
 TOLERANCE = 1e-6  # of a float64 prediction; scales given as float32 tensors cost 1e-7
 
 
@@ -83,6 +89,7 @@ def _bound(case: Case, bound: Bound) -> Report:
     if reading is None and (bare := core.unnormalised(bound.trace, bound.inputs.query.shape[1])) is not None:
         result.wrong("softmax-missing", "scores are multiplied with the values as they are", bare.line)
     elif reading is None:
+        result.findings += influence.findings(bound)
         result.doubts.append("no product of queries and keys that goes through a softmax to values was seen")
     else:
         result = diagnosing.diagnose(bound, reading)
@@ -91,7 +98,7 @@ def _bound(case: Case, bound: Bound) -> Report:
         case.progress("masks")
         measured = conventions.measure(bound, reading)
         report.masks = [c.words() if c.tried else f"{c.name}: not judged, {bound.form.layout}" for c in measured]
-        findings += conventions.findings(measured, bound, reading)
+        findings += _admitted(case, conventions.findings(measured, bound, reading)) + misplaced_mask(case)
         findings += _mask_extras(bound, reading, measured)
     findings += _other_way(bound)
     case.progress("probing")
@@ -104,6 +111,14 @@ def _bound(case: Case, bound: Bound) -> Report:
     if report.verdict in ("right", "variant") and reading is not None:
         report.findings = ranked(report.findings + _robust(case, bound, reading))
     return report
+
+
+def _admitted(case: Case, findings: list[Finding]) -> list[Finding]:
+    """A mask that a comment says is left out is no mistake, only a trap."""
+    for finding in findings:
+        if finding.name == "mask-ignored" and case.loaded is not None and COMMENT.search(case.loaded.source):
+            finding.severity = "fragile"
+    return findings
 
 
 def _robust(case: Case, bound: Bound, reading: Reading) -> list[Finding]:
@@ -238,7 +253,7 @@ def _settled(findings: list[Finding], result: Diagnosis) -> list[Finding]:
         gone |= {"dropout-in-eval", "no-gradient"}
     if "too-wide" in names:
         gone.add("no-out-proj")
-    if "attends-over-heads" in names:
+    if names & {"attends-over-heads", "attends-over-features"}:
         gone |= {"mask-ignored", "cross-length", "mask-crashes"}
     return [f for f in findings if f.name not in gone]
 

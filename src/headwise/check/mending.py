@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import linecache
 import re
 from collections.abc import MutableMapping
 from typing import Any
@@ -41,7 +42,7 @@ def mended(work: Any, thing: Any, attempt: Attempt, sizes: Sizes, repaired: Repa
             if "before Module.__init__() call" in str(error) and inspect.isclass(attempt.target):
                 repaired.super_missing = True
                 work = _with_super(attempt.target, work)
-            elif not _supply_attribute(error, thing, sizes, repaired, line):
+            elif not _supply_attribute(error, thing, sizes, repaired, line, attempt.filename):
                 raise
     return work()
 
@@ -79,12 +80,17 @@ def _supply(namespace: MutableMapping[str, Any], name: str, sizes: Sizes) -> boo
     return True
 
 
-def _supply_attribute(error: AttributeError, thing: Any, sizes: Sizes, repaired: Repaired, line: int | None) -> bool:
+def _supply_attribute(
+    error: AttributeError, thing: Any, sizes: Sizes, repaired: Repaired, line: int | None, filename: str | None
+) -> bool:
     match = re.search(r"object has no attribute '(\w+)'", str(error))
     name = match[1] if match else None
     role = constructor_role(name) if name else None
     if thing is None or name is None or role is None or getattr(error, "obj", thing) is not thing:
         return False
-    setattr(thing, name, value_for(role, sizes))
+    called = re.search(rf"\bself\.{name}\(", "" if line is None else linecache.getline(filename or "", line))
+    if called and role != "dropout":
+        return False
+    setattr(thing, name, nn.Identity() if called else value_for(role, sizes))
     repaired.attributes[name] = line
     return True

@@ -35,7 +35,7 @@ KV_HEADS = _words(
 )
 HEAD_WIDTH = _words(
     "headdim dk dv dq headsize dimhead dhead keydim valuedim depth dimkey headwidth dimperhead sizeperhead "
-    "headfeatures dkey dvalue dquery qkdim attnheadsize attentionheadsize dimq dimk dimv qdim headembdim "
+    "headfeatures dkey dvalue dquery qkdim attnheadsize attentionheadsize dimq dimk dimv qdim kdim vdim headembdim "
     "headembeddim dimv dkv dqk sizehead headdimension perheaddim headchannels qkheaddim vheaddim dimvalue"
 )
 CONTEXT = _words(
@@ -147,7 +147,14 @@ def _call_role_by_pieces(word: str) -> str | None:
         return "rotary"
     if "pos" in word:
         return "position"
-    for piece, role in (("quer", "query"), ("key", "key"), ("val", "value"), ("encod", "memory"), ("memory", "memory")):
+    for piece, role in (
+        ("quer", "query"),
+        ("key", "key"),
+        ("val", "value"),
+        ("encod", "memory"),
+        ("memory", "memory"),
+        ("decod", "query"),
+    ):
         if piece in word and "cache" not in word and "past" not in word and "mask" not in word:
             return role
     return None

@@ -1,5 +1,7 @@
 """Mistakes after the heads: merge, output projection, width."""
 
+import re
+
 import torch
 
 from headwise.check import layouts, lines
@@ -10,6 +12,8 @@ from headwise.check.elsewhere import projecting_class
 from headwise.check.fits import same
 from headwise.check.stages import Reading
 from headwise.check.subject import tensors
+
+MULTI_HEAD = re.compile(r"multi_?head|mha\b|mhsa\b", re.IGNORECASE)
 
 
 def judge_output(bound: Bound, reading: Reading, result: Diagnosis) -> None:
@@ -41,7 +45,9 @@ def judge_output(bound: Bound, reading: Reading, result: Diagnosis) -> None:
         asked = None  # one of several heads, which knows their number
     if asked and asked > 1 and H == 1:
         result.wrong("single-head", f"{asked} heads were asked for; weights are one table of all {Dv} numbers")
-    if H == 1 and not asked:
+    if H == 1 and not asked and MULTI_HEAD.search(type(bound.thing).__name__):
+        result.wrong("single-head", "it is called multi-head, and nothing is split into heads")
+    elif H == 1 and not asked:
         result.variants.append("a single head")
     if out.role.plain and out.last and out.merge != "mean" and not (H == 1 and not asked) and tensors(bound.thing):
         _unprojected(bound, reading, result)

@@ -49,6 +49,7 @@ class Trace(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.filename = filename
         self.nodes: list[Node] = []
+        self.returned: list[int | None] = []  # nodes of what the call returned
         self._kept: list[Tensor] = []  # an id is only unique while its object lives
         self._producer: dict[int, int] = {}
         self._written: dict[int, int] = {}  # storage → the last operation that wrote into it

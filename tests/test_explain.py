@@ -39,6 +39,7 @@ def test_explanation_says_why_each_faster_path_refused():
         "path: sdpa (torch's fused scaled_dot_product_attention, kernel: flash_attention)",
         "mask: causal()",
         "refused: blocks: torch's own causal kernel is faster at this length",
+        "refused: triangles: it is for CUDA",
         f"refused: flex: {told.refused['flex']}",
     ]
 

@@ -308,3 +308,28 @@ def test_pieces_of_a_ring_agree_with_the_reference(kind, dtype, cudnn):
     tolerance = {torch.float16: 5e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}[dtype]
     for ours, truth in zip(found["found"], found["truth"], strict=True):
         torch.testing.assert_close(ours.double(), truth, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("layout", ["heads first", "tokens first"])
+@pytest.mark.parametrize(("dtype", "T", "size"), [(torch.bfloat16, 4096, 2048), (torch.float16, 5001, 2111)])
+def test_a_long_window_runs_as_two_triangles_and_gives_what_the_reference_gives(dtype, T, size, layout):
+    Hkv, D = 3, 128
+    shapes = [(B, T, heads, D) for heads in (H, Hkv, Hkv)]
+    made = [torch.randn(shape, device=CUDA).to(dtype).transpose(1, 2) for shape in shapes]
+    tensors = [(x.contiguous() if layout == "heads first" else x).detach().requires_grad_() for x in made]
+    mask = causal() & window(size - 1)
+    assert explain(*tensors, mask=mask).path == "triangles"
+    output, weights = attend(*tensors, mask=mask, return_weights=True)
+    output.backward(slope(output))
+    found = {}
+    for name, precision in (("truth", torch.float64), ("plain", dtype)):
+        copies = [x.detach().to(precision).requires_grad_() for x in tensors]
+        read, exact = reference.attend(*copies, visible=mask.to_tensor(T, device=CUDA))
+        read.backward(slope(read))
+        found[name] = (read.detach(), [x.grad for x in copies], exact.detach()[:, :, ::97])
+        del read, exact
+    truth, plain = found["truth"], found["plain"]
+    assert_close_to_truth(output.detach(), truth[0], plain[0], factor=3)
+    for x, exact, rough in zip(tensors, truth[1], plain[1], strict=True):
+        assert_close_to_truth(x.grad, exact, rough, factor=3)
+    torch.testing.assert_close(weights[:, :, ::97].double(), truth[2], rtol=1e-2, atol=1e-5)

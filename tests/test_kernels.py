@@ -9,7 +9,21 @@ import kernel_calls
 
 pytest.importorskip("triton")
 
-from headwise import causal, dense, kernels, local, prefix, previous_token, readings, same_token, sink, tiles
+from headwise import (
+    attend,
+    causal,
+    dense,
+    kernels,
+    local,
+    prefix,
+    previous_token,
+    readings,
+    same_token,
+    sink,
+    tiles,
+    window,
+)
+from headwise.backends import triangles
 from headwise.kernels.structure import structure_of
 from headwise.probes import induction
 
@@ -151,3 +165,54 @@ def test_masks_become_structures_or_are_left_to_tiles():
     assert structure_of(same_token(torch.arange(9)) & induction(torch.arange(9)), source) is None
     matching = kernel_calls.source(1, 2, 1, 9, 9, 16, same_token(torch.arange(9)), torch.float32)
     assert kernels.log_sum_exp(matching) is None, "a mask of matching tokens was taken for less than it is"
+
+
+def causal_part(heads, scale):
+    """What the fused kernel gives, by a plain formula; key/value heads repeated."""
+    query, key, value = (x.double() for x in heads)
+    scores = triangle(query @ repeated(key, query).mT * scale)
+    return triangles.Part(
+        (scores.softmax(-1) @ repeated(value, query)).to(heads[0].dtype), scores.logsumexp(-1).float()
+    )
+
+
+def causal_gradients(known, lse, scale):
+    """The backward pass of the fused kernel, which takes output and log-sum-exp as given."""
+    grad, query, key, value, output = (x.double() for x in known)
+    keys, values = repeated(key, query), repeated(value, query)
+    weights = (triangle(query @ keys.mT * scale) - lse).exp()
+    inner = weights * (grad @ values.mT - (grad * output).sum(-1, keepdim=True)) * scale
+    grouped = (x.unflatten(1, (key.shape[1], -1)).sum(2) for x in (inner.mT @ query, weights.mT @ grad))
+    return tuple(x.to(known[0].dtype) for x in (inner @ keys, *grouped))
+
+
+def triangle(scores):
+    return scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+
+
+def repeated(x, query):
+    return x.repeat_interleave(query.shape[1] // x.shape[1], 1)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1; the real kernels run in test_gpu.py")
+@pytest.mark.parametrize(("T", "size"), [(22, 11), (31, 7), (29, 13), (5 * 7, 7)])
+@pytest.mark.parametrize("layout", ["heads first", "tokens first"])
+def test_two_triangles_are_a_window(T, size, layout, monkeypatch):
+    for function in (causal_part, causal_gradients):
+        monkeypatch.setattr(triangles, function.__name__, function)
+    B, H, Hkv, D = 2, 6, 3, 5
+    torch.manual_seed(0)
+    shapes = [(B, T, heads, D) for heads in (H, Hkv, Hkv)]
+    made = [torch.randn(shape).transpose(1, 2) for shape in shapes]
+    made = [x.contiguous() if layout == "heads first" else x for x in made]
+    ours = [x.clone(memory_format=torch.preserve_format).requires_grad_() for x in made]
+    theirs = [x.double().requires_grad_() for x in made]
+    output, lse = triangles.TwoTriangles.apply(*ours, size, D**-0.5)
+    expected, weights = attend(*theirs, mask=causal() & window(size - 1), return_weights=True)
+    torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse.double(), weights.log_sum_exp().detach(), rtol=1e-5, atol=1e-5)
+    seed = torch.randn_like(output)
+    output.backward(seed)
+    expected.backward(seed.double())
+    for mine, truth in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad.double(), truth.grad, rtol=1e-5, atol=1e-5)

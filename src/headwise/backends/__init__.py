@@ -9,10 +9,11 @@ from headwise.backends.blocks import Blocks
 from headwise.backends.flex import Flex
 from headwise.backends.rows import Rows
 from headwise.backends.sdpa import Sdpa
+from headwise.backends.triangles import Triangles
 from headwise.backends.whole import Whole
 
 SDPA = Sdpa()
-BACKENDS: tuple[Backend, ...] = (Blocks(), Flex(), SDPA, Rows(), Whole())
+BACKENDS: tuple[Backend, ...] = (Blocks(), Triangles(), Flex(), SDPA, Rows(), Whole())
 
 
 def choose(call: Call) -> Backend:

@@ -1,0 +1,69 @@
+"""Chunks turned round and put together again, for `backends/triangles.py`.
+
+A chunk is C rows. Its turned copy has C − 1 rows in reverse order: all but the last of a query chunk (`shift` 1), all
+but the first of a key chunk (`shift` 0). Row t of turned chunk c is row (c + shift)·C + C − 1 − shift − t.
+"""
+
+# mypy: ignore-errors
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def turn_kernel(
+    source, turned, s_batch, s_head, s_row, t_chunk, t_head, t_row, H, T, C, count, shift,
+    D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """The turned chunks (B · count, H, C − 1, D) of (B, H, T, D); rows beyond T become 0."""
+    flat = tl.program_id(1)
+    head, chunk = flat % H, flat // H
+    batch, number = chunk // count, chunk % count
+    t = tl.program_id(0) * BM + tl.arange(0, BM)
+    row = (number + shift) * C + C - 1 - shift - t
+    columns = tl.arange(0, WIDTH)[None, :]
+    source += batch.to(tl.int64) * s_batch + head.to(tl.int64) * s_head
+    turned += chunk.to(tl.int64) * t_chunk + head.to(tl.int64) * t_head
+    fits = (t < C - 1)[:, None] & (columns < D)
+    x = tl.load(source + row.to(tl.int64)[:, None] * s_row + columns, mask=fits & (row < T)[:, None], other=0.0)
+    tl.store(turned + t.to(tl.int64)[:, None] * t_row + columns, x, mask=fits)
+
+
+@triton.jit
+def join_kernel(
+    near, near_lse, far, far_lse, joined, lse,
+    n_chunk, n_head, n_row, f_chunk, f_head, f_row, j_batch, j_head, j_row,
+    H, T, C, length, chunks, first, count, shift,
+    D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr, WEIGHTED: tl.constexpr,
+):  # fmt: skip
+    """Near chunks (B · chunks, H, length, D), from chunk `first` of the sequence on, and the turned far parts of their
+    rows into (B, H, T, D): weighed by their log-sum-exps (near_lse, far_lse contiguous), or just added."""
+    flat = tl.program_id(1)
+    head, chunk = flat % H, flat // H
+    batch, number = chunk // chunks, chunk % chunks + first
+    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    t = C - 1 - shift - i
+    far_chunk = number - shift
+    both = (i < length) & (t >= 0) & (t < C - 1) & (far_chunk >= 0) & (far_chunk < count)
+    columns = tl.arange(0, WIDTH)[None, :]
+    inside = (i < length)[:, None] & (columns < D)
+    beside = both[:, None] & (columns < D)
+    far_flat = (batch * count + far_chunk).to(tl.int64)
+
+    near += chunk.to(tl.int64) * n_chunk + head.to(tl.int64) * n_head
+    far += far_flat * f_chunk + head.to(tl.int64) * f_head
+    joined += batch.to(tl.int64) * j_batch + head.to(tl.int64) * j_head
+    row = (number * C + i).to(tl.int64)
+    x = tl.load(near + i.to(tl.int64)[:, None] * n_row + columns, mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(far + t.to(tl.int64)[:, None] * f_row + columns, mask=beside, other=0.0).to(tl.float32)
+    if WEIGHTED:
+        a = tl.load(near_lse + flat.to(tl.int64) * length + i, mask=i < length, other=0.0)
+        b = tl.load(far_lse + (far_flat * H + head) * (C - 1) + t, mask=both, other=float("-inf"))
+        most = tl.maximum(a, b)
+        of_near, of_far = tl.exp(a - most), tl.exp(b - most)
+        total = of_near + of_far
+        x = x * (of_near / total)[:, None] + y * (of_far / total)[:, None]
+        # Never over near_lse: warps hold copies of a row's number, and one might read what another has written.
+        tl.store(lse + (batch * H + head).to(tl.int64) * T + row, most + tl.log(total), mask=i < length)
+    else:
+        x += y
+    tl.store(joined + row[:, None] * j_row + columns, x.to(joined.dtype.element_ty), mask=inside)

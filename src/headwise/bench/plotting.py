@@ -113,7 +113,15 @@ def _name(axes: Any, result: dict[str, Any], key: str, lines: dict[str, list[tup
             fontsize=8,
             fontweight="bold" if name == OURS else "normal",
             va="center",
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "alpha": 0.6, "shrinkA": 1, "shrinkB": 3},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.5,
+                "alpha": 0.6,
+                "shrinkA": 2,
+                "shrinkB": 3,
+                "relpos": (0, 0.5),
+            },
         )
 
 

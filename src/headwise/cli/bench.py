@@ -29,6 +29,10 @@ EXAMPLES = """examples:
   headwise bench --lengths 16,32 --d-model 32 --heads 2 --seconds 0.1 --only headwise --ladder --looking --json
   headwise bench --from bench.json --plot bench.png
 """
+NOTES = (
+    "medians ± half the distance of the quartiles; T^n: growth over the upper half of the lengths, ? from two alone",
+    "ceiling: the least time this machine could take for the operations and bytes of the longest text, over the time",
+)
 LENGTHS = "128,256,512,1024,2048,4096"
 
 
@@ -38,12 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and input (default float32)")
     parser.add_argument("--lengths", default=LENGTHS, metavar="T,T,...", help=f"tokens of a text (default {LENGTHS})")
     parser.add_argument("--batch", type=int, default=1, help="texts (default 1)")
-    parser.add_argument("--d-model", type=int, default=512, help="width of the layer (default 512)")
-    parser.add_argument("--heads", type=int, default=8, help="heads (default 8)")
+    parser.add_argument("--d-model", type=int, default=256, help="width of the layer (default 256)")
+    parser.add_argument("--heads", type=int, default=4, help="heads (default 4)")
     parser.add_argument("--backward", action="store_true", help="forward and backward instead of forward alone")
     parser.add_argument("--no-causal", action="store_true", help="no mask, for those who can do without")
     parser.add_argument("--only", metavar="NAME,...", help="peers with one of these words in their name; see --list")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of rounds at each length (default 2)")
+    parser.add_argument("--seconds", type=float, default=1.5, help="of rounds at each length (default 1.5)")
     parser.add_argument(
         "--limit", type=float, default=1.5, help="seconds of one run beyond which a peer is left out (default 1.5)"
     )
@@ -134,13 +138,12 @@ def show(result: dict[str, Any]) -> None:
     out.print(f"[dim]the machine's ceilings: {report.ceilings(result)}[/]")
     for made in report.tables(result):
         out.print(f"\n[bold]{made.title}[/]")
-        grid = table(*made.head, right=made.head[1:], whole=made.head)
+        grid = table(*made.head, right=made.head[1:])
         for name, *cells in made.rows:
             grid.add_row(f"[bold cyan]{name}[/]" if name.startswith(OURS) else name, *cells)
         out.print(grid)
-    out.print(
-        "[dim]medians ± half the quartile distance; T^n: growth over the upper half of the lengths, ? from two[/]"
-    )
+    for line in NOTES:
+        out.print(f"[dim]{line}[/]")
     for line in report.left_out(result):
         out.print(f"[dim]left out: {line}[/]")
 

@@ -1,5 +1,6 @@
 """What an expert writes by hand on torch's fused kernels. Nothing is checked."""
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -33,8 +34,8 @@ class HandWired(nn.Module):
 class Flex(HandWired):
     """The same on FlexAttention, compiled, with a block mask."""
 
-    def __init__(self, setting: Setting, tokens: int) -> None:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    def __init__(self, setting: Setting) -> None:
+        from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
         super().__init__(setting.d_model, setting.heads, setting.causal)
         torch._dynamo.reset()  # past eight shapes of one function the compiler gives up, and Flex makes the matrix
@@ -43,13 +44,15 @@ class Flex(HandWired):
         def sees(_b: Tensor, _h: Tensor, q: Tensor, k: Tensor) -> Tensor:
             return q >= k
 
-        self.block_mask = None
-        if setting.causal:
-            self.block_mask = create_block_mask(sees, None, None, tokens, tokens, device=setting.device)
+        @functools.cache
+        def block_mask(T: int) -> BlockMask | None:
+            return create_block_mask(sees, None, None, T, T, device=setting.device) if setting.causal else None
+
+        self.block_mask = block_mask
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """(B, H, T, D), three times, to (B, H, T, D)."""
-        return self.kernel(query, key, value, block_mask=self.block_mask)
+        return self.kernel(query, key, value, block_mask=self.block_mask(query.shape[2]))
 
 
 def hand_wired(setting: Setting, weights: Weights, _tokens: int) -> nn.Module:
@@ -57,9 +60,9 @@ def hand_wired(setting: Setting, weights: Weights, _tokens: int) -> nn.Module:
     return _filled(HandWired(setting.d_model, setting.heads, setting.causal), weights)
 
 
-def flex(setting: Setting, weights: Weights, tokens: int) -> nn.Module:
+def flex(setting: Setting, weights: Weights, _tokens: int) -> nn.Module:
     """With `flex_attention`."""
-    return _filled(Flex(setting, tokens), weights)
+    return _filled(Flex(setting), weights)
 
 
 def _filled(module: HandWired, weights: Weights) -> nn.Module:

@@ -6,8 +6,8 @@ from headwise.bench.measuring import DTYPES, timed
 from headwise.bench.setting import Setting
 from headwise.learn.cost import bound_seconds
 
-SIDE = {"cpu": 1536, "cuda": 8192}  # of the square matrices whose product is timed
-COPIED = {"cpu": 2**28, "cuda": 2**31}  # bytes of the tensor that is copied: far more than caches hold
+SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices whose product is timed
+COPIED = {"cpu": 2**27, "cuda": 2**31}  # bytes of the tensor that is copied: far more than caches hold
 TIMES = 12  # runs, of which the fastest is the ceiling
 
 

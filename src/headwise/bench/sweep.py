@@ -10,7 +10,7 @@ import torch
 
 from headwise.bench.machine import free_bytes
 from headwise.bench.measuring import Verdict, interleaved, tensor_peak, timed
-from headwise.bench.peers.peer import first_line
+from headwise.bench.peers.peer import said
 from headwise.learn.cost import human
 
 ROUNDS, LEAST = 200, 3  # rounds of every candidate, at most and at least
@@ -103,7 +103,7 @@ def _admitted(
     except torch.OutOfMemoryError:
         return "out of memory"
     except Exception as error:  # noqa: BLE001, RUF100 - a peer may fail as it likes; the others go on
-        return f"fails: {type(error).__name__}: {first_line(error)}"
+        return f"fails: {said(error)}"
     finally:
         _clear(device)
 

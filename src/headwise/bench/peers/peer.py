@@ -75,7 +75,7 @@ def why_not(package: str) -> str | None:
     try:
         load(package)
     except Exception as error:  # noqa: BLE001, RUF100 - another package may fail as it likes; the others go on
-        return f"cannot be imported: {type(error).__name__}: {first_line(error)}"
+        return f"cannot be imported: {said(error)}"
     return None
 
 
@@ -103,9 +103,9 @@ def _kerass_folder(name: str) -> Iterator[None]:
             os.environ.update({} if given is None else {"KERAS_HOME": given})
 
 
-def first_line(error: BaseException) -> str:
-    """What an error says, without its explanations."""
-    return (str(error).strip() or "no message").splitlines()[0][:200]
+def said(error: BaseException) -> str:
+    """The kind of an error and what it says, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def fill(linear: nn.Linear, given: reference.Linear) -> None:

@@ -38,9 +38,17 @@ def ceilings(result: dict[str, Any]) -> str:
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """Time and memory of the layer; then the ladder and looking, where they were measured."""
-    made = [_time(result, "time of a layer, ms", share=True), _memory(result, "memory beyond weights and input, MiB")]
-    if "ladder" in result:
-        made.append(ladder(result["ladder"]))
+    return [*layer(result), *([ladder(result["ladder"])] if "ladder" in result else []), *looking(result)]
+
+
+def layer(result: dict[str, Any]) -> list[Table]:
+    """Time and memory of the layer and its peers."""
+    return [_time(result, "time of a layer, ms", share=True), _memory(result, "memory beyond weights and input, MiB")]
+
+
+def looking(result: dict[str, Any]) -> list[Table]:
+    """Time and memory of whoever shows weights, or sums of them; nothing where it was not measured."""
+    made = []
     for name, part in result.get("looking", {}).items():
         made += [_time(part, f"{LOOKS[name]}: ms"), _memory(part, "and its memory, MiB")]
     return made

@@ -97,6 +97,8 @@ def _admitted(
             return verdict.wrong
         trial.run()
         took = timed(trial.run, device) / 1e3
+        if took > effort.limit:  # once more, in case something else was in the way
+            took = min(took, timed(trial.run, device) / 1e3)
         if took > effort.limit:
             return f"one run takes {took:.2g} s, the limit is {effort.limit:g} s"
         return trial, {"error": verdict.error, "MiB": tensor_peak(trial.run, device)}

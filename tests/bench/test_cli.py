@@ -16,7 +16,7 @@ def test_the_table_holds_who_was_measured_and_who_was_left_out(capsys):
     out, err = capsys.readouterr()
     assert "batch 1, width 12, 3 heads, float32, causal, forward" in out
     assert "left out: FlexAttention by hand: on CUDA only" in out
-    assert "7 tokens: 1 candidates" in err
+    assert "T=7, candidates: 1" in err
 
 
 def test_json_is_one_object_with_everything(capsys):

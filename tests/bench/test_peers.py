@@ -1,5 +1,6 @@
 """Every peer computes our function with our weights, and says why where it cannot."""
 
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -134,3 +135,6 @@ def test_a_package_without_installer_files_still_has_a_version(tmp_path, monkeyp
     (tmp_path / "folder_package_of_somebody.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     assert version_of("folder_package_of_somebody") == "of unknown version"
+    (tmp_path / "told_package_of_somebody.py").write_text("__version__ = '7.5'")
+    importlib.import_module("told_package_of_somebody")
+    assert version_of("told_package_of_somebody") == "7.5"

@@ -90,7 +90,7 @@ def test_a_picture_names_every_candidate_with_its_exponents(result):
         assert len(axes.lines) == len(axes.texts) == 3
         for text, name in zip(axes.texts, result["growth"], strict=True):
             power = result["growth"][name][key]["exponent"]
-            assert text.get_text() == f"{name}  $T^{{{power:.2f}}}$"
+            assert text.get_text() == f"{name}  $T^{{{power:.2f}}}$?"
 
 
 def test_a_picture_of_another_kind_is_refused(result, tmp_path):

@@ -93,4 +93,4 @@ def test_out_of_memory_is_told_as_such():
 
 def test_progress_goes_to_standard_error(capsys):
     sweep([Candidate("one", runs())], [3], "cpu", Effort(0.01, 1.0))
-    assert capsys.readouterr() == ("", "3 tokens: 1 candidates\n")
+    assert capsys.readouterr() == ("", "T=3, candidates: 1\n")

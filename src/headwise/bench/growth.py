@@ -36,6 +36,11 @@ def growth(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, floa
     return {name: {key: _of(rows, name, key) for key in ("ms", "MiB")} for name in names}
 
 
+def is_doubtful(found: dict[str, float]) -> bool:
+    """Whether an exponent comes from two points, through which a line always goes."""
+    return found["points"] < 3
+
+
 def _of(rows: Sequence[dict[str, Any]], name: str, key: str) -> dict[str, float] | None:
     found = fitted([(row["tokens"], row[key]) for row in rows if row["name"] == name])
     return None if found is None else found._asdict()

@@ -23,7 +23,7 @@ def climb(setting: Setting, tokens: int, effort: Effort) -> list[dict[str, Any]]
     rows = []
     for heads in sorted({1, setting.heads}):
         for mode, backward in MODES.items():
-            effort.tell(f"ladder: {heads} heads, {tokens:,} tokens, {mode}")
+            effort.tell(f"ladder, T={tokens}, heads: {heads}, {mode}")
             here = dataclasses.replace(setting, heads=heads, causal=True, backward=backward)
             rows += [{"heads": heads, "tokens": tokens, "mode": mode, **row} for row in _rungs(here, tokens, effort)]
     return rows

@@ -29,7 +29,8 @@ def device_name(device: str) -> str:
     """The GPU's name, or the processor's kind and how many threads torch has."""
     if device == "cuda":
         return str(torch.cuda.get_device_name())
-    return f"{platform.machine()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{platform.machine()}, {threads} thread{'s' * (threads > 1)}"
 
 
 def commit() -> str:

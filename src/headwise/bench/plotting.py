@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headwise.bench.growth import is_doubtful
 from headwise.bench.peers import OURS
 from headwise.bench.report import heading, sizes
 from headwise.disk import atomically
@@ -103,7 +104,7 @@ def _name(axes: Any, result: dict[str, Any], key: str, lines: dict[str, list[tup
     placed = spread(heights)
     for name, (colour, _, _) in zip(lines, _looks(list(lines)), strict=True):
         law = result["growth"][name][key]
-        power = "" if law is None else f"  $T^{{{law['exponent']:.2f}}}$"
+        power = "" if law is None else f"  $T^{{{law['exponent']:.2f}}}$" + "?" * is_doubtful(law)
         axes.annotate(
             name + power,
             ends[name],

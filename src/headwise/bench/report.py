@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from headwise.bench.growth import is_doubtful
 from headwise.bench.run import LOOKS
 from headwise.learn.cost import human
 
@@ -90,7 +91,7 @@ def _grid(rows: list[dict[str, Any]], cell: Any) -> tuple[list[int], list[str], 
 def _law(part: dict[str, Any], name: str, key: str) -> str:
     """T to the fitted power; with a question mark where two points were all."""
     found = part["growth"][name][key]
-    return "" if found is None else f"T^{found['exponent']:.2f}" + "?" * (found["points"] < 3)
+    return "" if found is None else f"T^{found['exponent']:.2f}" + "?" * is_doubtful(found)
 
 
 def ladder(rows: list[dict[str, Any]]) -> Table:

@@ -65,7 +65,7 @@ def sweep(candidates: Sequence[Candidate], lengths: Sequence[int], device: str, 
     found = Found([], [{"name": c.name, "tokens": None, "why": c.refuses} for c in candidates if c.refuses is not None])
     inside = [c for c in candidates if c.refuses is None]
     for tokens in sorted(lengths):
-        effort.tell(f"{tokens:,} tokens: {len(inside)} candidates")
+        effort.tell(f"T={tokens}, candidates: {len(inside)}")
         trials: dict[str, Trial] = {}
         rows: dict[str, dict[str, Any]] = {}
         for candidate in list(inside):

@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import importlib.util
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -65,7 +66,8 @@ def version_of(package: str) -> str | None:
     try:
         return metadata.version(package.replace("_", "-"))
     except metadata.PackageNotFoundError:
-        return "of unknown version"  # a folder on the path, without the files of an installer
+        found = getattr(sys.modules.get(package), "__version__", "of unknown version")
+        return str(found)  # a folder on the path, without the files of an installer
 
 
 def why_not(package: str) -> str | None:

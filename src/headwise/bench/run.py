@@ -29,12 +29,14 @@ def measured(setting: Setting, lengths: Sequence[int], peers: Sequence[Peer], ef
     effort.tell("measuring what the machine can do")
     most = ceilings.measured(setting.device, setting.dtype)
     problem = Problem(setting)
-    found = sweep([candidate(peer, problem) for peer in peers], lengths, setting.device, effort)
+    candidates = [candidate(peer, problem) for peer in peers]
+    head = about(setting.device, PACKAGES)  # before the sweep: files may change while it runs
+    found = sweep(candidates, lengths, setting.device, effort)
     for row in found.rows:
         row["share"] = round(ceilings.share(setting, row["tokens"], row["ms"], most), 4)
     return {
         "subject": "bench",
-        **about(setting.device, PACKAGES),
+        **head,
         "setting": dataclasses.asdict(setting),
         "ceilings": most,
         "rows": found.rows,

@@ -63,13 +63,17 @@ def test_the_list_names_versions_and_how_to_install(capsys, monkeypatch):
         (["--seconds", "0"], "--seconds 0: expected a number above 0"),
         (["--limit", "nan"], "--limit nan: expected a number above 0"),
         (["--from", "absent.json"], "--from absent.json: No such file"),
-        (["--only", "headwise", "--out", "absent/a.json"], "--out absent/a.json: No such file"),
-        (["--only", "headwise", "--plot", "a.gif"], "--plot a.gif: expected a name that ends in .svg"),
+        (["--out", "absent/a.json"], "--out absent/a.json: there is no folder absent"),
+        (["--plot", "absent/a.svg"], "--plot absent/a.svg: there is no folder absent"),
+        (["--plot", "a.gif"], "--plot a.gif: expected a name that ends in .svg"),
     ],
     ids=str,
 )
-def test_wrong_usage_ends_with_words_and_status_two(arguments, words, capsys, monkeypatch, tmp_path):
+def test_wrong_usage_ends_with_words_and_status_two_before_anything_is_measured(
+    arguments, words, capsys, monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verb, "measured", pytest.fail)
     assert main([*SMALL, *arguments]) == 2
     err = capsys.readouterr().err.strip().splitlines()[-1]
     assert err.startswith("headwise bench: ")

@@ -32,10 +32,16 @@ LINE_HEIGHT = 0.036  # of a panel: what a name needs
 SUFFIXES = (".svg", ".png", ".pdf")
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
-    """Write the picture of a result."""
+def check_drawable(path: Path) -> None:
+    """Refuse what could not be drawn, before anything is measured for it."""
     if path.suffix not in SUFFIXES:
         raise OptionError(f"--plot {path}: expected a name that ends in {', '.join(SUFFIXES)}.")
+    need("matplotlib", "bench", "plots")
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Write the picture of a result."""
+    check_drawable(path)
     if not result["rows"]:
         raise OptionError(f"--plot {path}: nothing was measured, so there is nothing to draw.")
     matplotlib: Any = need("matplotlib", "bench", "plots")

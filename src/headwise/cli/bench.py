@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from headwise.bench import report
 from headwise.bench.measuring import DTYPES
 from headwise.bench.peers import OURS, PEERS, named
 from headwise.bench.peers.peer import INSTALL, version_of
-from headwise.bench.plotting import draw
+from headwise.bench.plotting import check_drawable, draw
 from headwise.bench.run import measured, with_ladder, with_looking
 from headwise.bench.setting import Setting
 from headwise.bench.sweep import Effort
@@ -64,6 +65,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure or read, show, write."""
     if options.list:
         return _list(options.json)
+    _check_before(options)
     result = _measure(options) if options.source is None else read(options.source)
     if options.out is not None:
         _write(options.out, json.dumps(result))
@@ -73,8 +75,20 @@ def run(options: argparse.Namespace) -> int:
         show(result)
     if options.plot is not None:
         draw(result, options.plot)
-        console(chatter=True).print(f"wrote {options.plot}", soft_wrap=True)
+        print(f"wrote {options.plot}", file=sys.stderr)
     return 0
+
+
+def _check_before(options: argparse.Namespace) -> None:
+    """Refuse now what would be refused after minutes of measuring."""
+    for name in ("out", "plot"):
+        path = getattr(options, name)
+        if path is not None and not path.parent.is_dir():
+            raise OptionError(f"--{name} {path}: there is no folder {path.parent}. Name a file in one that exists.")
+    if options.plot is not None:
+        check_drawable(options.plot)
+    if not options.json:
+        console()
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -127,7 +141,7 @@ def _write(path: Path, text: str) -> None:
         atomically(path, lambda beside: beside.write_text(text + "\n", encoding="utf-8"))
     except OSError as error:
         raise OptionError(f"--out {path}: {error.strerror}. Name a file in a folder that exists.") from error
-    console(chatter=True).print(f"wrote {path}", soft_wrap=True)
+    print(f"wrote {path}", file=sys.stderr)
 
 
 def show(result: dict[str, Any]) -> None:

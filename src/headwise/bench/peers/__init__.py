@@ -38,7 +38,7 @@ PEERS = (
     Peer("GPT-2 eager", partial(gpt2, path="eager"), "transformers", "GPT2Attention", matrices=3),
     Peer("Llama sdpa", partial(llama, path="sdpa"), "transformers", "LlamaAttention, no rotation"),
     Peer("Llama eager", partial(llama, path="eager"), "transformers", "LlamaAttention, no rotation", matrices=4),
-    Peer("keras", keras, "keras", "MultiHeadAttention on torch", matrices=1),
+    Peer("keras", keras, "keras", "MultiHeadAttention on torch"),
     Peer("textbook class", heads_at_once, about="textbook.HeadsAtOnce", matrices=3, causal_only=True),
     Peer("textbook list", heads_in_a_list, about="textbook.HeadsInAList and a linear", matrices=1, causal_only=True),
 )

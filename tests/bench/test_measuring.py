@@ -121,9 +121,10 @@ def test_launches_of_a_list_grow_with_its_heads_and_those_of_the_class_do_not(ba
 
 
 def test_the_ladder_has_every_rung_with_one_head_and_with_all():
-    rows = climb(Setting(12, 3), 7, Effort(0.01, 1.0, quiet=True))
-    assert [(row["heads"], row["mode"], row["name"]) for row in rows] == [
-        (heads, mode, name)
+    rows = climb(Setting(12, 3), [5, 7], Effort(0.01, 1.0, quiet=True))
+    assert [(row["tokens"], row["heads"], row["mode"], row["name"]) for row in rows] == [
+        (tokens, heads, mode, name)
+        for tokens in (5, 7)
         for heads in (1, 3)
         for mode in ("forward", "forward+backward")
         for name in ("textbook list", "textbook class", "headwise")

@@ -20,7 +20,7 @@ pytest.importorskip("matplotlib")
 def result():
     setting, effort = Setting(12, 3, batch=2), Effort(0.01, 5.0, quiet=True)
     found = measured(setting, [5, 7], named("headwise,flex,nn.mha"), effort)
-    return with_looking(with_ladder(found, setting, 5, effort), setting, [5, 7], effort)
+    return with_looking(with_ladder(found, setting, [5, 7], effort), setting, [5, 7], effort)
 
 
 def test_a_result_read_from_json_gives_the_same_tables(result):
@@ -41,7 +41,7 @@ def test_tables_have_a_row_for_each_candidate_and_a_column_for_each_length(resul
     assert time.head == ["", "T=5", "T=7", "grows", "ceiling"]
     assert memory.head == ["", "T=5", "T=7", "grows"]
     assert [row[0] for row in time.rows] == ["headwise", "nn.MHA", "nn.MHA with weights"]
-    assert [row[0] for row in ladder.rows][-1] == "headwise, 3 heads"
+    assert [row[0] for row in ladder.rows][-1] == "headwise, 3 heads, T=5"
     assert len(looks) == 4
     for table in (time, memory, ladder, *looks):
         assert {len(row) for row in table.rows} == {len(table.head)}

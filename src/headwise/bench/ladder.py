@@ -1,6 +1,8 @@
 """Why the class is faster: the rungs of the textbook's ladder and our layer, by time, memory and launches."""
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from headwise.bench.launches import launches
@@ -15,13 +17,13 @@ RUNGS = ("textbook list", "textbook class", OURS)
 MODES = {"forward": False, "forward+backward": True}
 
 
-def climb(setting: Setting, tokens: int, effort: Effort) -> list[dict[str, Any]]:
-    """Rows of every rung, with one head and with all, forward and with backward.
+def climb(setting: Setting, lengths: Sequence[int], effort: Effort) -> list[dict[str, Any]]:
+    """Rows of every rung at every length, with one head and with all, forward and with backward.
 
     Times are from the call to the result: on a GPU the launches themselves are what the list pays for.
     """
     rows = []
-    for heads in sorted({1, setting.heads}):
+    for tokens, heads in itertools.product(lengths, sorted({1, setting.heads})):
         for mode, backward in MODES.items():
             effort.tell(f"ladder, T={tokens}, heads: {heads}, {mode}")
             here = dataclasses.replace(setting, heads=heads, causal=True, backward=backward)

@@ -95,18 +95,18 @@ def _law(part: dict[str, Any], name: str, key: str) -> str:
 
 
 def ladder(rows: list[dict[str, Any]]) -> Table:
-    """The rungs: a row for each and each number of heads."""
+    """The rungs: a row for each at each length and number of heads."""
     modes = list(dict.fromkeys(row["mode"] for row in rows))
-    places = list(dict.fromkeys((row["heads"], row["name"]) for row in rows))
-    by = {(row["heads"], row["name"], row["mode"]): row for row in rows}
-    title = f"why the class is faster: {rows[0]['tokens']:,} tokens, {', then '.join(modes)}"
+    by: dict[tuple[int, int, str], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        by.setdefault((row["tokens"], row["heads"], row["name"]), {})[row["mode"]] = row
     made = []
-    for heads, name in places:
-        cells = [f"{name}, {heads} head{'s' * (heads > 1)}"]
-        for mode in modes:
-            row = by[heads, name, mode]
+    for (tokens, heads, name), found in by.items():
+        cells = [f"{name}, {heads} head{'s' * (heads > 1)}, {_tokens(tokens)}"]
+        for row in (found[mode] for mode in modes):
             cells += [f"{figure(row['ms'])}±{row['spread'] / 2:.0%}", figure(row["MiB"]), str(row["launches"])]
         made.append(cells)
+    title = f"why the class is faster: {', then '.join(modes)}"
     return Table(title, ["", *["ms", "MiB", "launches"] * len(modes)], made)
 
 

@@ -45,9 +45,10 @@ def measured(setting: Setting, lengths: Sequence[int], peers: Sequence[Peer], ef
     }
 
 
-def with_ladder(result: dict[str, Any], setting: Setting, tokens: int, effort: Effort) -> dict[str, Any]:
-    """The result and the rungs of the ladder."""
-    return {**result, "ladder": climb(setting, tokens, effort)}
+def with_ladder(result: dict[str, Any], setting: Setting, lengths: Sequence[int], effort: Effort) -> dict[str, Any]:
+    """The result and the rungs of the ladder, at the shortest length and at the middle one."""
+    chosen = sorted({min(lengths), sorted(lengths)[(len(lengths) - 1) // 2]})
+    return {**result, "ladder": climb(setting, chosen, effort)}
 
 
 def with_looking(result: dict[str, Any], setting: Setting, lengths: Sequence[int], effort: Effort) -> dict[str, Any]:

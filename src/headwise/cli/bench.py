@@ -103,7 +103,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     effort = Effort(options.seconds, options.limit)
     result = measured(setting, lengths, peers, effort)
     if options.ladder:
-        result = with_ladder(result, setting, lengths[(len(lengths) - 1) // 2], effort)
+        result = with_ladder(result, setting, lengths, effort)
     if options.looking:
         result = with_looking(result, setting, lengths, effort)
     return result

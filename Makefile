@@ -30,7 +30,8 @@ unit: $(VENV)/.ready-dev
 	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/pytest -n 2 --dist worksteal
 	TRITON_INTERPRET=1 $(BIN)/pytest tests/test_kernels.py  # the kernels themselves, on the CPU
 
-bench: $(VENV)/.ready-dev  ## CPU speed against nn.MultiheadAttention and the textbook class
+bench: $(VENV)/.ready-dev  ## speed against every peer, and the CPU tables of docs/performance.md
+	$(BIN)/headwise bench --ladder --looking
 	$(BIN)/python benchmarks/layer.py
 	$(BIN)/python benchmarks/maps.py
 

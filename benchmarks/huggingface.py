@@ -10,9 +10,10 @@ import sys
 
 import torch
 import transformers
-from harness import finish, interleaved, memory, parser, table
+from harness import finish, memory, parser, table
 
 import headwise  # noqa: F401 - registers attn_implementation="headwise"
+from headwise.bench.measuring import interleaved
 
 LENGTH = {"cpu": 2048, "cuda": 8192}
 

@@ -5,54 +5,22 @@ python benchmarks/layer.py --device cuda    one GPU: bfloat16 causal, eager and 
 python benchmarks/layer.py --overhead       the cost of one call with one token
 """
 
-import math
 import time
-from collections.abc import Callable
 
 import harness
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import headwise
 from headwise import reference
+from headwise.bench import measuring
+from headwise.bench.layers import step
+from headwise.bench.peers.by_hand import HandWired
+from headwise.bench.peers.torch_layer import TorchLayer
 from headwise.textbook import HeadsAtOnce
 
 CPU_SIZES = [(4, 128, 768, 12), (4, 512, 768, 12), (1, 2048, 1024, 16)]
 GPU_SIZES = [(8, 1024, 768, 12), (4, 4096, 2048, 16), (1, 16384, 4096, 32)]
-
-
-class HandWired(nn.Module):
-    """What an expert writes by hand: one fused QKV linear, views, torch's fused attention. Nothing is checked."""
-
-    def __init__(self, d_model: int, num_heads: int, causal: bool) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
-        self.num_heads, self.causal = num_heads, causal
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, E) to (B, T, E)."""
-        B, T, E = x.shape
-        q, k, v = (y.view(B, T, self.num_heads, -1).transpose(1, 2) for y in self.qkv(x).chunk(3, dim=-1))
-        heads = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        return self.out(heads.transpose(1, 2).reshape(B, T, E))
-
-
-class Torch(nn.Module):
-    """torch.nn.MultiheadAttention in self-attention."""
-
-    def __init__(self, d_model: int, num_heads: int, causal: bool, weights: bool) -> None:
-        super().__init__()
-        self.mha = nn.MultiheadAttention(d_model, num_heads, batch_first=True)
-        self.causal, self.weights = causal, weights
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, E) to (B, T, E)."""
-        mask = None
-        if self.causal:
-            mask = torch.full((x.shape[1], x.shape[1]), -math.inf, device=x.device, dtype=x.dtype).triu(1)
-        options = {"need_weights": self.weights, "average_attn_weights": False, "is_causal": self.causal}
-        return self.mha(x, x, x, attn_mask=mask, **options)[0]
 
 
 def candidates(size: tuple[int, int, int, int], causal: bool, with_slow: bool) -> dict[str, nn.Module]:
@@ -60,7 +28,7 @@ def candidates(size: tuple[int, int, int, int], causal: bool, with_slow: bool) -
     _, T, E, H = size
     ours = headwise.MultiHeadAttention(E, H, causal=causal)
     (wq, wk, wv), (bq, bk, bv) = ours.projections()
-    hand, torch_mha = HandWired(E, H, causal), Torch(E, H, causal, weights=False)
+    hand, torch_mha = HandWired(E, H, causal), TorchLayer(E, H, tokens=T, causal=causal, weights=False)
     for linear in (hand.qkv.weight, torch_mha.mha.in_proj_weight):
         linear.data.copy_(torch.cat([wq, wk, wv]))
     for bias in (hand.qkv.bias, torch_mha.mha.in_proj_bias):
@@ -69,7 +37,7 @@ def candidates(size: tuple[int, int, int, int], causal: bool, with_slow: bool) -
         out.load_state_dict(ours.out_proj.state_dict())
     result: dict[str, nn.Module] = {"headwise": ours, "hand-wired": hand, "nn.MultiheadAttention": torch_mha}
     if with_slow:
-        with_weights = Torch(E, H, causal, weights=True)
+        with_weights = TorchLayer(E, H, tokens=T, causal=causal, weights=True)
         with_weights.load_state_dict(torch_mha.state_dict())
         result["nn.MHA with weights"] = with_weights
         if causal:  # the textbook class is causal and nothing else
@@ -98,27 +66,13 @@ def check(modules: dict[str, nn.Module], x: Tensor, causal: bool) -> None:
         harness.agree(name, module(x), *outputs)
 
 
-def steps(module: Callable[[Tensor], Tensor], x: Tensor, train: bool) -> Callable[[], None]:
-    """One inference pass, or one forward and backward pass."""
-    if not train:
-        return lambda: module(x)
-    x = x.clone().requires_grad_()
-    gradient = torch.randn_like(x)
-
-    def run() -> None:
-        x.grad = None
-        module(x).backward(gradient)
-
-    return run
-
-
 def compare(
     size: tuple[int, int, int, int], dtype: str, device: str, causal: bool, compiled: bool, seconds: float
 ) -> list:
     """Rows of results for one size, dtype and mask."""
     B, T, E, _ = size
     slow = device == "cpu" or T < 16384
-    x = torch.randn(B, T, E, device=device, dtype=harness.DTYPES[dtype])
+    x = torch.randn(B, T, E, device=device, dtype=measuring.DTYPES[dtype])
     modules = {n: m.to(device, x.dtype) for n, m in candidates(size, causal, slow and not compiled).items()}
     with torch.no_grad():
         check({n: m.eval() for n, m in modules.items()}, x, causal)
@@ -128,7 +82,9 @@ def compare(
         if compiled:
             calls = {n: torch.compile(m) for n, m in calls.items()}
         with torch.set_grad_enabled(train):
-            times = harness.interleaved({n: steps(m, x, train) for n, m in calls.items()}, device, seconds=seconds)
+            times = measuring.interleaved(
+                {n: step(m, x, backward=train) for n, m in calls.items()}, device, seconds=seconds
+            )
         label = f"{'forward+backward' if train else 'forward'}{', compiled' if compiled else ''}"
         setting = {"size": size, "dtype": dtype, "causal": causal, "mode": label}
         results += [{**setting, "name": name, **entry} for name, entry in times.items()]
@@ -159,7 +115,7 @@ def overhead(rounds: int = 200, calls: int = 100) -> list:
             for _ in range(rounds):
                 for name, module in modules.items():
                     values[name].append(many(module))
-        times = {n: harness.summary(v) for n, v in values.items()}
+        times = {n: measuring.summary(v) for n, v in values.items()}
         ours = times["headwise"]["ms"]
         rows = [
             [n, f"{t['ms'] * 1e3:.1f}", f"±{t['spread'] / 2:.0%}", f"{ours / t['ms']:.2f}×"] for n, t in times.items()

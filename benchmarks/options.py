@@ -12,11 +12,12 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from harness import finish, interleaved, parser, table
+from harness import finish, parser, table
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headwise import Scoring, alibi, attend, causal, documents, explain, reference, window
+from headwise.bench.measuring import interleaved
 from headwise.mask_algebra import Grid, Mask
 
 Runs = dict[str, Callable[[], object]]

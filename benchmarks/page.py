@@ -24,7 +24,7 @@ from headwise.view import Sight
 from headwise.view.page import document
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
-from harness import _status, finish, parser, table
+from harness import finish, parser, process_kib, table
 from shaped_heads import WORDS, shaped, tokens
 
 LAYERS, HEADS = 4, 8
@@ -95,13 +95,13 @@ def made(T: int, folder: Path) -> tuple[Sight, Path, dict[str, float]]:
     sight = shaped(T, LAYERS, HEADS)
     path = folder / f"{T}.html"
     Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts again from what is in memory now
-    before, start = _status("VmHWM"), time.perf_counter()
+    before, start = process_kib("VmHWM"), time.perf_counter()
     sight.save(path)
     took = time.perf_counter() - start
     return (
         sight,
         path,
-        {"making s": took, "Python MiB": (_status("VmHWM") - before) / 1024, "file MB": path.stat().st_size / 1e6},
+        {"making s": took, "Python MiB": (process_kib("VmHWM") - before) / 1024, "file MB": path.stat().st_size / 1e6},
     )
 
 

@@ -16,31 +16,20 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from harness import finish, interleaved, memory, table
+from harness import finish, memory, table
 from harness import parser as harness_parser
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 
 from headwise import MultiHeadAttention, Scoring, rotary
 from headwise.backends import Call
+from headwise.bench.measuring import interleaved, tensor_peak
 from headwise.models import GPT, GPTConfig
 from headwise.parallel import blocks, context_parallel, shard_sequence, tensor_parallel, unshard_sequence
 from headwise.parallel.pieces import Piece
 
 T = 8192
 LAYERS = {"layer (512, 8)": None, "layer (512, 8), 2 key/value heads": 2}
-
-
-def peak(run: Callable[[], object]) -> float:
-    """MiB that tensors take at their peak while `run` runs, counted from nothing."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
-        run()
-    held = most = 0
-    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most / 2**20
 
 
 def layer_step(num_kv_heads: int | None, mesh) -> None:
@@ -74,7 +63,7 @@ def measure(mesh) -> dict[str, dict[str, float]]:
         start = time.perf_counter()
         step(mesh)
         took = time.perf_counter() - start
-        found[name] = {"tensors": peak(lambda step=step: step(mesh)), "process": grown, "seconds": took}
+        found[name] = {"tensors": tensor_peak(lambda step=step: step(mesh), "cpu"), "process": grown, "seconds": took}
     return found
 
 

@@ -2,11 +2,16 @@
 
 python benchmarks/layer.py > layer.txt                      measure, then keep the last line
 tail -n 1 layer.txt > benchmarks/results/layer-cpu.json
-python benchmarks/readme_table.py                           rewrite the table
+headwise bench --ladder --looking --out benchmarks/results/bench-cpu.json
+python benchmarks/readme_table.py                           rewrite the tables, draw the pictures
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+
+from headwise.bench import report
+from headwise.bench.plotting import draw
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -15,6 +20,9 @@ MAPS_BEGIN, MAPS_END = "<!-- maps table -->", "<!-- end of maps table -->"
 OPTIONS_BEGIN, OPTIONS_END = "<!-- options table -->", "<!-- end of options table -->"
 TRAIN_BEGIN, TRAIN_END = "<!-- train table -->", "<!-- end of train table -->"
 SERVE_BEGIN, SERVE_END = "<!-- serve table -->", "<!-- end of serve table -->"
+BENCH_BEGIN, BENCH_END = "<!-- bench table -->", "<!-- end of bench table -->"
+LADDER_BEGIN, LADDER_END = "<!-- ladder table -->", "<!-- end of ladder table -->"
+LOOKING_BEGIN, LOOKING_END = "<!-- looking table -->", "<!-- end of looking table -->"
 PEERS = ["hand-wired", "nn.MultiheadAttention", "nn.MHA with weights", "textbook class"]
 
 
@@ -139,6 +147,58 @@ def serve_table() -> str:
     return "\n".join([*parts, SERVE_END])
 
 
+def bench_table() -> str:
+    """The layer against every peer, with its picture, from every result of `headwise bench`."""
+
+    def part(file: Path, data: dict) -> list[str]:
+        lines = [f"Ceilings: {report.ceilings(data)}.", ""]
+        for table in report.layer(data):
+            lines += report.markdown(table)
+        lines += [*(f"- left out: {line}" for line in report.left_out(data)), ""]
+        return [*lines, f"![Time and memory against tokens: {data['device']}](images/{picture(file).name})", ""]
+
+    return _of_bench(BENCH_BEGIN, BENCH_END, part)
+
+
+def ladder_table() -> str:
+    """The rungs of the ladder, from every result of `headwise bench` that has them."""
+    return _of_bench(
+        LADDER_BEGIN,
+        LADDER_END,
+        lambda _file, data: report.markdown(report.ladder(data["ladder"])) if "ladder" in data else [],
+    )
+
+
+def looking_table() -> str:
+    """What looking costs, from every result of `headwise bench` that has it."""
+    return _of_bench(
+        LOOKING_BEGIN,
+        LOOKING_END,
+        lambda _file, data: [line for table in report.looking(data) for line in report.markdown(table)],
+    )
+
+
+def _of_bench(begin: str, end: str, part: Callable[[Path, dict], list[str]]) -> str:
+    """The part of every result that has one, below what it was measured on."""
+    parts = [begin, ""]
+    for file in bench_results():
+        data = json.loads(file.read_text())
+        found = part(file, data)
+        if found:
+            parts += [f"{report.heading(data)}; {report.sizes(data)}:", "", *found]
+    return "\n".join([*parts, end])
+
+
+def bench_results() -> list[Path]:
+    """Every result of `headwise bench`."""
+    return sorted(RESULTS.glob("bench-*.json"))
+
+
+def picture(file: Path) -> Path:
+    """Where the picture of a result is."""
+    return ROOT / "docs" / "images" / f"{file.stem}.svg"
+
+
 def _told(row: dict) -> str:
     if "MiB" in row:
         return f"{row['MiB']:,} MiB"
@@ -158,6 +218,11 @@ def main() -> None:
     replace(ROOT / "docs/performance.md", MAPS_BEGIN, MAPS_END, maps_table())
     replace(ROOT / "docs/performance.md", OPTIONS_BEGIN, OPTIONS_END, options_table())
     replace(ROOT / "docs/performance.md", TRAIN_BEGIN, TRAIN_END, train_table())
+    replace(ROOT / "docs/performance.md", BENCH_BEGIN, BENCH_END, bench_table())
+    replace(ROOT / "docs/performance.md", LADDER_BEGIN, LADDER_END, ladder_table())
+    replace(ROOT / "docs/performance.md", LOOKING_BEGIN, LOOKING_END, looking_table())
+    for file in bench_results():
+        draw(json.loads(file.read_text()), picture(file))
     replace(ROOT / "docs/serve.md", SERVE_BEGIN, SERVE_END, serve_table())
 
 

@@ -18,6 +18,7 @@ import harness
 import httpx
 import torch
 
+from headwise.bench.measuring import interleaved
 from headwise.models import GPT, GPTConfig, LanguageModel, load_builtin
 from headwise.serve.answers import WIDE
 from headwise.serve.app import Server
@@ -133,7 +134,7 @@ def measured(tokens: int, layers: int, seconds: float) -> list[dict[str, object]
         look = f"/api/looks/{begun['id']}"
         check(client, look, server.looks[begun["id"]].layer(1), tokens)
         with server.looks:  # nothing is refined while a reader asks
-            for name, result in harness.interleaved(questions(client, look, tokens), seconds=seconds).items():
+            for name, result in interleaved(questions(client, look, tokens), seconds=seconds).items():
                 rows.append({"tokens": tokens, "what": name, **result})
         held = server.looks[begun["id"]].memory
         peak = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 2**10

@@ -20,7 +20,9 @@ def examples_files(tmp_path, monkeypatch):
     from safetensors.torch import save_file
 
     save_file(torch.nn.TransformerEncoderLayer(16, 4, 8).state_dict(), tmp_path / "model.safetensors")
-    shutil.copytree(Path(__file__).parents[1] / "examples", tmp_path / "examples")
+    root = Path(__file__).parents[1]
+    shutil.copytree(root / "examples", tmp_path / "examples")
+    shutil.copy(root / "benchmarks" / "results" / "bench-cpu.json", tmp_path / "bench.json")
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "sea.txt").write_text("The captain looked at the sea, and the sea looked at the captain.")
     (tmp_path / "corpus.jsonl").write_text('{"text": "It was a dark evening in November."}\n')

@@ -93,6 +93,18 @@ def test_options_table_is_that_of_the_results():
     assert readme_table.options_table() in (ROOT / "docs/performance.md").read_text()
 
 
+@pytest.mark.parametrize("name", ["bench_table", "ladder_table", "looking_table"])
+def test_tables_against_peers_are_those_of_the_results(name):
+    readme_table = importlib.import_module("readme_table")
+    assert getattr(readme_table, name)() in (ROOT / "docs/performance.md").read_text()
+
+
+def test_every_result_against_peers_has_its_picture():
+    readme_table = importlib.import_module("readme_table")
+    assert readme_table.bench_results()
+    assert [file for file in readme_table.bench_results() if not readme_table.picture(file).is_file()] == []
+
+
 def test_serve_table_is_that_of_the_results():
     readme_table = importlib.import_module("readme_table")
     assert readme_table.serve_table() in (ROOT / "docs/serve.md").read_text()

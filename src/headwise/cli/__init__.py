@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from headwise.cli import check, cost, generate, inspect, quiz, serve, steps, survey, tour, view
+from headwise.cli import bench, check, cost, generate, inspect, quiz, serve, steps, survey, tour, view
 from headwise.errors import HeadwiseError
 
 VERBS = {
@@ -17,6 +17,7 @@ VERBS = {
     "steps": steps,
     "cost": cost,
     "quiz": quiz,
+    "bench": bench,
     "generate": generate,
     "inspect": inspect,
     "tour": tour,

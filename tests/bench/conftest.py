@@ -1,0 +1,13 @@
+"""Small sizes for what would take seconds."""
+
+import pytest
+
+from headwise.bench import ceilings
+
+
+@pytest.fixture(autouse=True, scope="session")
+def small_ceilings():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ceilings.SIDE, "cpu", 64)
+        patch.setitem(ceilings.COPIED, "cpu", 2**16)
+        yield

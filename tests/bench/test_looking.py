@@ -1,0 +1,42 @@
+"""What looking costs is measured of right results alone."""
+
+import pytest
+import torch
+
+from headwise.bench import looking
+from headwise.bench.setting import Problem, Setting
+from headwise.bench.sweep import Effort, sweep
+
+QUIET = Effort(0.01, 5.0, quiet=True)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "no mask"])
+def test_everybody_who_can_gives_what_keys_receive(causal):
+    found = sweep(looking.received(Setting(30, 3, batch=2, causal=causal)), [7, 11], "cpu", QUIET)
+    names = ["SDPA alone, nothing seen", "headwise, after a forward pass", "headwise, from query and key"]
+    assert [row["name"] for row in found.rows if row["tokens"] == 7] == [*names, "softmax, then a sum"]
+    assert [entry["name"] for entry in found.left_out] == ["flash-colreduce"]
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "no mask"])
+def test_everybody_gives_the_weights_of_every_head(causal):
+    pytest.importorskip("transformers")
+    problem = Problem(Setting(30, 3, batch=2, causal=causal))
+    found = sweep(looking.weights_of_every_head(problem), [7], "cpu", QUIET)
+    assert found.left_out == []
+    assert [row["name"] for row in found.rows][:2] == ["headwise, a map", "headwise, a map made dense"]
+    assert len(found.rows) == 5
+
+
+def test_weights_of_another_problem_are_judged_wrong():
+    problem = Problem(Setting(30, 3, batch=2))
+    uniform = torch.ones(2, 3, 7, 7).tril()
+    assert "wrong" in problem.judge_weights(uniform / uniform.sum(-1, keepdim=True), 7).wrong
+
+
+def test_sums_that_forget_the_mask_are_judged_wrong():
+    def forgets(setting, query, key):
+        return lambda: (query @ key.transpose(2, 3)).softmax(-1).sum(2)
+
+    (candidate,) = [looking._columns("forgets", Setting(30, 3), forgets)]
+    assert "wrong" in candidate.trial(7).judge().wrong

@@ -299,7 +299,7 @@ class MultiHeadAttention(nn.Module):
         if memory is None and key is not None and value is None:
             key, value, mask = inputs.key_or_mask(key, mask)  # type: ignore[arg-type]
         if cache is not None or lengths is not None:
-            inputs.check_cached(cache, lengths, key)
+            inputs.check_cached(cache, key)
         crossing = memory is not None or (key is not None and key is not query)
         if self._spread is not None:
             self._spread.check_call(crossing=crossing, cached=cache is not None, packed=packed)

@@ -1,7 +1,6 @@
 """The page in a real browser: it draws, answers, and lets no token act."""
 
 import re
-import shutil
 import time
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from headwise.view.colours import Palette
 from headwise.view.page import document, parts
 from headwise.view.terminal import drawn
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TEXT = "The captain looked at the sea, and the sea looked at the captain. The captain looked at the sea."
 HOSTILE = [
     "</script><script>window.hacked=1</script>",
@@ -32,17 +30,6 @@ HOSTILE = [
     "\n",
     "",
 ]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

@@ -67,6 +67,8 @@ class MultiHeadAttention(nn.Module):
         out_proj: False leaves out the last projection: the heads are returned side by side, unmixed.
         context_length: longest sequence to accept. Nothing is allocated for it.
         return_weights: what calls return unless they say otherwise.
+        sizes: widths by position, as said above.
+        unknown: refused, with the name an option has here.
     """
 
     out_proj: nn.Linear | None
@@ -234,6 +236,7 @@ class MultiHeadAttention(nn.Module):
             cache: from `make_cache`; the new keys and values are taken in, and queries see all of them.
             lengths: (B,), with a cache: how many of a sample's T tokens are real; the rest is padding on the right.
             return_weights: as the layer was made, unless given.
+            unknown: refused, with the name an option has here.
 
         A jagged nested tensor (B, *, d_in) works as query: its samples are packed, and no padding is computed.
         """
@@ -296,7 +299,11 @@ class MultiHeadAttention(nn.Module):
         lengths: Sequence[int] | Tensor | None = None,
         packed: bool = False,
     ) -> Call:
-        """The attention call that `forward` makes of these inputs: heads, scoring and dropout, ready to run."""
+        """The attention call that `forward` makes of these inputs: heads, scoring and dropout, ready to run.
+
+        It takes what `forward` takes: `query`, `key`, `value`, `mask`, `bias`, `causal`, `positions`, `key_positions`,
+        `cache` and `lengths`; and `packed`, whether the query is samples in a row, made of a nested tensor.
+        """
         memory = key if isinstance(key, Memory) else None
         if memory is None and key is not None and value is None:
             key, value, mask = inputs.key_or_mask(key, mask)  # type: ignore[arg-type]

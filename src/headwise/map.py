@@ -56,6 +56,8 @@ class AttentionMap(Measures, TensorLike):
         scoring: what turns a dot product into a weight: mask, scale, bias, soft-cap, sinks.
         log_sum_exp: (B, H, T) of the scores, sinks counted, minus infinity for a row that sees nothing; computed when
             first needed unless given.
+        frame: where this map lies in the whole of which it is a part; a whole one unless given.
+        spread: which other ranks have the rest of it; see `headwise.parallel`.
     """
 
     def __init__(
@@ -159,6 +161,11 @@ class AttentionMap(Measures, TensorLike):
         >>> weights = AttentionMap(torch.randn(2, 4, 9, 16), torch.randn(2, 4, 9, 16))
         >>> weights.select(heads=[0, 2], rows=slice(-3, None)).shape
         torch.Size([2, 2, 3, 9])
+
+        Args:
+            batch: which samples: an int, a slice, a list or a 1-D tensor; all unless given.
+            heads: which heads, likewise.
+            rows: which queries, likewise.
         """
         axes: list[Axis] = []
         asked = {"batch": batch, "heads": heads, "rows": rows}
@@ -231,19 +238,19 @@ class AttentionMap(Measures, TensorLike):
     # Reductions that need no dense tensor.
 
     def sum(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
-        """As of a tensor; over queries or keys alone it streams."""
+        """As of a tensor, with its `dim`, `keepdim` and `options`; over queries or keys alone it streams."""
         return reductions.reduced(self, "sum", dim, keepdim, options)
 
     def mean(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
-        """As of a tensor; over queries or keys alone it streams."""
+        """As of a tensor, with its `dim`, `keepdim` and `options`; over queries or keys alone it streams."""
         return reductions.reduced(self, "mean", dim, keepdim, options)
 
     def amax(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
-        """As of a tensor; over keys alone it streams."""
+        """As of a tensor, with its `dim`, `keepdim` and `options`; over keys alone it streams."""
         return reductions.reduced(self, "amax", dim, keepdim, options)
 
     def max(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
-        """As of a tensor; over keys alone, or of everything, it streams."""
+        """As of a tensor, with its `dim`, `keepdim` and `options`; over keys alone, or of everything, it streams."""
         return reductions.largest(self, dim, keepdim, options)
 
     # Keeping a look for later.
@@ -278,7 +285,7 @@ class AttentionMap(Measures, TensorLike):
         return AttentionMap(query, key, Scoring(bias=logs, scale=1.0), lse)
 
     def to(self, *args: Any, **kwargs: Any) -> "AttentionMap":
-        """The map on another device or in another dtype, with everything it looks at."""
+        """The map on another device or in another dtype, with all it looks at; `args` and `kwargs` as of a tensor."""
         probe = torch.empty(0, dtype=self.dtype, device=self.device).to(*args, **kwargs)
         moved = self._mapped(lambda x: x.to(probe.device))
         if probe.dtype == self.dtype:

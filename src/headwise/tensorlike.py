@@ -32,7 +32,7 @@ class TensorLike:
         return len(self.shape)
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """The shape, or one size of it."""
+        """The shape, or the size along `dim`."""
         return self.shape if dim is None else self.shape[dim]
 
     def numel(self) -> int:

@@ -14,7 +14,7 @@ __all__ = ["load", "survey"]
 
 
 def load(path: str | Path) -> "Survey":
-    """The survey that was written to a .json or .parquet file."""
+    """The survey that was written to this `path`, a .json or .parquet file."""
     from headwise.survey.files import load
 
     return load(path)

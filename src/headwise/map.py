@@ -216,7 +216,8 @@ class AttentionMap(Measures, TensorLike):
     ) -> Any:
         """The map as matplotlib axes: of one head its axes, of several or all an array of axes.
 
-        Long maps are pooled as `pooled` does, so that rows still sum to 1; colours are square roots of shares 0 to 1.
+        Long maps are pooled as `pooled` does, so that rows still sum to 1; colours are square roots of shares 0 to 1,
+        and grey is what a query may not see.
 
         Args:
             head: which head, or several; all unless given.

@@ -47,18 +47,9 @@ class Measures:
             pooled_peak: rows and columns of a picture of largest weights.
             topk: how many of the largest weights of every row.
         """
-        return take_panel(
-            self._normalised(),
-            entropy=entropy,
-            peak=peak,
-            distance=distance,
-            histogram=histogram,
-            received=received,
-            masses=masses,
-            pooled=pooled,
-            pooled_peak=pooled_peak,
-            topk=topk,
-        )
+        plain = {"entropy": entropy, "peak": peak, "distance": distance, "histogram": histogram, "received": received}
+        sized = {"pooled": pooled, "pooled_peak": pooled_peak, "topk": topk}
+        return take_panel(self._normalised(), plain, sized, masses)
 
     def entropy(self) -> Tensor:
         """−Σ w log w of every row, (B, H, T), in nats: 0 looks at one key, log(S) at all alike."""

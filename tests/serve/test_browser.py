@@ -136,6 +136,16 @@ def test_a_head_is_switched_off_and_the_loss_changes(live, page):
     assert page.locator(".silent .again").count() == 0
 
 
+def test_maps_asked_for_at_once_are_not_given_up_for_the_loss(live, page):
+    page.goto(live.address)
+    ask(page, TEXT)
+    atlas(page, 56)
+    page.click("#headwise .head[data-place='1.4']", modifiers=["Shift"])
+    page.click(".silent .again")  # before the loss without the head was asked for
+    wait(page, "document.querySelector('h1').textContent === 'builtin without 1.4'")
+    page.wait_for_selector(".loss .before")
+
+
 def test_the_o_key_switches_the_open_head(live, page):
     page.goto(live.address)
     ask(page, TEXT, "small")

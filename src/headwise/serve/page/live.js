@@ -104,13 +104,14 @@ class Live {
 
   // The same text with other heads switched off: first the loss alone, which takes less.
   retry() {
-    if (this.asked) this.begin({ maps: false });
+    if (this.asked && String(this.silent.pairs) !== this.off) this.begin({ maps: false }); // unless it is asked already
   }
 
   // Of the text that is in the field now, or once more of the same.
   async begin({ maps, compare = false, same = compare }) {
     const turn = ++this.turn;
     const off = this.silent.pairs;
+    this.off = String(off);
     if (maps && !same) this.asked = { file: this.file, text: this.text.value, model: this.models.value };
     if (!this.asked.file && !this.asked.text) return this.say("The text is empty: type or paste one.", true);
     this.drop();

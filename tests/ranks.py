@@ -14,7 +14,10 @@ PATIENCE = 120  # seconds for one function; ranks that wait for each other for g
 
 
 class Ranks:
-    """`Ranks(4).run(function, ...)` calls `function(...)` on every rank and gives the list of results."""
+    """`Ranks(4).run(function, ...)` calls `function(...)` on every rank and gives the list of results.
+
+    What a rank raises, such as an assertion of its own, is raised here.
+    """
 
     def __init__(self, count):
         self.count, self.processes = count, []
@@ -30,6 +33,10 @@ class Ranks:
             self.stop()  # the others may wait for ever for the one that failed
             raise AssertionError("\n".join(wrong))
         return [what for _, what in found]
+
+    def assert_that(self, function, *args):
+        """What `function` asserts holds on every rank; it gives nothing that somebody would have to look at."""
+        assert self.run(function, *args) == [None] * self.count
 
     def _start(self):
         context = multiprocessing.get_context("spawn")

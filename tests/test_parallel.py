@@ -32,30 +32,30 @@ def test_heads_shared_by_four_ranks_learn_as_on_one(four, name):
 
 @pytest.mark.parametrize("name", ["plain", "grouped", "alibi", "sinks", "relative", "qk_norm"])
 def test_a_map_covers_the_heads_of_its_rank_and_is_gathered_whole(two, name):
-    two.run(on_ranks.maps_cover_the_heads_of_a_rank, name)
+    two.assert_that(on_ranks.maps_cover_the_heads_of_a_rank, name)
 
 
 def test_masks_and_biases_are_given_for_all_heads(two):
-    two.run(on_ranks.masks_and_biases_of_all_heads_are_cut)
+    two.assert_that(on_ranks.masks_and_biases_of_all_heads_are_cut)
 
 
 def test_a_model_with_shared_heads_generates_the_same_text(four):
-    four.run(on_ranks.a_model_generates_with_its_cache_shared_out)
+    four.assert_that(on_ranks.a_model_generates_with_its_cache_shared_out)
 
 
 def test_the_rest_of_a_model_is_cut_by_torchs_own_plans(two):
-    two.run(on_ranks.the_rest_of_a_model_is_cut_by_torchs_own_plans)
+    two.assert_that(on_ranks.the_rest_of_a_model_is_cut_by_torchs_own_plans)
 
 
 @pytest.mark.parametrize("name", on_ranks.NAMES)
 def test_a_sequence_on_two_ranks_learns_as_on_one(two, name):
-    two.run(on_ranks.the_sequence_is_shared_out, name, "plain")
+    two.assert_that(on_ranks.the_sequence_is_shared_out, name, "plain")
 
 
 @pytest.mark.parametrize("mask", on_ranks.MASKS)
 @pytest.mark.parametrize("name", ["grouped", "sinks", "softcap"])
 def test_a_sequence_on_four_ranks_obeys_masks_of_the_whole(four, name, mask):
-    four.run(on_ranks.the_sequence_is_shared_out, name, mask)
+    four.assert_that(on_ranks.the_sequence_is_shared_out, name, mask)
 
 
 def test_every_rank_has_the_same_to_do_under_a_causal_mask(four):
@@ -64,21 +64,21 @@ def test_every_rank_has_the_same_to_do_under_a_causal_mask(four):
 
 
 def test_a_bias_over_ranks_is_given_for_the_whole_text(two):
-    two.run(on_ranks.a_bias_is_given_for_the_whole_text)
+    two.assert_that(on_ranks.a_bias_is_given_for_the_whole_text)
 
 
 @pytest.mark.parametrize("mask", ["causal", "documents", "empty rows", "heads"])
 @pytest.mark.parametrize("name", ["grouped", "sinks", "alibi"])
 def test_statistics_are_exact_over_a_text_no_rank_holds(four, name, mask):
-    four.run(on_ranks.statistics_of_a_text_no_rank_holds, name, mask)
+    four.assert_that(on_ranks.statistics_of_a_text_no_rank_holds, name, mask)
 
 
 def test_heads_and_sequence_are_shared_out_together(four):
-    four.run(on_ranks.both_at_once)
+    four.assert_that(on_ranks.both_at_once)
 
 
 def test_a_model_learns_from_a_text_no_rank_holds(two):
-    two.run(on_ranks.a_model_learns_a_text_no_rank_holds)
+    two.assert_that(on_ranks.a_model_learns_a_text_no_rank_holds)
 
 
 def test_what_one_rank_cannot_answer_is_said_with_a_cure(two):
@@ -125,16 +125,16 @@ def test_layers_that_cannot_be_cut_are_refused_with_a_cure_and_stay_as_they_were
 
 
 def test_batches_over_ranks_take_the_steps_of_one(two):
-    two.run(on_ranks.batches_are_shared_out)
+    two.assert_that(on_ranks.batches_are_shared_out)
 
 
 def test_weights_over_ranks_take_the_steps_of_one(two):
-    two.run(on_ranks.weights_are_shared_out)
-    two.run(on_ranks.a_layer_alone_is_sharded_with_its_sinks)
+    two.assert_that(on_ranks.weights_are_shared_out)
+    two.assert_that(on_ranks.a_layer_alone_is_sharded_with_its_sinks)
 
 
 def test_heads_and_batches_over_ranks_agree_with_one(four):
-    four.run(on_ranks.heads_and_batches_are_shared_out)
+    four.assert_that(on_ranks.heads_and_batches_are_shared_out)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # by torch, of the one process that reads alone
@@ -150,8 +150,8 @@ def test_a_checkpoint_of_two_ranks_is_read_by_one_and_by_four(two, four, tmp_pat
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_activations_computed_again_are_seen_once(two, use_reentrant):
-    two.run(on_ranks.activations_computed_again_by, use_reentrant)
+    two.assert_that(on_ranks.activations_computed_again_by, use_reentrant)
 
 
 def test_a_call_over_ranks_is_explained(two):
-    two.run(on_ranks.paths_are_explained)
+    two.assert_that(on_ranks.paths_are_explained)

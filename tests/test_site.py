@@ -87,6 +87,12 @@ def test_reference_shows_every_public_name(site):
     assert [name for name, spellings in known.items() if not spellings & shown] == []
 
 
+def test_reference_shows_all_that_can_be_asked_of_a_map(site):
+    shown = set(re.findall(r'id="headwise\.AttentionMap\.(\w+)"', (site / "api.html").read_text(encoding="utf-8")))
+    ours = {name for kind in headwise.AttentionMap.__mro__[:-1] for name in vars(kind) if name[0] != "_"}
+    assert ours - shown == set()
+
+
 def test_reference_shows_examples_as_code(site):
     text = (site / "api.html").read_text(encoding="utf-8")
     assert '<span class="gp">&gt;&gt;&gt; </span>' in text

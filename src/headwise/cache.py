@@ -130,7 +130,8 @@ class KVCache:
         return sum(x.numel() * x.element_size() for x in (self._key, self._value))
 
     def text_length(self, T: int, lengths: Sequence[int] | Tensor | None = None) -> int:
-        """How many keys masks count once T more tokens are in: all that ever came, or the room of a static cache."""
+        """How many keys masks count once T more tokens, or `lengths` of them, are in: all that ever came, or the room
+        of a static cache."""
         if self._filled is not None:
             return self._key.shape[2]
         return max(n + m for n, m in zip(self._lengths, self._counts(lengths, T), strict=True))
@@ -153,7 +154,7 @@ class KVCache:
         return torch.tensor(self._lengths, device=self._key.device)[:, None] + steps
 
     def check_mask(self, mask: Mask | None, lengths: Sequence[int] | Tensor | None) -> None:
-        """Raise where the mask of a call cannot be seen from where the samples' queries stand."""
+        """Raise where the mask of a call with these `lengths` cannot be seen from where the samples' queries stand."""
         if mask is None:
             return
         if self._filled is not None or lengths is not None or len(set(self._lengths)) > 1:

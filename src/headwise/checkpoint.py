@@ -91,7 +91,7 @@ def open_checkpoint(
 
 
 class Checkpoint:
-    """See `open_checkpoint`."""
+    """The attention layers of a file or a model, in whatever layout they are stored; made by `open_checkpoint`."""
 
     def __init__(
         self, source: Source, config: Mapping[str, Any] | None, order: str | None, options: Mapping[str, Any]
@@ -102,11 +102,12 @@ class Checkpoint:
         self.layers = tuple(self._describe(site) for site in self._sites.values())
 
     def read(self, name: str, **options: Any) -> MultiHeadAttention:
-        """One layer, with its weights; `options` add to those given when the checkpoint was opened."""
+        """The layer of this name, with its weights; `options` add to those given when the checkpoint was opened."""
         return self._read(self._site(name), options, {})
 
     def read_all(self, **options: Any) -> dict[str, MultiHeadAttention]:
-        """Every layer by its name. Layers that share a learned bias, as T5's do, get one module for it."""
+        """Every layer by its name, with `options` as in `read`. Layers that share a learned bias, as T5's do, get one
+        module for it."""
         if not self.layers:
             raise CheckpointError(f"no attention layer was found among {len(self.source)} tensors.")
         shared: dict[str, RelativeBias] = {}
@@ -120,8 +121,8 @@ class Checkpoint:
         return {**self.source, **self._changed(layers)}
 
     def save(self, path: str | Path, layers: Mapping[str, MultiHeadAttention]) -> None:
-        """Write what `state_dict` gives, in the same kind of file, or files, as was read. Where the path is the one
-        that was read, open it again to read the new numbers."""
+        """Write what `state_dict(layers)` gives, in the same kind of file, or files, as was read. Where the path is the
+        one that was read, open it again to read the new numbers."""
         self.source.write(Path(path), self._changed(layers))
 
     def __repr__(self) -> str:

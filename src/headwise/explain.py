@@ -39,6 +39,10 @@ def explain(*args: Any, **options: Any) -> Explanation:
     >>> mha = MultiHeadAttention(64, 4, causal=True).eval()
     >>> explain(mha, torch.randn(1, 8, 64)).path
     'sdpa'
+
+    Args:
+        args: query, key and value as for `attend`, or a layer and what it is called with.
+        options: what else `attend` or the layer is called with.
     """
     if args and isinstance(args[0], MultiHeadAttention):
         layer, *inputs = args

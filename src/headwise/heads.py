@@ -4,26 +4,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from headwise import inputs
 from headwise.cache import KVCache, Memory
 from headwise.errors import OptionError, ShapeError
 from headwise.positions import Rotary, check_positions
-from headwise.projection import is_plain, project
+from headwise.projecting import Three, heads_apart
 
 if TYPE_CHECKING:
     from headwise.layer import MultiHeadAttention
 
-Three = tuple[Tensor, Tensor, Tensor]
 Places = Tensor | Sequence[int] | None
-
-
-def split(x: Tensor, heads: int) -> Tensor:
-    """(B, T, heads · D) as (B, heads, T, D)."""
-    parts: Tensor = x.unflatten(-1, (heads, -1))
-    return parts.transpose(1, 2)
 
 
 def silenced(read: Tensor, heads: Sequence[int]) -> Tensor:
@@ -37,13 +29,7 @@ def remember(layer: "MultiHeadAttention", key: Tensor, value: Tensor | None, pos
     """See `MultiHeadAttention.remember`."""
     value = key if value is None else value
     inputs.check_memory(layer, key, key, value)
-    if layer.fused and not is_plain(layer.qkv_proj):
-        k, v = layer._fused_heads(key)[1], layer._fused_heads(value)[2]
-    elif layer.fused:
-        (_, *weights), (_, *biases) = layer.projections()
-        k, v = (split(F.linear(*x), layer.num_kv_heads) for x in zip((key, value), weights, biases, strict=True))
-    else:
-        k, v = (split(project(*x), layer.num_kv_heads) for x in ((layer.k_proj, key), (layer.v_proj, value)))
+    k, v = heads_apart(layer, k=key, v=value)
     k = k if layer.k_norm is None else layer.k_norm(k)
     if isinstance(layer.position, Rotary):
         if positions is None:
@@ -63,12 +49,7 @@ def with_memory(layer: "MultiHeadAttention", query: Tensor, memory: Memory, valu
             f"remembered keys of shape {tuple(memory.key.shape)} do not fit a query of {query.shape[0]} samples "
             f"and {layer.num_kv_heads} key heads {layer.head_dim} wide. Make them with this layer's remember(...)."
         )
-    if layer.fused and not is_plain(layer.qkv_proj):
-        return layer._fused_heads(query)[0], *memory
-    if layer.fused:
-        weights, biases = layer.projections()
-        return split(F.linear(query, weights[0], biases[0]), layer.num_heads), *memory
-    return split(project(layer.q_proj, query), layer.num_heads), *memory
+    return heads_apart(layer, q=query)[0], *memory
 
 
 def shape(

@@ -11,6 +11,7 @@ transformers asks two functions: one makes the mask, which here is a `Mask` and 
 import functools
 import sys
 import warnings
+from collections.abc import Mapping
 from types import FunctionType
 from typing import Any
 
@@ -133,25 +134,16 @@ def attention(
         rest: `cu_seq_lens_q`, where packed texts begin; `output_attentions`; and what other implementations need and
             ours reads from the mask, such as `sliding_window`.
     """
-    for name in ("block_indices", "indices"):
-        if name in rest and rest[name] is not None:
-            raise OptionError(
-                f"{type(module).__name__} attends sparsely ({name}=), which attn_implementation='headwise' does not "
-                f"know. Use attn_implementation='eager'."
-            )
+    _refuse_sparse(module, rest)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if attention_mask is None and causal and query.shape[2] > 1 and key.shape[2] > query.shape[2]:
         # An empty static cache at its first use: only as many keys are filled as there are queries.
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
-        position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
     found, bias = _read(attention_mask, query.shape[2], key.shape[2], causal and query.shape[2] > 1)
     if rest.get("cu_seq_lens_q") is not None:
         packed = _packed(rest["cu_seq_lens_q"], query, key)
         found = packed if found is None else found & packed
-    if position_bias is not None:
-        bias = position_bias if bias is None else bias + position_bias
-    if bias is not None and bias.shape[-1] > key.shape[2]:
-        bias = bias[..., : key.shape[2]]
+    bias = _added(bias, position_bias, key.shape[2])
     plain = bias is None and s_aux is None and (found is None or found is CAUSAL)
     scoring = _plain_scoring(found, scaling, softcap) if plain else Scoring(found, bias, scaling, softcap, s_aux)
     call = Call(query, key, value, scoring, dropout)
@@ -165,6 +157,21 @@ def attention(
     silent = getattr(module, "_silent", ())
     output = silenced(output, silent) if silent else output
     return output.transpose(1, 2).contiguous(), weights
+
+
+def _refuse_sparse(module: nn.Module, given: Mapping[str, Any]) -> None:
+    for name in ("block_indices", "indices"):
+        if given.get(name) is not None:
+            raise OptionError(
+                f"{type(module).__name__} attends sparsely ({name}=), which attn_implementation='headwise' does not "
+                f"know. Use attn_implementation='eager'."
+            )
+
+
+def _added(bias: Tensor | None, position_bias: Tensor | None, S: int) -> Tensor | None:
+    """What is added to the scores of S keys; a static cache has it for more than are filled."""
+    parts = [x[..., :S] for x in (bias, position_bias) if x is not None]
+    return sum(parts[1:], parts[0]) if parts else None
 
 
 @functools.lru_cache(64)

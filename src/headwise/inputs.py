@@ -97,7 +97,7 @@ def key_or_mask(
     return None, None, second
 
 
-def check_cached(cache: KVCache | None, lengths: object, key: object) -> None:
+def check_cached(cache: KVCache | None, key: object) -> None:
     """Raise unless cache and lengths go with this call."""
     if cache is None:
         raise OptionError("lengths= says how many tokens enter a cache, and no cache= is given. To hide padding, pass "

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise import attention, checkpoints, heads, inputs, masks, options, packing, ragged, shapes
@@ -17,7 +16,8 @@ from headwise.errors import OptionError
 from headwise.map import AttentionMap
 from headwise.mask_algebra import Extent, Mask
 from headwise.positions import Rotary
-from headwise.projection import is_plain, project
+from headwise.projecting import Three, heads_of
+from headwise.projection import project
 from headwise.relative import Relative, RelativeBias
 from headwise.scoring import Scoring
 from headwise.widths import Widths
@@ -25,7 +25,6 @@ from headwise.widths import Widths
 if TYPE_CHECKING:
     from headwise.parallel.spread import Spread
 
-Three = tuple[Tensor, Tensor, Tensor]
 ThreeBiases = Three | tuple[None, None, None]
 
 
@@ -68,6 +67,8 @@ class MultiHeadAttention(nn.Module):
         out_proj: False leaves out the last projection: the heads are returned side by side, unmixed.
         context_length: longest sequence to accept. Nothing is allocated for it.
         return_weights: what calls return unless they say otherwise.
+        sizes: widths by position, as said above.
+        unknown: refused, with the name an option has here.
     """
 
     out_proj: nn.Linear | None
@@ -118,14 +119,9 @@ class MultiHeadAttention(nn.Module):
             causal = True if causal is None else causal
             qkv_bias = False if qkv_bias is None and isinstance(bias, bool) else qkv_bias
         widths = Widths.complete(d_model, num_heads, num_kv_heads, head_dim, d_in, d_key, d_value, d_out)
-        if not out_proj and d_out not in (None, widths.heads_width):
-            raise OptionError(
-                f"out_proj=False returns the heads side by side, {widths.heads_width} wide, and d_out={d_out} asks for "
-                f"another width. Leave out d_out, or keep the projection."
-            )
+        widths = widths if out_proj else widths.unmixed(d_out)
         self.d_model, self.num_heads, self.num_kv_heads, self.head_dim = widths[:4]
         self.d_in, self.d_key, self.d_value, self.d_out = widths[4:]
-        self.d_out = self.d_out if out_proj else widths.heads_width
         self.heads_width, self.group = widths.heads_width, widths.group
         self.dropout = shapes.check_probability("dropout", 0.0 if dropout is None else dropout)
         self.context_length = None if context_length is None else shapes.check_size("context_length", context_length)
@@ -240,6 +236,7 @@ class MultiHeadAttention(nn.Module):
             cache: from `make_cache`; the new keys and values are taken in, and queries see all of them.
             lengths: (B,), with a cache: how many of a sample's T tokens are real; the rest is padding on the right.
             return_weights: as the layer was made, unless given.
+            unknown: refused, with the name an option has here.
 
         A jagged nested tensor (B, *, d_in) works as query: its samples are packed, and no padding is computed.
         """
@@ -255,29 +252,37 @@ class MultiHeadAttention(nn.Module):
         call = self.plan(query, key, value, mask, bias=bias, causal=causal, **extra)
         wanted = self.return_weights if return_weights is None else return_weights
         if wanted or self._watchers:
-            if self._spread is None:
-                read, lse = choose(call).run_with_lse(call)
-                weights = AttentionMap(call.query, call.key, call.scoring, lse)
-            else:
-                read, weights = self._spread.attend_and_look(call)
-            if cache is not None:
-                weights = weights._of_cache(cache)
-            if self._extends_scoring and not torch.is_grad_enabled():
-                weights = weights.detach()  # made without gradients, though sinks or a relative bias have one
-            for watcher in self._watchers:
-                watcher(weights)
+            read, weights = self._attend_and_look(call, cache)
         else:
             read = choose(call).run(call) if self._spread is None else self._spread.attend(call)
+        output = self._merged(read)
+        output = output if packed is None else packed.nested(output)
+        return (output, weights) if wanted else output
+
+    def _attend_and_look(self, call: Call, cache: KVCache | None) -> tuple[Tensor, AttentionMap]:
+        """What the heads read, and the map, which watchers are shown."""
+        if self._spread is None:
+            read, lse = choose(call).run_with_lse(call)
+            weights = AttentionMap(call.query, call.key, call.scoring, lse)
+        else:
+            read, weights = self._spread.attend_and_look(call)
+        if cache is not None:
+            weights = weights._of_cache(cache)
+        if self._extends_scoring and not torch.is_grad_enabled():
+            weights = weights.detach()  # made without gradients, though sinks or a relative bias have one
+        for watcher in self._watchers:
+            watcher(weights)
+        return read, weights
+
+    def _merged(self, read: Tensor) -> Tensor:
+        """The output (B, T, d_out) of what the heads read, (B, H, T, D)."""
         if self._silent:
             read = heads.silenced(read, self._silent)
         B, _, T, _ = read.shape
         # (B, T, H·D): a view, since kernels write (B, T, H, D); for one token both orders are the same.
         output = read.reshape(B, 1, self.heads_width) if T == 1 else read.transpose(1, 2).flatten(2)
         out_proj = self._modules["out_proj"]
-        if out_proj is not None:
-            output = project(out_proj, output)
-        output = output if packed is None else packed.nested(output)
-        return (output, weights) if wanted else output
+        return output if out_proj is None else project(out_proj, output)
 
     def plan(
         self,
@@ -294,16 +299,20 @@ class MultiHeadAttention(nn.Module):
         lengths: Sequence[int] | Tensor | None = None,
         packed: bool = False,
     ) -> Call:
-        """The attention call that `forward` makes of these inputs: heads, scoring and dropout, ready to run."""
+        """The attention call that `forward` makes of these inputs: heads, scoring and dropout, ready to run.
+
+        It takes what `forward` takes: `query`, `key`, `value`, `mask`, `bias`, `causal`, `positions`, `key_positions`,
+        `cache` and `lengths`; and `packed`, whether the query is samples in a row, made of a nested tensor.
+        """
         memory = key if isinstance(key, Memory) else None
         if memory is None and key is not None and value is None:
             key, value, mask = inputs.key_or_mask(key, mask)  # type: ignore[arg-type]
         if cache is not None or lengths is not None:
-            inputs.check_cached(cache, lengths, key)
+            inputs.check_cached(cache, key)
         crossing = memory is not None or (key is not None and key is not query)
         if self._spread is not None:
             self._spread.check_call(crossing=crossing, cached=cache is not None, packed=packed)
-        q, k, v = self._heads(query, key, value) if memory is None else heads.with_memory(self, query, memory, value)  # type: ignore[arg-type]
+        q, k, v = heads_of(self, query, key, value) if memory is None else heads.with_memory(self, query, memory, value)  # type: ignore[arg-type]
         if self._spread is not None and positions is None and isinstance(self.position, Rotary):
             positions = self._spread.positions(q)
         if self._shapes_heads or positions is not None or key_positions is not None:
@@ -378,38 +387,6 @@ class MultiHeadAttention(nn.Module):
         """
         return heads.remember(self, key, value, positions)
 
-    def _heads(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> Three:
-        """Steps 1 to 3: query (B, H, T, D), key and value (B, Hkv, S, D), as views of the projections."""
-        inputs.check(self, query, key, value)
-        if self.fused and (key is None or (key is query and value is query)):
-            return self._fused_heads(query)
-        key = query if key is None else key
-        value = key if value is None else value
-        if self.fused and not is_plain(self.qkv_proj):  # an adapter or a hook must see every input
-            return self._fused_heads(query)[0], self._fused_heads(key)[1], self._fused_heads(value)[2]
-        if self.fused:  # cut the fused weight: a copy as large as the weight
-            shapes.check_alike(input=query, weight=self.qkv_proj.weight)
-            weights, biases = self.projections()
-            q, k, v = map(F.linear, (query, key, value), weights, biases)
-        else:
-            q, k, v = project(self.q_proj, query), project(self.k_proj, key), project(self.v_proj, value)
-        return heads.split(q, self.num_heads), heads.split(k, self.num_kv_heads), heads.split(v, self.num_kv_heads)
-
-    def _fused_heads(self, x: Tensor) -> Three:
-        """Heads of self-attention out of one matrix product."""
-        B, T, _ = x.shape
-        D, Hkv, group = self.head_dim, self.num_kv_heads, self.group
-        linear = self._modules["qkv_proj"]  # self.qkv_proj would take 0.6 µs to look up
-        qkv = project(linear, x)  # type: ignore[arg-type]
-        if group == 1 and not torch.is_grad_enabled():  # three views in one call; one token needs no transpose
-            split = qkv.view(B, Hkv, 3, 1, D) if T == 1 else qkv.view(B, T, Hkv, 3, D).permute(0, 2, 3, 1, 4)
-            q, k, v = split.unbind(2)
-            return q, k, v
-        # Split first and transpose then, so that one contiguous copy joins the three gradients.
-        q, k, v = qkv.view(B, T, Hkv, (group + 2) * D).split((group * D, D, D), dim=-1)
-        q = q if group == 1 else q.reshape(B, T, self.num_heads, D)  # groups lie apart: no view can join them
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-
     def projections(self) -> tuple[Three, ThreeBiases]:
         """Weights (H·D, d_in), (Hkv·D, d_key), (Hkv·D, d_value) of query, key and value, and their biases.
 
@@ -478,31 +455,22 @@ class MultiHeadAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """The options that differ from their defaults."""
-        parts = [f"{self.d_model}, {self.num_heads}"]
-        if self.num_kv_heads != self.num_heads:
-            parts.append(f"num_kv_heads={self.num_kv_heads}")
-        for name, usual in (
-            ("d_in", self.d_model),
-            ("d_key", self.d_in),
-            ("d_value", self.d_key),
-            ("d_out", self.d_model),
-        ):
-            if getattr(self, name) != usual:
-                parts.append(f"{name}={getattr(self, name)}")
-        if self.heads_width != self.d_model:
-            parts.append(f"head_dim={self.head_dim}")
-        if self.mask is not None:
-            parts.append(f"mask={self.mask!r}")
-        if self.position is not None and not isinstance(self.position, nn.Module):
-            parts.append(f"position={type(self.position).__name__.lower()}")
-        if self._scoring.softcap is not None:
-            parts.append(f"softcap={self._scoring.softcap:g}")
-        if self._scoring.scale is not None:
-            parts.append(f"scale={self._scoring.scale:g}")
-        if self.sinks is not None:
-            parts.append("sinks=True")
-        if self.dropout:
-            parts.append(f"dropout={self.dropout:g}")
-        if self.context_length is not None:
-            parts.append(f"context_length={self.context_length}")
-        return ", ".join(parts)
+        turned = self.position is not None and not isinstance(self.position, nn.Module)
+        said = {  # the value, and what need not be said
+            "num_kv_heads": (self.num_kv_heads, self.num_heads),
+            "d_in": (self.d_in, self.d_model),
+            "d_key": (self.d_key, self.d_in),
+            "d_value": (self.d_value, self.d_key),
+            "d_out": (self.d_out, self.d_model),
+            "head_dim": (None if self.heads_width == self.d_model else self.head_dim, None),
+            "mask": (None if self.mask is None else repr(self.mask), None),
+            "position": (type(self.position).__name__.lower() if turned else None, None),
+            "softcap": (self._scoring.softcap, None),
+            "scale": (self._scoring.scale, None),
+            "sinks": (self.sinks is not None, False),
+            "dropout": (self.dropout, 0.0),
+            "context_length": (self.context_length, None),
+        }
+        different = [(name, value) for name, (value, usual) in said.items() if value != usual]
+        words = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in different]
+        return ", ".join([f"{self.d_model}, {self.num_heads}", *words])

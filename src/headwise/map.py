@@ -5,7 +5,7 @@ keeps query, key, scoring and that one number per row, and answers any question 
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from headwise import engine, mask_form, relative, shapes
+from headwise import engine, map_form, reductions, shapes
 from headwise.errors import MapIndexError, OptionError, StaleMapError
 from headwise.indexing import NAMES, axis_of, block_axes
 from headwise.looking import LIMIT, brief, check_bytes, elements, tile
-from headwise.mask_algebra import Grid, Mask
+from headwise.mask_algebra import Mask
+from headwise.measures import Measures
 from headwise.narrowing import narrowed
-from headwise.panel import Distances, Panel, Peak, Received, TopKeys, checked_probe, octave_edges, take_panel
+from headwise.panel import checked_probe
 from headwise.scoring import Scoring
 from headwise.source import Axis, Frame, Source, row_blocks
 from headwise.tensorlike import TensorLike
@@ -31,12 +32,10 @@ if TYPE_CHECKING:
 
 WORKING_BYTES = 2**26  # numbers in flight while a dense tensor is filled
 
-STATISTICS = tuple(field.name for field in dataclasses.fields(Panel))
-
 Selector = int | slice | Sequence[int] | Tensor
 
 
-class AttentionMap(TensorLike):
+class AttentionMap(Measures, TensorLike):
     """Attention weights (B, H, T, S) before dropout, computed where and when they are looked at.
 
     Indexing gives exact tensors and computes only what it gives. Statistics are exact, stream over the weights and take
@@ -57,6 +56,8 @@ class AttentionMap(TensorLike):
         scoring: what turns a dot product into a weight: mask, scale, bias, soft-cap, sinks.
         log_sum_exp: (B, H, T) of the scores, sinks counted, minus infinity for a row that sees nothing; computed when
             first needed unless given.
+        frame: where this map lies in the whole of which it is a part; a whole one unless given.
+        spread: which other ranks have the rest of it; see `headwise.parallel`.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class AttentionMap(TensorLike):
 
     def __reduce__(self) -> Any:
         """For copy and pickle: versions are counted anew for the copies."""
-        return _unflatten, _flatten(self)
+        return _together, map_form.apart(self)
 
     # What a tensor would say of itself.
 
@@ -102,27 +103,10 @@ class AttentionMap(TensorLike):
         return self._query.device
 
     @property
-    def ndim(self) -> int:
-        """4."""
-        return 4
-
-    @property
     def requires_grad(self) -> bool:
         """Whether what is computed from this map has a gradient."""
         tensors = (self._query, self._key, *self._scoring.learnable)
         return any(x is not None and x.requires_grad for x in tensors)
-
-    def size(self, dim: int | None = None) -> torch.Size | int:
-        """The shape, or one size of it."""
-        return self.shape if dim is None else self.shape[dim]
-
-    def dim(self) -> int:
-        """4."""
-        return 4
-
-    def numel(self) -> int:
-        """How many weights there are."""
-        return self.shape.numel()
 
     def __len__(self) -> int:
         """How many heads there are; iterating gives a map of each."""
@@ -177,6 +161,11 @@ class AttentionMap(TensorLike):
         >>> weights = AttentionMap(torch.randn(2, 4, 9, 16), torch.randn(2, 4, 9, 16))
         >>> weights.select(heads=[0, 2], rows=slice(-3, None)).shape
         torch.Size([2, 2, 3, 9])
+
+        Args:
+            batch: which samples: an int, a slice, a list or a 1-D tensor; all unless given.
+            heads: which heads, likewise.
+            rows: which queries, likewise.
         """
         axes: list[Axis] = []
         asked = {"batch": batch, "heads": heads, "rows": rows}
@@ -198,96 +187,48 @@ class AttentionMap(TensorLike):
         scoring = dataclasses.replace(self._scoring, mask=mask)
         return self._of(dataclasses.replace(source, scoring=scoring, log_sum_exp=None))
 
-    # Statistics.
+    # Words and pictures.
 
-    def panel(self, **asked: Any) -> Panel:
-        """Many statistics at once, which share passes over the weights.
-
-        `weights.panel(entropy=True, received=True, masses={"previous": previous_token()}, pooled=(256, 256))`
-
-        Statistics:
-            - `entropy`: True for the entropy of every row.
-            - `peak`: True for the largest weight of every row and its key.
-            - `distance`: True for the mean distance of every row.
-            - `histogram`: True for the share of attention in every octave of distance.
-            - `received`: True for what every key receives.
-            - `masses`: names to probes.
-            - `pooled`: rows and columns of a picture.
-            - `pooled_peak`: rows and columns of a picture of largest weights.
-            - `topk`: how many of the largest weights of every row.
-        """
-        unknown = [name for name in asked if name not in STATISTICS]
-        if unknown:
-            raise TypeError(
-                f"panel() got an unexpected keyword argument {unknown[0]!r}; it takes {', '.join(STATISTICS)}."
-            )
-        return take_panel(self._normalised(), **asked)
-
-    def entropy(self) -> Tensor:
-        """−Σ w log w of every row, (B, H, T), in nats: 0 looks at one key, log(S) at all alike."""
-        return self.panel(entropy=True).entropy  # type: ignore[return-value]
-
-    def peak(self) -> Peak:
-        """The largest weight of every row (B, H, T), and the key it lies on."""
-        return self.panel(peak=True).peak  # type: ignore[return-value]
-
-    def distance(self) -> Distances:
-        """How far queries look: the mean of every row (B, H, T), and the histogram of every head over octaves."""
-        panel = self.panel(distance=True, histogram=True)
-        assert panel.distance is not None and panel.histogram is not None  # noqa: S101, PT018 - both were asked for
-        return Distances(panel.distance, panel.histogram, octave_edges(panel.histogram.shape[-1]))
-
-    def received(self) -> Received:
-        """What every key receives (B, H, S): the sum, and the mean over the queries that could see it."""
-        return self.panel(received=True).received  # type: ignore[return-value]
-
-    def topk(self, k: int) -> TopKeys:
-        """The k largest weights of every row (B, H, T, k), largest first, and their keys."""
-        return self.panel(topk=k).topk  # type: ignore[return-value]
-
-    def mass(self, probe: Mask) -> Tensor:
-        """The share of every row's attention that lies where the probe is True, (B, H, T)."""
-        return self.panel(masses={"probe": probe}).masses["probe"]
-
-    def pooled(self, rows: int, cols: int | None = None, *, peak: bool = False) -> Tensor:
-        """A picture (B, H, rows, cols): weights summed over the keys of a cell and averaged over its queries.
-
-        Picture rows sum to 1 at every size, so that a narrow stripe never fades.
-
-        Args:
-            rows: how many rows; at most T are given.
-            cols: how many columns, as many as rows unless given; at most S are given.
-            peak: the largest weight of each cell instead.
-        """
-        size = (rows, rows if cols is None else cols)
-        if peak:
-            return self.panel(pooled_peak=size).pooled_peak  # type: ignore[return-value]
-        return self.panel(pooled=size).pooled  # type: ignore[return-value]
-
-    def summary(self, ids: Tensor | Sequence[int] | None = None, **options: Any) -> "Summary":
+    def summary(
+        self,
+        ids: Tensor | Sequence[int] | None = None,
+        *,
+        delimiters: int | Sequence[int] | Tensor | None = None,
+    ) -> "Summary":
         """What each head does: a small table with numbers and a reading in words; see `headwise.summary`.
 
         Args:
             ids: the tokens of the keys, (S,) or (B, S); with them induction and repeated tokens are looked for.
-            options: `delimiters`, token ids of punctuation or separators.
+            delimiters: token ids of punctuation or separators, attention to which is then measured as well.
         """
         from headwise.summary import summarise
 
-        return summarise(self, ids, **options)
+        return summarise(self, ids, delimiters=delimiters)
 
-    def plot(self, head: int | Sequence[int] | None = None, **options: Any) -> Any:
+    def plot(
+        self,
+        head: int | Sequence[int] | None = None,
+        *,
+        tokens: Sequence[str] | None = None,
+        keys: Sequence[str] | None = None,
+        sample: int = 0,
+        ax: Any = None,
+    ) -> Any:
         """The map as matplotlib axes: of one head its axes, of several or all an array of axes.
 
-        Long maps are pooled as `pooled` does, so that rows still sum to 1; colours are square roots of shares 0 to 1.
+        Long maps are pooled as `pooled` does, so that rows still sum to 1; colours are square roots of shares 0 to 1,
+        and grey is what a query may not see.
 
         Args:
             head: which head, or several; all unless given.
-            options: `tokens`, a text for every query (and key, where there are as many); `keys`, for every key;
-                `sample` of the batch; `ax`, axes to draw on.
+            tokens: a text for every query, and for every key where there are as many.
+            keys: a text for every key.
+            sample: which of the batch.
+            ax: axes to draw on, one for each head; new ones unless given.
         """
         from headwise.view.plotting import plot
 
-        return plot(self, head, **options)
+        return plot(self, head, tokens=tokens, keys=keys, sample=sample, ax=ax)
 
     def _repr_html_(self) -> str:
         """For notebooks: what each head does, computed when it is displayed; of a long map from some queries."""
@@ -295,54 +236,23 @@ class AttentionMap(TensorLike):
 
         return map_html(self)
 
-    def log_sum_exp(self) -> Tensor:
-        """The log of every row's sum of exp(score), (B, H, T), sinks counted; minus infinity where nothing is seen."""
-        return engine.log_sum_exp(self._normalised()).clone()
-
     # Reductions that need no dense tensor.
 
     def sum(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
-        """As of a tensor; over queries or keys alone it streams."""
-        return self._reduced("sum", dim, keepdim, options)
+        """As of a tensor, with its `dim`, `keepdim` and `options`; over queries or keys alone it streams."""
+        return reductions.reduced(self, "sum", dim, keepdim, options)
 
     def mean(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
-        """As of a tensor; over queries or keys alone it streams."""
-        return self._reduced("mean", dim, keepdim, options)
+        """As of a tensor, with its `dim`, `keepdim` and `options`; over queries or keys alone it streams."""
+        return reductions.reduced(self, "mean", dim, keepdim, options)
 
     def amax(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
-        """As of a tensor; over keys alone it streams."""
-        return self._reduced("amax", dim, keepdim, options)
+        """As of a tensor, with its `dim`, `keepdim` and `options`; over keys alone it streams."""
+        return reductions.reduced(self, "amax", dim, keepdim, options)
 
     def max(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
-        """As of a tensor; over keys alone, or of everything, it streams."""
-        dim = options.pop("axis", dim)
-        if dim is None and not _given(options):
-            return self.amax(dim=-1).amax()
-        if dim in (-1, 3) and not _given(options):
-            weight, key = self.peak()
-            weight, key = weight.to(self.dtype), key.clamp(min=0)
-            found = (weight[..., None], key[..., None]) if keepdim else (weight, key)
-            return torch.return_types.max(found)
-        return self.to_tensor().max(*(() if dim is None else (dim, keepdim)), **_given(options))
-
-    def _reduced(self, name: str, dim: Any, keepdim: bool, options: dict[str, Any]) -> Tensor:
-        dim = options.pop("axis", dim)
-        options = _given(options)
-        axis = dim[0] if isinstance(dim, tuple | list) and len(dim) == 1 else dim
-        found = None
-        if axis is None and name in ("sum", "mean") and not options:
-            rows = self._reduced(name, -1, False, {})
-            return rows.sum() if name == "sum" else rows.mean()
-        if axis in (-1, 3) and not options:
-            found = self.peak().weight if name == "amax" else self.mass(_Everything())
-        elif axis in (-2, 2) and name != "amax" and not options:
-            self._with_keys(f"{name}(dim={dim})")
-            found = self.received().total
-        if found is None:
-            call = {} if dim is None else {"dim": dim, "keepdim": keepdim}
-            return getattr(self.to_tensor(), name)(**call, **options)  # type: ignore[no-any-return]
-        found = found / self.shape[axis] if name == "mean" else found
-        return (found.unsqueeze(axis) if keepdim else found).to(self.dtype)
+        """As of a tensor, with its `dim`, `keepdim` and `options`; over keys alone, or of everything, it streams."""
+        return reductions.largest(self, dim, keepdim, options)
 
     # Keeping a look for later.
 
@@ -376,7 +286,7 @@ class AttentionMap(TensorLike):
         return AttentionMap(query, key, Scoring(bias=logs, scale=1.0), lse)
 
     def to(self, *args: Any, **kwargs: Any) -> "AttentionMap":
-        """The map on another device or in another dtype, with everything it looks at."""
+        """The map on another device or in another dtype, with all it looks at; `args` and `kwargs` as of a tensor."""
         probe = torch.empty(0, dtype=self.dtype, device=self.device).to(*args, **kwargs)
         moved = self._mapped(lambda x: x.to(probe.device))
         if probe.dtype == self.dtype:
@@ -465,23 +375,8 @@ class AttentionMap(TensorLike):
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "AttentionMap":
         """The map with every tensor changed alike."""
         self._source()
-        leaves, context = _flatten(self)
-        return _unflatten([change(x) for x in leaves], context)
-
-
-class _Everything(Mask):
-    """Every key, for the sum of a row."""
-
-    def visible(self, grid: Grid) -> Tensor:
-        return torch.ones((), dtype=torch.bool, device=grid.row.device)
-
-    def hides_nothing(self, T: int, S: int) -> bool:
-        return True
-
-
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that say something; numpy's own functions pass dtype=None and out=None."""
-    return {name: value for name, value in options.items() if value is not None}
+        leaves, context = map_form.apart(self)
+        return _together([change(x) for x in leaves], context)
 
 
 def _versions(query: Tensor, key: Tensor, scoring: Scoring) -> tuple[int, ...] | None:
@@ -491,55 +386,16 @@ def _versions(query: Tensor, key: Tensor, scoring: Scoring) -> tuple[int, ...] |
     return (query._version, key._version, *(x._version for x in scoring.tensors() if not x.is_inference()))
 
 
-# A pytree node: torch's transforms take the tensors out and put them back.
-
-
-def _flatten(weights: AttentionMap) -> tuple[list[Any], Any]:
-    scoring = weights._scoring
-    tensors, description = mask_form.apart(scoring.mask)
-    bias, sinks, table = scoring.learnable
-    optional = {"log_sum_exp": weights._lse, "bias": bias, "sinks": sinks}
-    optional |= {"relative": table, "positions": scoring.positions}
-    there = tuple(name for name, x in optional.items() if x is not None)
-    leaves = [weights._query, weights._key, *(optional[name] for name in there), *tensors]
-    rule = relative.apart(scoring.relative)
-    frame = _framed(weights._frame)
-    return leaves, (there, description, scoring.scale, scoring.softcap, rule, frame, weights._spread)
-
-
-def _framed(frame: Frame | None) -> Any:
-    """The frame in a form that compares by value."""
-    if frame is None:
-        return None
-    axes = (tuple(x.tolist()) if isinstance(x, Tensor) else (x.start, x.stop, x.step, "range") for x in frame[:3])
-    return (*axes, *frame[3:])
-
-
-def _unframed(plain: Any) -> Frame | None:
-    if plain is None:
-        return None
-    batch, head, row = (
-        range(*x[:3]) if len(x) == 4 and x[3] == "range" else torch.tensor(x, dtype=torch.long) for x in plain[:3]
-    )
-    return Frame(batch, head, row, *plain[3:])
-
-
-def _unflatten(leaves: Iterable[Any], context: Any) -> AttentionMap:
-    there, description, scale, softcap, rule, frame, spread = context
-    query, key, *rest = leaves
-    optional = dict(zip(there, rest, strict=False))
-    mask = mask_form.together(iter(rest[len(there) :]), description)
-    distances = None if rule is None else relative.together(optional["relative"], rule)
-    scoring = Scoring(
-        mask, optional.get("bias"), scale, softcap, optional.get("sinks"), distances, optional.get("positions")
-    )
+def _together(leaves: Iterable[Any], context: Any) -> AttentionMap:
+    """The map that was taken apart; where torch's transforms put things that are no tensors, versions do not count."""
     made = AttentionMap.__new__(AttentionMap)
-    made._query, made._key, made._scoring, made._frame = query, key, scoring, _unframed(frame)
-    made._lse, made._cache, made._spread = optional.get("log_sum_exp"), None, spread
+    made._query, made._key, made._scoring, made._lse, made._frame, made._spread = map_form.parts(leaves, context)
     plain = (Tensor, torch.nn.Parameter)
-    real = type(query) in plain and type(key) in plain and not torch.compiler.is_compiling()
-    made._versions = _versions(query, key, scoring) if real else None
+    real = type(made._query) in plain and type(made._key) in plain and not torch.compiler.is_compiling()
+    made._cache = None
+    made._versions = _versions(made._query, made._key, made._scoring) if real else None
     return made
 
 
-_pytree.register_pytree_node(AttentionMap, _flatten, _unflatten, serialized_type_name="headwise.AttentionMap")
+# A pytree node: torch's transforms take the tensors out and put them back.
+_pytree.register_pytree_node(AttentionMap, map_form.apart, _together, serialized_type_name="headwise.AttentionMap")

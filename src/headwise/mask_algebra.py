@@ -52,7 +52,7 @@ class Mask(abc.ABC):
 
     @abc.abstractmethod
     def visible(self, grid: Grid) -> Tensor:
-        """True where the query may attend; broadcasts to the tile. This is the whole meaning of the mask."""
+        """True where the query may attend; broadcasts to the tile of `grid`. This is the whole meaning of the mask."""
 
     # What the fast paths may know without looking at numbers; each default is the careful answer.
 
@@ -141,7 +141,10 @@ class Mask(abc.ABC):
                 )
 
     def draw(self, T: int = 8, S: int | None = None, *, sample: int = 0, head: int = 0, width: int = 64) -> str:
-        """A picture: ■ may attend, · may not; past `width` keys one sign stands for a block, ▒ if it is mixed."""
+        """A picture: ■ may attend, · may not; past `width` keys one sign stands for a block, ▒ if it is mixed.
+
+        Where samples or heads differ, `sample` and `head` say of which.
+        """
         S = T if S is None else S
         block = max(1, -(-max(T, S) // width))
         lines = []

@@ -112,7 +112,7 @@ def prefix(n: int | Tensor | Sequence[int]) -> Mask:
 
 
 def dense(tensor: Tensor | Sequence[Any]) -> Mask:
-    """Any table: bool or 0/1, of shape (T, S) or (B or 1, H or 1, T or 1, S or 1). True or 1 means may attend."""
+    """Any table, a `tensor` of bool or 0/1, (T, S) or (B or 1, H or 1, T or 1, S or 1). True or 1 means may attend."""
     tensor = _as_bool(_as_tensor("dense", tensor), "mask")
     if tensor.dim() == 3:
         raise MaskError(

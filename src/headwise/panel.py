@@ -1,7 +1,7 @@
 """Many statistics asked together: they share passes over the weights."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -83,44 +83,35 @@ class Panel:
         return f"Panel({', '.join(parts)})"
 
 
+PLAIN: dict[str, Callable[[], readings.Reading]] = {
+    "entropy": readings.Entropy,
+    "peak": readings.Peak,
+    "distance": readings.Distance,
+    "histogram": readings.Histogram,
+    "received": readings.Received,
+}
+
+
 def take_panel(
-    source: Source,
-    *,
-    entropy: bool = False,
-    peak: bool = False,
-    distance: bool = False,
-    histogram: bool = False,
-    received: bool = False,
-    masses: Mapping[str, Mask] | None = None,
-    pooled: tuple[int, int] | int | None = None,
-    pooled_peak: tuple[int, int] | int | None = None,
-    topk: int | None = None,
+    source: Source, plain: Mapping[str, bool], sized: Mapping[str, Any], masses: Mapping[str, Mask] | None
 ) -> Panel:
-    """The panel of a source; see `AttentionMap.panel`."""
+    """The panel of a source; see `AttentionMap.panel`. What is asked for plainly is True, what needs a size has one."""
     if masses is not None and not isinstance(masses, Mapping):
         raise OptionError(f"masses={type(masses).__name__}: expected probes by name, such as {{'sink': sink(4)}}.")
-    asked: dict[str, readings.Reading] = {}
-    if entropy:
-        asked["entropy"] = readings.Entropy()
-    if peak:
-        asked["peak"] = readings.Peak()
-    if distance:
-        asked["distance"] = readings.Distance()
-    if histogram:
-        asked["histogram"] = readings.Histogram()
-    if received:
-        asked["received"] = readings.Received()
-    if pooled is not None:
-        asked["pooled"] = readings.Pooled(*picture_size("pooled", pooled, source))
-    if pooled_peak is not None:
-        asked["pooled_peak"] = readings.PooledPeak(*picture_size("pooled_peak", pooled_peak, source))
-    if topk is not None:
-        asked["topk"] = readings.TopKeys(_count_of_keys(topk, source))
+    asked = {name: PLAIN[name]() for name, wanted in plain.items() if wanted}
+    asked |= {name: _sized(name, size, source) for name, size in sized.items() if size is not None}
     probes = {f"mass {name}": readings.Mass(checked_probe(probe, source)) for name, probe in dict(masses or {}).items()}
     asked |= probes
     found = dict(zip(asked, engine.read(source, list(asked.values())), strict=True)) if asked else {}
     named: dict[str, Any] = {name: _shaped(name, result) for name, result in found.items() if name not in probes}
     return Panel(**named, masses={name.removeprefix("mass "): found[name][0] for name in probes})
+
+
+def _sized(name: str, size: Any, source: Source) -> readings.Reading:
+    if name == "topk":
+        return readings.TopKeys(_count_of_keys(size, source))
+    kind = readings.Pooled if name == "pooled" else readings.PooledPeak
+    return kind(*picture_size(name, size, source))
 
 
 def _shaped(name: str, result: tuple[Tensor, ...]) -> object:

@@ -216,7 +216,14 @@ def llama3(
     high_freq_factor: float = 4.0,
     original_length: int = 8192,
 ) -> Scaling:
-    """Llama 3.1: pairs with few turns within `original_length` are slowed down, with a soft border between."""
+    """Llama 3.1: pairs with few turns within `original_length` are slowed down, with a soft border between.
+
+    Args:
+        factor: how many times slower.
+        low_freq_factor: pairs with fewer turns than this are slowed down wholly.
+        high_freq_factor: pairs with more turns than this are left as they are.
+        original_length: tokens the model was first trained with.
+    """
     if not low_freq_factor < high_freq_factor:
         raise OptionError(
             f"llama3(low_freq_factor={low_freq_factor}, high_freq_factor={high_freq_factor}): expected the first to be "

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from headwise.errors import CheckpointError
 from headwise.extras import need
-from headwise.map import AttentionMap, _flatten, _unflatten
+from headwise.map import AttentionMap, _together
+from headwise.map_form import apart
 
 FORMAT = "headwise map 2"
 
@@ -20,7 +21,7 @@ def save(weights: AttentionMap, path: str | Path) -> None:
     weights = weights.detach()
     weights._with_keys("save()")
     weights._normalised()
-    leaves, (*context, _) = _flatten(weights)  # which ranks had the rest means nothing to a reader
+    leaves, (*context, _) = apart(weights)  # which ranks had the rest means nothing to a reader
     tensors = {
         name: x.clone(memory_format=torch.contiguous_format)
         for name, x in zip(_names(context, len(leaves)), leaves, strict=True)
@@ -41,7 +42,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> AttentionMap:
             )
         tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     context = [*json.loads(metadata["context"]), None]
-    return _unflatten([tensors[name] for name in _names(context, len(tensors))], context)
+    return _together([tensors[name] for name in _names(context, len(tensors))], context)
 
 
 def _names(context: Any, count: int) -> list[str]:

@@ -74,7 +74,7 @@ class Scoring:
         return self.bias, sinks, None if self.relative is None else self.relative.table
 
     def with_learnable(self, bias: Tensor | None, sinks: Tensor | None, table: Tensor | None) -> "Scoring":
-        """The same scoring with these tensors."""
+        """The same scoring with this `bias`, these `sinks` and this `table` of distances."""
         relative = self.relative if self.relative is None or table is None else self.relative.with_table(table)
         return dataclasses.replace(self, bias=bias, sinks=sinks, relative=relative)
 
@@ -84,7 +84,7 @@ class Scoring:
         return own if self.mask is None else own + self.mask.tensors()
 
     def bias_at(self, grid: Grid, dtype: torch.dtype) -> Tensor | None:
-        """What is added at these indices; a bias rounded as the output sees it: to `dtype`, that of the query."""
+        """What is added on `grid`; a bias rounded as the output sees it: to `dtype`, that of the query."""
         if self.relative is not None:
             place = grid if self.positions is None else grid.placed(self.positions)
             added = self.relative.at(place, torch.promote_types(dtype, torch.float32))
@@ -104,11 +104,11 @@ class Scoring:
         return 1 / math.sqrt(D) if self.scale is None else self.scale
 
     def visible(self, T: int, S: int, device: torch.device, rows: slice = WHOLE, cols: slice = WHOLE) -> Tensor | None:
-        """The mask's tile, or None where there is no mask."""
+        """The mask's tile of `rows` and `cols`, or None where there is no mask."""
         return None if self.mask is None else self.mask.tile(rows, cols, T, S, device=device)
 
     def additive(self, query: Tensor, S: int, rows: slice = WHOLE, cols: slice = WHOLE) -> Tensor | None:
-        """Mask and bias of a tile as one tensor to add, in the query's dtype."""
+        """Mask and bias of the tile of `rows` and `cols` as one tensor to add, in the query's dtype."""
         T = query.shape[2]
         visible = self.visible(T, S, query.device, rows, cols)
         if self.bias is None:

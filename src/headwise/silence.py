@@ -23,7 +23,7 @@ from headwise.watch import attention_layers
 
 
 class Silenced:
-    """See `silence`."""
+    """A context in which some heads of a model are switched off; made by `silence`."""
 
     def __init__(self, layers: Mapping[str, Any], heads: Mapping[str, tuple[int, ...]]) -> None:
         self.heads = dict(heads)

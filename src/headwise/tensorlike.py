@@ -13,9 +13,31 @@ from torch import Tensor
 class TensorLike:
     """A thing that can become a tensor by `to_tensor()`."""
 
+    @property
+    def shape(self) -> torch.Size:
+        """That of the tensor."""
+        raise NotImplementedError
+
     def to_tensor(self) -> Tensor:
         """The dense tensor."""
         raise NotImplementedError
+
+    @property
+    def ndim(self) -> int:
+        """How many axes there are."""
+        return len(self.shape)
+
+    def dim(self) -> int:
+        """How many axes there are."""
+        return len(self.shape)
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """The shape, or the size along `dim`."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> int:
+        """How many numbers there are."""
+        return self.shape.numel()
 
     @classmethod
     def __torch_function__(

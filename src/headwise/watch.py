@@ -32,7 +32,7 @@ Statistics = Mapping[str, Any] | Callable[[AttentionMap], Any]
 class Watched(Mapping[str, Any]):
     """What was seen, by the layer's name in the model: of several calls the last, all of them in `calls`.
 
-    Without `statistics` these are maps, with them their results.
+    Without `statistics` these are maps, with them their results. It is made by `watch`.
     """
 
     def __init__(self, layers: Mapping[str, Layer], heads: Selector | None, statistics: Statistics | None) -> None:

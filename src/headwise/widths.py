@@ -59,6 +59,15 @@ class Widths(NamedTuple):
         check_heads_share(result.num_heads, result.num_kv_heads)
         return result
 
+    def unmixed(self, d_out: int | None) -> Self:
+        """The same without an output projection, where `d_out` was given: the output is the heads side by side."""
+        if d_out not in (None, self.heads_width):
+            raise OptionError(
+                f"out_proj=False returns the heads side by side, {self.heads_width} wide, and d_out={d_out} asks for "
+                f"another width. Leave out d_out, or keep the projection."
+            )
+        return self._replace(d_out=self.heads_width)
+
 
 def check_heads_divide(d_model: int, num_heads: int) -> None:
     """Raise unless heads are equally wide."""

@@ -1,7 +1,5 @@
 """Servers in this process, opened and closed."""
 
-import shutil
-
 import pytest
 from starlette.testclient import TestClient
 
@@ -29,20 +27,6 @@ def client_of():
 @pytest.fixture
 def client(client_of):
     return client_of()
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

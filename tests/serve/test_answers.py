@@ -94,7 +94,7 @@ def test_a_wide_tile_is_exact_when_asked_for():
     found = torch.tensor(array.array("f", exact.data)).view(SIDE, SIDE)
     expected = torch.zeros(SIDE, SIDE)
     cells = -(-T // 32)
-    expected[:cells, :cells] = headwise.view.tiling.pyramid(weights, 0)[0][0]
+    expected[:cells, :cells] = headwise.view.tiling.pixels(weights, 32, range(T))[0]
     torch.testing.assert_close(found, expected)
 
 

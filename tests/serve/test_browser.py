@@ -65,6 +65,50 @@ def test_a_text_is_typed_and_the_atlas_appears(live, page):
     page.wait_for_selector(".live option", state="attached")
 
 
+def test_a_reload_brings_text_model_look_and_window_back(live, page):
+    page.goto(live.address)
+    ask(page, TEXT, "small")
+    atlas(page, 6)
+    page.click("#headwise .head[data-place='1.2']")
+    wait(page, "location.hash.includes('head=1.2')")
+    before = list(live.looks._kept)
+    page.reload()
+    page.wait_for_selector(".map-canvas")
+    assert page.input_value(".ask-text") == TEXT
+    assert page.input_value(".live select") == "small"
+    assert page.inner_text(".subject").startswith("Head 1.2")
+    assert list(live.looks._kept) == before, "the same look, not another"
+
+
+def test_a_reload_looks_anew_where_the_server_has_forgotten(live, page):
+    page.goto(live.address)
+    ask(page, TEXT)
+    atlas(page, 56)
+    page.click("#headwise .head[data-place='1.4']", modifiers=["Shift"])
+    page.wait_for_selector(".loss .before")
+    page.click(".silent .again")
+    wait(page, "document.querySelector('h1').textContent === 'builtin without 1.4'")
+    for name in list(live.looks._kept):
+        live.looks.cancel(name)
+    page.reload()
+    wait(page, "document.querySelector('h1')?.textContent === 'builtin without 1.4'")
+    assert page.inner_text(".chip.off") == "1.4 ×"
+    page.troubles.clear()  # the browser notes that the old look is not there
+
+
+def test_a_reload_brings_a_file_back(live, page, tmp_path):
+    book = tmp_path / "book.txt"
+    book.write_text(TEXT, encoding="utf-8-sig")
+    page.goto(live.address)
+    page.set_input_files(".picker", book)
+    atlas(page, 56)
+    page.reload()
+    atlas(page, 56)
+    assert page.inner_text(".file-name") == "book.txt"
+    page.click("#headwise .head[data-place='1.4']", modifiers=["Shift"])
+    page.wait_for_selector(".loss .before")
+
+
 def test_a_head_is_switched_off_and_the_loss_changes(live, page):
     page.goto(live.address)
     ask(page, TEXT)
@@ -90,6 +134,16 @@ def test_a_head_is_switched_off_and_the_loss_changes(live, page):
     page.click(".silent .again")
     wait(page, "document.querySelector('h1').textContent === 'builtin'")
     assert page.locator(".silent .again").count() == 0
+
+
+def test_maps_asked_for_at_once_are_not_given_up_for_the_loss(live, page):
+    page.goto(live.address)
+    ask(page, TEXT)
+    atlas(page, 56)
+    page.click("#headwise .head[data-place='1.4']", modifiers=["Shift"])
+    page.click(".silent .again")  # before the loss without the head was asked for
+    wait(page, "document.querySelector('h1').textContent === 'builtin without 1.4'")
+    page.wait_for_selector(".loss .before")
 
 
 def test_the_o_key_switches_the_open_head(live, page):

@@ -179,14 +179,19 @@ def test_what_a_text_gives_with_all_heads_is_computed_once(client, monkeypatch):
     assert len(runs) == 3
 
 
-def test_a_transformers_model_is_looked_at_and_its_heads_fall_silent(client_of, tmp_path):
+def opened(kind, maker, folder):
+    """A small transformers model, from a folder on disk."""
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 16}
     tokenizer = load_builtin().tokenizer
-    config = transformers.AutoConfig.for_model("llama", vocab_size=tokenizer.get_vocab_size(), **sizes)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    model = headwise.models.open_model(tmp_path)
+    config = transformers.AutoConfig.for_model(kind, vocab_size=tokenizer.get_vocab_size(), **sizes)
+    getattr(transformers, maker).from_config(config).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return headwise.models.open_model(folder)
+
+
+def test_a_transformers_model_is_looked_at_and_its_heads_fall_silent(client_of, tmp_path):
+    model = opened("llama", "AutoModelForCausalLM", tmp_path)
     client = client_of(other=model)
     told = looked(client, model="other", off=[[1, 2]])
     assert len(manifest(client, told["id"])["layers"]) == 2
@@ -200,13 +205,7 @@ def test_a_transformers_model_is_looked_at_and_its_heads_fall_silent(client_of, 
 
 
 def test_an_encoder_has_maps_and_says_why_there_is_no_loss(client_of, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 16}
-    tokenizer = load_builtin().tokenizer
-    config = transformers.AutoConfig.for_model("bert", vocab_size=tokenizer.get_vocab_size(), **sizes)
-    transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    client = client_of(encoder=headwise.models.open_model(tmp_path))
+    client = client_of(encoder=opened("bert", "AutoModel", tmp_path))
     told = looked(client, model="encoder")
     assert told["outcome"]["loss"] is None
     assert "does not write" in told["outcome"]["missing"]

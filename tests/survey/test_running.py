@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -210,9 +211,31 @@ def test_going_on_with_another_survey_is_refused(tiny, corpus, tmp_path):
         run(make_job(subject_of(tiny), [corpus], context=37), out, resume=True)
     with pytest.raises(OptionError, match="another model: 'GPT' there, 'builtin' now"):
         run(make_job(subject_of(load_builtin(), name="builtin"), [corpus], context=CONTEXT), out, resume=True)
+    other = LanguageModel(copy.deepcopy(tiny.gpt), tiny.tokenizer)
+    other.gpt.norm.weight.data[0] += 1e-3
+    with pytest.raises(OptionError, match="a model of this name that has other weights or another tokenizer"):
+        run(make_job(subject_of(other), [corpus], context=CONTEXT), out, resume=True)
+
+
+def test_going_on_with_other_files_is_refused_with_their_names(tiny, corpus, tmp_path):
+    out = tmp_path / "out.json"
+    killed(make_job(subject_of(tiny), [corpus], context=CONTEXT), out, 2)
     (corpus / "long.txt").write_text("another text")
-    with pytest.raises(OptionError, match="another files"):
+    (corpus / "added.txt").write_text("a new text")
+    first, *_ = sorted(path for path in corpus.iterdir() if path.name not in ("long.txt", "added.txt"))
+    first.unlink()
+    names = r"long\.txt has changed, \S+" + re.escape(first.name) + r" is gone, \S+added\.txt is new\. Go on"
+    with pytest.raises(OptionError, match=names):
         run(make_job(subject_of(tiny), [corpus], context=CONTEXT), out, resume=True)
+
+
+def test_going_on_with_the_files_in_another_order_is_refused(tiny, tmp_path):
+    paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for path in paths:
+        path.write_text("The captain looked at the sea.")
+    killed(make_job(subject_of(tiny), paths, context=CONTEXT), tmp_path / "out.json", 1)
+    with pytest.raises(OptionError, match="other files, or another order of them"):
+        run(make_job(subject_of(tiny), paths[::-1], context=CONTEXT), tmp_path / "out.json", resume=True)
 
 
 def test_weights_that_differ_in_a_number_are_another_model(tiny):

@@ -57,6 +57,23 @@ def test_a_transformers_model_on_disk_is_surveyed(transformers, words, tmp_path,
     assert (found["next"] > 0) == (kind == "bert")
 
 
+def test_opening_a_transformers_model_says_nothing(transformers, words, tmp_path, capfd):
+    folder = folder_of(transformers, words, tmp_path / "bert", "bert")
+    capfd.readouterr()
+    open_subject(str(folder))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_transformers_model_without_some_of_its_weights_is_refused(transformers, words, tmp_path):
+    folder = folder_of(transformers, words, tmp_path / "llama", "llama")
+    files = pytest.importorskip("safetensors.torch")
+    weights = files.load_file(folder / "model.safetensors")
+    del weights["layers.1.self_attn.q_proj.weight"]
+    files.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"1 of the model's weights are not in its files, such as layers\.1\."):
+        open_subject(str(folder))
+
+
 def test_a_model_in_memory_is_surveyed_with_its_tokenizer(transformers, words, tmp_path):
     folder = folder_of(transformers, words, tmp_path / "llama", "llama")
     model = transformers.AutoModel.from_pretrained(folder, attn_implementation="headwise").eval()

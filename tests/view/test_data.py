@@ -11,7 +11,7 @@ from headwise.view.data import edges, manifest
 from headwise.view.embedding import embedded
 from headwise.view.measuring import reach
 from headwise.view.sections import plain, ratios, shares, whole_numbers
-from headwise.view.tiling import pyramid
+from headwise.view.tiling import pixels, span_at
 
 TYPES = {"u1": torch.uint8, "u2": torch.uint16, "u4": torch.uint32, "f2": torch.float16, "f4": torch.float32}
 
@@ -85,16 +85,18 @@ def test_a_long_one_has_pictures_and_the_largest_weights_of_telling_heads():
     assert 0 < len(told) < 6
     assert told == order[: len(told)]
     for layer, weights in enumerate(sight.maps):
-        pictures = {kind: pyramid(weights, 2, kind) for kind in ("mass", "rest", "peak", "uniform")}
+        spans = [span_at(level, 701, 701) for level in range(3)]
+        mass_pictures = [pixels(weights, span, range(701)) for span in spans]
+        pictures = {kind: pixels(weights, spans[0], range(701), kind) for kind in ("rest", "peak")}
         for head in range(3):
             mass = unpacked(data.sections[f"mass/{layer}.{head}"])
-            level = [x.shape[1] for x in pictures["mass"]].index(mass.shape[0])
-            exact = pictures["mass"][level][head]
+            level = [x.shape[1] for x in mass_pictures].index(mass.shape[0])
+            exact = mass_pictures[level][head]
             assert (mass.sqrt() - exact.clamp(max=1).sqrt()).abs().max() < 0.003
             for kind in ("rest", "peak"):
                 if f"{kind}/{layer}.{head}" in data.sections:
                     found = unpacked(data.sections[f"{kind}/{layer}.{head}"])
-                    assert (found.sqrt() - pictures[kind][0][head].sqrt()).abs().max() < 0.003
+                    assert (found.sqrt() - pictures[kind][head].sqrt()).abs().max() < 0.003
     layer, head = map(int, told[0].split("."))
     best = sight.maps[layer].topk(8)
     torch.testing.assert_close(unpacked(data.sections[f"values/{told[0]}"]), best.weights[0, head].half())

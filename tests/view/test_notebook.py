@@ -154,12 +154,25 @@ def test_a_plot_shows_the_weights_between_the_words(pyplot):
     weights = random_map()
     words = [f"${i}<" for i in range(11)]
     ax = weights.plot(head=2, tokens=words)
-    torch.testing.assert_close(torch.tensor(ax.images[0].get_array()), weights[0, 2])
+    torch.testing.assert_close(torch.tensor(ax.images[0].get_array().filled(0)), weights[0, 2])
     assert ax.images[0].norm.vmin == 0
     assert ax.images[0].norm.vmax == 1
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("the word looked at", "the word that looks")
     assert [label.get_text() for label in ax.get_xticklabels()] == words
     ax.figure.canvas.draw()
+
+
+@pytest.mark.parametrize("T", [11, 701])
+def test_a_plot_shows_hidden_keys_in_a_colour_of_their_own(pyplot, T):
+    weights = AttentionMap(torch.randn(1, 1, T, 5) * 9, torch.randn(1, 1, T, 5), Scoring(mask=causal()))
+    ax = weights.plot(0)
+    image = ax.get_images()[0]
+    picture = image.get_array()
+    cells = torch.ones(picture.shape, dtype=torch.bool)
+    assert (torch.from_numpy(picture.mask.copy()) == cells.triu(1)).all()
+    grey = image.to_rgba(picture)[0, -1]
+    assert abs(grey[0] - grey[2]) < 1e-6 < abs(image.cmap(0.0)[0] - image.cmap(0.0)[2])
+    assert [bar.get_ylabel() for bar in ax.figure.axes if bar is not ax] == ["share of attention; grey is hidden"]
 
 
 def test_several_heads_have_axes_each(pyplot):
@@ -173,7 +186,7 @@ def test_several_heads_have_axes_each(pyplot):
 
 def test_a_long_plot_is_pooled_and_its_rows_sum_to_one(pyplot):
     ax = random_map(H=1, T=701, S=701).plot(0)
-    shown = torch.tensor(ax.images[0].get_array())
+    shown = torch.tensor(ax.images[0].get_array().filled(0))
     assert shown.shape == (512, 512)
     torch.testing.assert_close(shown.sum(-1), torch.ones(512))
     assert ax.get_xlim() == (-0.5, 700.5)

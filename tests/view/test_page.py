@@ -1,19 +1,18 @@
 """The page in a real browser: it draws, answers, and lets no token act."""
 
 import re
-import shutil
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+import headwise
 from headwise import AttentionMap, OptionError, Scoring, causal, load_builtin, view, window
 from headwise.view.colours import Palette
 from headwise.view.page import document, parts
 from headwise.view.terminal import drawn
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TEXT = "The captain looked at the sea, and the sea looked at the captain. The captain looked at the sea."
 HOSTILE = [
     "</script><script>window.hacked=1</script>",
@@ -32,17 +31,6 @@ HOSTILE = [
     "\n",
     "",
 ]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture
@@ -164,6 +152,28 @@ def test_a_click_opens_a_head_and_zoom_ends_at_one_weight(open_page, short, sigh
     shown = page.evaluate(f"document.getElementById('headwise').headwise.stage.shown[0].tiles.value({query}, {key})")
     assert shown == pytest.approx(expected, abs=1e-7)
     assert "at=" in page.evaluate("new Promise(r => setTimeout(() => r(location.hash), 500))")
+
+
+def test_every_colour_that_a_canvas_asks_for_is_declared():
+    folder = Path(headwise.__file__).parent / "view" / "page"
+    names = re.search(r"const names = \[(.*?)\]", (folder / "app.js").read_text(encoding="utf-8"))[1]
+    declared = re.findall(r"--(\w+):", (folder / "page.css").read_text(encoding="utf-8"))
+    assert set(re.findall(r"\w+", names)) <= set(declared)
+
+
+def test_a_saved_picture_has_no_miniature(open_page, short):
+    page = open_page(short, "#view=map&head=1.4&at=0,0,5")
+    settled(page)
+    frame = """(canvas) => {
+        const { stage, palette } = document.getElementById('headwise').headwise;
+        const { x, y, w, h } = stage.shown[0].mini;
+        const colour = palette.second.match(/\\d+/g).map(Number);
+        const pixels = canvas.getContext('2d').getImageData(x - 1, y - 1, w + 2, h + 2).data;
+        const alike = (i) => colour.every((value, k) => Math.abs(pixels[i + k] - value) < 3);
+        return [...pixels.keys()].filter((i) => i % 4 === 0 && alike(i)).length;
+    }"""
+    assert page.evaluate(f"({frame})(document.querySelector('.map-canvas'))") > 20
+    assert page.evaluate(f"({frame})(document.getElementById('headwise').headwise.saving.mapCanvas())") == 0
 
 
 def test_a_zoomed_window_is_the_same_when_its_address_is_opened_again(open_page, short):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headwise import AttentionMap, OptionError, Scoring, ShapeError, causal, sink, window
-from headwise.view.tiling import KINDS, SIDE, levels, pyramid, span_at, tile, without_first
+from headwise.view.tiling import KINDS, SIDE, levels, pixels, span_at, tile, without_first
 
 SETTINGS = {
     "causal": ((2, 2, 613, 613), causal()),
@@ -47,13 +47,12 @@ def groups(count, span):
 def test_tiles_of_every_level_are_the_dense_picture(name, kind):
     weights = made(name)
     H, T, S = weights.shape[1:]
-    pictures = pyramid(weights, levels(T, S), kind)
     for level in range(levels(T, S) + 1):
         span = span_at(level, T, S)
         if span == 1:
             continue  # single weights have a test of their own
         expected = dense_picture(weights, span, kind)
-        torch.testing.assert_close(pictures[level], expected)
+        torch.testing.assert_close(pixels(weights, span, range(S), kind), expected)
         for row in range(2**level):
             for col in range(2**level):
                 found = tile(weights, H - 1, level, row, col, kind)
@@ -78,13 +77,14 @@ def test_the_deepest_level_is_single_weights(name):
 
 def test_a_row_of_pixels_sums_to_one_at_every_level():
     weights = made("causal")
-    for picture in pyramid(weights, levels(613, 613)):
+    for level in range(levels(613, 613) + 1):
+        picture = pixels(weights, span_at(level, 613, 613), range(613))
         torch.testing.assert_close(picture.sum(-1), torch.ones(picture.shape[:2]).double())
 
 
 def test_even_attention_is_one_times_uniform_everywhere_it_is_seen():
     weights = AttentionMap(torch.zeros(1, 1, 300, 2), torch.zeros(1, 1, 300, 2), Scoring(mask=causal()))
-    picture = pyramid(weights, 0, "uniform")[0][0]
+    picture = pixels(weights, span_at(0, 300, 300), range(300), "uniform")[0]
     torch.testing.assert_close(picture, torch.ones(150, 150).tril())
 
 

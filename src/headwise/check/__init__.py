@@ -3,28 +3,17 @@
 The package can be called: `headwise.check(MyAttention)` and `headwise.check("attention.py")` give a `Report`.
 """
 
-import sys
-from types import ModuleType
 from typing import Any
 
+from headwise.check.asking import check
 from headwise.check.findings import Finding
 from headwise.check.mistakes import MISTAKES, Mistake
 from headwise.check.report import Report
+from headwise.verbs import make_callable
 
-__all__ = ["MISTAKES", "Finding", "Mistake", "Report"]
+__all__ = ["MISTAKES", "Finding", "Mistake", "Report", "check"]
 
-
-class _Callable(ModuleType):
-    """A package named like its only verb: calling it is asking."""
-
-    def __call__(self, target: Any, **options: Any) -> Report:
-        """A report on `target`; see `headwise.check.asking.check`."""
-        from headwise.check.asking import check  # nothing of the checker is loaded before it is asked
-
-        return check(target, **options)
-
-
-sys.modules[__name__].__class__ = _Callable
+make_callable(__name__, check)
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.check import sandbox
-from headwise.check.case import Case
-from headwise.check.judging import judge
 from headwise.check.report import Report
-from headwise.check.telling import told
 
 
 def check(
@@ -53,6 +50,10 @@ def check(
             solution=solution,
             progress=progress,
         )
+    from headwise.check.case import Case  # nothing of the checker is loaded before it is asked
+    from headwise.check.judging import judge
+    from headwise.check.telling import told
+
     case = Case(name or _name(target), target, _namespace(target), None, progress, thorough)
     bound = None
     if build is not None or call is not None:

@@ -52,7 +52,7 @@ def attempts(cls: type, namespace: Mapping[str, Any], sizes: Sizes) -> Iterator[
     parameters = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     if _takes_config(parameters):
         yield from _with_config(cls, parameters, namespace, sizes)
-    yield from _with_names(cls, parameters, namespace, sizes)
+    yield from _with_names(cls, parameters, sizes)
 
 
 def is_configuration(name: str) -> bool:
@@ -122,9 +122,7 @@ def _class_defaults(cls: type) -> dict[str, Any]:
     return found
 
 
-def _with_names(
-    cls: type, parameters: list[inspect.Parameter], namespace: Mapping[str, Any], sizes: Sizes
-) -> Iterator[Built]:
+def _with_names(cls: type, parameters: list[inspect.Parameter], sizes: Sizes) -> Iterator[Built]:
     known: dict[str, Any] = {}
     unknown: list[str] = []
     roles = {p.name: constructor_role(p.name) for p in parameters}

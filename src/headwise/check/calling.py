@@ -96,10 +96,6 @@ class Form:
         found += [layouts.merged(leaf, B, T) for leaf in leaves(returned) if self.layout == layouts.PLAIN]
         return next((output for output in found if output is not None), None)
 
-    def odd_result(self, returned: Any) -> Tensor | None:
-        """The first tensor, where none has the shape of an output."""
-        return next(iter(leaves(returned)), None)
-
 
 def leaves(returned: Any) -> list[Tensor]:
     """Floating point tensors in what was returned, in order; objects with attributes are looked into."""
@@ -134,7 +130,7 @@ def forms(thing: Any, sizes: Sizes) -> Iterator[Form]:
     plain_form = _by_names(parameters)
     if plain_form is not None:
         yield from _with_fixed(replace(plain_form, batch=sizes.B), parameters, sizes)
-    yield from _by_position(parameters, sizes)
+    yield from _by_position(parameters)
 
 
 def _by_names(parameters: list[inspect.Parameter]) -> Form | None:
@@ -267,7 +263,7 @@ def _rotary_tables(word: str, sizes: Sizes) -> Iterator[Any]:
     )
 
 
-def _by_position(parameters: list[inspect.Parameter], sizes: Sizes) -> Iterator[Form]:
+def _by_position(parameters: list[inspect.Parameter]) -> Iterator[Form]:
     """Where names say nothing: one, three or two required arguments are input tensors."""
     required = [p.name for p in parameters if p.default is p.empty]
     masks = tuple(p.name for p in parameters if call_role(p.name) == "mask")

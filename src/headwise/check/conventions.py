@@ -63,7 +63,7 @@ class Convention:
         return f"{self.name}: {meaning}" + (f", shapes {' '.join(self.shapes())}" if self.shapes() else "")
 
 
-def tables(B: int, H: int, T: int, S: int, seed: int = 3) -> tuple[Tensor, Tensor]:
+def tables(B: int, T: int, S: int, seed: int = 3) -> tuple[Tensor, Tensor]:
     """Visible keys for every sample and query, and for every sample: no two alike, no row all or nothing."""
     generator = torch.Generator().manual_seed(seed)
     full = torch.rand(B, T, S, generator=generator) > 0.5
@@ -76,7 +76,7 @@ def tables(B: int, H: int, T: int, S: int, seed: int = 3) -> tuple[Tensor, Tenso
 
 def shaped(B: int, H: int, T: int, S: int) -> Iterator[tuple[str, Tensor, Tensor]]:
     """(words, mask as passed, what it should mean as (B, H, T, S))."""
-    full, keys = tables(B, H, T, S)
+    full, keys = tables(B, T, S)
     by_key = keys[:, None, None, :].expand(B, H, T, S)
     yield "(B,1,T,S)", full[:, None], full[:, None].expand(B, H, T, S)
     yield "(B,1,1,S)", keys[:, None, None], by_key
@@ -252,7 +252,7 @@ def findings(conventions: list[Convention], bound: Bound, reading: Reading) -> l
             continue
         ran = [t for t in convention.tried if t.error is None]
         if not ran:
-            found += _crash(convention, bound)
+            found += _crash(convention)
         elif _leaks(ran):
             tried = next(t for t in ran if t.meaning == "leaks")
             detail = f"argument {convention.name}, shape {tried.shape}: hidden keys keep some weight"
@@ -279,7 +279,7 @@ def _is_plain_mask(name: str) -> bool:
     return "mask" in plain(name) and "head" not in plain(name)
 
 
-def _crash(convention: Convention, bound: Bound) -> list[Finding]:
+def _crash(convention: Convention) -> list[Finding]:
     """Errors that no shape can avoid."""
     errors = [t for t in convention.tried if t.error is not None]
     plain_faults = [t for t in errors if isinstance(t.error, TRUE_CRASH) or "ambiguous" in str(t.error)]

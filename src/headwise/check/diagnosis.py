@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from headwise.check import mutants
 from headwise.check.bound import Bound
 from headwise.check.findings import Finding
 from headwise.check.names import constructor_role
@@ -16,7 +15,6 @@ class Diagnosis:
     variants: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)  # stages that were not understood; any of them forbids "right"
     good: list[str] = field(default_factory=list)
-    recipe: mutants.Recipe = field(default_factory=mutants.Recipe)
     visible: str = "full"
 
     def wrong(self, name: str, detail: str = "", line: int | None = None) -> None:

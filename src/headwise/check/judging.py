@@ -102,10 +102,10 @@ def _bound(case: Case, bound: Bound) -> Report:
         findings += _mask_extras(bound, reading, measured)
     findings += _other_way(bound)
     case.progress("probing")
-    findings += _probed(case, bound, reading, {f.name for f in findings})
+    findings += _probed(case, bound, reading)
     if reading is not None and _returns_weights(bound, reading):
         result.good.append("returned weights")
-    report.findings = ranked(_settled(findings, result))
+    report.findings = ranked(_settled(findings))
     report.variants, report.good, report.doubts = list(dict.fromkeys(result.variants)), result.good, result.doubts
     _decide(report, bound, reading, result)
     if report.verdict in ("right", "variant") and reading is not None:
@@ -214,7 +214,7 @@ def _mask_extras(bound: Bound, reading: Reading, measured: list[conventions.Conv
     return found
 
 
-def _probed(case: Case, bound: Bound, reading: Reading | None, known: set[str]) -> list[Finding]:
+def _probed(case: Case, bound: Bound, reading: Reading | None) -> list[Finding]:
     found: list[Finding] = []
     for probe in probes.ALWAYS:
         if probe is probes.speed and not case.thorough:
@@ -229,7 +229,7 @@ def _probed(case: Case, bound: Bound, reading: Reading | None, known: set[str]) 
     return found
 
 
-def _settled(findings: list[Finding], result: Diagnosis) -> list[Finding]:
+def _settled(findings: list[Finding]) -> list[Finding]:
     """Without findings that only repeat another in other words."""
     names = {f.name for f in findings}
     gone: set[str] = set()

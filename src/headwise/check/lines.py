@@ -7,14 +7,13 @@ VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias", "unsafe_split", "s
 SCALES = {"mul", "div", "mul_", "div_", "baddbmm"}
 
 
-def scale_line(trace: Trace, core: Core) -> tuple[int | None, float | None]:
-    """The line that scales the scores and its number; without one, the line of the product."""
+def scale_line(trace: Trace, core: Core) -> int | None:
+    """The line that scales the scores; without one, the line of the product."""
     node = core.softmax_nodes[0]
     for other in trace.ancestors(node.parents, PRODUCTS):
         if other.op in SCALES and other.numbers:
-            number = other.numbers[-1]
-            return other.line, number if other.op.startswith("div") else 1 / number if number else None
-    return core.score_nodes[0].line, None
+            return other.line
+    return core.score_nodes[0].line
 
 
 def projection_line(trace: Trace, core: Core, name: str) -> int | None:

@@ -29,11 +29,3 @@ def pattern(visible: Tensor) -> str:
     if bool((table <= ones.tril()).all()):
         return "causal and more"
     return "other"
-
-
-def table_for(name: str, T: int) -> Tensor | None:
-    """The (T, T) table of a named pattern, for any length."""
-    ones = torch.ones(T, T, dtype=torch.bool)
-    if name == "full":
-        return ones
-    return ones.tril() if name == "causal" else None

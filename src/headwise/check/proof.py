@@ -14,7 +14,7 @@ from headwise.check.patterns import pattern
 from headwise.check.stages import Reading
 
 
-def recipe(bound: Bound, reading: Reading, diagnosis: Diagnosis) -> tuple[mutants.Recipe, mutants.Maps] | None:
+def recipe(reading: Reading) -> tuple[mutants.Recipe, mutants.Maps] | None:
     """What was understood, as a changed reference with the learner's own weights; None where it is not enough."""
     parts = (reading.query, reading.key, reading.value)
     out, scores = reading.output, reading.scores
@@ -34,7 +34,7 @@ def recipe(bound: Bound, reading: Reading, diagnosis: Diagnosis) -> tuple[mutant
 
 
 def predict(
-    bound: Bound, reading: Reading, made: tuple[mutants.Recipe, mutants.Maps], inputs: Inputs, visible: Tensor | None
+    reading: Reading, made: tuple[mutants.Recipe, mutants.Maps], inputs: Inputs, visible: Tensor | None
 ) -> Tensor:
     """The output the understanding promises for other inputs."""
     bias = None if reading.scores is None else reading.scores.bias
@@ -44,7 +44,7 @@ def predict(
 
 def proven(bound: Bound, reading: Reading, diagnosis: Diagnosis) -> float | None:
     """The largest difference between prediction and output on fresh inputs; None if nothing is predicted."""
-    made = recipe(bound, reading, diagnosis)
+    made = recipe(reading)
     if made is None or reading.scores is None or any(f.name == "dropout-in-eval" for f in diagnosis.findings):
         return None
     inputs = make_inputs(bound.form, bound.sizes, seed=7)
@@ -52,7 +52,7 @@ def proven(bound: Bound, reading: Reading, diagnosis: Diagnosis) -> float | None
     visible = reading.scores.visible if reading.scores.after != "masked" else reading.core.weights != 0
     if output is None:
         return None
-    promised = predict(bound, reading, made, inputs, visible[:1].expand(visible.shape))
+    promised = predict(reading, made, inputs, visible[:1].expand(visible.shape))
     gap = (output - promised).abs()
     if reading.scores.empty is not None:
         gap = gap[torch.isfinite(output)]
@@ -61,7 +61,7 @@ def proven(bound: Bound, reading: Reading, diagnosis: Diagnosis) -> float | None
 
 def rightful(bound: Bound, reading: Reading) -> Tensor | None:
     """What the reference gives with the learner's own weights on the traced inputs."""
-    made = recipe(bound, reading, Diagnosis())
+    made = recipe(reading)
     if made is None or reading.scores is None or made[1][3] is None:
         return None
     D = reading.core.query.shape[-1]

@@ -49,7 +49,7 @@ def _scale(bound: Bound, reading: Reading, result: Diagnosis) -> None:
     scores, query, key = reading.scores, reading.query, reading.key
     assert scores is not None  # noqa: S101
     D = reading.core.query.shape[-1]
-    line, number = lines.scale_line(bound.trace, reading.core)
+    line = lines.scale_line(bound.trace, reading.core)
     right = 1 / math.sqrt(D)
     if scores.factor is None:
         result.doubts.append("the scale of the scores")
@@ -70,8 +70,8 @@ def _scale(bound: Bound, reading: Reading, result: Diagnosis) -> None:
     elif unknown:
         result.doubts.append(f"the scale of the scores: {total:.4g} was measured where 1/√{D} = {right:.4g} is usual")
     else:
-        name = _scale_name(total, D, bound, reading)
-        result.wrong(name, _scale_words(total, D, number), line)
+        name = _scale_name(total, D, bound)
+        result.wrong(name, _scale_words(total, D), line)
     if not _near(abs(scores.after_factor), 1.0) and scores.after != "random":
         result.findings = [f for f in result.findings if f.name != "scale-missing"]
         result.wrong(
@@ -83,7 +83,7 @@ def _near(a: float, b: float) -> bool:
     return abs(a - b) <= 1e-4 * abs(b)
 
 
-def _scale_name(total: float, D: int, bound: Bound, reading: Reading) -> str:
+def _scale_name(total: float, D: int, bound: Bound) -> str:
     E, (B, T) = bound.sizes.E, bound.inputs.query.shape[:2]
     known = {
         "scale-missing": 1.0, "scale-d_model": E**-0.5, "scale-multiplied": D**0.5, "scale-no-sqrt": 1 / D,
@@ -92,7 +92,7 @@ def _scale_name(total: float, D: int, bound: Bound, reading: Reading) -> str:
     return next((name for name, value in known.items() if _near(total, value)), "scale-other")
 
 
-def _scale_words(total: float, D: int, number: float | None) -> str:
+def _scale_words(total: float, D: int) -> str:
     right = f"√{D} = {math.sqrt(D):.3f}, the root of the head's width"
     if _near(total, 1.0) or total == 0:
         return f"they should be divided by {right}"

@@ -100,7 +100,7 @@ class Config:
     def attention(
         self, layer: int = 0, *, device: torch.device | str = "meta", dtype: torch.dtype | None = None
     ) -> MultiHeadAttention:
-        """The attention of one layer, without weights unless another device than "meta" is named."""
+        """The attention of one `layer`, without weights unless another device than "meta" is named."""
         near = self.windowed(layer)
         return MultiHeadAttention(
             self.d_model,

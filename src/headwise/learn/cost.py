@@ -107,13 +107,26 @@ class Cost:
         item_bytes: int = 2,
         layers: int = 1,
     ) -> Self:
-        """The cost at these sizes, completed as a layer completes them."""
+        """The cost at these sizes, completed as a layer completes them.
+
+        Args:
+            d_model: width of the model.
+            num_heads: query heads.
+            num_kv_heads: key/value heads; as many unless given.
+            head_dim: width of a head; `d_model / num_heads` unless given.
+            bias: whether projections have one.
+            seq: tokens, as many queries as keys.
+            batch: samples.
+            causal: whether later keys are hidden, which a kernel can skip.
+            item_bytes: bytes of one number, 2 in bfloat16.
+            layers: of the model.
+        """
         widths = Widths.complete(d_model, num_heads, num_kv_heads, head_dim)
         return cls(*widths[:4], seq, batch, causal, bias, item_bytes, layers)
 
     @classmethod
     def of_model(cls, config: Config, seq: int, batch: int = 1, item_bytes: int = 2) -> Self:
-        """The cost of a known model."""
+        """The cost of a known model (`config`, from `CONFIGS`); `seq`, `batch` and `item_bytes` as in `of`."""
         mixed = 0 < config.windowed_layers < config.layers
         return cls(
             d_model=config.d_model,
@@ -134,7 +147,7 @@ class Cost:
         )
 
     def with_kv_heads(self, num_kv_heads: int) -> Self:
-        """The same widths with another number of key/value heads."""
+        """The same widths with another number of key/value heads, `num_kv_heads`."""
         return dataclasses.replace(self, num_kv_heads=num_kv_heads)
 
     @property
@@ -303,7 +316,7 @@ class Cost:
 
 
 def alternatives(cost: Cost) -> list[Cost]:
-    """The same widths as MHA, GQA and MQA. GQA as given, else with a quarter of the key/value heads or the nearest.
+    """The widths of `cost` as MHA, GQA and MQA. GQA as given, else with a quarter of the key/value heads, or nearly.
 
     >>> [c.num_kv_heads for c in alternatives(Cost.of(768, 12, seq=10))]
     [12, 3, 1]

@@ -14,7 +14,7 @@ class Answer(NamedTuple):
 
 
 def answers(cost: Cost) -> list[Answer]:
-    """Why several heads, what complexity, what grouped heads save, why a fused kernel.
+    """Why several heads, what complexity, what grouped heads save, why a fused kernel: with the numbers of this `cost`.
 
     >>> answers(Cost.of(512, 8, seq=10))[0].question
     'Why several heads instead of one large one?'

@@ -58,7 +58,7 @@ class _Copies(TorchDispatchMode):
 
 
 def key_operations(batch: int, seq: int, num_heads: int, head_dim: int, device: str = "cpu") -> list[Operation]:
-    """The four operations on tensors of these sizes, in the order of need, and two traps beside them.
+    """The four operations on tensors (`batch`, `seq`, `num_heads`, `head_dim`), in the order of need, and two traps.
 
     >>> [(o.name, o.shares) for o in key_operations(2, 5, 3, 7)][:4]
     [('view', True), ('transpose', True), ('matmul', False), ('contiguous', False)]

@@ -1,32 +1,17 @@
-"""The ten steps as one HTML page that needs nothing else: no network, no script, light or dark as the reader likes."""
+"""The ten steps as one HTML page that needs nothing else."""
 
 from html import escape
 from string import Template
 
+from headwise.leaf import leaf
 from headwise.learn.layout import Operation, memory_text, picture_text
 from headwise.learn.steps import SIX, Explained, Setting, headline, number_text, numbers
 
-PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>$title</title>
-<style>
-:root { --ink: #1c2430; --soft: #5b6675; --paper: #fbfaf7; --card: #ffffff; --line: #e2ded4; --mark: #0b6e99;
-  --out: #23743f; --warn: #9a5b00; --heat: 11, 110, 153; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e8e6e1; --soft: #a3abb6; --paper: #14171c; --card: #1d2128; --line: #333a45; --mark: #6cc3e8;
-    --out: #7fd39b; --warn: #f0b35a; --heat: 108, 195, 232; }
-}
+STYLE = """
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 60rem; padding: 1.5rem 1rem 3rem; background: var(--paper); color: var(--ink);
-  font: 1rem/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .3rem; }
-h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; }
+body { max-width: 60rem; }
+h2 { margin: 2.2rem 0 .6rem; }
 p { margin: .3rem 0; }
-.soft { color: var(--soft); }
 code, .shape, td.n { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: .88rem; }
 ol { list-style: none; margin: 1.2rem 0 0; padding: 0; }
 ol > li { display: grid; grid-template-columns: 2.6rem minmax(0, 1fr); gap: 0 .7rem; background: var(--card);
@@ -39,8 +24,7 @@ ol > li { display: grid; grid-template-columns: 2.6rem minmax(0, 1fr); gap: 0 .7
 .shape b { color: var(--out); font-weight: 600; }
 .differs { color: var(--warn); font-size: .92rem; }
 .matrices { display: flex; flex-wrap: wrap; gap: .6rem 1.4rem; margin-top: .5rem; }
-.scroll { overflow-x: auto; max-width: 100%; }
-table { border-collapse: collapse; }
+.scroll { max-width: 100%; }
 caption { text-align: left; font-size: .82rem; color: var(--soft); }
 td.n { padding: .1rem .35rem; text-align: right; font-size: .8rem; font-variant-numeric: tabular-nums; }
 table.layout { width: 100%; font-size: .92rem; }
@@ -56,9 +40,8 @@ table.layout .shape { white-space: nowrap; }
   table.layout tr { display: block; border-bottom: 1px solid var(--line); padding: .5rem 0; }
   table.layout td { display: block; border: 0; padding: .1rem 0; }
 }
-</style>
-</head>
-<body>
+"""
+BODY = Template("""
 <h1>Multi-head attention in ten steps</h1>
 <p>$headline</p>
 <p class="soft">$form</p>
@@ -75,8 +58,6 @@ $steps
 $layout
 </tbody></table></div>
 <p>$picture</p>
-</body>
-</html>
 """)
 
 
@@ -89,8 +70,7 @@ def steps_page(setting: Setting, steps: list[Explained], operations: list[Operat
         about = f"Form {form.name}, {form.title}: {form.constructor}, {form.call} → {form.returns}"
     else:
         about = f"Attention of {config.name}, {config.layers} layers of it ({config.source})"
-    return PAGE.substitute(
-        title=escape(f"Ten steps: {headline(setting)}"),
+    body = BODY.substitute(
         headline=escape(headline(setting)),
         form=escape(about),
         notes="\n".join(
@@ -101,6 +81,7 @@ def steps_page(setting: Setting, steps: list[Explained], operations: list[Operat
         layout="\n".join(_operation(op) for op in operations),
         picture=escape(picture_text()),
     )
+    return leaf(f"Ten steps: {headline(setting)}", STYLE, body)
 
 
 def _step(step: Explained, differs: str | None) -> str:

@@ -100,7 +100,18 @@ class Setting:
         batch: int = 1,
         causal: bool | None = None,
     ) -> "Setting":
-        """A complete setting, refused where its parts contradict each other. A model brings widths of its own."""
+        """A complete setting, refused where its parts contradict each other.
+
+        Args:
+            form: whose code is explained, from `FORMS`; the course's unless given.
+            config: a known model, from `CONFIGS`, which brings widths of its own.
+            d_model: width of all heads together.
+            num_heads: 2 unless given.
+            seq: tokens.
+            keys: keys of their own, for cross-attention; as many as tokens unless given.
+            batch: samples.
+            causal: whether later keys are hidden; as the form or the model does unless given.
+        """
         form = FORMS["course"] if form is None else form
         if form.name == "head" and num_heads not in (None, 1):
             raise OptionError(f"{num_heads} heads: the form 'head' is one head alone. The form 'list' has several.")
@@ -189,7 +200,16 @@ def explain_steps(
     visible: Tensor | None = None,
     form: Form | None = None,
 ) -> list[Explained]:
-    """The ten steps of the reference on these tensors, one input (self-attention) or three, in order."""
+    """The ten steps of the reference on these tensors, in order.
+
+    Args:
+        inputs: by name, one (self-attention) or three: query, key and value.
+        projections: the four linear maps, as `reference.multi_head_attention` takes them.
+        num_heads: query heads.
+        num_kv_heads: key/value heads; as many unless given.
+        visible: True where a query may attend, (T, S) or more axes; everywhere unless given.
+        form: whose code is explained; the course's unless given.
+    """
     form = FORMS["course"] if form is None else form
     query, key, value = inputs.values() if len(inputs) == 3 else list(inputs.values()) * 3
     made: list[reference.Step] = []
@@ -236,7 +256,7 @@ def make(setting: Setting, seed: int = 0) -> tuple[dict[str, Tensor], Projection
 
 
 def trace(setting: Setting, seed: int = 0) -> list[Explained]:
-    """The ten steps of a setting on random numbers.
+    """The ten steps of a setting on random numbers, the same for the same `seed`.
 
     >>> [tuple(t.shape) for t in trace(Setting.of(d_model=12, num_heads=3, seq=5))[3].after.values()]
     [(1, 3, 5, 5)]

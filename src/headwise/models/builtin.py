@@ -24,7 +24,7 @@ CHECKSUMS = {
 
 
 class LanguageModel:
-    """A GPT and its tokenizer: text in, text out.
+    """A `gpt` and its `tokenizer`: text in, text out.
 
     >>> model = load_builtin()
     >>> model.write("Once upon a time", 20, seed=0)[:16]
@@ -74,11 +74,11 @@ class LanguageModel:
         return torch.tensor([ids])
 
     def pieces(self, tokens: Tensor) -> list[str]:
-        """What each token stands for, as text; a part of a character shows as �."""
+        """What each of the `tokens` stands for, as text; a part of a character shows as �."""
         return [self.tokenizer.decode([token], skip_special_tokens=False) for token in tokens.flatten().tolist()]
 
     def stream(self, text: str, max_new_tokens: int = 100, **sampling: Any) -> Iterator[str]:
-        """What follows the text, piece by piece as it comes; options are those of `GPT.stream`.
+        """What follows the text, `max_new_tokens`, piece by piece as it comes; `sampling` is that of `GPT.stream`.
 
         Of a text beyond the context the model reads the end.
         """
@@ -96,7 +96,7 @@ class LanguageModel:
             yield rest
 
     def write(self, text: str, max_new_tokens: int = 100, **sampling: Any) -> str:
-        """The text and what follows it."""
+        """The text and what follows it; `max_new_tokens` and `sampling` as in `stream`."""
         return text + "".join(self.stream(text, max_new_tokens, **sampling))
 
     def __repr__(self) -> str:
@@ -123,7 +123,14 @@ def load(
     dtype: torch.dtype = torch.float32,
     checksums: dict[str, str] | None = None,
 ) -> LanguageModel:
-    """A model that `examples/train_gpt.py` has written: a folder with `weights.safetensors` and `tokenizer.json`."""
+    """A model that `examples/train_gpt.py` has written.
+
+    Args:
+        folder: with `weights.safetensors` and `tokenizer.json`.
+        device: where to put it.
+        dtype: of its weights.
+        checksums: SHA-256 of its files by name; anything is read unless given.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}; expected one that examples/train_gpt.py has written.")

@@ -56,29 +56,31 @@ def open_folder(folder: Path) -> FolderModel:
     transformers = need("transformers", "huggingface", "models of others")
     tokenizer = _tokenizer(folder)
     try:
-        with _quiet(transformers):
+        with quiet(transformers):
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-            module, info = _kind(transformers, config).from_pretrained(
-                folder,
-                local_files_only=True,
-                use_safetensors=True,
-                attn_implementation="headwise",
-                output_loading_info=True,
-            )
+            module = loaded(_kind(transformers, config), folder, use_safetensors=True)
     except HeadwiseError:
         raise
     except Exception as error:  # transformers raises many kinds
         raise CheckpointError(f"{folder} cannot be read as a transformers model: {_first_line(error)}") from error
+    if getattr(config, "is_encoder_decoder", False):
+        module = module.get_encoder()
+    trained = getattr(config, "max_position_embeddings", None)
+    return FolderModel(module.eval().requires_grad_(False), tokenizer, trained, _limit(module, trained))
+
+
+def loaded(kind: Any, folder: Path, **options: Any) -> Any:
+    """A model of a transformers class from the disk alone, on our core; refused where weights are missing."""
+    module, info = kind.from_pretrained(
+        folder, local_files_only=True, attn_implementation="headwise", output_loading_info=True, **options
+    )
     missing = [name for name in info["missing_keys"] if "pooler" not in name]  # which comes after all attention
     if missing:
         raise CheckpointError(
             f"{folder}: {len(missing)} of the model's weights are not in its files, such as {sorted(missing)[0]}. They "
             f"would be random; save the whole model with model.save_pretrained(folder)."
         )
-    if getattr(config, "is_encoder_decoder", False):
-        module = module.get_encoder()
-    trained = getattr(config, "max_position_embeddings", None)
-    return FolderModel(module.eval().requires_grad_(False), tokenizer, trained, _limit(module, trained))
+    return module
 
 
 def _tokenizer(folder: Path) -> Any:
@@ -114,7 +116,7 @@ def _limit(module: nn.Module, trained: int | None) -> int | None:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """Without transformers' progress bars and reports; what matters of them we say ourselves."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

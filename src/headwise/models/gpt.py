@@ -89,7 +89,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder that predicts the next token.
+    """A decoder that predicts the next token, of the sizes in `config`.
 
     >>> model = GPT(GPTConfig(vocab_size=100, d_model=32, num_heads=4, num_layers=2, context_length=64))
     >>> model(torch.tensor([[0, 5, 7]])).shape
@@ -128,7 +128,10 @@ class GPT(nn.Module):
         return self.logits(self.features(tokens, mask, caches))
 
     def features(self, tokens: Tensor, mask: Mask | None = None, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """What the last layer leaves, (B, T, E): all that a reader of maps needs, without T·V logits."""
+        """What the last layer leaves of `tokens`, (B, T, E): all that a reader of maps needs, without T·V logits.
+
+        `mask` and `caches` are as in a call.
+        """
         x = self.embedding(self._checked(tokens))
         if self.position is not None:
             first = 0 if caches is None else max(caches[0].lengths)
@@ -142,11 +145,11 @@ class GPT(nn.Module):
         return F.linear(features, self.embedding.weight)
 
     def make_caches(self, batch: int = 1) -> list[KVCache]:
-        """An empty cache for every layer."""
+        """An empty cache for every layer, for `batch` samples."""
         return [cast(Block, block).attention.make_cache(batch) for block in self.blocks]
 
     def generate(self, tokens: Sequence[int] | Tensor, max_new_tokens: int, **sampling: Any) -> Tensor:
-        """The tokens (T,) and those that follow, (T + max_new_tokens,). Options are those of `stream`."""
+        """The tokens (T,) and those that follow, (T + max_new_tokens,). `sampling` is that of `stream`."""
         given = torch.as_tensor(tokens)
         new = list(self.stream(given, max_new_tokens, **sampling))
         return torch.cat([given, torch.tensor(new, dtype=given.dtype)])

@@ -26,17 +26,17 @@ class TextModel(Protocol):
         """How many tokens it can read; None for any number."""
 
     def tokens(self, text: str, *, most: int | None = None) -> Tensor:
-        """The tokens of a text, (1, T)."""
+        """The tokens of a text, (1, T); an error where there are more than `most`."""
 
     def pieces(self, tokens: Tensor) -> list[str]:
-        """What each token stands for, as text."""
+        """What each of the `tokens` stands for, as text."""
 
     def read(self, tokens: Tensor) -> None:
         """Run over the tokens (1, T), for who watches; nothing is predicted."""
 
 
 def open_model(name: str | Path) -> TextModel:
-    """The model a user names: "builtin", a folder that `examples/train_gpt.py` wrote, or one of transformers."""
+    """The model of this `name`: "builtin", a folder that `examples/train_gpt.py` wrote, or one of transformers."""
     if name == "builtin":
         return load_builtin()
     folder = Path(name)

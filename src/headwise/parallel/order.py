@@ -77,7 +77,13 @@ def shard_sequence(x: Tensor, mesh: DeviceMesh, dim: int = 1) -> Tensor:
 
 
 def unshard_sequence(x: Tensor, mesh: DeviceMesh, dim: int = 1) -> Tensor:
-    """The whole tensor, on every rank, of which each has a part; without gradients."""
+    """The whole tensor, on every rank, of which each has a part; without gradients.
+
+    Args:
+        x: this rank's part, as `shard_sequence` cuts it.
+        mesh: of one axis.
+        dim: the sequence axis.
+    """
     order = Order(check_mesh("unshard_sequence", mesh))
     part = x.detach().contiguous()
     parts = [torch.empty_like(part) for _ in range(order.ranks)]

@@ -23,7 +23,7 @@ from headwise.tile import Tile
 def read(source: Source, asked: Sequence[Reading], order: Order) -> list[tuple[Tensor, ...]]:
     """The results of the readings: of our rows, or of all ranks' together where rows add up."""
     assert source.log_sum_exp is not None  # noqa: S101 - a map knows it before it asks
-    used = [_of_the_text(reading, source) for reading in asked]
+    used = [_of_the_text(reading) for reading in asked]
     for reading in used:
         reading.start(source)
     with torch.no_grad(), full_precision(source.query):
@@ -71,7 +71,7 @@ def _reduced(reading: Reading, order: Order) -> tuple[Tensor, ...]:
     return results
 
 
-def _of_the_text(reading: Reading, source: Source) -> Reading:
+def _of_the_text(reading: Reading) -> Reading:
     """The reading, or for a picture one whose rows of cells lie over the whole text and not over our rows."""
     kinds: dict[type[Reading], Callable[[int, int], Reading]] = {
         readings.Pooled: Picture,

@@ -111,7 +111,7 @@ class Server:
 
     async def tile(self, request: Request) -> Response:
         """A tile as 65,536 numbers in float32; from how many of its queries is in a header."""
-        look, weights, head = self._map(request)
+        weights, head = self._map(request)
         deepest = levels(*weights.shape[2:])
         level = _number(request, "level", deepest + 1)
         row, col = (_number(request, name, 2**level) for name in ("row", "col"))
@@ -119,39 +119,39 @@ class Server:
         if kind not in KINDS:
             raise Refusal(422, f"kind: expected one of {', '.join(KINDS)}.")
         exact = request.query_params.get("exact", "0") == "1"
-        found = await self._computed(request, look, lambda: square(weights, head, level, row, col, kind, exact=exact))
+        found = await self._computed(request, lambda: square(weights, head, level, row, col, kind, exact=exact))
         headers = {"X-Rows": f"{found.rows}/{found.of}"}
         return Response(found.data, media_type="application/octet-stream", headers=headers)
 
     async def row(self, request: Request) -> Response:
         """Where a query looks."""
-        look, weights, head = self._map(request)
+        weights, head = self._map(request)
         query = _number(request, "query", weights.shape[2])
-        return JSONResponse(await self._computed(request, look, lambda: row_of(weights, head, query)))
+        return JSONResponse(await self._computed(request, lambda: row_of(weights, head, query)))
 
     async def column(self, request: Request) -> Response:
         """Who looks at a key."""
-        look, weights, head = self._map(request)
+        weights, head = self._map(request)
         key = _number(request, "key", weights.shape[3])
-        return JSONResponse(await self._computed(request, look, lambda: column_of(weights, head, key)))
+        return JSONResponse(await self._computed(request, lambda: column_of(weights, head, key)))
 
     async def cell(self, request: Request) -> Response:
         """One weight."""
-        look, weights, head = self._map(request)
+        weights, head = self._map(request)
         query, key = _number(request, "query", weights.shape[2]), _number(request, "key", weights.shape[3])
-        return JSONResponse(await self._computed(request, look, lambda: cell_of(weights, head, query, key)))
+        return JSONResponse(await self._computed(request, lambda: cell_of(weights, head, query, key)))
 
     def _look(self, request: Request) -> Look:
         return self.looks[request.path_params["id"]]
 
-    def _map(self, request: Request) -> tuple[Look, AttentionMap, int]:
+    def _map(self, request: Request) -> tuple[AttentionMap, int]:
         look = self._look(request)
         if not look.maps:
             raise Refusal(409, f"there is no map: this look is {look.stage}.")
         weights = look.layer(_number(request, "layer", len(look.maps)))
-        return look, weights, _number(request, "head", weights.shape[1])
+        return weights, _number(request, "head", weights.shape[1])
 
-    async def _computed(self, request: Request, look: Look, compute: Callable[[], Any]) -> Any:
+    async def _computed(self, request: Request, compute: Callable[[], Any]) -> Any:
         """What `compute` gives, in its turn: few at a time, and not for who has gone."""
         if self._wanted >= self.limits.tiles + self.limits.queue:
             raise Refusal(429, f"{self.limits.queue} questions are waiting already, the limit.", after=1)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from headwise.view.page import parts, script
 
-LIVE = ("connection", "live_source", "outcome", "silent_heads", "live")
+LIVE = ("connection", "live_source", "outcome", "silent_heads", "memory", "live")
 
 
 class File(NamedTuple):

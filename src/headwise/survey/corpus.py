@@ -3,7 +3,7 @@
 import bisect
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -33,11 +33,11 @@ class Corpus:
     Args:
         sources: what to read.
         given: what the user named to find them.
-        stamp: differs once a file was changed.
+        state: the files by name, each with what differs once it was changed.
     """
 
-    def __init__(self, sources: Sequence[Source], given: Sequence[Given], stamp: str) -> None:
-        self.sources, self.given, self.stamp = sources, tuple(given), stamp
+    def __init__(self, sources: Sequence[Source], given: Sequence[Given], state: Mapping[str, str]) -> None:
+        self.sources, self.given, self.state = sources, tuple(given), state
         self._ends = list(accumulate(source.units for source in sources))
         self.size = sum(source.size for source in sources)
         self._open: Source | None = None
@@ -77,7 +77,8 @@ def open_corpus(paths: Iterable[str | Path], step: int, column: str) -> Corpus:
         column: the field of JSONL and the column of Parquet that holds the text.
     """
     sources: list[Source] = []
-    given, known, stamp = [], set(), hashlib.sha256()
+    given: list[Given] = []
+    state: dict[str, str] = {}
     for path in map(Path, paths):
         digest, size = hashlib.sha256(), 0
         files = _files(path)
@@ -86,16 +87,15 @@ def open_corpus(paths: Iterable[str | Path], step: int, column: str) -> Corpus:
             size += about.st_size
             inside = file.relative_to(path).as_posix() if file != path else file.name
             digest.update(f"{inside}\0{about.st_size}\0".encode("utf-8", "surrogateescape"))
-            real = file.resolve()
-            if real in known:  # named twice, or by itself and by its folder
+            real = str(file.resolve())
+            if real in state:  # named twice, or by itself and by its folder
                 continue
-            known.add(real)
-            stamp.update(f"{real}\0{about.st_size}\0{about.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
+            state[real] = f"{about.st_size} bytes, {about.st_mtime_ns}"
             sources.append(_source(file, about.st_size, step, column))
         given.append(Given(_shown(path), len(files), size, digest.hexdigest()[:16]))
     if not sources:
         raise OptionError("which documents? Name text files, JSONL, Parquet, or folders of them.")
-    return Corpus(sources, given, stamp.hexdigest())
+    return Corpus(sources, given, state)
 
 
 def text_corpus(texts: Iterable[str], step: int) -> Corpus:
@@ -105,7 +105,7 @@ def text_corpus(texts: Iterable[str], step: int) -> Corpus:
         raise OptionError("texts=[]: expected at least one text.")
     source = TextList(held, step)
     digest = hashlib.sha256(b"\0".join(str(text).encode("utf-8", "surrogatepass") for text in held)).hexdigest()
-    return Corpus([source], [Given("texts", len(held), source.size, digest[:16])], digest)
+    return Corpus([source], [Given("texts", len(held), source.size, digest[:16])], {"texts": digest})
 
 
 def _files(path: Path) -> list[Path]:

@@ -1,5 +1,6 @@
 """What a survey reads: documents, and what could not be read."""
 
+import dataclasses
 import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,6 +53,40 @@ class Source(Protocol):
 def unit_count(size: int, step: int) -> int:
     """How many units a file of so many bytes makes."""
     return max(1, -(-size // step))
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class MappedFile:
+    """A file that is looked at where it lies. A unit is about `step` bytes of it; see `Source`."""
+
+    path: Path
+    name: str
+    size: int
+    step: int
+
+    @property
+    def units(self) -> int:
+        """How many steps there are, one at least."""
+        return unit_count(self.size, self.step)
+
+    def read(self, unit: int) -> Iterator[Document | Bad]:
+        """The documents of a unit; of a file that cannot be read, the first says why."""
+        if not self.size:
+            yield Bad(self.name, None, "empty")
+            return
+        try:
+            with mapped(self.path, self.size) as data:
+                yield from self.found(data, unit)
+        except OSError as error:
+            if unit == 0:
+                yield Bad(self.name, None, f"cannot be read: {error.strerror}")
+
+    def found(self, data: mmap.mmap, unit: int) -> Iterator[Document | Bad]:
+        """The documents of a unit, among the bytes of the file."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing is kept open."""
 
 
 @contextmanager

@@ -5,11 +5,12 @@ replaced as a whole, so that units and sums always belong together, and it stays
 survey is. All files of the folder together are the survey, whoever wrote them, so the number of processes may change.
 """
 
+import hashlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, Self
@@ -19,6 +20,12 @@ from headwise.errors import CheckpointError, OptionError
 from headwise.survey.tally import Tally
 
 FORMAT = "headwise survey 1"
+FILES = "files"  # beside the journals: what the documents were when the survey began
+DIGESTS = {  # settings whose values mean nothing to a reader
+    "files": "other files, or another order of them",
+    "fingerprint": "a model of this name that has other weights or another tokenizer",
+}
+TOLD = 5  # changed files that are named
 
 
 class Journal:
@@ -101,7 +108,12 @@ class Journal:
                 mark(self.mine, told["done"], path)
 
 
-def prepare(folder: Path, settings: dict[str, Any], *, resume: bool) -> None:
+def digest(files: Mapping[str, str]) -> str:
+    """A short text that differs for other files, or another order of them."""
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+
+
+def prepare(folder: Path, settings: dict[str, Any], files: Mapping[str, str], *, resume: bool) -> None:
     """Make the folder of journals, or see that the one there is of this survey and may be gone on with."""
     if folder.is_dir() and any(folder.glob("*.json")):
         if not resume:
@@ -110,13 +122,33 @@ def prepare(folder: Path, settings: dict[str, Any], *, resume: bool) -> None:
             )
         for path in folder.glob("*.lock"):  # of a process that outlived the others
             lock(path).close()
+        _check_files(folder, files)
         for _ in journals(folder, settings):
             pass
         return
     try:
         folder.mkdir(exist_ok=True)
+        atomically(folder / FILES, lambda beside: write_down(beside, json.dumps(files).encode()))
     except OSError as error:
         raise OptionError(f"{folder}: {error.strerror}. Name an --out in a folder that exists.") from error
+
+
+def _check_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Raise with the names of files that are not as they were."""
+    try:
+        before = dict(json.loads((folder / FILES).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return  # the digest in the journals tells as well, though not which
+    new = [f"{name} is new" for name in files if name not in before]
+    gone = [f"{name} is gone" for name in before if name not in files]
+    changed = [f"{name} has changed" for name in files if before.get(name, files[name]) != files[name]]
+    told = changed + gone + new
+    if told:
+        more = f", and {len(told) - TOLD} more" if len(told) > TOLD else ""
+        raise OptionError(
+            f"{folder} is a survey of other files: {', '.join(told[:TOLD])}{more}. Go on with what it began with, or "
+            f"delete the folder to start again."
+        )
 
 
 def journals(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -134,9 +166,9 @@ def journals(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[Path, dic
         changed = [name for name in settings if before.get(name) != settings[name]]
         if changed:
             name = changed[0]
+            told = DIGESTS.get(name, f"another {name}: {before.get(name)!r} there, {settings[name]!r} now")
             raise OptionError(
-                f"{folder} is a survey with another {name}: {before.get(name)!r} there, {settings[name]!r} now. Go on "
-                f"with what it began with, or delete the folder to start again."
+                f"{folder} is a survey with {told}. Go on with what it began with, or delete the folder to start again."
             )
         yield path, told
 

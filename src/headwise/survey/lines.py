@@ -5,48 +5,27 @@ import json
 import mmap
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
-from headwise.survey.documents import Bad, Document, count_lines, mapped, unit_count
+from headwise.survey.documents import Bad, Document, MappedFile, count_lines, mapped
 from headwise.survey.texts import checked
 
 LONGEST = 2**28  # bytes of one line
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class LinesFile:
+class LinesFile(MappedFile):
     """A file of lines. A unit is the lines that begin within about `step` bytes: nothing before it need be read."""
 
-    path: Path
-    name: str
-    size: int
-    step: int
     column: str
     _counted: tuple[int, int] = (0, 0)  # a byte where a line begins, and how many lines are before it
 
-    @property
-    def units(self) -> int:
-        """Spans of bytes."""
-        return unit_count(self.size, self.step)
-
-    def read(self, unit: int) -> Iterator[Document | Bad]:
+    def found(self, data: mmap.mmap, unit: int) -> Iterator[Document | Bad]:
         """The documents of the lines that begin in a span."""
-        if not self.size:
-            yield Bad(self.name, None, "empty")
-            return
         first, last = (self.size * edge // self.units for edge in (unit, unit + 1))
-        try:
-            with mapped(self.path, self.size) as data:
-                for start, stop in beginnings(data, first, last):
-                    found = self._line(data, start, stop)
-                    if found is not None:
-                        yield found
-        except OSError as error:
-            if unit == 0:
-                yield Bad(self.name, None, f"cannot be read: {error.strerror}")
-
-    def close(self) -> None:
-        """Nothing is kept open."""
+        for start, stop in beginnings(data, first, last):
+            document = self._line(data, start, stop)
+            if document is not None:
+                yield document
 
     def _line(self, data: mmap.mmap, start: int, stop: int) -> Document | Bad | None:
         """The document of a line; None for a blank one, which is none."""

@@ -1,33 +1,17 @@
-"""A survey as one HTML page that needs nothing else: no network, no script, light or dark as the reader likes."""
+"""A survey as one HTML page that needs nothing else."""
 
 from html import escape
 from string import Template
 
+from headwise.leaf import leaf
 from headwise.survey.result import Survey, SurveyedHead
 from headwise.survey.terminal import LETTERS, letter
 from headwise.view.sight import Head
 
 SHOWN = ("sink", "previous", "self", "induction", "same_token", "local", "entropy", "peak")  # shares, shaded
-PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>Survey of $model</title>
-<style>
-:root { --ink: #1c2430; --soft: #5b6675; --paper: #fbfaf7; --line: #e2ded4; --heat: 11, 110, 153; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e8e6e1; --soft: #a3abb6; --paper: #14171c; --line: #333a45; --heat: 108, 195, 232; }
-}
-body { margin: 0 auto; max-width: 72rem; padding: 1.5rem 1rem 3rem; background: var(--paper); color: var(--ink);
-  font: 1rem/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .3rem; }
-h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; }
-.soft { color: var(--soft); }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
+STYLE = """
+body { max-width: 72rem; }
+table { font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { padding: .15rem .5rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { position: sticky; top: 0; background: var(--paper); }
 td.words, th.words { text-align: left; }
@@ -36,9 +20,8 @@ td.words, th.words { text-align: left; }
   text-decoration: none; font-family: ui-monospace, Menlo, Consolas, monospace; }
 .bars { display: inline-flex; align-items: end; height: 1.2rem; gap: 1px; }
 .bars i { width: .35rem; background: rgba(var(--heat), .8); }
-</style>
-</head>
-<body>
+"""
+BODY = Template("""
 <h1>What the heads of $model do</h1>
 <p>$sentence</p>
 <h2>All heads</h2>
@@ -57,16 +40,15 @@ to right: 0, 1, 2–3, 4–7 and so on.</p>
 $rows
 </tbody></table></div>
 $skipped
-</body>
-</html>
 """)
 
 
 def page(survey: Survey) -> str:
     """All heads of a survey on one page."""
     names = [name for name in SHOWN if survey.heads and name in survey.heads[0].numbers]
-    return PAGE.substitute(
-        model=escape(str(survey.settings["model"])),
+    model = str(survey.settings["model"])
+    body = BODY.substitute(
+        model=escape(model),
         sentence=escape(survey.sentence),
         atlas=_atlas(survey.placed),
         legend=", ".join(f"{sign} {kind}" for kind, sign in LETTERS.items()),
@@ -74,6 +56,7 @@ def page(survey: Survey) -> str:
         rows="\n".join(_row(head, names) for head in survey.placed),
         skipped=_skipped(survey),
     )
+    return leaf(f"Survey of {model}", STYLE, body)
 
 
 def _atlas(heads: list[Head]) -> str:

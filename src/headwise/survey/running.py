@@ -13,7 +13,7 @@ from headwise.survey.corpus import Corpus, open_corpus, text_corpus
 from headwise.survey.crew import Alone, Crew
 from headwise.survey.documents import Bad, Document
 from headwise.survey.files import check_path, load, save
-from headwise.survey.journal import Journal, prepare
+from headwise.survey.journal import Journal, digest, prepare
 from headwise.survey.measuring import NotFiniteError, look
 from headwise.survey.progress import Progress
 from headwise.survey.result import Survey
@@ -84,10 +84,10 @@ def run(
     if out is not None and resume and _finished(out, job):
         return load(out) if crew.rank == 0 else None
     folder = None if out is None else journal_folder(out)
-    settings = {**job.settings, "files": job.corpus.stamp, "torch": torch.__version__}
+    settings = {**job.settings, "files": digest(job.corpus.state), "torch": torch.__version__}
     if out is not None and folder is not None:
         check_path(out)
-        crew.first(lambda: prepare(folder, settings, resume=resume))
+        crew.first(lambda: prepare(folder, settings, job.corpus.state, resume=resume))
     with Journal(folder, crew.rank, settings, len(job.corpus), every) as journal:
         tell = work(job, crew, journal, stream)
         if not crew.done(meanwhile=tell):

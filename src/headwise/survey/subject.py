@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.errors import CheckpointError, OptionError
+from headwise.errors import CheckpointError, HeadwiseError, OptionError
 from headwise.extras import need
 from headwise.models import LanguageModel, load, load_builtin
+from headwise.models.folder import loaded, quiet
 
 PROBE = "The captain looked at the sea, and the sea (42 of them) looked back."
 
@@ -102,10 +103,11 @@ def _of_transformers(folder: Path, device: torch.device | str, dtype: torch.dtyp
     transformers = need("transformers", "huggingface", "transformers models")
     about = {"local_files_only": True}
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, **about)
-        if not config.is_encoder_decoder:
-            model = transformers.AutoModel.from_pretrained(folder, attn_implementation="headwise", dtype=dtype, **about)
-    except OptionError:  # ours, with the cure
+        with quiet(transformers):
+            config = transformers.AutoConfig.from_pretrained(folder, **about)
+            if not config.is_encoder_decoder:
+                model = loaded(transformers.AutoModel, folder, dtype=dtype)
+    except HeadwiseError:  # ours, with the cure
         raise
     except Exception as error:  # transformers raises many kinds
         raise CheckpointError(f"{folder} cannot be read as a transformers model: {error}") from error

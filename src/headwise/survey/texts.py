@@ -5,50 +5,30 @@ import dataclasses
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
-from headwise.survey.documents import Bad, Document, count_lines, mapped, unit_count
+from headwise.survey.documents import Bad, Document, MappedFile, count_lines, unit_count
 
 BLOCK = 2**20  # bytes looked at together
 BOM = "\ufeff"
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class TextFile:
+class TextFile(MappedFile):
     """A file of text. A unit is a passage of about `step` bytes."""
 
-    path: Path
-    name: str
-    size: int
-    step: int
     _problem: Bad | None = None
     _judged: bool = False
 
-    @property
-    def units(self) -> int:
-        """Passages."""
-        return unit_count(self.size, self.step)
-
-    def read(self, unit: int) -> Iterator[Document | Bad]:
+    def found(self, data: mmap.mmap, unit: int) -> Iterator[Document | Bad]:
         """A passage; of a file that is no text, the first unit says why."""
-        if not self.size:
-            yield Bad(self.name, None, "empty")
-            return
-        try:
-            with mapped(self.path, self.size) as data:
-                if not self._judged:
-                    self._problem, self._judged = self._judge(data), True
-                if self._problem is None:
-                    start, stop = passage(data, unit, self.units)
-                    text = data[start:stop].decode("utf-8").removeprefix(BOM)
-                    yield Document(text, partial(Bad, self.name, None), unit, self.units)
-        except OSError as error:
-            self._problem = Bad(self.name, None, f"cannot be read: {error.strerror}")
-        if self._problem is not None and unit == 0:
+        if not self._judged:
+            self._problem, self._judged = self._judge(data), True
+        if self._problem is None:
+            start, stop = passage(data, unit, self.units)
+            text = data[start:stop].decode("utf-8").removeprefix(BOM)
+            yield Document(text, partial(Bad, self.name, None), unit, self.units)
+        elif unit == 0:
             yield self._problem
-
-    def close(self) -> None:
-        """Nothing is kept open."""
 
     def _judge(self, data: mmap.mmap) -> Bad | None:
         """Why this is no text: the whole of it is looked at before any of it counts."""

@@ -1,5 +1,6 @@
 """Maps as matplotlib axes."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 PIXELS = 512  # of a side; longer maps are pooled, so that rows still sum to 1
 MOST_WORDS = 48  # beside an axis; beyond, numbers
 ACROSS = 4  # heads beside each other
+HIDDEN = "0.85"  # the grey of keys a query may not see, so that nobody takes them for small weights
 SIDE, MARGIN, LINE = 3.2, 1.3, 0.16  # inches: a map's side, where words need no more; what they need
 
 
@@ -41,8 +43,10 @@ def plot(
     most = max((len(words) for words in (tokens, keys) if words is not None and len(words) <= MOST_WORDS), default=0)
     axes = _axes(pyplot, len(heads), max(SIDE, MARGIN + most * LINE), ax)
     for one, place in zip(heads, axes, strict=True):
-        _draw(place, weights.select(batch=[sample], heads=[one]), tokens, keys)
+        image = _draw(place, weights.select(batch=[sample], heads=[one]), tokens, keys)
         place.set_title(f"head {one}")
+    if ax is None:  # axes of somebody's own are left as large as they are
+        axes[0].figure.colorbar(image, ax=list(axes), shrink=0.8, label="share of attention; grey is hidden")
     return axes[0] if isinstance(head, int) else axes
 
 
@@ -61,14 +65,16 @@ def _axes(pyplot: Any, count: int, side: float, given: Any) -> Any:
     return grid.flatten()[:count]
 
 
-def _draw(ax: "Axes", weights: AttentionMap, tokens: Sequence[str] | None, keys: Sequence[str] | None) -> None:
+def _draw(ax: "Axes", weights: AttentionMap, tokens: Sequence[str] | None, keys: Sequence[str] | None) -> Any:
     T, S = weights.shape[2:]
+    size = (min(T, PIXELS), min(S, PIXELS))
     with torch.no_grad():
-        picture = weights.detach().pooled(min(T, PIXELS), min(S, PIXELS))[0, 0].cpu().numpy()
-    ax.imshow(
+        weights = weights.detach()
+        picture = weights.pooled(*size).masked_fill(~_seen(weights, size), torch.nan)[0, 0].cpu().numpy()
+    image = ax.imshow(
         picture,
         norm=need("matplotlib.colors", "plot", "plots").PowerNorm(0.5, 0.0, 1.0),
-        cmap="cividis",
+        cmap=need("matplotlib", "plot", "plots").colormaps["cividis"].with_extremes(bad=HIDDEN),
         extent=(-0.5, S - 0.5, T - 0.5, -0.5),
         aspect="equal" if T == S else "auto",
         interpolation="nearest",
@@ -79,6 +85,15 @@ def _draw(ax: "Axes", weights: AttentionMap, tokens: Sequence[str] | None, keys:
         ax.set_xticks(range(S), [_word(key) for key in keys], rotation=90, parse_math=False)
     if tokens is not None and T <= MOST_WORDS:
         ax.set_yticks(range(T), [_word(token) for token in tokens], parse_math=False)
+    return image
+
+
+def _seen(weights: AttentionMap, size: tuple[int, int]) -> torch.Tensor:
+    """Which cells of a picture hold a key that a query may see: those that even attention reaches."""
+    source = weights._source()
+    plain = dataclasses.replace(source.scoring, softcap=None, sinks=None, relative=None)
+    even = dataclasses.replace(source, query=torch.zeros_like(source.query), scoring=plain, log_sum_exp=None)
+    return weights._of(even).pooled(*size) > 0
 
 
 def _word(token: str) -> str:

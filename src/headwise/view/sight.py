@@ -71,7 +71,7 @@ class Pair(NamedTuple):
 
 
 class Sight:
-    """See `headwise.view`."""
+    """What every head does with one text, to print, to save as a page, and to ask; made by `headwise.view`."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Sight:
         return " · ".join([size, *told_kinds(self.counts), "weights, not importance"])
 
     def pairs(self, most: int = 8) -> list[Pair]:
-        """The strongest looks at a word further back: not at the first token, itself or the one before; each once."""
+        """The `most` strongest looks further back: not at the first token, itself or the one before; each once."""
         return self._pairs[:most]
 
     @functools.cached_property
@@ -167,7 +167,8 @@ class Sight:
         return [weights.pooled(rows, cols)[0] for weights in self.looked_at]
 
     def cell(self, layer: int, head: int, query: int, key: int) -> Cell:
-        """One weight with its logit, its rank in the row and how many keys the query sees."""
+        """The weight of a `layer` and `head` from a `query` to a `key`, with its logit, its rank in the row and how
+        many keys the query sees."""
         return cell(self.maps[layer], head, query, key)
 
     def to_dict(self) -> dict[str, Any]:
@@ -190,7 +191,10 @@ class Sight:
         }
 
     def plot(self, layer: int, head: int | Sequence[int] | None = None, **options: Any) -> Any:
-        """One layer's heads as matplotlib axes, with the words beside them; see `AttentionMap.plot`."""
+        """The heads of one `layer` as matplotlib axes, with the words beside them.
+
+        `head` and `options` as in `AttentionMap.plot`.
+        """
         return self.maps[layer].plot(head, **{"tokens": self.tokens, "keys": self.keys, **options})
 
     def _repr_html_(self) -> str:

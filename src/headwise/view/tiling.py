@@ -62,20 +62,6 @@ def tile(weights: AttentionMap, head: int, level: int, row: int, col: int, kind:
     return F.pad(found, (0, SIDE - found.shape[1], 0, SIDE - found.shape[0]))
 
 
-def pyramid(weights: AttentionMap, level: int, kind: str = "mass") -> list[Tensor]:
-    """All heads at levels 0 to `level`, whole: (H, rows, cols) each, as many pixels as queries and keys need.
-
-    One pass for the deepest; the others follow from it.
-    """
-    T, S = _checked(weights, kind)
-    found = measured(weights, [Cells.of(kind, span_at(level, T, S), range(S))], kind == "rest")[0]
-    layers = [found]
-    for _ in range(level):
-        found = found.halved()
-        layers.append(found)
-    return [layer.values() for layer in reversed(layers)]
-
-
 def pixels(weights: AttentionMap, span: int, keys: range, kind: str = "mass", tall: int | None = None) -> Tensor:
     """All queries of the map and these keys, (H, rows, cols), in pixels of `span` from the first of each.
 
@@ -145,8 +131,9 @@ class Cells(Reading):
         raise AssertionError("pictures to look at are not differentiated")
 
     def halved(self) -> "Cells":
-        """The same in squares twice as wide."""
-        found = type(self)(2 * self.span, self.keys, 2 * self.tall)
+        """The same sums in squares twice as wide."""
+        assert type(self) is Cells  # noqa: S101 - the others do not add up
+        found = Cells(2 * self.span, self.keys, 2 * self.tall)
         found.source, found.T = self.source, self.T
         found.size = (-(-self.size[0] // 2), -(-self.size[1] // 2))
         found.sum = _squares(self.sum, 0, 0, 2, 2).sum((2, 4))
@@ -179,11 +166,6 @@ class Peaks(Cells):
         under = self._under(self.sum, tile, squares, first)
         torch.maximum(under, squares.to(under.dtype), out=under)
 
-    def halved(self) -> Cells:
-        found = super().halved()
-        found.sum = _squares(self.sum, 0, 0, 2, 2).amax((2, 4))
-        return found
-
     def values(self) -> Tensor:
         return self.sum.to(self.source.precise)
 
@@ -201,12 +183,6 @@ class Times(Cells):
         self._add(self.sum, tile, weights * self.seen[tile.heads, tile.rows, None], first)
         seen = torch.ones_like(weights) if tile.visible is None else tile.visible.expand_as(tile.weights)[..., cols]
         self._add(self.pairs, tile, seen.to(weights.dtype), first)
-
-    def halved(self) -> Cells:
-        found = super().halved()
-        assert isinstance(found, Times)  # noqa: S101 - it is of our own type
-        found.pairs = _squares(self.pairs, 0, 0, 2, 2).sum((2, 4))
-        return found
 
     def values(self) -> Tensor:
         return (self.sum / self.pairs.clamp(min=1)).to(self.source.precise)

@@ -40,10 +40,28 @@ class Live {
     if (new URLSearchParams(location.search).has("token")) history.replaceState(history.state, "", location.pathname + location.hash);
     try {
       await this.offer();
+      this.resume();
     } catch (error) {
       if (error instanceof Refused) this.say(error.message, true);
     }
     this.text.focus();
+  }
+
+  // After a reload: the text, and its look where the server still has it; else it is looked at anew.
+  async resume() {
+    const last = kept();
+    if (!last || !Array.from(this.models.options).some(({ value }) => value === last.asked.model)) return;
+    [this.asked, this.id] = [last.asked, last.id];
+    this.bring(last.asked.file);
+    [this.text.value, this.models.value] = [last.asked.text, last.asked.model];
+    this.silent.restore(last.off);
+    const turn = ++this.turn;
+    this.busy(true);
+    try {
+      await this.follow(last.id, turn, { compare: false });
+    } catch (error) {
+      this.failed(error, turn);
+    }
   }
 
   async offer() {
@@ -86,13 +104,14 @@ class Live {
 
   // The same text with other heads switched off: first the loss alone, which takes less.
   retry() {
-    if (this.asked) this.begin({ maps: false });
+    if (this.asked && String(this.silent.pairs) !== this.off) this.begin({ maps: false }); // unless it is asked already
   }
 
   // Of the text that is in the field now, or once more of the same.
   async begin({ maps, compare = false, same = compare }) {
     const turn = ++this.turn;
     const off = this.silent.pairs;
+    this.off = String(off);
     if (maps && !same) this.asked = { file: this.file, text: this.text.value, model: this.models.value };
     if (!this.asked.file && !this.asked.text) return this.say("The text is empty: type or paste one.", true);
     this.drop();
@@ -102,6 +121,7 @@ class Live {
       const { id } = await this.post(off, maps);
       if (turn !== this.turn) return this.connection.ask(`/api/looks/${id}`, { method: "DELETE" });
       this.id = id;
+      if (maps) keep(this.asked, id, off);
       await this.follow(id, turn, { compare });
       // Meanwhile the look whose maps are shown may have got better.
       if (!maps && this.side) await this.follow(this.side.source.id, turn, { compare: Boolean(this.before), version: this.version, told: false });

@@ -46,7 +46,11 @@ class SilentHeads {
   }
 
   forget() {
-    this.places.clear();
+    this.restore([]);
+  }
+
+  restore(pairs) {
+    this.places = new Set(pairs.map((pair) => pair.join(".")));
     this.show();
   }
 

@@ -61,6 +61,7 @@ class HeadMap {
     this.canvas.style.height = `${this.height}px`;
     const colours = this.app.colours();
     this.render(context, colours);
+    this.miniature(context, colours); // for who moves about; a saved picture has none
     this.drawn++;
   }
 
@@ -90,7 +91,6 @@ class HeadMap {
     if (this.margins) this.edges(context, colours);
     this.titles(context, colours);
     context.restore();
-    this.miniature(context, colours);
   }
 
   // Keys a query may not see: paper with thin lines, so that nobody takes them for small weights.

@@ -82,6 +82,20 @@ def test_a_mask_that_a_comment_says_is_left_out_is_a_trap_and_no_mistake(comment
     assert "mask-ignored" in {finding.name for finding in report.findings}
 
 
+def test_a_mask_that_is_not_read_beside_a_causal_one_inside_is_a_trap_and_no_mistake(tmp_path):
+    lines = [line for line in CLASS.splitlines() if "mask is not" not in line and "masked_fill" not in line]
+    hidden = (
+        "scores = scores.masked_fill(torch.ones(x.size(1), x.size(1)).triu(1).bool(), -torch.inf)\n        return self"
+    )
+    report = judged(tmp_path, "\n".join(lines).replace("return self", hidden))
+    assert report.verdict == "variant", report
+    assert [finding.severity for finding in report.findings if finding.name == "mask-ignored"] == ["fragile"]
+
+
+def test_a_layer_called_by_its_prefill_is_judged(tmp_path):
+    assert judged(tmp_path, CLASS.replace("def forward", "def prefill")).verdict == "right"
+
+
 def test_a_head_does_not_speak_for_the_class_around_it(tmp_path):
     head = """
 class Head(nn.Module):

@@ -15,6 +15,7 @@ from headwise.check.telling import told
 from headwise.errors import OptionError
 
 WEIGHTLESS = "it has no weights of its own"
+OF_A_PART = {"no-out-proj", "too-wide", "single-head"}  # what a part cannot be blamed for
 TRIES = 3  # candidates before giving up
 RANK = {"right": 3, "variant": 3, "wrong": 2, "unknown": 0}
 
@@ -88,8 +89,11 @@ def _best(
 
 
 def _only_a_part(name: str, best: Report) -> bool:
-    """Whether one head was judged in place of the class that puts several together: it does not speak for it."""
-    return bool(MULTI.search(name)) and "a single head" in best.variants and not best.subject.startswith(name)
+    """Whether a part was judged in place of the class that puts heads together: it does not speak for it."""
+    if not MULTI.search(name) or best.subject.startswith(name):
+        return False
+    wrong = {finding.name for finding in best.findings if finding.severity == "wrong"}
+    return "a single head" in best.variants or (bool(wrong) and wrong <= OF_A_PART)
 
 
 def _syntax(loaded: Loaded) -> Report:

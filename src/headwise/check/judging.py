@@ -21,7 +21,7 @@ from headwise.check.report import Report
 from headwise.check.sizes import Sizes
 from headwise.check.stages import Reading
 from headwise.check.subject import signature
-from headwise.check.unset import misplaced_mask
+from headwise.check.unset import misplaced_mask, never_read
 from headwise.check.usage import globals_read, names_used
 
 MANY_OPERATIONS = 6000
@@ -98,7 +98,9 @@ def _bound(case: Case, bound: Bound) -> Report:
         case.progress("masks")
         measured = conventions.measure(bound, reading)
         report.masks = [c.words() if c.tried else f"{c.name}: not judged, {bound.form.layout}" for c in measured]
-        findings += _admitted(case, conventions.findings(measured, bound, reading)) + misplaced_mask(case)
+        findings += _admitted(case, conventions.findings(measured, bound, reading), result.visible) + misplaced_mask(
+            case
+        )
         findings += _mask_extras(bound, reading, measured)
     findings += _other_way(bound)
     case.progress("probing")
@@ -113,10 +115,12 @@ def _bound(case: Case, bound: Bound) -> Report:
     return report
 
 
-def _admitted(case: Case, findings: list[Finding]) -> list[Finding]:
-    """A mask that a comment says is left out is no mistake, only a trap."""
+def _admitted(case: Case, findings: list[Finding], visible: str) -> list[Finding]:
+    """A mask that a comment says is left out, or beside one that is built in, is no mistake, only a trap."""
+    said = case.loaded is not None and COMMENT.search(case.loaded.source)
     for finding in findings:
-        if finding.name == "mask-ignored" and case.loaded is not None and COMMENT.search(case.loaded.source):
+        name = finding.detail.removeprefix("argument ").partition(":")[0]
+        if finding.name == "mask-ignored" and (said or (visible == "causal" and never_read(case, name))):
             finding.severity = "fragile"
     return findings
 

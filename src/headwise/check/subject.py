@@ -17,6 +17,7 @@ METHODS = (
     "attention",
     "attend",
     "compute",
+    "prefill",
     "compute_attention",
     "apply",
     "run",
@@ -27,7 +28,10 @@ METHODS = (
 def entry(thing: Any) -> Callable[..., Any] | None:
     """The method that takes the input."""
     if isinstance(thing, nn.Module):
-        return thing.__call__ if type(thing).forward is not nn.Module.forward else None
+        if type(thing).forward is not nn.Module.forward:
+            return thing.__call__
+        own = next((name for name in METHODS if name in vars(type(thing))), None)  # a module called by another name
+        return None if own is None else getattr(thing, own)
     if inspect.isfunction(thing):
         return thing
     for name in METHODS:
@@ -39,7 +43,8 @@ def entry(thing: Any) -> Callable[..., Any] | None:
 
 def signature(thing: Any) -> list[inspect.Parameter]:
     """The parameters of that method, without those of keywords nobody names."""
-    target = thing.forward if isinstance(thing, nn.Module) else entry(thing)
+    forward = isinstance(thing, nn.Module) and type(thing).forward is not nn.Module.forward
+    target = thing.forward if forward else entry(thing)
     if target is None:
         return []
     parameters = inspect.signature(target).parameters.values()

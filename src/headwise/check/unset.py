@@ -121,6 +121,17 @@ def _bound_names(tree: ast.AST) -> Iterator[str]:
             yield node.name
 
 
+def never_read(case: Case, name: str) -> bool:
+    """Whether an argument of forward is nowhere mentioned in its body: neither read nor replaced."""
+    definition = None if case.loaded is None else _definition(ast.parse(case.loaded.source), case.name)
+    if definition is None:
+        return False
+    methods = [n for n in definition.body if isinstance(n, Function) and name in {a.arg for a in n.args.args}]
+    return bool(methods) and not any(
+        isinstance(n, ast.Name) and n.id == name for m in methods for line in m.body for n in ast.walk(line)
+    )
+
+
 def misplaced_mask(case: Case) -> list[Finding]:
     """A mask given by position to another parameter of a function of the same file that has one called mask."""
     if case.loaded is None:

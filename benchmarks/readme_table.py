@@ -1,4 +1,4 @@
-"""Write the speed tables of `docs/performance.md`, and the short one of the README, from `benchmarks/results/`.
+"""Write the tables of `docs/performance.md` and `docs/serve.md`, and the short one of the README, from the results.
 
 python benchmarks/layer.py > layer.txt                      measure, then keep the last line
 tail -n 1 layer.txt > benchmarks/results/layer-cpu.json
@@ -20,13 +20,14 @@ MAPS_BEGIN, MAPS_END = "<!-- maps table -->", "<!-- end of maps table -->"
 OPTIONS_BEGIN, OPTIONS_END = "<!-- options table -->", "<!-- end of options table -->"
 TRAIN_BEGIN, TRAIN_END = "<!-- train table -->", "<!-- end of train table -->"
 SERVE_BEGIN, SERVE_END = "<!-- serve table -->", "<!-- end of serve table -->"
+PEERS_BEGIN, PEERS_END = "<!-- peers table -->", "<!-- end of peers table -->"
 BENCH_BEGIN, BENCH_END = "<!-- bench table -->", "<!-- end of bench table -->"
 LADDER_BEGIN, LADDER_END = "<!-- ladder table -->", "<!-- end of ladder table -->"
 LOOKING_BEGIN, LOOKING_END = "<!-- looking table -->", "<!-- end of looking table -->"
 PEERS = ["hand-wired", "nn.MultiheadAttention", "nn.MHA with weights", "textbook class"]
 
 
-def lines(data: dict, short: bool) -> list[str]:
+def lines(data: dict) -> list[str]:
     """One row per setting: our milliseconds, and our time against each peer's."""
     groups: dict[tuple, dict[str, float]] = {}
     for row in data["rows"]:
@@ -36,8 +37,6 @@ def lines(data: dict, short: bool) -> list[str]:
     result = [f"{data['device']}, torch {data['torch']}, commit {data['commit']}:", ""]
     result += ["| (B, T, d, H) | | headwise | " + " | ".join(PEERS) + " |", "|---|---|---" + "|---" * len(PEERS) + "|"]
     for (B, T, E, H, dtype, mask, mode), times in groups.items():
-        if short and (mask == "no mask" or "compiled" in mode):
-            continue
         ours = times["headwise"]
         time = f"{ours * 1e3:.0f} µs" if ours < 0.1 else f"{ours:.3g} ms"
         ratios = [f"{ours / times[peer]:.2f}×" if peer in times else "" for peer in PEERS]
@@ -46,11 +45,11 @@ def lines(data: dict, short: bool) -> list[str]:
     return [*result, ""]
 
 
-def table(short: bool) -> str:
+def table() -> str:
     """The whole section, from every result file of the layer benchmark."""
     parts = [BEGIN, ""]
     for file in sorted(RESULTS.glob("layer-*.json")):
-        parts += lines(json.loads(file.read_text()), short)
+        parts += lines(json.loads(file.read_text()))
     return "\n".join([*parts, END])
 
 
@@ -147,6 +146,39 @@ def serve_table() -> str:
     return "\n".join([*parts, SERVE_END])
 
 
+SHOWN = ["headwise", "SDPA by hand", "FlexAttention by hand", "nn.MHA", "x-transformers flash", "GPT-2 sdpa", "keras"]
+WITH_WEIGHTS = ["headwise", "nn.MHA", "GPT-2 eager", "textbook class"]
+
+
+def peers_table() -> str:
+    """The short one: a layer without and with the weights of every head, on the GPU, short and long."""
+    data = json.loads((RESULTS / "bench-h200.json").read_text())
+    parts = [PEERS_BEGIN, "", f"{report.heading(data)}; {report.sizes(data)}:", ""]
+    lengths = (2048, 32768)
+    heads = [f"{T:,} tokens" for T in lengths]
+    parts += ["| | " + " | ".join(heads) + " | time grows | memory grows |", "|---" * (len(heads) + 3) + "|"]
+    for rows, names, growth, what in (
+        (data["rows"], SHOWN, data["growth"], ""),
+        (
+            data["looking"]["weights"]["rows"],
+            WITH_WEIGHTS,
+            data["looking"]["weights"]["growth"],
+            ", weights of all heads",
+        ),
+    ):
+        for row_name in (n for n in dict.fromkeys(row["name"] for row in rows) if n.startswith(tuple(names))):
+            if row_name not in SHOWN and not what:
+                continue
+            cells = {
+                row["tokens"]: f"{row['ms']:.3g} ms, {row['MiB']:,.0f} MiB" for row in rows if row["name"] == row_name
+            }
+            laws = [f"T^{growth[row_name][kind]['exponent']:.2f}" for kind in ("ms", "MiB")]
+            parts.append(
+                f"| {row_name}{what} | " + " | ".join(cells.get(T, "") for T in lengths) + f" | {' | '.join(laws)} |"
+            )
+    return "\n".join([*parts, "", PEERS_END])
+
+
 def bench_table() -> str:
     """The layer against every peer, with its picture, from every result of `headwise bench`."""
 
@@ -213,8 +245,8 @@ def replace(page: Path, begin: str, end: str, text: str) -> None:
 
 def main() -> None:
     """Put each table between its two marks."""
-    for name, short in (("README.md", True), ("docs/performance.md", False)):
-        replace(ROOT / name, BEGIN, END, table(short))
+    replace(ROOT / "README.md", PEERS_BEGIN, PEERS_END, peers_table())
+    replace(ROOT / "docs/performance.md", BEGIN, END, table())
     replace(ROOT / "docs/performance.md", MAPS_BEGIN, MAPS_END, maps_table())
     replace(ROOT / "docs/performance.md", OPTIONS_BEGIN, OPTIONS_END, options_table())
     replace(ROOT / "docs/performance.md", TRAIN_BEGIN, TRAIN_END, train_table())

@@ -74,6 +74,10 @@ def compare(source, questions, tolerance):
     lse = tiles.compute_log_sum_exp(source)
     found_lse = kernels.log_sum_exp(source)
     torch.testing.assert_close(found_lse, lse.float(), rtol=tolerance, atol=tolerance)
+    dense = source.block(slice(None)).weights.float()
+    for cols in (range(source.shape[3]), range(1, source.shape[3] - 1)):
+        some = kernels.weights(source, lse, cols, torch.float32)
+        torch.testing.assert_close(some, dense[..., cols.start : cols.stop], rtol=tolerance, atol=tolerance)
     expected = tiles.stream(source, lse, questions())
     found = kernels.read(source, lse, questions())
     assert len(found) == len(expected), "kernels refused a reading"

@@ -15,16 +15,30 @@ from headwise.source import Axis, Source, full_precision
 LIMIT = 2**30  # bytes a dense tensor may take unless the caller says otherwise
 
 
-def tile(source: Source, cols: Axis) -> Tensor:
-    """All rows of the source and these keys, (B, H, t, s), in the precise dtype."""
+def tile(source: Source, cols: Axis, dtype: torch.dtype | None = None) -> Tensor:
+    """All rows of the source and these keys, (B, H, t, s), in this dtype, or the precise one."""
+    dtype = dtype or source.precise
     keys = cols if isinstance(cols, Tensor) else slice(cols.start, cols.stop, cols.step)
     if 0 in source.shape or len(cols) == 0:
         B, H, T, _ = source.shape
-        return torch.zeros(B, H, T, len(cols), dtype=source.precise, device=source.query.device)
+        return torch.zeros(B, H, T, len(cols), dtype=dtype, device=source.query.device)
     lse = engine.log_sum_exp(source)
+    found = by_kernel(source, lse, cols, dtype)
+    if found is not None:
+        return found
     empty = lse == -torch.inf
     scores = source.scores(cols=keys.to(source.query.device) if isinstance(keys, Tensor) else keys)
-    return (scores - lse.masked_fill(empty, 0.0)[..., None]).exp()  # an empty row has only scores of minus infinity
+    weights = (scores - lse.masked_fill(empty, 0.0)[..., None]).exp()  # an empty row has only scores of minus infinity
+    return weights.to(dtype)
+
+
+def by_kernel(source: Source, lse: Tensor, cols: Axis, dtype: torch.dtype) -> Tensor | None:
+    """On CUDA, for neighbouring keys and without a gradient, one kernel writes the weights and nothing else."""
+    kernels = engine.kernels_for(source)
+    if kernels is None or source.learns or isinstance(cols, Tensor) or cols.step != 1:
+        return None
+    found: Tensor | None = kernels.weights(source, lse, cols, dtype)
+    return found
 
 
 def elements(source: Source, index: Any, shape: Sequence[int]) -> Tensor:

@@ -16,7 +16,7 @@ from torch.utils import _pytree
 from headwise import engine, map_form, reductions, shapes
 from headwise.errors import MapIndexError, OptionError, StaleMapError
 from headwise.indexing import NAMES, axis_of, block_axes
-from headwise.looking import LIMIT, brief, check_bytes, elements, tile
+from headwise.looking import LIMIT, brief, by_kernel, check_bytes, elements, tile
 from headwise.mask_algebra import Mask
 from headwise.measures import Measures
 from headwise.narrowing import narrowed
@@ -133,7 +133,7 @@ class AttentionMap(Measures, TensorLike):
         (batch, heads, rows, cols), dropped = found
         size = len(batch) * len(heads) * len(rows) * len(cols)
         check_bytes(size, source.precise, LIMIT, f"weights[{brief(index)}]")
-        block = tile(narrowed(source, batch, heads, rows), cols).to(self.dtype)
+        block = tile(narrowed(source, batch, heads, rows), cols, self.dtype)
         return block[tuple(0 if axis in dropped else slice(None) for axis in range(4))]
 
     def to_tensor(self, *, limit: int = LIMIT) -> Tensor:
@@ -147,10 +147,13 @@ class AttentionMap(Measures, TensorLike):
         if source.learns:
             return source.block(slice(None)).weights.to(self.dtype)
         B, H, T, S = self.shape
+        written = by_kernel(source, engine.log_sum_exp(source), range(S), self.dtype)
+        if written is not None:
+            return written
         result = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         for rows in row_blocks(T, B * H * S * 8, WORKING_BYTES):
             part = narrowed(source, range(B), range(H), range(rows.start, rows.stop))
-            result[:, :, rows] = tile(part, range(S))
+            result[:, :, rows] = tile(part, range(S), self.dtype)
         return result
 
     def select(

@@ -40,6 +40,14 @@ def log_sum_exp(source: Source) -> Tensor | None:
     return source.with_sinks(launch.log_sum_exp(source, structure))
 
 
+def weights(source: Source, lse: Tensor, cols: range, dtype: torch.dtype) -> Tensor | None:
+    """The weights (B, H, T, len(cols)) of neighbouring keys, or None where kernels cannot."""
+    structure = _structure(source)
+    if structure is None or dtype not in launch.DTYPES:
+        return None
+    return launch.weights(source, structure, lse.float().contiguous(), cols, dtype)
+
+
 def read(source: Source, lse: Tensor, readings: Sequence[Reading]) -> Answers:
     """The results of those readings that kernels can answer, by their place in the list."""
     structure = _structure(source)
@@ -152,4 +160,4 @@ def _key_major(
     return answers
 
 
-__all__ = ["log_sum_exp", "read"]
+__all__ = ["log_sum_exp", "read", "weights"]

@@ -16,6 +16,7 @@ from headwise.kernels.mass import mass_kernel
 from headwise.kernels.rows import rows_kernel
 from headwise.kernels.structure import Structure
 from headwise.kernels.top_keys import top_keys_kernel
+from headwise.kernels.weights import weights_kernel
 from headwise.source import Source
 
 WIDEST = 256
@@ -243,6 +244,19 @@ def bands(source: Source, structure: Structure, lse: Tensor, probes: tuple[Band,
     options = flags | {"BM": queries, "BN": keys, "COUNT": len(probes), "num_warps": 4, "num_stages": 1}
     arguments = [source.query, source.key, lse, found, _table(probes, source.query.device), *strides, *sizes, B * H * T]
     launch(bands_kernel, triton.cdiv(T, queries), source, arguments, options)
+    return found
+
+
+def weights(source: Source, structure: Structure, lse: Tensor, cols: range, dtype: torch.dtype) -> Tensor:
+    """The weights (B, H, T, len(cols)) themselves, of neighbouring keys."""
+    strides, sizes, flags = common(source, structure)
+    T = source.shape[2]
+    queries, keys = (64, 128) if source.query.dtype != torch.float32 else FLOAT32[:2]
+    across = triton.cdiv(len(cols), keys)
+    found = new(source, T, len(cols), dtype=dtype)
+    options = flags | {"BM": queries, "BN": keys, "num_warps": 4, "num_stages": 1}
+    arguments = [source.query, source.key, lse, found, *strides, *sizes, cols.start, len(cols), across]
+    launch(weights_kernel, triton.cdiv(T, queries) * across, source, arguments, options)
     return found
 
 

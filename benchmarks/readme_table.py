@@ -146,8 +146,17 @@ def serve_table() -> str:
     return "\n".join([*parts, SERVE_END])
 
 
-SHOWN = ["headwise", "SDPA by hand", "FlexAttention by hand", "nn.MHA", "x-transformers flash", "GPT-2 sdpa", "keras"]
-WITH_WEIGHTS = ["headwise", "nn.MHA", "GPT-2 eager", "textbook class"]
+SHOWN = {
+    "headwise",
+    "SDPA by hand",
+    "FlexAttention by hand",
+    "nn.MHA",
+    "x-transformers flash",
+    "keras",
+    "textbook class",
+}
+
+WEIGHTS = "| *with the weights of every head* | | | | |"
 
 
 def peers_table() -> str:
@@ -157,25 +166,17 @@ def peers_table() -> str:
     lengths = (2048, 32768)
     heads = [f"{T:,} tokens" for T in lengths]
     parts += ["| | " + " | ".join(heads) + " | time grows | memory grows |", "|---" * (len(heads) + 3) + "|"]
-    for rows, names, growth, what in (
-        (data["rows"], SHOWN, data["growth"], ""),
-        (
-            data["looking"]["weights"]["rows"],
-            WITH_WEIGHTS,
-            data["looking"]["weights"]["growth"],
-            ", weights of all heads",
-        ),
-    ):
-        for row_name in (n for n in dict.fromkeys(row["name"] for row in rows) if n.startswith(tuple(names))):
-            if row_name not in SHOWN and not what:
-                continue
-            cells = {
-                row["tokens"]: f"{row['ms']:.3g} ms, {row['MiB']:,.0f} MiB" for row in rows if row["name"] == row_name
-            }
-            laws = [f"T^{growth[row_name][kind]['exponent']:.2f}" for kind in ("ms", "MiB")]
-            parts.append(
-                f"| {row_name}{what} | " + " | ".join(cells.get(T, "") for T in lengths) + f" | {' | '.join(laws)} |"
-            )
+    weights = data["looking"]["weights"]
+    for part, names, above in ((data, SHOWN, []), (weights, {row["name"] for row in weights["rows"]}, [WEIGHTS])):
+        parts += above
+        for name in (name for name in dict.fromkeys(row["name"] for row in part["rows"]) if name in names):
+            times = {row["tokens"]: row for row in part["rows"] if row["name"] == name}
+            cells = [
+                f"{times[T]['ms']:.3g} ms, {times[T]['MiB']:,.0f} MiB" if T in times else "out of memory"
+                for T in lengths
+            ]
+            laws = [f"T^{part['growth'][name][kind]['exponent']:.2f}" for kind in ("ms", "MiB")]
+            parts.append(f"| {name} | {' | '.join(cells + laws)} |")
     return "\n".join([*parts, "", PEERS_END])
 
 

@@ -8,7 +8,7 @@ import torch
 
 from closeness import assert_close_to_truth
 from headwise import attend, causal, dense, documents, explain, padding, prefix, reference, window
-from headwise.backends import BACKENDS, Call
+from headwise.backends import BACKENDS, Call, blocks
 from headwise.scoring import Scoring
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -26,6 +26,14 @@ MASKS = {
     "dense": lambda T, S: dense(torch.rand(B, 1, T, S, generator=torch.Generator().manual_seed(1)) > 0.5),
     "empty rows": lambda T, S: dense((torch.arange(T) % 3 != 1)[:, None].expand(T, S)),
 }
+
+
+@pytest.fixture(autouse=True)
+def blocks_at_every_size(monkeypatch):
+    """Blocks run from few queries on, so that small sizes test them; where they pay, test_explain.py says."""
+    known = {place: rule._replace(queries=0, shortest=min(rule.shortest, 256)) for place, rule in blocks.TABLE.items()}
+    monkeypatch.setattr(blocks, "TABLE", known)
+    monkeypatch.setattr(blocks, "BIASED", tuple(rule._replace(queries=0) for rule in blocks.BIASED))
 
 
 def inputs(dtype, T, S, Hkv, Dv=D, grad=True):

@@ -13,10 +13,13 @@ def heads(T, S=None, dtype=torch.float32):
     [
         (5, 5, torch.float32, None, "sdpa"),
         (400, 400, torch.float32, None, "sdpa"),
-        (400, 400, torch.float32, causal(), "blocks"),
+        (400, 400, torch.float32, causal(), "sdpa"),
+        (512, 512, torch.float32, causal(), "blocks"),
         (1000, 1000, torch.float32, causal(), "sdpa"),
         (1000, 1000, torch.float32, causal() & window(50), "blocks"),
         (128, 128, torch.bfloat16, None, "blocks"),
+        (40, 40, torch.bfloat16, None, "sdpa"),
+        (100, 100, torch.bfloat16, causal(), "sdpa"),
         (1024, 1024, torch.bfloat16, None, "sdpa"),
         (300, 900, torch.float32, causal(), "sdpa"),
         (5, 0, torch.float32, None, "reference"),
@@ -33,12 +36,12 @@ def test_explanation_says_why_each_faster_path_refused():
     told = explain(*heads(1000), mask=causal())
     assert told.path == "sdpa"
     assert told.kernel == "flash_attention"
-    assert told.refused["blocks"] == "torch's own causal kernel is faster at this length"
+    assert told.refused["blocks"] == "torch's own causal kernel is faster at this size"
     assert told.refused["flex"].startswith("it is for CUDA")
     assert str(told).splitlines() == [
         "path: sdpa (torch's fused scaled_dot_product_attention, kernel: flash_attention)",
         "mask: causal()",
-        "refused: blocks: torch's own causal kernel is faster at this length",
+        "refused: blocks: torch's own causal kernel is faster at this size",
         "refused: triangles: it is for CUDA",
         f"refused: flex: {told.refused['flex']}",
     ]
@@ -46,12 +49,12 @@ def test_explanation_says_why_each_faster_path_refused():
 
 def test_explain_takes_a_layer_and_what_its_call_takes():
     layer = MultiHeadAttention(96, 6, causal=True, dropout=0.1)
-    x = torch.randn(2, 400, 96)
+    x = torch.randn(2, 512, 96)
     assert explain(layer.eval(), x).path == "blocks"
     training = explain(layer.train(), x)
     assert training.path == "sdpa"
     assert "dropout" in training.refused["blocks"]
-    assert explain(layer, x, mask=padding([3, 400])).mask.startswith("causal() & padding")
+    assert explain(layer, x, mask=padding([3, 512])).mask.startswith("causal() & padding")
 
 
 def test_explain_takes_what_attend_takes():
@@ -76,7 +79,8 @@ def test_blocks_say_why_they_refuse():
     reasons = {
         "too few queries": explain(*heads(5)),
         "no mask hides anything": explain(*heads(300)),
-        "leaves most keys": explain(*heads(300), mask=window(200)),
+        "leaves most keys": explain(*heads(600), mask=window(400)),
+        "over all heads": explain(*heads(300), mask=window(20)),
     }
     for words, told in reasons.items():
         assert words in told.refused["blocks"]

@@ -187,7 +187,30 @@ class HeadsNeverMerged(nn.Module):
         return self.unify(((q @ k.mT / q.size(-1) ** 0.5).softmax(-1) @ v).transpose(1, 2))
 
 
+class GroupedQueries(KeepMask):
+    """Queries are split into the groups and keys into the heads: only equal numbers run."""
+
+    def __init__(self, d_model, num_heads, num_query_groups):
+        super().__init__(d_model, num_heads)
+        self.groups = num_query_groups
+
+    def forward(self, x):
+        q, k, v = (heads_of(w(x), n) for w, n in ((self.wq, self.groups), (self.wk, self.h), (self.wv, self.h)))
+        return self.wo(joined((q @ k.mT / k.size(-1) ** 0.5).softmax(-1) @ v))
+
+
+class TurnedWithoutItsAngles(KeepMask):
+    @staticmethod
+    def turned(x, cos, sin):
+        return x * cos + x.flip(-1) * sin
+
+    def forward(self, x, cos, sin):
+        q, k = self.turned(heads_of(self.wq(x), self.h)), self.turned(heads_of(self.wk(x), self.h))
+        return self.wo(joined((q @ k.mT).softmax(-1) @ heads_of(self.wv(x), self.h)))
+
+
 WRONG = {
+    GroupedQueries: "grouped-crashes", TurnedWithoutItsAngles: "crashes",
     HeadsOfOneTokenByEinsum: "tokens-alone", PiecesOfTheSequence: "sees-a-part",
     FeaturesOfAHead: "attends-over-features",
     MultiHeadAttentionOfOneHead: "single-head", ReturnsNothing: "no-return", HeadsNeverMerged: "crashes",
@@ -284,6 +307,22 @@ class ComparedWithTorch(KeepMask):
         return self.wo(joined(read))
 
 
+class TwoInputWidths(nn.Module):
+    def __init__(self, q_input_dim, cand_input_dim, d_model, n_heads):
+        super().__init__()
+        self.h = n_heads
+        self.q, self.k, self.v = (nn.Linear(dim, d_model) for dim in (q_input_dim, cand_input_dim, cand_input_dim))
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(self, query, key_value):
+        q, k, v = (
+            heads_of(self.q(query), self.h),
+            heads_of(self.k(key_value), self.h),
+            heads_of(self.v(key_value), self.h),
+        )
+        return self.out(joined((q @ k.mT / q.size(-1) ** 0.5).softmax(-1) @ v))
+
+
 class EncoderFirst(KeepMask):
     def forward(self, encoder_embs, decoder_embs):
         return super().forward(decoder_embs, encoder_embs, encoder_embs)
@@ -298,7 +337,7 @@ class ValidTokens(KeepMask):
 
 @pytest.mark.parametrize(
     "form",
-    [NormalisedHeads, OneLengthOnly, ComparedWithTorch, EncoderFirst, ValidTokens],
+    [NormalisedHeads, OneLengthOnly, ComparedWithTorch, EncoderFirst, TwoInputWidths, ValidTokens],
     ids=lambda form: form.__name__,
 )
 def test_unusual_and_right_is_not_called_wrong(form):

@@ -1,6 +1,6 @@
 """Query blocks on the CPU: each block meets only the keys it can see; short bfloat16 goes by plain products.
 
-torch's CPU kernel walks keys in steps of 512 and skips none of a bias, so a causal pass under 768 tokens and every
+torch's CPU kernel walks keys in steps of 512 and skips none of a bias, so a causal pass of 512 tokens and every
 sliding window compute much that is hidden. In blocks, hidden keys are sliced away. For short bfloat16 sequences the
 kernel itself loses to two matrix products and a softmax. `TABLE` says what was measured, and alone decides.
 """
@@ -19,26 +19,32 @@ from headwise.masks import Causal
 
 
 class Rule(NamedTuple):
-    """Sequences of `shortest` to `longest` queries run in blocks of `rows` by `engine`."""
+    """Sequences of `shortest` to `longest` queries, and so many over all heads, run in blocks of `rows` by `engine`."""
 
     engine: str  # "fused": torch's kernel per block; "products": matmul, softmax, matmul
     shortest: int
     longest: int
     rows: int
+    queries: int = 0  # B·H·T below which starting the blocks costs more than they save
 
 
 # Measured by benchmarks/cpu_blocks.py on 2 Zen 4 cores with torch 2.13: time against one call of torch's kernel.
 TABLE = {
     # (bfloat16?, what hides keys)
-    (False, "causal"): Rule("fused", 256, 767, 128),  # T = 512: 0.81×, with backward 0.84×; from 768 on torch skips too
-    (True, "nothing"): Rule("products", 48, 512, 512),  # T = 128: 0.53×, with backward 0.34×; T = 512: 0.54×, 0.48×
-    (True, "causal"): Rule("products", 48, 512, 128),  # T = 128: 0.62×, 0.30×; T = 512: 0.47×, 0.48×
-    (True, "mask"): Rule("products", 48, 512, 128),  # T = 512: window(128) 0.34×, 0.32×; causal & padding 0.70×, 0.58×
+    (False, "causal"): Rule("fused", 384, 639, 128, 6000),  # T = 512: 0.81×, with backward 0.84×; later torch skips too
+    (True, "nothing"): Rule(
+        "products", 48, 512, 512, 512
+    ),  # T = 128: 0.53×, with backward 0.34×; T = 512: 0.54×, 0.48×
+    (True, "causal"): Rule("products", 48, 512, 128, 1536),  # T = 128: 0.62×, 0.30×; T = 512: 0.47×, 0.48×
+    (True, "mask"): Rule(
+        "products", 48, 512, 128, 1536
+    ),  # T = 512: window(128) 0.34×, 0.32×; with padding 0.70×, 0.58×
 }  # "products" round scores to bfloat16. They would win up to T = 1024, but no row longer than 512 is rounded.
 SHORTEST = min(rule.shortest for rule in TABLE.values())
 # Masks that torch takes only as a bias, of which it skips nothing: windows, padding or documents beside causal.
 BIASED = (
-    Rule("fused", 64, 1023, 128),  # T = 512: window(128) 0.6×, causal & padding 0.85×
+    Rule("fused", 64, 511, 128, 4096),
+    Rule("fused", 512, 1023, 128),  # T = 512: window(128) 0.6×, causal & padding 0.85×
     Rule("fused", 1024, 2**62, 256),  # T = 2048: 0.2×, 0.6×; T = 4096: window(1024) 0.25×
 )
 WORTHWHILE = 0.7  # at most this share of the T×S grid may be left for BIASED to pay
@@ -103,7 +109,7 @@ def choose_rule(call: Call) -> Rule | str:
     mask = simplify(scoring.mask, T, S)
     half, hiding = query.dtype == torch.bfloat16, what_hides(mask, scoring.bias, T, S)
     rule = TABLE.get((half, hiding))
-    if rule is not None and rule.shortest <= T <= rule.longest and rule.longest >= S:
+    if rule is not None and rule.shortest <= T <= rule.longest and rule.longest >= S and rule.queries <= B * H * T:
         size = B * H * T * S * query.element_size()
         if rule.engine == "products" and size > PRODUCT_BYTES:
             return f"all scores together take {size >> 20} MiB, more than the {PRODUCT_BYTES >> 20} MiB it may hold"
@@ -114,8 +120,10 @@ def choose_rule(call: Call) -> Rule | str:
     if dropout:
         return "torch's CPU kernel has no dropout"
     if hiding == "causal":
-        return "torch's own causal kernel is faster at this length"
+        return "torch's own causal kernel is faster at this size"
     rule = next((rule for rule in BIASED if rule.shortest <= T <= rule.longest), None)
+    if rule is not None and rule.queries > B * H * T:
+        return "too few queries over all heads to be worth blocks"
     if rule is None or share_left(mask, T, S, rule.rows) > WORTHWHILE:
         return "the mask leaves most keys of a block visible"
     return rule

@@ -1,5 +1,7 @@
 """What is said of something that never ran: the learner's error where that is certain, else what was tried."""
 
+import re
+
 from headwise.check.attempt import Failure
 from headwise.check.bound import Bound
 from headwise.check.case import Case
@@ -12,6 +14,8 @@ from headwise.check.usage import names_used
 
 CERTAIN = (NameError, AttributeError, TypeError, IndexError, KeyError, UnboundLocalError, ZeroDivisionError)
 CERTAIN_FAULTS = {"missing-import", "undefined-name", "missing-super", "missing-attribute", "no-return"}
+ARGUMENTS = re.compile(r"(?:\w+\.)*(\w+)\(\) (?:missing|takes) ")
+OUR_CALLS = {"forward", "__init__", "__call__"}
 SEVERAL = 4  # guesses, of numbers and of None
 # Perhaps we passed something of another kind.
 OURS = (
@@ -76,8 +80,8 @@ def _telling(failures: list[Failure]) -> Failure | None:
     if not inside:
         return None
     calls = [f for f in inside if f.called is not None]
-    if (late := _after_attention(calls)) is not None:
-        return late
+    if (sure := _after_attention(calls) or _own_call(calls)) is not None:
+        return sure
     natural = [f for f in calls if f.natural]
     simple = [f for f in natural if f.projected and not f.guessed and "NoneType" not in str(f.error)]
     same_end = [f for f in natural if f.guessed and _end(f) in {_end(g) for g in calls if g.without}]
@@ -96,6 +100,16 @@ def _telling(failures: list[Failure]) -> Failure | None:
     if isinstance(first.error, CERTAIN) or "only one dimension" in str(first.error):
         return first
     return first if isinstance(first.error, RuntimeError | ValueError) and _natural(first) else None
+
+
+def _own_call(calls: list[Failure]) -> Failure | None:
+    """A function of the learner's own that is called with too few or too many arguments, whatever we pass."""
+    found = [
+        f
+        for f in calls
+        if isinstance(f.error, TypeError) and (m := ARGUMENTS.match(str(f.error))) and m[1] not in OUR_CALLS
+    ]
+    return found[0] if found and found[0].projected else None
 
 
 def _after_attention(calls: list[Failure]) -> Failure | None:

@@ -1,6 +1,7 @@
 """Grouped heads in earnest: a class that takes a number of key/value heads is tried with fewer of them than heads."""
 
 import inspect
+import re
 from dataclasses import replace
 
 import torch
@@ -15,6 +16,8 @@ from headwise.check.reading import read
 from headwise.check.repairs import error_line, on_purpose
 from headwise.check.stages import Projection, Reading
 from headwise.check.subject import prepare
+
+GROUPED = re.compile(r"group|gqa", re.IGNORECASE)
 
 
 def grouped_heads(bound: Bound, reading: Reading | None) -> list[Finding]:
@@ -32,7 +35,8 @@ def grouped_heads(bound: Bound, reading: Reading | None) -> list[Finding]:
         if isinstance(error, AssertionError) or on_purpose(error):
             return []
         words = f"{names[0]}={fewer} for {bound.sizes.H} heads: {type(error).__name__}: {str(error).splitlines()[0]}"
-        return [Finding("grouped-crashes", words[:200], error_line(error, bound.filename))]
+        severity = "wrong" if GROUPED.search(getattr(bound.target, "__name__", "")) else ""  # then it is the very point
+        return [Finding("grouped-crashes", words[:200], error_line(error, bound.filename), severity=severity)]
     other.output = other.form.result(returned, other.inputs)
     seen = read(other)
     return [] if seen is None else _judged(other, seen, f"with {names[0]}={fewer}", fewer)

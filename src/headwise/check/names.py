@@ -108,6 +108,8 @@ def _by_pieces(word: str) -> str | None:
         r"vocab|num|layers|act|fn|eps|pos", word
     ):
         return "width"
+    if re.search(r"(in|input|inputs|out|output|feature|query|key|value|kv)(dim|size|width|features|channels)$", word):
+        return "width"
     return None
 
 

@@ -247,9 +247,10 @@ class MultiHeadAttention(nn.Module):
             refused = {"value": value, "mask": mask, "bias": bias, "positions": positions, "cache": cache}
             packed = ragged.Packed.of(self, query, key, **refused, key_positions=key_positions, lengths=lengths)
             query, key, mask, positions = packed.tokens, None, packed.mask, packed.positions
-        extra: dict[str, Any] = {"positions": positions, "key_positions": key_positions}
-        extra |= {"cache": cache, "lengths": lengths, "packed": packed is not None}
-        call = self.plan(query, key, value, mask, bias=bias, causal=causal, **extra)
+        call = self.plan(
+            query, key, value, mask, bias=bias, causal=causal, positions=positions, key_positions=key_positions,
+            cache=cache, lengths=lengths, packed=packed is not None,
+        )  # fmt: skip
         wanted = self.return_weights if return_weights is None else return_weights
         if wanted or self._watchers:
             read, weights = self._attend_and_look(call, cache)

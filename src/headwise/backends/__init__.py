@@ -5,7 +5,7 @@ import warnings
 import torch
 
 from headwise.backends.base import Backend, Call
-from headwise.backends.blocks import Blocks
+from headwise.backends.blocks import SHORTEST, Blocks
 from headwise.backends.flex import Flex
 from headwise.backends.rows import Rows
 from headwise.backends.sdpa import Sdpa
@@ -18,13 +18,22 @@ BACKENDS: tuple[Backend, ...] = (Blocks(), Triangles(), Flex(), SDPA, Rows(), Wh
 
 def choose(call: Call) -> Backend:
     """The first backend of the table that takes the call; warns, once, where that takes a large T×S tensor."""
-    if call.query.is_cuda and call.ordinary and call.query.numel() and call.value.numel():
+    if (call.query.is_cuda or _short(call)) and call.ordinary and _filled(call):
         return SDPA  # what the table would say, at a tenth of the cost: a GPU waits for its next kernel meanwhile
     for backend in BACKENDS:
         if backend.refuses(call) is None:
             warn_of_size(backend, call)
             return backend
     raise AssertionError("the reference refuses nothing")
+
+
+def _short(call: Call) -> bool:
+    """Whether there are too few queries for blocks; while compiling, a length must not be looked at."""
+    return not torch.compiler.is_compiling() and call.query.size(2) < SHORTEST
+
+
+def _filled(call: Call) -> bool:
+    return bool(call.query.numel() and call.value.numel())
 
 
 LARGE = 2**30

@@ -35,10 +35,10 @@ class Triangles(Streaming):
 
     def refuses(self, call: Call) -> str | None:
         """What it cannot do, and where FlexAttention is as fast."""
+        if not call.query.is_cuda:
+            return "it is for CUDA"
         query, key, value, scoring, _ = call
         T, S = query.shape[2], key.shape[2]
-        if not query.is_cuda:
-            return "it is for CUDA"
         if scoring.bias is not None or scoring.beyond_sdpa:
             return "it takes no bias, soft-cap, distances or sinks"
         if query.dtype not in HALF or query.shape[3] not in WIDTHS or not kernels_by_name(call):

@@ -152,10 +152,11 @@ SHOWN = {
     "FlexAttention by hand",
     "nn.MHA",
     "x-transformers flash",
+    "GPT-2 sdpa",
+    "Llama sdpa",
     "keras",
     "textbook class",
 }
-
 WEIGHTS = "| *with the weights of every head* | | | | |"
 
 

@@ -427,11 +427,12 @@ class WideHeads(nn.Module):
 
 RIGHT = [
     KeepMask, DropMask, AdditiveMask, ValuesFirst, HeadsFirst, FromDictionary, LoopOverHeads, FoldedIntoBatch,
-    HeadsBeforeBatch, RawParameters, FourAxes, ByHand, BatchSecond, WithoutBatch, Grouped, WithMemory, KeyPadding,
+    HeadsBeforeBatch, RawParameters, FourAxes, ByHand, BatchSecond, WithoutBatch, WithMemory, KeyPadding,
     Lengths, Switch, Wrapped, ReturnsDictionary, Convolved, Plain, function_of_weights, KeyTimesQuery, ScaledBefore,
     WideHeads,
 ]  # fmt: skip
 VARIANTS = {
+    Grouped: "grouped heads",
     Bookish: "causal", FromConfig: "causal", ListOfHeads: "causal", Renormalised: "causal", MultiQuery: "multi-query",
     Turned: "rotary", TurnedFromOutside: "rotary", ResidualAndNorm: "follows", NormFirst: "normalised",
     DistanceBias: "bias", OneHead: "single head",

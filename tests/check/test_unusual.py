@@ -56,7 +56,7 @@ def names(report):
 
 
 def test_fewer_key_heads_that_raise_are_fragile():
-    assert "num_kv_heads=2 for 4 heads" in names(check(forms.GroupedForgotten))["grouped-crashes"]
+    assert "num_kv_heads=2 for 4 heads" in names(check(forms.FewerKeysForgotten))["grouped-crashes"]
 
 
 def test_a_graph_that_breaks_is_fragile_and_a_whole_one_is_not():

@@ -134,7 +134,7 @@ class GroupedInTwoOrders(Grouped):
         return k.repeat_interleave(self.h // self.kv, 1), v.repeat(1, self.h // self.kv, 1, 1)
 
 
-class GroupedForgotten(Grouped):
+class FewerKeysForgotten(Grouped):
     def repeated(self, k, v):
         return k, v
 

@@ -70,6 +70,11 @@ def _panel(axes: Any, result: dict[str, Any], key: str, label: str) -> None:
     lengths = sorted({row["tokens"] for row in result["rows"]})
     axes.set_xticks(lengths, [f"{T:,}" for T in lengths])
     axes.minorticks_off()
+    values = [value for points in lines.values() for _, value in points]
+    if values and max(values) < 30 * min(values):  # too few powers of ten to read a value off
+        ticker = need("matplotlib.ticker", "bench", "plots")
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(color="#DDDDDD", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     for name, (colour, dashes, mark) in zip(lines, _looks(list(lines)), strict=True):

@@ -53,7 +53,7 @@ class Convention:
 
     def shapes(self) -> list[str]:
         """Shapes that work with this meaning."""
-        return list(dict.fromkeys(t.shape for t in self.tried if t.meaning == self.meaning))
+        return list(dict.fromkeys(t.shape for t in self.tried if t.meaning == self.meaning and t.error is None))
 
     def words(self) -> str:
         """`mask: 1 = keep, shapes (B,1,T,S) (T,S)`"""

@@ -177,7 +177,8 @@ def repairs_needed(repaired: Repaired, case: Case) -> list[Finding]:
     """What had to be repaired before it ran; a name that the file assigns somewhere is no fault."""
     assigned = set() if case.loaded is None else case.loaded.assigned
     unknown = {name: line for name, line in repaired.names.items() if name not in assigned}
-    found = [Finding("missing-super")] if repaired.super_missing else []
+    found = [f for f in faults_of_text(case) if f.name == "missing-super"] or [Finding("missing-super")]
+    found = found if repaired.super_missing else []
     if unknown:
         found.append(Finding("undefined-name", ", ".join(unknown), next(iter(unknown.values()))))
     if repaired.attributes:

@@ -42,6 +42,14 @@ def grouped_heads(bound: Bound, reading: Reading | None) -> list[Finding]:
     return [] if seen is None else _judged(other, seen, f"with {names[0]}={fewer}", fewer)
 
 
+def offered(bound: Bound, reading: Reading | None) -> str | None:
+    """In words, that fewer key/value heads can be asked for, and were."""
+    names, fewer = _kv_names(bound), bound.sizes.H // 2
+    if not names or fewer < 2 or reading is None or reading.understood < 5:
+        return None
+    return f"grouped heads (also tried with {names[0]}={fewer})"
+
+
 def _kv_names(bound: Bound) -> list[str]:
     if bound.built.config is not None:
         return [name for name in bound.built.config.asked if constructor_role(name) == "kv_heads"]

@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import torch
 
-from headwise.check import conventions, core, diagnosing, influence, layouts, probes, proof, robustness, solutions
+from headwise.check import (
+    conventions,
+    core,
+    diagnosing,
+    grouped,
+    influence,
+    layouts,
+    probes,
+    proof,
+    robustness,
+    solutions,
+)
 from headwise.check.attempt import Failure
 from headwise.check.binding import bind
 from headwise.check.bound import Bound
@@ -105,6 +116,8 @@ def _bound(case: Case, bound: Bound) -> Report:
     findings += _other_way(bound)
     case.progress("probing")
     findings += _probed(case, bound, reading)
+    groups = grouped.offered(bound, reading)
+    result.variants += [groups] if groups and not any(f.name.startswith("grouped") for f in findings) else []
     if reading is not None and _returns_weights(bound, reading):
         result.good.append("returned weights")
     report.findings = ranked(_settled(findings))

@@ -3,6 +3,7 @@
     python benchmarks/cpu_blocks.py             every length, dtype and mask, inference and training
     python benchmarks/cpu_blocks.py --short     three lengths
     python benchmarks/cpu_blocks.py --masks     masks that torch takes only as a bias
+    python benchmarks/cpu_blocks.py --heads     one sample with few heads, where starting blocks may cost too much
 
 Each row compares one call of torch's fused kernel with blocks of several heights through either engine, on queries,
 keys and values laid out as the layer lays them out. Smaller than 1 means blocks are faster.
@@ -99,6 +100,11 @@ def settings(options: argparse.Namespace) -> Iterator[tuple[str, str, tuple[int,
             for name, mask in masks_for(size[0], size[2]).items():
                 yield f"T = {size[2]}", name, size, mask
         return
+    if options.heads:
+        for name, mask in (("no mask", None), ("causal", causal()), ("window(31)", causal() & window(31))):
+            for T, H in itertools.product((128, 256, 512), (1, 4, 12)):
+                yield name, f"T = {T}, {H} heads", (1, H, T, 64), mask
+        return
     for name, mask in (("no mask", None), ("causal", causal())):
         for size in SIZES:
             if not options.short or size[2] in (128, 512, 2048):
@@ -110,6 +116,7 @@ def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--short", action="store_true", help="only T = 128, 512 and 2048")
     parser.add_argument("--masks", action="store_true", help="masks that torch takes only as a bias")
+    parser.add_argument("--heads", action="store_true", help="one sample with few heads")
     options = parser.parse_args()
     torch.manual_seed(0)
     results = []

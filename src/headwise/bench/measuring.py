@@ -149,5 +149,5 @@ class Verdict(NamedTuple):
 def judged(output: Tensor, truth: Tensor, plain: Tensor) -> Verdict:
     """Against float64, an error of at most twice that of plain PyTorch in the same dtype."""
     size = truth.norm()
-    error, rough = ((y.double() - truth).norm() / size for y in (output, plain))
+    error, rough = ((y.detach().double() - truth).norm() / size for y in (output, plain))
     return Verdict(float(error), float(2 * rough + 1e-6))

@@ -22,22 +22,22 @@ def tile(source: Source, cols: Axis, dtype: torch.dtype | None = None) -> Tensor
     if 0 in source.shape or len(cols) == 0:
         B, H, T, _ = source.shape
         return torch.zeros(B, H, T, len(cols), dtype=dtype, device=source.query.device)
-    lse = engine.log_sum_exp(source)
-    found = by_kernel(source, lse, cols, dtype)
+    found = by_kernel(source, cols, dtype)
     if found is not None:
         return found
+    lse = engine.log_sum_exp(source)
     empty = lse == -torch.inf
     scores = source.scores(cols=keys.to(source.query.device) if isinstance(keys, Tensor) else keys)
     weights = (scores - lse.masked_fill(empty, 0.0)[..., None]).exp()  # an empty row has only scores of minus infinity
     return weights.to(dtype)
 
 
-def by_kernel(source: Source, lse: Tensor, cols: Axis, dtype: torch.dtype) -> Tensor | None:
+def by_kernel(source: Source, cols: Axis, dtype: torch.dtype) -> Tensor | None:
     """On CUDA, for neighbouring keys and without a gradient, one kernel writes the weights and nothing else."""
     kernels = engine.kernels_for(source)
-    if kernels is None or source.learns or isinstance(cols, Tensor) or cols.step != 1:
+    if kernels is None or source.learns or 0 in source.shape or isinstance(cols, Tensor) or cols.step != 1:
         return None
-    found: Tensor | None = kernels.weights(source, lse, cols, dtype)
+    found: Tensor | None = kernels.weights(source, engine.log_sum_exp(source), cols, dtype)
     return found
 
 

@@ -1,6 +1,7 @@
 """torch's fused scaled-dot-product attention, on CPU and CUDA, in training and inference."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -122,6 +123,22 @@ def by_cudnn(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
     tensors = (given[name] for name in ("query", "key", "value"))
     output, lse, *_ = CUDNN_KERNEL(*tensors, None, True, 0.0, given["is_causal"], False, scale=given["scale"])
     return output, lse.squeeze(3)
+
+
+def cudnn_gradients(
+    known: Sequence[Tensor], lse: Tensor, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value by cuDNN's kernel, given (gradient, query, key, value, output).
+
+    With the output and log-sum-exp (B, H, T, 1) of more keys than these, the share of these keys.
+    """
+    nothing = torch.empty(0, dtype=torch.uint64, device=lse.device)  # no dropout, no random numbers
+    _, query, key, *_ = known
+    sizes = (query.shape[2], key.shape[2], 0.0, causal)
+    q, k, v = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+        *known, lse.contiguous(), nothing, nothing, None, None, None, *sizes, scale=scale
+    )
+    return q, k, v
 
 
 def by_cuda_flash(given: dict[str, Any]) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.backends.base import Call, Streaming
-from headwise.backends.sdpa import CUDNN, CUDNN_KERNEL, HALF, kernels_by_name
+from headwise.backends.sdpa import CUDNN, CUDNN_KERNEL, HALF, cudnn_gradients, kernels_by_name
 from headwise.lowering import simplify
 from headwise.mask_algebra import Both, Mask
 from headwise.masks import Causal, Window
@@ -135,12 +135,7 @@ def causal_part(heads: list[Tensor], scale: float | None) -> Part:
 
 def causal_gradients(known: list[Tensor], lse: Tensor, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, given (gradient, query, key, value, output) and the joint log-sum-exp."""
-    nothing = torch.empty(0, dtype=torch.uint64, device=lse.device)  # no dropout, no random numbers
-    length = known[1].shape[2]
-    query, key, value = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-        *known, lse.contiguous(), nothing, nothing, None, None, None, length, length, 0.0, True, scale=scale
-    )
-    return query, key, value
+    return cudnn_gradients(known, lse, True, scale)
 
 
 def chunks(x: Tensor, size: int) -> Tensor:

@@ -22,9 +22,7 @@ class Failure:
     guessed: bool = False  # a mask or table of some shape had to be passed
     without: bool = False  # everything optional in meaning was None
     projected: bool = False  # the input had passed a projection: its form was right
-    attended: bool = (
-        False  # it came as far as weights between tokens, in an object of which one size at most was guessed
-    )
+    attended: bool = False  # it came as far as weights between tokens, with one size at most that was guessed
 
     def __post_init__(self) -> None:
         """Keep what the traceback tells, and not the traceback: its frames hold every tensor of the call."""

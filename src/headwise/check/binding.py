@@ -250,9 +250,8 @@ def try_form(
         width = "shapes cannot be multiplied" in str(error)  # perhaps by a size that we guessed
         failure.natural = form.natural and (built.certain or (projected and not width))
         failure.guessed, failure.projected = form.fixed_tensor, projected
-        sizes_known = (
-            built.guessed <= 1 and built.config is None
-        )  # a configuration's numbers may belong together otherwise
+        # The numbers of a configuration may belong together in another way than we think.
+        sizes_known = built.guessed <= 1 and built.config is None
         failure.attended = sizes_known and form.layout == layouts.PLAIN and _attended(trace, sizes)
         failure.without = bool(form.fixed) and all(value is None for value in form.fixed.values())
         attempt.failures.append(failure)

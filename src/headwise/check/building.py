@@ -22,7 +22,7 @@ BY_NAME: dict[str, Any] = {
     "qkvbias": True,
 }  # fmt: skip
 
-MANY = 9
+MANY = 9  # guesses: a second reading of names counts as so many
 SCALING = {"scale", "scaled", "usescale", "scaling", "isscale", "doscale", "applyscale"}
 
 
@@ -174,7 +174,6 @@ def _second_readings(
 
 
 def _built(cls: type, arguments: dict[str, Any], parameters: list[inspect.Parameter], natural: bool = True) -> Built:
-    # Other readings of names are guesses, however many: see `guessed` where they are fewer.
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
     first = [arguments[name] for name in positional if name in arguments]
     named = {name: value for name, value in arguments.items() if name not in positional}

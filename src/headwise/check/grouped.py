@@ -23,7 +23,7 @@ GROUPED = re.compile(r"group|gqa", re.IGNORECASE)
 def grouped_heads(bound: Bound, reading: Reading | None) -> list[Finding]:
     """Findings with half as many key/value heads as heads."""
     names, fewer = _kv_names(bound), bound.sizes.H // 2
-    if not names or fewer < 2 or reading is None or reading.understood < 5:
+    if offered(bound, reading) is None:
         return []
     try:
         with quiet():

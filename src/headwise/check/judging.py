@@ -109,9 +109,8 @@ def _bound(case: Case, bound: Bound) -> Report:
         case.progress("masks")
         measured = conventions.measure(bound, reading)
         report.masks = [c.words() if c.tried else f"{c.name}: not judged, {bound.form.layout}" for c in measured]
-        findings += _admitted(case, conventions.findings(measured, bound, reading), result.visible) + misplaced_mask(
-            case
-        )
+        findings += _admitted(case, conventions.findings(measured, bound, reading), result.visible)
+        findings += misplaced_mask(case)
         findings += _mask_extras(bound, reading, measured)
     findings += _other_way(bound)
     case.progress("probing")

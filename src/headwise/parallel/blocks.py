@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headwise.backends.base import Call
-from headwise.backends.sdpa import CUDNN, HALF, by_cuda_flash, by_cudnn
+from headwise.backends.sdpa import CUDNN, HALF, by_cuda_flash, by_cudnn, cudnn_gradients
 from headwise.lowering import additive
 from headwise.mask_algebra import Grid
 from headwise.parallel.pieces import Piece
@@ -204,17 +204,15 @@ class Cuda(Engine):
     def backward(self, piece: Piece, met: Met, known: Known, into: Gradients) -> None:
         if piece.kind == "some":
             return self.plain.backward(piece, met, known, into)
-        nothing = torch.empty(0, dtype=torch.uint64, device=met.query.device)  # no dropout, no random numbers
-        lse = known.lse.contiguous()  # kernels go by its shape alone
-        sizes = (met.query.shape[2], met.key.shape[2], 0.0, piece.kind == "causal")
+        causal, scale = piece.kind == "causal", self.scoring.scale
         if self.cudnn:
-            found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-                known.grad, *met, known.output, lse[..., None], nothing, nothing, None, None, None, *sizes,
-                scale=self.scoring.scale,
-            )  # fmt: skip
+            found = cudnn_gradients((known.grad, *met, known.output), known.lse[..., None], causal, scale)
         else:
+            nothing = torch.empty(0, dtype=torch.uint64, device=met.query.device)  # no dropout, no random numbers
+            lse = known.lse.contiguous()  # kernels go by its shape alone
+            sizes = (met.query.shape[2], met.key.shape[2], 0.0, causal)
             found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-                known.grad, *met, known.output, lse, None, None, *sizes, nothing, nothing, scale=self.scoring.scale
+                known.grad, *met, known.output, lse, None, None, *sizes, nothing, nothing, scale=scale
             )
         for total, part in zip((into.query, into.key, into.value), found, strict=True):
             total += part

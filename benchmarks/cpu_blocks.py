@@ -17,11 +17,11 @@ import harness
 import torch
 
 from headwise import Mask, causal, documents, padding, prefix, reference, window
-from headwise.backends import Call
-from headwise.backends.blocks import Rule, in_blocks
-from headwise.backends.sdpa import Sdpa
-from headwise.bench import measuring
-from headwise.scoring import Scoring
+from headwise.attention.backends import Call
+from headwise.attention.backends.blocks import Rule, in_blocks
+from headwise.attention.backends.sdpa import Sdpa
+from headwise.cli.bench import measuring
+from headwise.weights import Scoring
 
 SIZES = [(4, 12, 64, 64), (4, 12, 128, 64), (4, 12, 256, 64), (4, 12, 384, 64), (4, 12, 512, 64), (2, 12, 768, 64)]
 SIZES += [(1, 16, 1024, 64), (1, 16, 2048, 64)]

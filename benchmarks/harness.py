@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from headwise.bench.machine import about
-from headwise.bench.measuring import judged, tensor_peak
+from headwise.cli.bench.machine import about
+from headwise.cli.bench.measuring import judged, tensor_peak
 
 
 def memory(run: Callable[[], object], device: str) -> float:

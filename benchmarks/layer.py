@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import headwise
 from headwise import reference
-from headwise.bench import measuring
-from headwise.bench.layers import step
-from headwise.bench.peers.by_hand import HandWired
-from headwise.bench.peers.torch_layer import TorchLayer
+from headwise.cli.bench import measuring
+from headwise.cli.bench.layers import step
+from headwise.cli.bench.peers.by_hand import HandWired
+from headwise.cli.bench.peers.torch_layer import TorchLayer
 from headwise.textbook import HeadsAtOnce
 
 CPU_SIZES = [(4, 128, 768, 12), (4, 512, 768, 12), (1, 2048, 1024, 16)]

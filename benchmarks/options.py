@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headwise import Scoring, alibi, attend, causal, documents, explain, reference, window
-from headwise.bench.measuring import interleaved
-from headwise.mask_algebra import Grid, Mask
+from headwise.cli.bench.measuring import interleaved
+from headwise.masks import Grid, Mask
 
 Runs = dict[str, Callable[[], object]]
 DECODE = [(1, 32, 8, 131072, 128), (16, 32, 8, 8192, 128), (64, 32, 8, 2048, 128)]

@@ -22,8 +22,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 
 from headwise import MultiHeadAttention, Scoring, rotary
-from headwise.backends import Call
-from headwise.bench.measuring import interleaved, tensor_peak
+from headwise.attention.backends import Call
+from headwise.cli.bench.measuring import interleaved, tensor_peak
 from headwise.models import GPT, GPTConfig
 from headwise.parallel import blocks, context_parallel, shard_sequence, tensor_parallel, unshard_sequence
 from headwise.parallel.pieces import Piece

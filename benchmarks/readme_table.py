@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from headwise.bench import report
-from headwise.bench.plotting import draw
+from headwise.cli.bench import report
+from headwise.cli.bench.plotting import draw
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

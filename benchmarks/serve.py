@@ -18,14 +18,14 @@ import harness
 import httpx
 import torch
 
-from headwise.bench.measuring import interleaved
+from headwise.cli.bench.measuring import interleaved
 from headwise.models import GPT, GPTConfig, LanguageModel, load_builtin
-from headwise.serve.answers import WIDE
-from headwise.serve.app import Server
-from headwise.serve.limits import Limits
-from headwise.serve.models import Models
-from headwise.serve.security import Door
-from headwise.serve.server import Process, config_of, listening
+from headwise.view.serve.answers import WIDE
+from headwise.view.serve.app import Server
+from headwise.view.serve.limits import Limits
+from headwise.view.serve.models import Models
+from headwise.view.serve.security import Door
+from headwise.view.serve.server import Process, config_of, listening
 from headwise.view.tiling import SIDE, levels
 
 TOKEN = "a-token-of-the-benchmark"  # noqa: S105

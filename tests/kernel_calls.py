@@ -3,11 +3,11 @@
 import torch
 
 from headwise import causal, documents, padding, prefix, window
-from headwise.kernels import launch
-from headwise.kernels.structure import structure_of
-from headwise.probes import induction, same_token
-from headwise.scoring import Scoring
-from headwise.source import Source
+from headwise.masks.probes import induction, same_token
+from headwise.weights import Scoring
+from headwise.weights.kernels import launch
+from headwise.weights.kernels.structure import structure_of
+from headwise.weights.source import Source
 
 MASKS = {
     "nothing": lambda B, T, S: None,

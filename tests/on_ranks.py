@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint as again
 
 import headwise
 from headwise import MultiHeadAttention, RelativeBias, Scoring, alibi, causal, documents, padding, rotary, window
-from headwise.backends import Call
+from headwise.attention.backends import Call
 from headwise.models import GPT, GPTConfig
 from headwise.parallel import context_parallel, shard_sequence, tensor_parallel, unshard_sequence
 from headwise.parallel.attention import Walk

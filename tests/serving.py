@@ -13,11 +13,11 @@ import httpx
 import torch
 
 from headwise.models import GPT, GPTConfig, LanguageModel, load_builtin
-from headwise.serve import server as server_module
-from headwise.serve.app import Server
-from headwise.serve.limits import Limits
-from headwise.serve.models import Models
-from headwise.serve.security import Door
+from headwise.view.serve import server as server_module
+from headwise.view.serve.app import Server
+from headwise.view.serve.limits import Limits
+from headwise.view.serve.models import Models
+from headwise.view.serve.security import Door
 
 TOKEN = "a-secret-of-the-tests"  # noqa: S105
 PORT = 8765

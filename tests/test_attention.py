@@ -8,8 +8,8 @@ import torch
 
 from closeness import assert_close_to_truth
 from headwise import attend, causal, dense, documents, explain, padding, prefix, reference, window
-from headwise.backends import BACKENDS, Call, blocks
-from headwise.scoring import Scoring
+from headwise.attention.backends import BACKENDS, Call, blocks
+from headwise.weights import Scoring
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 B, H, D = 2, 6, 16

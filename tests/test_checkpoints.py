@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from headwise import CheckpointError, MultiHeadAttention, OptionError, causal, packing
+from headwise import CheckpointError, MultiHeadAttention, OptionError, causal
+from headwise.layer import packing
 from headwise.textbook import HeadsAtOnce, HeadsInAList
 from textbook_forms import BookSection, Handbook, Homework, Interview, Minimal, Wrapper
 

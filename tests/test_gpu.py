@@ -21,7 +21,7 @@ from headwise import (
     rotary,
     window,
 )
-from headwise.backends import Call
+from headwise.attention.backends import Call
 
 pytestmark = pytest.mark.gpu
 

@@ -9,23 +9,11 @@ import kernel_calls
 
 pytest.importorskip("triton")
 
-from headwise import (
-    attend,
-    causal,
-    dense,
-    kernels,
-    local,
-    prefix,
-    previous_token,
-    readings,
-    same_token,
-    sink,
-    tiles,
-    window,
-)
-from headwise.backends import triangles
-from headwise.kernels.structure import structure_of
-from headwise.probes import induction
+from headwise import attend, causal, dense, local, prefix, previous_token, same_token, sink, window
+from headwise.attention.backends import triangles
+from headwise.masks.probes import induction
+from headwise.weights import kernels, readings, tiles
+from headwise.weights.kernels.structure import structure_of
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICES = [
@@ -151,7 +139,7 @@ def test_heads_may_lie_anywhere_in_memory(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_part_of_the_rows_keeps_its_place(device):
-    from headwise.narrowing import narrowed
+    from headwise.weights.narrowing import narrowed
 
     source = kernel_calls.source(1, 2, 1, 60, 60, 16, causal(), torch.float32, device=device)
     part = narrowed(source, range(1), range(1, 2), range(20, 50))

@@ -9,7 +9,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 import kernel_calls  # noqa: E402
-from headwise.kernels import chunking, launch  # noqa: E402
+from headwise.weights.kernels import chunking, launch  # noqa: E402
 
 TYPES = {
     torch.bfloat16: "*bf16",

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 
 from headwise import causal, dense, documents, padding, prefix, reference, window
-from headwise.lowering import additive, lower, may_empty_a_row, simplify
+from headwise.masks.lowering import additive, lower, may_empty_a_row, simplify
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from closeness import assert_close_to_truth
-from headwise import MultiHeadAttention, RelativeBias, Scoring, alibi, linear, llama3, packing, rotary, window, yarn
+from headwise import MultiHeadAttention, RelativeBias, Scoring, alibi, linear, llama3, rotary, window, yarn
+from headwise.layer import packing
 
 transformers = pytest.importorskip("transformers")
 

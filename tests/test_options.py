@@ -30,8 +30,8 @@ from headwise import (
     window,
     yarn,
 )
-from headwise.backends import BACKENDS, Call
-from headwise.relative import bucket_of
+from headwise.attention.backends import BACKENDS, Call
+from headwise.weights.relative import bucket_of
 
 B, H, HKV, T, D = 2, 6, 3, 13, 8
 
@@ -129,7 +129,7 @@ def test_soft_cap_sinks_and_distances_meet_every_mask(options, mask):
 
 
 def test_rows_in_many_blocks_give_the_same_gradients(monkeypatch):
-    from headwise.backends import rows
+    from headwise.attention.backends import rows
 
     tensors, sinks = heads(67), torch.randn(H, dtype=torch.float64, requires_grad=True)
     whole = attend(*tensors, causal=True, softcap=3.0, sinks=sinks)
@@ -338,7 +338,7 @@ def test_bad_options_are_refused_with_what_was_given(case):
 
 
 def test_a_large_dense_tensor_is_warned_of_once(monkeypatch):
-    from headwise import backends
+    from headwise.attention import backends
 
     monkeypatch.setattr(backends, "LARGE", 2**20)
     monkeypatch.setattr(backends, "_warned", set())
@@ -350,7 +350,7 @@ def test_a_large_dense_tensor_is_warned_of_once(monkeypatch):
 
 
 def test_a_single_query_under_a_window_reads_only_the_window():
-    from headwise.backends.sdpa import without_far_keys
+    from headwise.attention.backends.sdpa import without_far_keys
 
     query, key = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 100, 8)
     call = Call(query, key, key, Scoring(causal() & window(9)), 0.0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headwise import MaskError, induction, local, offset, previous_token, same_token, sink, token_is
-from headwise.probes import Match
+from headwise.masks.probes import Match
 
 
 def drawn(probe, T=6, S=None):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from headwise import HeadwiseError, OptionError, compat
-from headwise.replacing import Replaced, replace
+from headwise.layer.replacement import Replaced, replace
 
 B, T, S, H, E = 2, 5, 7, 3, 33
 

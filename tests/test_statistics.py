@@ -20,10 +20,10 @@ from headwise import (
     reference,
     same_token,
     sink,
-    tiles,
     token_is,
     window,
 )
+from headwise.weights import tiles
 
 B, H, Hkv, D = 2, 6, 3, 7
 
@@ -209,7 +209,7 @@ def test_gradients_take_blocks_of_rows(monkeypatch):
     inputs = (weights._query, weights._key)
     slope = torch.linspace(-1, 1, 23, dtype=torch.float64)  # every row its own, so that no block can take another's
     expected = torch.autograd.grad((torch.special.entr(truth.clamp(min=1e-300)).sum(-1) * slope).sum(), inputs)
-    monkeypatch.setattr("headwise.engine.BLOCK_BYTES", B * H * 23 * 8 * 4)  # four rows at a time
+    monkeypatch.setattr("headwise.weights.engine.BLOCK_BYTES", B * H * 23 * 8 * 4)  # four rows at a time
     found = torch.autograd.grad((weights.entropy() * slope).sum(), inputs)
     torch.testing.assert_close(found, expected)
 

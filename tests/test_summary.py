@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headwise import AttentionMap, Scoring, causal, induction, reference, sink
-from headwise.summary import HeadSummary, traits
+from headwise.weights.summary import HeadSummary, traits
 
 T, STRONG = 48, 30.0
 IDS = torch.cat([torch.arange(T // 2), torch.arange(T // 2)])

@@ -2,10 +2,8 @@
 
 import importlib
 
-from headwise import check, compat, probes, reference, survey, textbook, view
+from headwise import check, reference, textbook, view
 from headwise.attention import attend
-from headwise.cache import KVCache, Memory
-from headwise.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
 from headwise.errors import (
     CacheError,
     CheckpointError,
@@ -22,22 +20,23 @@ from headwise.errors import (
     StaleMapError,
     UnknownOptionError,
 )
-from headwise.explain import Explanation, explain
 from headwise.late import after_import as _after_import
-from headwise.layer import MultiHeadAttention
-from headwise.map import AttentionMap
-from headwise.mask_algebra import Mask
-from headwise.masks import causal, dense, documents, padding, prefix, window
+from headwise.layer import MultiHeadAttention, compat
+from headwise.layer.cache import KVCache, Memory
+from headwise.layer.explain import Explanation, explain
+from headwise.layer.positions import linear, llama3, ntk, rotary, yarn
+from headwise.layer.replacement import Replaced, replace
+from headwise.masks import Mask, causal, dense, documents, padding, prefix, probes, window
+from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_is
 from headwise.models import load_builtin
-from headwise.panel import Panel
-from headwise.positions import linear, llama3, ntk, rotary, yarn
-from headwise.probes import induction, local, offset, previous_token, same_token, sink, token_is
-from headwise.relative import RelativeBias, alibi
-from headwise.replacing import Replaced, replace
-from headwise.scoring import Scoring
-from headwise.silence import Silenced, silence
-from headwise.summary import HeadSummary, Summary
-from headwise.watch import Watched, watch
+from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
+from headwise.study import survey
+from headwise.study.silence import Silenced, silence
+from headwise.study.watch import Watched, watch
+from headwise.weights import AttentionMap, Scoring
+from headwise.weights.panel import Panel
+from headwise.weights.relative import RelativeBias, alibi
+from headwise.weights.summary import HeadSummary, Summary
 
 __version__ = "0.1.0"
 

@@ -19,13 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from headwise import masks
-from headwise.backends import Call, choose
+from headwise.attention.backends import Call, choose
 from headwise.errors import MissingExtraError, OptionError
-from headwise.heads import silenced
 from headwise.huggingface_masks import CAUSAL, Prepared, mask_of
-from headwise.map import AttentionMap
-from headwise.mask_algebra import Mask
-from headwise.scoring import Scoring
+from headwise.layer.heads import silenced
+from headwise.masks import Mask
+from headwise.weights import AttentionMap, Scoring
 
 NAME = "headwise"
 

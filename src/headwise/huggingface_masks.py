@@ -15,8 +15,8 @@ from torch import Tensor
 
 from headwise import masks
 from headwise.errors import MaskError
-from headwise.mask_algebra import Extent, Grid, Mask
-from headwise.placing import placed
+from headwise.masks import Extent, Grid, Mask
+from headwise.masks.placement import placed
 
 IndexFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwise.bench import ceilings
+from headwise.cli.bench import ceilings
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from headwise.bench import looking
-from headwise.bench.setting import Problem, Setting
-from headwise.bench.sweep import Effort, sweep
+from headwise.cli.bench import looking
+from headwise.cli.bench.setting import Problem, Setting
+from headwise.cli.bench.sweep import Effort, sweep
 
 QUIET = Effort(0.01, 5.0, quiet=True)
 

@@ -5,14 +5,14 @@ import dataclasses
 import pytest
 import torch
 
-from headwise.bench import ceilings, measuring
-from headwise.bench.growth import fitted, growth
-from headwise.bench.ladder import climb
-from headwise.bench.launches import launches
-from headwise.bench.layers import built
-from headwise.bench.peers import PEERS
-from headwise.bench.setting import Problem, Setting
-from headwise.bench.sweep import Effort
+from headwise.cli.bench import ceilings, measuring
+from headwise.cli.bench.growth import fitted, growth
+from headwise.cli.bench.ladder import climb
+from headwise.cli.bench.launches import launches
+from headwise.cli.bench.layers import built
+from headwise.cli.bench.peers import PEERS
+from headwise.cli.bench.setting import Problem, Setting
+from headwise.cli.bench.sweep import Effort
 
 
 def test_every_candidate_runs_equally_often(monkeypatch):

@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
-from headwise.bench import layers
-from headwise.bench.peers import OURS, PEERS, named
-from headwise.bench.peers.peer import INSTALL, Peer, version_of, why_not
-from headwise.bench.setting import Problem, Setting
+from headwise.cli.bench import layers
+from headwise.cli.bench.peers import OURS, PEERS, named
+from headwise.cli.bench.peers.peer import INSTALL, Peer, version_of, why_not
+from headwise.cli.bench.setting import Problem, Setting
 from headwise.errors import OptionError
 
 B, H, T, D = 2, 3, 37, 10  # Llama turns pairs of numbers: its heads are even
@@ -106,7 +106,7 @@ def test_a_package_may_warn_at_import(tmp_path, monkeypatch):
 
 def test_keras_leaves_the_home_folder_and_its_settings_alone(tmp_path):
     pytest.importorskip("keras")
-    code = "import os; from headwise.bench.peers.peer import load; load('keras'); print('KERAS_HOME' in os.environ)"
+    code = "import os; from headwise.cli.bench.peers.peer import load; load('keras'); print('KERAS_HOME' in os.environ)"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KERAS")} | {"HOME": str(tmp_path)}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"

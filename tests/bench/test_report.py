@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from headwise.bench import report
-from headwise.bench.peers import named
-from headwise.bench.plotting import draw, spread
-from headwise.bench.run import measured, with_ladder, with_looking
-from headwise.bench.setting import Setting
-from headwise.bench.sweep import Effort
+from headwise.cli.bench import report
+from headwise.cli.bench.peers import named
+from headwise.cli.bench.plotting import draw, spread
+from headwise.cli.bench.run import measured, with_ladder, with_looking
+from headwise.cli.bench.setting import Setting
+from headwise.cli.bench.sweep import Effort
 from headwise.errors import OptionError
 
 pytest.importorskip("matplotlib")
@@ -82,7 +82,7 @@ def test_a_picture_of_one_result_is_always_the_same_file(result, suffix, tmp_pat
 
 
 def test_a_picture_names_every_candidate_with_its_exponents(result):
-    from headwise.bench.plotting import figure
+    from headwise.cli.bench.plotting import figure
 
     made = figure(result)
     for axes, key in zip(made.axes, ("ms", "MiB"), strict=True):

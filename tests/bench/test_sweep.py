@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from headwise.bench import sweep as sweep_module
-from headwise.bench.layers import candidate
-from headwise.bench.measuring import Verdict
-from headwise.bench.peers import PEERS
-from headwise.bench.peers.peer import Peer
-from headwise.bench.setting import Problem, Setting
-from headwise.bench.sweep import Candidate, Effort, Trial, sweep
+from headwise.cli.bench import sweep as sweep_module
+from headwise.cli.bench.layers import candidate
+from headwise.cli.bench.measuring import Verdict
+from headwise.cli.bench.peers import PEERS
+from headwise.cli.bench.peers.peer import Peer
+from headwise.cli.bench.setting import Problem, Setting
+from headwise.cli.bench.sweep import Candidate, Effort, Trial, sweep
 
 QUIET = Effort(0.01, 1.0, quiet=True)
 FINE = Verdict(0.0, 1.0)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from headwise.cli import main
-from headwise.survey.progress import Progress, duration
+from headwise.study.survey.progress import Progress, duration
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_what_cannot_be_done_is_2_in_words(corpus, arguments, message, capsys):
 
 
 def test_several_processes_need_a_result_file(corpus, capsys, monkeypatch):
-    from headwise.survey.crew import Alone
+    from headwise.study.survey.crew import Alone
 
     crew = Alone()
     crew.size = 2
@@ -82,7 +82,7 @@ class Terminal:
 
 def test_a_terminal_has_one_line_that_is_written_over(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("headwise.survey.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("headwise.study.survey.progress.time.monotonic", lambda: now[0])
     stream = Terminal()
     progress = Progress(1000, 100, stream)
     progress.tell(10, 1, 1)

@@ -9,8 +9,8 @@ import torch
 
 import headwise
 from headwise import AttentionMap, Scoring, causal
-from headwise.serve import answers
-from headwise.serve.limits import Limits
+from headwise.view.serve import answers
+from headwise.view.serve.limits import Limits
 from headwise.view.tiling import KINDS, SIDE, levels
 from serving import looked, refused, small_model
 
@@ -169,7 +169,7 @@ def test_more_questions_than_may_wait_are_refused(client_of, monkeypatch):
         assert go.wait(20)
         return {}
 
-    monkeypatch.setattr("headwise.serve.app.row_of", slow)
+    monkeypatch.setattr("headwise.view.serve.app.row_of", slow)
     statuses = []
 
     def ask():

@@ -6,9 +6,9 @@ import json
 import pytest
 from starlette.requests import Request
 
-from headwise.serve import bodies
-from headwise.serve.limits import Limits
-from headwise.serve.refusal import Refusal
+from headwise.view.serve import bodies
+from headwise.view.serve.limits import Limits
+from headwise.view.serve.refusal import Refusal
 from serving import TEXT, begun, looked, refused, until
 
 SMALL = dataclasses.replace(Limits(), body=200, tokens=30)

@@ -12,11 +12,11 @@ import torch
 
 import headwise
 from headwise import AttentionMap, Scoring, causal, load_builtin
-from headwise.serve import looks as looks_module
-from headwise.serve import pictures
-from headwise.serve.limits import Limits
-from headwise.serve.outcomes import outcome
 from headwise.view.measuring import measure
+from headwise.view.serve import looks as looks_module
+from headwise.view.serve import pictures
+from headwise.view.serve.limits import Limits
+from headwise.view.serve.outcomes import outcome
 from headwise.view.sight import Sight
 from serving import TEXT, begun, looked, refused, small_model, until
 
@@ -74,7 +74,7 @@ def test_the_loss_of_a_long_text_does_not_depend_on_its_portions(monkeypatch):
     model = small_model()
     ids = torch.arange(3, 103)[None]
     whole = outcome(model, ids)
-    monkeypatch.setattr("headwise.serve.outcomes.CHUNK", 7)
+    monkeypatch.setattr("headwise.view.serve.outcomes.CHUNK", 7)
     assert outcome(model, ids).loss == pytest.approx(whole.loss, abs=1e-5)
 
 
@@ -312,7 +312,7 @@ def test_an_answer_that_fails_is_told_without_the_text(client, monkeypatch, capl
     def broken(*_):
         raise KeyError("captain")
 
-    monkeypatch.setattr("headwise.serve.app.row_of", broken)
+    monkeypatch.setattr("headwise.view.serve.app.row_of", broken)
     with caplog.at_level(logging.DEBUG):
         answer = client.get(f"/api/looks/{told['id']}/row?layer=0&head=0&query=0")
     assert refused(answer, 500, "an error of headwise itself (KeyError)")

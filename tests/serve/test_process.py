@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from headwise.cli import main
-from headwise.serve import server as server_module
+from headwise.view.serve import server as server_module
 from serving import TEXT, Process, begun, looked, until
 
 
@@ -121,7 +121,7 @@ def test_other_addresses_are_announced_as_such(capsys):
 
 
 def test_two_models_of_one_name_are_told_apart(tmp_path):
-    from headwise.serve.models import Models
+    from headwise.view.serve.models import Models
 
     for parent in ("a", "b"):
         (tmp_path / parent / "model").mkdir(parents=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwise.serve.security import HEADERS, Door
+from headwise.view.serve.security import HEADERS, Door
 from serving import OWN, PORT, TOKEN, refused
 
 COOKIE = {"cookie": f"headwise-{PORT}={TOKEN}"}

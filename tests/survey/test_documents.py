@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwise import OptionError
-from headwise.survey import lines
-from headwise.survey.corpus import open_corpus, text_corpus
-from headwise.survey.documents import Bad
-from headwise.survey.texts import passages
+from headwise.study.survey import lines
+from headwise.study.survey.corpus import open_corpus, text_corpus
+from headwise.study.survey.documents import Bad
+from headwise.study.survey.texts import passages
 
 
 def read(*paths, step=64, column="text"):
@@ -106,7 +106,7 @@ def test_files_that_are_no_text_are_named_and_the_others_read(tmp_path):
 
 
 def test_a_character_cut_in_two_by_the_reading_is_no_fault(tmp_path, monkeypatch):
-    monkeypatch.setattr("headwise.survey.texts.BLOCK", 7)
+    monkeypatch.setattr("headwise.study.survey.texts.BLOCK", 7)
     (tmp_path / "a.txt").write_text("漢字" * 20)
     assert read(tmp_path / "a.txt")[1] == []
     (tmp_path / "b.txt").write_bytes(("漢字" * 20).encode() + b"\xe6\xbc")

@@ -12,8 +12,8 @@ import torch.distributed
 
 from headwise import OptionError
 from headwise.cli import main
-from headwise.survey.crew import Together, meet
-from headwise.survey.running import journal_folder
+from headwise.study.survey.crew import Together, meet
+from headwise.study.survey.running import journal_folder
 from survey_words import sentence
 
 SURVEY = ["--context", "29", "--batch", "2"]

@@ -9,7 +9,7 @@ import torch
 import headwise
 from headwise import CheckpointError, MissingExtraError, OptionError
 from headwise.models import LanguageModel
-from headwise.survey.terminal import LETTERS
+from headwise.study.survey.terminal import LETTERS
 from headwise.view.sight import KINDS
 
 
@@ -133,8 +133,8 @@ def test_without_pyarrow_tables_name_the_extra_before_anything_is_surveyed(surve
 
 
 def test_a_mean_of_whole_numbers_is_rounded_once():
-    from headwise.survey.result import _deviation, _share
-    from headwise.survey.tally import written
+    from headwise.study.survey.result import _deviation, _share
+    from headwise.study.survey.tally import written
 
     numbers = torch.tensor([0.1, 0.7, 0.25], dtype=torch.float64)
     sums, squares = (sum(written(x)) for x in (numbers, numbers.square()))

@@ -12,14 +12,14 @@ import torch
 import headwise
 from headwise import AttentionMap, CheckpointError, OptionError, Scoring, causal, load_builtin, watch
 from headwise.models import LanguageModel
-from headwise.survey.crew import Alone
-from headwise.survey.journal import Journal, lock
-from headwise.survey.measuring import fields_of
-from headwise.survey.result import Survey
-from headwise.survey.running import journal_folder, make_job, run, tally_of
-from headwise.survey.subject import Subject, subject_of
-from headwise.survey.tally import Tally
-from headwise.survey.windows import cut
+from headwise.study.survey.crew import Alone
+from headwise.study.survey.journal import Journal, lock
+from headwise.study.survey.measuring import fields_of
+from headwise.study.survey.result import Survey
+from headwise.study.survey.running import journal_folder, make_job, run, tally_of
+from headwise.study.survey.subject import Subject, subject_of
+from headwise.study.survey.tally import Tally
+from headwise.study.survey.windows import cut
 
 CONTEXT = 31
 
@@ -283,7 +283,7 @@ def test_two_surveys_cannot_write_one_journal(tiny, corpus, tmp_path):
 def test_resuming_a_finished_survey_reads_nothing(tiny, corpus, tmp_path, monkeypatch):
     job = make_job(subject_of(tiny), [corpus], context=CONTEXT)
     first = run(job, tmp_path / "out.json")
-    monkeypatch.setattr("headwise.survey.running.tally_of", None)
+    monkeypatch.setattr("headwise.study.survey.running.tally_of", None)
     again = run(job, tmp_path / "out.json", resume=True)
     assert again.to_dict() == first.to_dict()
 

@@ -6,7 +6,7 @@ import torch
 import headwise
 from headwise import CheckpointError
 from headwise.models import builtin
-from headwise.survey.subject import open_subject
+from headwise.study.survey.subject import open_subject
 
 TEXT = "The captain looked at the sea, and the sea looked at the captain. " * 3
 

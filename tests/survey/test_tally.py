@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwise.survey import tally as tallies
-from headwise.survey.documents import Bad
-from headwise.survey.tally import ONE, Tally, written
+from headwise.study.survey import tally as tallies
+from headwise.study.survey.documents import Bad
+from headwise.study.survey.tally import ONE, Tally, written
 
 NUMBERS = st.floats(0, 2.0**60, allow_subnormal=False)
 

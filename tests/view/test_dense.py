@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from headwise import OptionError, ShapeError, causal, view
-from headwise.map import AttentionMap
-from headwise.scoring import Scoring
 from headwise.view.dense import map_of
 from headwise.view.terminal import drawn
+from headwise.weights import AttentionMap, Scoring
 
 
 def dense(B=1, H=3, T=11, S=11):

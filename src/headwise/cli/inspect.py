@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from headwise.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
 from headwise.cli.terminal import console, table
 from headwise.extras import need
 from headwise.learn.cost import human
-from headwise.relative import RelativeBias
+from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
 from headwise.shapes import check_size
+from headwise.weights.relative import RelativeBias
 
 SUMMARY = "the attention layers in a file of weights: heads, widths, options, parameters, cache"
 EXAMPLES = """examples:

@@ -34,8 +34,8 @@ def run(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     for package in ("starlette", "uvicorn"):
         need(package, "serve", "the server")
-    from headwise.serve.limits import Limits
-    from headwise.serve.server import serve
+    from headwise.view.serve.limits import Limits
+    from headwise.view.serve.server import serve
 
     given = {"tokens": options.max_tokens, "body": options.max_bytes}
     for name, value in given.items():

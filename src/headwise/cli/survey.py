@@ -11,13 +11,13 @@ import torch
 
 from headwise.cli.terminal import write_page
 from headwise.errors import OptionError
-from headwise.survey.crew import crew_from_environment
-from headwise.survey.progress import many, standard_error
-from headwise.survey.result import Survey
-from headwise.survey.running import make_job
-from headwise.survey.running import run as run_job
-from headwise.survey.subject import open_subject
-from headwise.survey.terminal import drawn
+from headwise.study.survey.crew import crew_from_environment
+from headwise.study.survey.progress import many, standard_error
+from headwise.study.survey.result import Survey
+from headwise.study.survey.running import make_job
+from headwise.study.survey.running import run as run_job
+from headwise.study.survey.subject import open_subject
+from headwise.study.survey.terminal import drawn
 
 SUMMARY = "what every head of a model does over a whole corpus; several processes by torchrun"
 EXAMPLES = """examples:

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from headwise.disk import atomically
 from headwise.errors import OptionError
 from headwise.extras import need
+from headwise.models.disk import atomically
 
 
 def console(*, chatter: bool = False) -> Any:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from headwise import reference, shapes
 from headwise.layer import MultiHeadAttention
 from headwise.learn.steps import Explained, describe, explain_steps, layer_projections
-from headwise.mask_algebra import Mask
-from headwise.masks import causal, documents, padding, prefix, window
+from headwise.masks import Mask, causal, documents, padding, prefix, window
 from headwise.textbook import HeadsAtOnce
 
 SUMMARY = "the ten steps on real tensors, fused against reference, and the speed measured here and now"

@@ -11,9 +11,9 @@ import torch
 
 from headwise.errors import OptionError
 from headwise.layer import MultiHeadAttention
+from headwise.layer.positions import Rotary, linear, llama3, rotary, yarn
 from headwise.masks import window as window_mask
-from headwise.positions import Rotary, linear, llama3, rotary, yarn
-from headwise.scoring import Scoring
+from headwise.weights import Scoring
 
 
 @dataclasses.dataclass(frozen=True)

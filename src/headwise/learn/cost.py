@@ -10,9 +10,9 @@ import dataclasses
 from typing import NamedTuple, Self
 
 from headwise.errors import OptionError
+from headwise.layer.widths import Widths
 from headwise.learn.configs import Config, kind_of
 from headwise.shapes import check_size
-from headwise.widths import Widths
 
 SOFTMAX_OPERATIONS = 5  # per score: compare for the largest, subtract, exp, add up, divide
 DECIMAL = dict(enumerate(["n", "µ", "m", "", "k", "M", "G", "T", "P", "E"], start=-3))

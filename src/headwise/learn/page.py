@@ -3,9 +3,9 @@
 from html import escape
 from string import Template
 
-from headwise.leaf import leaf
 from headwise.learn.layout import Operation, memory_text, picture_text
 from headwise.learn.steps import SIX, Explained, Setting, headline, number_text, numbers
+from headwise.view.leaf import leaf
 
 STYLE = """
 * { box-sizing: border-box; }

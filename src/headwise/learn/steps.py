@@ -17,11 +17,11 @@ from torch import Tensor
 from headwise import reference
 from headwise.errors import OptionError
 from headwise.layer import MultiHeadAttention
+from headwise.layer.widths import Widths
 from headwise.learn.configs import Config
 from headwise.learn.forms import FORMS, Form
 from headwise.masks import causal as causal_mask
 from headwise.shapes import check_size
-from headwise.widths import Widths
 
 Projections = tuple[reference.Linear, reference.Linear, reference.Linear, reference.Linear | None]
 

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.cache import KVCache
 from headwise.errors import OptionError, ShapeError
 from headwise.layer import MultiHeadAttention
-from headwise.mask_algebra import Mask
+from headwise.layer.cache import KVCache
+from headwise.layer.positions import rotary
+from headwise.masks import Mask
 from headwise.models.sampling import Sampler
-from headwise.positions import rotary
 from headwise.shapes import check_probability, check_size
 
 

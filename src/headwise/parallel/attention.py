@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.backends.base import Call
+from headwise.attention.backends.base import Call
 from headwise.parallel.blocks import Engine, Gradients, Known, Met, engine_for, merge
 from headwise.parallel.order import Order
 from headwise.parallel.pieces import Piece, pieces

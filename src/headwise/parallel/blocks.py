@@ -16,12 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.backends.base import Call
-from headwise.backends.sdpa import CUDNN, HALF, by_cuda_flash, by_cudnn, cudnn_gradients
-from headwise.lowering import additive
-from headwise.mask_algebra import Grid
+from headwise.attention.backends.base import Call
+from headwise.attention.backends.sdpa import CUDNN, HALF, by_cuda_flash, by_cudnn, cudnn_gradients
+from headwise.masks import Grid
+from headwise.masks.lowering import additive
 from headwise.parallel.pieces import Piece
-from headwise.source import Source, full_precision, row_blocks
+from headwise.weights.source import Source, full_precision, row_blocks
 
 HEAD_PARTS = 4  # gradients of so many parts of the heads are computed one after the other
 BLOCK_BYTES = 2**25  # scores of one block of rows by products; a few of that size live at a time

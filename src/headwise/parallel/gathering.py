@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from headwise.errors import ShapeError
-from headwise.map import AttentionMap
 from headwise.parallel.heads import Heads, with_table
 from headwise.parallel.order import Order, unshard_sequence
-from headwise.scoring import Scoring
+from headwise.weights import AttentionMap, Scoring
 
 
 def gather(weights: AttentionMap, heads: Heads | None, order: Order | None) -> AttentionMap:

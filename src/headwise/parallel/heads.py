@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from headwise.placing import of_heads
-from headwise.relative import Buckets, Relative
-from headwise.scoring import Scoring
+from headwise.masks.placement import of_heads
+from headwise.weights import Scoring
+from headwise.weights.relative import Buckets, Relative
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,8 @@ Chunks are ranges of positions in the whole text, so the mask language answers a
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from headwise.lowering import simplify
-from headwise.mask_algebra import Mask
-from headwise.masks import Causal
+from headwise.masks import Causal, Mask
+from headwise.masks.lowering import simplify
 
 ROWS = 1024  # of queries whose mask is looked at in one go: fewer skip more keys, more take fewer kernels
 TILE = 2**24  # entries of a mask in one go

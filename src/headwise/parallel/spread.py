@@ -6,15 +6,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.backends import Call, choose
+from headwise.attention.backends import Call, choose
 from headwise.errors import OptionError
-from headwise.map import AttentionMap
 from headwise.parallel import gathering, statistics
 from headwise.parallel.attention import ring_attend
 from headwise.parallel.heads import Heads
 from headwise.parallel.order import Order
-from headwise.readings import Reading
-from headwise.source import Axis, Frame, Source
+from headwise.weights import AttentionMap
+from headwise.weights.readings import Reading
+from headwise.weights.source import Axis, Frame, Source
 
 
 @dataclasses.dataclass(frozen=True)

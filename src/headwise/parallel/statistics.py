@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from headwise import readings, tiles
 from headwise.parallel.order import Order
 from headwise.parallel.ring import Passing
-from headwise.readings import Reading
-from headwise.source import Source, full_precision
-from headwise.tile import Tile
+from headwise.weights import readings, tiles
+from headwise.weights.readings import Reading
+from headwise.weights.source import Source, full_precision
+from headwise.weights.tile import Tile
 
 
 def read(source: Source, asked: Sequence[Reading], order: Order) -> list[tuple[Tensor, ...]]:

@@ -18,11 +18,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from headwise.errors import HeadCountError, OptionError
 from headwise.layer import MultiHeadAttention
-from headwise.options import WidthNorm
+from headwise.layer.options import WidthNorm
 from headwise.parallel.heads import Heads
 from headwise.parallel.meshes import check_mesh, layers_of
 from headwise.parallel.spread import Spread
-from headwise.relative import RelativeBias
+from headwise.weights.relative import RelativeBias
 
 Model = TypeVar("Model", bound=nn.Module)
 COLUMNS = ("qkv_proj", "q_proj", "k_proj", "v_proj")

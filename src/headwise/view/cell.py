@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from headwise.map import AttentionMap
+from headwise.weights import AttentionMap
 
 
 class Cell(NamedTuple):

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import OptionError, ShapeError
-from headwise.map import AttentionMap
-from headwise.scoring import Scoring
+from headwise.weights import AttentionMap, Scoring
 
 NOTHING = -1e4  # the logarithm of a weight that is 0: its exponential is 0 in every precision
 NEAR = 0.02  # how far a row's sum may be from 1; half precision rounds

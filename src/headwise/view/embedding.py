@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from headwise.map import AttentionMap
 from headwise.view.data import Data, add_edges, add_reach, manifest, telling
 from headwise.view.measuring import Measured, measure
 from headwise.view.sections import Section, plain, ratios, shares, whole_numbers
 from headwise.view.sight import Sight
 from headwise.view.tiling import Cells, levels, measured, span_at
+from headwise.weights import AttentionMap
 
 BUDGET = 5_000_000  # bytes of a file
 FINEST = 2  # deepest level that is tried for pictures: 1024 pixels

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import OptionError, ShapeError
-from headwise.map import AttentionMap
 from headwise.models import TextModel
+from headwise.study.watch import Watched, watch
 from headwise.view.dense import map_of
 from headwise.view.sight import Progress, Sight, silent
-from headwise.watch import Watched, watch
+from headwise.weights import AttentionMap
 
 Layers = Collection[str] | Callable[[str], bool] | None
 

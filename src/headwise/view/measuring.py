@@ -5,12 +5,11 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from headwise import engine
 from headwise.errors import OptionError
-from headwise.map import AttentionMap
-from headwise.readings import Distance, Entropy, Peak, Pooled, Reading, Received, TopKeys
-from headwise.source import Source, row_blocks
 from headwise.view.tiling import Cells
+from headwise.weights import AttentionMap, engine
+from headwise.weights.readings import Distance, Entropy, Peak, Pooled, Reading, Received, TopKeys
+from headwise.weights.source import Source, row_blocks
 
 THUMBNAIL = 64  # pixels
 TOP = 8  # keys of a row that are kept where not all are

@@ -4,11 +4,11 @@ import html
 from collections.abc import Iterable
 
 from headwise.errors import HeadwiseError
-from headwise.map import AttentionMap
-from headwise.summary import HeadSummary, Summary
 from headwise.view.png import picture_address
 from headwise.view.sight import Sight
 from headwise.view.words import cut, shown
+from headwise.weights import AttentionMap
+from headwise.weights.summary import HeadSummary, Summary
 
 MOST_HEADS = 64  # with pictures
 SIDE = 64  # pixels of a picture; 64 of them in 37 shades stay under 300 KB

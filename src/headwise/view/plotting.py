@@ -8,8 +8,8 @@ import torch
 
 from headwise.errors import OptionError, ShapeError
 from headwise.extras import need
-from headwise.map import AttentionMap
 from headwise.view.words import cut, shown
+from headwise.weights import AttentionMap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

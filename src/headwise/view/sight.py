@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.disk import atomically
 from headwise.errors import OptionError, ShapeError
-from headwise.map import AttentionMap
-from headwise.probes import offset, previous_token, sink
+from headwise.masks.probes import offset, previous_token, sink
+from headwise.models.disk import atomically
 from headwise.shapes import check_size
-from headwise.summary import READINGS, RESTING, HeadSummary, Summary, Trait
 from headwise.view.cell import Cell, cell
+from headwise.weights import AttentionMap
+from headwise.weights.summary import READINGS, RESTING, HeadSummary, Summary, Trait
 
 NEAR = sink(1) | offset(0) | previous_token()  # where most heads look most of the time
 KINDS = (RESTING, *(name for _, name, _ in READINGS))

@@ -3,10 +3,10 @@
 from torch import Tensor
 
 from headwise.errors import OptionError
-from headwise.summary import READINGS, RESTING, HeadSummary
 from headwise.view.colours import Palette
 from headwise.view.sight import Head, Sight
 from headwise.view.words import cut, fill, shown
+from headwise.weights.summary import READINGS, RESTING, HeadSummary
 
 LINES = 22  # a terminal has 24: one for where the page was written, one for what is typed next
 # How many telling heads, lines of pairs and empty lines there are, from generous to spare; pictures come first.

@@ -15,13 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise import engine, looking
 from headwise.errors import OptionError, ShapeError
-from headwise.map import AttentionMap
-from headwise.probes import sink
-from headwise.readings import Reading, unflat, zeros
-from headwise.source import Block, Source
-from headwise.tile import Tile
+from headwise.masks.probes import sink
+from headwise.weights import AttentionMap, engine, looking
+from headwise.weights.readings import Reading, unflat, zeros
+from headwise.weights.source import Block, Source
+from headwise.weights.tile import Tile
 
 SIDE = 256  # pixels of a square
 KINDS = ("mass", "rest", "peak", "uniform")

@@ -1,0 +1,68 @@
+"""What a backend is: a name, a reason why it cannot or should not run a call, and the run itself."""
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from headwise.masks import Causal
+from headwise.weights import Scoring
+
+
+class Call(NamedTuple):
+    """One attention call, already checked: query (B, H, T, D), key (B, Hkv, S, D), value (B, Hkv, S, Dv)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scoring: Scoring
+    dropout: float
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether torch's kernels take this call as it is: no mask at all, or causal with as many keys as queries."""
+        scoring = self.scoring
+        if scoring.bias is not None or scoring.beyond_sdpa:
+            return False
+        return scoring.mask is None or (type(scoring.mask) is Causal and self.query.size(2) == self.key.size(2))
+
+    @property
+    def grouped(self) -> bool:
+        """Whether several query heads share a key/value head."""
+        return self.query.size(1) != self.key.size(1)
+
+
+class Backend(Protocol):
+    """One way to compute attention. The table in `backends/__init__.py` is tried from top to bottom."""
+
+    name: str
+    summary: str
+
+    def refuses(self, call: Call) -> str | None:
+        """Why this backend does not take the call, or None if it does."""
+        ...
+
+    def run(self, call: Call) -> Tensor:
+        """What every head reads, (B, H, T, Dv)."""
+        ...
+
+    def dense_bytes(self, call: Call) -> int:
+        """How large the largest T×S tensor is that this path makes, or 0."""
+        ...
+
+    def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        """The same, and the row log-sum-exp (B, H, T) where the kernel leaves one at no cost."""
+        ...
+
+
+class Streaming:
+    """A path that makes no T×S tensor."""
+
+    def dense_bytes(self, call: Call) -> int:
+        """None."""
+        return 0
+
+
+def repeat_heads(tensor: Tensor, H: int) -> Tensor:
+    """Key or value heads (B, Hkv, S, D) repeated to (B, H, S, D), for a path that knows no grouped heads."""
+    group = H // tensor.shape[1]
+    return tensor if group == 1 else tensor.repeat_interleave(group, dim=1)

@@ -1,0 +1,138 @@
+"""FlexAttention, compiled: masks that skip whole blocks, soft-cap, distances and sinks on a GPU, forward and backward.
+
+Our masks and scorings are handed to it as functions of one score; which 128×128 blocks hold something is found from the
+mask itself, strip by strip. A sink is put in afterwards: it scales a row by what it leaves over.
+"""
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from headwise.attention.backends.base import Call, Streaming
+from headwise.masks import Causal, Grid, Mask
+from headwise.masks.lowering import block_mask, simplify
+from headwise.weights import Scoring
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+WORTHWHILE = 2**20  # scores of one head below which a kernel is not worth compiling
+FIXED_LENGTHS = 8  # each costs seconds to compile
+MOST_KEPT = 32  # block masks
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class Flex(Streaming):
+    """`torch.nn.attention.flex_attention`, compiled on first use."""
+
+    name = "flex"
+    summary = "torch's FlexAttention, compiled for this mask and scoring"
+
+    def refuses(self, call: Call) -> str | None:
+        """What it cannot do, and what torch's own kernels do faster."""
+        query, key, value, scoring, dropout = call
+        if not query.is_cuda:
+            return "it is for CUDA: on the CPU it is slower than torch's attention and has no gradient"
+        if torch.compiler.is_compiling():
+            return "its block mask is made outside a compiled graph"
+        if query.numel() == 0 or value.numel() == 0:
+            return "an axis has size 0"
+        if dropout:
+            return "it has no dropout"
+        if query.dtype not in DTYPES or query.shape[3] < 16 or max(query.shape[3], value.shape[3]) > 256:
+            return "it takes heads 16 to 256 wide in 16 or 32 bit"
+        if query.shape[2] * key.shape[2] < WORTHWHILE:
+            return "the sequence is too short to be worth compiling a kernel for"
+        if scoring.bias is not None and (not scoring.beyond_sdpa or scoring.bias.requires_grad):
+            return "a dense bias is there in full anyway, and torch's own kernels give it a gradient faster"
+        mask = simplify(scoring.mask, query.shape[2], key.shape[2])
+        if (mask is None or isinstance(mask, Causal)) and not scoring.beyond_sdpa:
+            return "torch's own kernels take this as it is, and are faster"
+        return None
+
+    def run(self, call: Call) -> Tensor:
+        """One compiled call."""
+        return self.run_with_lse(call)[0]
+
+    def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        """The kernel hands out the row log-sum-exp."""
+        query, key, value, scoring, _ = call
+        T, S = query.shape[2], key.shape[2]
+        scoring = scoring.simplified(T, S)
+        mod = score_mod(scoring, query.dtype, T, S)
+        blocks = None if scoring.mask is None else kept_block_mask(scoring.mask, T, S, query.device)
+        with torch._dynamo.config.patch(recompile_limit=256):
+            output, lse = compiled(fixed_length(T, S))(query, key, value, mod, blocks, scoring.scale, call.grouped)
+        _, sinks, _ = scoring.learnable
+        if sinks is None:
+            return output, lse.detach()
+        left = torch.sigmoid(lse - sinks.float()[:, None])  # what the sink leaves of a row; 0 of an empty one
+        counted = torch.where(lse > -torch.inf, torch.logaddexp(lse, sinks.float()[:, None]), lse)
+        return (output * left[..., None]).to(query.dtype), counted.detach()
+
+
+def fused(
+    query: Tensor, key: Tensor, value: Tensor, mod: Score | None, blocks: Any, scale: float | None, grouped: bool
+) -> tuple[Tensor, Tensor]:
+    """Output and row log-sum-exp. A function of our own, because compilers count recompilations per function."""
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    output, aux = flex_attention(query, key, value, mod, blocks, scale, grouped, return_aux=AuxRequest(lse=True))
+    return output, aux.lse  # type: ignore[return-value]
+
+
+@functools.cache
+def compiled(fixed: bool) -> Any:
+    """The kernel, compiled for each length, or once for all: that is up to 1.5 times slower."""
+    return torch.compile(fused, dynamic=not fixed, fullgraph=True)
+
+
+_lengths: set[tuple[int, int]] = set()
+
+
+def fixed_length(T: int, S: int) -> bool:
+    """Whether to compile for just this length: the first few lengths a program meets."""
+    if (T, S) not in _lengths and len(_lengths) < FIXED_LENGTHS:
+        _lengths.add((T, S))
+    return (T, S) in _lengths
+
+
+def score_mod(scoring: Scoring, dtype: torch.dtype, T: int, S: int) -> Score | None:
+    """What becomes of one score, as FlexAttention asks for it."""
+    softcap = scoring.softcap
+    if softcap is None and not scoring.biased:
+        return None
+
+    def mod(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        added = scoring.bias_at(Grid(batch, head, row, col, T, S), dtype) if scoring.biased else None
+        return score if added is None else score + added
+
+    return mod
+
+
+_kept: "OrderedDict[Any, tuple[Mask, BlockMask]]" = OrderedDict()
+
+
+def kept_block_mask(mask: Mask, T: int, S: int, device: torch.device) -> "BlockMask":
+    """The mask as FlexAttention wants it. The last few are kept, for a layer asks again and again.
+
+    Masks without tensors are known by what they say, others by who they are and how often their tensors changed.
+    """
+    versions = tuple(x._version for x in mask.tensors() if not x.is_inference())
+    place = (id(mask) if mask.tensors() else repr(mask), versions, T, S, device)
+    if place not in _kept:
+        _kept[place] = (
+            mask,
+            block_mask(mask, T, S, device=device),
+        )  # the mask stays alive, so that its id stays its own
+        while len(_kept) > MOST_KEPT:
+            _kept.popitem(last=False)
+    _kept.move_to_end(place)
+    return _kept[place][1]

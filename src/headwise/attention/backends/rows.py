@@ -1,0 +1,80 @@
+"""Blocks of rows by plain products: any scoring, any device, memory for one block at a time.
+
+For what no fused kernel takes where it runs: soft-cap, sinks and distances on the CPU, dropout beside them on a GPU.
+Each block meets only the keys it can see, its scores are never rounded below float32, and the backward pass computes it
+again.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from headwise.attention.backends.base import Call, Streaming
+from headwise.weights.source import Source, full_precision, row_blocks
+
+BLOCK_BYTES = 2**26  # scores of one block
+
+
+class Rows(Streaming):
+    """A block of rows, then the next."""
+
+    name = "rows"
+    summary = "blocks of rows, each whole in memory, by matrix products in full precision"
+
+    def refuses(self, call: Call) -> str | None:
+        """Only what has no size, and what is being traced."""
+        if call.query.numel() == 0 or call.value.numel() == 0:
+            return "an axis has size 0"
+        if torch.compiler.is_compiling():
+            return "blocks would fix the length into a compiled graph"
+        return None
+
+    def run(self, call: Call) -> Tensor:
+        """Block by block, put together."""
+        query, key, value, scoring, dropout = call
+        B, H, T, _ = query.shape
+        S = key.shape[2]
+        source = Source.whole(query, key, scoring.simplified(T, S))
+        blocks = row_blocks(T, B * H * S * torch.finfo(source.precise).bits // 8, BLOCK_BYTES)
+        learning = torch.is_grad_enabled() and any(
+            x is not None and x.requires_grad for x in (query, key, value, *scoring.learnable)
+        )
+        # torch.func has no saved-tensor hooks, by which a block would be computed again.
+        if len(blocks) == 1 or not learning or torch._C._functorch.peek_interpreter_stack() is not None:
+            parts = [read_block(source, value, rows, dropout) for rows in blocks]
+        else:
+            parts = [_computed_again(source, value, rows, dropout) for rows in blocks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+    def run_with_lse(self, call: Call) -> tuple[Tensor, None]:
+        """A log-sum-exp is computed when it is needed."""
+        return self.run(call), None
+
+
+def read_block(source: Source, value: Tensor, rows: slice, dropout: float) -> Tensor:
+    """What the queries `rows` read, (B, H, t, Dv)."""
+    T, S = source.shape[2:]
+    lo, hi = (0, S) if source.mask is None else source.mask.key_range(rows.start, rows.stop, T, S)
+    if lo == hi:
+        lo, hi = min(lo, S - 1), min(lo, S - 1) + 1  # one key, hidden from all
+    weights = source.softmax(source.scores(rows, slice(lo, hi)))
+    if dropout > 0:
+        weights = torch.dropout(weights, dropout, train=True)
+    B, H, t, s = weights.shape
+    Hkv, Dv = value.shape[1], value.shape[3]
+    with full_precision(value):
+        read = weights.reshape(B, Hkv, source.group * t, s) @ value[:, :, lo:hi].to(weights.dtype)
+    return read.view(B, H, t, Dv).to(value.dtype)
+
+
+def _computed_again(source: Source, value: Tensor, rows: slice, dropout: float) -> Tensor:
+    """The same, keeping nothing for the backward pass but what went in."""
+
+    def run(query: Tensor, key: Tensor, value: Tensor, *learnable: Any) -> Tensor:
+        scoring = source.scoring.with_learnable(*learnable)
+        return read_block(Source(query, key, scoring, source.frame), value, rows, dropout)
+
+    tensors = (source.query, source.key, value, *source.scoring.learnable)
+    return checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=dropout > 0)  # type: ignore[no-any-return]

@@ -1,0 +1,349 @@
+"""`KVCache`: the keys and values of the tokens so far, so that a new token is projected once and never again.
+
+    layer.make_cache(batch)                  grows as tokens come; under a sliding window it stays as long as the window
+    layer.make_cache(batch, capacity=4096)   one buffer of that many tokens
+    ... static=True                          never changes shape, for torch.compile and CUDA graphs
+
+Keys lie in order, so that the last query stands at the last key, which is what every mask assumes. Where samples are of
+different length, and in a static cache, the keys of a sample are followed by room; `Appended.positions` then says where
+its queries stand.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from headwise.errors import CacheError, ShapeError
+from headwise.masks import Lengths, Mask
+from headwise.masks.placement import check_placeable, placed, shifted
+from headwise.shapes import check_size
+from headwise.weights import Scoring
+
+DRAFT = 64  # tokens that can always be rolled back, also where a window drops old keys
+
+
+class Memory(NamedTuple):
+    """Projected keys and values (B, Hkv, S, D) of an encoder's output: `layer.remember(memory)`."""
+
+    key: Tensor
+    value: Tensor
+
+
+class Appended(NamedTuple):
+    """All keys and values (B, Hkv, S, D) after new ones came, and how to read them."""
+
+    key: Tensor
+    value: Tensor
+    positions: Tensor | None  # (B or 1, T): where the queries stand among these keys; None: at their end
+    filled: Tensor | None  # (B,): how many keys of each sample are real; None: all
+    dropped: int = 0  # keys of the text that came before these and are gone
+
+    def scoring(self, scoring: Scoring) -> Scoring:
+        """A scoring of the whole text for these keys, seen from where the queries stand, not beyond what is filled."""
+        mask, bias = scoring.mask, scoring.bias
+        if self.dropped:
+            mask = None if mask is None else shifted(mask, self.dropped)
+            bias = bias if bias is None or bias.shape[-1] == 1 else bias[..., self.dropped :]
+        if self.positions is not None and self.filled is not None:
+            real = Lengths(self.filled, "right")
+            mask = real if mask is None else placed(mask, self.positions) & real
+        return dataclasses.replace(scoring, mask=mask, bias=bias, positions=self.positions)
+
+
+class KVCache:
+    """Keys and values of one layer, (B, Hkv, capacity, D) each.
+
+    >>> cache = KVCache(2, 4, 16)
+    >>> key = value = torch.randn(2, 4, 5, 16)
+    >>> cache.append(key, value).key.shape, cache.append(key, value).key.shape
+    (torch.Size([2, 4, 5, 16]), torch.Size([2, 4, 10, 16]))
+    >>> cache
+    KVCache(B=2, Hkv=4, D=16, 10 tokens, room for 64, float32, cpu)
+
+    Args:
+        batch: samples.
+        num_kv_heads: key/value heads.
+        head_dim: width of a head.
+        value_dim: width of a value head; as `head_dim` unless given.
+        capacity: most tokens it can hold; it grows without end unless given.
+        window: how many keys back a query looks at most, itself not counted; older ones are dropped, so that the cache
+            stays bounded.
+        static: keep shapes constant and count on the device.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        value_dim: int | None = None,
+        capacity: int | None = None,
+        window: int | None = None,
+        static: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        sizes = {"batch": batch, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+        B, Hkv, D = (check_size(name, size) for name, size in sizes.items())
+        self.capacity = None if capacity is None else check_size("capacity", capacity)
+        self.window = None if window is None else check_size("window + 1", window + 1) - 1
+        if capacity is not None and window is not None:
+            raise CacheError(
+                f"KVCache(capacity={capacity}, window={window}): under a window old keys are dropped and there is no "
+                f"end; pass one of the two."
+            )
+        if static and (capacity is None or window is not None):
+            raise CacheError(
+                f"KVCache(static=True, capacity={capacity}, window={window}): a static cache needs a capacity and "
+                f"drops nothing. Pass capacity=, without window=; the layer's own window mask still acts."
+            )
+        self.static = static
+        room = self.capacity or 0
+        width = D if value_dim is None else check_size("value_dim", value_dim)
+        self._key = torch.zeros(B, Hkv, room, D, device=device, dtype=dtype)
+        self._value = torch.zeros(B, Hkv, room, width, device=device, dtype=dtype)
+        self._lengths = [0] * B  # of each sample, dropped keys included
+        self._dropped = 0  # keys that fell out of the window, the same for all samples
+        self.rewrites = 0  # grows when keys that were given out may be overwritten; maps look at it
+        # A static cache counts here, on the device, where a graph can count along.
+        self._filled = torch.zeros(B, dtype=torch.int64, device=self._key.device) if static else None
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many tokens of each sample have come."""
+        return self._lengths if self._filled is None else self._filled.tolist()
+
+    @property
+    def batch(self) -> int:
+        """Samples."""
+        return self._key.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory it holds."""
+        return sum(x.numel() * x.element_size() for x in (self._key, self._value))
+
+    def text_length(self, T: int, lengths: Sequence[int] | Tensor | None = None) -> int:
+        """How many keys masks count once T more tokens, or `lengths` of them, are in: all that ever came, or the room
+        of a static cache."""
+        if self._filled is not None:
+            return self._key.shape[2]
+        return max(n + m for n, m in zip(self._lengths, self._counts(lengths, T), strict=True))
+
+    def preview(self) -> Self:
+        """A cache that starts from here, so that looking ahead changes nothing in this one."""
+        other = copy.copy(self)
+        other._lengths = list(self._lengths)
+        other._key, other._value = self._key.clone(), self._value.clone()
+        other._filled = None if self._filled is None else self._filled.clone()
+        return other
+
+    def next_positions(self, T: int) -> Tensor:
+        """The positions of the next T tokens in the text, (T,) if all samples are of one length, else (B, T)."""
+        steps = torch.arange(T, device=self._key.device)
+        if self._filled is not None:
+            return self._filled[:, None] + steps
+        if len(set(self._lengths)) == 1:
+            return steps + self._lengths[0]
+        return torch.tensor(self._lengths, device=self._key.device)[:, None] + steps
+
+    def check_mask(self, mask: Mask | None, lengths: Sequence[int] | Tensor | None) -> None:
+        """Raise where the mask of a call with these `lengths` cannot be seen from where the samples' queries stand."""
+        if mask is None:
+            return
+        if self._filled is not None or lengths is not None or len(set(self._lengths)) > 1:
+            check_placeable(mask)
+
+    def append(self, key: Tensor, value: Tensor, lengths: Sequence[int] | Tensor | None = None) -> Appended:
+        """Take in new keys and values (B, Hkv, T, D), and give all there are.
+
+        Args:
+            key: new keys.
+            value: new values.
+            lengths: (B,), how many of the T are real in each sample, the others being padding on the right; all unless
+                given.
+        """
+        self._check(key, value)
+        if self._filled is not None:
+            return self._append_static(key, value, lengths)
+        T, new = key.shape[2], self._counts(lengths, key.shape[2])
+        after = [n + m for n, m in zip(self._lengths, new, strict=True)]
+        self._make_room(max(after) - self._dropped)
+        before, S = [n - self._dropped for n in self._lengths], max(after) - self._dropped
+        even = len(set(before)) == 1 and set(new) == {T}
+        with torch.no_grad():
+            if even:
+                self._key[:, :, before[0] : S] = key
+                self._value[:, :, before[0] : S] = value
+            else:
+                self._write_real(key, value, before, new)
+        self._lengths = after
+        found = self._key[:, :, :S], self._value[:, :, :S]
+        if even:
+            return Appended(*found, None, None, self._dropped)
+        starts = torch.tensor(before, device=key.device)
+        filled = starts + torch.tensor(new, device=key.device)
+        return Appended(*found, starts[:, None] + torch.arange(T, device=key.device), filled, self._dropped)
+
+    def _append_static(self, key: Tensor, value: Tensor, lengths: Sequence[int] | Tensor | None) -> Appended:
+        assert self._filled is not None and self.capacity is not None  # noqa: S101, PT018 - a static cache has both
+        T, starts = key.shape[2], self._filled.clone()
+        if key.is_cpu and not torch.compiler.is_compiling() and int(starts.max()) + T > self.capacity:
+            raise _full(int(starts.max()) + T, self.capacity)
+        new = T if lengths is None else self._counted(lengths, T, key.device)
+        with torch.no_grad():
+            self._scatter(key, value, starts)
+        self._filled += new
+        positions = starts[:, None] + torch.arange(T, device=key.device)
+        return Appended(self._key, self._value, positions, starts + new)
+
+    def _write_real(self, key: Tensor, value: Tensor, before: list[int], new: list[int]) -> None:
+        """Write the real tokens of each sample from its own start on."""
+        for b, (start, count) in enumerate(zip(before, new, strict=True)):
+            self._key[b, :, start : start + count] = key[b, :, :count]
+            self._value[b, :, start : start + count] = value[b, :, :count]
+
+    def _scatter(self, key: Tensor, value: Tensor, starts: Tensor) -> None:
+        """Write each sample's tokens from its own start on."""
+        B, T = key.shape[0], key.shape[2]
+        sample = torch.arange(B, device=key.device)[:, None]
+        place = starts[:, None] + torch.arange(T, device=key.device)  # (B, T)
+        self._key[sample, :, place] = key.transpose(1, 2)
+        self._value[sample, :, place] = value.transpose(1, 2)
+
+    def _make_room(self, wanted: int) -> None:
+        """A buffer for `wanted` keys per sample; keys that no later query can see go first."""
+        if self.window is not None and wanted > self._key.shape[2]:
+            seen = min(self._lengths) - self._dropped
+            gone = max(0, seen - self.window - DRAFT)
+            self._key, self._value = self._key[:, :, gone:], self._value[:, :, gone:]
+            self._dropped += gone
+            wanted -= gone
+            room = max(wanted, min(max(2 * self._key.shape[2], 64), 2 * (self.window + DRAFT)))
+        elif wanted > self._key.shape[2]:
+            if self.capacity is not None:
+                raise _full(wanted, self.capacity)
+            room = max(wanted, 2 * self._key.shape[2], 64)
+        else:
+            return
+        self._key, self._value = _extended(self._key, room), _extended(self._value, room)
+
+    def reorder(self, samples: Tensor | Sequence[int]) -> None:
+        """Make sample i what sample `samples[i]` was, as beam search asks."""
+        index = torch.as_tensor(samples, device=self._key.device)
+        if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
+            raise ShapeError(
+                f"reorder(samples of shape {tuple(index.shape)} and {index.dtype}): expected whole numbers, one per "
+                f"sample."
+            )
+        chosen = index.tolist() if self._filled is None else None
+        if chosen is not None and not all(0 <= i < self.batch for i in chosen):
+            raise ShapeError(f"reorder({chosen}): the cache has samples 0 to {self.batch - 1}.")
+        if self._filled is not None:  # in place: a graph knows these buffers
+            if index.shape[0] != self.batch:
+                raise ShapeError(f"reorder of {index.shape[0]} samples: a static cache keeps its {self.batch}.")
+            for buffer in (self._key, self._value, self._filled):
+                buffer.copy_(buffer.index_select(0, index))
+            self.rewrites += 1
+            return
+        self._key, self._value = self._key.index_select(0, index), self._value.index_select(0, index)
+        self._lengths = [self._lengths[i] for i in chosen or []]
+
+    def rollback(self, tokens: int | Sequence[int] | Tensor) -> None:
+        """Forget the last `tokens` tokens, the same number or one for each sample: a draft that was refused.
+
+        Under a window, at least the last 64 tokens can be taken back.
+        """
+        whole = tokens.tolist() if isinstance(tokens, Tensor) else tokens
+        counts = list(whole) if isinstance(whole, Sequence) else [whole] * self.batch
+        if len(counts) != self.batch or not all(isinstance(n, int) and n >= 0 for n in counts):
+            raise CacheError(f"rollback({tokens!r}): expected a number from 0 up, or {self.batch} of them.")
+        kept = [n - m for n, m in zip(self.lengths, counts, strict=True)]
+        least = self._dropped + (self.window or 0) if self._dropped else 0
+        if min(kept) < least:
+            raise CacheError(
+                f"rollback({tokens!r}) of a cache with {self.lengths} tokens: not before token {least}"
+                + (f", because the window of {self.window} has dropped older keys." if least else ".")
+            )
+        self.rewrites += 1
+        if self._filled is None:
+            self._lengths = kept
+        else:
+            self._filled.copy_(torch.tensor(kept, device=self._filled.device))
+
+    def reset(self) -> None:
+        """Forget everything; the buffers stay."""
+        self._lengths, self._dropped = [0] * self.batch, 0
+        self.rewrites += 1
+        if self._filled is not None:
+            self._filled.zero_()
+
+    def _counts(self, lengths: Sequence[int] | Tensor | None, T: int) -> list[int]:
+        if lengths is None:
+            return [T] * self.batch
+        counts = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+        if len(counts) != self.batch or not all(isinstance(n, int) and 0 <= n <= T for n in counts):
+            raise CacheError(
+                f"lengths={counts}: expected {self.batch} whole numbers from 0 to {T}, the real tokens of each sample."
+            )
+        return counts
+
+    def _counted(self, lengths: Sequence[int] | Tensor, T: int, device: torch.device) -> Tensor:
+        """`lengths` on the device; their numbers are looked at only where that makes nobody wait."""
+        if torch.compiler.is_compiling() or (isinstance(lengths, Tensor) and not lengths.is_cpu):
+            return torch.as_tensor(lengths, device=device)
+        return torch.tensor(self._counts(lengths, T), device=device)
+
+    def _check(self, key: Tensor, value: Tensor) -> None:
+        B, Hkv, _, D = self._key.shape
+        fits = key.shape[:2] == (B, Hkv) and key.shape[3] == D and value.shape[3] == self._value.shape[3]
+        if not fits:
+            raise CacheError(
+                f"new keys of shape {tuple(key.shape)} do not fit a cache for (B, Hkv, D) = {(B, Hkv, D)}. Make one "
+                f"for this layer and batch with layer.make_cache({key.shape[0]})."
+            )
+        if torch.compiler.is_compiling():
+            return
+        if self._key.is_inference() and not torch.is_inference_mode_enabled():
+            raise CacheError(
+                "this cache was made or grown under torch.inference_mode(), and torch lets nobody else write to it. "
+                "Stay in that mode, or use torch.no_grad() throughout."
+            )
+        if key.dtype != self._key.dtype or key.device != self._key.device:
+            raise CacheError(
+                f"new keys are {key.dtype} on {key.device}, and the cache is {self._key.dtype} on {self._key.device}. "
+                f"Make it with layer.make_cache(..., dtype={key.dtype}, device={str(key.device)!r})."
+            )
+        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
+            raise CacheError(
+                "a cache keeps no gradients, and these keys have one. Call the layer under torch.no_grad() to "
+                "generate, or without a cache to train."
+            )
+
+    def __repr__(self) -> str:
+        B, Hkv, room, D = self._key.shape
+        known = sorted(set(self._lengths))
+        length = f"{known[0]}" if len(known) == 1 else f"{known[0]} to {known[-1]}"
+        count = "static" if self.static else f"{length} tokens"
+        window = f", window={self.window}" if self.window is not None else ""
+        dtype = str(self._key.dtype).removeprefix("torch.")
+        return f"KVCache(B={B}, Hkv={Hkv}, D={D}, {count}, room for {room}{window}, {dtype}, {self._key.device})"
+
+
+def _extended(buffer: Tensor, room: int) -> Tensor:
+    B, H, S, D = buffer.shape
+    larger = buffer.new_zeros(B, H, room, D)
+    larger[:, :, :S] = buffer
+    return larger
+
+
+def _full(wanted: int, capacity: int) -> CacheError:
+    return CacheError(
+        f"the cache holds {capacity} tokens and {wanted} are needed. Make it with a larger capacity, or without one so "
+        f"that it grows."
+    )

@@ -1,0 +1,176 @@
+"""How others arrange the tensors of a layer, and back: every form takes some of theirs to some of ours without loss.
+
+Ours are the separate projections of `MultiHeadAttention`: `q_proj.weight` (H·D, E) with the heads one after the other.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from headwise.layer.packing import pack, unpack
+
+
+class Sizes(NamedTuple):
+    """Into how many heads rows are cut."""
+
+    heads: int
+    kv_heads: int
+
+
+class Form(Protocol):
+    """One arrangement and its inverse."""
+
+    def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """Their tensors as ours."""
+        ...
+
+    def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """The inverse."""
+        ...
+
+
+class Rule(NamedTuple):
+    """These of their tensors are these of ours."""
+
+    theirs: tuple[str, ...]
+    ours: tuple[str, ...]
+    form: Form
+
+
+class Same:
+    """One tensor, as it is."""
+
+    def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """The same."""
+        return theirs
+
+    def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """The same."""
+        return ours
+
+
+class Transposed:
+    """A weight stored (in, out), as `x @ weight` wants it."""
+
+    def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """(out, in)."""
+        return [x.T for x in theirs]
+
+    def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """(in, out)."""
+        return [x.T for x in ours]
+
+
+class SideBySide:
+    """One tensor with all queries, then all keys, then all values; (in, out) if `transposed`."""
+
+    def __init__(self, transposed: bool = False) -> None:
+        self.transposed = transposed
+
+    def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """Cut at the ends of queries and keys."""
+        (fused,) = (x.T if self.transposed else x for x in theirs)
+        D = fused.shape[0] // (sizes.heads + 2 * sizes.kv_heads)
+        return torch.split(fused, [sizes.heads * D, sizes.kv_heads * D, sizes.kv_heads * D])
+
+    def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """One under the other."""
+        fused = torch.cat(list(ours))
+        return [fused.T if self.transposed else fused]
+
+
+class Thirds(SideBySide):
+    """Equal parts, whatever the heads."""
+
+    def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """Queries, keys, values."""
+        return theirs[0].chunk(3)
+
+
+class Halves:
+    """One tensor with all keys, then all values."""
+
+    def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """Cut in the middle."""
+        return theirs[0].chunk(2)
+
+    def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """One under the other."""
+        return [torch.cat(list(ours))]
+
+
+class HeadByHead:
+    """One tensor in groups: the queries that share a key, the key, the value. See `packing.py`."""
+
+    def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """Queries, keys and values apart."""
+        return unpack(theirs[0], *sizes)
+
+    def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """Group by group."""
+        query, key, value = ours
+        return [pack(query, key, value, *sizes)]
+
+
+class HeadsTurned:
+    """Query heads in turns: the first of every group, then the second of every group. `axis` is where heads lie."""
+
+    def __init__(self, axis: int) -> None:
+        self.axis = axis
+
+    def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """Group after group."""
+        return [self._turned(theirs[0], sizes.heads // sizes.kv_heads, sizes.kv_heads)]
+
+    def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """In turns."""
+        return [self._turned(ours[0], sizes.kv_heads, sizes.heads // sizes.kv_heads)]
+
+    def _turned(self, x: Tensor, outer: int, inner: int) -> Tensor:
+        parts = x.unflatten(self.axis, (outer, inner, -1))
+        turned: Tensor = parts.transpose(self.axis, self.axis + 1)
+        return turned.flatten(self.axis, self.axis + 2)
+
+
+class Listed:
+    """A tensor per head."""
+
+    def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """All heads in one."""
+        return [torch.cat(list(theirs))]
+
+    def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """A tensor per head."""
+        return ours[0].chunk(sizes.heads)
+
+
+class Kernel:
+    """A weight (in, heads, width) or a bias (heads, width), as Keras and Flax have them; `which` counts the heads."""
+
+    def __init__(self, which: str) -> None:
+        self.which = which
+
+    def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """Heads one after the other, (out, in)."""
+        (x,) = theirs
+        return [x.flatten(1).T if x.dim() == 3 else x.flatten()]
+
+    def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """Heads as an axis."""
+        (x,) = ours
+        heads = getattr(sizes, self.which)
+        return [x.T.unflatten(1, (heads, -1)) if x.dim() == 2 else x.unflatten(0, (heads, -1))]
+
+
+class OutKernel:
+    """An output weight (heads, width, out)."""
+
+    def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """(out, heads · width)."""
+        return [theirs[0].flatten(0, 1).T]
+
+    def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        """Heads as an axis."""
+        return [ours[0].T.unflatten(0, (sizes.heads, -1))]

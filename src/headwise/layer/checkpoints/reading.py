@@ -1,0 +1,326 @@
+"""Reads one layer: find its layout, check it, bring its tensors into ours."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headwise.errors import CheckpointError
+from headwise.layer.checkpoints.forms import Rule, Sizes
+from headwise.layer.checkpoints.known import HEADWISE, LAYOUTS
+from headwise.layer.checkpoints.layouts import BESIDE, T5_TABLE, Layout, Shapes
+from headwise.layer.packing import pack
+from headwise.shapes import check_size
+
+State = Mapping[str, Tensor]
+LEARNED = ("q_norm.", "k_norm.", "position.")  # what options of our layer learn, by our names
+
+
+class Found(NamedTuple):
+    """A layer as read: arguments for `MultiHeadAttention`, and tensors under the names of its separate projections."""
+
+    options: dict[str, Any]
+    state: dict[str, Tensor]
+    layout: Layout
+    rules: list[Rule]
+    sizes: Sizes
+    unsaid: dict[str, str]  # options that layers of this layout usually have and no tensor tells
+
+
+def read(
+    state_dict: State,
+    num_heads: int | None = None,
+    prefix: str = "",
+    num_kv_heads: int | None = None,
+    layout: str | None = None,
+) -> Found:
+    """The options and the separate projections of the one layout that fits."""
+    if not isinstance(state_dict, Mapping) or not all(isinstance(x, Tensor) for x in state_dict.values()):
+        raise CheckpointError(
+            f"a {type(state_dict).__name__} is given; expected a state dict, names to tensors, as "
+            f"module.state_dict() gives."
+        )
+    if num_heads is not None:
+        num_heads = check_size("num_heads", num_heads)
+    if num_kv_heads is not None:
+        num_kv_heads = check_size("num_kv_heads", num_kv_heads)
+    names = {name[len(prefix) :]: tensor for name, tensor in state_dict.items() if name.startswith(prefix)}
+    shapes = {name: tensor.shape for name, tensor in names.items()}
+    found = choose(shapes, prefix, layout, made_by_us(getattr(state_dict, "_metadata", None), prefix))
+    if found is None:
+        raise CheckpointError(_unknown(names or state_dict, prefix))
+    return take(found, names, num_heads, num_kv_heads)._replace(unsaid=found.unsaid(shapes, prefix))
+
+
+def made_by_us(notes: object, prefix: str) -> bool | None:
+    """Whether the module whose state this is was ours, by the versions torch notes beside it. None: no note."""
+    if not isinstance(notes, Mapping) or prefix.rstrip(".") not in notes:
+        return None
+    return bool(notes[prefix.rstrip(".")].get("version") == 2)
+
+
+def choose(names: Shapes, prefix: str, order: str | None, ours: bool | None) -> Layout | None:
+    """The layout of these names; an error where two would fit and nothing decides."""
+    fitting = [layout for layout in LAYOUTS if layout.matches(names)]
+    if not fitting or fitting[0].order is None:
+        return fitting[0] if fitting else None
+    rivals = [layout for layout in fitting if layout.anchor == fitting[0].anchor]
+    if order is not None:
+        if order not in ("head by head", "side by side"):
+            raise CheckpointError(f'layout={order!r}: expected "head by head" or "side by side".')
+        named = [layout for layout in rivals if layout.order == order]
+        rivals = named or rivals  # one order alone is known for these names
+    elif HEADWISE in rivals and ours is not None:
+        rivals = [layout for layout in rivals if (layout is HEADWISE) == ours]
+    at_home = [layout for layout in rivals if layout.at_home(prefix)]
+    rivals = at_home or rivals
+    if len(rivals) > 1:
+        raise CheckpointError(
+            f"{rivals[0].anchor} may hold its rows head by head (as {rivals[0].title}) or side by side: all queries, "
+            f'then all keys, then all values. The tensors do not tell. Pass layout="head by head" or '
+            f'layout="side by side".'
+        )
+    return rivals[0]
+
+
+def take(layout: Layout, names: State, num_heads: int | None, num_kv_heads: int | None) -> Found:
+    """The tensors of a known layout, as ours."""
+    shapes = {name: tensor.shape for name, tensor in names.items()}
+    heads = _heads(layout, shapes, num_heads)
+    rules = layout.rules(shapes)
+    learned = [name for name in names if name == "sinks" or name.startswith(LEARNED)]
+    used = {name for rule in rules for name in rule.theirs} | set(learned) | {layout.mask}
+    if layout.mask is not None and layout.mask.startswith("heads.0."):
+        used |= {layout.mask.replace(".0.", f".{i}.") for i in range(heads)}
+    _refuse_leftovers(layout.title, {name for name in names if name not in used and not BESIDE.fullmatch(name)})
+    sizes = Sizes(heads, _kv_heads(layout, shapes, heads, num_kv_heads))
+    state: dict[str, Tensor] = {}
+    for rule in rules:
+        state |= _applied(layout.title, rule, [names[name] for name in rule.theirs], sizes)
+    mask = names.get(layout.mask) if layout.mask is not None else None
+    options = describe(layout.title, state, heads, causal_length(mask))
+    if layout.causal:
+        options["causal"] = True
+    sizes = Sizes(heads, options.get("num_kv_heads", heads))
+    return Found(options, state | {name: names[name] for name in learned}, layout, rules, sizes, {})
+
+
+def _applied(title: str, rule: Rule, theirs: list[Tensor], sizes: Sizes) -> dict[str, Tensor]:
+    """One rule, with our words where shapes do not let it."""
+    for name, tensor in zip(rule.theirs, theirs, strict=True):
+        if not tensor.is_floating_point() or tensor.element_size() == 1:
+            raise CheckpointError(f"{title}: {name} is {tensor.dtype}, quantised; dequantise the checkpoint first.")
+    try:
+        return dict(zip(rule.ours, rule.form.ours(theirs, sizes), strict=True))
+    except (RuntimeError, IndexError, ValueError, ZeroDivisionError) as error:
+        shown = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip(rule.theirs, theirs, strict=True))
+        raise CheckpointError(
+            f"{title}: {shown} does not hold {sizes.heads} query heads and {sizes.kv_heads} key and value heads."
+        ) from error
+
+
+def check_said(found: Found, options: Mapping[str, Any]) -> None:
+    """Raise where an option is left open that the tensors do not tell and that layers of this layout usually have."""
+    for name, cure in found.unsaid.items():
+        if name not in options and not any(x.startswith(f"{name}.") for x in found.state):
+            raise CheckpointError(f"{found.layout.title}: the tensors do not tell {name}=; {cure}.")
+
+
+def causal_length(mask: Tensor | None) -> int | None:
+    """The context length of a stored causal mask, marking either what is hidden or what is seen; None without one."""
+    if mask is None:
+        return None
+    if mask.dim() < 2:
+        raise CheckpointError(f"the stored mask has shape {tuple(mask.shape)}; expected a square one.")
+    if mask.device.type == "meta":  # only shapes are looked at
+        return mask.shape[-1]
+    square = mask.bool().flatten(0, -3)[0] if mask.dim() > 2 and mask.numel() else mask.bool()
+    below = torch.ones_like(square).tril() if square.dim() == 2 else square
+    if (
+        square.dim() != 2
+        or mask.numel() != square.numel()
+        or not (torch.equal(square, ~below) or torch.equal(square, below))
+    ):
+        raise CheckpointError(
+            f"the stored mask {tuple(mask.shape)} is not causal; only causal masks can be taken over. Remove it from "
+            f"the state dict and pass the mask with each call."
+        )
+    return square.shape[0]
+
+
+def describe(title: str, state: State, heads: int, causal: int | None) -> dict[str, Any]:
+    """Check the shapes of the separate projections against each other and name the layer they make."""
+    state = {name: tensor for name, tensor in state.items() if "_proj." in name}
+    for name, tensor in state.items():
+        rows = state[name.replace("bias", "weight")].shape[:1]
+        if tensor.dim() != 2 if name.endswith("weight") else tensor.shape != rows:
+            expected = "2 dimensions (out, in)" if name.endswith("weight") else f"{tuple(rows)}, as its weight"
+            raise CheckpointError(
+                f"{title}: the {name} read from it has shape {tuple(tensor.shape)}; expected {expected}."
+            )
+    q, k, v = (state[f"{part}_proj.weight"] for part in "qkv")
+    d_model, d_in = q.shape
+    if (
+        not d_model
+        or not d_in
+        or d_model % heads
+        or k.shape[0] != v.shape[0]
+        or k.shape[0] % (d_model // heads)
+        or not k.shape[0]
+    ):
+        raise CheckpointError(
+            f"{title}: query {tuple(q.shape)}, key {tuple(k.shape)} and value {tuple(v.shape)} do not make "
+            f"{heads} heads; rows must be whole heads of width d_model / num_heads, as many of value as of key."
+        )
+    out = state.get("out_proj.weight")
+    if out is not None and out.shape[1] != d_model:
+        raise CheckpointError(
+            f"{title}: the output projection {tuple(out.shape)} expects {out.shape[1]}, heads give {d_model}."
+        )
+    options: dict[str, Any] = {"d_model": d_model, "num_heads": heads, "d_in": d_in}
+    options |= {"out_proj": out is not None, "d_out": d_model if out is None else out.shape[0]}
+    options |= _biases(state)
+    if k.shape[0] != d_model:
+        options["num_kv_heads"] = k.shape[0] // (d_model // heads)
+    if k.shape[1] != d_in or v.shape[1] != d_in:
+        options |= {"d_key": k.shape[1], "d_value": v.shape[1]}
+    if causal is not None:
+        options |= {"causal": True, "context_length": causal}
+    return options
+
+
+def merge(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments for the layer: those found in a checkpoint, and those a user adds without contradicting them."""
+    said = {"num_kv_heads": found["num_heads"], "d_key": found["d_in"], "d_value": found["d_in"], **found}
+    if isinstance(found["bias"], set) and "bias" not in given:
+        raise CheckpointError(
+            f"only some of query, key and value have a bias. If none is missing, pass bias={sorted(found['bias'])}."
+        )
+    if isinstance(found["bias"], set):
+        given = {**given, "bias": set(given["bias"]) if isinstance(given["bias"], Collection) else given["bias"]}
+    for name, value in given.items():
+        if name not in ("context_length", "causal") and said.get(name, value) != value:
+            raise CheckpointError(f"{name}={value} is given and the tensors say {said[name]}; leave it out.")
+    return {**found, **given}
+
+
+def arrange(found: Found, fused: bool) -> dict[str, Tensor]:
+    """The state dict of our layer, its first three projections fused or apart."""
+    state = dict(found.state)
+    if not fused:
+        return state
+    for kind in ("weight", "bias"):
+        parts = [state.pop(f"{x}_proj.{kind}", None) for x in "qkv"]
+        if parts[0] is not None and parts[1] is not None and parts[2] is not None:
+            state[f"qkv_proj.{kind}"] = pack(parts[0], parts[1], parts[2], *found.sizes)
+    return state
+
+
+def check_options(given: State, expected: State) -> None:
+    """Raise unless what options of a layer learn is in the checkpoint, and nothing else is. A relative bias that is not
+    there stays as it was passed."""
+    cures = {
+        "q_norm": "qk_norm=",
+        "k_norm": "qk_norm=",
+        "sinks": "scoring=Scoring(sinks=True)",
+        "position": "position=",
+    }
+    for name in sorted(set(given) ^ set(expected)):
+        option = cures.get(name.split(".")[0])
+        if option is None or (name.startswith("position.") and name in expected):
+            continue
+        if name in given:
+            raise CheckpointError(f"the state dict holds {name}: say what it is for with {option} in from_state_dict.")
+        raise CheckpointError(
+            f"{option} is given, and the state dict holds no {name}. Leave it out, or add the tensor."
+        )
+
+
+def _biases(state: State) -> dict[str, Any]:
+    """The bias options: for all of query, key and value alike, or by name."""
+    there = {part for part in "qkv" if f"{part}_proj.bias" in state}
+    out = "out_proj.bias" in state
+    if len(there) in (0, 3):
+        return {"qkv_bias": bool(there), "bias": out}
+    return {"bias": there | {"out"} if out else there}
+
+
+def _heads(layout: Layout, names: Shapes, given: int | None) -> int:
+    """The number of query heads: as given, as the tensors tell, or an error."""
+    told = layout.heads(names)
+    if told is None and "sinks" in names and len(names["sinks"]) == 1:
+        told = names["sinks"][0]
+    table = names.get(T5_TABLE)
+    if told is None and table is not None and len(table) == 2:
+        told = table[1]
+    if told is not None and given not in (None, told):
+        raise CheckpointError(f"{layout.title}: num_heads={given} is given and {told} heads are there.")
+    if told is None and given is None:
+        raise CheckpointError(
+            f"{layout.title}: num_heads is not given, and the tensors do not tell how many heads they hold. "
+            f"Pass num_heads=."
+        )
+    return told if told is not None else given  # type: ignore[return-value]
+
+
+def _kv_heads(layout: Layout, names: Shapes, heads: int, given: int | None) -> int:
+    """How wide all queries are the output projection tells; the rest of the rows are keys and values."""
+    rows, shape, width = layout.fused(names), tuple(names.get(layout.anchor, ())), layout.width(names)
+    if rows is None:
+        return _kv_rows(layout, names, heads)
+    if given is None and width is None:
+        raise CheckpointError(
+            f"{layout.title}: without an output projection the tensors do not tell how many key/value heads there "
+            f"are. Pass num_kv_heads=, {heads} if there are as many as query heads."
+        )
+    if given is None and width is not None:
+        rest, pair = rows - width, 2 * width // heads
+        if rest <= 0 or pair == 0 or rest % pair:
+            raise CheckpointError(
+                f"{layout.title}: {layout.anchor} {shape} and an output projection from {width} do not make {heads} "
+                f"query heads with their keys and values."
+            )
+        given = rest // pair
+    assert given is not None  # noqa: S101 - told by one of the two
+    if rows % (heads + 2 * given):
+        raise CheckpointError(
+            f"{layout.title}: {layout.anchor} {shape} does not hold {heads} query heads and {given} key and value "
+            f"heads of one width."
+        )
+    return given
+
+
+def _kv_rows(layout: Layout, names: Shapes, heads: int) -> int:
+    """Separate projections tell it by their rows; where these do not fit, `describe` says so."""
+    by_ours = {rule.ours[0]: names[rule.theirs[0]] for rule in layout.rules(names)}
+    query, key = by_ours["q_proj.weight"], by_ours.get("k_proj.weight")
+    if key is None or len(query) != 2 or len(key) != 2 or not query[0]:
+        return heads
+    shared = key[0] * heads // query[0]
+    return shared if shared and heads % shared == 0 else heads
+
+
+def _unknown(names: State, prefix: str) -> str:
+    """The message where nothing fits."""
+    known = "\n".join(f"  {layout.title}: {layout.example}" for layout in LAYOUTS)
+    where = f" under the prefix {prefix!r}" if prefix else ""
+    return (
+        f"no attention layout recognised{where}. Found {_list(names)}; known layouts:\n{known}\n"
+        f"If the names sit deeper in a model, pass prefix=, such as prefix='layers.0.attention.'; "
+        f"headwise.open_checkpoint(...) finds all layers."
+    )
+
+
+def _list(names: State, most: int = 12) -> str:
+    shown = [f"{name} {tuple(tensor.shape)}" for name, tensor in list(names.items())[:most]]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(shown) + more if shown else "no names at all"
+
+
+def _refuse_leftovers(title: str, extra: set[str]) -> None:
+    if extra:
+        raise CheckpointError(
+            f"this looks like {title}, and {', '.join(sorted(extra))} would be lost: we do not know what it does. "
+            f"Remove it from the state dict if it plays no part in attention."
+        )

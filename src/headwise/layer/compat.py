@@ -1,0 +1,354 @@
+"""`MultiheadAttention`: the interface of `torch.nn.MultiheadAttention` on our core.
+
+>>> mha = MultiheadAttention(8, 2, batch_first=True)
+>>> x = torch.randn(3, 5, 8)
+>>> output, weights = mha(x, x, x, key_padding_mask=torch.zeros(3, 5, dtype=torch.bool))
+>>> output.shape, weights.shape
+(torch.Size([3, 5, 8]), torch.Size([3, 5, 5]))
+
+Here, and only here, masks mean what torch means by them: True hides.
+"""
+
+import math
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headwise import attention, masks, shapes
+from headwise.errors import OptionError
+from headwise.layer import compat_checks
+from headwise.layer.heads import silenced
+from headwise.masks import Mask
+from headwise.weights import AttentionMap, Scoring
+
+Three = tuple[Tensor, Tensor, Tensor]
+Result = tuple[Tensor, Tensor | None]
+
+LARGE = 2**26  # bytes of all weights; beyond, they are averaged head by head and never exist together
+
+
+def _renamed(function: Any, name: str) -> Any:
+    """A copy of `function` by another name. TorchScript files what it compiles under a function's own name, and could
+    not tell torch's `forward` from ours."""
+    copy = types.FunctionType(function.__code__, function.__globals__, name, function.__defaults__)
+    copy.__annotations__ = function.__annotations__
+    return copy
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """`torch.nn.MultiheadAttention` on our core: same constructor, call, parameters, state dict and results.
+
+    It is a subclass, so whatever asks for torch's class by type, reads its parameters or loads its checkpoints goes on
+    working. See torch's documentation for the arguments; `headwise.replace` puts it into a model you have.
+
+    Where it differs, on purpose:
+
+    - A query that sees no key reads zeros and has weights of zero. Torch gives NaN, which also reaches the gradients of
+      other samples.
+    - `is_causal=True` without `attn_mask` is always an error. Torch ignores it in evaluation.
+    - A float mask may have another dtype than the query, and a bool mask may stand beside a float mask. Torch fails,
+      warns, or (float64 queries beside a float32 mask) is silently wrong.
+    - Weights that no gradient flows through are averaged head by head once there are many.
+    - Errors say what was given, what was expected and how to go on. They are still those that torch raises, too.
+
+    Left to torch's own code, with torch's results: TorchScript (scripted or traced), nested tensors, arguments that
+    override `__torch_function__`, `dropout=1`, and torch's native inference kernel where it would run, weights are
+    wanted and no mask is given (`torch.backends.mha.set_fastpath_enabled(False)` turns that off).
+    `nn.TransformerEncoderLayer` has a fast path of its own, which in evaluation reads the parameters of its attention
+    and calls nobody's `forward`: NaN is NaN there.
+
+    >>> encoder = nn.TransformerEncoderLayer(8, 2)
+    >>> encoder.self_attn = MultiheadAttention(8, 2)
+    >>> encoder(torch.randn(5, 3, 8)).shape
+    torch.Size([5, 3, 8])
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "kdim": kdim, "vdim": vdim}
+        for name, size in sizes.items():
+            if size is not None:
+                shapes.check_size(name, size)
+        if embed_dim % num_heads:
+            raise compat_checks.DivisionError(
+                f"embed_dim={embed_dim} and num_heads={num_heads}: embed_dim must be divisible by num_heads. "
+                f"Pass a number of heads that divides {embed_dim}."
+            )
+        if not 0 <= dropout <= 1:
+            raise OptionError(f"dropout={dropout!r}: expected a probability from 0 to 1.")
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
+        )
+
+    _watchers: tuple[Callable[[AttentionMap], None], ...] = ()  # see `watch.py`
+    _silent: tuple[int, ...] = ()  # heads that are switched off; see `silence.py`
+    _torch_forward = _renamed(nn.MultiheadAttention.forward, "_torch_forward")
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output, and with `need_weights` the weights, as torch's class returns them.
+
+        Args:
+            query: (T, B, E), (B, T, E) with `batch_first`, or (T, E) for one sequence.
+            key: likewise with S and `kdim`.
+            value: likewise with S and `vdim`.
+            key_padding_mask: (B, S), or (S,); bool, True for keys that nobody sees, or float to be added.
+            need_weights: also return the weights, (B, T, S) or (B, H, T, S); in training from after dropout.
+            attn_mask: (T, S) or (B·H, T, S); bool, True where a query must not look, or float to be added.
+            average_attn_weights: False keeps the weights of each head.
+            is_causal: promises that `attn_mask` is the causal one, which then need not be looked at.
+        """
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return self._torch_forward(  # type: ignore[no-any-return]
+                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            )
+        return self._forward(
+            query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+        )
+
+    @torch.jit.unused
+    def _forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None,
+        need_weights: bool,
+        attn_mask: Tensor | None,
+        average: bool,
+        is_causal: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        given = (query, key, value, key_padding_mask, attn_mask)
+        masked = key_padding_mask is not None or attn_mask is not None
+        by_torch = self._is_torchs(given)
+        # torch's rule of when it trusts the promise, and does not look at the mask
+        causal = is_causal and key_padding_mask is None and not need_weights
+        if not by_torch:
+            compat_checks.check(self, query, key, value, key_padding_mask, attn_mask, is_causal)
+            compat_checks.check_masks(self, query, key, key_padding_mask, None if causal else attn_mask)
+            touched = self._watchers or self._silent
+            by_torch = need_weights and not masked and not touched and self._runs_natively(query, key, value)
+        if by_torch:
+            result: Result = self._torch_forward(
+                query, key, value, key_padding_mask, need_weights, attn_mask, average, is_causal
+            )
+            return result
+        batched = query.dim() == 3
+        q, k, v = self._heads(query, key, value)
+        scoring = self._scoring(q, k, key_padding_mask, None if causal else attn_mask, causal)
+        for watcher in self._watchers:
+            watcher(AttentionMap(q, k, scoring))
+        heads, weights = _attended(q, k, v, scoring, self._dropout(), need_weights, average)
+        output = self._joined(silenced(heads, self._silent) if self._silent else heads, batched)
+        return output, weights if batched or weights is None else weights[0]
+
+    # Who does the work.
+
+    def _is_torchs(self, given: tuple[Any, ...]) -> bool:
+        """Whether our core does not do this, whatever the numbers."""
+        tensors = [x for x in given if isinstance(x, Tensor)]
+        return (
+            torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+            or any(x.is_nested for x in tensors)
+            or self._dropout() >= 1
+            or any(_overrides(x) for x in (*tensors, *self._own_tensors()))
+        )
+
+    def _runs_natively(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+        """Whether torch would hand this call, if nothing is masked, to its native kernel for inference."""
+        return (
+            torch.backends.mha.get_fastpath_enabled()
+            and query is key
+            and key is value
+            and query.dim() == 3
+            and self.batch_first
+            and not self.training
+            and not torch.is_autocast_enabled(query.device.type)
+            and not torch.compiler.is_compiling()
+            and not _learns(query, *self._own_tensors())
+        )
+
+    def _own_tensors(self) -> tuple[Tensor | None, ...]:
+        return *self._parameters.values(), self.out_proj.weight, self.out_proj.bias
+
+    def _dropout(self) -> float:
+        return self.dropout if self.training else 0.0
+
+    # From inputs to heads and back.
+
+    def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> Three:
+        """Query (B, H, T, D), key and value (B, H, S, D), with the keys that options add."""
+        q, k, v = (self._split(x) for x in self._projected(query, key, value))
+        extra_keys, extra_values = [], []
+        if self.bias_k is not None and self.bias_v is not None:
+            shape = (1, self.num_heads, 1, self.head_dim)
+            extra_keys.append(self.bias_k.to(k.dtype).view(shape).expand(k.shape[0], -1, -1, -1))
+            extra_values.append(self.bias_v.to(v.dtype).view(shape).expand(v.shape[0], -1, -1, -1))
+        if self.add_zero_attn:
+            zeros = k.new_zeros(k.shape[0], self.num_heads, 1, self.head_dim)
+            extra_keys.append(zeros)
+            extra_values.append(zeros)
+        if extra_keys:
+            k, v = torch.cat([k, *extra_keys], dim=2), torch.cat([v, *extra_values], dim=2)
+        return q, k, v
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> Three:
+        """The three projections, each laid out as its input; in one product where inputs are one tensor."""
+        E, bias = self.embed_dim, self.in_proj_bias
+        if not self._qkv_same_embed_dim:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+            biases = (None, None, None) if bias is None else bias.chunk(3)
+            return tuple(map(F.linear, (query, key, value), weights, biases))  # type: ignore[return-value]
+        weight = self.in_proj_weight
+        if query is key and key is value:
+            return F.linear(query, weight, bias).chunk(3, dim=-1)  # type: ignore[return-value]
+        if key is value:
+            k, v = F.linear(key, weight[E:], None if bias is None else bias[E:]).chunk(2, dim=-1)
+            return F.linear(query, weight[:E], None if bias is None else bias[:E]), k, v
+        biases = (None, None, None) if bias is None else bias.chunk(3)
+        return tuple(map(F.linear, (query, key, value), weight.chunk(3), biases))  # type: ignore[return-value]
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(B, H, T, D), a view of (T, B, E), (B, T, E) or (T, E)."""
+        x = x.unflatten(-1, (self.num_heads, self.head_dim))
+        if x.dim() == 3:
+            return x.transpose(0, 1)[None]
+        return x.transpose(1, 2) if self.batch_first else x.permute(1, 2, 0, 3)
+
+    def _joined(self, heads: Tensor, batched: bool) -> Tensor:
+        """The output in the layout of the query: heads side by side, projected."""
+        weight, bias = self.out_proj.weight, self.out_proj.bias
+        if batched and self.batch_first and not self.training:
+            return F.linear(heads.transpose(1, 2).flatten(2), weight, bias)  # a view, as kernels write (B, T, H, D)
+        # In training as torch lays it out in memory: a dropout that follows then drops the same with the same seed.
+        output = F.linear(heads.permute(2, 0, 1, 3).flatten(2), weight, bias)  # (T, B, E)
+        return output[:, 0] if not batched else output.transpose(0, 1) if self.batch_first else output
+
+    # From torch's masks to ours.
+
+    def _scoring(
+        self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, causal: bool
+    ) -> Scoring:
+        """What the masks mean: bool ones hide, float ones are added, and keys that options add are seen by all."""
+        B, H, T, S = *q.shape[:3], k.shape[2]
+        extra = (0, (self.bias_k is not None) + self.add_zero_attn)
+        mask, bias = _top_left_causal(T, S, q.device) if causal else None, None
+        if attn_mask is not None:
+            table = F.pad(attn_mask, extra)
+            table = table[None, None] if table.dim() == 2 else table.unflatten(0, (B, H))  # (B or 1, H or 1, T, S)
+            mask, bias = (masks.dense(~table), None) if table.dtype == torch.bool else (None, table)
+        if key_padding_mask is not None:
+            keys = F.pad(key_padding_mask if key_padding_mask.dim() == 2 else key_padding_mask[None], extra)  # (B, S)
+            if keys.dtype == torch.bool:
+                mask = masks.padding(~keys) if mask is None else mask & masks.padding(~keys)
+            else:
+                bias = keys[:, None, None] if bias is None else bias + keys[:, None, None]
+        return attention.scoring_for((*q.shape[:3], S), q.device, mask, bias, None, None)
+
+
+def _overrides(x: Tensor | None) -> bool:
+    """Whether torch functions of `x` are somebody else's. Torch's own question would also say yes in every
+    `with torch.device(...)`, which is a mode."""
+    if x is None or type(x) in (Tensor, nn.Parameter):
+        return False
+    return type(x).__torch_function__ is not torch._C._disabled_torch_function_impl
+
+
+def _top_left_causal(T: int, S: int, device: torch.device) -> Mask:
+    """What torch's flag means: query i sees keys up to i, also where there are more keys than queries."""
+    return masks.causal() if T == S else masks.dense(torch.ones(T, S, dtype=torch.bool, device=device).tril())
+
+
+def _learns(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _attended(
+    q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, dropout: float, need_weights: bool, average: bool
+) -> Result:
+    """What the heads read (B, H, T, D), and the weights if they are wanted, (B, T, S) or (B, H, T, S)."""
+    if not need_weights:
+        return attention.run(q, k, v, scoring, dropout), None
+    size = q.shape[:3].numel() * k.shape[2] * q.element_size()
+    if dropout or size <= LARGE or not _is_plain_inference(q, k, scoring):
+        heads, weights = _with_dense_weights(q, k, v, scoring, dropout)
+        return heads, weights.mean(1) if average else weights
+    heads, lazy = attention.attend(q, k, v, mask=scoring.mask, bias=scoring.bias, return_weights=True)
+    # The caller has asked for the tensor, however large it is.
+    return heads, _mean_over_heads(lazy) if average else lazy.to_tensor(limit=sys.maxsize)
+
+
+def _is_plain_inference(q: Tensor, k: Tensor, scoring: Scoring) -> bool:
+    """Whether nothing but numbers is wanted: no gradient of any order or mode, no graph, no dtypes of autocast."""
+    return not (
+        _learns(q, k, scoring.bias)
+        or _is_transformed()
+        or torch.is_autocast_enabled(q.device.type)
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def _with_dense_weights(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, dropout: float) -> tuple[Tensor, Tensor]:
+    """Plain products: weights that the caller receives exist anyway, and so they may be dropped out, and can be
+    differentiated as often as one likes."""
+    (B, H, T, D), S = q.shape, k.shape[2]
+    flat_query, flat_key = (q * scoring.scale_for(D)).reshape(B * H, T, D), k.reshape(B * H, S, D)
+    bias, empty = scoring.additive(q, S), None
+    if bias is None or not S:
+        scores = flat_query @ flat_key.transpose(1, 2)
+    else:
+        empty = _empty_rows(bias)
+        bias = bias if empty is None else bias.masked_fill(empty, 0.0)
+        flat_bias = bias[0] if bias.shape[:2] == (1, 1) else bias.expand(B, H, T, S).reshape(B * H, T, S)
+        scores = torch.baddbmm(flat_bias, flat_query, flat_key.transpose(1, 2))  # the product itself adds it
+    weights = scores.view(B, H, T, S).softmax(-1)
+    weights = weights if empty is None else weights.masked_fill(empty, 0.0)  # sees no key: zeros
+    weights = F.dropout(weights, dropout) if dropout else weights
+    return weights @ v, weights
+
+
+def _empty_rows(bias: Tensor) -> Tensor | None:
+    """True for queries that see no key, (B or 1, H or 1, T, 1); None where one may look, and there are none."""
+    empty = (bias == -math.inf).all(-1, keepdim=True)
+    may_look = empty.is_cpu and type(empty) is Tensor and not _is_transformed()
+    return None if may_look and not empty.any() else empty
+
+
+def _is_transformed() -> bool:
+    """Whether torch compiles, exports or transforms what runs, so that numbers are not there to be looked at."""
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _mean_over_heads(weights: AttentionMap) -> Tensor:
+    """(B, T, S) from one head at a time."""
+    B, H, T, S = weights.shape
+    total = torch.zeros(B, T, S, dtype=torch.promote_types(weights.dtype, torch.float32), device=weights.device)
+    for head in weights:
+        total += head.to_tensor(limit=sys.maxsize)[:, 0]
+    return (total / H).to(weights.dtype)

@@ -1,0 +1,453 @@
+"""The mask language: who may attend to whom, said without a T×S tensor. True means "may attend".
+
+    causal()            no key after the query            window(left, right)  keys at most so far behind or ahead
+    padding(lengths)    no key beyond a sample's length   documents(ids)       keys of the query's own document
+    prefix(n)           the first n keys                  dense(tensor)        any table you bring
+
+Masks combine with `&`, `|` and `~`, and draw themselves when printed:
+
+>>> print(causal() & window(2))
+■·······
+■■······
+■■■·····
+·■■■····
+··■■■···
+···■■■··
+····■■■·
+·····■■■
+
+The last query is aligned with the last key ("bottom-right"): query i stands at key position i + S − T, as it does when
+the first keys come from a cache. With T = S this is the usual diagonal.
+"""
+
+import abc
+import dataclasses
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any, Self, SupportsIndex
+
+import torch
+from torch import Tensor
+
+from headwise.errors import MaskError
+from headwise.masks.mask import Both, Extent, Grid, Mask
+
+
+def causal() -> Mask:
+    """Each query sees its own position and everything before. The last query sees every key (see above)."""
+    return Causal()
+
+
+def window(left: int, right: int | None = None) -> Mask:
+    """Each query sees keys at most `left` positions behind and `right` ahead (as many as `left` unless given).
+
+    The query's own position is not counted: a model with `sliding_window=W`, which counts it, is
+    `causal() & window(W - 1)`.
+    """
+    right = left if right is None else right
+    return Window(_count("window(left)", left), _count("window(right)", right))
+
+
+def padding(keep: Tensor | Sequence[int], *, side: str = "right") -> Mask:
+    """Hides the padding of each sample.
+
+    Args:
+        keep: lengths (B,) of whole numbers (beyond S they count as S), or a key mask (B, S), True or 1 for real tokens.
+        side: where the padding of `lengths` lies, "right" or "left".
+
+    >>> print(padding([3, 5]).draw(1, 5))
+    ■■■··
+    """
+    if side not in ("right", "left"):
+        raise MaskError(f'padding(side={side!r}): expected "right" or "left".')
+    keep = _as_tensor("padding", keep)
+    if keep.dim() == 2:
+        return KeyMask(_as_bool(keep, "padding(mask)"))
+    if keep.dim() != 1 or not _is_whole(keep):
+        raise MaskError(
+            f"padding({_shape(keep)} of {keep.dtype}): expected whole-number lengths (B,) or a key mask (B, S) of "
+            f"True for real tokens."
+        )
+    return Lengths(_not_negative("padding", keep), side)
+
+
+def documents(ids: Tensor | Sequence[int] | None = None, *, lengths: Sequence[int] | None = None) -> Mask:
+    """Each query sees only its own document, for several texts packed into one row.
+
+    Args:
+        ids: the document number of every key position, (S,) or (B, S).
+        lengths: instead of ids, the lengths of the documents in order.
+
+    >>> print(documents(lengths=[2, 3]) & causal())
+    ■····
+    ■■···
+    ··■··
+    ··■■·
+    ··■■■
+    """
+    if (ids is None) == (lengths is None):
+        raise MaskError("documents(): pass either ids or lengths=, one of the two.")
+    if lengths is not None:
+        counts = _not_negative("documents(lengths=)", _as_tensor("documents(lengths=)", lengths))
+        if counts.dim() != 1 or not _is_whole(counts):
+            raise MaskError(
+                f"documents(lengths={_shape(counts)} of {counts.dtype}): expected whole numbers, one per text."
+            )
+        ids = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+    ids = _as_tensor("documents", ids)
+    if ids.dim() not in (1, 2) or not _is_whole(ids):
+        raise MaskError(f"documents({_shape(ids)} of {ids.dtype}): expected whole numbers of shape (S,) or (B, S).")
+    return Documents(ids if ids.dim() == 2 else ids[None])
+
+
+def prefix(n: int | Tensor | Sequence[int]) -> Mask:
+    """The first `n` keys, for every query; `n` may differ by sample, (B,). A prefix model is `causal() | prefix(n)`."""
+    if isinstance(n, Tensor | list | tuple):
+        n = _as_tensor("prefix", n)
+        if n.dim() != 1 or not _is_whole(n):
+            raise MaskError(f"prefix({_shape(n)} of {n.dtype}): expected a whole number, or one per sample (B,).")
+        return Lengths(_not_negative("prefix", n), "right")
+    return Prefix(_count("prefix", n))
+
+
+def dense(tensor: Tensor | Sequence[Any]) -> Mask:
+    """Any table, a `tensor` of bool or 0/1, (T, S) or (B or 1, H or 1, T or 1, S or 1). True or 1 means may attend."""
+    tensor = _as_bool(_as_tensor("dense", tensor), "mask")
+    if tensor.dim() == 3:
+        raise MaskError(
+            f"a mask of shape {_shape(tensor)} could be (B, T, S) or (H, T, S). Say which: mask[:, None] makes it "
+            f"(B, 1, T, S), mask[None] makes it (1, H, T, S)."
+        )
+    if tensor.dim() not in (2, 4):
+        raise MaskError(f"a mask of shape {_shape(tensor)}: expected (T, S) or (B, H, T, S), 1 where all are alike.")
+    return Dense(tensor if tensor.dim() == 4 else tensor[None, None])
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Causal(Mask):
+    """See `causal`."""
+
+    banded = True
+    sees_self = True
+
+    def visible(self, grid: Grid) -> Tensor:
+        return grid.col <= grid.position
+
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        return 0, _clamp(stop + S - T, S)
+
+    def hides_nothing(self, T: int, S: int) -> bool:
+        return T == 1
+
+    def shows_all(self, start: int, stop: int, lo: int, hi: int, T: int, S: int) -> bool:
+        return hi - 1 <= start + S - T
+
+    def __repr__(self) -> str:
+        return "causal()"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Window(Mask):
+    """See `window`."""
+
+    left: int
+    right: int
+    banded = True
+    sees_self = True
+
+    def visible(self, grid: Grid) -> Tensor:
+        distance = grid.position - grid.col
+        return (distance <= self.left) & (distance >= -self.right)
+
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        return _clamp(start + S - T - self.left, S), _clamp(stop + S - T + self.right, S)
+
+    def hides_nothing(self, T: int, S: int) -> bool:
+        return self.left >= S - 1 and self.right >= T - 1 and T <= S
+
+    def shows_all(self, start: int, stop: int, lo: int, hi: int, T: int, S: int) -> bool:
+        return lo >= stop - 1 + S - T - self.left and hi - 1 <= start + S - T + self.right
+
+    def __repr__(self) -> str:
+        return f"window({self.left}, {self.right})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Prefix(Mask):
+    """See `prefix`, one number for all samples."""
+
+    n: int
+    by_key = True
+
+    def visible(self, grid: Grid) -> Tensor:
+        return grid.col < self.n
+
+    def shows_all(self, start: int, stop: int, lo: int, hi: int, T: int, S: int) -> bool:
+        return hi <= self.n
+
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        return 0, min(self.n, S)
+
+    def hides_nothing(self, T: int, S: int) -> bool:
+        return self.n >= S
+
+    def __repr__(self) -> str:
+        return f"prefix({self.n})"
+
+
+class TensorMask(Mask):
+    """A mask that looks its answers up in one tensor."""
+
+    @property
+    @abc.abstractmethod
+    def _tensor(self) -> Tensor: ...
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self._tensor,)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Lengths(TensorMask):
+    """See `padding`: so many keys of each sample, counted from one side."""
+
+    lengths: Tensor  # (B,)
+    side: str
+    by_key = True
+
+    @property
+    def _tensor(self) -> Tensor:
+        return self.lengths
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(batch=self.lengths.shape[0])
+
+    def visible(self, grid: Grid) -> Tensor:
+        length = self.lengths[grid.batch]
+        from_side = grid.col if self.side == "right" else grid.S - 1 - grid.col
+        return from_side < length
+
+    def to(self, device: torch.device | str) -> Self:
+        return dataclasses.replace(self, lengths=self.lengths.to(device))
+
+    def __repr__(self) -> str:
+        return f"padding(lengths of {self.lengths.shape[0]} samples, side={self.side!r})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class KeyMask(TensorMask):
+    """See `padding`: one table of keys per sample."""
+
+    keys: Tensor  # (B, S) bool
+    by_key = True
+
+    @property
+    def _tensor(self) -> Tensor:
+        return self.keys
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(batch=self.keys.shape[0], keys=self.keys.shape[1])
+
+    def visible(self, grid: Grid) -> Tensor:
+        return self.keys[grid.batch, grid.col]
+
+    def to(self, device: torch.device | str) -> Self:
+        return dataclasses.replace(self, keys=self.keys.to(device))
+
+    def __repr__(self) -> str:
+        return f"padding(keys of shape {_shape(self.keys)})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Documents(TensorMask):
+    """See `documents`."""
+
+    ids: Tensor  # (B or 1, S)
+    sees_self = True
+
+    @property
+    def _tensor(self) -> Tensor:
+        return self.ids
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(batch=self.ids.shape[0] if self.ids.shape[0] > 1 else None, keys=self.ids.shape[1])
+
+    def visible(self, grid: Grid) -> Tensor:
+        batch = grid.batch if self.ids.shape[0] > 1 else grid.batch * 0
+        position = grid.position  # below 0 for queries from before the first key; those belong to no document
+        own = self.ids[batch, position.clamp(min=0)]
+        return (own == self.ids[batch, grid.col]) & (position >= 0)
+
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        if not self.ids.is_cpu or torch.compiler.is_compiling() or self.ids.is_inference():
+            return 0, S  # looking at numbers would make a device wait
+        first, last = max(start + S - T, 0), stop + S - T
+        if first >= last:
+            return 0, 0
+        starts, stops = _spans(self, self.ids._version)
+        return int(starts[:, first:last].min()), int(stops[:, first:last].max())
+
+    def to(self, device: torch.device | str) -> Self:
+        return dataclasses.replace(self, ids=self.ids.to(device))
+
+    def __repr__(self) -> str:
+        return f"documents(ids of shape {_shape(self.ids)})"
+
+
+@functools.lru_cache(maxsize=8)
+def _spans(mask: Documents, version: int) -> tuple[Tensor, Tensor]:
+    """For every position the first key of its document and the last + 1, (B or 1, S) each."""
+    B, S = mask.ids.shape
+    _, names = torch.unique(mask.ids, return_inverse=True)
+    place = torch.arange(S).expand(B, S)
+    least = torch.full((B, int(names.max()) + 1 if S else 0), S).scatter_reduce(1, names, place, "amin")
+    most = torch.zeros_like(least).scatter_reduce(1, names, place + 1, "amax")
+    return least.gather(1, names), most.gather(1, names)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Dense(TensorMask):
+    """See `dense`."""
+
+    table: Tensor  # (B or 1, H or 1, T or 1, S or 1) bool
+
+    @property
+    def _tensor(self) -> Tensor:
+        return self.table
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(*(None if size == 1 else size for size in self.table.shape))
+
+    def visible(self, grid: Grid) -> Tensor:
+        B, H, T, S = self.table.shape  # an axis of size 1 is the same for all: look at its only entry
+        return self.table[
+            grid.batch if B > 1 else grid.batch * 0,
+            grid.head if H > 1 else grid.head * 0,
+            grid.row if T > 1 else grid.row * 0,
+            grid.col if S > 1 else grid.col * 0,
+        ]
+
+    @property
+    def by_key(self) -> bool:
+        return self.table.shape[1] == self.table.shape[2] == 1
+
+    def tile(self, rows: slice, cols: slice, T: int, S: int, *, device: torch.device | str | None = None) -> Tensor:
+        """A view of the table: no index is computed."""
+        return self.table.expand(-1, -1, T, S)[:, :, rows, cols]
+
+    def to(self, device: torch.device | str) -> Self:
+        return dataclasses.replace(self, table=self.table.to(device))
+
+    def __repr__(self) -> str:
+        return f"dense(mask of shape {_shape(self.table)})"
+
+
+def reach_back(mask: Mask | None) -> int | None:
+    """How many keys back a query sees at most, if the mask says so and hides all keys ahead; else None.
+
+    >>> reach_back(causal() & window(4)), reach_back(causal())
+    (4, None)
+    """
+    parts = _conjuncts(mask)
+    behind = [part.left for part in parts if isinstance(part, Window)]
+    ahead = any(isinstance(part, Causal) or (isinstance(part, Window) and part.right == 0) for part in parts)
+    return min(behind) if behind and ahead else None
+
+
+def _conjuncts(mask: Mask | None) -> list[Mask]:
+    """The masks that `&` joins."""
+    if isinstance(mask, Both):
+        return _conjuncts(mask.a) + _conjuncts(mask.b)
+    return [] if mask is None else [mask]
+
+
+def as_mask(mask: "Mask | Tensor | None", B: int, T: int, S: int) -> Mask | None:
+    """What a user passed as `mask`, as a `Mask`; refused where it could mean two things.
+
+    A bare 2-D tensor is (T, S). One that could as well be (B, S) is never guessed.
+    """
+    if mask is None or isinstance(mask, Mask):
+        return mask
+    if not isinstance(mask, Tensor):
+        raise MaskError(f"mask is a {type(mask).__name__}; expected a headwise mask such as causal(), or a tensor.")
+    if mask.dim() == 2:
+        rows, cols = mask.shape
+        # Not `rows in (1, T)`: while torch.compile traces, `in` takes a symbolic length for another number.
+        per_query = (rows == 1 or rows == T) and (cols == 1 or cols == S)
+        per_sample = rows == B and cols == S
+        if per_query and per_sample and rows > 1:
+            raise MaskError(
+                f"a mask of shape {_shape(mask)} with B = T = {T} could be (T, S) or (B, S). Say which: "
+                f"dense(mask) reads it as (T, S), padding(mask) as (B, S)."
+            )
+        if per_sample and not per_query:
+            raise MaskError(
+                f"a mask of shape {_shape(mask)} is (B, S), one row per sample; a bare 2-D mask is read as "
+                f"(T, S) = ({T}, {S}). Pass padding(mask), or mask[:, None, None, :]."
+            )
+        if not per_query:
+            raise MaskError(
+                f"a mask of shape {_shape(mask)} does not fit: expected (T, S) = ({T}, {S}). "
+                f"For one row per sample pass padding(mask) of shape (B, S) = ({B}, {S})."
+            )
+    return dense(mask)
+
+
+def _as_bool(mask: Tensor, name: str) -> Tensor:
+    """A bool tensor of the same shape; anything that is not 0 or 1 is refused."""
+    if mask.dtype == torch.bool:
+        return mask
+    if mask.is_complex():
+        raise MaskError(f"{name} is {mask.dtype}; expected bool, or 0 and 1.")
+    binary = ((mask == 0) | (mask == 1)).all()
+    if torch.compiler.is_compiling():  # no looking at numbers while tracing: the check becomes part of the graph
+        torch._assert_async(binary, f"{name} holds values other than 0 and 1; pass an additive mask as bias=")
+        return mask != 0
+    if mask.is_meta or binary:
+        return mask != 0
+    raise MaskError(
+        f"{name} is {mask.dtype} with values from {mask.min().item():g} to {mask.max().item():g}; a mask holds only "
+        f"0 (hidden) and 1 (may attend). If these numbers are meant to be added to the scores, pass them as bias=. "
+        f"If they mark hidden keys, pass (mask == 0)."
+    )
+
+
+def _as_tensor(name: str, x: object) -> Tensor:
+    """`x` as a tensor; lists and arrays are taken, an empty one as whole numbers."""
+    if isinstance(x, Tensor):
+        return x
+    try:
+        tensor = torch.as_tensor(x)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise MaskError(f"{name}({x!r}): expected a tensor or a list of numbers.") from error
+    return tensor if tensor.numel() else tensor.long()
+
+
+def _is_whole(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
+
+def _not_negative(name: str, counts: Tensor) -> Tensor:
+    """`counts`, refused where one is negative; looked at only where that makes no device wait."""
+    if counts.is_cpu and not torch.compiler.is_compiling() and bool((counts < 0).any()):
+        raise MaskError(f"{name}: counts are from 0 up, and {int(counts.min())} was given.")
+    return counts
+
+
+def _count(name: str, n: object) -> int:
+    """`n` as a whole number from 0 up."""
+    if isinstance(n, bool) or not isinstance(n, SupportsIndex) or operator.index(n) < 0:
+        raise MaskError(f"{name}={n!r}: expected a whole number from 0 up.")
+    return operator.index(n)
+
+
+def _clamp(position: int, S: int) -> int:
+    return min(max(position, 0), S)
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)

@@ -1,0 +1,139 @@
+"""What a backend receives in place of a mask: the cheapest thing that says the same.
+
+From cheapest to dearest: nothing at all, an `is_causal` flag, a `BlockMask` that skips hidden blocks, a bias of 0 and
+minus infinity. Only the last has T·S numbers.
+"""
+
+import math
+from collections.abc import Collection
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headwise.masks.kinds import Causal, Window
+from headwise.masks.mask import Both, Grid, Mask
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+
+class Lowered(NamedTuple):
+    """A mask made ready for a backend. `kind` is "nothing", "causal", "blocks" or "bias"."""
+
+    kind: str
+    bias: Tensor | None = None
+    blocks: "BlockMask | None" = None
+
+
+NOTHING = Lowered("nothing")
+CAUSAL = Lowered("causal")
+
+
+def lower(
+    mask: Mask | None,
+    T: int,
+    S: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    accepts: Collection[str] = ("causal", "bias"),
+) -> Lowered:
+    """The cheapest form of `mask` that a backend accepting `accepts` can take.
+
+    >>> from headwise.masks import causal, window
+    >>> lower(causal(), 5, 5).kind, lower(causal(), 1, 9).kind, lower(causal() & window(2), 5, 5).kind
+    ('causal', 'nothing', 'bias')
+    """
+    mask = simplify(mask, T, S)
+    if mask is None:
+        return NOTHING
+    if "causal" in accepts and isinstance(mask, Causal) and T == S:
+        return CAUSAL
+    if "blocks" in accepts:
+        return Lowered("blocks", blocks=block_mask(mask, T, S, device=device))
+    return Lowered("bias", bias=additive(mask.to_tensor(T, S, device=device), dtype))
+
+
+def simplify(mask: Mask | None, T: int, S: int) -> Mask | None:
+    """The same mask at these lengths in its simplest form; None where it hides nothing at all.
+
+    >>> from headwise.masks import causal, window
+    >>> simplify(causal() & window(7, 0), 5, 5)
+    causal()
+    """
+    if mask is None or mask.hides_nothing(T, S):
+        return None
+    if isinstance(mask, Both):
+        a, b = simplify(mask.a, T, S), simplify(mask.b, T, S)
+        if a is None or b is None:
+            return b if a is None else a
+        for one, other in ((a, b), (b, a)):  # beside causal, how far a window looks ahead plays no part
+            if isinstance(one, Causal) and (isinstance(other, Causal) or reaches_back(other, S)):
+                return one
+        return mask if a is mask.a and b is mask.b else Both(a, b)
+    if isinstance(mask, Window) and mask.right == 0 and reaches_back(mask, S):
+        return Causal()
+    return mask
+
+
+def reaches_back(mask: Mask, S: int) -> bool:
+    """Whether this is a window that reaches the first key from every query."""
+    return isinstance(mask, Window) and mask.left >= S - 1
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where visible and minus infinity elsewhere, in `dtype`.
+
+    Never a bool and never another dtype: with a bool mask the cuDNN path returns garbage for a row that sees nothing,
+    and with a float32 bias beside float64 queries the CPU path is silently wrong.
+    """
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -math.inf)
+
+
+def may_empty_a_row(mask: Mask | None, T: int, S: int) -> bool:
+    """Whether some query might see no key; False only where that is certain from the mask's form."""
+    return mask is not None and not (mask.sees_self and T <= S)
+
+
+BLOCK = 128
+STRIP_BYTES = 2**26  # of the mask, looked at in one go
+
+
+def block_mask(mask: Mask, T: int, S: int, *, device: torch.device | str | None = None) -> "BlockMask":
+    """The mask as FlexAttention wants it: which blocks hold something, found strip by strip, and the rule within."""
+    from torch.nn.attention.flex_attention import BlockMask  # heavy, and rarely needed
+
+    where = torch.device(device if device is not None else next((t.device for t in mask.tensors()), "cpu"))
+    some, every = occupied(mask, T, S, where)
+
+    def mask_mod(batch: Tensor, head: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        return mask.visible(Grid(batch, head, row, col, T, S))
+
+    return BlockMask.from_kv_blocks(
+        *_ordered(some & ~every), *_ordered(every), BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=(T, S)
+    )
+
+
+def occupied(mask: Mask, T: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """For every 128×128 block whether something of it is visible, and whether all is; (B or 1, H or 1, rows, cols)."""
+    B, H = (1 if size is None else size for size in mask.extent[:2])
+    strip = max(1, STRIP_BYTES // (B * H * S * BLOCK)) * BLOCK
+    some: list[Tensor] = []
+    every: list[Tensor] = []
+    for start in range(0, T, strip):
+        seen = mask.tile(slice(start, min(start + strip, T)), slice(None), T, S, device=device)
+        rows, cols = seen.shape[2], seen.shape[3]
+        room = (0, -cols % BLOCK, 0, -rows % BLOCK)
+        for found, value, reduce in ((some, False, torch.any), (every, True, torch.all)):
+            padded = torch.nn.functional.pad(seen, room, value=value)
+            blocks = padded.unflatten(3, (-1, BLOCK)).unflatten(2, (-1, BLOCK))
+            found.append(reduce(reduce(blocks, 5), 3))
+    return torch.cat(some, 2), torch.cat(every, 2)
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of each row there are, and which: those first, in order."""
+    counts = blocks.sum(-1, dtype=torch.int32)
+    indices = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+    return counts, indices.contiguous()

@@ -1,0 +1,156 @@
+"""Masks that ask questions: where does attention go?
+
+A mask says who may attend; a probe says who did. `weights.mass(probe)` is the share of every query's attention that
+lies where the probe is True. Every mask is a probe (`causal()`, `window(4)`, `documents(ids)`, ...), and these are made
+for asking. They combine with `&`, `|`, `~` as all masks do.
+
+    previous_token()     the key before the query      same_token(ids)       earlier keys with the query's own token
+    offset(n)            the key n before the query    induction(ids)        keys that follow an earlier copy of it
+    sink(n)              the first n keys              token_is(ids, which)  keys with one of these tokens
+    local(n)             keys at most n away
+
+>>> print(induction([5, 6, 7, 5, 6, 7]))
+······
+······
+······
+·■····
+··■···
+···■··
+"""
+
+import dataclasses
+import operator
+from collections.abc import Sequence
+from typing import Self, SupportsIndex
+
+import torch
+from torch import Tensor
+
+from headwise.errors import MaskError
+from headwise.masks.kinds import dense, prefix, window
+from headwise.masks.mask import Extent, Grid, Mask
+
+NO_TOKEN = torch.iinfo(torch.int64).min
+
+
+def previous_token() -> Mask:
+    """The key just before the query."""
+    return offset(1)
+
+
+def offset(n: int) -> Mask:
+    """The key `n` places before the query; 0 is the query's own place, -1 the one after it."""
+    if isinstance(n, bool) or not isinstance(n, SupportsIndex):
+        raise MaskError(f"offset({n!r}): expected a whole number; 1 is the previous token, -1 the next.")
+    return Offset(operator.index(n))
+
+
+def sink(n: int = 1) -> Mask:
+    """The first `n` keys, on which many heads rest when they have nothing to do."""
+    return prefix(n)
+
+
+def local(n: int) -> Mask:
+    """Keys at most `n` places from the query, before or after."""
+    return window(n)
+
+
+def same_token(ids: Tensor | Sequence[int]) -> Mask:
+    """Earlier keys that are the query's own token.
+
+    Args:
+        ids: the token of every key position, (S,) or (B, S).
+    """
+    tokens = _tokens("same_token", ids)
+    return Match(tokens, tokens, 1, "same_token")
+
+
+def induction(ids: Tensor | Sequence[int]) -> Mask:
+    """Keys that come right after an earlier copy of the query's token: what a head looks at to continue a repetition.
+
+    Args:
+        ids: the token of every key position, (S,) or (B, S).
+    """
+    tokens = _tokens("induction", ids)
+    before = torch.cat([torch.full_like(tokens[:, :1], NO_TOKEN), tokens[:, :-1]], 1)
+    return Match(tokens, before, 0, "induction")
+
+
+def token_is(ids: Tensor | Sequence[int], which: int | Sequence[int] | Tensor) -> Mask:
+    """Keys whose token is `which`, or one of them: delimiters, a name, all punctuation.
+
+    Args:
+        ids: the token of every key position, (S,) or (B, S).
+        which: a token or several.
+    """
+    tokens = _tokens("token_is", ids)
+    try:
+        wanted = torch.as_tensor(which, device=tokens.device).flatten()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise MaskError(f"token_is(which={which!r}): expected a token id or several.") from error
+    return dense(torch.isin(tokens, wanted)[:, None, None, :])
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Offset(Mask):
+    """See `offset`."""
+
+    n: int
+    banded = True
+
+    def visible(self, grid: Grid) -> Tensor:
+        return grid.position - grid.col == self.n
+
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        lo = min(max(start + S - T - self.n, 0), S)
+        return lo, max(lo, min(stop + S - T - self.n, S))
+
+    def __repr__(self) -> str:
+        return f"offset({self.n})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Match(Mask):
+    """Keys that offer what the query asks for, at least `gap` places before it."""
+
+    asked: Tensor  # (B or 1, S), by the query's position
+    offered: Tensor  # (B or 1, S), by key
+    gap: int
+    name: str
+
+    @property
+    def extent(self) -> Extent:
+        B, S = self.asked.shape
+        return Extent(batch=B if B > 1 else None, keys=S)
+
+    def visible(self, grid: Grid) -> Tensor:
+        batch = grid.batch if self.asked.shape[0] > 1 else grid.batch * 0
+        position = grid.position
+        asked = self.asked[batch, position.clamp(min=0)]
+        return (asked == self.offered[batch, grid.col]) & (position - grid.col >= self.gap)
+
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        return 0, min(max(stop + S - T - self.gap, 0), S)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.asked, self.offered
+
+    def to(self, device: torch.device | str) -> Self:
+        return dataclasses.replace(self, asked=self.asked.to(device), offered=self.offered.to(device))
+
+    def __repr__(self) -> str:
+        return f"{self.name}(ids of shape {tuple(self.asked.shape)})"
+
+
+def _tokens(name: str, ids: Tensor | Sequence[int]) -> Tensor:
+    """Token ids as whole numbers (B or 1, S)."""
+    try:
+        tokens = torch.as_tensor(ids)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise MaskError(f"{name}({ids!r}): expected token ids, (S,) or (B, S).") from error
+    if tokens.dim() not in (1, 2) or tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        raise MaskError(
+            f"{name}({tuple(tokens.shape)} of {tokens.dtype}): expected token ids, whole numbers of shape (S,) or "
+            f"(B, S)."
+        )
+    return tokens.long() if tokens.dim() == 2 else tokens.long()[None]

@@ -1,0 +1,240 @@
+"""The attention layers of a whole model on disk or in memory: found, read, written back."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import CheckpointError, HeadwiseError
+from headwise.layer import MultiHeadAttention
+from headwise.layer.checkpoints.layouts import T5_TABLE
+from headwise.layer.checkpoints.reading import take
+from headwise.layer.checkpoints.writing import written
+from headwise.masks import Window
+from headwise.models import families
+from headwise.models.files import Source, open_source
+from headwise.models.sites import Names, Site, find_sites
+from headwise.shapes import check_size
+from headwise.weights.relative import RelativeBias
+
+
+class AttentionLayer(NamedTuple):
+    """One attention layer of a checkpoint, as its names and shapes tell before any number is read."""
+
+    name: str  # such as "model.layers.0.self_attn"
+    layout: str
+    options: dict[str, Any]  # arguments for MultiHeadAttention, as far as they are known
+    parameters: int
+    dtype: torch.dtype
+    problem: str | None  # why it cannot be made without more being said
+    cached: bool  # whether decoding keeps its keys and values; an encoder's are not kept
+
+    @property
+    def num_heads(self) -> int | None:
+        """Query heads, if they are known."""
+        return self.options.get("num_heads")
+
+    @property
+    def num_kv_heads(self) -> int | None:
+        """Key/value heads, if they are known."""
+        return self.options.get("num_kv_heads", self.num_heads)
+
+    @property
+    def head_dim(self) -> int | None:
+        """Width of a head, if it is known."""
+        width = self.options.get("d_model")
+        return None if self.num_heads is None or width is None else width // self.num_heads
+
+    def cache_bytes(self, tokens: int = 1) -> int | None:
+        """What a cache keeps for one sample of so many tokens, in the dtype of the checkpoint, if heads are known."""
+        if self.num_kv_heads is None or self.head_dim is None:
+            return None
+        mask = self.options.get("mask")
+        if self.options.get("causal") and isinstance(mask, Window):
+            tokens = min(tokens, mask.left + 1)
+        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize * tokens if self.cached else 0
+
+
+def open_checkpoint(
+    source: str | Path | Mapping[str, Tensor] | nn.Module,
+    *,
+    config: Mapping[str, Any] | None = None,
+    layout: str | None = None,
+    **options: Any,
+) -> "Checkpoint":
+    """The attention layers of a model.
+
+    >>> model = nn.TransformerEncoderLayer(32, 4, 64)
+    >>> found = open_checkpoint(model, num_heads=4)
+    >>> [layer.name for layer in found.layers]
+    ['self_attn']
+    >>> found.read("self_attn").num_heads
+    4
+
+    Args:
+        source: a `.safetensors` file, the index of a sharded one, a `.pt` file (opened with `weights_only=True`), a
+            model's folder, a state dict, or a module.
+        config: the model's configuration as a dictionary; the `config.json` beside the file unless given.
+        layout: "head by head" or "side by side", where the order of a fused projection is ambiguous.
+        options: arguments for every layer that neither tensors nor configuration tell: num_heads, causal, position...
+    """
+    if config is not None and not isinstance(config, Mapping):
+        raise CheckpointError(f"config={config!r}: expected the dictionary of a config.json.")
+    for name in ("num_heads", "num_kv_heads"):
+        if options.get(name) is not None:
+            check_size(name, options[name])
+    tensors, beside = open_source(source, config is None)
+    return Checkpoint(tensors, beside if config is None else dict(config), layout, options)
+
+
+class Checkpoint:
+    """The attention layers of a file or a model, in whatever layout they are stored; made by `open_checkpoint`."""
+
+    def __init__(
+        self, source: Source, config: Mapping[str, Any] | None, order: str | None, options: Mapping[str, Any]
+    ) -> None:
+        self.source, self.config, self._options = source, config, dict(options)
+        self._names = Names({name: source.sketch(name) for name in source})
+        self._sites = find_sites(self._names, order, source.notes)
+        self.layers = tuple(self._describe(site) for site in self._sites.values())
+
+    def read(self, name: str, **options: Any) -> MultiHeadAttention:
+        """The layer of this name, with its weights; `options` add to those given when the checkpoint was opened."""
+        return self._read(self._site(name), options, {})
+
+    def read_all(self, **options: Any) -> dict[str, MultiHeadAttention]:
+        """Every layer by its name, with `options` as in `read`. Layers that share a learned bias, as T5's do, get one
+        module for it."""
+        if not self.layers:
+            raise CheckpointError(f"no attention layer was found among {len(self.source)} tensors.")
+        shared: dict[str, RelativeBias] = {}
+        return {site.name: self._read(site, options, shared) for site in self._sites.values()}
+
+    def state_dict(self, layers: Mapping[str, MultiHeadAttention]) -> dict[str, Tensor]:
+        """All tensors by their own names and in their own layout, those of `layers` as they are now.
+
+        A tensor whose numbers did not change is the one that was read, to the last bit.
+        """
+        return {**self.source, **self._changed(layers)}
+
+    def save(self, path: str | Path, layers: Mapping[str, MultiHeadAttention]) -> None:
+        """Write what `state_dict(layers)` gives, in the same kind of file, or files, as was read. Where the path is the
+        one that was read, open it again to read the new numbers."""
+        self.source.write(Path(path), self._changed(layers))
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({len(self.source)} tensors, {len(self.layers)} attention layers)"
+
+    def _read(self, site: Site, options: Mapping[str, Any], shared: dict[str, RelativeBias]) -> MultiHeadAttention:
+        if site.problem is not None:
+            raise CheckpointError(f"{site.name}: {site.problem}")
+        said = {**self._said(site), **options}
+        bias = said.get("position")
+        layer = self._made(site, {name: self.source[name] for name in self._names.under(site.prefix)}, said)
+        if isinstance(bias, RelativeBias) and "position" not in options:
+            weight = layer.state_dict(keep_vars=True)["qkv_proj.weight" if layer.fused else "q_proj.weight"]
+            layer.position = self._stack_bias(site, bias, shared).to(weight.device, weight.dtype)
+        return layer
+
+    def _made(self, site: Site, tensors: Mapping[str, Tensor], said: Mapping[str, Any]) -> MultiHeadAttention:
+        """A layer of these tensors, or an error that names it."""
+        for name, cure in self._open_questions(site, said).items():
+            raise CheckpointError(f"{site.name}: the tensors do not tell {name}=; {cure}.")
+        rest = {name: value for name, value in said.items() if name != "num_heads"}
+        layer = MultiHeadAttention.from_state_dict(
+            tensors, said.get("num_heads"), prefix=site.prefix, layout=site.layout.order, **rest
+        )
+        if layer.out_proj is None and self.config is not None and families.known(self.config, site.prefix):
+            found = ", ".join(self._names.part(site.prefix))
+            raise CheckpointError(f"{site.name}: the output projection is missing; found {found}.")
+        return layer
+
+    def _changed(self, layers: Mapping[str, MultiHeadAttention]) -> dict[str, Tensor]:
+        """The tensors of these layers, by the checkpoint's names."""
+        if not isinstance(layers, Mapping):
+            raise CheckpointError(f"layers are a {type(layers).__name__}; expected names to layers, as read_all gives.")
+        changed: dict[str, Tensor] = {}
+        for name, layer in layers.items():
+            site = self._site(name)
+            if not isinstance(layer, MultiHeadAttention):
+                raise CheckpointError(f"{name} is a {type(layer).__name__}; expected a MultiHeadAttention.")
+            names = {x[len(site.prefix) :]: self.source[x] for x in self._names.under(site.prefix)}
+            self._check_heads(site, layer)
+            found = take(site.layout, names, layer.num_heads, layer.num_kv_heads)
+            new = written(found, names, layer.state_dict(), name)
+            changed |= {site.prefix + x: tensor for x, tensor in new.items()}
+            if isinstance(layer.position, RelativeBias) and "position.weight" not in found.state:
+                owner = self._bias_name(site)
+                changed.setdefault(owner, layer.position.weight.detach().to(self.source[owner].dtype, copy=True))
+        return changed
+
+    def _site(self, name: str) -> Site:
+        for site in self._sites.values():
+            if name in (site.prefix, site.name):
+                return site
+        names = [site.name for site in self._sites.values()]
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        raise CheckpointError(f"no attention layer {name!r}; found {shown or 'none'}.")
+
+    def _said(self, site: Site) -> dict[str, Any]:
+        """What configuration and user say about a layer; the user has the last word."""
+        by_config = {} if self.config is None else families.options(self.config, site.prefix, self._options)
+        return by_config | self._options
+
+    def _open_questions(self, site: Site, said: Mapping[str, Any]) -> dict[str, str]:
+        """What nobody has said about a layer, and what to say."""
+        shapes = {name: tensor.shape for name, tensor in self._names.part(site.prefix).items()}
+        asked = site.layout.unsaid(shapes, site.prefix)
+        kind = None if self.config is None else families.unknown(self.config, site.prefix)
+        if kind is not None:
+            asked |= dict.fromkeys(("causal", "position"), f"the family {kind!r} is not known: say both")
+        if site.layout.anchor == "to_q.weight" and any("rotary" in x or "rel_pos" in x for x in self.source):
+            asked |= {"position": "the model has positions that its layers share"}
+        return {name: cure for name, cure in asked.items() if name not in said and f"{name}.weight" not in shapes}
+
+    def _check_heads(self, site: Site, layer: MultiHeadAttention) -> None:
+        """Raise where a layer to be written has other heads than the checkpoint."""
+        said = self._said(site)
+        for name in ("num_heads", "num_kv_heads"):
+            if said.get(name) not in (None, getattr(layer, name)):
+                raise CheckpointError(f"{site.name}: {name} is {getattr(layer, name)} in the layer, here {said[name]}.")
+
+    def _describe(self, site: Site) -> AttentionLayer:
+        """A layer without reading its numbers: it is made on the meta device."""
+        names, problem = self._names.part(site.prefix), site.problem
+        options: dict[str, Any] = {}
+        used = list(names.values())
+        try:
+            options = self._said(site)
+            found = take(site.layout, names, options.get("num_heads"), options.get("num_kv_heads"))
+            used = list(found.state.values())
+            said, options = copy.deepcopy(options), {**found.options, **options}
+            if isinstance(said.get("position"), nn.Module):
+                said["position"].to("meta")
+            if problem is None:
+                self._made(site, {site.prefix + x: tensor for x, tensor in names.items()}, said)
+        except HeadwiseError as error:
+            problem = problem or str(error).removeprefix(f"{site.name}: ")
+        known = self.config is not None and families.known(self.config, site.prefix)
+        cached = not known or bool(options.get("causal")) or families.is_cross(site.prefix)
+        parameters = sum(x.numel() for x in used)
+        return AttentionLayer(site.name, site.layout.title, options, parameters, used[0].dtype, problem, cached)
+
+    def _bias_name(self, site: Site) -> str:
+        """Where the learned bias stands that the layers of a stack share."""
+        stack = families.stack_of(site.prefix)
+        name = next((x for x in self._names.under(stack) if x.endswith(T5_TABLE)), None)
+        if name is None:
+            raise CheckpointError(f"{site.name}: no {T5_TABLE} in any layer of {stack!r}.")
+        return name
+
+    def _stack_bias(self, site: Site, bias: RelativeBias, shared: dict[str, RelativeBias]) -> RelativeBias:
+        """That bias as a module, one for all layers that are read together."""
+        name = self._bias_name(site)
+        if name not in shared:
+            bias.weight = nn.Parameter(self.source[name].clone())
+            shared[name] = bias
+        return shared[name]

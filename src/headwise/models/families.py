@@ -1,0 +1,385 @@
+"""What the configuration of a model says about its attention and no tensor tells: heads, positions, masks, scales.
+
+A configuration is the dictionary in a `config.json` beside the weights, by the names transformers gives.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from headwise.errors import CheckpointError
+from headwise.layer.options import WidthNorm, ZeroCentredNorm
+from headwise.layer.positions import Rotary, Scaling, linear, llama3, rotary, yarn
+from headwise.masks import window
+from headwise.weights import Scoring
+from headwise.weights.relative import RelativeBias, alibi
+
+Config = Mapping[str, Any]
+Options = dict[str, Any]
+
+
+class Place(NamedTuple):
+    """Where in a model a layer stands, as its name tells."""
+
+    number: int
+    decoder: bool
+    cross: bool
+
+    @classmethod
+    def of(cls, name: str) -> "Place":
+        """The place of a layer called such as "decoder.layers.3.encoder_attn"."""
+        number = NUMBER.search(name)
+        return cls(int(number[2]) if number else 0, "decoder" in name, is_cross(name))
+
+
+# The number of a layer, not one in a model's name ("t5.", "0.auto_model.").
+NUMBER = re.compile(r"(^|\.)(?:layers?|h|blocks?|albert_layers)\.(\d+)\.")
+
+
+def is_cross(name: str) -> bool:
+    """Whether a layer looks at another text."""
+    return re.search(r"encoder_attn|EncDecAttention|cross_?attention", name) is not None
+
+
+def stack_of(name: str) -> str:
+    """What the names of all layers of a stack begin with: "encoder.block."."""
+    number = NUMBER.search(name)
+    return name[: number.start(2)] if number else ""
+
+
+def options(config: Config, name: str, given: Mapping[str, Any] | None = None) -> Options:
+    """Arguments for `MultiHeadAttention`, as far as the configuration of a known family gives them.
+
+    Args:
+        config: the configuration.
+        name: the layer's.
+        given: what the user has said: heads, where the configuration leaves them out.
+    """
+    config, place = _part(config, name), Place.of(name)
+    kind = str(config.get("model_type"))
+    if kind not in FAMILIES:
+        return {key: value for key, value in _heads(config, place).items() if value is not None}
+    config = {**DEFAULTS.get(kind, {}), **{key: value for key, value in config.items() if value is not None}}
+    if (given or {}).get("num_heads") is not None:
+        config.setdefault("num_attention_heads", (given or {})["num_heads"])
+    _refuse(config, kind)
+    try:
+        found = {**_heads(config, place), "dropout": _dropout(config), **FAMILIES[kind](config, place)}
+    except (KeyError, IndexError, TypeError, ZeroDivisionError) as error:
+        raise CheckpointError(
+            f"the configuration of {kind!r} lacks what its attention needs, or has it in another form ({error!r}). "
+            f"Pass config= with it, or config={{}} and every option yourself."
+        ) from error
+    if place.cross:
+        found |= {"causal": False, "position": None}
+    return {key: value for key, value in found.items() if value is not None or key == "position"}
+
+
+def known(config: Config, name: str) -> bool:
+    """Whether the family of this layer is known."""
+    return str(_part(config, name).get("model_type")) in FAMILIES
+
+
+def unknown(config: Config, name: str) -> str | None:
+    """The family of this layer, if the configuration names one that is not known."""
+    kind = _part(config, name).get("model_type", config.get("model_type"))
+    return None if kind is None or str(kind) in FAMILIES else str(kind)
+
+
+def _refuse(config: Config, kind: str) -> None:
+    """Raise for what changes the arithmetic in a way our layer does not have."""
+    for key in ("clip_qkv", "use_bidirectional_attention", "use_qk_norm", "qk_layernorm"):
+        if config.get(key):
+            raise CheckpointError(f"{kind!r} with {key}={config[key]}: our layer does not do this.")
+
+
+def _part(config: Config, name: str) -> Config:
+    """The part of a configuration of several models that is for this layer."""
+    parts = [key for key, value in config.items() if key.endswith("_config") and isinstance(value, Mapping)]
+    if not parts:
+        return config
+    words = set(re.split(r"[._]", name))
+    for key in parts:
+        if any(word in words for word in PARTS.get(key, (key.removesuffix("_config"),))):
+            return config[key]  # type: ignore[no-any-return]
+    plain = words.isdisjoint(word for key in PARTS if key != "text_config" for word in PARTS[key])
+    return config["text_config"] if "text_config" in parts and plain and "model" in words else {}
+
+
+PARTS = {
+    "text_config": ("text", "language"),
+    "vision_config": ("vision", "visual"),
+    "audio_config": ("audio",),
+    "qformer_config": ("qformer",),
+}
+
+
+def _first(config: Config, *names: str) -> Any:
+    return next((config[name] for name in names if config.get(name) is not None), None)
+
+
+def _heads(config: Config, place: Place) -> Options:
+    """Query and key/value heads."""
+    side = "decoder_attention_heads" if place.decoder else "encoder_attention_heads"
+    heads = _first(config, "num_attention_heads", "n_head", "n_heads", "num_heads", side, "attention_heads")
+    return {"num_heads": heads, "num_kv_heads": _first(config, "num_key_value_heads")}
+
+
+def _dropout(config: Config) -> float | None:
+    return _first(config, "attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")  # type: ignore[no-any-return]
+
+
+def _head_dim(config: Config) -> int:
+    width = _first(config, "hidden_size", "n_embd", "d_model")
+    heads = _first(config, "num_attention_heads", "n_head", "n_heads")
+    return int(_first(config, "head_dim") or width // heads)
+
+
+# Positions ---------------------------------------------------------------------------------------------------------
+
+
+def _rope(config: Config, layer_type: str) -> Mapping[str, Any]:
+    """The rotary parameters of a layer, by the names of today: one dictionary, or one per type of layer."""
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    if layer_type in rope or "full_attention" in rope:
+        rope = dict(rope.get(layer_type) or rope.get("full_attention") or {})
+    if layer_type == "sliding_attention" and "rope_local_base_freq" in config and not config.get("rope_parameters"):
+        return {"rope_theta": config["rope_local_base_freq"], "rope_type": "default"}
+    rope.setdefault("rope_theta", _first(config, "rope_theta", "rotary_emb_base") or 10000.0)
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    rope.setdefault("partial_rotary_factor", _first(config, "partial_rotary_factor", "rotary_pct") or 1.0)
+    return rope
+
+
+def _rotary(config: Config, layer_type: str = "full_attention", interleaved: bool = False) -> Rotary:
+    rope = _rope(config, layer_type)
+    width = int(_head_dim(config) * rope.get("partial_rotary_factor", 1.0))
+    return rotary(
+        rope["rope_theta"],
+        width=None if width == _head_dim(config) else width,
+        interleaved=interleaved,
+        scaling=_scaling(rope, config),
+    )
+
+
+def _scaling(rope: Mapping[str, Any], config: Config) -> Scaling | None:
+    """The scaling of the angles; those that depend on the length of the text are refused."""
+    kind = rope["rope_type"]
+    original = rope.get("original_max_position_embeddings") or config.get("max_position_embeddings")
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return linear(rope["factor"])
+    if kind == "llama3":
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        return llama3(rope["factor"], low_freq_factor=low, high_freq_factor=high, original_length=int(original or 8192))
+    if kind == "yarn" and not rope.get("mscale"):
+        return yarn(
+            rope["factor"],
+            int(original or 0),
+            beta_fast=rope.get("beta_fast") or 32.0,
+            beta_slow=rope.get("beta_slow") or 1.0,
+            attention_factor=rope.get("attention_factor"),
+            truncate=rope.get("truncate", True),
+        )
+    raise CheckpointError(
+        f"the configuration asks for rotary positions of the type {kind!r}, which our layer does not have (it has "
+        f"default, linear, llama3 and yarn). Pass position= to choose another."
+    )
+
+
+# Families ----------------------------------------------------------------------------------------------------------
+
+
+def encoder(config: Config, place: Place) -> Options:
+    """Every token sees every token; BERT can be made a decoder."""
+    return {"causal": bool(config.get("is_decoder")) or None, "position": None}
+
+
+def decoder(config: Config, place: Place) -> Options:
+    """Positions are added to the input, a token sees the past."""
+    return {"causal": True, "position": None}
+
+
+def pair(config: Config, place: Place) -> Options:
+    """An encoder, and a decoder that also looks at it."""
+    return {"causal": place.decoder or None, "position": None}
+
+
+def whisper(config: Config, place: Place) -> Options:
+    """Keys have no bias."""
+    return pair(config, place) | {"bias": {"q", "v", "out"}}
+
+
+def gpt2(config: Config, place: Place) -> Options:
+    """Its scale can be switched off, or shrink with depth."""
+    D = _head_dim(config)
+    scale = D**-0.5 if config.get("scale_attn_weights", True) else 1.0
+    if config.get("scale_attn_by_inverse_layer_idx"):
+        scale /= place.number + 1
+    return decoder(config, place) | {"scoring": None if scale == D**-0.5 else Scoring(scale=scale)}
+
+
+def gpt_neo(config: Config, place: Place) -> Options:
+    """No scale; every second layer looks back a window."""
+    kinds = config.get("attention_layers") or [kind for some, n in config["attention_types"] for kind in some * n]
+    near = window(int(config["window_size"]) - 1) if kinds[place.number] == "local" else None
+    return decoder(config, place) | {"scoring": Scoring(scale=1.0), "mask": near}
+
+
+def gptj(config: Config, place: Place) -> Options:
+    """Rotary positions on neighbours, of a part of each head."""
+    return {"causal": True, "position": rotary(width=config.get("rotary_dim"), interleaved=True)}
+
+
+def bloom(config: Config, place: Place) -> Options:
+    """ALiBi."""
+    return {"causal": True, "position": alibi(int(_first(config, "n_head", "num_attention_heads")))}
+
+
+def falcon(config: Config, place: Place) -> Options:
+    """Rotary, or ALiBi that is scaled along with the scores; one key/value head, or some."""
+    H = int(_first(config, "num_attention_heads", "n_head"))
+    some = _first(config, "num_kv_heads", "n_head_kv") if config.get("new_decoder_architecture") else None
+    kv_heads = some or (1 if config.get("multi_query", True) and not config.get("new_decoder_architecture") else H)
+    slopes = alibi(slopes=alibi(H).table * _head_dim(config) ** -0.5)
+    position = slopes if config.get("alibi") else _rotary(config)
+    return {"causal": True, "num_kv_heads": int(kv_heads), "position": position}
+
+
+def t5(config: Config, place: Place) -> Options:
+    """No scale; a learned bias by distance, which all layers of a stack share."""
+    if place.cross:
+        return {"scoring": Scoring(scale=1.0)}
+    bias = RelativeBias(
+        int(config["num_heads"]),
+        num_buckets=config.get("relative_attention_num_buckets", 32),
+        max_distance=config.get("relative_attention_max_distance", 128),
+        bidirectional=not place.decoder,
+    )
+    return {"causal": place.decoder or None, "scoring": Scoring(scale=1.0), "position": bias}
+
+
+def llama(config: Config, place: Place, *, interleaved: bool = False, norm: str | None = None) -> Options:
+    """Rotary positions, grouped heads, maybe windows, caps, sinks and norms of heads."""
+    kind = _layer_type(config, place)
+    every, skipped = config.get("no_rope_layer_interval"), config.get("no_rope_layers")
+    turned = bool(skipped[place.number]) if skipped else not every or (place.number + 1) % every != 0
+    return {
+        "causal": True,
+        "mask": window(int(config["sliding_window"]) - 1) if kind == "sliding_attention" else None,
+        "position": _rotary(config, kind, interleaved) if turned else None,
+        "scoring": _scoring(config),
+        "qk_norm": _norm(norm, config.get("rms_norm_eps", 1e-6)),
+    }
+
+
+def modernbert(config: Config, place: Place) -> Options:
+    """An encoder with rotary positions; most layers look at their surroundings."""
+    kinds, every = config.get("layer_types"), config.get("global_attn_every_n_layers", 3)
+    usual = "sliding_attention" if place.number % every else "full_attention"
+    kind = kinds[place.number] if kinds else usual
+    reach = int(config["local_attention"]) // 2
+    bases = {"sliding_attention": "local_rope_theta", "full_attention": "global_rope_theta"}
+    if config.get("rope_parameters") is None:
+        config = {**config, "rope_theta": config[bases[kind]]}
+    return {
+        "mask": window(reach, reach) if kind == "sliding_attention" else None,
+        "position": _rotary(config, kind),
+    }
+
+
+def _layer_type(config: Config, place: Place) -> str:
+    """Whether a layer sees everything or a window: as listed, or as the model does it by default."""
+    kinds = config.get("layer_types")
+    if kinds:
+        return str(kinds[place.number])
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+        return "full_attention"
+    every = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": config.get("sliding_window_pattern", 6)}
+    if config.get("model_type") in ("qwen2", "qwen3", "qwen3_moe") and place.number < config.get(
+        "max_window_layers", 0
+    ):
+        return "full_attention"
+    period = every.get(str(config.get("model_type")))
+    return "full_attention" if period and (place.number + 1) % period == 0 else "sliding_attention"
+
+
+def _scoring(config: Config) -> Scoring | None:
+    """Scale, soft-cap and sinks, where they differ from the usual."""
+    given = config.get("query_pre_attn_scalar")
+    scale = config.get("attention_multiplier") if given is None else given**-0.5
+    sinks = config.get("model_type") == "gpt_oss"
+    cap = config.get("attn_logit_softcapping")
+    return (
+        None if scale is None and cap is None and not sinks else Scoring(scale=scale, softcap=cap, sinks=sinks or None)
+    )
+
+
+def _norm(kind: str | None, eps: float) -> Any:
+    """What normalises queries and keys."""
+    made = {"head": nn.RMSNorm, "width": WidthNorm, "zero-centred": ZeroCentredNorm}
+    return None if kind is None else functools.partial(made[kind], eps=eps)
+
+
+# What a configuration means that leaves a key out: the defaults of the family, where they are not none.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "gpt_neox": {"rotary_pct": 0.25},
+    "phi": {"partial_rotary_factor": 0.5},
+    "stablelm": {"partial_rotary_factor": 0.25},
+    "nemotron": {"partial_rotary_factor": 0.5},
+    "gemma2": {"query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0, "sliding_window": 4096, "head_dim": 256},
+    "gemma3_text": {
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    },
+    "gemma": {"head_dim": 256},
+    "qwen2": {"use_sliding_window": False, "max_window_layers": 28},
+    "qwen3": {"use_sliding_window": False, "max_window_layers": 28, "head_dim": 128},
+    "qwen3_moe": {"use_sliding_window": False, "max_window_layers": 28},
+    "smollm3": {"no_rope_layer_interval": 4, "rope_theta": 2e6, "use_sliding_window": False},
+    "modernbert": {"local_rope_theta": 10000.0, "global_rope_theta": 160000.0, "local_attention": 128},
+    "gpt_oss": {"sliding_window": 128, "rope_theta": 150000.0, "head_dim": 64},
+    "gpt_neo": {"window_size": 256, "attention_types": [[["global", "local"], 12]]},
+    "bloom": {"n_head": 8},
+    "gptj": {"rotary_dim": 64},
+    "llama": {"num_attention_heads": 32, "hidden_size": 4096},
+    "granite": {"attention_multiplier": 1.0},
+    "t5": {"num_heads": 8},
+    "mt5": {"num_heads": 6},
+    "cohere": {"rope_theta": 500000.0},
+    "olmo2": {"rms_norm_eps": 1e-5},
+}
+
+FAMILIES: dict[str, Callable[[Config, Place], Options]] = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert"), encoder),
+    **dict.fromkeys(
+        ("vit", "deit", "dinov2", "clip_vision_model", "siglip_vision_model", "siglip_text_model"), encoder
+    ),
+    **dict.fromkeys(("wav2vec2", "hubert"), encoder),
+    **dict.fromkeys(("opt", "clip_text_model", "xglm"), decoder),
+    **dict.fromkeys(("bart", "mbart", "marian", "pegasus", "blenderbot", "m2m_100"), pair),
+    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "gemma", "gemma2", "phi", "phi3", "stablelm"), llama),
+    **dict.fromkeys(("olmo", "gpt_oss", "granite", "starcoder2", "smollm3", "nemotron", "gpt_neox"), llama),
+    **dict.fromkeys(("qwen3", "qwen3_moe"), functools.partial(llama, norm="head")),
+    "olmo2": functools.partial(llama, norm="width"),
+    "gemma3_text": functools.partial(llama, norm="zero-centred"),
+    "cohere": functools.partial(llama, interleaved=True),
+    "gpt2": gpt2,
+    "gpt_neo": gpt_neo,
+    "gptj": gptj,
+    "bloom": bloom,
+    "falcon": falcon,
+    "t5": t5,
+    "mt5": t5,
+    "whisper": whisper,
+    "modernbert": modernbert,
+}

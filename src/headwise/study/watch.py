@@ -1,0 +1,161 @@
+"""`watch`: the attention maps of a whole model, collected without touching its code.
+
+>>> from headwise import MultiHeadAttention, sink, watch
+>>> model = torch.nn.Sequential(MultiHeadAttention(64, 4), torch.nn.ReLU(), MultiHeadAttention(64, 4))
+>>> with watch(model) as seen:
+...     y = model(torch.randn(1, 10, 64))
+>>> seen["2"].entropy().shape
+torch.Size([1, 4, 10])
+>>> with watch(model, layers=["2"], statistics={"entropy": True, "masses": {"sink": sink()}}) as seen:
+...     y = model(torch.randn(1, 10, 64))
+>>> seen["2"]
+Panel(entropy=(1, 4, 10), masses['sink']=(1, 4, 10))
+"""
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from headwise.errors import OptionError
+from headwise.layer import MultiHeadAttention, compat
+from headwise.weights import AttentionMap, Selector
+
+Layer = MultiHeadAttention | compat.MultiheadAttention
+Statistics = Mapping[str, Any] | Callable[[AttentionMap], Any]
+
+
+class Watched(Mapping[str, Any]):
+    """What was seen, by the layer's name in the model: of several calls the last, all of them in `calls`.
+
+    Without `statistics` these are maps, with them their results. It is made by `watch`.
+    """
+
+    def __init__(self, layers: Mapping[str, Layer], heads: Selector | None, statistics: Statistics | None) -> None:
+        self.calls: dict[str, list[Any]] = {}
+        self._layers, self._heads, self._statistics = dict(layers), heads, statistics
+        self._watchers: dict[str, Callable[[AttentionMap], None]] = {}
+        self._torchs_shortcut = True
+
+    def __enter__(self) -> Self:
+        if self._watchers:
+            raise OptionError("this watch is already open; make another with headwise.watch(model).")
+        for name, layer in self._layers.items():
+            watcher = self._watcher(name)
+            self._watchers[name] = watcher
+            layer._watchers = (*getattr(layer, "_watchers", ()), watcher)
+        # In evaluation nn.TransformerEncoderLayer would pass its attention by and use the parameters itself.
+        self._torchs_shortcut = torch.backends.mha.get_fastpath_enabled()
+        if any(isinstance(layer, compat.MultiheadAttention) for layer in self._layers.values()):
+            torch.backends.mha.set_fastpath_enabled(False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name, watcher in self._watchers.items():
+            layer = self._layers[name]
+            layer._watchers = tuple(other for other in layer._watchers if other is not watcher)
+            if not layer._watchers:
+                del layer._watchers  # back to the class's own, or to none
+        self._watchers.clear()
+        torch.backends.mha.set_fastpath_enabled(self._torchs_shortcut)
+
+    def _watcher(self, name: str) -> Callable[[AttentionMap], None]:
+        def watcher(weights: AttentionMap) -> None:
+            if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+                return  # a backward pass is running: a checkpoint computes again what was seen already
+            if self._heads is not None:
+                weights = weights.select(heads=self._heads)
+            self.calls.setdefault(name, []).append(self._reduced(weights))
+
+        return watcher
+
+    def _reduced(self, weights: AttentionMap) -> Any:
+        """The map, or in its place the statistics of it; the map itself is then let go."""
+        if self._statistics is None:
+            return weights
+        with torch.no_grad():
+            weights = weights.detach()
+            return self._statistics(weights) if callable(self._statistics) else weights.panel(**self._statistics)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.calls:
+            raise KeyError(f"{name!r} was not seen; seen were: {', '.join(self.calls) or 'none yet'}.")
+        return self.calls[name][-1]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.calls)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __repr__(self) -> str:
+        counts = (
+            f"{name!r}: {len(calls)} calls" if len(calls) != 1 else f"{name!r}" for name, calls in self.calls.items()
+        )
+        return f"Watched({', '.join(counts)})"
+
+
+def watch(
+    model: nn.Module,
+    *,
+    layers: Collection[str] | Callable[[str], bool] | None = None,
+    heads: Selector | None = None,
+    statistics: Statistics | None = None,
+) -> Watched:
+    """A context in which every headwise layer of `model` hands over the map of each of its calls.
+
+    Outputs and speed stay what they are; after the context nothing is left on the model.
+
+    Args:
+        model: the model, or a single layer (whose name is then "").
+        layers: names of the layers to watch, as in `model.named_modules()`, or a function that says which; all unless
+            given.
+        heads: which heads to keep, as in `AttentionMap.select`.
+        statistics: keep only these and not the map: arguments of `AttentionMap.panel`, or a function of the map.
+    """
+    if not isinstance(model, nn.Module):
+        raise OptionError(
+            f"watch({type(model).__name__}): expected a torch.nn.Module, such as model.gpt of a built-in."
+        )
+    if statistics is not None and not callable(statistics) and not isinstance(statistics, Mapping):
+        raise OptionError(
+            f"watch(statistics={type(statistics).__name__}): expected arguments of panel by name, such as "
+            f"{{'entropy': True}}, or a function of a map."
+        )
+    return Watched(_chosen(attention_layers(model, "watch"), layers), heads, statistics)
+
+
+def attention_layers(model: nn.Module, verb: str) -> dict[str, Any]:
+    """Every attention of a model that runs on our core, by name; `verb` is who asks."""
+    found: dict[str, Any] = {name: module for name, module in model.named_modules() if isinstance(module, Layer)}
+    if "transformers.modeling_utils" in sys.modules:
+        from headwise.huggingface import attention_modules
+
+        found |= attention_modules(model)
+    if not found:
+        cure = ""
+        if hasattr(model, "set_attn_implementation"):
+            cure = " Put it on our core first: model.set_attn_implementation('headwise')."
+        elif any(isinstance(module, nn.MultiheadAttention) for module in model.modules()):
+            cure = " It has torch's: headwise.replace(model) swaps them for ours, with the same weights and results."
+        raise OptionError(f"{verb}({type(model).__name__}): there is no headwise attention in this model.{cure}")
+    return found
+
+
+def _chosen(found: dict[str, Layer], layers: Collection[str] | Callable[[str], bool] | None) -> dict[str, Layer]:
+    if layers is None:
+        return found
+    if callable(layers):
+        return {name: layer for name, layer in found.items() if layers(name)}
+    layers = [layers] if isinstance(layers, str) else list(layers)
+    unknown = [name for name in layers if name not in found]
+    if unknown:
+        raise OptionError(
+            f"watch(layers=...): {unknown[0]!r} is no headwise layer of this model; there are {list(found)}."
+        )
+    return {name: found[name] for name in layers}

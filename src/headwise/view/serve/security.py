@@ -1,0 +1,159 @@
+"""Who may ask: this server's own page and whoever knows its token. Everybody else is refused before anything is read.
+
+Four things are checked, each for an attack that the others do not stop:
+
+    Host      a page of an attacker whose name is made to point at 127.0.0.1 (DNS rebinding) sends its own name here
+    Origin    another page in the same browser, also one of another port of this computer, says where it comes from
+    token     another user of this computer, or a program, does not know it; the page keeps it in a cookie that scripts
+              cannot read and that does not travel with requests of other sites
+    header    a request of another page cannot carry a header of ours without asking first, and is not answered
+
+The cookie is named by the port, because browsers share cookies between ports.
+"""
+
+import dataclasses
+import secrets
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headwise.view.serve.refusal import Refusal
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+OWN = "x-headwise"  # a header that only our own page sends: see above
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data: blob:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",  # text can never become a script, not even by a mistake of ours
+        "trusted-types 'none'",
+    )
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Door:
+    """Where a server is reached, and what opens it.
+
+    Args:
+        port: it listens on.
+        token: the secret.
+        names: under which it may be called, beside those of this computer.
+    """
+
+    port: int
+    token: str
+    names: tuple[str, ...] = ()
+
+    @property
+    def cookie(self) -> str:
+        """The name of the cookie."""
+        return f"headwise-{self.port}"
+
+    @property
+    def hosts(self) -> set[str]:
+        """What a Host header may say."""
+        names = {name.lower() for name in (*LOOPBACK, *self.names)}
+        return {f"{name}:{self.port}" for name in names} | (names if self.port == 80 else set())
+
+    def fits(self, token: str | None) -> bool:
+        """Whether this is the token, in a time that tells nothing about it."""
+        return token is not None and secrets.compare_digest(token.encode(), self.token.encode())
+
+
+class Guard:
+    """Lets through what may pass, and puts the same headers on every answer."""
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self.app, self.door = app, door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        added = dict(HEADERS)
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(added)
+            await send(message)
+
+        try:
+            if self._admitted(scope, Headers(scope=scope)):
+                added["Set-Cookie"] = f"{self.door.cookie}={self.door.token}; Path=/; HttpOnly; SameSite=Strict"
+        except Refusal as refusal:
+            await refusal.response()(scope, receive, guarded)
+            return
+        await self.app(scope, receive, guarded)
+
+    def _admitted(self, scope: Scope, headers: Headers) -> bool:
+        """Whether the token came in the address, so that the browser is to keep it; raises for who may not pass."""
+        self._check_host(headers)
+        in_address = parse_qs(scope["query_string"].decode("latin-1")).get("token", [None])[-1]
+        if scope["path"] == "/" and scope["method"] in ("GET", "HEAD") and in_address is not None:
+            if not self.door.fits(in_address):
+                raise Refusal(401, "this token is not the one of this server. Open the address it has printed.")
+            return True  # also from a link in another page: who has the token may come in
+        self._check_origin(headers)
+        known = self.door.fits(_bearer(headers))
+        if not known and not self.door.fits(_cookie(headers, self.door.cookie)):
+            raise Refusal(
+                401, "the token is missing or of an earlier run. Open the address that headwise serve has printed."
+            )
+        if not known and scope["path"].startswith("/api/") and OWN not in headers:
+            raise Refusal(403, f"a request with a cookie must carry the header {OWN}, as the page's own do.")
+        return False
+
+    def _check_host(self, headers: Headers) -> None:
+        given = headers.getlist("host")
+        if len(given) != 1 or given[0].lower() not in self.door.hosts:
+            raise Refusal(
+                403,
+                f"the Host header does not name this server; expected {', '.join(sorted(self.door.hosts))}. Where it "
+                f"is meant to be reached by another name, start it with --allow-host NAME.",
+            )
+
+    def _check_origin(self, headers: Headers) -> None:
+        origin = headers.get("origin")
+        if origin is not None and origin.lower() not in {f"http://{host}" for host in self.door.hosts}:
+            raise Refusal(403, "a page of another origin asks; only this server's own page may.")
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            raise Refusal(403, "a page of another site asks; only this server's own page may.")
+
+
+def _bearer(headers: Headers) -> str | None:
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else None
+
+
+def _cookie(headers: Headers, name: str) -> str | None:
+    jar: SimpleCookie = SimpleCookie()
+    try:
+        jar.load(headers.get("cookie", ""))
+    except CookieError:
+        return None
+    found: Any = jar.get(name)
+    return None if found is None else str(found.value)

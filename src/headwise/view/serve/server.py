@@ -1,0 +1,192 @@
+"""The process: a socket, a server that ends when it is told to, and the words for what can go wrong before."""
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import webbrowser
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import uvicorn
+
+from headwise.errors import OptionError
+from headwise.view.serve.app import Server
+from headwise.view.serve.limits import Limits
+from headwise.view.serve.models import Models
+from headwise.view.serve.security import Door
+
+ANY = ("0.0.0.0", "::", "")  # noqa: S104 - named in order to be refused without --allow-host
+LOCAL = ("127.0.0.1", "::1", "localhost")
+SECRET = "HEADWISE_TOKEN"  # noqa: S105 - a name, no secret
+SHORTEST = 16  # letters of a token that a user chooses
+
+
+def serve(
+    paths: Sequence[str],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    names: Sequence[str] = (),
+    limits: Limits | None = None,
+    open_browser: bool = True,
+    seconds: float | None = None,
+    as_json: bool = False,
+) -> int:
+    """Serve until Ctrl-C or SIGTERM.
+
+    Args:
+        paths: models, as `headwise serve --model` takes them.
+        host: the address to listen at.
+        port: 0 takes any that is free.
+        names: other names under which it may be reached.
+        limits: how much it takes on.
+        open_browser: show the page.
+        seconds: end after that time.
+        as_json: say where it is as one JSON object.
+    """
+    models = Models(paths)
+    if seconds is not None and seconds < 0:
+        raise OptionError(f"--for {seconds:g}: expected seconds from 0 up.")
+    if host in ANY and not names:
+        raise OptionError(
+            f"--host {host} listens at all addresses of this computer: say by --allow-host NAME under which name it is "
+            f"reached, so that requests meant for others are refused. What is sent is not encrypted."
+        )
+    token = _token()
+    with listening(host, port) as listener:
+        door = Door(listener.getsockname()[1], token, _own_names(host, names))
+        server = Server(models, door, limits)
+        process = Process(config_of(server))
+        address = f"http://{_shown(host, names)}:{door.port}/?token={token}"
+        _announce(address, host, as_json)
+        with _browser(address, open_browser), _until(seconds, process):
+            process.run(sockets=[listener])
+    if not as_json:
+        print("stopped.", flush=True)
+    if not server.ended:  # a layer of a long text cannot be interrupted: leave without waiting for it
+        sys.stdout.flush()
+        os._exit(0)
+    return 0
+
+
+def config_of(server: Server) -> uvicorn.Config:
+    """No log of who asks for what, few connections, an end without long waiting."""
+    return uvicorn.Config(
+        server.app(),
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        lifespan="on",
+        limit_concurrency=256,
+        timeout_graceful_shutdown=3,
+    )
+
+
+class Process(uvicorn.Server):
+    """uvicorn, which ends with status 0 when it is told to end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Without raising the signal again afterwards, as uvicorn does."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens, or the reason why there is none."""
+    if not 0 <= port < 2**16:
+        raise OptionError(f"--port {port}: expected 0 (any that is free) to 65535.")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        made = socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise OptionError(_why_not(error, host, port)) from error
+    # Only where a socket is known as one of TCP does asyncio send small answers at once; others wait 40 ms.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, made.detach()) as listener:
+        yield listener
+
+
+def _why_not(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} is busy: something listens there already, perhaps another headwise serve. End it, or pass "
+            f"--port {port + 1 if port < 65535 else 8765}, or --port 0 for any that is free."
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"port {port} may not be used: those below 1024 are for administrators. Pass --port 8765."
+    return f"--host {host}: cannot listen there ({error.strerror or error}). Pass --host 127.0.0.1, or leave it out."
+
+
+def _token() -> str:
+    """Of HEADWISE_TOKEN where it is set, so that a page survives a restart; else random."""
+    given = os.environ.get(SECRET)
+    if given is None:
+        return secrets.token_urlsafe(24)
+    if len(given) < SHORTEST or not given.isascii() or not given.replace("-", "").replace("_", "").isalnum():
+        raise OptionError(f"{SECRET}: expected {SHORTEST} or more letters, of A-Z a-z 0-9 - and _.")
+    return given
+
+
+def _own_names(host: str, names: Sequence[str]) -> tuple[str, ...]:
+    own = () if host in (*ANY, *LOCAL) else (f"[{host}]" if ":" in host else host,)
+    return (*own, *names)
+
+
+def _shown(host: str, names: Sequence[str]) -> str:
+    return names[0] if host in ANY else f"[{host}]" if ":" in host else host
+
+
+def _announce(address: str, host: str, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"address": address, "process": os.getpid()}), flush=True)
+        return
+    print(f"headwise is at {address}", flush=True)
+    print("Ctrl-C stops it. Texts stay on this computer and are not written down.", flush=True)
+    if host not in LOCAL:
+        print(f"Others can reach {host}, and what is sent is not encrypted.", file=sys.stderr, flush=True)
+
+
+def _has_screen() -> bool:
+    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+@contextlib.contextmanager
+def _browser(address: str, wanted: bool) -> Iterator[None]:
+    """Open the page by a file that only this user can read: an address in a command line can be seen by all."""
+    if not wanted or not _has_screen():
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="headwise-") as folder:
+        page = Path(folder) / "open.html"
+        page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0;url={address}">', encoding="utf-8")
+        threading.Timer(0.5, webbrowser.open, [page.as_uri()]).start()
+        yield
+
+
+@contextlib.contextmanager
+def _until(seconds: float | None, process: uvicorn.Server) -> Iterator[None]:
+    """End the process after some time."""
+    if seconds is None:
+        yield
+        return
+    timer = threading.Timer(seconds, setattr, [process, "should_exit", True])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

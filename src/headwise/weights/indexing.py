@@ -1,0 +1,121 @@
+"""What `weights[...]` means: for every axis of a map which indices, in torch's own terms.
+
+Ints, slices, an ellipsis and at most one list or 1-D tensor cut out a block, and only that block is computed. Anything
+else that torch takes (several tensors, None, masks of bool) is answered element by element.
+"""
+
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
+
+import torch
+from torch import Tensor
+
+from headwise.errors import MapIndexError
+from headwise.weights.source import Axis
+
+NAMES = ("sample", "head", "query", "key")
+
+
+def block_axes(index: Any, shape: Sequence[int]) -> tuple[list[Axis], list[int]] | None:
+    """The indices of each axis and the axes to drop (ints); None if this is no block."""
+    items = _complete(index, len(shape))
+    if items is None:
+        return None
+    axes: list[Axis] = []
+    dropped, lists = [], 0
+    for number, (item, size) in enumerate(zip(items, shape, strict=True)):
+        found = axis_of(item, size, NAMES[number])
+        if found is None:
+            return None
+        if isinstance(item, SupportsIndex) and not _is_list(item):
+            dropped.append(number)
+        lists += isinstance(found, Tensor)
+        axes.append(found)
+    return None if lists > 1 else (axes, dropped)
+
+
+def axis_of(item: Any, size: int, name: str) -> Axis | None:
+    """The indices `item` takes from an axis of `size`; None if it is no int, slice, list or 1-D tensor."""
+    if isinstance(item, slice):
+        return _from_slice(item, size, name)
+    if _is_list(item):
+        return _from_list(item, size, name)
+    if isinstance(item, bool) or not isinstance(item, SupportsIndex):
+        return None
+    place = item.__index__()
+    if not -size <= place < size:
+        raise MapIndexError(f"{name} {place} is out of range: the map has {size} {_plural(name)}, 0 to {size - 1}.")
+    return range(place % size, place % size + 1)
+
+
+def pointwise(index: Any, shape: Sequence[int]) -> list[Tensor]:
+    """For every element of `tensor[index]`, its coordinates: one tensor per axis, of the shape of the result."""
+    coordinates = []
+    items = index if isinstance(index, tuple) else (index,)
+    index = tuple(item.cpu() if isinstance(item, Tensor) else item for item in items)
+    for number, size in enumerate(shape):
+        ramp = torch.arange(size).view(-1, *[1] * (len(shape) - number - 1)).expand(*shape)  # a view, however large
+        try:
+            coordinates.append(ramp[index])
+        except (IndexError, TypeError, RuntimeError) as error:
+            raise MapIndexError(f"weights[{index!r}] on a map of shape {tuple(shape)}: {error}.") from error
+    return coordinates
+
+
+def _complete(index: Any, axes: int) -> list[Any] | None:
+    """One item per axis, with the ellipsis spelled out; None if an item does not belong to one axis."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    if any(item is None or isinstance(item, bool) or _is_flag(item) for item in items):
+        return None
+    dots = [i for i, item in enumerate(items) if item is Ellipsis]
+    if len(dots) > 1:
+        raise MapIndexError("weights[..., ...]: an index can only have one ellipsis.")
+    if len(items) - len(dots) > axes:
+        raise MapIndexError(f"weights[...] with {len(items) - len(dots)} indices: a map has {axes} axes, (B, H, T, S).")
+    fill = [slice(None)] * (axes - len(items) + len(dots))
+    at = dots[0] if dots else len(items)
+    return [*items[:at], *fill, *items[at + 1 :]]
+
+
+def _is_flag(item: Any) -> bool:
+    """Whether an item is a single truth value, which torch reads as a mask of a new axis."""
+    return isinstance(item, Tensor) and item.dim() == 0 and item.dtype in (torch.bool, torch.uint8)
+
+
+def _is_list(item: Any) -> bool:
+    """Whether an item selects many: a list, an array, or a tensor with axes."""
+    return hasattr(item, "__len__") and not isinstance(item, str) and getattr(item, "shape", None) != ()
+
+
+def _from_slice(item: slice, size: int, name: str) -> range:
+    if item.step is not None and item.step < 1:
+        raise MapIndexError(
+            f"{name} slice {item}: the step must be above 0. Use .flip() on the result to turn it round."
+        )
+    found = range(size)[item]
+    return found if len(found) else range(0)
+
+
+def _from_list(item: Any, size: int, name: str) -> Tensor | None:
+    tensor = torch.as_tensor(item)
+    if tensor.dim() != 1:
+        return None
+    if tensor.dtype in (torch.bool, torch.uint8):  # torch still reads uint8 as a mask
+        if len(tensor) != size:
+            raise MapIndexError(f"{name} mask of length {len(tensor)}: the map has {size} {_plural(name)}.")
+        return tensor.nonzero()[:, 0].cpu()
+    if tensor.numel() == 0:
+        return tensor.long().cpu()
+    if tensor.is_floating_point() or tensor.is_complex():
+        raise MapIndexError(f"{name} index of {tensor.dtype}: expected whole numbers or bool.")
+    tensor = tensor.long().cpu()
+    worst = tensor[(tensor < -size) | (tensor >= size)]
+    if len(worst):
+        raise MapIndexError(
+            f"{name} {int(worst[0])} is out of range: the map has {size} {_plural(name)}, 0 to {size - 1}."
+        )
+    return tensor % size
+
+
+def _plural(name: str) -> str:
+    return "queries" if name == "query" else f"{name}s"

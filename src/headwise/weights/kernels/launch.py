@@ -1,0 +1,354 @@
+"""Calls the kernels: what they can take, what they are given, and how large their blocks are."""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton  # type: ignore[import-untyped]
+from torch import Tensor
+
+from headwise.weights.kernels.bands import bands_kernel
+from headwise.weights.kernels.columns import columns_kernel
+from headwise.weights.kernels.histogram import histogram_kernel
+from headwise.weights.kernels.log_sum_exp import log_sum_exp_kernel
+from headwise.weights.kernels.mass import mass_kernel
+from headwise.weights.kernels.rows import rows_kernel
+from headwise.weights.kernels.structure import Structure
+from headwise.weights.kernels.top_keys import top_keys_kernel
+from headwise.weights.kernels.weights import weights_kernel
+from headwise.weights.source import Source
+
+WIDEST = 256
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class Blocks(NamedTuple):
+    """Block sizes and resources of one launch."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+    def options(self) -> dict[str, int]:
+        """As kernels take them."""
+        return {"BM": self.queries, "BN": self.keys, "num_warps": self.warps, "num_stages": self.stages}
+
+
+# Measured on an H200; (kernel, width of heads up to) -> blocks for 16-bit inputs.
+TABLE = {
+    ("rows", 64): Blocks(64, 64, 4, 3),
+    ("rows", 128): Blocks(64, 64, 4, 3),
+    ("rows", 256): Blocks(64, 32, 4, 2),
+    ("both", 64): Blocks(256, 64, 8, 3),
+    ("both", 128): Blocks(256, 64, 8, 3),
+    ("both", 256): Blocks(64, 32, 4, 2),
+    ("short both", 64): Blocks(64, 64, 4, 3),
+    ("short both", 128): Blocks(64, 64, 4, 3),
+    ("short both", 256): Blocks(64, 32, 4, 2),
+    ("columns", 64): Blocks(128, 64, 4, 3),
+    ("columns", 128): Blocks(128, 128, 4, 2),
+    ("short columns", 64): Blocks(128, 64, 4, 3),
+    ("short columns", 128): Blocks(128, 64, 4, 3),
+    ("columns", 256): Blocks(64, 64, 4, 2),
+    ("short columns", 256): Blocks(64, 64, 4, 2),
+}
+SHORT = 16384  # keys below which larger blocks would leave part of the GPU without work
+FLOAT32 = Blocks(32, 32, 4, 2)  # full-precision products take more room
+
+
+def blocks_for(kernel: str, source: Source) -> Blocks:
+    """The measured choice for this width and dtype."""
+    if source.query.dtype == torch.float32:
+        return FLOAT32
+    D = source.query.shape[3]
+    kernel = f"short {kernel}" if kernel != "rows" and source.shape[3] < SHORT else kernel
+    return TABLE[kernel, next(width for width in (64, 128, 256) if width >= D)]
+
+
+def refuses(source: Source) -> bool:
+    """Whether kernels cannot read this source, whatever its mask."""
+    query, key = source.query, source.key
+    return (
+        query.dtype not in DTYPES
+        or key.dtype != query.dtype
+        or query.shape[3] > WIDEST
+        or query.stride(3) != 1
+        or key.stride(3) != 1
+        or source.frame.first_row is None
+        or source.scoring.biased
+        or max(source.shape[2:]) >= 2**24  # distances are exact floats up to here
+    )
+
+
+def common(source: Source, structure: Structure) -> tuple[list[Any], list[Any], dict[str, Any]]:
+    """Strides and sizes, the mask's numbers and tables, and compile-time flags, which all kernels take."""
+    query, key, scoring = source.query, source.key, source.scoring
+    D, offset = query.shape[3], offset_of(source)
+    _, H, T, S = source.shape
+    strides = [*query.stride()[:3], *key.stride()[:3]]
+    scale2 = scoring.scale_for(D) * math.log2(math.e)
+    sizes = [H, source.group, T, S, offset, scale2, float(scoring.softcap or 0.0), structure.left, structure.right]
+    flags = {
+        "D": D,
+        "WIDTH": max(16, triton.next_power_of_2(D)),
+        "CAPPED": scoring.softcap is not None,
+        # tf32 would round float32 to 10 bits; with 16-bit inputs the setting plays no part
+        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+    }
+    return strides, sizes + tables(structure, query), flags | switches(structure)
+
+
+def offset_of(source: Source) -> int:
+    """Query i of the source stands at key position i + offset."""
+    return (source.frame.first_row or 0) + source.frame.S - source.frame.T
+
+
+def tables(structure: Structure, filler: Tensor) -> list[Any]:
+    """Pointers to keys, open keys and documents, then the stride of each from sample to sample."""
+    found = (structure.keys, structure.open_keys, structure.documents)
+    return [filler if x is None else x for x in found] + [0 if x is None or len(x) == 1 else x.stride(0) for x in found]
+
+
+def switches(structure: Structure, prefix: str = "") -> dict[str, bool]:
+    """Which tables a structure has."""
+    return {
+        f"{prefix}KEYS": structure.keys is not None,
+        f"{prefix}OPEN": structure.open_keys is not None,
+        f"{prefix}DOCUMENTS": structure.documents is not None,
+    }
+
+
+def launch(kernel: Any, programs: int, source: Source, arguments: list[Any], options: dict[str, Any]) -> None:
+    """Run `programs` blocks for every head of every sample, on the query's own device."""
+    B, H, _, _ = source.shape
+    device = source.query.device
+    with torch.cuda.device(device) if device.type == "cuda" else torch.no_grad():
+        kernel[(programs, B * H)](*arguments, **options)
+
+
+def new(source: Source, *tail: int, dtype: torch.dtype = torch.float32, zero: bool = False) -> Tensor:
+    """Room for (B, H, *tail)."""
+    make = torch.zeros if zero else torch.empty
+    return make(*source.shape[:2], *tail, dtype=dtype, device=source.query.device)
+
+
+def log_sum_exp(source: Source, structure: Structure) -> Tensor:
+    """The row log-sum-exp (B, H, T), without sinks."""
+    strides, sizes, flags = common(source, structure)
+    blocks = blocks_for("rows", source)
+    T = source.shape[2]
+    lse = new(source, T)
+    options = flags | blocks.options()
+    arguments = [source.query, source.key, lse, *strides, *sizes]
+    launch(log_sum_exp_kernel, triton.cdiv(T, blocks.queries), source, arguments, options)
+    return lse
+
+
+class Rows(NamedTuple):
+    """What the row-major pass gives, (B, H, T) each unless said."""
+
+    entropy: Tensor
+    peak: Tensor
+    peak_key: Tensor
+    distance: Tensor
+    received: Tensor  # (B, H, S)
+    picture: Tensor  # (B, H, R, C), averaged over queries
+
+
+LANES = 8  # columns in which a thread of a matrix product keeps its numbers apart anyway
+WARP_ROWS = 16  # rows of a matrix product that one warp holds
+Band = tuple[int, int, int, int]  # left, right, first key, last key + 1
+
+
+def rows(
+    source: Source,
+    structure: Structure,
+    lse: Tensor,
+    *,
+    entropy: bool = False,
+    peak: bool = False,
+    distance: bool = False,
+    received: bool = False,
+    size: tuple[int, int] | None = None,
+) -> Rows:
+    """What is asked for; the rest is left empty. `size` asks for a picture, which `fits_rows` must allow."""
+    strides, sizes, flags = common(source, structure)
+    blocks = blocks_for("both" if received else "rows", source)
+    T, S = source.shape[2:]
+    R, C = size or (1, 1)
+    row_edge, col_edge = T // R, S // C
+    found = Rows(
+        new(source, T if entropy else 0),
+        new(source, T if peak else 0),
+        new(source, T if peak else 0, dtype=torch.int32),
+        new(source, T if distance else 0),
+        new(source, S if received else 0, zero=True),
+        new(source, R, C, zero=True),
+    )
+    strip, bunch = min(WARP_ROWS, row_edge), min(blocks.keys, col_edge)
+    wanted = {"ENTROPY": entropy, "PEAK": peak, "DISTANCE": distance, "RECEIVED": received, "LANES": LANES}
+    wanted |= {"BEHIND": structure.right <= 0, "NORMAL": source.scoring.sinks is None, "PICTURE": size is not None}
+    wanted |= {"STRIP": strip, "BUNCH": bunch, "OWNED": (strip, bunch) == (row_edge, col_edge)}
+    wanted |= {"WIDE": strip == WARP_ROWS and bunch == blocks.keys, "WARPS": min(blocks.warps, blocks.queries // 16)}
+    options = flags | wanted | blocks.options()
+    arguments = [source.query, source.key, lse, *found, *strides, *sizes, R, C, row_edge, col_edge, 1 / row_edge]
+    launch(rows_kernel, triton.cdiv(T, blocks.queries), source, arguments, options)
+    return found
+
+
+def fits_rows(source: Source, size: tuple[int, int]) -> bool:
+    """Whether the row-major pass can make this picture: cells and blocks divide each other."""
+    (T, S), (R, C) = source.shape[2:], size
+    return _divide(T, R) and _divide(S, C)
+
+
+@functools.lru_cache(maxsize=16)
+def _table(bands: tuple[Band, ...], device: torch.device) -> Tensor:
+    """The bands on the GPU; kept, because copying them there takes longer than answering."""
+    return torch.tensor(bands, dtype=torch.int32, device=device)
+
+
+def mass(source: Source, structure: Structure, lse: Tensor, probe: Structure, span: tuple[int, int]) -> Tensor:
+    """The mass (B, H, T) where the probe is True; all its keys lie within `span`."""
+    strides, sizes, flags = common(source, structure)
+    blocks = blocks_for("rows", source)
+    T = source.shape[2]
+    found = new(source, T)
+    asked, offered = probe.match or (source.query, source.query)
+    matching = [asked, offered, *(0 if probe.match is None or len(x) == 1 else x.stride(0) for x in (asked, offered))]
+    probing = [probe.left, probe.right, *span, *tables(probe, source.query), *matching]
+    options = flags | switches(probe, "PROBE_") | {"MATCH": probe.match is not None}
+    options |= blocks.options()
+    arguments = [source.query, source.key, lse, found, *strides, *sizes, *probing]
+    launch(mass_kernel, triton.cdiv(T, blocks.queries), source, arguments, options)
+    return found
+
+
+NEAR = 256  # keys up to which a probe is narrow
+
+
+def is_narrow(band: Band) -> bool:
+    """Whether a probe concerns only the first keys, or those near the query."""
+    left, right, _, stop = band
+    return stop <= NEAR or max(left, right) <= NEAR
+
+
+def bands(source: Source, structure: Structure, lse: Tensor, probes: tuple[Band, ...]) -> Tensor:
+    """The masses (probes, B, H, T) of bands, each given by (left, right, first key, last key + 1)."""
+    strides, sizes, flags = common(source, structure)
+    B, H, T, _ = source.shape
+    queries, keys = (64, 32) if source.query.dtype != torch.float32 else FLOAT32[:2]
+    found = torch.empty(len(probes), B, H, T, device=source.query.device)
+    options = flags | {"BM": queries, "BN": keys, "COUNT": len(probes), "num_warps": 4, "num_stages": 1}
+    arguments = [source.query, source.key, lse, found, _table(probes, source.query.device), *strides, *sizes, B * H * T]
+    launch(bands_kernel, triton.cdiv(T, queries), source, arguments, options)
+    return found
+
+
+def weights(source: Source, structure: Structure, lse: Tensor, cols: range, dtype: torch.dtype) -> Tensor:
+    """The weights (B, H, T, len(cols)) themselves, of neighbouring keys."""
+    strides, sizes, flags = common(source, structure)
+    T = source.shape[2]
+    queries, keys = (64, 128) if source.query.dtype != torch.float32 else FLOAT32[:2]
+    across = triton.cdiv(len(cols), keys)
+    found = new(source, T, len(cols), dtype=dtype)
+    options = flags | {"BM": queries, "BN": keys, "num_warps": 4, "num_stages": 1}
+    arguments = [source.query, source.key, lse, found, *strides, *sizes, cols.start, len(cols), across]
+    launch(weights_kernel, triton.cdiv(T, queries) * across, source, arguments, options)
+    return found
+
+
+def histogram(source: Source, structure: Structure, lse: Tensor, bins: int) -> Tensor:
+    """Summed weights in each octave of distance, (B, H, bins)."""
+    strides, sizes, flags = common(source, structure)
+    blocks = blocks_for("rows", source)
+    found = new(source, bins, zero=True)
+    options = flags | blocks.options()
+    arguments = [source.query, source.key, lse, found, bins, *strides, *sizes]
+    launch(histogram_kernel, triton.cdiv(source.shape[2], blocks.queries), source, arguments, options)
+    return found
+
+
+def top_keys(source: Source, structure: Structure, lse: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest weights (B, H, T, k), largest first, and their keys."""
+    strides, sizes, flags = common(source, structure)
+    blocks = blocks_for("rows", source)
+    T = source.shape[2]
+    found, places = new(source, T, k), new(source, T, k, dtype=torch.int32)
+    options = flags | blocks.options() | {"K": triton.next_power_of_2(k)}
+    arguments = [source.query, source.key, lse, found, places, *strides, *sizes, k]
+    launch(top_keys_kernel, triton.cdiv(T, blocks.queries), source, arguments, options)
+    found, order = found.sort(-1, descending=True)
+    return found, places.gather(-1, order).long()
+
+
+class Columns(NamedTuple):
+    """What the key-major pass gives."""
+
+    received: Tensor  # (B, H, S)
+    counts: Tensor  # (B, H, S), how many queries see each key
+    picture: Tensor  # (B, H, R, C), summed weights
+    peaks: Tensor  # (B, H, R, C), the bits of the largest weight
+
+
+def columns(
+    source: Source,
+    structure: Structure,
+    lse: Tensor,
+    size: tuple[int, int] | None = None,
+    peaks: bool = False,
+    count: bool = True,
+) -> Columns:
+    """What every key receives and how many see it; with `size`, also a picture of so many cells, or its peaks."""
+    strides, sizes, flags = common(source, structure)
+    queries, keys, warps, stages = blocks_for("columns", source)
+    T, S = source.shape[2:]
+    R, C = size or (1, 1)
+    found = Columns(
+        new(source, S), new(source, S), new(source, R, C, zero=True), new(source, R, C, dtype=torch.int32, zero=True)
+    )
+    aligned = not peaks and (size is None or (_divide(T, R) and _divide(S, C)))
+    row_blocks = col_blocks = strips = 1
+    bunch = 16
+    if size is not None and aligned:
+        strips = max(1, queries * R // T)
+        bunch = min(16, S // C)
+    elif not aligned:
+        queries, row_blocks = _fit(-(-T // R), queries)
+        keys, col_blocks = _fit(-(-S // C), keys)
+    options = flags | {"BM": queries, "BN": keys, "PICTURE": size is not None and not peaks, "PEAKS": peaks}
+    options |= {"ALIGNED": aligned, "STRIPS": strips, "BUNCH": min(bunch, keys), "COUNT": count}
+    options |= {"num_warps": warps, "num_stages": stages}
+    programs = triton.cdiv(S, keys) if aligned else C * col_blocks
+    arguments = [source.query, source.key, lse, *found, *strides, *sizes, R, C, row_blocks, col_blocks]
+    launch(columns_kernel, programs, source, arguments, options)
+    return found
+
+
+def band_counts(source: Source, structure: Structure) -> Tensor:
+    """How many queries see each key (B, H, S), where only the band counts."""
+    B, H, T, S = source.shape
+    counts = _band_counts(T, S, offset_of(source), structure.left, structure.right, source.query.device)
+    return counts.expand(B, H, S).clone()
+
+
+@functools.lru_cache(maxsize=16)
+def _band_counts(T: int, S: int, offset: int, left: int, right: int, device: torch.device) -> Tensor:
+    """(S,); kept, because a handful of small launches takes as long as a statistic of a short sequence."""
+    row = torch.arange(S, device=device) - offset  # the query that stands at each key
+    lo, hi = (row - right).clamp(0, T), (row + left + 1).clamp(0, T)
+    return (hi - lo).float()
+
+
+def _divide(size: int, cells: int) -> bool:
+    """Whether all cells are one power of two wide, so that cells and blocks divide each other."""
+    edge = size // cells
+    return size % cells == 0 and edge & (edge - 1) == 0
+
+
+def _fit(edge: int, largest: int) -> tuple[int, int]:
+    """The block size, at least 16, for cells at most `edge` wide, and how many blocks it takes."""
+    block = min(largest, max(16, triton.next_power_of_2(edge)))
+    return block, -(-edge // block)

@@ -1,0 +1,103 @@
+"""What kernels know of a mask: a band, sets of keys, documents, matching tokens. Anything else goes through tiles."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from headwise.masks import Both, Causal, Documents, Either, Grid, Mask, Window
+from headwise.masks.probes import Match, Offset
+from headwise.weights.source import Source
+
+FAR = 2**30  # a distance that no sequence reaches and that fits into 32 bits when added to one
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """(within the band, or an open key) and an allowed key and the same document and a match.
+
+    A query at position p sees key j of the band if p − left <= j <= p + right. Tables are (B or 1, S).
+    """
+
+    left: int = FAR
+    right: int = FAR
+    keys: Tensor | None = None
+    open_keys: Tensor | None = None
+    documents: Tensor | None = None
+    match: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def banded_only(self) -> bool:
+        """Whether nothing but the band counts."""
+        return self.keys is None and self.open_keys is None and self.documents is None and self.match is None
+
+
+def structure_of(mask: Mask | None, source: Source) -> Structure | None:
+    """The structure that says the same as `mask`, or None if there is none."""
+    if mask is None:
+        return Structure()
+    if mask.by_key:
+        return Structure(keys=_table(mask, source))
+    if isinstance(mask, Causal):
+        return Structure(right=0)
+    if isinstance(mask, Window):
+        return Structure(min(mask.left, FAR), min(mask.right, FAR))
+    if isinstance(mask, Offset) and abs(mask.n) < FAR:
+        return Structure(mask.n, -mask.n)
+    if isinstance(mask, Documents):
+        return Structure(documents=_samples(mask.ids, source))
+    if isinstance(mask, Match):
+        return Structure(right=-mask.gap, match=(_samples(mask.asked, source), _samples(mask.offered, source)))
+    if isinstance(mask, Both):
+        a, b = structure_of(mask.a, source), structure_of(mask.b, source)
+        return None if a is None or b is None else _both(a, b)
+    if isinstance(mask, Either):
+        return _either(mask, source)
+    return None
+
+
+def _both(a: Structure, b: Structure) -> Structure | None:
+    if a.open_keys is not None or b.open_keys is not None:
+        # "open" excuses from its own band only: the other side may bring keys and documents, but no band.
+        if a.open_keys is not None and b.open_keys is not None:
+            return None
+        free, other = (a, b) if a.open_keys is not None else (b, a)
+        if other.left < FAR or other.right < FAR:
+            return None
+        a, b = free, other
+    if (a.documents is not None and b.documents is not None) or (a.match is not None and b.match is not None):
+        return None
+    keys = a.keys if b.keys is None else b.keys if a.keys is None else a.keys * b.keys
+    return Structure(
+        min(a.left, b.left),
+        min(a.right, b.right),
+        keys,
+        a.open_keys,
+        b.documents if a.documents is None else a.documents,
+        b.match if a.match is None else a.match,
+    )
+
+
+def _either(mask: Either, source: Source) -> Structure | None:
+    """A band with some keys open to all, such as `causal() | prefix(n)`."""
+    band, opened = (mask.a, mask.b) if mask.b.by_key else (mask.b, mask.a)
+    structure = structure_of(band, source)
+    if not opened.by_key or structure is None or not structure.banded_only:
+        return None
+    return dataclasses.replace(structure, open_keys=_table(opened, source))
+
+
+def _table(mask: Mask, source: Source) -> Tensor:
+    """A mask that only looks at sample and key, as 0 and 1 of shape (B or 1, S)."""
+    device, frame = source.query.device, source.frame
+    batch = source.axis("batch") if mask.extent.batch is not None else torch.zeros(1, dtype=torch.int64, device=device)
+    none = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    seen = mask.visible(
+        Grid(batch[:, None, None, None], none[..., None], none, torch.arange(frame.S, device=device), frame.T, frame.S)
+    )
+    return seen.reshape(-1, seen.shape[-1]).expand(-1, frame.S).to(torch.int8).contiguous()
+
+
+def _samples(table: Tensor, source: Source) -> Tensor:
+    """The rows of a (B or 1, S) table that belong to the source's samples."""
+    return table.contiguous() if table.shape[0] == 1 else table[source.axis("batch")].contiguous()

@@ -1,0 +1,276 @@
+"""What each head does, in numbers and words.
+
+A head that rests on the first token drowns everything else it does, so every number is also given with that token taken
+out and the rest scaled up to 1 (`apart`), and the reading in words looks at those. Where papers define them:
+
+    sink          weight on the first key                                    Xiao 2023, Gu 2024
+    previous      weight on the key just before the query; self: on its own  Clark 2019, Elhage 2021
+    local         weight at most 8 places away                               Kovaleva 2019
+    entropy       −Σ w log w, as a share of that of even attention           Clark 2019
+    peak          largest weight                                             Voita 2019 ("confidence")
+    positional    share of queries whose peak lies at one and the same distance  Voita 2019
+    distance      mean distance to the keys attended to                      Vig & Belinkov 2019
+    induction     weight on keys that follow an earlier copy of the query's token  Olsson 2022
+    same_token    weight on earlier copies of the query's token              Wang 2022
+    delimiter     weight on separators and punctuation                       Clark 2019, Kovaleva 2019
+
+All are means over the queries, of all samples, that have a choice: they see at least two keys, and for local,
+induction, same_token and delimiter some keys of the kind and some others. A query whose token never came before says
+nothing about induction, and one whose keys are all near says nothing about looking near. Without such a query a number
+is 0.
+
+A name is given for what even attention would not do anyway: with n the number and e the same number of attention
+spread evenly, (n − e) / (1 − e) must reach a threshold. In a long text e is next to nothing; among five words, looking
+at the one before is no trait. A weight shows where a head looks; it is no proof of what the model uses.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headwise.masks import Mask
+from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_is
+from headwise.weights.panel import checked_probe
+from headwise.weights.source import Source
+
+if TYPE_CHECKING:
+    from headwise.weights.map import AttentionMap
+
+NEAR = 8  # places that count as local
+SINK = 0.3  # a head whose weight on the first token exceeds this is a sink: ε of Gu 2024
+LEAST = 4  # queries; fewer give no name
+# What a head is called, if this number of it, apart from the sink, is at least so large. The first that fits is taken.
+READINGS = (
+    ("induction", "induction", 0.4),
+    ("previous", "previous-token", 0.4),
+    ("self", "own-token", 0.4),
+    ("next", "next-token", 0.4),
+    ("same_token", "same-token", 0.4),
+    ("delimiter", "delimiter", 0.5),
+    ("positional", "fixed-offset", 0.9),
+    ("local", "local", 0.7),
+    ("entropy", "broad", 0.8),
+)
+RESTING = "first-token sink"
+ONE_KEY = ("sink", "previous", "self", "next")  # of each query one key at most is of this kind
+
+
+class Trait(NamedTuple):
+    """What a head does: its name, the number behind it, and that number beyond what even attention gives."""
+
+    name: str
+    share: float
+    beyond: float
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadSummary:
+    """One head: its number, its traits, the numbers, and the numbers apart from the first token."""
+
+    head: int
+    traits: tuple[Trait, ...]
+    numbers: dict[str, float]
+    apart: dict[str, float]
+
+    @property
+    def reading(self) -> str:
+        """In a few words what it does, such as "first-token sink 0.71, else previous-token 0.62"."""
+        return ", else ".join(f"{trait.name} {trait.share:.2f}" for trait in self.traits) or "mixed"
+
+    @property
+    def kind(self) -> str:
+        """What it is called, such as "previous-token"; of a head that rests, what else it does."""
+        return self.traits[-1].name if self.traits else "mixed"
+
+    def __getitem__(self, name: str) -> float:
+        return self.numbers[name]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Summary:
+    """The heads of a map, in order. Printing it gives a table."""
+
+    heads: tuple[HeadSummary, ...]
+
+    def __iter__(self) -> Iterator[HeadSummary]:
+        return iter(self.heads)
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def __getitem__(self, head: int) -> HeadSummary:
+        return self.heads[head]
+
+    def _repr_html_(self) -> str:
+        from headwise.view.notebook import summary_html
+
+        return summary_html(self)
+
+    def __repr__(self) -> str:
+        if not self.heads:
+            return "no heads"
+        names = list(self.heads[0].numbers)
+        wide = max(len(head.reading) for head in self.heads)
+        lines = [f"head  {'reading'.ljust(wide)}  " + "  ".join(name.rjust(7) for name in names)]
+        for head in self.heads:
+            cells = (f"{head.numbers[name]:.2f}".rjust(max(7, len(name))) for name in names)
+            lines.append(f"{head.head:>4}  {head.reading.ljust(wide)}  " + "  ".join(cells))
+        return "\n".join(lines)
+
+
+def summarise(
+    weights: "AttentionMap",
+    ids: Tensor | Sequence[int] | None = None,
+    *,
+    delimiters: int | Sequence[int] | Tensor | None = None,
+) -> Summary:
+    """The summary of a map; see `AttentionMap.summary`."""
+    plain, without = rows_of(weights, ids, delimiters)
+    (numbers, chance), (apart, chance_apart) = _means(plain), _means(without)
+    chance_apart["sink"] = chance["sink"]
+    heads = []
+    for place, name in enumerate(weights._source().axis("head").tolist()):
+        own, rest, even = (
+            {key: float(value[place]) for key, value in x.items()} for x in (numbers, apart, chance_apart)
+        )
+        heads.append(HeadSummary(name, traits(own["sink"], rest, even), own, rest))
+    return Summary(tuple(heads))
+
+
+def rows_of(
+    weights: "AttentionMap",
+    ids: Tensor | Sequence[int] | None = None,
+    delimiters: int | Sequence[int] | Tensor | None = None,
+    *,
+    histogram: bool = False,
+) -> tuple["Rows", "Rows"]:
+    """What a summary is made of: the rows of a map, and those apart from the first token."""
+    probes = probes_for(weights, ids, delimiters)
+    with torch.no_grad():
+        weights = weights.detach()
+        whole = Choice.of(weights._source(), probes)
+        plain = _rows(weights, {"sink": sink(1), **probes}, whole, histogram)
+        return plain, _rows(weights.without(sink(1)), probes, whole.without_first(), histogram)
+
+
+def probes_for(
+    weights: "AttentionMap",
+    ids: Tensor | Sequence[int] | None,
+    delimiters: int | Sequence[int] | Tensor | None,
+) -> dict[str, Mask]:
+    """The masses a summary asks for; those about tokens only if tokens are given."""
+    found = {"previous": previous_token(), "self": offset(0), "next": offset(-1), "local": local(NEAR)}
+    if ids is None:
+        return found
+    ids = torch.as_tensor(ids, device=weights.device)
+    found |= {"induction": induction(ids), "same_token": same_token(ids)}
+    return found if delimiters is None else found | {"delimiter": token_is(ids, delimiters)}
+
+
+def traits(resting: float, apart: Mapping[str, float], chance: Mapping[str, float]) -> tuple[Trait, ...]:
+    """What a head does: whether it rests on the first token, and the first of the readings that fits apart from it.
+
+    Args:
+        resting: weight on the first token.
+        apart: the numbers apart from it.
+        chance: the same of even attention; 1 where there is too little to tell.
+    """
+
+    def trait(name: str, share: float, even: float, least: float) -> list[Trait]:
+        beyond = (share - even) / (1 - even) if even < 1 else 0.0
+        return [Trait(name, share, beyond)] if beyond >= least else []
+
+    fitting = (trait(name, apart[key], chance.get(key, 0.0), least) for key, name, least in READINGS if key in apart)
+    return (*trait(RESTING, resting, chance.get("sink", 0.0), SINK), *next(filter(None, fitting), []))
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """How many keys each query sees (B, H, T), how many of them are of each kind, and the same of the first key."""
+
+    seen: Tensor
+    kinds: dict[str, Tensor]
+    seen_first: Tensor
+    kinds_first: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, source: Source, probes: Mapping[str, Mask]) -> "Choice":
+        """That of the mask, for the probes that are of several keys."""
+        several = {name: checked_probe(probe, source) for name, probe in probes.items() if name not in ONE_KEY}
+        return cls(
+            source.keys_seen(),
+            {name: source.keys_seen(probe) for name, probe in several.items()},
+            source.keys_seen(first=1),
+            {name: source.keys_seen(probe, first=1) for name, probe in several.items()},
+        )
+
+    def without_first(self) -> "Choice":
+        """That of the same queries if the first key is hidden."""
+        kinds = {name: count - self.kinds_first[name] for name, count in self.kinds.items()}
+        return dataclasses.replace(self, seen=self.seen - self.seen_first, kinds=kinds)
+
+    def counted(self, name: str = "") -> Tensor:
+        """Which queries count for a number, (B, H, T)."""
+        two = self.seen >= 2
+        of_kind = self.kinds.get(name)
+        return two if of_kind is None else two & (of_kind >= 1) & (of_kind < self.seen)
+
+    def even(self, name: str) -> Tensor:
+        """What even attention would give a kind of keys, (B, H, T)."""
+        return self.kinds.get(name, torch.ones_like(self.seen)) / self.seen.clamp(min=1)
+
+
+class Rows(NamedTuple):
+    """What is measured of every query, before any mean is taken.
+
+    numbers: by name, (B, H, T) each.
+    masses: which of them are weights on a kind of keys.
+    choice: which queries count for a number, and what even attention would give.
+    offset: how far behind the query its largest weight lies, (B, H, T).
+    histogram: the share of attention in every octave of distance, (B, H, octaves), if it was asked for.
+    """
+
+    numbers: dict[str, Tensor]
+    masses: tuple[str, ...]
+    choice: Choice
+    offset: Tensor
+    histogram: Tensor | None
+
+
+def _rows(weights: "AttentionMap", probes: dict[str, Mask], choice: Choice, histogram: bool) -> Rows:
+    panel = weights.panel(entropy=True, peak=True, distance=True, histogram=histogram, masses=probes)
+    assert panel.entropy is not None and panel.peak is not None and panel.distance is not None  # noqa: S101, PT018
+    entropy = panel.entropy / choice.seen.clamp(min=2).log()  # as a share of that of even attention
+    numbers = panel.masses | {"entropy": entropy, "peak": panel.peak.weight, "distance": panel.distance}
+    offset = weights._source().positions() - panel.peak.key
+    return Rows(numbers, tuple(panel.masses), choice, offset, panel.histogram)
+
+
+def _means(rows: Rows) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Means per head, (H,) each, and those of even attention; 1 with so few queries that no name is to be given."""
+    choice = rows.choice
+    found = {name: _mean(number, choice.counted(name)) for name, number in rows.numbers.items()}
+    distance = found.pop("distance")
+    found |= {"positional": _positional(rows.offset, choice.counted()), "distance": distance}
+    even = {name: _mean(choice.even(name), choice.counted(name)) for name in rows.masses}
+    even |= {name: torch.zeros_like(distance) for name in ("entropy", "positional")}
+    few = {name: choice.counted(name).sum((0, 2)) < LEAST for name in even}
+    return found, {name: torch.where(few[name], 1.0, value) for name, value in even.items()}
+
+
+def _mean(rows: Tensor, counted: Tensor) -> Tensor:
+    """Of (B, H, T) over the queries that count, (H,)."""
+    return (rows * counted).sum((0, 2)) / counted.sum((0, 2)).clamp(min=1)
+
+
+def _positional(offset: Tensor, counted: Tensor) -> Tensor:
+    """The share of counted queries whose peak lies at the commonest distance, (H,)."""
+    shares = []
+    for head in range(offset.shape[1]):
+        found = offset[:, head][counted[:, head]]
+        commonest = found.unique(return_counts=True)[1].max() if found.numel() else found.new_zeros(())
+        shares.append(commonest / max(found.numel(), 1))
+    return torch.stack(shares) if shares else offset.new_zeros(0)

@@ -20,7 +20,7 @@ def examples_files(tmp_path, monkeypatch):
     from safetensors.torch import save_file
 
     save_file(torch.nn.TransformerEncoderLayer(16, 4, 8).state_dict(), tmp_path / "model.safetensors")
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     shutil.copytree(root / "examples", tmp_path / "examples")
     shutil.copy(root / "benchmarks" / "results" / "bench-cpu.json", tmp_path / "bench.json")
     (tmp_path / "texts").mkdir()

@@ -305,8 +305,7 @@ def test_a_watch_over_a_model_on_another_path_says_what_to_do():
 
 
 def test_a_model_that_attends_to_other_keys_than_its_mask_is_for_is_refused():
-    from headwise.huggingface import attention
-    from headwise.huggingface_masks import mask_of
+    from headwise.huggingface import attention, mask_of
 
     prepared = mask_of(B, 5, 5)
     query, key = torch.randn(B, H, 5, 8), torch.randn(B, H, 7, 8)
@@ -335,7 +334,7 @@ print(happened)
 
 
 def test_a_model_that_works_on_its_mask_as_a_tensor_is_told_so():
-    from headwise.huggingface_masks import Prepared
+    from headwise.huggingface import Prepared
 
     mask = Prepared(headwise.causal(), 5, 5)
     for touch in (

@@ -129,12 +129,12 @@ def test_soft_cap_sinks_and_distances_meet_every_mask(options, mask):
 
 
 def test_rows_in_many_blocks_give_the_same_gradients(monkeypatch):
-    from headwise.attention.backends import rows
+    from headwise.attention.backends import dense
 
     tensors, sinks = heads(67), torch.randn(H, dtype=torch.float64, requires_grad=True)
     whole = attend(*tensors, causal=True, softcap=3.0, sinks=sinks)
     expected = torch.autograd.grad(whole.square().sum(), [*tensors, sinks])
-    monkeypatch.setattr(rows, "BLOCK_BYTES", B * H * 67 * 8 * 7)  # seven rows a block
+    monkeypatch.setattr(dense, "BLOCK_BYTES", B * H * 67 * 8 * 7)  # seven rows a block
     blocks = attend(*tensors, causal=True, softcap=3.0, sinks=sinks)
     assert_close_to_truth(blocks, whole)
     for ours, theirs in zip(torch.autograd.grad(blocks.square().sum(), [*tensors, sinks]), expected, strict=True):

@@ -8,7 +8,7 @@ import torch
 from headwise import CheckpointError, OptionError, ShapeError, view
 from headwise.cli import main
 from headwise.models import TextModel, load_builtin, open_model
-from headwise.models.folder import FolderModel
+from headwise.models.opening import FolderModel
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")

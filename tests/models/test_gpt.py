@@ -5,7 +5,7 @@ import torch
 
 from headwise import OptionError, ShapeError, documents, watch
 from headwise.models import GPT, GPTConfig
-from headwise.models.sampling import Sampler
+from headwise.models.gpt import Sampler
 
 V, E, H, L, C = 53, 24, 3, 2, 31
 

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from headwise import attend, causal, dense, local, prefix, previous_token, same_token, sink, window
 from headwise.attention.backends import triangles
 from headwise.masks.probes import induction
-from headwise.weights import kernels, readings, tiles
+from headwise.weights import kernels, readings, streaming
 from headwise.weights.kernels.structure import structure_of
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -59,14 +59,14 @@ def asked(S, device):
 
 def compare(source, questions, tolerance):
     """Every reading through kernels and through tiles."""
-    lse = tiles.compute_log_sum_exp(source)
+    lse = streaming.compute_log_sum_exp(source)
     found_lse = kernels.log_sum_exp(source)
     torch.testing.assert_close(found_lse, lse.float(), rtol=tolerance, atol=tolerance)
     dense = source.block(slice(None)).weights.float()
     for cols in (range(source.shape[3]), range(1, source.shape[3] - 1)):
         some = kernels.weights(source, lse, cols, torch.float32)
         torch.testing.assert_close(some, dense[..., cols.start : cols.stop], rtol=tolerance, atol=tolerance)
-    expected = tiles.stream(source, lse, questions())
+    expected = streaming.stream(source, lse, questions())
     found = kernels.read(source, lse, questions())
     assert len(found) == len(expected), "kernels refused a reading"
     for number, reading in enumerate(questions()):
@@ -139,7 +139,7 @@ def test_heads_may_lie_anywhere_in_memory(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_part_of_the_rows_keeps_its_place(device):
-    from headwise.weights.narrowing import narrowed
+    from headwise.weights.source import narrowed
 
     source = kernel_calls.source(1, 2, 1, 60, 60, 16, causal(), torch.float32, device=device)
     part = narrowed(source, range(1), range(1, 2), range(20, 50))

@@ -9,7 +9,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 import kernel_calls  # noqa: E402
-from headwise.weights.kernels import chunking, launch  # noqa: E402
+from headwise.weights.kernels import launch, triangles  # noqa: E402
 
 TYPES = {
     torch.bfloat16: "*bf16",
@@ -83,13 +83,13 @@ def test_turning_and_joining_chunks_compiles_for_hopper(D, monkeypatch, tmp_path
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     calls = []
     monkeypatch.setattr(
-        chunking, "launch", lambda kernel, grid, arguments, options: calls.append((kernel, arguments, options))
+        triangles, "launch", lambda kernel, grid, arguments, options: calls.append((kernel, arguments, options))
     )
     x = torch.zeros(1, 2, 256, D, dtype=torch.bfloat16)
-    turned, lse = chunking.turn(x, 64, 1), torch.zeros(1, 2, 256)
+    turned, lse = triangles.turn(x, 64, 1), torch.zeros(1, 2, 256)
     near = x.unflatten(2, (4, 64)).transpose(1, 2).flatten(0, 1)
-    chunking.join((near, lse), (turned, lse), (x, lse), 64, 0)
-    chunking.add(near, turned, x, 64, 0, 0)
+    triangles.join((near, lse), (turned, lse), (x, lse), 64, 0)
+    triangles.add(near, turned, x, 64, 0, 0)
     assert len(calls) == 3
     for call in calls:
         assert compiled(*call).asm["cubin"]

@@ -129,7 +129,7 @@ def test_bad_indices_say_what_is_there():
 def test_map_describes_itself_without_computing(monkeypatch):
     weights, _ = made()
     monkeypatch.setattr(torch, "bmm", None)
-    monkeypatch.setattr("headwise.weights.engine.normalizer", None)
+    monkeypatch.setattr("headwise.weights.streaming.normalizer", None)
     assert repr(weights) == "AttentionMap(B=2, H=6, T=5, S=11, float64, cpu)"
     assert weights.shape == (2, 6, 5, 11)
     assert (weights.dtype, weights.device, weights.ndim, weights.dim()) == (torch.float64, torch.device("cpu"), 4, 4)

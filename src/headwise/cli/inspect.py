@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headwise.cli.terminal import console, table
-from headwise.extras import need
+from headwise.errors import need
 from headwise.learn.cost import human
 from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
 from headwise.shapes import check_size

@@ -3,8 +3,7 @@
 import argparse
 import dataclasses
 
-from headwise.errors import OptionError
-from headwise.extras import need
+from headwise.errors import OptionError, need
 
 SUMMARY = "the page live in a browser: type a text, switch models and heads"
 EXAMPLES = """examples:

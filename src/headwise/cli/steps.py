@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.cli.terminal import console, shape_text, table, write_page
-from headwise.errors import OptionError
-from headwise.extras import need
+from headwise.errors import OptionError, need
 from headwise.learn import configs, forms
 from headwise.learn.layout import Operation, key_operations, memory_text, picture_text
 from headwise.learn.page import steps_page

@@ -5,9 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from headwise.errors import OptionError
-from headwise.extras import need
-from headwise.models.disk import atomically
+from headwise.errors import OptionError, need
+from headwise.models.files import atomically
 
 
 def console(*, chatter: bool = False) -> Any:

@@ -14,7 +14,7 @@ from headwise.attention.backends import BACKENDS, Call
 from headwise.attention.backends.sdpa import HALF, arguments
 from headwise.errors import OptionError
 from headwise.layer import ragged
-from headwise.layer.inputs import check_known
+from headwise.layer.arguments import check_known
 from headwise.layer.layer import MultiHeadAttention
 
 

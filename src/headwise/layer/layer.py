@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from headwise import attention, masks, shapes
 from headwise.attention.backends import Call, choose
 from headwise.errors import OptionError
-from headwise.layer import checkpoints, heads, inputs, options, packing, ragged
+from headwise.layer import arguments, checkpoints, projection, ragged
+from headwise.layer.arguments import Widths
 from headwise.layer.cache import KVCache, Memory
 from headwise.layer.positions import Rotary
-from headwise.layer.projecting import Three, heads_of
-from headwise.layer.projection import project
-from headwise.layer.widths import Widths
+from headwise.layer.projection import Three, heads_of, project
 from headwise.masks import Extent, Mask
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.relative import Relative, RelativeBias
@@ -75,7 +74,7 @@ class MultiHeadAttention(nn.Module):
     q_norm: nn.Module | None
     k_norm: nn.Module | None
     sinks: nn.Parameter | None
-    position: options.Position
+    position: arguments.Position
     _version = 2  # by which a state dict is known as ours: others call a projection `qkv_proj` too
     _watchers: tuple[Callable[[AttentionMap], None], ...] = ()  # see `watch.py`
     _silent: tuple[int, ...] = ()  # heads that are switched off; see `silence.py`
@@ -94,9 +93,9 @@ class MultiHeadAttention(nn.Module):
         d_out: int | None = None,
         causal: bool | None = None,
         mask: Mask | None = None,
-        position: options.Position = None,
+        position: arguments.Position = None,
         scoring: Scoring | None = None,
-        qk_norm: options.Norm = None,
+        qk_norm: arguments.Norm = None,
         dropout: float | None = None,
         bias: bool | Collection[str] = True,
         qkv_bias: bool | None = None,
@@ -108,11 +107,11 @@ class MultiHeadAttention(nn.Module):
         **unknown: Any,
     ) -> None:
         if unknown:
-            inputs.check_known("MultiHeadAttention", unknown, inspect.signature(type(self)).parameters)
+            arguments.check_known("MultiHeadAttention", unknown, inspect.signature(type(self)).parameters)
         super().__init__()
         named: dict[str, Any] = {"d_model": d_model, "num_heads": num_heads, "d_in": d_in, "d_out": d_out}
         named |= {"context_length": context_length, "dropout": dropout, "qkv_bias": qkv_bias}
-        named = inputs.by_position(sizes, named)
+        named = arguments.by_position(sizes, named)
         d_model, num_heads, d_in, d_out, context_length, dropout, qkv_bias = named.values()
         if d_model is None and d_out is not None:
             d_model = d_out
@@ -126,10 +125,10 @@ class MultiHeadAttention(nn.Module):
         self.dropout = shapes.check_probability("dropout", 0.0 if dropout is None else dropout)
         self.context_length = None if context_length is None else shapes.check_size("context_length", context_length)
         self.return_weights = return_weights
-        self.causal = inputs.check_flag("causal", causal)
-        self._scoring = Scoring() if scoring is None else options.check_scoring(scoring)
-        self.mask = inputs.constant_mask(self.causal, mask)
-        biases = options.biases(bias, qkv_bias)
+        self.causal = arguments.check_flag("causal", causal)
+        self._scoring = Scoring() if scoring is None else arguments.check_scoring(scoring)
+        self.mask = arguments.constant_mask(self.causal, mask)
+        biases = arguments.biases(bias, qkv_bias)
         self.fused = d_key is None and d_value is None and biases["q"] == biases["k"] == biases["v"]
         self._make_projections(biases, out_proj, device, dtype)
         self._make_options(position, qk_norm, device, dtype)
@@ -187,18 +186,18 @@ class MultiHeadAttention(nn.Module):
 
     def _make_options(
         self,
-        position: options.Position,
-        qk_norm: options.Norm,
+        position: arguments.Position,
+        qk_norm: arguments.Norm,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
         """Positions, norms and sinks."""
-        options.check_position(position, self.num_heads, self.head_dim)
+        arguments.check_position(position, self.num_heads, self.head_dim)
         if isinstance(position, Relative) and device is not None and torch.device(device).type != "meta":
             position = position.with_table(position.table.to(device))
         self.position = position
-        self.register_module("q_norm", options.norm(qk_norm, self.num_heads, self.head_dim, device, dtype))
-        self.register_module("k_norm", options.norm(qk_norm, self.num_kv_heads, self.head_dim, device, dtype))
+        self.register_module("q_norm", arguments.norm(qk_norm, self.num_heads, self.head_dim, device, dtype))
+        self.register_module("k_norm", arguments.norm(qk_norm, self.num_kv_heads, self.head_dim, device, dtype))
         learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if self._scoring.sinks else None
         self.register_parameter("sinks", None if learned is None else nn.Parameter(learned))
         self._note_options()
@@ -241,7 +240,7 @@ class MultiHeadAttention(nn.Module):
         A jagged nested tensor (B, *, d_in) works as query: its samples are packed, and no padding is computed.
         """
         if unknown:
-            inputs.check_known("a call", unknown, inspect.signature(self.forward).parameters)
+            arguments.check_known("a call", unknown, inspect.signature(self.forward).parameters)
         packed = None
         if isinstance(query, Tensor) and query.is_nested:
             refused = {"value": value, "mask": mask, "bias": bias, "positions": positions, "cache": cache}
@@ -278,7 +277,7 @@ class MultiHeadAttention(nn.Module):
     def _merged(self, read: Tensor) -> Tensor:
         """The output (B, T, d_out) of what the heads read, (B, H, T, D)."""
         if self._silent:
-            read = heads.silenced(read, self._silent)
+            read = projection.silenced(read, self._silent)
         B, _, T, _ = read.shape
         # (B, T, H·D): a view, since kernels write (B, T, H, D); for one token both orders are the same.
         output = read.reshape(B, 1, self.heads_width) if T == 1 else read.transpose(1, 2).flatten(2)
@@ -307,20 +306,23 @@ class MultiHeadAttention(nn.Module):
         """
         memory = key if isinstance(key, Memory) else None
         if memory is None and key is not None and value is None:
-            key, value, mask = inputs.key_or_mask(key, mask)  # type: ignore[arg-type]
+            key, value, mask = arguments.key_or_mask(key, mask)  # type: ignore[arg-type]
         if cache is not None or lengths is not None:
-            inputs.check_cached(cache, key)
+            arguments.check_cached(cache, key)
         crossing = memory is not None or (key is not None and key is not query)
         if self._spread is not None:
             self._spread.check_call(crossing=crossing, cached=cache is not None, packed=packed)
-        q, k, v = heads_of(self, query, key, value) if memory is None else heads.with_memory(self, query, memory, value)  # type: ignore[arg-type]
+        if memory is None:
+            q, k, v = heads_of(self, query, key, value)  # type: ignore[arg-type]
+        else:
+            q, k, v = projection.with_memory(self, query, memory, value)
         if self._spread is not None and positions is None and isinstance(self.position, Rotary):
             positions = self._spread.positions(q)
         if self._shapes_heads or positions is not None or key_positions is not None:
-            q, k = heads.shape(self, q, k, positions, key_positions, cache, crossing, memory is not None)
+            q, k = projection.shape(self, q, k, positions, key_positions, cache, crossing, memory is not None)
         S = k.shape[2] if cache is None else cache.text_length(q.shape[2], lengths)
         if self.context_length is not None and not packed:
-            inputs.check_length(self.context_length, query, S, cache)
+            arguments.check_length(self.context_length, query, S, cache)
         sizes = (q.shape[0], q.shape[1], q.shape[2], S)
         sizes = sizes if self._spread is None else self._spread.sizes(sizes)
         scoring = self._scoring
@@ -386,7 +388,7 @@ class MultiHeadAttention(nn.Module):
             value: (B, S, d_value); the key unless given.
             positions: where the keys stand, (S,) or (B, S), for a rotary.
         """
-        return heads.remember(self, key, value, positions)
+        return projection.remember(self, key, value, positions)
 
     def projections(self) -> tuple[Three, ThreeBiases]:
         """Weights (H·D, d_in), (Hkv·D, d_key), (Hkv·D, d_value) of query, key and value, and their biases.
@@ -396,11 +398,11 @@ class MultiHeadAttention(nn.Module):
         if not self.fused:
             linears = (self.q_proj, self.k_proj, self.v_proj)
             return tuple(x.weight for x in linears), tuple(x.bias for x in linears)  # type: ignore[return-value]
-        weights = packing.unpack(self.qkv_proj.weight, self.num_heads, self.num_kv_heads)
+        weights = projection.unpack(self.qkv_proj.weight, self.num_heads, self.num_kv_heads)
         bias: Tensor | None = self.qkv_proj.bias
         if bias is None:
             return weights, (None, None, None)
-        return weights, packing.unpack(bias, self.num_heads, self.num_kv_heads)
+        return weights, projection.unpack(bias, self.num_heads, self.num_kv_heads)
 
     def _call_scoring(
         self,
@@ -416,7 +418,7 @@ class MultiHeadAttention(nn.Module):
             raise OptionError(
                 "causal=False cannot lift what this layer was made with (causal=True). Make the layer without it."
             )
-        if inputs.check_flag("causal", causal):
+        if arguments.check_flag("causal", causal):
             always = masks.causal() if always is None else always & masks.causal()
         found = attention.scoring_for(sizes, device, mask, bias, always, None)
         return dataclasses.replace(self._scoring, mask=found.mask, bias=found.bias)
@@ -447,8 +449,8 @@ class MultiHeadAttention(nn.Module):
         found = checkpoints.read(state_dict, num_heads, prefix, options.get("num_kv_heads"), layout)
         checkpoints.check_said(found, options)
         widest = functools.reduce(torch.promote_types, [x.dtype for x in found.state.values()])
-        arguments: dict[str, Any] = {"device": found.state["q_proj.weight"].device, "dtype": widest}
-        layer = cls(**arguments | checkpoints.merge(found.options, options))
+        made: dict[str, Any] = {"device": found.state["q_proj.weight"].device, "dtype": widest}
+        layer = cls(**made | checkpoints.merge(found.options, options))
         state = checkpoints.arrange(found, layer.fused)
         checkpoints.check_options(state, layer.state_dict())
         layer.load_state_dict(layer.state_dict() | state, strict=True)

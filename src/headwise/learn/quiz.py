@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from headwise.check import MISTAKES, Report
 from headwise.check.templates import FAULTS, shown_by, write
 from headwise.errors import OptionError
-from headwise.models.disk import atomically
+from headwise.models.files import atomically
 
 FORMAT = 1
 STYLES = ("separate", "fused", "listed", "einsum")

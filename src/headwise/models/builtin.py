@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from headwise.errors import CheckpointError, OptionError, ShapeError
-from headwise.extras import need
+from headwise.errors import CheckpointError, OptionError, ShapeError, need
 from headwise.models.gpt import GPT, GPTConfig
 
 FOLDER = Path(__file__).with_name("builtin")

@@ -5,20 +5,19 @@ Safetensors are read tensor by tensor, when asked for. Torch files are unpickled
 
 import abc
 import json
+import os
 import pickle
 import shutil
 import struct
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import CheckpointError
-from headwise.extras import need
-from headwise.models.disk import atomically
+from headwise.errors import CheckpointError, need
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool,
@@ -275,3 +274,23 @@ def _json(path: Path) -> dict[str, Any]:
 def _check_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
     if path.suffix not in suffixes or path.is_dir():
         raise CheckpointError(f"{path}: this checkpoint is written as a {' or '.join(suffixes)} file.")
+
+
+# Files that are there whole or not at all.
+
+
+def atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` make the file beside its place, then put it there: a failure or a kill leaves what was there.
+
+    A device, a pipe and the like are written to as they are: nothing may take their place.
+    """
+    path = path.resolve() if path.is_symlink() and path.is_file() else path
+    if (path.exists() and not path.is_file()) or path.parent == Path("/dev"):
+        write(path)
+        return
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        write(beside)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from headwise.parallel.order import Order
 from headwise.parallel.ring import Passing
-from headwise.weights import readings, tiles
+from headwise.weights import readings, streaming
 from headwise.weights.readings import Reading
-from headwise.weights.source import Source, full_precision
-from headwise.weights.tile import Tile
+from headwise.weights.source import Source, Tile, full_precision
 
 
 def read(source: Source, asked: Sequence[Reading], order: Order) -> list[tuple[Tensor, ...]]:
@@ -28,7 +27,7 @@ def read(source: Source, asked: Sequence[Reading], order: Order) -> list[tuple[T
         reading.start(source)
     with torch.no_grad(), full_precision(source.query):
         for part in parts(source, order):
-            for tile in tiles.tiles(part, source.log_sum_exp, used):
+            for tile in streaming.tiles(part, source.log_sum_exp, used):
                 for reading in used:
                     reading.take(tile)
         return [_reduced(reading, order) for reading in used]
@@ -40,7 +39,7 @@ def log_sum_exp(source: Source, order: Order) -> Tensor:
     plain = dataclasses.replace(source, scoring=scoring)
     found: Tensor | None = None
     for part in parts(plain, order):
-        lse = tiles.compute_log_sum_exp(part)
+        lse = streaming.compute_log_sum_exp(part)
         found = lse if found is None else torch.logaddexp(found, lse)
     assert found is not None  # noqa: S101 - every rank has keys
     return source.with_sinks(found)

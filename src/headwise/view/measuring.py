@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headwise.errors import OptionError
 from headwise.view.tiling import Cells
-from headwise.weights import AttentionMap, engine
+from headwise.weights import AttentionMap, streaming
 from headwise.weights.readings import Distance, Entropy, Peak, Pooled, Reading, Received, TopKeys
 from headwise.weights.source import Source, row_blocks
 
@@ -45,7 +45,7 @@ def measure(weights: AttentionMap, *, top: bool = False, cells: dict[str, Cells]
     cells = cells or {}
     with torch.no_grad():
         source = weights.detach()._normalised()
-        found = engine.read(source, [*asked, *cells.values()])
+        found = streaming.read(source, [*asked, *cells.values()])
     pictures, entropy, (peak, _), distance, (received, _), *rest = (x[0] if len(x) == 1 else x for x in found)
     best, keys = rest[0] if top else (None, None)
     assert source.log_sum_exp is not None  # noqa: S101 - it is normalised

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from headwise.errors import OptionError, ShapeError
-from headwise.extras import need
+from headwise.errors import OptionError, ShapeError, need
 from headwise.view.words import cut, shown
 from headwise.weights import AttentionMap
 

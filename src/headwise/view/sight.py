@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headwise.errors import OptionError, ShapeError
 from headwise.masks.probes import offset, previous_token, sink
-from headwise.models.disk import atomically
+from headwise.models.files import atomically
 from headwise.shapes import check_size
 from headwise.view.cell import Cell, cell
 from headwise.weights import AttentionMap

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from headwise.errors import OptionError, ShapeError
 from headwise.masks.probes import sink
-from headwise.weights import AttentionMap, engine, looking
+from headwise.weights import AttentionMap, indexing, streaming
 from headwise.weights.readings import Reading, unflat, zeros
-from headwise.weights.source import Block, Source
-from headwise.weights.tile import Tile
+from headwise.weights.source import Block, Source, Tile
 
 SIDE = 256  # pixels of a square
 KINDS = ("mass", "rest", "peak", "uniform")
@@ -73,7 +72,7 @@ def measured(weights: AttentionMap, cells: Sequence["Cells"], apart: bool = Fals
     """The cells, filled in one pass; of the map without its first key where `apart`."""
     with torch.no_grad():
         weights = weights.detach()
-        engine.read((without_first(weights) if apart else weights)._normalised(), cells)
+        streaming.read((without_first(weights) if apart else weights)._normalised(), cells)
     return cells
 
 
@@ -83,7 +82,7 @@ def without_first(weights: AttentionMap) -> AttentionMap:
     Where the first key has nearly all of a row, that difference would lose digits, and the row is computed anew.
     """
     rest = weights.without(sink(1))
-    left = 1 - looking.tile(weights._normalised(), range(1))[..., 0]  # (B, H, T)
+    left = 1 - indexing.tile(weights._normalised(), range(1))[..., 0]  # (B, H, T)
     rest._lse = weights.log_sum_exp() + left.clamp(min=0).log()
     doubtful = (left < CLEAR).any(1).any(0).nonzero()[:, 0].cpu()
     if len(doubtful):

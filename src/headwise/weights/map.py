@@ -16,14 +16,12 @@ from torch.utils import _pytree
 from headwise import shapes
 from headwise.errors import MapIndexError, OptionError, StaleMapError
 from headwise.masks import Mask
-from headwise.weights import engine, map_form, reductions
-from headwise.weights.indexing import NAMES, axis_of, block_axes
-from headwise.weights.looking import LIMIT, brief, by_kernel, check_bytes, elements, tile
+from headwise.weights import map_form, reductions, streaming
+from headwise.weights.indexing import LIMIT, NAMES, axis_of, block_axes, brief, by_kernel, check_bytes, elements, tile
 from headwise.weights.measures import Measures
-from headwise.weights.narrowing import narrowed
 from headwise.weights.panel import checked_probe
 from headwise.weights.scoring import Scoring
-from headwise.weights.source import Axis, Frame, Source, row_blocks
+from headwise.weights.source import Axis, Frame, Source, narrowed, row_blocks
 from headwise.weights.tensorlike import TensorLike
 
 if TYPE_CHECKING:
@@ -362,7 +360,7 @@ class AttentionMap(Measures, TensorLike):
         """The source with its log-sum-exp, which is computed once."""
         source = self._source()
         if self._lse is None and not torch.compiler.is_compiling():
-            self._lse = engine.normalizer(source)
+            self._lse = streaming.normalizer(source)
             source = self._source()
         return source
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from headwise.masks import Mask
-from headwise.weights import engine
+from headwise.weights import streaming
 from headwise.weights.panel import Distances, Panel, Peak, Received, TopKeys, octave_edges, take_panel
 from headwise.weights.source import Source
 
@@ -94,4 +94,4 @@ class Measures:
 
     def log_sum_exp(self) -> Tensor:
         """The log of every row's sum of exp(score), (B, H, T), sinks counted; minus infinity where nothing is seen."""
-        return engine.log_sum_exp(self._normalised()).clone()
+        return streaming.log_sum_exp(self._normalised()).clone()

@@ -11,7 +11,7 @@ from headwise.errors import MaskError, OptionError
 from headwise.masks import Mask
 from headwise.masks.placement import placed
 from headwise.shapes import check_size
-from headwise.weights import engine, readings
+from headwise.weights import readings, streaming
 from headwise.weights.source import Source
 
 
@@ -102,7 +102,7 @@ def take_panel(
     asked |= {name: _sized(name, size, source) for name, size in sized.items() if size is not None}
     probes = {f"mass {name}": readings.Mass(checked_probe(probe, source)) for name, probe in dict(masses or {}).items()}
     asked |= probes
-    found = dict(zip(asked, engine.read(source, list(asked.values())), strict=True)) if asked else {}
+    found = dict(zip(asked, streaming.read(source, list(asked.values())), strict=True)) if asked else {}
     named: dict[str, Any] = {name: _shaped(name, result) for name, result in found.items() if name not in probes}
     return Panel(**named, masses={name.removeprefix("mass "): found[name][0] for name in probes})
 

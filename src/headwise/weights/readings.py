@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from headwise.masks import Mask
-from headwise.weights.source import Block, Source
-from headwise.weights.tile import HIDDEN, Tile
+from headwise.weights.source import HIDDEN, Block, Source, Tile
 
 
 class Reading(abc.ABC):

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.errors import CheckpointError
-from headwise.extras import need
+from headwise.errors import CheckpointError, need
 from headwise.weights.map import AttentionMap, _together
 from headwise.weights.map_form import apart
 

@@ -6,11 +6,10 @@ import torch
 
 from headwise.attention.backends.base import Backend, Call
 from headwise.attention.backends.blocks import SHORTEST, Blocks
+from headwise.attention.backends.dense import Rows, Whole
 from headwise.attention.backends.flex import Flex
-from headwise.attention.backends.rows import Rows
 from headwise.attention.backends.sdpa import Sdpa
 from headwise.attention.backends.triangles import Triangles
-from headwise.attention.backends.whole import Whole
 
 SDPA = Sdpa()
 BACKENDS: tuple[Backend, ...] = (Blocks(), Triangles(), Flex(), SDPA, Rows(), Whole())

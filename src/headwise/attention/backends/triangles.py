@@ -164,28 +164,28 @@ def turned_lse(lse: Tensor, size: int) -> Tensor:
 
 def turn(x: Tensor, size: int, shift: int) -> Tensor:
     """Turned chunks (B · n, H, size − 1, D) of (B, H, T, D)."""
-    from headwise.weights.kernels import chunking
+    from headwise.weights.kernels import triangles
 
-    return chunking.turn(x, size, shift)
+    return triangles.turn(x, size, shift)
 
 
 def join(near: Part, rest: Part | None, far: Part, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """What every query reads from both parts, and its log-sum-exp."""
-    from headwise.weights.kernels import chunking
+    from headwise.weights.kernels import triangles
 
     output, lse = torch.empty_like(like), like.new_empty(like.shape[:3], dtype=torch.float32)
     for first, part in ((0, near), (like.shape[2] // size, rest)):
         if part is not None:
-            chunking.join(part, far, (output, lse), size, first)
+            triangles.join(part, far, (output, lse), size, first)
     return output, lse
 
 
 def add(near: Tensor, rest: Tensor | None, far: Tensor, size: int, shift: bool, like: Tensor) -> Tensor:
     """The gradient of a tensor from both parts."""
-    from headwise.weights.kernels import chunking
+    from headwise.weights.kernels import triangles
 
     total = torch.empty_like(like)
     for first, part in ((0, near), (like.shape[2] // size, rest)):
         if part is not None:
-            chunking.add(part, far, total, size, first, int(shift))
+            triangles.add(part, far, total, size, first, int(shift))
     return total

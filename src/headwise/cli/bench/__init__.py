@@ -19,7 +19,7 @@ from headwise.cli.bench.setting import Setting
 from headwise.cli.bench.sweep import Effort
 from headwise.cli.terminal import console, table
 from headwise.errors import OptionError
-from headwise.models.disk import atomically
+from headwise.models.files import atomically
 from headwise.shapes import check_size
 
 SUMMARY = "the layer against every peer in one run: checked first, then time, memory, growth, share of the ceilings"

@@ -8,9 +8,8 @@ from typing import Any
 from headwise.cli.bench.growth import is_doubtful
 from headwise.cli.bench.peers import OURS
 from headwise.cli.bench.report import heading, sizes
-from headwise.errors import OptionError
-from headwise.extras import need
-from headwise.models.disk import atomically
+from headwise.errors import OptionError, need
+from headwise.models.files import atomically
 
 # Colours that people with any kind of colour vision can tell apart, one for each family of candidates (Okabe and Ito);
 # members of a family differ by their dashes and marks.

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from headwise.layer.packing import pack, unpack
+from headwise.layer.projection import pack, unpack
 
 
 class Sizes(NamedTuple):

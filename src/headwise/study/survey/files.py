@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from headwise.errors import CheckpointError, OptionError
-from headwise.extras import need
-from headwise.models.disk import atomically
+from headwise.errors import CheckpointError, OptionError, need
+from headwise.models.files import atomically
 from headwise.study.survey.corpus import TABLES, Given
 from headwise.study.survey.journal import FORMAT, write_down
 from headwise.study.survey.measuring import APART

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from headwise.errors import CheckpointError, OptionError
-from headwise.models.disk import atomically
+from headwise.models.files import atomically
 from headwise.study.survey.tally import Tally
 
 FORMAT = "headwise survey 1"

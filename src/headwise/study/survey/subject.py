@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.errors import CheckpointError, HeadwiseError, OptionError
-from headwise.extras import need
+from headwise.errors import CheckpointError, HeadwiseError, OptionError, need
 from headwise.models import LanguageModel, load, load_builtin
-from headwise.models.folder import loaded, quiet
+from headwise.models.opening import loaded, quiet
 
 PROBE = "The captain looked at the sea, and the sea (42 of them) looked back."
 

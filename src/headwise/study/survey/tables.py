@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headwise.extras import need
+from headwise.errors import need
 from headwise.study.survey.documents import Bad, Document, unit_count
 from headwise.study.survey.texts import checked
 

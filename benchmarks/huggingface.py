@@ -12,7 +12,7 @@ import torch
 import transformers
 from harness import finish, memory, parser, table
 
-import headwise  # noqa: F401 - registers attn_implementation="headwise"
+import headwise.huggingface  # noqa: F401 - registers attn_implementation="headwise"
 from headwise.cli.bench.measuring import interleaved
 
 LENGTH = {"cpu": 2048, "cuda": 8192}

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import headwise
+import headwise.huggingface  # registers attn_implementation="headwise"
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}

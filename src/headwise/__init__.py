@@ -20,7 +20,6 @@ from headwise.errors import (
     StaleMapError,
     UnknownOptionError,
 )
-from headwise.late import after_import as _after_import
 from headwise.layer import MultiHeadAttention, compat
 from headwise.layer.cache import KVCache, Memory
 from headwise.layer.explain import Explanation, explain
@@ -48,18 +47,10 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'headwise' has no attribute {name!r}")
 
 
-def _register() -> None:
-    from headwise import huggingface
-
-    huggingface.register()
-
-
 def load_ipython_extension(shell: object) -> None:
     """`%load_ext headwise` brings the cell magic `%%headwise_check`."""
     check.load_ipython_extension(shell)
 
-
-_after_import("transformers.modeling_utils", _register)
 
 __all__ = [
     "AttentionLayer",

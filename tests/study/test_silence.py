@@ -59,6 +59,7 @@ def test_a_layer_of_torchs_encoder_falls_silent():
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
 def test_heads_of_transformers_models_fall_silent(kind):
     transformers = pytest.importorskip("transformers")
+    pytest.importorskip("headwise.huggingface")
     sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 16}
     config = transformers.AutoConfig.for_model(kind, vocab_size=31, **sizes)
     model = transformers.AutoModel.from_config(config, attn_implementation="headwise").eval()

@@ -133,14 +133,14 @@ def watch(
 def attention_layers(model: nn.Module, verb: str) -> dict[str, Any]:
     """Every attention of a model that runs on our core, by name; `verb` is who asks."""
     found: dict[str, Any] = {name: module for name, module in model.named_modules() if isinstance(module, Layer)}
-    if "transformers.modeling_utils" in sys.modules:
+    if "headwise.huggingface" in sys.modules:  # without it no model can run on attn_implementation="headwise"
         from headwise.huggingface import attention_modules
 
         found |= attention_modules(model)
     if not found:
         cure = ""
         if hasattr(model, "set_attn_implementation"):
-            cure = " Put it on our core first: model.set_attn_implementation('headwise')."
+            cure = " Run `import headwise.huggingface`, then model.set_attn_implementation('headwise')."
         elif any(isinstance(module, nn.MultiheadAttention) for module in model.modules()):
             cure = " It has torch's: headwise.replace(model) swaps them for ours, with the same weights and results."
         raise OptionError(f"{verb}({type(model).__name__}): there is no headwise attention in this model.{cure}")

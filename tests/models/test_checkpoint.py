@@ -395,12 +395,12 @@ def test_query_key_value_outside_a_known_model_is_ambiguous():
 def test_what_tensors_do_not_tell_must_be_said():
     state = random({f"{part}_proj.weight": (E, E) for part in "qkvo"})
     checkpoint = open_checkpoint(state, num_heads=H)
-    assert "do not tell position=; models with these names turn" in checkpoint.layers[0].problem
-    with pytest.raises(CheckpointError, match=r"do not tell position=.*position=rotary\(base\).*position=None"):
+    assert "do not determine position=; models with these names turn" in checkpoint.layers[0].problem
+    with pytest.raises(CheckpointError, match=r"do not determine position=.*position=rotary\(base\).*position=None"):
         checkpoint.read("")
     assert checkpoint.read("", position=rotary(), causal=True).position == rotary()
     t5 = random({f"{part}.weight": (E, E) for part in "qkvo"})
-    with pytest.raises(CheckpointError, match=r"do not tell scoring=; T5 does not scale"):
+    with pytest.raises(CheckpointError, match=r"do not determine scoring=; T5 does not scale"):
         open_checkpoint(t5, num_heads=H).read("")
     assert open_checkpoint(t5, num_heads=H, scoring=Scoring(scale=1.0)).read("")._scoring.scale == 1.0
 
@@ -415,7 +415,7 @@ class Evil:
     [
         (
             lambda p: torch.save({"w": Evil()}, p / "a.pt"),
-            "holds more than tensors, or is no torch file: reading it would run code",
+            "holds more than tensors, or is not a torch file: reading it would run code",
         ),
         (lambda p: (p / "a.pt").write_bytes(b"no zip, no pickle"), r"holds more than tensors|cannot be read"),
         (lambda p: (p / "a.pt").write_bytes(b""), "cannot be read as a torch file"),

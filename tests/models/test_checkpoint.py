@@ -423,7 +423,7 @@ class Evil:
         (lambda p: torch.save([torch.ones(2)], p / "a.pt"), "is a list; expected a state dict"),
         (lambda p: (p / "a.safetensors").write_bytes(b"12345678901"), "cannot be read as safetensors"),
         (lambda p: (p / "a.safetensors.index.json").write_text("{"), "cannot be read as JSON"),
-        (lambda p: (p / "a.safetensors.index.json").write_text("[1]"), "holds a list; expected an object"),
+        (lambda p: (p / "a.safetensors.index.json").write_text("[1]"), "holds a list; expected a JSON object"),
         (
             lambda p: (p / "a.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "../../secret"}})),
             "expected a file in the same folder",
@@ -433,7 +433,7 @@ class Evil:
             "names b.safetensors, which is not in",
         ),
         (lambda p: (p / "a.txt").write_text("weights"), r"holds no weights"),
-        (lambda p: [torch.save({}, p / f"{x}.pt") for x in "ab"], r"holds several: a.pt, b.pt.*Name the file itself"),
+        (lambda p: [torch.save({}, p / f"{x}.pt") for x in "ab"], r"holds several: a.pt, b.pt.*name the file itself"),
     ],
 )
 def test_files_that_cannot_be_read_are_refused(write, message, tmp_path, capsys):
@@ -458,9 +458,9 @@ def test_sources_that_are_none_are_refused(source, message):
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "model.onnx").write_bytes(b"onnx")
     with pytest.raises(CheckpointError, match=r"expected .safetensors"):
-        open_checkpoint(tmp_path / "model.gguf")
+        open_checkpoint(tmp_path / "model.onnx")
 
 
 def test_layers_that_do_not_fit_are_not_written():

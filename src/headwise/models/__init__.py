@@ -1,6 +1,6 @@
 """Models to look at: `open_model` opens any of them, `load_builtin` the small GPT in the package.
 
-`open_checkpoint` (in `checkpoint`) reads the attention layers out of files of weights. Imports `huggingface`, `layer` and
+`checkpoint.open_checkpoint` reads the attention layers out of files of weights. Imports `huggingface` and
 the rooms below.
 """
 

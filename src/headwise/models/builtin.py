@@ -153,7 +153,9 @@ def _check_file(path: Path, checksum: str | None) -> None:
             f"examples/train_gpt.py writes them, or a transformers model with its config.json."
         )
     if checksum is not None and hashlib.sha256(path.read_bytes()).hexdigest() != checksum:
-        raise CheckpointError(f"{path} is damaged: its checksum differs from the one it was shipped with. Install headwise again.")
+        raise CheckpointError(
+            f"{path} is damaged: its checksum differs from the one it was shipped with. Install headwise again."
+        )
 
 
 def _config(folder: Path, metadata: dict[str, str]) -> GPTConfig:

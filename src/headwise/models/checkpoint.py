@@ -16,6 +16,7 @@ from headwise.layer.checkpoints.layouts import LAYOUTS, T5_TABLE, Layout
 from headwise.layer.checkpoints.reading import choose, made_by_us, take, written
 from headwise.masks import Window
 from headwise.models import families
+from headwise.models.builtin import FOLDER, FORMAT
 from headwise.models.files import TensorSource, config_of, open_tensors
 from headwise.shapes import check_size
 from headwise.weights.relative import RelativeBias
@@ -135,7 +136,7 @@ class AttentionLayer(NamedTuple):
         return None if self.num_heads is None or width is None else width // self.num_heads
 
     def cache_bytes(self, tokens: int = 1) -> int | None:
-        """Bytes of key/value cache for one sample of so many tokens, in the dtype of the checkpoint, if heads are known."""
+        """Bytes of key/value cache for one sample of `tokens`, in the dtype of the checkpoint, if heads are known."""
         if self.num_kv_heads is None or self.head_dim is None:
             return None
         mask = self.options.get("mask")
@@ -161,8 +162,8 @@ def open_checkpoint(
     4
 
     Args:
-        source: a `.safetensors`, `.bin` or `.pt` file (torch files are opened with `weights_only=True`), the index of
-            several, a model's folder, a state dict, or a module.
+        source: "builtin", a `.safetensors`, `.bin` or `.pt` file (torch files are opened with `weights_only=True`), the
+            index of several, a model's folder, a state dict, or a module.
         config: the model's configuration as a dictionary; the `config.json` beside the file by default.
         layout: "head by head" or "side by side", if the order of a fused projection is ambiguous.
         options: arguments for every layer that neither tensors nor configuration determine: num_heads, causal,
@@ -173,8 +174,12 @@ def open_checkpoint(
     for name in ("num_heads", "num_kv_heads"):
         if options.get(name) is not None:
             check_size(name, options[name])
+    source = FOLDER if source == "builtin" else source
     tensors = open_tensors(source)
-    return Checkpoint(tensors, config_of(source) if config is None else dict(config), layout, options)
+    found = (config_of(source) or tensors.config) if config is None else dict(config)
+    if layout is None and (found or {}).get("model_type") == FORMAT:
+        layout = "head by head"
+    return Checkpoint(tensors, found, layout, options)
 
 
 class Checkpoint:
@@ -193,8 +198,8 @@ class Checkpoint:
         return self._read(self._site(name), options, {})
 
     def read_all(self, **options: Any) -> dict[str, MultiHeadAttention]:
-        """Every layer by name, with `options` as in `read`. Layers that share a learned bias, as in T5, share one module
-        for it."""
+        """Every layer by name, with `options` as in `read`. If layers share a learned bias, as in T5, they share one
+        module for it."""
         if not self.layers:
             raise CheckpointError(f"no attention layer was found among {len(self.source)} tensors.")
         shared: dict[str, RelativeBias] = {}

@@ -14,6 +14,7 @@ from headwise.errors import CheckpointError
 from headwise.layer.arguments import WidthNorm, ZeroCentredNorm
 from headwise.layer.positions import Rotary, Scaling, linear, llama3, rotary, yarn
 from headwise.masks import window
+from headwise.models.builtin import FORMAT
 from headwise.weights import Scoring
 from headwise.weights.relative import RelativeBias, alibi
 
@@ -214,6 +215,11 @@ def whisper(config: Config, place: Place) -> Options:
     return pair(config, place) | {"bias": {"q", "v", "out"}}
 
 
+def headwise_gpt(config: Config, place: Place) -> Options:
+    """The built-in model and models that `examples/train_gpt.py` wrote."""
+    return {"causal": True, "position": rotary() if config["position"] == "rotary" else None}
+
+
 def gpt2(config: Config, place: Place) -> Options:
     """Its scale can be switched off, or shrink with depth."""
     D = _head_dim(config)
@@ -374,6 +380,7 @@ FAMILIES: dict[str, Callable[[Config, Place], Options]] = {
     "gemma3_text": functools.partial(llama, norm="zero-centred"),
     "cohere": functools.partial(llama, interleaved=True),
     "gpt2": gpt2,
+    FORMAT: headwise_gpt,
     "gpt_neo": gpt_neo,
     "gptj": gptj,
     "bloom": bloom,

@@ -48,6 +48,11 @@ class TensorSource(Mapping[str, Tensor], abc.ABC):
         """Metadata beside the tensors that may tell which library wrote them."""
         return None
 
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """The configuration that is stored with the tensors, if there is one."""
+        return None
+
 
 class StateDict(TensorSource):
     """Tensors in memory, perhaps inside the larger object that a torch file held."""
@@ -145,6 +150,14 @@ class Safetensors(TensorSource):
         part = self.open[self.places[name]].get_slice(name)
         return torch.empty(part.get_shape(), dtype=DTYPES.get(part.get_dtype(), torch.uint8), device="meta")
 
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """The sizes of a model that `examples/train_gpt.py` wrote."""
+        metadata = next(iter(self.open.values())).metadata() or {}
+        if "format" not in metadata or "config" not in metadata:
+            return None
+        return {"model_type": metadata["format"], **json.loads(metadata["config"])}
+
     def write(self, path: Path, changed: Mapping[str, Tensor]) -> None:
         """Write one file; or a folder with the shards, the index and the configuration."""
         if self.index is None:
@@ -209,8 +222,8 @@ def weights_in(folder: Path) -> Path:
     if len(found) != 1:
         what = "no weights" if not found else f"several: {', '.join(path.name for path in found)}"
         raise CheckpointError(
-            f"{folder} holds {what}; expected one file of weights, such as model.safetensors, "
-            f"model.safetensors.index.json, pytorch_model.bin or a .pt file. If there are several, name the file itself."
+            f"{folder} holds {what}; expected one file of weights (model.safetensors, "
+            f"model.safetensors.index.json, pytorch_model.bin, a .pt file). If there are several, name the file itself."
         )
     return found[0]
 
@@ -223,7 +236,8 @@ def refuse_gguf(path: Path) -> None:
     file = files[0]
     command = (
         f"from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
-        f"[x.from_pretrained({str(file.parent)!r}, gguf_file={file.name!r}).save_pretrained({file.stem!r}) for x in (M, T)]"
+        f"[x.from_pretrained({str(file.parent)!r}, gguf_file={file.name!r}).save_pretrained({file.stem!r}) "
+        f"for x in (M, T)]"
     )
     raise CheckpointError(
         f"{file} is a GGUF file, whose quantized weights headwise does not read. Get the model as safetensors, or "

@@ -16,8 +16,8 @@ from headwise.models.files import TENSOR_SUFFIXES, open_tensors, refuse_gguf, we
 from headwise.models.text_model import TextModel, TokenCodec
 
 EXPECTED = (
-    'expected "builtin", a folder that examples/train_gpt.py wrote, or the folder of a transformers model (config.json, '
-    "weights, tokenizer.json). Nothing is downloaded"
+    'expected "builtin", a folder that examples/train_gpt.py wrote, or the folder of a transformers model '
+    "(config.json, weights, tokenizer.json). Nothing is downloaded"
 )
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -55,7 +55,9 @@ def open_model(
     elif isinstance(model, nn.Module):
         found = _open_module(model, tokenizer, encoder)
     else:
-        raise OptionError(f"a {type(model).__name__} is given; {EXPECTED}; or a model in memory, such as load_builtin().")
+        raise OptionError(
+            f"a {type(model).__name__} is given; {EXPECTED}; or a model in memory, such as load_builtin()."
+        )
     if name is None and (tokenizer is None or isinstance(model, nn.Module)):
         return found
     found = copy.copy(found)
@@ -108,9 +110,7 @@ def _folder_of(file: Path) -> Path:
 # Models of transformers ---------------------------------------------------------------------------------------------
 
 
-def _open_transformers(
-    folder: Path, device: torch.device | str, dtype: torch.dtype | None, encoder: bool
-) -> TextModel:
+def _open_transformers(folder: Path, device: torch.device | str, dtype: torch.dtype | None, encoder: bool) -> TextModel:
     """The model in a folder, on `attn_implementation="headwise"`."""
     transformers = need("transformers", "huggingface", "transformers models")
     from headwise import huggingface

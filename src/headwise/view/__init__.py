@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from headwise.study.heads import Head
+from headwise.study.survey import Survey
 from headwise.verbs import make_callable
 from headwise.view.looking import view
-from headwise.view.sight import Head, Pair, Sight
+from headwise.view.sight import Pair, Sight
 from headwise.weights import AttentionMap, display
 from headwise.weights.summary import Summary
 
@@ -25,6 +27,20 @@ def _(summary: Summary) -> str:
     from headwise.view.notebook import summary_html
 
     return summary_html(summary)
+
+
+@display.html.register
+def _(survey: Survey) -> str:
+    from headwise.view.survey_page import page
+
+    return page(survey)
+
+
+@display.text.register
+def _(survey: Survey, width: int = 120) -> str:
+    from headwise.view.survey_terminal import drawn
+
+    return drawn(survey, width)
 
 
 @display.plot.register

@@ -1,7 +1,7 @@
-"""The processes of a survey: who takes which unit, what all have done together, and who writes the result.
+"""The processes of a survey: which takes which unit, what all of them have done, and which writes the result.
 
-Under torchrun they share torch's own key-value store. Units are taken one by one as processes get free, so that a slow
-process or a long document holds up nobody.
+Under torchrun they share torch's key-value store. A process takes the next unit whenever it is free, so a slow process
+or a long document does not delay the others.
 """
 
 import os
@@ -13,30 +13,30 @@ from typing import Any, Protocol
 
 from headwise.errors import HeadwiseError, OptionError
 
-PATIENCE = 0.1  # seconds between two looks at what others have said
+POLL = 0.1  # seconds between two looks into the store
 
 
-class Crew(Protocol):
-    """Processes that work together."""
+class Processes(Protocol):
+    """Processes that share the work."""
 
     rank: int
     size: int
 
     def claim(self) -> int:
-        """A number nobody else gets: 0, 1, 2, ..."""
+        """The next number that no other process gets: 0, 1, 2, ..."""
 
     def count(self, name: str, amount: int) -> int:
-        """Add to a number that all share, and see what it is."""
+        """Add to a counter that all processes share, and return its value."""
 
-    def first(self, prepare: Callable[[], None]) -> None:
-        """Let the first process do something before the others go on."""
+    def run_first(self, prepare: Callable[[], None]) -> None:
+        """Call `prepare` on the first process; the others wait for it."""
 
-    def done(self, meanwhile: Callable[[], None]) -> bool:
-        """Say that this process has finished; True on the first, once all have. It waits, and does something else."""
+    def finish(self, meanwhile: Callable[[], None]) -> bool:
+        """Report that this process is done. The first process waits for all, calling `meanwhile`, and gets True."""
 
 
-class Alone:
-    """One process."""
+class SingleProcess:
+    """One process without torchrun."""
 
     rank, size = 0, 1
 
@@ -48,35 +48,35 @@ class Alone:
         return self.count("claimed", 1) - 1
 
     def count(self, name: str, amount: int) -> int:
-        """Add up."""
+        """Add to the counter."""
         self._counts[name] += amount
         return self._counts[name]
 
-    def first(self, prepare: Callable[[], None]) -> None:
-        """Do it."""
+    def run_first(self, prepare: Callable[[], None]) -> None:
+        """Call it."""
         prepare()
 
-    def done(self, meanwhile: Callable[[], None]) -> bool:
-        """There is nobody to wait for."""
+    def finish(self, meanwhile: Callable[[], None]) -> bool:
+        """There is no other process to wait for."""
         return True
 
 
-class Together:
-    """Processes that torchrun started, through a store that all of them reach and nobody else writes."""
+class TorchrunProcesses:
+    """Processes started by torchrun, which share a store that no other processes write to."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self.store, self.rank, self.size = store, rank, size
 
     def claim(self) -> int:
-        """The next number of all."""
+        """The next number."""
         return int(self.store.add("claimed", 1)) - 1
 
     def count(self, name: str, amount: int) -> int:
-        """Add to the number of all."""
+        """Add to the shared counter."""
         return int(self.store.add(name, amount))
 
-    def first(self, prepare: Callable[[], None]) -> None:
-        """Do it on the first process; where that fails, the others end without saying the same again."""
+    def run_first(self, prepare: Callable[[], None]) -> None:
+        """Call it on the first process; if it fails, the others exit without repeating the error."""
         if self.rank:
             self._wait("ready")
             if self.store.get("ready") != b"yes":
@@ -89,8 +89,8 @@ class Together:
             raise
         self.store.set("ready", "yes")
 
-    def done(self, meanwhile: Callable[[], None]) -> bool:
-        """Say so; the first process waits for the others. One that dies is torchrun's to notice: it ends us all."""
+    def finish(self, meanwhile: Callable[[], None]) -> bool:
+        """Report it; the first process waits. If a process dies, torchrun stops every process."""
         if self.rank:
             self.store.set(f"done {self.rank}", "yes")
             return False
@@ -101,34 +101,34 @@ class Together:
     def _wait(self, key: str, meanwhile: Callable[[], None] = lambda: None) -> None:
         while not self.store.check([key]):
             meanwhile()
-            time.sleep(PATIENCE)
+            time.sleep(POLL)
 
 
-def crew_from_environment() -> Crew:
-    """The processes torchrun started, or this one alone."""
+def processes_from_environment() -> Processes:
+    """The processes that torchrun started, or this process alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return Alone()
+        return SingleProcess()
     from torch import distributed
 
     if not distributed.is_available():
         raise OptionError("this torch is built without torch.distributed; run the survey as one process.")
     store, rank, size = next(distributed.rendezvous("env://"))  # type: ignore[attr-defined]
-    own = distributed.PrefixStore(f"survey {meet(store, rank, size)}", store)  # type: ignore[attr-defined]
-    return Together(own, rank, size)
+    own = distributed.PrefixStore(f"survey {shared_word(store, rank, size)}", store)  # type: ignore[attr-defined]
+    return TorchrunProcesses(own, rank, size)
 
 
-def meet(store: Any, rank: int, size: int) -> str:
-    """A word that the processes of this very start share, and no others.
+def shared_word(store: Any, rank: int, size: int) -> str:
+    """A random word that the processes of this start share, and no earlier ones.
 
-    When torchrun starts processes again, the store still holds what those before them said, and how often it has done
-    so is not the same number on every machine. So every process makes up a word; the first answers to each with its
-    own, and knows by the echo that it was no dead one's.
+    When torchrun restarts processes, the store still holds the entries of the dead ones, and the number of restarts is
+    not the same on every machine. So every process makes up a word; the first process answers each with its own word,
+    and the echo proves that the other process is alive.
     """
     word = secrets.token_hex(8)
     if rank:
         while not store.check([f"answer to {word}"]):
             store.set(f"here is {rank}", word)
-            time.sleep(PATIENCE)
+            time.sleep(POLL)
         answer = store.get(f"answer to {word}").decode()
         store.set(f"echo of {answer} by {word}", "")
         return str(answer)
@@ -138,5 +138,5 @@ def meet(store: Any, rank: int, size: int) -> str:
             if store.check([f"here is {other}"]):
                 theirs = store.get(f"here is {other}").decode()
                 store.set(f"answer to {theirs}", word)
-            time.sleep(PATIENCE)
+            time.sleep(POLL)
     return word

@@ -29,7 +29,7 @@ from headwise.masks import Mask, causal, dense, documents, padding, prefix, prob
 from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_is
 from headwise.models import load_builtin
 from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
-from headwise.study.silence import Silenced, silence
+from headwise.study.interventions import Silenced, silence
 from headwise.study.survey import Survey, survey
 from headwise.study.watch import Watched, watch
 from headwise.weights import AttentionMap, Scoring

@@ -561,8 +561,8 @@ def test_a_configuration_that_leaves_a_key_out_means_the_familys_default(name, m
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (LLAMA | {"clip_qkv": 8.0}, "clip_qkv=8.0: our layer does not do this"),
-        (LLAMA | {"model_type": "gemma3_text", "use_bidirectional_attention": True}, "does not do this"),
+        (LLAMA | {"clip_qkv": 8.0}, "clip_qkv=8.0: our layer does not support this"),
+        (LLAMA | {"model_type": "gemma3_text", "use_bidirectional_attention": True}, "does not support this"),
         (LLAMA | {"rope_scaling": {"rope_type": "linear"}}, "lacks what its attention needs.*'factor'"),
         (LLAMA | {"model_type": "smollm3", "no_rope_layers": [1]}, "lacks what its attention needs"),
         ({"model_type": "strange", "num_attention_heads": H, "num_key_value_heads": 2}, "'strange' is not known"),

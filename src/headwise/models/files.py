@@ -376,3 +376,15 @@ def atomically(path: Path, write: Callable[[Path], object]) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a file atomically and wait until it is on disk."""
+
+    def write(beside: Path) -> None:
+        with beside.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+    atomically(path, write)

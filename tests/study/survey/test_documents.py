@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from headwise import OptionError
 from headwise.study.survey import documents
 from headwise.study.survey.corpus import open_corpus, text_corpus
-from headwise.study.survey.documents import Skipped, passages
+from headwise.study.survey.documents import passages
+from headwise.study.survey.tally import Skipped
 
 
 def read(*paths, step=64, column="text"):

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwise.study.survey import tally as tallies
-from headwise.study.survey.documents import Skipped
-from headwise.study.survey.tally import ONE, Tally, as_integers
+from headwise.study.survey.tally import ONE, Skipped, Tally, as_integers
 
 NUMBERS = st.floats(0, 2.0**60, allow_subnormal=False)
 

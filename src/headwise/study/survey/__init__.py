@@ -13,7 +13,6 @@ import torch
 
 from headwise.errors import OptionError
 from headwise.models import open_model
-from headwise.study.survey.job import SurveyJob
 from headwise.study.survey.result import Survey
 
 __all__ = ["Survey", "survey"]
@@ -54,6 +53,8 @@ def survey(
         resume: continue the survey whose journal is beside `out`.
         progress: report progress on standard error.
     """
+    from headwise.study.survey.job import SurveyJob
+
     if isinstance(texts, str):
         raise OptionError("texts= is a single text; expected a list of texts, such as texts=[text].")
     paths = [documents] if isinstance(documents, str | Path) else documents

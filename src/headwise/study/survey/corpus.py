@@ -10,20 +10,12 @@ from typing import NamedTuple
 
 from headwise.errors import OptionError
 from headwise.models.text_model import TokenCodec
-from headwise.study.survey.documents import Document, DocumentSource, LinesFile, Skipped, TableFile, TextFile, TextList
+from headwise.study.survey.documents import Document, DocumentSource, LinesFile, TableFile, TextFile, TextList
+from headwise.study.survey.result import TABLES, CorpusEntry
+from headwise.study.survey.tally import Skipped
 
 LINES = (".jsonl", ".ndjson")
-TABLES = (".parquet", ".pq")
 BUFFERED = 8  # full batches of tokens that may wait for windows of the same length
-
-
-class CorpusEntry(NamedTuple):
-    """A file or folder that the user named: how much it holds, and a digest of its files' names and sizes."""
-
-    name: str
-    files: int
-    bytes: int
-    digest: str
 
 
 class Corpus:

@@ -15,24 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from headwise.errors import OptionError, need
+from headwise.study.survey.tally import Skipped
 
 BLOCK = 2**20  # bytes decoded at a time
 LONGEST = 2**28  # bytes of one line of JSONL
 BOM = "\ufeff"
-
-
-class Skipped(NamedTuple):
-    """Something that could not be read: where, and why. `line` counts from 1: a line of text, or a row of a table."""
-
-    file: str
-    line: int | None
-    reason: str
-    documents: int = 1  # how many documents were lost
-
-    @property
-    def place(self) -> str:
-        """Such as "corpus.jsonl:17"."""
-        return self.file if self.line is None else f"{self.file}:{self.line}"
 
 
 class Document(NamedTuple):

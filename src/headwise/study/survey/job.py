@@ -12,11 +12,11 @@ from headwise.errors import OptionError
 from headwise.models.text_model import TextModel
 from headwise.shapes import check_size
 from headwise.study.survey.corpus import Corpus, TokenWindow, batches, cut, open_corpus, text_corpus
-from headwise.study.survey.documents import Document, Skipped, passages
+from headwise.study.survey.documents import Document, passages
 from headwise.study.survey.journal import Journal, digest, prepare
 from headwise.study.survey.processes import Processes, SingleProcess
 from headwise.study.survey.result import Survey, check_path, many
-from headwise.study.survey.tally import NotFiniteError, Tally, sums_by_layer
+from headwise.study.survey.tally import NotFiniteError, Skipped, Tally, sums_by_layer
 
 CONTEXT = 1024  # tokens of a window by default, if the model can read so many
 BYTES_PER_TOKEN = 4  # roughly; a unit then holds about as much text as one batch of full windows

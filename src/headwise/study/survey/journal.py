@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from headwise.errors import CheckpointError, OptionError
-from headwise.models.files import atomically
+from headwise.models.files import write_synced
+from headwise.study.survey.result import FORMAT
 from headwise.study.survey.tally import Tally
 
-FORMAT = "headwise survey 1"
 FILES = "files"  # beside the journals: the state of the corpus when the survey began
 CHANGES = {  # settings whose values mean nothing to a reader
     "files": "other files, or the same files in another order",
@@ -196,18 +196,6 @@ def mark(marks: bytearray, runs: list[list[int]], path: Path) -> None:
                 f"and start again."
             )
         marks[first : last + 1] = b"\x01" * (last + 1 - first)
-
-
-def write_synced(path: Path, text: str) -> None:
-    """Write a file atomically and wait until it is on disk."""
-
-    def write(beside: Path) -> None:
-        with beside.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-
-    atomically(path, write)
 
 
 def lock(path: Path) -> IO[str]:

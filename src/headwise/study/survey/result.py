@@ -6,23 +6,31 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from headwise.errors import CheckpointError, OptionError, need
-from headwise.models.files import atomically
+from headwise.models.files import atomically, write_synced
 from headwise.study.heads import Head, kind_counts, kinds_in_words, most_telling
-from headwise.study.survey.corpus import TABLES, CorpusEntry
-from headwise.study.survey.documents import Skipped
-from headwise.study.survey.journal import FORMAT, write_synced
-from headwise.study.survey.tally import APART, KINDS, ONE, PEAKS, Fields, Tally
+from headwise.study.survey.tally import APART, KINDS, ONE, PEAKS, Fields, Skipped, Tally
 from headwise.weights import display
 from headwise.weights.panel import octave_edges
 from headwise.weights.readings import octave_count
 from headwise.weights.summary import LEAST, HeadSummary, traits
 
+FORMAT = "headwise survey 1"
+TABLES = (".parquet", ".pq")
 SAME = ("model", "fingerprint", "context")  # what surveys must share to be merged
 SUM = " sum"
 KEY = b"headwise"  # in the metadata of a Parquet file
+
+
+class CorpusEntry(NamedTuple):
+    """A file or folder that the user named: how much it holds, and a digest of its files' names and sizes."""
+
+    name: str
+    files: int
+    bytes: int
+    digest: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +55,47 @@ class SurveyedHead(HeadSummary):
     spread: dict[str, float]
     histogram: tuple[float, ...]
     apart_histogram: tuple[float, ...]
+
+    @classmethod
+    def of(cls, layer: str, fields: Fields, head: int) -> "SurveyedHead":
+        """The means and deviations of one head, from the exact sums of its layer."""
+        means: dict[str, dict[str, float]] = {}
+        chance: dict[str, dict[str, float]] = {}
+        std, spread = {}, {}
+        for kind in KINDS:
+            means[kind], chance[kind] = {}, {}
+            for name in _names(fields, kind):
+                sums, squares, mean, mean_squares, even, rows, windows = (
+                    fields[f"{kind}{name} {what}"][head]
+                    for what in ("sum", "squares", "means", "mean squares", "even", "rows", "windows")
+                )
+                chance[kind][name] = _share(even, rows) if rows >= LEAST else 1.0
+                means[kind][name] = _share(sums, rows)
+                std[kind + name] = _deviation(sums, squares, rows)
+                spread[kind + name] = _deviation(mean, mean_squares, windows)
+            peaks = fields[f"{kind}peaks"][head * PEAKS : (head + 1) * PEAKS]
+            distance = means[kind].pop("distance")
+            rows = fields[f"{kind}rows"][head]
+            means[kind] |= {"positional": max(peaks[1:-1]) / max(rows, 1), "distance": distance}
+            chance[kind]["positional"] = 0.0 if rows >= LEAST else 1.0
+        return cls(
+            head=head,
+            traits=traits(means[""]["sink"], means[APART], chance[APART] | {"sink": chance[""]["sink"]}),
+            numbers=means[""],
+            apart=means[APART],
+            layer=layer,
+            rows=fields["rows"][head],
+            std=std,
+            spread=spread,
+            histogram=_histogram(fields, "", head),
+            apart_histogram=_histogram(fields, APART, head),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers as plain data."""
+        data = dataclasses.asdict(self)
+        del data["traits"]
+        return {"layer": self.layer, "head": self.head, "reading": self.reading, **data}
 
 
 class Survey:
@@ -119,7 +168,7 @@ class Survey:
     def heads(self) -> tuple[SurveyedHead, ...]:
         """Every head, layer by layer."""
         return tuple(
-            _head(layer, fields, head)
+            SurveyedHead.of(layer, fields, head)
             for layer, fields in self.tally.layers.items()
             for head in range(len(fields["rows"]))
         )
@@ -185,7 +234,7 @@ class Survey:
             "counts": self.counts,
             "skipped": [each._asdict() for each in self.skipped],
             "edges": self.edges,
-            "heads": [_described(head) for head in self.heads],
+            "heads": [head.to_dict() for head in self.heads],
         }
 
     def to_html(self) -> str:
@@ -205,46 +254,6 @@ def many(count: int, noun: str) -> str:
 
 
 # Means and deviations from exact sums -------------------------------------------------------------------------------
-
-
-def _described(head: SurveyedHead) -> dict[str, Any]:
-    data = dataclasses.asdict(head)
-    del data["traits"]
-    return {"layer": head.layer, "head": head.head, "reading": head.reading, **data}
-
-
-def _head(layer: str, fields: Fields, head: int) -> SurveyedHead:
-    means: dict[str, dict[str, float]] = {}
-    chance: dict[str, dict[str, float]] = {}
-    std, spread = {}, {}
-    for kind in KINDS:
-        means[kind], chance[kind] = {}, {}
-        for name in _names(fields, kind):
-            sums, squares, mean, mean_squares, even, rows, windows = (
-                fields[f"{kind}{name} {what}"][head]
-                for what in ("sum", "squares", "means", "mean squares", "even", "rows", "windows")
-            )
-            chance[kind][name] = _share(even, rows) if rows >= LEAST else 1.0
-            means[kind][name] = _share(sums, rows)
-            std[kind + name] = _deviation(sums, squares, rows)
-            spread[kind + name] = _deviation(mean, mean_squares, windows)
-        peaks = fields[f"{kind}peaks"][head * PEAKS : (head + 1) * PEAKS]
-        distance = means[kind].pop("distance")
-        rows = fields[f"{kind}rows"][head]
-        means[kind] |= {"positional": max(peaks[1:-1]) / max(rows, 1), "distance": distance}
-        chance[kind]["positional"] = 0.0 if rows >= LEAST else 1.0
-    return SurveyedHead(
-        head=head,
-        traits=traits(means[""]["sink"], means[APART], chance[APART] | {"sink": chance[""]["sink"]}),
-        numbers=means[""],
-        apart=means[APART],
-        layer=layer,
-        rows=fields["rows"][head],
-        std=std,
-        spread=spread,
-        histogram=_histogram(fields, "", head),
-        apart_histogram=_histogram(fields, APART, head),
-    )
 
 
 def _names(fields: Fields, kind: str) -> list[str]:

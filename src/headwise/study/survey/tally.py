@@ -9,14 +9,13 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from operator import add
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from headwise.errors import CheckpointError, HeadwiseError, OptionError
 from headwise.models.text_model import TextModel
-from headwise.study.survey.documents import Skipped
 from headwise.study.watch import watch
 from headwise.weights import AttentionMap
 from headwise.weights.readings import octave_count
@@ -30,6 +29,20 @@ APART = "apart "  # begins the names of numbers that leave out the first token
 KINDS = ("", APART)
 
 Fields = dict[str, list[int]]  # by name, one number or several per head
+
+
+class Skipped(NamedTuple):
+    """Something that could not be read: where, and why. `line` counts from 1: a line of text, or a row of a table."""
+
+    file: str
+    line: int | None
+    reason: str
+    documents: int = 1  # how many documents were lost
+
+    @property
+    def place(self) -> str:
+        """Such as "corpus.jsonl:17"."""
+        return self.file if self.line is None else f"{self.file}:{self.line}"
 
 
 class Tally:

@@ -111,7 +111,7 @@ def test_a_silent_head_still_looks():
 @pytest.mark.parametrize(
     ("heads", "words"),
     [
-        ({"nowhere": [0]}, "'nowhere' is no headwise layer of this model; there are \\[''\\]"),
+        ({"nowhere": [0]}, "'nowhere' is not a headwise layer of this model; there are \\[''\\]"),
         ({"": [3]}, "3\\): expected one of 0 to 2"),
         ({"": [-1]}, "-1\\): expected one of 0 to 2"),
         ({"": [True]}, "True\\): expected one of 0 to 2"),

@@ -57,9 +57,9 @@ def test_what_cannot_be_done_is_2_in_words(corpus, arguments, message, capsys):
 
 
 def test_several_processes_need_a_result_file(corpus, capsys, monkeypatch):
-    from headwise.study.survey.processes import SingleProcess
+    from headwise.study.survey.processes import Processes
 
-    processes = SingleProcess()
+    processes = Processes()
     processes.size = 2
     monkeypatch.setattr("headwise.cli.survey.processes_from_environment", lambda: processes)
     assert main(["survey", "a.txt"]) == 2

@@ -16,7 +16,7 @@ from headwise.models.text_model import TokenCodec
 from headwise.study.survey.corpus import cut
 from headwise.study.survey.job import SurveyJob, journal_folder
 from headwise.study.survey.journal import Journal, lock
-from headwise.study.survey.processes import SingleProcess
+from headwise.study.survey.processes import Processes
 from headwise.study.survey.result import Survey
 from headwise.study.survey.tally import Tally, sums_of
 
@@ -148,7 +148,7 @@ def test_long_documents_are_cut_into_windows_of_one_length_and_counted(tiny):
     assert "1 document cut into several" in survey.sentence
 
 
-class Dying(SingleProcess):
+class Dying(Processes):
     """A process that is killed when it asks for its nth unit."""
 
     def __init__(self, claims):

@@ -3,6 +3,7 @@
 Every file is a `DocumentSource`, cut into units that can be read independently, in any order and by any process.
 """
 
+import abc
 import codecs
 import dataclasses
 import json
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from headwise.errors import OptionError, need
 from headwise.study.survey.tally import Skipped
@@ -44,20 +45,22 @@ class Document(NamedTuple):
         return cls(text, skipped)
 
 
-class DocumentSource(Protocol):
+class DocumentSource(abc.ABC):
     """A file, cut into units."""
 
     name: str
     size: int  # bytes
 
     @property
+    @abc.abstractmethod
     def units(self) -> int:
-        """How many units there are."""
+        """How many units there are, at least one."""
 
+    @abc.abstractmethod
     def read(self, unit: int) -> Iterator[Document | Skipped]:
-        """The documents of a unit."""
+        """The documents of a unit; if the file cannot be read, the first unit says why."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most keep nothing open
         """Close the file; it can be read again."""
 
 
@@ -67,7 +70,7 @@ def unit_count(size: int, step: int) -> int:
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class MappedFile:
+class MappedFile(DocumentSource):
     """A memory-mapped file; a unit is about `step` bytes of it."""
 
     path: Path
@@ -95,9 +98,6 @@ class MappedFile:
     def documents(self, data: mmap.mmap, unit: int) -> Iterator[Document | Skipped]:
         """The documents of a unit, given the bytes of the file."""
         raise NotImplementedError
-
-    def close(self) -> None:
-        """Nothing is kept open."""
 
 
 @contextmanager
@@ -159,7 +159,7 @@ class TextFile(MappedFile):
 
 
 @dataclasses.dataclass(eq=False)
-class TextList:
+class TextList(DocumentSource):
     """Texts in memory; a unit is a few of them."""
 
     texts: Sequence[str]
@@ -186,9 +186,6 @@ class TextList:
         stop = self.starts[unit + 1] if unit + 1 < self.units else len(self.texts)
         for i in range(self.starts[unit], stop):
             yield Document.checked(self.texts[i], partial(Skipped, self.name, i + 1))
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def passages(text: str, step: int) -> Iterator[str]:
@@ -297,7 +294,7 @@ class RowRange(NamedTuple):
     before: int
 
 
-class TableFile:
+class TableFile(DocumentSource):
     """A Parquet file, one document a row. A unit is about `step` bytes of rows; only the text column is read."""
 
     def __init__(self, path: Path, name: str, size: int, step: int, column: str) -> None:

@@ -14,7 +14,7 @@ from headwise.shapes import check_size
 from headwise.study.survey.corpus import Corpus, TokenWindow, batches, cut, open_corpus, text_corpus
 from headwise.study.survey.documents import Document, passages
 from headwise.study.survey.journal import Journal, digest, prepare
-from headwise.study.survey.processes import Processes, SingleProcess
+from headwise.study.survey.processes import Processes
 from headwise.study.survey.result import Survey, check_path, many
 from headwise.study.survey.tally import NotFiniteError, Skipped, Tally, sums_by_layer
 
@@ -70,7 +70,7 @@ class SurveyJob:
         stream: TextIO | None = None,
     ) -> Survey | None:
         """The survey, written to `out`; None on processes other than the first."""
-        processes = processes or SingleProcess()
+        processes = processes or Processes()
         if out is None and processes.size > 1:
             raise OptionError("several processes need --out: they keep their journals beside it.")
         if out is not None and resume and self._is_finished(out):

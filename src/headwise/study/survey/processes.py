@@ -9,34 +9,15 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from headwise.errors import HeadwiseError, OptionError
 
 POLL = 0.1  # seconds between two looks into the store
 
 
-class Processes(Protocol):
-    """Processes that share the work."""
-
-    rank: int
-    size: int
-
-    def claim(self) -> int:
-        """The next number that no other process gets: 0, 1, 2, ..."""
-
-    def count(self, name: str, amount: int) -> int:
-        """Add to a counter that all processes share, and return its value."""
-
-    def run_first(self, prepare: Callable[[], None]) -> None:
-        """Call `prepare` on the first process; the others wait for it."""
-
-    def finish(self, meanwhile: Callable[[], None]) -> bool:
-        """Report that this process is done. The first process waits for all, calling `meanwhile`, and gets True."""
-
-
-class SingleProcess:
-    """One process without torchrun."""
+class Processes:
+    """The processes that share the work of a survey: this one alone, unless a subclass knows others."""
 
     rank, size = 0, 1
 
@@ -44,32 +25,28 @@ class SingleProcess:
         self._counts: Counter[str] = Counter()
 
     def claim(self) -> int:
-        """The next number."""
+        """The next number that no other process gets: 0, 1, 2, ..."""
         return self.count("claimed", 1) - 1
 
     def count(self, name: str, amount: int) -> int:
-        """Add to the counter."""
+        """Add to a counter that all processes share, and return its value."""
         self._counts[name] += amount
         return self._counts[name]
 
     def run_first(self, prepare: Callable[[], None]) -> None:
-        """Call it."""
+        """Call `prepare` on the first process; the others wait for it."""
         prepare()
 
     def finish(self, meanwhile: Callable[[], None]) -> bool:
-        """There is no other process to wait for."""
+        """Report that this process is done. The first process waits for all, calling `meanwhile`, and gets True."""
         return True
 
 
-class TorchrunProcesses:
+class TorchrunProcesses(Processes):
     """Processes started by torchrun, which share a store that no other processes write to."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self.store, self.rank, self.size = store, rank, size
-
-    def claim(self) -> int:
-        """The next number."""
-        return int(self.store.add("claimed", 1)) - 1
 
     def count(self, name: str, amount: int) -> int:
         """Add to the shared counter."""
@@ -107,7 +84,7 @@ class TorchrunProcesses:
 def processes_from_environment() -> Processes:
     """The processes that torchrun started, or this process alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return SingleProcess()
+        return Processes()
     from torch import distributed
 
     if not distributed.is_available():

@@ -17,12 +17,12 @@ INTRODUCTION = """# The ten steps
 This page computes multi-head attention on real numbers, in an example small enough to follow with a pencil:
 {headline}. Blue is head 0, orange is head 1, and each row is a token.
 
-`docs/tools/steps_document.py` generates this page from a trace of [`reference.py`](../src/headwise/reference.py). Shapes and
-numbers come from its tensors, the explanations are its comments, and a test checks that the page matches the code.
-`headwise steps` shows the same for any sizes and for known models ([details](learn.md)).
+`docs/tools/steps_document.py` generates this page from a trace of [`reference.py`](../src/headwise/reference.py).
+Shapes and numbers come from its tensors, the explanations are its comments, and a test checks that the page matches the
+code. `headwise steps` shows the same for any sizes and for known models ([details](learn.md)).
 
-B is the batch size, T the number of tokens, H the number of heads, and D the head dimension; q, k and v are queries, keys and
-values.
+B is the batch size, T the number of tokens, H the number of heads, and D the head dimension; q, k and v are queries,
+keys and values.
 """
 
 ENDING = """
@@ -30,8 +30,8 @@ ENDING = """
 
 ## What happens to memory
 
-The table shows what the key operations do to memory, as measured. A stride is the number of elements to skip for one step along an
-axis.
+The table shows what the key operations do to memory, as measured. A stride is the number of elements to skip for one
+step along an axis.
 
 | operation | shape | strides | memory |
 |---|---|---|---|

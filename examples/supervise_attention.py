@@ -14,7 +14,7 @@ WANTED = {"previous": previous_token(), "first": sink(1)}  # for heads 0 and 1
 
 
 def masses(layer: MultiHeadAttention, x: torch.Tensor) -> torch.Tensor:
-    """The share of attention that each head puts where it should, (2,). The first query has no choice and is left out."""
+    """The share of attention that each head puts where it should, (2,), without the first query (it has no choice)."""
     _, weights = layer(x, return_weights=True)  # runs the fused kernel and creates no T×T tensor
     panel: Panel = weights.panel(masses=WANTED)
     return torch.stack([panel.masses[name][:, head, 1:].mean() for head, name in enumerate(WANTED)])

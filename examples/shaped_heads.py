@@ -3,7 +3,7 @@
     python examples/shaped_heads.py --tokens 16384 --layers 4 --heads 8 heads.html
 
 Queries and keys are constructed so that each head attends to one thing: the first token, the previous token, nearby
-tokens, copies of the same token, the token after an earlier copy, a few marked tokens, or all tokens alike.
+tokens, copies of the same token, the token after an earlier copy, a few marked tokens, or all tokens equally.
 """
 
 import argparse

@@ -54,9 +54,9 @@ def svg(width: float, height: float, body: str, title: str) -> str:
     )
 
 
-def text(x: float, y: float, words: str, colour: str = INK, anchor: str = "start", size: int = 12) -> str:
+def text(x: float, y: float, words: str, color: str = INK, anchor: str = "start", size: int = 12) -> str:
     """A line of text."""
-    return f'<text x="{x:g}" y="{y:g}" fill="{colour}" text-anchor="{anchor}" font-size="{size}">{escape(words)}</text>'
+    return f'<text x="{x:g}" y="{y:g}" fill="{color}" text-anchor="{anchor}" font-size="{size}">{escape(words)}</text>'
 
 
 def flow(before: Sequence[Matrix], after: Sequence[Matrix], title: str) -> str:
@@ -94,8 +94,8 @@ def _matrix(matrix: Matrix, x: float, y: float) -> str:
                 f'<rect x="{left:g}" y="{top:g}" width="{width}" height="{height}" fill="{hue}" '
                 f'fill-opacity="{shade:.2f}" stroke="{GRID}"/>'
             )
-            words, colour = (f"{n:z.2f}".replace("-", "−"), INK) if math.isfinite(n) else ("−inf", SOFT)
-            body += text(left + width - 4, top + 14, words, colour, "end", 11)
+            words, color = (f"{n:z.2f}".replace("-", "−"), INK) if math.isfinite(n) else ("−inf", SOFT)
+            body += text(left + width - 4, top + 14, words, color, "end", 11)
     return body
 
 

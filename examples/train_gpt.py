@@ -293,11 +293,10 @@ def train(options: argparse.Namespace) -> None:
         first = state["step"]
         print(f"resuming at step {first}", file=sys.stderr)
     run = torch.compile(model) if device.type == "cuda" and not options.no_compile else model
-    log = (options.out / "log.jsonl").open("a")
 
     def note(**what: Any) -> None:
-        log.write(json.dumps(what) + "\n")
-        log.flush()
+        with (options.out / "log.jsonl").open("a") as log:
+            log.write(json.dumps(what) + "\n")
 
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{parameters:,} parameters, {len(corpus.tokens):,} tokens, {rows} rows per step, {device}", file=sys.stderr)

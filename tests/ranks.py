@@ -12,6 +12,9 @@ import torch.distributed as dist
 
 PATIENCE = 120  # seconds for one function; ranks that wait for each other for good are ended
 
+IMPORTED = ["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch.distributed.tensor.parallel"]
+IMPORTED += ["torch.distributed.tensor.experimental", "headwise.parallel", "headwise.models"]
+
 
 class Ranks:
     """`Ranks(4).run(function, ...)` calls `function(...)` on every rank and gives the list of results.
@@ -39,7 +42,8 @@ class Ranks:
         assert self.run(function, *args) == [None] * self.count
 
     def _start(self):
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")  # one process imports, and every rank is a copy of it
+        context.set_forkserver_preload(IMPORTED)
         meeting = Path(tempfile.mkdtemp()) / "meeting"
         self.pipes, ends = zip(*(context.Pipe() for _ in range(self.count)), strict=True)
         self.processes = [

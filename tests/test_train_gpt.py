@@ -91,9 +91,16 @@ def test_batches_depend_on_seed_and_step_alone(texts):
         assert (targets == ahead)[scored & inside].all(), "the next token of the same text is what is predicted"
 
 
-def test_a_checkpoint_of_another_run_is_refused(texts, tmp_path):
-    assert "held-out" in started(texts, tmp_path, "--minutes", "0.0001").communicate()[0]
-    assert "belongs to another run" in started(texts, tmp_path, "--seed", "3").communicate()[0]
+def test_a_checkpoint_of_another_run_is_refused(texts, tmp_path, monkeypatch, capsys):
+    train_gpt = module()
+    monkeypatch.setattr(
+        sys, "argv", ["train_gpt.py", str(texts), "--out", str(tmp_path), *OPTIONS, "--minutes", "0.0001"]
+    )
+    train_gpt.train(train_gpt.arguments())
+    assert "held-out" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--seed", "3"])
+    with pytest.raises(SystemExit, match="belongs to another run"):
+        train_gpt.train(train_gpt.arguments())
 
 
 def test_a_folder_without_texts_is_refused(tmp_path):

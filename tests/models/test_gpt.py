@@ -127,4 +127,5 @@ def test_bad_input_is_refused(call, error, message):
 def test_it_compiles_as_one_graph():
     model, text = made(), tokens(13)
     with torch.no_grad():
-        torch.testing.assert_close(torch.compile(model, fullgraph=True)(text), model(text))
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")  # inductor: tests/layer/test_compile.py
+        torch.testing.assert_close(compiled(text), model(text))

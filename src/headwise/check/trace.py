@@ -56,6 +56,11 @@ class Trace(TorchDispatchMode):
         self._sdpa: Any = None
         self._fast: bool = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: nothing is compiled while this mode is entered, and torch would import its compiler (two seconds)."""
+        return False
+
     def __enter__(self) -> "Trace":
         self._sdpa = sdpa_kernel(SDPBackend.MATH)  # fused attention in its parts
         self._sdpa.__enter__()

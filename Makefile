@@ -31,7 +31,7 @@ unit: $(VENV)/.ready-dev
 	TRITON_INTERPRET=1 $(BIN)/pytest tests/weights/test_kernels.py  # the kernels themselves, on the CPU
 
 bench: $(VENV)/.ready-dev  ## speed against every peer, and the CPU tables of docs/performance.md
-	$(BIN)/headwise bench --ladder --looking
+	$(BIN)/headwise bench --ladder --weights
 	$(BIN)/python benchmarks/layer.py
 	$(BIN)/python benchmarks/maps.py
 

@@ -1,7 +1,6 @@
-"""`headwise tour`: the ten steps on real tensors, fused against reference, and the speed measured there and then."""
+"""`headwise tour`: the ten steps on real tensors, the fused layer against the reference, and its speed."""
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -12,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from headwise import reference, shapes
+from headwise.cli.console import add_json, print_json
 from headwise.layer import MultiHeadAttention
 from headwise.learn.steps import Explained, describe, explain_steps, layer_projections
 from headwise.masks import Mask, causal, documents, padding, prefix, window
 from headwise.textbook import HeadsAtOnce
 
-SUMMARY = "the ten steps on real tensors, fused against reference, and the speed measured here and now"
+SUMMARY = "see the ten steps, the fused layer against the reference, and its speed on this machine"
 EXAMPLES = """examples:
   headwise tour
   headwise tour --heads 2 --width 8 --tokens 4 --no-speed
@@ -26,16 +26,18 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this verb."""
-    parser.add_argument("--tokens", type=int, default=6, help="tokens of the small example (default 6)")
-    parser.add_argument("--width", type=int, default=12, help="its model width (default 12)")
-    parser.add_argument("--heads", type=int, default=3, help="its heads (default 3)")
-    parser.add_argument("--no-speed", action="store_true", help="leave out the timing, which takes a few seconds")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    """Add the options of this verb."""
+    parser.add_argument(
+        "--tokens", type=int, default=6, metavar="T", help="sequence length of the small example (default: 6)"
+    )
+    parser.add_argument("--width", type=int, default=12, metavar="E", help="its model width (default: 12)")
+    parser.add_argument("--heads", type=int, default=3, metavar="H", help="its attention heads (default: 3)")
+    parser.add_argument("--no-speed", action="store_true", help="skip the timing, which takes a few seconds")
+    add_json(parser, "text")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show everything, or print it as JSON."""
+    """Print the tour as text or as JSON."""
     shapes.check_size("--tokens", options.tokens)
     torch.manual_seed(0)
     layer = MultiHeadAttention(options.width, options.heads, causal=True)
@@ -43,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     agreement = [agree(*setting) for setting in SETTINGS]
     speed = None if options.no_speed else measure()
     if options.json:
-        print(json.dumps({"steps": describe(steps), "agreement": agreement, "speed": speed}))
+        print_json({"steps": describe(steps), "agreement": agreement, "speed": speed})
         return 0
     show_steps(steps, layer)
     show_agreement(agreement)
@@ -54,13 +56,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def trace(layer: MultiHeadAttention, x: Tensor) -> list[Explained]:
-    """The ten steps of the reference with the layer's own weights."""
+    """The ten steps of the reference with the layer's weights."""
     visible = causal().to_tensor(x.shape[1])
     return explain_steps({"x": x}, layer_projections(layer), layer.num_heads, visible=visible)
 
 
 def show_steps(steps: list[Explained], layer: MultiHeadAttention) -> None:
-    """A line per step, then the weights of the first head."""
+    """Print one line per step, then the weights of the first head."""
     _, T, E = steps[-1].after["output"].shape
     print(f"READ: ten steps, {T} tokens of width {E}, {layer.num_heads} heads of width {layer.head_dim}, causal\n")
     for step in steps:
@@ -101,7 +103,7 @@ def agree(name: str, dtype: torch.dtype, mask: Mask | None, T: int, kv_heads: in
 
 
 def show_agreement(rows: list[dict[str, Any]]) -> None:
-    """One line per setting."""
+    """Print one line per setting."""
     print("\nRUN: the fused layer against the reference in float64, largest error of the output\n")
     print(f"  {'':<27} {'dtype':<9} {'T':>4}  {'headwise':>9} {'plain PyTorch':>14}")
     for row in rows:
@@ -110,7 +112,7 @@ def show_agreement(rows: list[dict[str, Any]]) -> None:
 
 
 def show_masks() -> None:
-    """Four masks as they draw themselves, side by side."""
+    """Print four masks side by side."""
     drawn = [causal(), causal() & window(2), causal() | prefix(3), causal() & documents(lengths=[3, 5])]
     names = ["causal()", "causal() & window(2)", "causal() | prefix(3)", "causal() & documents(...)"]
     print("\nMASKS: a query per row, a key per column, ■ may attend\n")
@@ -120,7 +122,7 @@ def show_masks() -> None:
 
 
 def measure(size: tuple[int, int, int, int] = (4, 512, 768, 12), rounds: int = 9) -> dict[str, Any]:
-    """Median milliseconds of one causal inference pass, candidates in turn, all with the same weights."""
+    """Median milliseconds of one causal inference pass; candidates take turns, with the same weights."""
     B, T, E, H = size
     print(f"timing {rounds} rounds ...", file=sys.stderr)
     book = HeadsAtOnce(E, E, T, 0.0, H, qkv_bias=True).eval()
@@ -150,7 +152,7 @@ def measure(size: tuple[int, int, int, int] = (4, 512, 768, 12), rounds: int = 9
 
 
 def show_speed(speed: dict[str, Any]) -> None:
-    """One bar per candidate."""
+    """Print one bar per candidate."""
     B, T, E, H = speed["size"]
     device = f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}"
     print(f"\nSPEED: one causal pass, float32, batch {B}, {T} tokens, width {E}, {H} heads; {device}\n")

@@ -19,6 +19,7 @@ test: lint types docs unit  ## format, lint, types, docs and all tests; the same
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports  # the arrows between rooms, in pyproject.toml
 
 types: $(VENV)/.ready-dev
 	$(BIN)/mypy

@@ -31,8 +31,6 @@ EXAMPLES = """examples:
   headwise check examples/attention.py
   headwise steps --causal
   headwise cost --model gpt2
-
-`headwise VERB --help` explains a verb.
 """
 
 
@@ -40,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Exit status: 0 success, 1 the checked code is wrong, 2 wrong usage or failure."""
     parser = argparse.ArgumentParser(
         prog="headwise",
-        description="Multi-head attention you can read, run and see.",
+        description="Multi-head attention you can read, run and see. `headwise VERB --help` explains a verb.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

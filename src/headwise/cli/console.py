@@ -12,7 +12,7 @@ from headwise.errors import OptionError, need
 from headwise.models.files import atomically
 
 CLEAR_LINE = "\r\033[K"
-MODEL_HELP = "builtin, or the folder of a transformers model or of one from examples/train_gpt.py (default: builtin)"
+MODEL_HELP = "builtin, or a model folder, from transformers or examples/train_gpt.py (default: builtin)"
 
 
 def rich(module: str) -> Any:

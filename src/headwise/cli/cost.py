@@ -19,6 +19,7 @@ EXAMPLES = """examples:
   headwise cost --models
   headwise cost --model mistral-7b --json
 """
+SIZES = ("d_model", "heads", "kv_heads", "head_dim", "layers", "causal", "bias")  # that a known model sets itself
 DTYPES = {name: getattr(torch, name).itemsize for name in ("float32", "bfloat16", "float16", "float8_e4m3fn")}
 
 
@@ -68,34 +69,23 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _cost(options: argparse.Namespace) -> tuple[Cost, configs.Config | None]:
-    own = {"--d-model": options.d_model, "--heads": options.heads, "--kv-heads": options.kv_heads}
-    own |= {
-        "--head-dim": options.head_dim,
-        "--layers": options.layers,
-        "--causal": options.causal,
-        "--bias": options.bias,
-    }
-    given = [name for name, value in own.items() if value is not None]
+    given = {name: value for name in SIZES if (value := getattr(options, name)) is not None}
     item_bytes = DTYPES[options.dtype]
     if options.model is not None:
         if given:
-            raise OptionError(f"--model {options.model} sets its own sizes. Leave out {', '.join(given)}, or --model.")
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise OptionError(f"--model {options.model} sets its own sizes. Leave out {names}, or --model.")
         config = configs.find(options.model)
         seq = min(1024, config.context) if options.seq is None else options.seq
         return Cost.of_model(config, seq, options.batch, item_bytes), config
-    heads = 12 if options.heads is None else options.heads
-    width = 768 if options.d_model is None else options.d_model
     cost = Cost.of(
-        width,
-        heads,
-        options.kv_heads,
-        options.head_dim,
+        given.pop("d_model", 768),
+        given.pop("heads", 12),
+        given.pop("kv_heads", None),
         seq=1024 if options.seq is None else options.seq,
         batch=options.batch,
-        causal=options.causal is not False,
-        bias=options.bias is True,
         item_bytes=item_bytes,
-        layers=1 if options.layers is None else options.layers,
+        **given,
     )
     return cost, None
 

@@ -1,21 +1,21 @@
 """`headwise tour`: the ten steps on real tensors, the fused layer against the reference, and its speed."""
 
 import argparse
-import statistics
-import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise import reference, shapes
-from headwise.cli.console import add_json, print_json
+from headwise.cli.bench.measurement import interleaved
+from headwise.cli.bench.peers import OURS, peer_named
+from headwise.cli.bench.sweep import candidate
+from headwise.cli.bench.workload import Problem, Workload
+from headwise.cli.console import add_json, print_json, say
+from headwise.errors import HeadwiseError
 from headwise.layer import MultiHeadAttention
 from headwise.learn.steps import Explained, describe, explain_steps, layer_projections
 from headwise.masks import Mask, causal, documents, padding, prefix, window
-from headwise.textbook import HeadsAtOnce
 
 SUMMARY = "see the ten steps, the fused layer against the reference, and its speed on this machine"
 EXAMPLES = """examples:
@@ -23,6 +23,7 @@ EXAMPLES = """examples:
   headwise tour --heads 2 --width 8 --tokens 4 --no-speed
   headwise tour --json --no-speed
 """
+PEERS = {"headwise": OURS, "nn.MultiheadAttention": "nn.MHA", "the textbook's class": "textbook class"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,31 +125,15 @@ def show_masks() -> None:
 def measure(size: tuple[int, int, int, int] = (4, 512, 768, 12), rounds: int = 9) -> dict[str, Any]:
     """Median milliseconds of one causal inference pass; candidates take turns, with the same weights."""
     B, T, E, H = size
-    print(f"timing {rounds} rounds ...", file=sys.stderr)
-    book = HeadsAtOnce(E, E, T, 0.0, H, qkv_bias=True).eval()
-    ours = MultiHeadAttention.from_state_dict(book.state_dict(), num_heads=H).eval()
-    torch_mha = nn.MultiheadAttention(E, H, batch_first=True).eval()
-    (wq, wk, wv), biases = ours.projections()
-    torch_mha.in_proj_weight.data = torch.cat([wq, wk, wv])
-    torch_mha.in_proj_bias.data = torch.cat([b for b in biases if b is not None])
-    torch_mha.out_proj.load_state_dict(book.out_proj.state_dict())
-    blocked, x = nn.Transformer.generate_square_subsequent_mask(T), torch.randn(B, T, E)
-    runs: dict[str, Callable[[], Tensor]] = {
-        "headwise": lambda: ours(x),
-        "nn.MultiheadAttention": lambda: torch_mha(x, x, x, attn_mask=blocked, is_causal=True, need_weights=False)[0],
-        "the textbook's class": lambda: book(x),
-    }
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    with torch.inference_mode():
-        expected = book(x)
-        for call in runs.values():
-            torch.testing.assert_close(call(), expected, rtol=1e-3, atol=1e-4)  # never time a wrong result
-        for _ in range(rounds):
-            for name, call in runs.items():
-                start = time.perf_counter()
-                call()
-                times[name].append((time.perf_counter() - start) * 1e3)
-    return {"size": list(size), "ms": {name: statistics.median(values) for name, values in times.items()}}
+    say(f"timing {rounds} rounds ...")
+    problem = Problem(Workload(E, H, batch=B))
+    trials = {name: candidate(peer_named(peer), problem).trial(T) for name, peer in PEERS.items()}
+    for name, trial in trials.items():
+        wrong = trial.judge().wrong
+        if wrong is not None:
+            raise HeadwiseError(f"{name}: {wrong}.")
+    times = interleaved({name: trial.run for name, trial in trials.items()}, rounds=rounds, least=rounds, warm=1)
+    return {"size": list(size), "ms": {name: times[name]["ms"] for name in times}}
 
 
 def show_speed(speed: dict[str, Any]) -> None:

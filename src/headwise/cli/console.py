@@ -85,8 +85,10 @@ def text_file(path: Path) -> str:
         raise OptionError(f"--file {path} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
 
 
-def write_file(option: str, path: Path, content: str | Callable[[Path], object], *, told: TextIO | None = None) -> None:
-    """Write a file that `option` names, and say so: on standard error, or on `told`.
+def write_file(
+    option: str, path: Path, content: str | Callable[[Path], object], *, stream: TextIO | None = None
+) -> None:
+    """Write a file that `option` names, and say so: on standard error, or on `stream`.
 
     `content` is the text, or a function that writes to the path it is given.
     """
@@ -95,7 +97,7 @@ def write_file(option: str, path: Path, content: str | Callable[[Path], object],
         atomically(path, write)
     except OSError as error:
         raise OptionError(f"{option} {path}: {error.strerror}. Name a file in a folder that exists.") from error
-    print(f"wrote {path}", file=sys.stderr if told is None else told)
+    print(f"wrote {path}", file=sys.stderr if stream is None else stream)
 
 
 def add_json(parser: argparse._ActionsContainer, instead: str = "tables") -> None:

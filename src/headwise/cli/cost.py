@@ -232,20 +232,20 @@ def _show_amounts(cost: Cost, config: configs.Config | None) -> None:
     if config is not None:
         share = cost.parameters.value * cost.layers / config.parameters
         out.print(f"[dim]attention is {share:.1%} of the model's {human(config.parameters)} parameters[/]")
-        for told in _remarks(cost, config):
-            out.print(f"[dim]{told}[/]")
+        for remark in _remarks(cost, config):
+            out.print(f"[dim]{remark}[/]")
 
 
 def _remarks(cost: Cost, config: configs.Config) -> list[str]:
-    told = []
+    remarks = []
     if cost.seq > config.context:
-        told.append(f"{cost.seq:,} tokens exceed its context of {config.context:,}")
+        remarks.append(f"{cost.seq:,} tokens exceed its context of {config.context:,}")
     if config.window is not None:
         which = f"{config.windowed_layers} of {config.layers} layers" if cost.near is not None else "all layers"
-        told.append(f"{which} see and cache at most W = {config.window} tokens")
+        remarks.append(f"{which} see and cache at most W = {config.window} tokens")
     if not config.causal:
-        told.append("it does not generate text: cache and decoding are for comparison only")
-    return [*told, config.note] if config.note else told
+        remarks.append("it does not generate text: cache and decoding are for comparison only")
+    return [*remarks, config.note] if config.note else remarks
 
 
 def _show_kinds(cost: Cost) -> None:

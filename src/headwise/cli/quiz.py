@@ -79,6 +79,6 @@ def listed(quiz: Quiz) -> int:
         name = exercise.mistake
         tries = f", {quiz.tries[name]} tries" if quiz.tries.get(name, 0) > 1 else ""
         state = "solved" if name in quiz.solved else "skipped" if name in quiz.skipped else "to do"
-        told = f": {MISTAKES[name].title}" if state != "to do" else ""
-        out.print(f"{exercise.number:>3}  {state}{tries}{told}", markup=False)
+        title = f": {MISTAKES[name].title}" if state != "to do" else ""
+        out.print(f"{exercise.number:>3}  {state}{tries}{title}", markup=False)
     return 0

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(_as_data(setting, steps, operations))
     elif options.html is not None:
-        write_file("--html", options.html, steps_page(setting, steps, operations), told=sys.stdout)
+        write_file("--html", options.html, steps_page(setting, steps, operations), stream=sys.stdout)
     else:
         _show(setting, steps, operations)
     return 0
@@ -89,7 +89,7 @@ def _setting(options: argparse.Namespace) -> Setting:
 
 def _list_forms(options: argparse.Namespace) -> int:
     if options.json:
-        told = [
+        described = [
             {
                 "name": f.name,
                 "aliases": list(f.aliases),
@@ -101,7 +101,7 @@ def _list_forms(options: argparse.Namespace) -> int:
             | {"differences": {str(n): text for n, text in f.differences().items()}}
             for f in forms.FORMS.values()
         ]
-        print_json({"forms": told})
+        print_json({"forms": described})
         return 0
     if options.html is not None:
         raise OptionError("--forms prints a list. Leave out --html, or name one form with --form.")
@@ -144,8 +144,8 @@ def _show(setting: Setting, steps: list[Explained], operations: list[Operation])
     out.print(f"[dim]{SIX}[/]")
     if setting.device == "meta":
         out.print(f"[dim]{setting.size:,} numbers are too many: only shapes are traced[/]")
-    for told in [] if config is None else config.options():
-        out.print(f"[yellow]also[/] {told}: not among the ten steps shown")
+    for note in [] if config is None else config.options():
+        out.print(f"[yellow]also[/] {note}: not among the ten steps shown")
     if config is None:
         _show_differences(setting)
     _show_numbers(steps)

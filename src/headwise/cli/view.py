@@ -145,9 +145,9 @@ def _look(model: TextModel, ids: Tensor, options: argparse.Namespace) -> Sight:
     some = count > LONG and not options.exact
     if some:
         _say(f"numbers are from {QUERIES} of {count:,} queries, evenly spaced; --exact uses all, and takes longer.")
-    told: dict[str, Any] = {"progress": _progress} if count >= SLOW else {}
-    sight = view(model, ids, queries=QUERIES if some else None, **told)
-    if options.head is None and told:  # everything slow, before anything is printed
+    progress: dict[str, Any] = {"progress": _progress} if count >= SLOW else {}
+    sight = view(model, ids, queries=QUERIES if some else None, **progress)
+    if options.head is None and progress:  # everything slow, before anything is printed
         sight.pairs()
         _ = sight.summaries
         _say(f"{count:,} tokens read.")

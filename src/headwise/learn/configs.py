@@ -119,24 +119,24 @@ class Config:
 
     def options(self) -> list[str]:
         """What its attention does in addition to the ten steps, in words."""
-        told = []
+        notes = []
         if self.qk_norm:
-            told.append("queries and keys are normalized per head after step 3")
+            notes.append("queries and keys are normalized per head after step 3")
         if self.rotary is not None:
             local = f", {self.local_rotary.base:.0f} in windowed layers" if self.local_rotary is not None else ""
-            told.append(f"queries and keys are rotated by position (rotary, base {self.rotary.base:.0f}{local})")
+            notes.append(f"queries and keys are rotated by position (rotary, base {self.rotary.base:.0f}{local})")
         elif self.position == "learned":
-            told.append("learned positions are added to the input before step 1")
+            notes.append("learned positions are added to the input before step 1")
         if self.window is not None:
             which = "every layer" if self.full_every is None else f"{self.windowed_layers} of {self.layers} layers"
-            told.append(f"{which} see only the last {self.window} keys (step 5)")
+            notes.append(f"{which} see only the last {self.window} keys (step 5)")
         if self.scale is not None and self.scale != self.head_dim**-0.5:
-            told.append(f"scores are scaled by 1/√{round(self.scale**-2)}, not 1/√{self.head_dim} (step 6)")
+            notes.append(f"scores are scaled by 1/√{round(self.scale**-2)}, not 1/√{self.head_dim} (step 6)")
         if self.softcap is not None:
-            told.append(f"scores are soft-capped to ±{self.softcap:g} (step 6)")
+            notes.append(f"scores are soft-capped to ±{self.softcap:g} (step 6)")
         if self.sinks:
-            told.append("every head has a sink, an extra score in the softmax that has no value (step 7)")
-        return told
+            notes.append("every head has a sink, an extra score in the softmax that has no value (step 7)")
+        return notes
 
 
 def kind_of(num_heads: int, num_kv_heads: int) -> str:

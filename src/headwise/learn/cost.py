@@ -412,15 +412,17 @@ def _complexity(cost: Cost) -> Answer:
 def _grouped(cost: Cost) -> Answer:
     kinds = alternatives(cost)
     most = kinds[0]
-    told = []
+    parts = []
     for c in kinds:
         saved = "" if c is most else f" (1/{most.num_kv_heads // c.num_kv_heads})"
         cache = human(c.kv_cache_per_token.value, "B", binary=True)
         share = c.parameters.value / most.parameters.value
-        told.append(f"{c.kind} with {c.num_kv_heads}: cache {cache} per token and layer{saved}, parameters {share:.0%}")
+        parts.append(
+            f"{c.kind} with {c.num_kv_heads}: cache {cache} per token and layer{saved}, parameters {share:.0%}"
+        )
     return Answer(
         "How do grouped-query and multi-query attention compare?",
-        f"{'; '.join(told)}. Scores and weighted values cost the same in all of them: every query head still scores "
+        f"{'; '.join(parts)}. Scores and weighted values cost the same in all of them: every query head still scores "
         "every key.",
     )
 

@@ -107,13 +107,13 @@ class Quiz:
         if not path.is_file():
             return [], [], {}
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            known = {FORMAT: (list(told["solved"]), list(told["skipped"]), dict(told["tries"]))}
-            return known[told["format"]]
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            known = {FORMAT: (list(saved["solved"]), list(saved["skipped"]), dict(saved["tries"]))}
+            return known[saved["format"]]
         except (ValueError, KeyError, TypeError) as error:
             raise OptionError(f"{path} cannot be read ({error!r}). Move it away to start again.") from error
 
     def _write(self) -> None:
         self._make_folder()
-        told = json.dumps(self.to_dict(), indent=1)
-        atomically(self.folder / "progress.json", lambda beside: beside.write_text(told, encoding="utf-8"))
+        text = json.dumps(self.to_dict(), indent=1)
+        atomically(self.folder / "progress.json", lambda beside: beside.write_text(text, encoding="utf-8"))

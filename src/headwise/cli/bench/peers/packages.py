@@ -54,7 +54,7 @@ def load(name: str) -> Any:
 
 @contextlib.contextmanager
 def _keras_folder(name: str) -> Iterator[None]:
-    """keras reads its backend from the environment, and writes a file into the home folder unless told where."""
+    """Set keras to torch, and keep it from writing into the home folder, while it is imported."""
     if not name.startswith("keras"):
         yield
         return

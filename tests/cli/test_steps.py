@@ -78,9 +78,7 @@ def test_model_brings_its_widths_and_says_what_else_it_does(capsys):
 
 
 def test_large_model_says_that_it_has_no_numbers(capsys):
-    assert "570,427,392 numbers are too many: only shapes are traced" in printed(
-        capsys, "--model", "llama-3.1-405b"
-    )
+    assert "570,427,392 numbers are too many: only shapes are traced" in printed(capsys, "--model", "llama-3.1-405b")
 
 
 def test_wrapper_shows_that_it_widens(capsys):

@@ -19,6 +19,7 @@ test: lint types docs unit  ## run the formatter, linter, type checker, docs bui
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports  # the arrows between rooms, in pyproject.toml
 
 types: $(VENV)/.ready-dev
 	$(BIN)/mypy
@@ -31,7 +32,7 @@ unit: $(VENV)/.ready-dev
 	TRITON_INTERPRET=1 $(BIN)/pytest tests/weights/test_kernels.py  # run the Triton kernels on the CPU
 
 bench: $(VENV)/.ready-dev  ## compare the speed with other libraries, and measure the CPU tables of docs/performance.md
-	$(BIN)/headwise bench --ladder --looking
+	$(BIN)/headwise bench --ladder --weights
 	$(BIN)/python benchmarks/layer.py
 	$(BIN)/python benchmarks/maps.py
 

@@ -20,7 +20,7 @@ from headwise import Mask, causal, documents, padding, prefix, reference, window
 from headwise.attention.backends import Call
 from headwise.attention.backends.blocks import Rule, in_blocks
 from headwise.attention.backends.sdpa import Sdpa
-from headwise.cli.bench import measuring
+from headwise.cli.bench import measurement
 from headwise.weights import Scoring
 
 SIZES = [(4, 12, 64, 64), (4, 12, 128, 64), (4, 12, 256, 64), (4, 12, 384, 64), (4, 12, 512, 64), (2, 12, 768, 64)]
@@ -52,7 +52,7 @@ def measure(
 ) -> dict[str, float]:
     """The milliseconds of all candidates for one setting."""
     B, H, T, D = size
-    qkv = layer_layout(*size, measuring.DTYPES[dtype], train)
+    qkv = layer_layout(*size, measurement.DTYPES[dtype], train)
     gradient = torch.randn(B, T, H, D, dtype=qkv.dtype)
     scoring = Scoring(mask)
     ways: dict[str, Rule | None] = {"fused": None, "fused, contiguous": None}
@@ -68,7 +68,7 @@ def measure(
         for way, rule in ways.items():
             harness.agree(way, run(qkv, way, rule, scoring, gradient)[:1], truth, plain)
         runs = {w: lambda w=w, r=r: run(qkv, w, r, scoring, gradient) for w, r in ways.items()}
-        times = measuring.interleaved(runs, seconds=seconds)
+        times = measurement.interleaved(runs, seconds=seconds)
     return {w: t["ms"] for w, t in times.items()}
 
 

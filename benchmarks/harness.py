@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from headwise.cli.bench.machine import about
-from headwise.cli.bench.measuring import judged, tensor_peak
+from headwise.cli.bench.measurement import judged, tensor_peak
 
 
 def memory(run: Callable[[], object], device: str) -> float:

@@ -13,7 +13,7 @@ import transformers
 from harness import finish, memory, parser, table
 
 import headwise.huggingface  # noqa: F401 - registers attn_implementation="headwise"
-from headwise.cli.bench.measuring import interleaved
+from headwise.cli.bench.measurement import interleaved
 
 LENGTH = {"cpu": 2048, "cuda": 8192}
 

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 import headwise
 from headwise import reference
-from headwise.cli.bench import measuring
-from headwise.cli.bench.layers import step
-from headwise.cli.bench.peers.by_hand import HandWired
-from headwise.cli.bench.peers.torch_layer import TorchLayer
+from headwise.cli.bench import measurement
+from headwise.cli.bench.peers.torch_layers import HandWired, TorchLayer
+from headwise.cli.bench.sweep import step
 from headwise.textbook import HeadsAtOnce
 
 CPU_SIZES = [(4, 128, 768, 12), (4, 512, 768, 12), (1, 2048, 1024, 16)]
@@ -72,7 +71,7 @@ def compare(
     """The result rows for one size, dtype and mask."""
     B, T, E, _ = size
     slow = device == "cpu" or T < 16384
-    x = torch.randn(B, T, E, device=device, dtype=measuring.DTYPES[dtype])
+    x = torch.randn(B, T, E, device=device, dtype=measurement.DTYPES[dtype])
     modules = {n: m.to(device, x.dtype) for n, m in candidates(size, causal, slow and not compiled).items()}
     with torch.no_grad():
         check({n: m.eval() for n, m in modules.items()}, x, causal)
@@ -82,7 +81,7 @@ def compare(
         if compiled:
             calls = {n: torch.compile(m) for n, m in calls.items()}
         with torch.set_grad_enabled(train):
-            times = measuring.interleaved(
+            times = measurement.interleaved(
                 {n: step(m, x, backward=train) for n, m in calls.items()}, device, seconds=seconds
             )
         label = f"{'forward+backward' if train else 'forward'}{', compiled' if compiled else ''}"
@@ -115,7 +114,7 @@ def overhead(rounds: int = 200, calls: int = 100) -> list:
             for _ in range(rounds):
                 for name, module in modules.items():
                     values[name].append(many(module))
-        times = {n: measuring.summary(v) for n, v in values.items()}
+        times = {n: measurement.summary(v) for n, v in values.items()}
         ours = times["headwise"]["ms"]
         rows = [
             [n, f"{t['ms'] * 1e3:.1f}", f"±{t['spread'] / 2:.0%}", f"{ours / t['ms']:.2f}×"] for n, t in times.items()

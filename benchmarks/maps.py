@@ -26,7 +26,7 @@ from headwise import (
     reference,
     sink,
 )
-from headwise.cli.bench.measuring import interleaved
+from headwise.cli.bench.measurement import interleaved
 
 PROBES = {"sink": sink(4), "previous": previous_token(), "self": offset(0), "local": local(8)}
 SHAPES = {"cpu": [(1, 12, 16384, 64)], "cuda": [(1, 32, 32768, 128), (1, 12, 8192, 64), (1, 32, 2048, 128)]}

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headwise import Scoring, alibi, attend, causal, documents, explain, reference, window
-from headwise.cli.bench.measuring import interleaved
+from headwise.cli.bench.measurement import interleaved
 from headwise.masks import Grid, Mask
 
 Runs = dict[str, Callable[[], object]]

@@ -23,7 +23,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from headwise import MultiHeadAttention, Scoring, rotary
 from headwise.attention.backends import Call
-from headwise.cli.bench.measuring import interleaved, tensor_peak
+from headwise.cli.bench.measurement import interleaved, tensor_peak
 from headwise.models import GPT, GPTConfig
 from headwise.parallel import blocks, context_parallel, shard_sequence, tensor_parallel, unshard_sequence
 from headwise.parallel.pieces import Piece

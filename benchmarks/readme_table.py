@@ -2,7 +2,7 @@
 
 python benchmarks/layer.py > layer.txt                      measure, then keep the last line
 tail -n 1 layer.txt > benchmarks/results/layer-cpu.json
-headwise bench --ladder --looking --out benchmarks/results/bench-cpu.json
+headwise bench --ladder --weights --out benchmarks/results/bench-cpu.json
 python benchmarks/readme_table.py                           rewrite the tables, draw the pictures
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headwise.cli.bench import report
-from headwise.cli.bench.plotting import draw
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -209,7 +208,7 @@ def looking_table() -> str:
     return _of_bench(
         LOOKING_BEGIN,
         LOOKING_END,
-        lambda _file, data: [line for table in report.looking(data) for line in report.markdown(table)],
+        lambda _file, data: [line for table in report.weights(data) for line in report.markdown(table)],
     )
 
 
@@ -257,7 +256,7 @@ def main() -> None:
     replace(ROOT / "docs/performance.md", LADDER_BEGIN, LADDER_END, ladder_table())
     replace(ROOT / "docs/performance.md", LOOKING_BEGIN, LOOKING_END, looking_table())
     for file in bench_results():
-        draw(json.loads(file.read_text()), picture(file))
+        report.draw(json.loads(file.read_text()), picture(file))
     replace(ROOT / "docs/serve.md", SERVE_BEGIN, SERVE_END, serve_table())
 
 

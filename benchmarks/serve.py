@@ -18,7 +18,7 @@ import harness
 import httpx
 import torch
 
-from headwise.cli.bench.measuring import interleaved
+from headwise.cli.bench.measurement import interleaved
 from headwise.models import GPT, GPTConfig, LanguageModel, load_builtin
 from headwise.view.serve.answers import WIDE
 from headwise.view.serve.app import Server

@@ -5,9 +5,8 @@ from pathlib import Path
 from pictures import HUES, Matrix, flow
 from torch import Tensor
 
-from headwise.learn import Setting, key_operations, trace
-from headwise.learn.layout import memory_text, picture_text
-from headwise.learn.steps import SIX, Explained, headline
+from headwise.learn import Setting, trace
+from headwise.learn.steps import SIX, Explained, head_split_text
 
 DOCS = Path(__file__).parents[1]
 SETTING = Setting.of(d_model=8, num_heads=2, seq=5, causal=True)
@@ -44,18 +43,16 @@ step along an axis.
 def page() -> str:
     """The whole page."""
     steps = trace(SETTING)
-    w = SETTING.widths
-    operations = key_operations(SETTING.batch, SETTING.seq, w.num_heads, w.head_dim)
     rows = []
-    for op in operations:
+    for op in SETTING.key_operations():
         shape, strides = f"{op.before.shape}", f"{op.before.strides}"
         if op.after is not None:
             shape, strides = f"{shape} → {op.after.shape}", f"{strides} → {op.after.strides}"
-        rows.append(f"| **{op.name}**<br>`{op.code}`<br>{op.why} | {shape} | {strides} | {memory_text(op)} |")
+        rows.append(f"| **{op.name}**<br>`{op.code}`<br>{op.why} | {shape} | {strides} | {op.memory} |")
     return (
-        INTRODUCTION.format(headline=headline(SETTING))
+        INTRODUCTION.format(headline=SETTING.headline())
         + "".join(_section(step) for step in steps)
-        + ENDING.format(six=SIX[0].upper() + SIX[1:], operations="\n".join(rows), picture=picture_text())
+        + ENDING.format(six=SIX[0].upper() + SIX[1:], operations="\n".join(rows), picture=head_split_text())
     )
 
 

@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from headwise import cli
 from headwise.cli import VERBS, main, tour
 
-EXAMPLES = [line.strip() for verb in VERBS.values() for line in verb.EXAMPLES.splitlines()[1:]]
+EXAMPLES = [
+    line.strip()
+    for text in (cli.EXAMPLES, *(verb.EXAMPLES for verb in VERBS.values()))
+    for line in text.splitlines()
+    if line.startswith("  headwise ")
+]
 
 
 @pytest.fixture
@@ -72,6 +78,12 @@ def test_bad_sizes_end_with_words_and_status_two(arguments, capsys):
     captured = capsys.readouterr()
     assert captured.err.startswith("headwise tour: ")
     assert captured.out == ""
+
+
+def test_help_of_the_command_ends_in_examples(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert capsys.readouterr().out.endswith(cli.EXAMPLES)
 
 
 def test_no_verb_prints_help_and_ends_with_two(capsys):

@@ -15,7 +15,8 @@ def printed(capsys, *arguments):
 
 def test_tables_hold_steps_amounts_kinds_and_answers(capsys):
     out = printed(capsys, "--model", "gpt2")
-    for word in ("COST", "2·B·H·T²·D", "T×T matrix", "KV cache of a token", "GQA, 3 kv", "crossover", "INTERVIEWS"):
+    words = ("COST", "2·B·H·T²·D", "T×T matrix", "KV cache of a token", "GQA, 3 kv", "crossover", "INTERVIEW QUESTIONS")
+    for word in words:
         assert word in out
     assert "TIME" not in out
     assert "attention is 22.8% of the model's 124 M parameters" in out
@@ -64,8 +65,8 @@ def test_models_are_listed_whole(capsys):
 def test_every_kind_of_model_is_told(name, capsys):
     out = printed(capsys, "--model", name, "--seq", "3000")
     assert ("visible only" in out) == CONFIGS[name].causal
-    assert ("see and keep W = " in out) == (CONFIGS[name].window is not None)
-    assert ("it generates nothing" in out) == (not CONFIGS[name].causal)
+    assert ("see and cache at most W = " in out) == (CONFIGS[name].window is not None)
+    assert ("it does not generate text" in out) == (not CONFIGS[name].causal)
     assert CONFIGS[name].note in " ".join(out.split())
 
 
@@ -75,7 +76,7 @@ def test_time_is_bounded_by_the_machine(capsys):
     cost = Cost.of_model(CONFIGS["llama-3.1-8b"], 8192)
     assert told["seconds"]["prefill"] == cost.visible_flops / 100e12
     assert told["seconds"]["decode"] == cost.decode_bytes.value / 1000e9
-    assert "at least 12.4 ms for the text, 117 µs for one more token" in printed(
+    assert "at least 12.4 ms for the text and 117 µs for one more token" in printed(
         capsys, *arguments, "--bandwidth", "1000", "--flops", "100"
     )
     assert "TIME" in printed(capsys, *arguments, "--bandwidth", "1000")
@@ -90,7 +91,7 @@ def test_time_is_bounded_by_the_machine(capsys):
         (["--batch", "0"], "batch=0: expected a whole number from 1 up"),
         (["--layers", "0"], "layers=0: expected a whole number from 1 up"),
         (["--model", "lama-3.1-8b"], "no model is called 'lama-3.1-8b'. Did you mean llama-3.1-8b"),
-        (["--model", "gpt2", "--heads", "4"], "--model gpt2 brings its own sizes. Leave out --heads, or --model."),
+        (["--model", "gpt2", "--heads", "4"], "--model gpt2 sets its own sizes. Leave out --heads, or --model."),
         (["--flops", "0"], "--flops 0: expected a number above 0"),
         (["--bandwidth", "-5"], "--bandwidth -5: expected a number above 0"),
     ],
@@ -124,9 +125,9 @@ def test_eighty_columns_are_enough(arguments, capsys, monkeypatch):
 
 def test_a_text_beyond_the_context_is_told(capsys):
     assert main(["cost", "--model", "gpt2", "--seq", "2048"]) == 0
-    assert "2,048 tokens are beyond its context of 1,024" in capsys.readouterr().out
+    assert "2,048 tokens exceed its context of 1,024" in capsys.readouterr().out
     assert main(["cost", "--model", "gpt2", "--seq", "1024"]) == 0
-    assert "beyond its context" not in capsys.readouterr().out
+    assert "exceed its context" not in capsys.readouterr().out
 
 
 def test_one_more_token_is_of_each_text(capsys):

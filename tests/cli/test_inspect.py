@@ -30,7 +30,7 @@ def test_unknown_heads_are_asked_for(weights, capsys):
     assert main(["inspect", weights]) == 2
     out = capsys.readouterr().out
     assert "layers.0.self_attn and 11 more" in out
-    assert "Say --heads." in out
+    assert "Pass --heads." in out
 
 
 def test_json_names_every_layer(weights, capsys):

@@ -74,13 +74,11 @@ def test_model_brings_its_widths_and_says_what_else_it_does(capsys):
     assert told["steps"][2]["shapes"] == {"query": [1, 16, 5, 128], "key": [1, 8, 5, 128], "value": [1, 8, 5, 128]}
     assert told["steps"][8]["shapes"] == {"merged": [1, 5, 2048]}
     out = printed(capsys, "--model", "qwen-3-0.6b", "--seq", "5")
-    assert "also queries and keys are turned by their position (rotary, base 1000000)" in " ".join(out.split())
+    assert "also queries and keys are rotated by position (rotary, base 1000000)" in " ".join(out.split())
 
 
 def test_large_model_says_that_it_has_no_numbers(capsys):
-    assert "570,427,392 numbers are too many to make: only shapes are traced" in printed(
-        capsys, "--model", "llama-3.1-405b"
-    )
+    assert "570,427,392 numbers are too many: only shapes are traced" in printed(capsys, "--model", "llama-3.1-405b")
 
 
 def test_wrapper_shows_that_it_widens(capsys):
@@ -116,11 +114,11 @@ def test_page_in_a_folder_that_is_not_there_is_refused(capsys, tmp_path):
         (["--batch", "-2"], "batch=-2: expected a whole number from 1 up"),
         (["--form", "essay"], "no form is called 'essay'. Known: course"),
         (["--model", "gpt5"], "no model is called 'gpt5'. Did you mean gpt"),
-        (["--model", "gpt2", "--heads", "3"], "--model gpt2 brings its own widths and form"),
-        (["--model", "gpt2", "--form", "book"], "--model gpt2 brings its own widths and form"),
+        (["--model", "gpt2", "--heads", "3"], "--model gpt2 sets its own widths and form"),
+        (["--model", "gpt2", "--form", "book"], "--model gpt2 sets its own widths and form"),
         (["--keys", "5"], "4 tokens and 5 keys: the form 'course' takes one input"),
-        (["--form", "book", "--no-causal"], "the form 'book' has a causal mask of its own"),
-        (["--forms", "--html", "x.html"], "--forms is a list for the terminal"),
+        (["--form", "book", "--no-causal"], "the form 'book' always has a causal mask"),
+        (["--forms", "--html", "x.html"], "--forms prints a list"),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list) else "",
 )
@@ -145,15 +143,15 @@ def test_eighty_columns_are_enough(capsys, monkeypatch):
 
 def test_one_head_alone_refuses_several(capsys):
     assert main(["steps", "--form", "head", "--heads", "4"]) == 2
-    assert "4 heads: the form 'head' is one head alone" in capsys.readouterr().err
+    assert "4 heads: the form 'head' is a single head" in capsys.readouterr().err
     assert main(["steps", "--form", "head", "--heads", "1"]) == 0
 
 
 def test_numbers_that_are_left_out_are_told(capsys):
     assert main(["steps", "--seq", "9"]) == 0
-    assert "numbers are shown where a matrix has at most 8 rows and columns" in capsys.readouterr().out
+    assert "numbers are shown up to 8 rows and columns" in capsys.readouterr().out
     assert main(["steps", "--seq", "8"]) == 0
-    assert "numbers are shown where" not in capsys.readouterr().out
+    assert "numbers are shown up to" not in capsys.readouterr().out
 
 
 def test_titles_of_numbers_are_whole(capsys):

@@ -136,10 +136,10 @@ def test_unknown_model_is_refused_with_the_nearest_names_and_all(wrong, right):
 
 def test_options_say_what_the_ten_steps_leave_out():
     told = " ".join(find("gemma-3-27b").options())
-    for word in ("normalised", "base 1000000, 10000 in windowed", "52 of 62 layers", "1/√168, not 1/√128"):
+    for word in ("normalized", "base 1000000, 10000 in windowed", "52 of 62 layers", "1/√168, not 1/√128"):
         assert word in told
     assert "sink" in " ".join(find("gpt-oss-20b").options())
-    assert find("gpt2").options() == ["positions are learned and added to the input, before step 1"]
+    assert find("gpt2").options() == ["learned positions are added to the input before step 1"]
     capped = dataclasses.replace(find("gpt2"), softcap=50.0)
     assert "±50" in " ".join(capped.options())
 

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headwise import HeadCountError, KVCache, MultiHeadAttention, OptionError, causal, reference, window
 from headwise.learn.configs import CONFIGS, find
-from headwise.learn.cost import Cost, alternatives, bound_seconds, human
+from headwise.learn.cost import Cost, alternatives, answers, bound_seconds, human
 from headwise.learn.steps import layer_projections
 from headwise.textbook import HeadsAtOnce
 
@@ -293,3 +293,42 @@ def test_sizes_below_one_are_refused_by_name(wrong):
 def test_windowed_layers_need_a_window():
     with pytest.raises(OptionError, match="windowed_layers=3 and no window"):
         Cost(E, 6, 3, D, T, layers=5, windowed_layers=3)
+
+
+COST = Cost.of(512, 8, seq=1024)
+
+
+def test_one_large_head_costs_the_same_products_and_parameters():
+    one = COST.as_one_head()
+    assert (one.num_heads, one.head_dim) == (1, 512)
+    assert one.flops == COST.flops
+    assert one.parameters.value == COST.parameters.value
+    assert 8 * one.steps()[6].total == COST.steps()[6].total
+
+
+def test_scores_of_a_head_have_the_rank_of_its_width_at_most():
+    T, D = 11, 3
+    scores = torch.randn(T, D, dtype=torch.float64) @ torch.randn(D, T, dtype=torch.float64)
+    assert torch.linalg.matrix_rank(scores) == D
+    assert "rank 64 at most" in answers(COST)[0].answer
+
+
+def test_twice_the_length_doubles_projections_and_quadruples_scores():
+    (p1, s1), (p2, s2) = COST.matmul_split(), Cost.of(512, 8, seq=2048).matmul_split()
+    assert (p2, s2) == (2 * p1, 4 * s1)
+    assert "at 2048 2 and 4 times as many" in answers(COST)[1].answer
+    assert "equal at 1024 tokens" in answers(COST)[1].answer
+
+
+@pytest.mark.parametrize("kv_heads", [8, 2, 1])
+def test_grouped_answer_names_the_saving(kv_heads):
+    told = answers(COST.with_kv_heads(kv_heads))[2].answer
+    assert "MHA with 8: cache 2 KiB per token and layer, parameters 100%" in told
+    assert "GQA with 2: cache 512 B per token and layer (1/4), parameters 62%" in told
+    assert "MQA with 1: cache 256 B per token and layer (1/8), parameters 56%" in told
+
+
+def test_every_answer_is_a_question_and_a_sentence():
+    for answer in answers(Cost.of(7, 1, seq=3)):
+        assert answer.question.endswith("?")
+        assert answer.answer.endswith(".")

@@ -4,15 +4,12 @@ import re
 import pytest
 
 from headwise.learn import configs, forms
-from headwise.learn.layout import key_operations
 from headwise.learn.page import steps_page
 from headwise.learn.steps import Setting, trace
 
 
 def page_of(setting):
-    w = setting.widths
-    operations = key_operations(setting.batch, setting.seq, w.num_heads, w.head_dim, setting.device)
-    return steps_page(setting, trace(setting), operations)
+    return steps_page(setting, trace(setting), setting.key_operations())
 
 
 class Tags(html.parser.HTMLParser):
@@ -64,7 +61,7 @@ def test_page_shows_numbers_where_they_fit_and_hidden_scores_as_minus_infinity()
 
 def test_page_says_what_a_form_writes_differently_and_a_model_does_besides():
     assert "In this form: torch.cat along the last axis" in page_of(PAGES["list"])
-    assert "Also: queries and keys are normalised" in page_of(PAGES["model"])
+    assert "Also: queries and keys are normalized" in page_of(PAGES["model"])
 
 
 def test_page_escapes_what_it_shows():

@@ -9,7 +9,17 @@ import torch
 import textbook_forms
 from headwise import HeadCountError, MultiHeadAttention, OptionError, reference
 from headwise.learn import configs, forms, steps
-from headwise.learn.steps import Setting, describe, explain_steps, layer_projections, make, numbers, sentences, trace
+from headwise.learn.steps import (
+    Setting,
+    describe,
+    explain_steps,
+    head_split,
+    head_split_text,
+    key_operations,
+    layer_projections,
+    sentences,
+    trace,
+)
 
 B, T, S, H, D = 2, 5, 7, 3, 11
 E = H * D
@@ -36,7 +46,7 @@ def named(setting):
 
 @pytest.mark.parametrize("setting", ALL, ids=named)
 def test_every_operation_makes_what_comes_after_it_from_what_is_before_it(setting):
-    inputs, projections = make(setting)
+    inputs, projections = setting.tensors()
     w = setting.widths
     future = torch.ones(setting.seq, setting.keys, dtype=torch.bool).triu(setting.keys - setting.seq + 1)
     sizes = {"B": setting.batch, "T": setting.seq, "H": w.num_heads, "D": w.head_dim}
@@ -110,7 +120,7 @@ def module_of(setting, projections):
 @pytest.mark.parametrize("setting", [s for s in ALL if s.config is None], ids=named)
 @torch.no_grad()
 def test_trace_ends_where_the_class_of_that_form_ends(setting):
-    inputs, projections = make(setting)
+    inputs, projections = setting.tensors()
     module = module_of(setting, projections)
     mask = [torch.ones(T, setting.keys).tril(setting.keys - T)] if setting.causal and not setting.form.own_mask else []
     output = module(*inputs.values(), *mask)
@@ -142,7 +152,7 @@ def test_layer_without_output_projection_has_none_here():
 
 def test_numbers_are_those_of_the_first_head_of_the_first_sample():
     traced = trace(Setting.of(d_model=6, num_heads=2, seq=5, batch=2, causal=True))
-    by_number = {step.number: numbers(step) for step in traced}
+    by_number = {step.number: step.numbers() for step in traced}
     torch.testing.assert_close(torch.tensor(by_number[3]["key"]), traced[2].after["key"][0, 0])
     torch.testing.assert_close(torch.tensor(by_number[2]["key"]), traced[1].after["key"][0, :, 0])
     torch.testing.assert_close(torch.tensor(by_number[10]["output"]), traced[9].after["output"][0])
@@ -150,7 +160,7 @@ def test_numbers_are_those_of_the_first_head_of_the_first_sample():
 
 @pytest.mark.parametrize(("size", "shown"), [({"seq": 8}, True), ({"seq": 9}, False)], ids=["eight", "nine"])
 def test_numbers_are_shown_where_they_fit(size, shown):
-    assert all(bool(numbers(step)) == shown for step in trace(Setting.of(d_model=8, num_heads=2, **size)))
+    assert all(bool(step.numbers()) == shown for step in trace(Setting.of(d_model=8, num_heads=2, **size)))
 
 
 def test_hidden_scores_are_null_in_plain_data():
@@ -171,7 +181,7 @@ def test_largest_models_are_traced_without_numbers():
     assert setting.device == "meta"
     assert traced[3].after["scores"].shape == (1, 128, T, T)
     assert traced[2].after["key"].shape == (1, 8, T, 128)
-    assert all(numbers(step) == {} for step in traced)
+    assert all(step.numbers() == {} for step in traced)
 
 
 def test_longest_texts_are_traced_without_numbers():
@@ -210,5 +220,71 @@ def test_keys_of_their_own_need_a_form_that_takes_them():
 
 
 def test_form_with_a_mask_of_its_own_is_always_causal():
-    with pytest.raises(OptionError, match="the form 'book' has a causal mask of its own"):
+    with pytest.raises(OptionError, match="the form 'book' always has a causal mask"):
         Setting.of(forms.find("book"), causal=False)
+
+
+def by_name(*sizes, **options):
+    return {op.name: op for op in key_operations(*sizes, **options)}
+
+
+def test_view_keeps_memory_and_splits_a_stride():
+    view = by_name(B, T, H, D)["view"]
+    assert view.shares
+    assert view.copied == view.made == 0
+    assert view.before.strides == (T * H * D, H * D, 1)
+    assert view.after.strides == (T * H * D, H * D, D, 1)
+
+
+def test_transpose_swaps_two_strides_and_moves_nothing():
+    transpose = by_name(B, T, H, D)["transpose"]
+    a, b, c, d = transpose.before.strides
+    assert transpose.after.strides == (a, c, b, d)
+    assert transpose.shares
+    assert not transpose.after.contiguous
+    assert transpose.memory == "same memory, not contiguous"
+
+
+def test_matmul_copies_heads_together_only_when_samples_are_several():
+    several, one = by_name(B, T, H, D)["matmul"], by_name(1, T, H, D)["matmul"]
+    assert several.copied == 2 * B * T * H * D * 4  # query and key
+    assert one.copied == 0
+    assert several.made == B * H * T * T * 4
+
+
+def test_contiguous_copies_every_number_once():
+    contiguous = by_name(B, T, H, D)["contiguous"]
+    assert contiguous.copied == contiguous.made == B * T * H * D * 4
+    assert not contiguous.before.contiguous
+    assert contiguous.after.contiguous
+
+
+def test_view_after_transpose_is_refused_by_torch():
+    trap = by_name(B, T, H, D)["trap: view after transpose"]
+    assert trap.after is None
+    assert trap.memory == "RuntimeError"
+
+
+def test_view_instead_of_transpose_has_the_right_shape_and_other_strides():
+    found = by_name(B, T, H, D)
+    trap, right = found["trap: view instead of transpose"], found["transpose"]
+    assert trap.after.shape == right.after.shape
+    assert trap.after.strides != right.after.strides
+
+
+@pytest.mark.parametrize("sizes", [(B, 1, H, D), (B, T, 1, D)], ids=["one token", "one head"])
+def test_traps_are_left_out_where_they_do_no_harm(sizes):
+    assert len(key_operations(*sizes)) == 4
+    x = torch.randn(*sizes[:2], sizes[2] * D)
+    torch.testing.assert_close(x.view(sizes[0], sizes[2], sizes[1], D), x.view(*sizes[:2], sizes[2], D).transpose(1, 2))
+
+
+def test_layout_of_the_meta_device_is_that_of_real_memory():
+    assert key_operations(B, T, H, D, "meta") == key_operations(B, T, H, D)
+
+
+def test_head_split_shows_a_head_made_of_every_token_and_one_made_of_the_first():
+    seen = head_split(2, 2, 3)
+    assert seen.right == [[0, 1, 2], [6, 7, 8]]
+    assert seen.wrong == [[0, 1, 2], [3, 4, 5]]
+    assert "[[0, 1, 2], [6, 7, 8]]" in head_split_text()

@@ -58,7 +58,7 @@ def test_a_page_goes_where_it_is_asked_for(folder, capsys):
 def test_a_page_of_ours_is_written_over_and_a_file_of_others_is_not(folder, capsys):
     (folder / "heads.html").write_text("mine")
     assert main(["view", TEXT]) == 0
-    assert "heads.html is no page of ours and stays" in capsys.readouterr().err
+    assert "heads.html was not written by headwise and is kept" in capsys.readouterr().err
     assert (folder / "heads.html").read_text() == "mine"
     (folder / "heads.html").unlink()
     pages = []
@@ -117,7 +117,7 @@ def test_a_terminal_of_40_columns_is_enough(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "which text"),
+        ([], "no text given"),
         ([""], "the text is empty"),
         ([" \n"], "the text is empty"),
         (["a", "--file", "b"], "pass one of them"),
@@ -152,7 +152,7 @@ def test_a_head_that_is_no_place_is_wrong_usage(capsys):
 def test_a_binary_file_is_refused(folder, capsys):
     (folder / "binary").write_bytes(b"\xff\xfe\x00\x01")
     assert main(["view", "--file", "binary"]) == 2
-    assert "is no text in UTF-8: invalid start byte at byte 0" in capsys.readouterr().err
+    assert "is not UTF-8 text: invalid start byte at byte 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [[], ["--layer", "0"], ["--head", "0.0"], ["--json"]], ids=str)
@@ -173,11 +173,11 @@ def test_more_tokens_than_the_model_was_made_for_are_told(monkeypatch, folder, c
     (folder / "long.txt").write_text(TEXT)
     assert main(["view", "--file", "long.txt", "--no-html"]) == 0
     told = capsys.readouterr()
-    assert "16 tokens, and the model was made for 7" in told.err
+    assert "16 tokens and the model was trained for 7" in told.err
     assert "--tokens 7 shows the beginning" in told.err
     assert main(["view", "--file", "long.txt", "--tokens", "7", "--no-html"]) == 0
     told = capsys.readouterr()
-    assert told.err == "headwise view: shown are the first 7 of 16 tokens.\n"
+    assert told.err == "headwise view: showing the first 7 of 16 tokens.\n"
     assert "7 tokens" in told.out
 
 
@@ -186,7 +186,7 @@ def test_a_model_that_can_read_no_more_refuses_with_the_numbers(monkeypatch, fol
     model.limit = 7
     monkeypatch.setattr("headwise.cli.view.open_model", lambda name: model)
     assert main(["view", TEXT]) == 2
-    assert "tokens long and the model can read 7. Look at its beginning with --tokens 7." in capsys.readouterr().err
+    assert "tokens long and the model can read 7. Show its beginning with --tokens 7." in capsys.readouterr().err
     assert main(["view", TEXT, "--tokens", "7"]) == 0
 
 
@@ -198,11 +198,11 @@ def test_of_a_long_text_some_queries_are_looked_at_and_progress_is_told(monkeypa
     assert main(["view", TEXT, "--no-html"]) == 0
     told = capsys.readouterr()
     assert "numbers from 5 of them" in told.out
-    assert "numbers come from 5 of 16 queries" in told.err
+    assert "numbers are from 5 of 16 queries" in told.err
     assert "reading: 7 layers done" in told.err
     assert told.err.endswith("headwise view: 16 tokens read.\n")
     assert main(["view", TEXT]) == 0
-    assert "no page: of 16 tokens it takes a while" in capsys.readouterr().err
+    assert "no page written: for 16 tokens it takes a while" in capsys.readouterr().err
     assert left(folder) == []
     assert main(["view", TEXT, "--no-html", "--exact"]) == 0
     assert "numbers from" not in capsys.readouterr().out

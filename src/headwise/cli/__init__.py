@@ -1,4 +1,7 @@
-"""The `headwise` command: one file per verb. Results go to standard output, chatter to standard error."""
+"""The `headwise` command, one module per verb. Results go to standard output, messages to standard error.
+
+May import every room; nothing imports it.
+"""
 
 import argparse
 import errno
@@ -23,10 +26,22 @@ VERBS = {
     "tour": tour,
 }
 
+EXAMPLES = """examples:
+  headwise view "The captain looked at the sea, and the sea looked at the captain."
+  headwise check examples/attention.py
+  headwise steps --causal
+  headwise cost --model gpt2
+"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb. Exit status 0 is right, 1 code that was judged wrong, 2 wrong usage or what could not be done."""
-    parser = argparse.ArgumentParser(prog="headwise", description="Multi-head attention you can read, run and see.")
+    """Run one verb. Exit status: 0 success, 1 the checked code is wrong, 2 wrong usage or failure."""
+    parser = argparse.ArgumentParser(
+        prog="headwise",
+        description="Multi-head attention you can read, run and see. `headwise VERB --help` explains a verb.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=_version())
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for name, module in VERBS.items():
@@ -45,17 +60,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         status = int(options.run(options))
-        sys.stdout.flush()  # here, where an error can still be told
-    except BrokenPipeError:  # `headwise ... | head`: who reads has enough
-        _leave_output()
+        sys.stdout.flush()  # now, while an error can still be reported
+    except BrokenPipeError:  # `headwise ... | head` closed the pipe
+        _discard_output()
         return 0
     except KeyboardInterrupt:
-        return 130  # as shells have it
+        return 130  # the shells' status for Ctrl-C
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT):
             raise
         print(f"headwise {options.verb}: the output cannot be written: {error.strerror}.", file=sys.stderr)
-        _leave_output()
+        _discard_output()
         return 2
     except HeadwiseError as error:
         print(f"headwise {options.verb}: {error}", file=sys.stderr)
@@ -63,8 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _leave_output() -> None:
-    """Let the rest of the output go: Python flushes it once more when it ends."""
+def _discard_output() -> None:
+    """Discard the remaining output, which Python would flush again at exit."""
     sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
 
 

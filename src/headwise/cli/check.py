@@ -1,7 +1,6 @@
-"""`headwise check`: judges anybody's multi-head attention and names the mistake."""
+"""`headwise check`: checks anyone's multi-head attention and names the mistake."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,84 +8,80 @@ from typing import Any
 from headwise.check import sandbox
 from headwise.check.mistakes import MISTAKES
 from headwise.check.report import LABEL, WORDS, Report
-from headwise.cli.terminal import console
+from headwise.cli.console import add_json, console, print_json, status
 
-SUMMARY = "judge a file's multi-head attention: right, or which mistake it makes and on which line"
+SUMMARY = "check the multi-head attention in a file: right, or which mistake is on which line"
 EXAMPLES = """examples:
   headwise check --list
   headwise check examples/attention.py
   headwise check examples/attention.py --name MultiHeadAttention --json
   headwise check examples/attention.py --build "MultiHeadAttention(32, 4)" --call "m(q, k, v, mask)"
 """
-COLOURS = {
+COLORS = {
     "RIGHT": "bold green", "WRONG": "bold red", "CANNOT JUDGE": "bold yellow", "FRAGILE": "yellow", "SLOW": "cyan",
     "STYLE": "cyan", "OK": "green",
 }  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this verb."""
-    parser.add_argument("file", nargs="?", type=Path, help="Python file, notebook, or page with Python blocks")
-    parser.add_argument("--name", help="class or function to judge; the most likely one unless given")
-    parser.add_argument("--build", metavar="CODE", help='how to make it: "MyMHA(E, H)"; E is the width, H the heads')
+    """Add the options of this verb."""
+    parser.add_argument("file", nargs="?", type=Path, help="Python file, notebook, or Markdown page with Python blocks")
+    parser.add_argument("--name", help="class or function to check (default: the most likely one)")
     parser.add_argument(
-        "--call", metavar="CODE", help='how to call it: "m(x, x, x, mask)"; inputs are x, q, k, v, memory'
+        "--build", metavar="CODE", help='how to construct it, e.g. "MyMHA(E, H)" with model width E and H heads'
     )
-    parser.add_argument("--solution", action="store_true", help="print a right class as well")
-    parser.add_argument("--seconds", type=float, default=sandbox.SECONDS, help="time limit (default 60)")
-    parser.add_argument("--list", action="store_true", help="list the mistakes that can be named, and end")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument(
+        "--call", metavar="CODE", help='how to call it, e.g. "m(x, x, x, mask)"; inputs are x, q, k, v, memory'
+    )
+    parser.add_argument("--solution", action="store_true", help="also print a correct class")
+    parser.add_argument("--seconds", type=float, default=sandbox.SECONDS, help="time limit (default: 60)")
+    parser.add_argument("--list", action="store_true", help="list the mistakes that the checker can name, then exit")
+    add_json(parser, "text")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Judge, print, and say it with the exit status: 0 right, 1 wrong, 2 could not be judged."""
+    """Check the file and print the report. Exit status: 0 right, 1 wrong, 2 could not be judged."""
     if options.list:
         return listed(options.json)
     if options.file is None:
-        print("headwise check: which file? Try: headwise check attention.py", file=sys.stderr)
+        print("headwise check: no file given. Try: headwise check attention.py", file=sys.stderr)
         return 2
     report = sandbox.run(
         options.file, name=options.name, build=options.build, call=options.call, seconds=options.seconds,
-        solution=options.solution, progress=_progress,
+        solution=options.solution, progress=lambda words: status(f"{words} ..."),
     )  # fmt: skip
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    status("")
     if options.json:
-        print(json.dumps(report.to_dict()))
+        print_json(report.to_dict())
     else:
         show(report)
     return report.exit_code
 
 
-def _progress(words: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{words} ...", end="", file=sys.stderr, flush=True)
-
-
 def show(report: Report) -> None:
-    """The text, the first word of a line in the colour of its meaning."""
+    """Print the report, with the first word of each line in color."""
     out = console()
     for line in report.lines():
-        out.print(_coloured(line), soft_wrap=True)
+        out.print(_colored(line), soft_wrap=True)
     if report.solution:
         out.print()
         out.print(report.solution, markup=False, soft_wrap=True)
 
 
-def _coloured(line: str) -> Any:
+def _colored(line: str) -> Any:
     from rich.text import Text
 
     text = Text(line)
     for word in {*WORDS.values(), *LABEL.values(), "OK"}:
         if line.startswith(word):
-            text.stylize(COLOURS[word], 0, len(word))
+            text.stylize(COLORS[word], 0, len(word))
     return text
 
 
 def listed(as_json: bool) -> int:
-    """Every mistake that has a name."""
+    """Print every mistake that the checker can name."""
     if as_json:
-        print(json.dumps([mistake._asdict() for mistake in MISTAKES.values()]))
+        print_json([mistake._asdict() for mistake in MISTAKES.values()])
         return 0
     for mistake in MISTAKES.values():
         print(f"{mistake.name:<20} {mistake.severity:<8} {mistake.title}")

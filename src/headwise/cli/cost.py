@@ -1,18 +1,16 @@
-"""`headwise cost`: parameters, operations, bytes and times of attention, as numbers beside their formulas."""
+"""`headwise cost`: the parameters, operations, bytes and times of attention, each number with its formula."""
 
 import argparse
-import json
 from typing import Any
 
 import torch
 
-from headwise.cli.terminal import console, indented, table
+from headwise.cli.console import add_json, check_positive, console, indented, print_json, table
 from headwise.errors import OptionError
 from headwise.learn import configs
-from headwise.learn.cost import Amount, Cost, alternatives, bound_seconds, human
-from headwise.learn.interview import answers
+from headwise.learn.cost import Amount, Cost, alternatives, answers, bound_seconds, human
 
-SUMMARY = "what attention costs: parameters, operations by step, memory, cache; MHA against GQA and MQA"
+SUMMARY = "compute what attention costs: parameters, operations, memory, cache; MHA, GQA and MQA compared"
 EXAMPLES = """examples:
   headwise cost --model gpt2
   headwise cost --model llama-3.1-8b --seq 8192 --batch 4
@@ -21,28 +19,40 @@ EXAMPLES = """examples:
   headwise cost --models
   headwise cost --model mistral-7b --json
 """
+SIZES = ("d_model", "heads", "kv_heads", "head_dim", "layers", "causal", "bias")  # that a known model sets itself
 DTYPES = {name: getattr(torch, name).itemsize for name in ("float32", "bfloat16", "float16", "float8_e4m3fn")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this verb."""
+    """Add the options of this verb."""
     parser.add_argument("--model", metavar="NAME", help="a known model, such as gpt2 or llama-3.1-8b")
     parser.add_argument("--models", action="store_true", help="list the known models")
-    parser.add_argument("--d-model", type=int, help="width of the model, where no model is named (default 768)")
-    parser.add_argument("--heads", type=int, help="query heads (default 12)")
-    parser.add_argument("--kv-heads", type=int, help="key/value heads (default: as many as query heads)")
-    parser.add_argument("--head-dim", type=int, help="width of a head (default: d-model / heads)")
-    parser.add_argument("--layers", type=int, help="layers (default 1)")
-    parser.add_argument("--seq", type=int, help="tokens of a text (default: 1024, or the model's context if shorter)")
-    parser.add_argument("--batch", type=int, default=1, help="texts (default 1)")
+    parser.add_argument("--d-model", type=int, metavar="E", help="model width, if no model is named (default: 768)")
+    parser.add_argument("--heads", type=int, metavar="H", help="query heads (default: 12)")
+    parser.add_argument("--kv-heads", type=int, metavar="HKV", help="key/value heads (default: as many as query heads)")
+    parser.add_argument("--head-dim", type=int, metavar="D", help="head dimension (default: d-model / heads)")
+    parser.add_argument("--layers", type=int, metavar="L", help="layers (default: 1)")
     parser.add_argument(
-        "--causal", action=argparse.BooleanOptionalAction, help="hide the future (default: it is hidden)"
+        "--seq", type=int, metavar="T", help="sequence length (default: 1024, or the model's context if shorter)"
     )
-    parser.add_argument("--bias", action="store_true", default=None, help="projections have biases (default: none)")
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of weights, activations and cache")
-    parser.add_argument("--bandwidth", type=float, metavar="GB/S", help="of your machine's memory, for a bound on time")
-    parser.add_argument("--flops", type=float, metavar="TFLOP/S", help="of your machine, likewise")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument("--batch", type=int, default=1, metavar="B", help="batch size (default: 1)")
+    parser.add_argument("--causal", action=argparse.BooleanOptionalAction, help="hide later tokens (default: --causal)")
+    parser.add_argument(
+        "--bias", action="store_true", default=None, help="projections have biases (default: no biases)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="bfloat16",
+        help="dtype of weights, activations and cache (default: bfloat16)",
+    )
+    parser.add_argument(
+        "--bandwidth", type=float, metavar="GB/S", help="memory bandwidth of your machine, for a lower bound on time"
+    )
+    parser.add_argument(
+        "--flops", type=float, metavar="TFLOP/S", help="peak operations of your machine, for a lower bound on time"
+    )
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -52,51 +62,36 @@ def run(options: argparse.Namespace) -> int:
     cost, config = _cost(options)
     speeds = _speed("--flops", options.flops, 1e12), _speed("--bandwidth", options.bandwidth, 1e9)
     if options.json:
-        print(json.dumps(_as_data(cost, config, speeds)))
+        print_json(_as_data(cost, config, speeds))
     else:
         _show(cost, config, options.dtype, speeds)
     return 0
 
 
 def _cost(options: argparse.Namespace) -> tuple[Cost, configs.Config | None]:
-    own = {"--d-model": options.d_model, "--heads": options.heads, "--kv-heads": options.kv_heads}
-    own |= {
-        "--head-dim": options.head_dim,
-        "--layers": options.layers,
-        "--causal": options.causal,
-        "--bias": options.bias,
-    }
-    given = [name for name, value in own.items() if value is not None]
+    given = {name: value for name in SIZES if (value := getattr(options, name)) is not None}
     item_bytes = DTYPES[options.dtype]
     if options.model is not None:
         if given:
-            raise OptionError(
-                f"--model {options.model} brings its own sizes. Leave out {', '.join(given)}, or --model."
-            )
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise OptionError(f"--model {options.model} sets its own sizes. Leave out {names}, or --model.")
         config = configs.find(options.model)
         seq = min(1024, config.context) if options.seq is None else options.seq
         return Cost.of_model(config, seq, options.batch, item_bytes), config
-    heads = 12 if options.heads is None else options.heads
-    width = 768 if options.d_model is None else options.d_model
     cost = Cost.of(
-        width,
-        heads,
-        options.kv_heads,
-        options.head_dim,
+        given.pop("d_model", 768),
+        given.pop("heads", 12),
+        given.pop("kv_heads", None),
         seq=1024 if options.seq is None else options.seq,
         batch=options.batch,
-        causal=options.causal is not False,
-        bias=options.bias is True,
         item_bytes=item_bytes,
-        layers=1 if options.layers is None else options.layers,
+        **given,
     )
     return cost, None
 
 
 def _speed(name: str, value: float | None, unit: float) -> float | None:
-    if value is not None and not 0 < value < float("inf"):
-        raise OptionError(f"{name} {value:g}: expected a number above 0.")
-    return None if value is None else value * unit
+    return None if value is None else check_positive(name, value) * unit
 
 
 def _list_models(options: argparse.Namespace) -> int:
@@ -104,7 +99,7 @@ def _list_models(options: argparse.Namespace) -> int:
     if options.json:
         fields = ["name", "aliases", "d_model", "num_heads", "num_kv_heads", "head_dim", "layers", "context", "window"]
         fields += ["windowed_layers", "vocabulary", "feed_forward", "parameters", "position", "source", "note"]
-        print(json.dumps({"models": [{field: getattr(config, field) for field in fields} for config in known]}))
+        print_json({"models": [{field: getattr(config, field) for field in fields} for config in known]})
         return 0
     numeric = ("E", "H", "Hkv", "D", "L", "context", "window", "weights", "cache")
     grid = table("model", *numeric, right=numeric, whole=("model", *numeric))
@@ -121,14 +116,14 @@ def _list_models(options: argparse.Namespace) -> int:
         )
     out = console()
     out.print(grid)
-    out.print("[dim]E width, H and Hkv query and key/value heads, D head width, L layers;[/]")
-    out.print("[dim]window: keys a windowed layer sees; weights: parameters of attention in all layers;[/]")
-    out.print("[dim]cache: bytes of one token in all layers, in bfloat16[/]")
+    out.print("[dim]E model width, H and Hkv query and key/value heads, D head dimension, L layers;[/]")
+    out.print("[dim]window: keys visible in a windowed layer; weights: attention parameters of all layers;[/]")
+    out.print("[dim]cache: bytes per token in all layers, in bfloat16[/]")
     return 0
 
 
 def amounts(cost: Cost) -> dict[str, Amount]:
-    """Every number of one layer, by its name."""
+    """Every number of one layer, by name."""
     return {
         "parameters": cost.parameters,
         "weights": cost.weight_bytes,
@@ -144,7 +139,7 @@ def amounts(cost: Cost) -> dict[str, Amount]:
 
 
 def times(cost: Cost, flops: float | None, bandwidth: float | None) -> dict[str, float | None]:
-    """The least seconds one layer can take on such a machine."""
+    """The least seconds one layer needs on such a machine."""
     return {
         "prefill": bound_seconds(cost.visible_flops, cost.prefill_bytes, flops, bandwidth),
         "decode": bound_seconds(cost.decode_flops.value, cost.decode_bytes.value, flops, bandwidth),
@@ -188,13 +183,15 @@ def _show(cost: Cost, config: configs.Config | None, dtype: str, speeds: tuple[f
     _show_kinds(cost)
     if any(speed is not None for speed in speeds):
         least = {name: human(seconds, "s") for name, seconds in times(cost, *speeds).items() if seconds is not None}
-        out.print(f"\n[bold]TIME[/]  at that speed one layer takes at least {least['prefill']} for the text, ", end="")
+        out.print(
+            f"\n[bold]TIME[/]  at this speed one layer takes at least {least['prefill']} for the text and ", end=""
+        )
         out.print(f"{least['decode']} for one more token" + (" of each text" if cost.batch > 1 else ""))
     _show_answers(cost)
 
 
 def _steps_table(cost: Cost) -> Any:
-    """Operations by step; a column more for each way of leaving out hidden pairs."""
+    """Operations by step, with an extra column for each way of skipping hidden pairs."""
     steps = cost.steps()
     parts = {"operations": [step.total for step in steps]}
     if cost.causal:
@@ -219,7 +216,7 @@ def _show_amounts(cost: Cost, config: configs.Config | None) -> None:
     windowed = None if near is None else amounts(near)
     for name, amount in amounts(cost).items():
         if name == "KV cache of all layers":
-            continue  # it stands in the last column
+            continue  # shown in the last column
         counted = name in ("parameters", "decode: operations")
         values = [amount.value] if windowed is None else [amount.value, windowed[name].value]
         if cost.layers > 1:
@@ -235,26 +232,26 @@ def _show_amounts(cost: Cost, config: configs.Config | None) -> None:
     if config is not None:
         share = cost.parameters.value * cost.layers / config.parameters
         out.print(f"[dim]attention is {share:.1%} of the model's {human(config.parameters)} parameters[/]")
-        for told in _remarks(cost, config):
-            out.print(f"[dim]{told}[/]")
+        for remark in _remarks(cost, config):
+            out.print(f"[dim]{remark}[/]")
 
 
 def _remarks(cost: Cost, config: configs.Config) -> list[str]:
-    told = []
+    remarks = []
     if cost.seq > config.context:
-        told.append(f"{cost.seq:,} tokens are beyond its context of {config.context:,}: it was not made for them")
+        remarks.append(f"{cost.seq:,} tokens exceed its context of {config.context:,}")
     if config.window is not None:
         which = f"{config.windowed_layers} of {config.layers} layers" if cost.near is not None else "all layers"
-        told.append(f"{which} see and keep W = {config.window} tokens at most")
+        remarks.append(f"{which} see and cache at most W = {config.window} tokens")
     if not config.causal:
-        told.append("it generates nothing: cache and decoding are for comparison only")
-    return [*told, config.note] if config.note else told
+        remarks.append("it does not generate text: cache and decoding are for comparison only")
+    return [*remarks, config.note] if config.note else remarks
 
 
 def _show_kinds(cost: Cost) -> None:
     kinds = alternatives(cost)
     titles = [f"{c.kind}, {c.num_kv_heads} kv" for c in kinds]
-    grid = table("the same widths as", *titles, right=titles)
+    grid = table("the same layer as", *titles, right=titles)
     rows: dict[str, list[str]] = {
         "parameters": [human(c.parameters.value) for c in kinds],
         "operations": [human(c.flops) for c in kinds],
@@ -274,7 +271,7 @@ def _show_kinds(cost: Cost) -> None:
 
 def _show_answers(cost: Cost) -> None:
     out = console()
-    out.print("\n[bold]ASKED IN INTERVIEWS[/]")
+    out.print("\n[bold]INTERVIEW QUESTIONS[/]")
     for answer in answers(cost):
         out.print(f"[bold cyan]{answer.question}[/]")
         out.print(indented(answer.answer))

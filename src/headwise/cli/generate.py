@@ -1,14 +1,13 @@
-"""`headwise generate`: what the built-in model would write next."""
+"""`headwise generate`: text from the built-in model."""
 
 import argparse
-import json
 
 import torch
 
-from headwise.cli.terminal import standard_input
+from headwise.cli.console import add_json, print_json, standard_input
 from headwise.models import load, load_builtin
 
-SUMMARY = "text from the built-in model, a small GPT trained on old books"
+SUMMARY = "generate text with the built-in model, a small GPT trained on old books"
 EXAMPLES = """examples:
   headwise generate "Once upon a time" --tokens 20
   headwise generate "The captain" --temperature 0.7 --top-p 0.9 --seed 1 --tokens 20
@@ -17,32 +16,42 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this verb."""
-    parser.add_argument("text", help="how it begins; - reads standard input")
-    parser.add_argument("--tokens", type=int, default=100, help="tokens to write (default 100)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default 0.8)")
-    parser.add_argument("--top-k", type=int, help="only among this many likeliest")
+    """Add the options of this verb."""
+    parser.add_argument("text", help="the beginning of the text; - reads standard input")
+    parser.add_argument("--tokens", type=int, default=100, metavar="N", help="tokens to generate (default: 100)")
     parser.add_argument(
-        "--top-p", type=float, default=0.95, help="only among the likeliest of this share (default 0.95)"
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="X",
+        help="0 always takes the most likely token (default: 0.8)",
     )
-    parser.add_argument("--seed", type=int, help="the same seed gives the same text")
+    parser.add_argument("--top-k", type=int, metavar="K", help="sample from the K most likely tokens only")
     parser.add_argument(
-        "--model", default="builtin", help="a folder that examples/train_gpt.py wrote (default builtin)"
+        "--top-p",
+        type=float,
+        default=0.95,
+        metavar="P",
+        help="sample from the most likely tokens that together have probability P (default: 0.95)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text as it comes")
+    parser.add_argument("--seed", type=int, metavar="N", help="random seed; the same seed gives the same text")
+    parser.add_argument(
+        "--model", default="builtin", help="builtin, or a folder written by examples/train_gpt.py (default: builtin)"
+    )
+    add_json(parser, "streaming the text")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the text as it comes."""
-    torch.set_num_threads(1)  # a token at a time is too little to share: two busy threads took six times as long
+    """Print the text as it is generated."""
+    torch.set_num_threads(1)  # one token is too little work to share: two busy threads took six times as long
     model = load_builtin() if options.model == "builtin" else load(options.model)
     text = standard_input() if options.text == "-" else options.text
     sampling = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
     pieces = model.stream(text, options.tokens, seed=options.seed, **sampling)
     if options.json:
-        print(json.dumps({"text": text, "continuation": "".join(pieces), "seed": options.seed, **sampling}))
+        print_json({"text": text, "continuation": "".join(pieces), "seed": options.seed, **sampling})
         return 0
-    first = next(pieces)  # wrong options are told before anything is printed
+    first = next(pieces)  # raises an error for wrong options before anything is printed
     print(text + first, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)

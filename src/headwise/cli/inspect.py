@@ -1,19 +1,17 @@
-"""`headwise inspect`: the attention layers in a file of weights."""
+"""`headwise inspect`: the attention layers in a checkpoint."""
 
 import argparse
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from headwise.cli.terminal import console, table
-from headwise.errors import need
+from headwise.cli.console import add_json, console, print_json, rich, say, table
 from headwise.learn.cost import human
 from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
 from headwise.shapes import check_size
 from headwise.weights.relative import RelativeBias
 
-SUMMARY = "the attention layers in a file of weights: heads, widths, options, parameters, cache"
+SUMMARY = "list the attention layers in a checkpoint: heads, widths, options, parameters, cache"
 EXAMPLES = """examples:
   headwise inspect model.safetensors --heads 4
   headwise inspect model.safetensors --heads 4 --tokens 8192
@@ -22,29 +20,33 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this verb."""
+    """Add the options of this verb."""
     parser.add_argument(
         "file", help="a .safetensors, .safetensors.index.json, .pt or .bin file, or a folder with one and a config.json"
     )
-    parser.add_argument("--heads", type=int, help="query heads, where neither tensors nor config.json tell")
-    parser.add_argument("--tokens", type=int, default=1, help="tokens the cache is counted for (default 1)")
     parser.add_argument(
-        "--layout", choices=["head by head", "side by side"], help="how a fused projection is laid out, if ambiguous"
+        "--heads", type=int, metavar="H", help="query heads, if neither tensors nor config.json determine them"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument(
+        "--tokens", type=int, default=1, metavar="N", help="number of tokens for the cache size (default: 1)"
+    )
+    parser.add_argument(
+        "--layout", choices=["head by head", "side by side"], help="layout of a fused projection, if it is ambiguous"
+    )
+    add_json(parser, "a table")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show what was found; exit 2 if nothing was, or something cannot be read without being told more."""
+    """Show the layers. Exit status 2 if there are none, or if reading one needs another option."""
     check_size("--tokens", options.tokens)
     given: dict[str, Any] = {} if options.heads is None else {"num_heads": check_size("--heads", options.heads)}
     checkpoint = open_checkpoint(options.file, layout=options.layout, **given)
     if options.json:
-        print(json.dumps(describe(checkpoint, options.tokens)))
+        print_json(describe(checkpoint, options.tokens))
     elif checkpoint.layers:
         show(checkpoint, options.tokens)
     if not checkpoint.layers:
-        console(chatter=True).print(f"no attention layer among the {len(checkpoint.source)} tensors of {options.file}")
+        say(f"no attention layer among the {len(checkpoint.source)} tensors of {options.file}")
     return 2 if not checkpoint.layers or any(layer.problem for layer in checkpoint.layers) else 0
 
 
@@ -73,8 +75,8 @@ def describe(checkpoint: Checkpoint, tokens: int) -> dict[str, Any]:
 
 
 def show(checkpoint: Checkpoint, tokens: int) -> None:
-    """A table with one row for layers that are alike."""
-    escape = need("rich.markup", "terminal", "tables in the terminal").escape
+    """Print a table with one row for identical layers."""
+    escape = rich("markup").escape
     out = console()
     columns = ("layers", "heads", "width", "options", "parameters", "cache")
     rows = table(*columns, right=("parameters", "cache"), whole=("heads", "width"))
@@ -102,11 +104,11 @@ def show(checkpoint: Checkpoint, tokens: int) -> None:
     for problem in dict.fromkeys(layer.problem for layer in checkpoint.layers if layer.problem):
         names = [layer.name for layer in checkpoint.layers if layer.problem == problem]
         out.print(f"\n{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: ", end="", markup=False)
-        out.print(problem.splitlines()[0].replace("Pass num_heads=.", "Say --heads."), markup=False)
+        out.print(problem.splitlines()[0].replace("Pass num_heads=.", "Pass --heads."), markup=False)
 
 
 def alike(layers: Sequence[AttentionLayer]) -> list[list[AttentionLayer]]:
-    """Layers that differ only in their number, together."""
+    """Layers that differ only in their number, grouped."""
     groups: dict[tuple[str, ...], list[AttentionLayer]] = {}
     for layer in sorted(layers, key=_in_order):
         key = (re.sub(r"\d+", "#", layer.name), heads(layer), width(layer), in_words(layer), str(layer.problem))
@@ -115,12 +117,12 @@ def alike(layers: Sequence[AttentionLayer]) -> list[list[AttentionLayer]]:
 
 
 def _in_order(layer: AttentionLayer) -> list[str | int]:
-    """Layer 10 comes after layer 9."""
+    """A sort key that puts layer 10 after layer 9."""
     return [f"{int(part):09d}" if part.isdigit() else part for part in re.split(r"(\d+)", layer.name)]
 
 
 def named(layers: Sequence[AttentionLayer]) -> str:
-    """One name for layers that are alike: their first number as a range or a list."""
+    """One name for a group of layers, with their first number as a range or a list."""
     numbers = [re.search(r"\d+", layer.name) for layer in layers]
     if len(layers) == 1 or None in numbers:
         return layers[0].name or "(the file itself)"
@@ -131,14 +133,14 @@ def named(layers: Sequence[AttentionLayer]) -> str:
 
 
 def heads(layer: AttentionLayer) -> str:
-    """Such as "32, 8 kv"."""
+    """The heads, such as "32, 8 kv"."""
     if layer.num_heads is None:
         return "?"
     return f"{layer.num_heads}" + (f", {layer.num_kv_heads} kv" if layer.num_kv_heads != layer.num_heads else "")
 
 
 def width(layer: AttentionLayer) -> str:
-    """What goes in, heads, what comes out: "4096 → 32×128 → 4096"."""
+    """Input, heads and output, such as "4096 → 32×128 → 4096"."""
     if layer.num_heads is None or "d_in" not in layer.options:
         return "?"
     inner = f"{layer.options['d_in']} → {layer.num_heads}×{layer.head_dim}"
@@ -146,7 +148,7 @@ def width(layer: AttentionLayer) -> str:
 
 
 def in_words(layer: AttentionLayer) -> str:
-    """The options that change what is computed."""
+    """The options that change the result, in words."""
     options, words = layer.options, []
     if options.get("causal"):
         words.append("causal")
@@ -173,12 +175,12 @@ def _rotary(position: Any) -> str:
 
 
 def total_cache(layers: Sequence[AttentionLayer], tokens: int) -> int | None:
-    """Bytes that the caches of these layers take together, if all are known."""
+    """The total cache size of these layers in bytes, or None if one is unknown."""
     each = [layer.cache_bytes(tokens) for layer in layers]
     known = [count for count in each if count is not None]
     return sum(known) if len(known) == len(each) else None
 
 
 def size(count: int | None) -> str:
-    """Bytes in words."""
+    """A readable number of bytes."""
     return "?" if count is None else human(count, "B", binary=True) if count else "none"

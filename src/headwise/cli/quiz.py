@@ -1,15 +1,14 @@
 """`headwise quiz`: find the mistake."""
 
 import argparse
-import json
 from pathlib import Path
 
 from headwise.check import MISTAKES, sandbox
 from headwise.cli.check import show
-from headwise.cli.terminal import console
+from headwise.cli.console import add_json, console, print_json
 from headwise.learn.quiz import EXERCISES, Exercise, Quiz
 
-SUMMARY = "find the mistake: classes to repair, judged by the checker"
+SUMMARY = "find and fix the mistake in a class; the checker judges your answer"
 EXAMPLES = """examples:
   headwise quiz
   headwise quiz --hint
@@ -18,20 +17,20 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this verb."""
-    parser.add_argument("--folder", type=Path, default=Path("quiz"), help="where exercises are written (default quiz)")
-    parser.add_argument("--hint", action="store_true", help="where to look in the current exercise")
-    parser.add_argument("--skip", action="store_true", help="leave the current exercise out")
-    parser.add_argument("--list", action="store_true", help="what is solved and what is left")
-    parser.add_argument("--json", action="store_true", help="print the progress as one JSON object")
+    """Add the options of this verb."""
+    parser.add_argument("--folder", type=Path, default=Path("quiz"), help="folder for the exercises (default: quiz)")
+    parser.add_argument("--hint", action="store_true", help="show a hint for the current exercise")
+    parser.add_argument("--skip", action="store_true", help="skip the current exercise")
+    parser.add_argument("--list", action="store_true", help="list solved and remaining exercises")
+    add_json(parser, "text")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the first exercise, or judge the current one and write the next. Exit 0 solved, 1 not yet, 2 not judged."""
+    """Write the first exercise, or judge the current one and write the next. Exit 0 solved, 1 wrong, 2 not judged."""
     quiz = Quiz(options.folder)
     exercise = quiz.current
     if options.json:
-        print(json.dumps({**quiz.to_dict(), "exercises": len(EXERCISES)}))
+        print_json({**quiz.to_dict(), "exercises": len(EXERCISES)})
         return 0
     if options.list:
         return listed(quiz)
@@ -50,15 +49,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def begun(quiz: Quiz, exercise: Exercise) -> int:
-    """Say where the exercise lies."""
+    """Print the path of the exercise."""
     print(f"Exercise {exercise.number} of {len(EXERCISES)} is in {exercise.path(quiz.folder)}: one thing is wrong.")
-    print("Repair it and run `headwise quiz` again; `headwise quiz --hint` says where to look.")
+    print("Fix it and run `headwise quiz` again; `headwise quiz --hint` says where to look.")
     return 0
 
 
 def judged(quiz: Quiz, exercise: Exercise) -> int:
-    """What the checker says, and the next exercise if it is content."""
-    print(f"judging {exercise.path(quiz.folder)} ...")
+    """Print the checker's report, or the next exercise if the answer is right."""
+    print(f"checking {exercise.path(quiz.folder)} ...")
     report = quiz.judge(exercise, sandbox.run)
     if report.exit_code != 0:
         show(report)
@@ -74,12 +73,12 @@ def judged(quiz: Quiz, exercise: Exercise) -> int:
 
 
 def listed(quiz: Quiz) -> int:
-    """A line per exercise; of those to come only the number."""
+    """Print one line per exercise, without revealing those to come."""
     out = console()
     for exercise in EXERCISES:
         name = exercise.mistake
         tries = f", {quiz.tries[name]} tries" if quiz.tries.get(name, 0) > 1 else ""
         state = "solved" if name in quiz.solved else "skipped" if name in quiz.skipped else "to do"
-        told = f": {MISTAKES[name].title}" if state != "to do" else ""
-        out.print(f"{exercise.number:>3}  {state}{tries}{told}", markup=False)
+        title = f": {MISTAKES[name].title}" if state != "to do" else ""
+        out.print(f"{exercise.number:>3}  {state}{tries}{title}", markup=False)
     return 0

@@ -1,11 +1,12 @@
-"""`headwise serve`: the page, live."""
+"""`headwise serve`: the page with a model behind it."""
 
 import argparse
 import dataclasses
 
-from headwise.errors import OptionError, need
+from headwise.cli.console import MODEL_HELP, add_json, check_at_least_one
+from headwise.errors import need
 
-SUMMARY = "the page live in a browser: type a text, switch models and heads"
+SUMMARY = "explore attention in the browser: type a text, switch models and heads"
 EXAMPLES = """examples:
   headwise serve --no-open --for 1
   headwise serve --model builtin --port 0 --no-open --for 1 --json
@@ -13,20 +14,24 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this verb."""
+    """Add the options of this verb."""
+    parser.add_argument("--model", action="append", metavar="MODEL", help=f"{MODEL_HELP}; repeat to serve several")
+    parser.add_argument("--port", type=int, default=8765, metavar="N", help="port; 0 picks a free one (default: 8765)")
     parser.add_argument(
-        "--model", action="append", help="builtin (default), or the folder of a model; again for more of them"
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="address (default: 127.0.0.1, this computer only)"
     )
-    parser.add_argument("--port", type=int, default=8765, help="where to listen, 0 for any that is free (default 8765)")
-    parser.add_argument("--host", default="127.0.0.1", help="at which address (default 127.0.0.1: this computer alone)")
     parser.add_argument(
-        "--allow-host", action="append", default=[], metavar="NAME", help="another name under which it may be reached"
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="accept requests for this host name; repeat for several",
     )
-    parser.add_argument("--max-tokens", type=int, help="longest text (default 32768)")
-    parser.add_argument("--max-bytes", type=int, help="largest request (default 4194304)")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="the longest text in tokens (default: 32768)")
+    parser.add_argument("--max-bytes", type=int, metavar="N", help="the largest request in bytes (default: 4194304)")
     parser.add_argument("--no-open", action="store_true", help="do not open the browser")
-    parser.add_argument("--for", type=float, dest="seconds", metavar="SECONDS", help="stop by itself after that time")
-    parser.add_argument("--json", action="store_true", help="say where it is as one JSON object")
+    parser.add_argument("--for", type=float, dest="seconds", metavar="SECONDS", help="stop after this time")
+    add_json(parser, "text")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -36,10 +41,9 @@ def run(options: argparse.Namespace) -> int:
     from headwise.view.serve.limits import Limits
     from headwise.view.serve.server import serve
 
+    check_at_least_one("--max-tokens", options.max_tokens)
+    check_at_least_one("--max-bytes", options.max_bytes)
     given = {"tokens": options.max_tokens, "body": options.max_bytes}
-    for name, value in given.items():
-        if value is not None and value < 1:
-            raise OptionError(f"--max-{'bytes' if name == 'body' else name} {value}: expected 1 or more.")
     limits = dataclasses.replace(Limits(), **{name: value for name, value in given.items() if value is not None})
     return serve(
         options.model or ["builtin"],

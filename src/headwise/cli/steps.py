@@ -1,18 +1,27 @@
-"""`headwise steps`: the ten steps on real tensors, with shapes, code and reasons, and what they do to memory."""
+"""`headwise steps`: the ten steps on real tensors, with shapes, code, reasons and memory."""
 
 import argparse
-import json
+import sys
 from pathlib import Path
 from typing import Any
 
-from headwise.cli.terminal import console, shape_text, table, write_page
-from headwise.errors import OptionError, need
+from headwise.cli.console import add_json, console, print_json, rich, shape_text, table, write_file
+from headwise.errors import OptionError
 from headwise.learn import configs, forms
-from headwise.learn.layout import Operation, key_operations, memory_text, picture_text
 from headwise.learn.page import steps_page
-from headwise.learn.steps import FITS, SIX, Explained, Setting, describe, headline, number_text, numbers, trace
+from headwise.learn.steps import (
+    FITS,
+    SIX,
+    Explained,
+    Operation,
+    Setting,
+    describe,
+    head_split_text,
+    number_text,
+    trace,
+)
 
-SUMMARY = "the ten steps on real tensors: shapes before and after, the operation, why, and what happens in memory"
+SUMMARY = "walk through attention in ten steps on real tensors: shapes, code, reasons, memory"
 EXAMPLES = """examples:
   headwise steps
   headwise steps --d-model 768 --heads 12 --seq 100 --batch 4 --causal
@@ -26,36 +35,37 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this verb."""
-    parser.add_argument("--d-model", type=int, help="width of the model (default 8)")
-    parser.add_argument("--heads", type=int, help="heads (default 2)")
-    parser.add_argument("--seq", type=int, default=4, help="tokens (default 4)")
-    parser.add_argument("--keys", type=int, help="keys, for cross-attention (default: as many as tokens)")
-    parser.add_argument("--batch", type=int, default=1, help="samples (default 1)")
+    """Add the options of this verb."""
+    parser.add_argument("--d-model", type=int, metavar="E", help="model width (default: 8)")
+    parser.add_argument("--heads", type=int, metavar="H", help="attention heads (default: 2)")
+    parser.add_argument("--seq", type=int, default=4, metavar="T", help="sequence length (default: 4)")
     parser.add_argument(
-        "--causal", action=argparse.BooleanOptionalAction, help="hide the future (default: as the form)"
+        "--keys", type=int, metavar="S", help="number of keys, for cross-attention (default: as many as tokens)"
     )
-    parser.add_argument("--form", metavar="NAME", help=f"how it is written: {', '.join(forms.FORMS)} (default course)")
-    parser.add_argument("--forms", action="store_true", help="list the forms and what differs between them")
+    parser.add_argument("--batch", type=int, default=1, metavar="B", help="batch size (default: 1)")
     parser.add_argument(
-        "--model", metavar="NAME", help="widths of a known model, such as gpt2; see headwise cost --models"
+        "--causal", action=argparse.BooleanOptionalAction, help="hide later tokens (default: as in the form)"
+    )
+    parser.add_argument("--form", metavar="NAME", help=f"form of the code: {', '.join(forms.FORMS)} (default: course)")
+    parser.add_argument("--forms", action="store_true", help="list the forms and how they differ, then exit")
+    parser.add_argument(
+        "--model", metavar="NAME", help="use the widths of a known model, such as gpt2; see headwise cost --models"
     )
     output = parser.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    output.add_argument("--html", metavar="FILE", type=Path, help="write one page that needs nothing else")
+    add_json(output)
+    output.add_argument("--html", metavar="FILE", type=Path, help="write a self-contained page instead")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the steps in the form asked for."""
+    """Show the steps as tables, JSON or a page."""
     if options.forms:
         return _list_forms(options)
     setting = _setting(options)
-    steps, w = trace(setting), setting.widths
-    operations = key_operations(setting.batch, setting.seq, w.num_heads, w.head_dim, setting.device)
+    steps, operations = trace(setting), setting.key_operations()
     if options.json:
-        print(json.dumps(_as_data(setting, steps, operations)))
+        print_json(_as_data(setting, steps, operations))
     elif options.html is not None:
-        write_page(options.html, steps_page(setting, steps, operations))
+        write_file("--html", options.html, steps_page(setting, steps, operations), stream=sys.stdout)
     else:
         _show(setting, steps, operations)
     return 0
@@ -70,7 +80,7 @@ def _setting(options: argparse.Namespace) -> Setting:
     else:
         if given or options.form is not None:
             raise OptionError(
-                f"--model {options.model} brings its own widths and form. Leave out --d-model, --heads and --form, or "
+                f"--model {options.model} sets its own widths and form. Leave out --d-model, --heads and --form, or "
                 f"leave out --model."
             )
         more = {"config": configs.find(options.model)}
@@ -79,7 +89,7 @@ def _setting(options: argparse.Namespace) -> Setting:
 
 def _list_forms(options: argparse.Namespace) -> int:
     if options.json:
-        told = [
+        described = [
             {
                 "name": f.name,
                 "aliases": list(f.aliases),
@@ -91,18 +101,20 @@ def _list_forms(options: argparse.Namespace) -> int:
             | {"differences": {str(n): text for n, text in f.differences().items()}}
             for f in forms.FORMS.values()
         ]
-        print(json.dumps({"forms": told}))
+        print_json({"forms": described})
         return 0
     if options.html is not None:
-        raise OptionError("--forms is a list for the terminal. Leave out --html, or name one form with --form.")
-    grid = table("form", "made with, called with, returns", "how it writes what forms write differently, by step")
+        raise OptionError("--forms prints a list. Leave out --html, or name one form with --form.")
+    grid = table("form", "constructor, call, return value", "how it differs, by step")
     for form in forms.FORMS.values():
         made = f"[bold]{form.title}[/]\n{form.constructor}\n{form.call} → {form.returns}"
         names = "\n".join([f"[bold cyan]{form.name}[/]", *(f"or {alias}" for alias in form.aliases)])
         grid.add_row(names, made, "\n".join(f"{n}: {t}" for n, t in form.differences().items()))
     out = console()
     out.print(grid)
-    out.print("All of them compute softmax(q·kᵀ/√D)·v. Order of mask and scale makes no difference: −inf/√D is −inf.")
+    out.print(
+        "All of them compute softmax(q·kᵀ/√D)·v. The order of mask and scale makes no difference: −inf/√D is −inf."
+    )
     return 0
 
 
@@ -111,10 +123,6 @@ def _as_data(setting: Setting, steps: list[Explained], operations: list[Operatio
     sizes = {"batch": setting.batch, "seq": setting.seq, "keys": setting.keys, "d_model": w.d_model}
     sizes |= {"heads": w.num_heads, "kv_heads": w.num_kv_heads, "head_dim": w.head_dim, "d_out": w.d_out}
     config = setting.config
-    layout = [
-        op._asdict() | {"before": op.before._asdict(), "after": None if op.after is None else op.after._asdict()}
-        for op in operations
-    ]
     return {
         "sizes": sizes,
         "causal": setting.causal,
@@ -123,23 +131,21 @@ def _as_data(setting: Setting, steps: list[Explained], operations: list[Operatio
         "also": [] if config is None else config.options(),
         "steps": describe(steps),
         "differences": {} if config is not None else {str(n): t for n, t in setting.form.differences().items()},
-        "layout": layout,
+        "layout": [op.to_dict() for op in operations],
     }
 
 
 def _show(setting: Setting, steps: list[Explained], operations: list[Operation]) -> None:
-    out, config, form = console(), setting.config, setting.form
-    out.print(f"[bold]TEN STEPS[/]  {headline(setting)}")
-    if config is None:
-        out.print(f"form [bold cyan]{form.name}[/], {form.title}: {form.constructor}, {form.call} → {form.returns}\n")
-    else:
-        out.print(f"attention of [bold cyan]{config.name}[/], {config.layers} layers of it ({config.source})\n")
+    out, config = console(), setting.config
+    name = setting.form.name if config is None else config.name
+    out.print(f"[bold]TEN STEPS[/]  {setting.headline()}")
+    out.print(setting.subject().replace(name, f"[bold cyan]{name}[/]", 1) + "\n")
     out.print(_steps_table(steps))
     out.print(f"[dim]{SIX}[/]")
     if setting.device == "meta":
-        out.print(f"[dim]{setting.size:,} numbers are too many to make: only shapes are traced[/]")
-    for told in [] if config is None else config.options():
-        out.print(f"[yellow]also[/] {told}: not among the ten steps shown")
+        out.print(f"[dim]{setting.size:,} numbers are too many: only shapes are traced[/]")
+    for note in [] if config is None else config.options():
+        out.print(f"[yellow]also[/] {note}: not among the ten steps shown")
     if config is None:
         _show_differences(setting)
     _show_numbers(steps)
@@ -156,7 +162,7 @@ def _steps_table(steps: list[Explained]) -> Any:
 
 
 def _safe(code: str) -> str:
-    """Square brackets are markup to rich."""
+    """Escape square brackets, which rich reads as markup."""
     return code.replace("[", r"\[")
 
 
@@ -173,29 +179,29 @@ def _show_differences(setting: Setting) -> None:
 
 
 def _show_numbers(steps: list[Explained]) -> None:
-    panel = need("rich.panel", "terminal", "tables in the terminal").Panel
+    panel = rich("panel").Panel
     panels: list[tuple[int, Any]] = []
     for step in steps:
-        if step.number in (1, 2) or step.operation == "scores":  # heads are shown at step 3; nothing is hidden
+        if (
+            step.number in (1, 2) or step.operation == "scores"
+        ):  # step 3 shows the heads; without a mask step 5 changes nothing
             continue
-        for name, rows in numbers(step).items():
+        for name, rows in step.numbers().items():
             digits = max(len(number_text(n)) for row in rows for n in row)
             body = "\n".join(" ".join(number_text(n).rjust(digits) for n in row) for row in rows)
             width = max((digits + 1) * len(rows[0]) + 3, len(f"{step.number} {name}") + 6)
             panels.append((width, panel(body, title=f"[bold cyan]{step.number}[/] {name}", width=width, style="none")))
     out = console()
     if not panels:
-        out.print(
-            f"\n[dim]numbers are shown where a matrix has at most {FITS} rows and columns, as with --seq {FITS}[/]"
-        )
+        out.print(f"\n[dim]numbers are shown up to {FITS} rows and columns, for example with --seq {FITS}[/]")
         return
-    out.print("\n[bold]NUMBERS[/]  first sample; where there are heads, head 0; a row is a token")
+    out.print("\n[bold]NUMBERS[/]  first sample, and after step 2 head 0; a row is a token")
     for row in _rows(panels, out.width):
-        out.print(need("rich.columns", "terminal", "tables in the terminal").Columns(row, padding=(0, 0)))
+        out.print(rich("columns").Columns(row, padding=(0, 0)))
 
 
 def _rows(panels: list[tuple[int, Any]], most: int) -> list[list[Any]]:
-    """Panels side by side, as many as fit."""
+    """Arrange as many panels side by side as fit."""
     rows: list[list[Any]] = []
     room = 0
     for width, panel in panels:
@@ -214,10 +220,12 @@ def _show_layout(operations: list[Operation]) -> None:
         layouts = [op.before] if op.after is None else [op.before, op.after]
         shapes = "\n→ ".join(shape_text(x.shape) for x in layouts)
         strides = "\n→ ".join(shape_text(x.strides) for x in layouts)
-        shapes += "\n[red]refused[/]" if op.after is None else ""
+        shapes += "\n[red]error[/]" if op.after is None else ""
         what = f"[{style}]{op.name}[/]\n[bold]{_safe(op.code)}[/]\n{op.why}"
-        grid.add_row(what, f"[green]{shapes}[/]\n{strides}", memory_text(op))
+        grid.add_row(what, f"[green]{shapes}[/]\n{strides}", op.memory)
     out = console()
-    out.print("\n[bold]MEMORY[/]  the four key operations, measured; a stride is how many numbers to skip for one step")
+    out.print(
+        "\n[bold]MEMORY[/]  the four key operations, measured; a stride is how many numbers to skip to advance by one"
+    )
     out.print(grid)
-    out.print(_safe(picture_text()))
+    out.print(_safe(head_split_text()))

@@ -1,41 +1,44 @@
-"""`headwise tour`: the ten steps on real tensors, fused against reference, and the speed measured there and then."""
+"""`headwise tour`: the ten steps on real tensors, the fused layer against the reference, and its speed."""
 
 import argparse
-import json
-import statistics
-import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise import reference, shapes
+from headwise.cli.bench.measurement import interleaved
+from headwise.cli.bench.peers import OURS, peer_named
+from headwise.cli.bench.sweep import candidate
+from headwise.cli.bench.workload import Problem, Workload
+from headwise.cli.console import add_json, print_json, say
+from headwise.errors import HeadwiseError
 from headwise.layer import MultiHeadAttention
 from headwise.learn.steps import Explained, describe, explain_steps, layer_projections
 from headwise.masks import Mask, causal, documents, padding, prefix, window
-from headwise.textbook import HeadsAtOnce
 
-SUMMARY = "the ten steps on real tensors, fused against reference, and the speed measured here and now"
+SUMMARY = "see the ten steps, the fused layer against the reference, and its speed on this machine"
 EXAMPLES = """examples:
   headwise tour
   headwise tour --heads 2 --width 8 --tokens 4 --no-speed
   headwise tour --json --no-speed
 """
+PEERS = {"headwise": OURS, "nn.MultiheadAttention": "nn.MHA", "the textbook's class": "textbook class"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this verb."""
-    parser.add_argument("--tokens", type=int, default=6, help="tokens of the small example (default 6)")
-    parser.add_argument("--width", type=int, default=12, help="its model width (default 12)")
-    parser.add_argument("--heads", type=int, default=3, help="its heads (default 3)")
-    parser.add_argument("--no-speed", action="store_true", help="leave out the timing, which takes a few seconds")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    """Add the options of this verb."""
+    parser.add_argument(
+        "--tokens", type=int, default=6, metavar="T", help="sequence length of the small example (default: 6)"
+    )
+    parser.add_argument("--width", type=int, default=12, metavar="E", help="its model width (default: 12)")
+    parser.add_argument("--heads", type=int, default=3, metavar="H", help="its attention heads (default: 3)")
+    parser.add_argument("--no-speed", action="store_true", help="skip the timing, which takes a few seconds")
+    add_json(parser, "text")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show everything, or print it as JSON."""
+    """Print the tour as text or as JSON."""
     shapes.check_size("--tokens", options.tokens)
     torch.manual_seed(0)
     layer = MultiHeadAttention(options.width, options.heads, causal=True)
@@ -43,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     agreement = [agree(*setting) for setting in SETTINGS]
     speed = None if options.no_speed else measure()
     if options.json:
-        print(json.dumps({"steps": describe(steps), "agreement": agreement, "speed": speed}))
+        print_json({"steps": describe(steps), "agreement": agreement, "speed": speed})
         return 0
     show_steps(steps, layer)
     show_agreement(agreement)
@@ -54,13 +57,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def trace(layer: MultiHeadAttention, x: Tensor) -> list[Explained]:
-    """The ten steps of the reference with the layer's own weights."""
+    """The ten steps of the reference with the layer's weights."""
     visible = causal().to_tensor(x.shape[1])
     return explain_steps({"x": x}, layer_projections(layer), layer.num_heads, visible=visible)
 
 
 def show_steps(steps: list[Explained], layer: MultiHeadAttention) -> None:
-    """A line per step, then the weights of the first head."""
+    """Print one line per step, then the weights of the first head."""
     _, T, E = steps[-1].after["output"].shape
     print(f"READ: ten steps, {T} tokens of width {E}, {layer.num_heads} heads of width {layer.head_dim}, causal\n")
     for step in steps:
@@ -101,7 +104,7 @@ def agree(name: str, dtype: torch.dtype, mask: Mask | None, T: int, kv_heads: in
 
 
 def show_agreement(rows: list[dict[str, Any]]) -> None:
-    """One line per setting."""
+    """Print one line per setting."""
     print("\nRUN: the fused layer against the reference in float64, largest error of the output\n")
     print(f"  {'':<27} {'dtype':<9} {'T':>4}  {'headwise':>9} {'plain PyTorch':>14}")
     for row in rows:
@@ -110,7 +113,7 @@ def show_agreement(rows: list[dict[str, Any]]) -> None:
 
 
 def show_masks() -> None:
-    """Four masks as they draw themselves, side by side."""
+    """Print four masks side by side."""
     drawn = [causal(), causal() & window(2), causal() | prefix(3), causal() & documents(lengths=[3, 5])]
     names = ["causal()", "causal() & window(2)", "causal() | prefix(3)", "causal() & documents(...)"]
     print("\nMASKS: a query per row, a key per column, ■ may attend\n")
@@ -120,37 +123,21 @@ def show_masks() -> None:
 
 
 def measure(size: tuple[int, int, int, int] = (4, 512, 768, 12), rounds: int = 9) -> dict[str, Any]:
-    """Median milliseconds of one causal inference pass, candidates in turn, all with the same weights."""
+    """Median milliseconds of one causal inference pass; candidates take turns, with the same weights."""
     B, T, E, H = size
-    print(f"timing {rounds} rounds ...", file=sys.stderr)
-    book = HeadsAtOnce(E, E, T, 0.0, H, qkv_bias=True).eval()
-    ours = MultiHeadAttention.from_state_dict(book.state_dict(), num_heads=H).eval()
-    torch_mha = nn.MultiheadAttention(E, H, batch_first=True).eval()
-    (wq, wk, wv), biases = ours.projections()
-    torch_mha.in_proj_weight.data = torch.cat([wq, wk, wv])
-    torch_mha.in_proj_bias.data = torch.cat([b for b in biases if b is not None])
-    torch_mha.out_proj.load_state_dict(book.out_proj.state_dict())
-    blocked, x = nn.Transformer.generate_square_subsequent_mask(T), torch.randn(B, T, E)
-    runs: dict[str, Callable[[], Tensor]] = {
-        "headwise": lambda: ours(x),
-        "nn.MultiheadAttention": lambda: torch_mha(x, x, x, attn_mask=blocked, is_causal=True, need_weights=False)[0],
-        "the textbook's class": lambda: book(x),
-    }
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    with torch.inference_mode():
-        expected = book(x)
-        for call in runs.values():
-            torch.testing.assert_close(call(), expected, rtol=1e-3, atol=1e-4)  # never time a wrong result
-        for _ in range(rounds):
-            for name, call in runs.items():
-                start = time.perf_counter()
-                call()
-                times[name].append((time.perf_counter() - start) * 1e3)
-    return {"size": list(size), "ms": {name: statistics.median(values) for name, values in times.items()}}
+    say(f"timing {rounds} rounds ...")
+    problem = Problem(Workload(E, H, batch=B))
+    trials = {name: candidate(peer_named(peer), problem).trial(T) for name, peer in PEERS.items()}
+    for name, trial in trials.items():
+        wrong = trial.judge().wrong
+        if wrong is not None:
+            raise HeadwiseError(f"{name}: {wrong}.")
+    times = interleaved({name: trial.run for name, trial in trials.items()}, rounds=rounds, least=rounds, warm=1)
+    return {"size": list(size), "ms": {name: times[name]["ms"] for name in times}}
 
 
 def show_speed(speed: dict[str, Any]) -> None:
-    """One bar per candidate."""
+    """Print one bar per candidate."""
     B, T, E, H = speed["size"]
     device = f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}"
     print(f"\nSPEED: one causal pass, float32, batch {B}, {T} tokens, width {E}, {H} heads; {device}\n")

@@ -1,7 +1,6 @@
-"""`headwise view`: what every head does with a text."""
+"""`headwise view`: what every attention head does with a text."""
 
 import argparse
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -10,7 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.cli.terminal import standard_input
+from headwise.cli.console import (
+    MODEL_HELP,
+    add_json,
+    check_at_least_one,
+    print_json,
+    say,
+    standard_input,
+    status,
+    text_file,
+)
 from headwise.errors import OptionError
 from headwise.models import TextModel, open_model
 from headwise.view.colours import palette
@@ -19,7 +27,7 @@ from headwise.view.map_screen import MapScreen, printed
 from headwise.view.sight import Sight
 from headwise.view.terminal import check_place, drawn, drawn_layer
 
-SUMMARY = "what every head of a model does with a text, in 24 lines and as a page"
+SUMMARY = "show what every attention head of a model does with a text, in 24 lines and as a page"
 EXAMPLES = """examples:
   headwise view "The captain looked at the sea, and the sea looked at the captain."
   headwise view "To be, or not to be, that is the question." --layer 3 --plain
@@ -28,46 +36,40 @@ EXAMPLES = """examples:
   headwise view "Once upon a time" --json
 """
 PAGE = Path("heads.html")
-MARK = b'name="generator" content="headwise"'  # stands at the beginning of every page of ours
-LONG = 4096  # tokens; of longer texts some queries are looked at unless --exact
+MARK = b'name="generator" content="headwise"'  # at the beginning of every page that headwise writes
+LONG = 4096  # tokens; longer texts are sampled unless --exact
 QUERIES = 256
-SHORT = 512  # tokens that one thread looks at fastest
-SLOW = 2048  # tokens from which on progress is told
+SHORT = 512  # tokens below which one thread is fastest
+SLOW = 2048  # tokens from which progress is shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this verb."""
+    """Add the options of this verb."""
     parser.add_argument("text", nargs="?", help="the text; - reads standard input")
-    parser.add_argument("--file", type=Path, help="a file of text instead")
-    parser.add_argument("--tokens", type=int, metavar="N", help="only the first N tokens of it")
-    parser.add_argument(
-        "--model",
-        default="builtin",
-        help="the folder of a transformers model, or one that examples/train_gpt.py wrote (default builtin)",
-    )
-    parser.add_argument("--layer", type=int, metavar="N", help="only this layer, in larger pictures")
-    parser.add_argument(
-        "--head", type=_place, metavar="L.H", help="one head's map, full screen, with keys to move and zoom"
-    )
-    parser.add_argument("--html", type=Path, metavar="PATH", help=f"where to write the page (default {PAGE})")
-    parser.add_argument("--no-html", action="store_true", help="write no page")
+    parser.add_argument("--file", type=Path, help="read the text from a file")
+    parser.add_argument("--tokens", type=int, metavar="N", help="use only the first N tokens")
+    parser.add_argument("--model", default="builtin", help=MODEL_HELP)
+    parser.add_argument("--layer", type=int, metavar="N", help="show only this layer, with larger pictures")
+    parser.add_argument("--head", type=_place, metavar="L.H", help="explore one head full screen: head H of layer L")
+    parser.add_argument("--html", type=Path, metavar="PATH", help=f"path of the page (default: {PAGE})")
+    parser.add_argument("--no-html", action="store_true", help="do not write a page")
     parser.add_argument(
         "--exact",
         action="store_true",
-        help=f"look at every query of a text of more than {LONG:,} tokens, and not at {QUERIES} of them",
+        help=f"use every query; above {LONG:,} tokens the default is {QUERIES} queries",
     )
-    parser.add_argument("--plain", action="store_true", help="letters instead of colours and keys, as into a pipe")
-    parser.add_argument("--json", action="store_true", help="print all numbers as one JSON object")
+    parser.add_argument("--plain", action="store_true", help="plain text, without colors or keyboard control")
+    add_json(parser, "pictures")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Read, look, print, write the page."""
+    """Show the heads and write the page."""
     _check(options)
     text = read(options)
     model = open_model(options.model)
     sight = _look(model, _tokens(model, text, options), options)
     if options.json:
-        print(json.dumps(_data(sight, options)))
+        print_json(_data(sight, options))
     elif options.head is not None:
         _show_head(sight, options)
     else:
@@ -76,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         print(
             drawn(sight, size[0], shades) if options.layer is None else drawn_layer(sight, options.layer, *size, shades)
         )
-    sys.stdout.flush()  # before what is said of the page
+    sys.stdout.flush()  # before the message about the page
     page = _page(sight, options)
     if page is not None:
         _write_page(sight, page, asked=options.html is not None)
@@ -84,27 +86,20 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read(options: argparse.Namespace) -> str:
-    """The text, from where it is."""
+    """The text: the argument, standard input or a file."""
     if options.text is not None and options.file is not None:
-        raise OptionError("a text and --file are given: pass one of them.")
+        raise OptionError("both a text and --file are given: pass one of them.")
     if options.text is None and options.file is None:
-        raise OptionError("which text? Pass one, such as: headwise view 'The captain looked at the sea.', or --file.")
+        raise OptionError(
+            "no text given. Pass one, such as: headwise view 'The captain looked at the sea.', or use --file."
+        )
     if options.file is None:
         text = standard_input() if options.text == "-" else str(options.text)
     else:
-        text = _file(options.file)
+        text = text_file(options.file)
     if not text.strip():
         raise OptionError("the text is empty; expected at least one word.")
     return text
-
-
-def _file(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"--file {path}: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise OptionError(f"--file {path} is no text in UTF-8: {error.reason} at byte {error.start}.") from error
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -112,8 +107,7 @@ def _check(options: argparse.Namespace) -> None:
         raise OptionError("--layer and --head: pass one of them; --head 3.5 is head 5 of layer 3.")
     if options.html is not None and options.no_html:
         raise OptionError("--html and --no-html: pass one of them.")
-    if options.tokens is not None and options.tokens < 1:
-        raise OptionError(f"--tokens {options.tokens}: expected 1 or more.")
+    check_at_least_one("--tokens", options.tokens)
 
 
 def _place(text: str) -> tuple[int, int]:
@@ -124,7 +118,7 @@ def _place(text: str) -> tuple[int, int]:
 
 
 def _tokens(model: TextModel, text: str, options: argparse.Namespace) -> Tensor:
-    """The tokens to look at; where they are more than the model can read or was made for, that is said."""
+    """The tokens to show, with a warning if there are more than the model was trained for."""
     ids = model.tokens(text, most=10**9)
     given = ids.shape[1]
     ids = ids[:, : options.tokens]
@@ -132,14 +126,14 @@ def _tokens(model: TextModel, text: str, options: argparse.Namespace) -> Tensor:
     if model.limit is not None and count > model.limit:
         raise OptionError(
             f"the text is {count:,} tokens long and the model can read {model.limit:,}. "
-            f"Look at its beginning with --tokens {model.limit}."
+            f"Show its beginning with --tokens {model.limit}."
         )
     if count < given:
-        _say(f"shown are the first {count:,} of {given:,} tokens.")
+        _say(f"showing the first {count:,} of {given:,} tokens.")
     if model.trained is not None and count > model.trained:
         _say(
-            f"{count:,} tokens, and the model was made for {model.trained:,}: beyond them its heads do what they never "
-            f"learned. --tokens {model.trained} shows the beginning."
+            f"the text has {count:,} tokens and the model was trained for {model.trained:,}: beyond that its heads are "
+            f"unreliable. --tokens {model.trained} shows the beginning."
         )
     return ids
 
@@ -147,13 +141,13 @@ def _tokens(model: TextModel, text: str, options: argparse.Namespace) -> Tensor:
 def _look(model: TextModel, ids: Tensor, options: argparse.Namespace) -> Sight:
     count = ids.shape[1]
     if count < SHORT:
-        torch.set_num_threads(1)  # too little to share: two threads on a busy machine took many times as long
+        torch.set_num_threads(1)  # too little work to share: two threads on a busy machine took many times as long
     some = count > LONG and not options.exact
     if some:
-        _say(f"numbers come from {QUERIES} of {count:,} queries, evenly spread; --exact takes all, and its time.")
-    told: dict[str, Any] = {"progress": _progress} if count >= SLOW else {}
-    sight = view(model, ids, queries=QUERIES if some else None, **told)
-    if options.head is None and told:  # all that takes long, before anything is printed
+        _say(f"numbers are from {QUERIES} of {count:,} queries, evenly spaced; --exact uses all, and takes longer.")
+    progress: dict[str, Any] = {"progress": _progress} if count >= SLOW else {}
+    sight = view(model, ids, queries=QUERIES if some else None, **progress)
+    if options.head is None and progress:  # everything slow, before anything is printed
         sight.pairs()
         _ = sight.summaries
         _say(f"{count:,} tokens read.")
@@ -161,26 +155,24 @@ def _look(model: TextModel, ids: Tensor, options: argparse.Namespace) -> Sight:
 
 
 def _progress(stage: str, done: int, of: int) -> None:
-    """One line that changes in a terminal, a line a stage elsewhere."""
-    if sys.stderr.isatty():
-        print(f"\r\033[Kheadwise view: {stage}: layer {done} of {of}", end="", file=sys.stderr, flush=True)
-    elif done == of:
+    """One changing line in a terminal, otherwise one line per stage."""
+    status(f"headwise view: {stage}: layer {done} of {of}")
+    if done == of and not sys.stderr.isatty():
         _say(f"{stage}: {of} layers done")
 
 
 def _say(text: str) -> None:
-    clear = "\r\033[K" if sys.stderr.isatty() else ""  # of progress
-    print(f"{clear}headwise view: {text}", file=sys.stderr, flush=True)
+    say(f"headwise view: {text}")
 
 
 def _size() -> tuple[int, int]:
-    """Columns and lines; 40 columns at least, 80 × 24 where there is no terminal."""
+    """Columns and lines, at least 40 × 12; 80 × 24 without a terminal."""
     columns, lines = shutil.get_terminal_size((80, 24))
     return max(40, columns), max(12, lines)
 
 
 def _show_head(sight: Sight, options: argparse.Namespace) -> None:
-    """One map: with keys in a terminal, else printed once in letters."""
+    """Show one map: interactive in a terminal, otherwise printed once."""
     width, height = _size()
     layer, head = options.head
     if options.plain or not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -204,26 +196,26 @@ def _data(sight: Sight, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _page(sight: Sight, options: argparse.Namespace) -> Path | None:
-    """Where the page goes: where it was asked for, else for a first view into the working directory."""
+    """The path of the page: --html, or the default for a plain view without --layer, --head or --json."""
     first_view = not options.json and options.layer is None and options.head is None
     if options.html is not None or options.no_html or not first_view:
         return options.html  # type: ignore[no-any-return]
     if sight.T > LONG:
-        _say(f"no page: of {sight.T:,} tokens it takes a while, as it looks at every query; --html {PAGE} writes it.")
+        _say(f"no page written: for {sight.T:,} tokens it takes a while, as it uses every query; pass --html {PAGE}.")
         return None
     return PAGE
 
 
 def _write_page(sight: Sight, path: Path, *, asked: bool) -> None:
-    """Write the page, and say so. A file of somebody else is left alone unless it was named."""
+    """Write the page and say so. By default, never overwrite a file that headwise did not write."""
     if not asked and path.exists() and MARK not in _beginning(path):
-        _say(f"{path} is no page of ours and stays; --html PATH writes elsewhere.")
+        _say(f"{path} was not written by headwise and is kept; --html PATH writes elsewhere.")
         return
     try:
         sight.save(path)
     except OSError as error:
         raise OptionError(
-            f"the page cannot be written to {path}: {error.strerror}. Name another place with --html, or --no-html."
+            f"the page cannot be written to {path}: {error.strerror}. Name another path with --html, or pass --no-html."
         ) from error
     _say(f"wrote {path}")
 

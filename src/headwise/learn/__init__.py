@@ -1,11 +1,12 @@
-"""For learners: the ten steps on real tensors, what attention costs, and the sizes of known models."""
+"""For learners: the ten steps on real tensors, what attention costs, the sizes of known models, and the quiz.
+
+May import every room except `cli`.
+"""
 
 from headwise.learn.configs import CONFIGS, Config
-from headwise.learn.cost import Cost, alternatives
+from headwise.learn.cost import Cost, alternatives, answers
 from headwise.learn.forms import FORMS, Form
-from headwise.learn.interview import answers
-from headwise.learn.layout import key_operations
-from headwise.learn.steps import Setting, explain_steps, trace
+from headwise.learn.steps import Setting, explain_steps, key_operations, trace
 
 __all__ = [
     "CONFIGS",

@@ -1,7 +1,7 @@
-"""The attention of known models: how wide, how many heads, which options. Widths only, no weights.
+"""The attention of known models: widths, heads and options, without weights.
 
-`parameters` counts the whole model, embeddings included; a test builds every one of these models in `transformers`,
-on the meta device, and counts.
+`parameters` counts the whole model including embeddings. A test builds each of these models in `transformers`, on the
+meta device, and counts its parameters.
 """
 
 import dataclasses
@@ -25,31 +25,31 @@ class Config:
     (32, 8, torch.Size([4096, 4096]))
 
     Args:
-        name: as one writes it on the command line.
+        name: the name on the command line.
         d_model: width of the model.
         num_heads: query heads of a layer.
         num_kv_heads: key/value heads of a layer.
-        head_dim: width of a head; heads together need not be as wide as the model.
-        layers: how many layers, each with one attention.
-        vocabulary: tokens it knows.
-        feed_forward: width inside the feed-forward part, of one expert where there are several.
-        context: longest text it was made for.
-        parameters: all of the model's, the text part where it also sees.
-        position: "learned" (added to the input, so attention knows nothing of it) or "rotary".
+        head_dim: head dimension; all heads together need not be as wide as the model.
+        layers: number of layers, each with one attention.
+        vocabulary: vocabulary size.
+        feed_forward: hidden width of the feed-forward part, of one expert if there are several.
+        context: the longest text it was trained for.
+        parameters: of the whole model, or of its text part if it also reads images.
+        position: "learned" (added to the input, outside of attention) or "rotary".
         source: where the numbers are published.
         aliases: other names.
-        causal: whether a token sees only what came before it.
+        causal: whether a token sees only itself and earlier tokens.
         bias: whether the projections have a bias.
-        qk_norm: whether queries and keys are normalised, head by head.
-        window: keys a windowed layer sees, the token itself included.
-        full_every: every so-manieth layer sees everything; None: all windowed, where there is a window.
-        scale: 1 / sqrt(head_dim) unless given.
-        softcap: the bound scores are bent to.
-        sinks: whether every head learns one more score, which takes weight and hands over nothing.
-        rotary: how queries and keys are turned.
-        local_rotary: the same in windowed layers, where it differs.
-        experts: feed-forward parts a layer has to choose from.
-        note: what is worth knowing besides.
+        qk_norm: whether queries and keys are normalized per head.
+        window: keys a token sees in a windowed layer, including itself.
+        full_every: every `full_every`-th layer sees all keys; None: with a `window`, all layers are windowed.
+        scale: factor on the scores; 1 / sqrt(head_dim) by default.
+        softcap: the bound of the scores, cap·tanh(score / cap).
+        sinks: whether every head has a learned sink, an extra score in the softmax that has no value.
+        rotary: the rotary embedding.
+        local_rotary: the rotary embedding of windowed layers, if it differs.
+        experts: feed-forward experts per layer.
+        note: anything else worth knowing.
     """
 
     name: str
@@ -80,16 +80,16 @@ class Config:
 
     @property
     def heads_width(self) -> int:
-        """All query heads together."""
+        """The width of all query heads together."""
         return self.num_heads * self.head_dim
 
     @property
     def kind(self) -> str:
-        """MHA, GQA or MQA: what key/value heads are shared by."""
+        """MHA, GQA or MQA, by the number of key/value heads."""
         return kind_of(self.num_heads, self.num_kv_heads)
 
     def windowed(self, layer: int) -> bool:
-        """Whether that layer, counted from 0, sees only a window."""
+        """Whether that `layer`, counted from 0, sees only a window."""
         return self.window is not None and (self.full_every is None or (layer + 1) % self.full_every != 0)
 
     @property
@@ -100,7 +100,7 @@ class Config:
     def attention(
         self, layer: int = 0, *, device: torch.device | str = "meta", dtype: torch.dtype | None = None
     ) -> MultiHeadAttention:
-        """The attention of one `layer`, without weights unless another device than "meta" is named."""
+        """The attention of one `layer`, without data unless `device` is other than "meta"."""
         near = self.windowed(layer)
         return MultiHeadAttention(
             self.d_model,
@@ -118,29 +118,29 @@ class Config:
         )
 
     def options(self) -> list[str]:
-        """In words, what its attention does beside the ten steps."""
-        told = []
+        """What its attention does in addition to the ten steps, in words."""
+        notes = []
         if self.qk_norm:
-            told.append("queries and keys are normalised, head by head, after step 3")
+            notes.append("queries and keys are normalized per head after step 3")
         if self.rotary is not None:
             local = f", {self.local_rotary.base:.0f} in windowed layers" if self.local_rotary is not None else ""
-            told.append(f"queries and keys are turned by their position (rotary, base {self.rotary.base:.0f}{local})")
+            notes.append(f"queries and keys are rotated by position (rotary, base {self.rotary.base:.0f}{local})")
         elif self.position == "learned":
-            told.append("positions are learned and added to the input, before step 1")
+            notes.append("learned positions are added to the input before step 1")
         if self.window is not None:
             which = "every layer" if self.full_every is None else f"{self.windowed_layers} of {self.layers} layers"
-            told.append(f"{which} see only the last {self.window} keys (step 5)")
+            notes.append(f"{which} see only the last {self.window} keys (step 5)")
         if self.scale is not None and self.scale != self.head_dim**-0.5:
-            told.append(f"scores are scaled by 1/√{round(self.scale**-2)}, not 1/√{self.head_dim} (step 6)")
+            notes.append(f"scores are scaled by 1/√{round(self.scale**-2)}, not 1/√{self.head_dim} (step 6)")
         if self.softcap is not None:
-            told.append(f"scores are bent so as to stay within ±{self.softcap:g} (step 6)")
+            notes.append(f"scores are soft-capped to ±{self.softcap:g} (step 6)")
         if self.sinks:
-            told.append("every head has a sink, one more score in the softmax that hands over nothing (step 7)")
-        return told
+            notes.append("every head has a sink, an extra score in the softmax that has no value (step 7)")
+        return notes
 
 
 def kind_of(num_heads: int, num_kv_heads: int) -> str:
-    """The usual name for so many key/value heads.
+    """The usual name for this number of key/value heads.
 
     >>> kind_of(8, 8), kind_of(8, 2), kind_of(8, 1)
     ('MHA', 'GQA', 'MQA')
@@ -187,7 +187,7 @@ def _gemma3(
     name: str, d_model: int, heads: int, kv_heads: int, head_dim: int, layers: int, feed_forward: int, parameters: int,
     scalar: int = 256,
 ) -> Config:  # fmt: skip
-    small = name.endswith("-1b")  # the smallest knows no pictures, a shorter context and a shorter window
+    small = name.endswith("-1b")  # the smallest has no vision part, a shorter context and a shorter window
     return Config(
         name, d_model, heads, kv_heads, head_dim, layers, 262144 if small else 262208, feed_forward,
         32768 if small else 131072, parameters, "rotary", "Gemma 3 technical report, 2025",
@@ -201,7 +201,7 @@ def _gpt_oss(name: str, layers: int, experts: int, parameters: int) -> Config:
     return Config(
         name, 2880, 64, 8, 64, layers, 201088, 2880, 131072, parameters, "rotary", "gpt-oss model card, 2025",
         (name.replace("gpt-oss", "gptoss"),), bias=True, window=128, full_every=2, sinks=True, experts=experts,
-        rotary=rotary(150000.0, scaling=yarn(32, 4096, truncate=False)), note="4 experts at work for every token",
+        rotary=rotary(150000.0, scaling=yarn(32, 4096, truncate=False)), note="4 experts are active for every token",
     )  # fmt: skip
 
 
@@ -222,7 +222,7 @@ _ALL = [
     Config(
         "gpt3", 12288, 96, 96, 128, 96, 50257, 49152, 2048, 174_604_259_328, "learned", "Brown et al. 2020",
         ("gpt-3", "gpt3-175b", "gpt-3-175b"), bias=True,
-        note="every second layer is a banded one of unpublished width, counted here as a full one",
+        note="every second layer is banded, of unpublished width, and counted here as a full layer",
     ),
     _llama("llama-3.2-1b", 2048, 32, 64, 16, 8192, 1_235_814_400, 32.0, ("llama3.2-1b",)),
     _llama("llama-3.2-3b", 3072, 24, 128, 28, 8192, 3_212_749_824, 32.0, ("llama3.2-3b",)),
@@ -256,7 +256,7 @@ CONFIGS: dict[str, Config] = {config.name: config for config in _ALL}
 
 
 def find(name: str) -> Config:
-    """The configuration of that name or alias, in any case.
+    """The configuration with this name or alias, ignoring case.
 
     >>> find("GPT-2-XL").d_model
     1600

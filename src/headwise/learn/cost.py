@@ -1,9 +1,9 @@
-"""What attention costs: parameters, operations of each step, bytes. Every formula is written beside its number.
+"""What attention costs: parameters, operations of each step, bytes, each number with its formula.
 
     B batch   T tokens   E model width   H, Hkv query and key/value heads   D head width   S keys one token sees
 
-One multiply-and-add counts as two operations (FLOPs), as everywhere. All numbers are of one layer unless they say
-otherwise. Tests hold each formula against a real module, torch's own counter, or the tensors autograd keeps.
+One multiply-and-add counts as two operations (FLOPs), as usual. All numbers are for one layer unless they say
+otherwise. Tests compare each formula with a real module, torch's FLOP counter, or the tensors that autograd saves.
 """
 
 import dataclasses
@@ -14,14 +14,14 @@ from headwise.layer.arguments import Widths
 from headwise.learn.configs import Config, kind_of
 from headwise.shapes import check_size
 
-SOFTMAX_OPERATIONS = 5  # per score: compare for the largest, subtract, exp, add up, divide
+SOFTMAX_OPERATIONS = 5  # per score: compare for the maximum, subtract, exp, add, divide
 DECIMAL = dict(enumerate(["n", "µ", "m", "", "k", "M", "G", "T", "P", "E"], start=-3))
 BINARY = dict(enumerate(["", "Ki", "Mi", "Gi", "Ti", "Pi"]))
 LSE_BYTES = 4  # a fused kernel keeps one float32 per row for the backward pass
 
 
 class Amount(NamedTuple):
-    """A number and the formula it comes from."""
+    """A number and its formula."""
 
     formula: str
     value: int
@@ -33,13 +33,13 @@ class StepCost(NamedTuple):
     number: int
     name: str
     formula: str
-    matmul: int  # in matrix products, which is what torch's counter counts
-    pointwise: int  # one number at a time
-    visible: int  # of both, what remains for a kernel that leaves out hidden pairs
+    matmul: int  # in matrix products, which torch's FLOP counter counts
+    pointwise: int  # elementwise
+    visible: int  # of both, what a kernel that skips hidden pairs still does
 
     @property
     def total(self) -> int:
-        """All operations."""
+        """All operations of the step."""
         return self.matmul + self.pointwise
 
 
@@ -56,16 +56,16 @@ class Cost:
         num_heads: query heads.
         num_kv_heads: key/value heads.
         head_dim: width of a head.
-        seq: tokens of the text.
-        batch: texts.
-        causal: whether a token sees only what came before it.
+        seq: sequence length.
+        batch: batch size.
+        causal: whether a token sees only itself and earlier tokens.
         bias: whether the four projections have a bias.
-        item_bytes: bytes of one number, 2 for bfloat16.
+        item_bytes: bytes per number, 2 for bfloat16.
         layers: layers of the model.
-        reach: keys a token of this layer sees at most, itself included; all unless given.
-        windowed_layers: how many layers are of another kind, which see only `window` keys; see `near`.
-        window: keys a token of such a layer sees.
-        qk_norm: whether queries and keys are normalised, head by head.
+        reach: the most keys a token of this layer sees, including itself; all by default.
+        windowed_layers: how many layers see only `window` keys, in a model that has both kinds; see `near`.
+        window: keys a token sees in such a layer.
+        qk_norm: whether queries and keys are normalized per head.
         sinks: whether every head learns a sink.
     """
 
@@ -90,7 +90,9 @@ class Cost:
         for name in ("seq", "batch", "item_bytes", "layers"):
             check_size(name, getattr(self, name))
         if self.windowed_layers and self.window is None:
-            raise OptionError(f"windowed_layers={self.windowed_layers} and no window: say how many keys they see.")
+            raise OptionError(
+                f"windowed_layers={self.windowed_layers} and no window: pass the number of keys they see as window."
+            )
 
     @classmethod
     def of(
@@ -107,26 +109,26 @@ class Cost:
         item_bytes: int = 2,
         layers: int = 1,
     ) -> Self:
-        """The cost at these sizes, completed as a layer completes them.
+        """The cost at these sizes, with the same defaults as `MultiHeadAttention`.
 
         Args:
             d_model: width of the model.
             num_heads: query heads.
-            num_kv_heads: key/value heads; as many unless given.
-            head_dim: width of a head; `d_model / num_heads` unless given.
-            bias: whether projections have one.
-            seq: tokens, as many queries as keys.
-            batch: samples.
+            num_kv_heads: key/value heads; `num_heads` by default.
+            head_dim: head dimension; `d_model / num_heads` by default.
+            bias: whether the projections have biases.
+            seq: sequence length, of queries and of keys.
+            batch: batch size.
             causal: whether later keys are hidden, which a kernel can skip.
-            item_bytes: bytes of one number, 2 in bfloat16.
-            layers: of the model.
+            item_bytes: bytes per number, 2 in bfloat16.
+            layers: layers of the model.
         """
         widths = Widths.complete(d_model, num_heads, num_kv_heads, head_dim)
         return cls(*widths[:4], seq, batch, causal, bias, item_bytes, layers)
 
     @classmethod
     def of_model(cls, config: Config, seq: int, batch: int = 1, item_bytes: int = 2) -> Self:
-        """The cost of a known model (`config`, from `CONFIGS`); `seq`, `batch` and `item_bytes` as in `of`."""
+        """The cost of a known model (`config` from `CONFIGS`); `seq`, `batch` and `item_bytes` are as in `of`."""
         mixed = 0 < config.windowed_layers < config.layers
         return cls(
             d_model=config.d_model,
@@ -147,8 +149,13 @@ class Cost:
         )
 
     def with_kv_heads(self, num_kv_heads: int) -> Self:
-        """The same widths with another number of key/value heads, `num_kv_heads`."""
+        """The same layer with `num_kv_heads` key/value heads."""
         return dataclasses.replace(self, num_kv_heads=num_kv_heads)
+
+    def as_one_head(self) -> Self:
+        """The same widths in a single head."""
+        width = self.num_heads * self.head_dim
+        return dataclasses.replace(self, num_heads=1, num_kv_heads=1, head_dim=width, qk_norm=False, sinks=False)
 
     @property
     def kind(self) -> str:
@@ -189,14 +196,14 @@ class Cost:
     # Operations.
 
     def pairs(self) -> int:
-        """Query-key pairs of one head that no mask hides."""
+        """Query-key pairs of one head that the mask leaves visible."""
         T, W = self.seq, self.keys
         if not self.causal:
             return T * T
         return W * (W + 1) // 2 + (T - W) * W  # a triangle, then rows of W
 
     def steps(self) -> list[StepCost]:
-        """Operations of each of the ten steps, as the reference does them: the whole T×T matrix is made."""
+        """Operations of each of the ten steps as the reference performs them, with the whole T×T matrix."""
         B, T, E, D = self.batch, self.seq, self.d_model, self.head_dim
         H, Hkv, pairs = self.num_heads, self.num_kv_heads, self.pairs()
         scores = B * H * T * T
@@ -225,34 +232,39 @@ class Cost:
 
     @property
     def flops(self) -> int:
-        """Operations in matrix products, all steps together."""
+        """Operations in matrix products, over all steps."""
         return sum(step.matmul for step in self.steps())
 
     @property
     def visible_flops(self) -> int:
-        """The same, hidden pairs left out."""
+        """The same without hidden pairs."""
         return sum(step.visible for step in self.steps() if step.matmul)
+
+    def matmul_split(self) -> tuple[int, int]:
+        """Operations of the projections (steps 1 and 10) and of the scores (steps 4 and 8)."""
+        by_number = {step.number: step.matmul for step in self.steps()}
+        return by_number[1] + by_number[10], by_number[4] + by_number[8]
 
     @property
     def crossover(self) -> float:
-        """The length T from which scores (steps 4 and 8) cost more than projections: E·(1 + Hkv/H)."""
+        """The length T above which scores (steps 4 and 8) cost more than projections: E·(1 + Hkv/H)."""
         return self.d_model * (1 + self.num_kv_heads / self.num_heads)
 
     # Bytes.
 
     @property
     def weight_bytes(self) -> Amount:
-        """The layer's weights."""
+        """Bytes of the layer's weights."""
         return Amount("parameters · bytes", self.parameters.value * self.item_bytes)
 
     @property
     def matrix_bytes(self) -> Amount:
-        """The T×T matrix of all heads, which a fused kernel never makes."""
+        """Bytes of the T×T matrix of all heads, which a fused kernel never stores."""
         return Amount("B·H·T² · bytes", self.batch * self.num_heads * self.seq**2 * self.item_bytes)
 
     @property
     def fused_activation_bytes(self) -> Amount:
-        """What the backward pass needs of a fused forward pass: input, heads, their output, one number per row."""
+        """Bytes a fused forward pass saves for backward: input, heads, their output, one number per row."""
         B, T, E, D, H, Hkv = self.batch, self.seq, self.d_model, self.head_dim, self.num_heads, self.num_kv_heads
         numbers = B * T * (E + D * (2 * H + 2 * Hkv))
         return Amount(
@@ -261,7 +273,7 @@ class Cost:
 
     @property
     def matrix_activation_bytes(self) -> Amount:
-        """The same for a pass that makes the T×T matrix, with keys and values repeated for every query head."""
+        """The same for a pass that stores the T×T matrix, with keys and values repeated for every query head."""
         B, T, E, D, H = self.batch, self.seq, self.d_model, self.head_dim, self.num_heads
         return Amount("B·T·(E + 4·D·H + H·T) · bytes", B * T * (E + 4 * D * H + H * T) * self.item_bytes)
 
@@ -269,18 +281,18 @@ class Cost:
 
     @property
     def kv_cache_per_token(self) -> Amount:
-        """Bytes that one more token of one text adds to the cache of one layer."""
+        """Bytes that one more token adds to the cache of one layer, for one text."""
         return Amount("2·Hkv·D · bytes", 2 * self.num_kv_heads * self.head_dim * self.item_bytes)
 
     @property
     def kv_cache(self) -> Amount:
-        """The cache of one layer, for the whole batch; no more tokens than it sees."""
+        """Bytes of one layer's cache for the whole batch; it keeps no more tokens than the layer sees."""
         formula = f"2·B·{self._tokens}·Hkv·D · bytes"
         return Amount(formula, self.batch * self.keys * self.kv_cache_per_token.value)
 
     @property
     def model_kv_cache(self) -> Amount:
-        """The cache of all layers."""
+        """Bytes of the cache of all layers."""
         if self.near is None:
             return Amount(f"layers · {self.kv_cache.formula}", self.layers * self.kv_cache.value)
         full = (self.layers - self.windowed_layers) * self.kv_cache.value
@@ -289,7 +301,7 @@ class Cost:
 
     @property
     def decode_flops(self) -> Amount:
-        """Operations for one new token of every text, with T tokens in the cache, the new one included."""
+        """Operations for one new token of every text, with T tokens in the cache including the new one."""
         scores = 2 * self.num_heads * self.head_dim * self.keys
         return Amount(f"2·B·(matrices + 2·H·D·{self._tokens})", 2 * self.batch * (self.matrices.value + scores))
 
@@ -299,24 +311,24 @@ class Cost:
 
     @property
     def decode_bytes(self) -> Amount:
-        """Bytes that must be read for it: all weights once, and every text's own cache."""
+        """Bytes to read for one decoding step: all weights once, and the cache of every text."""
         return Amount("weights + cache", self.weight_bytes.value + self.kv_cache.value)
 
     @property
     def intensity(self) -> float:
-        """Operations for each byte read in a decode step."""
+        """Operations per byte read in a decoding step."""
         return self.decode_flops.value / self.decode_bytes.value
 
     @property
     def prefill_bytes(self) -> int:
-        """Bytes a fused pass over the text must move at least: weights and input in, output and cache out."""
+        """The fewest bytes a fused pass over the text moves: weights and input in, output and cache out."""
         return (
             self.weight_bytes.value + 2 * self.batch * self.seq * self.d_model * self.item_bytes + self.kv_cache.value
         )
 
 
 def alternatives(cost: Cost) -> list[Cost]:
-    """The widths of `cost` as MHA, GQA and MQA. GQA as given, else with a quarter of the key/value heads, or nearly.
+    """The same layer as `cost` as MHA, GQA and MQA; GQA with about a quarter of the heads unless `cost` is GQA itself.
 
     >>> [c.num_kv_heads for c in alternatives(Cost.of(768, 12, seq=10))]
     [12, 3, 1]
@@ -328,7 +340,7 @@ def alternatives(cost: Cost) -> list[Cost]:
 
 
 def bound_seconds(operations: float, moved: float, flops: float | None, bandwidth: float | None) -> float | None:
-    """The least time on a machine of so many operations and bytes a second, as far as either is known.
+    """The least seconds on a machine with `flops` operations and `bandwidth` bytes per second; None leaves one out.
 
     >>> bound_seconds(2e12, 1e9, flops=1e12, bandwidth=1e9)
     2.0
@@ -338,7 +350,7 @@ def bound_seconds(operations: float, moved: float, flops: float | None, bandwidt
 
 
 def human(n: float, unit: str = "", *, binary: bool = False) -> str:
-    """A number one can read: three digits and a prefix.
+    """A readable number: three digits and a prefix.
 
     >>> human(2_359_296), human(0.00123, "s"), human(999_999), human(6144, "B", binary=True), human(2**20, binary=True)
     ('2.36 M', '1.23 ms', '1 M', '6 KiB', '1 Mi')
@@ -354,3 +366,80 @@ def human(n: float, unit: str = "", *, binary: bool = False) -> str:
 
 def _three_digits(n: float) -> float:
     return float(f"{n:.3g}")
+
+
+class Answer(NamedTuple):
+    """An interview question and its answer in numbers."""
+
+    question: str
+    answer: str
+
+
+def answers(cost: Cost) -> list[Answer]:
+    """Answers to common interview questions about attention, with the numbers of this `cost`.
+
+    >>> answers(Cost.of(512, 8, seq=10))[0].question
+    'Why several heads instead of one large one?'
+    """
+    return [_several_heads(cost), _complexity(cost), _grouped(cost), _matrix(cost), _decoding(cost)]
+
+
+def _several_heads(cost: Cost) -> Answer:
+    H, D = cost.num_heads, cost.head_dim
+    one = cost.as_one_head()
+    return Answer(
+        "Why several heads instead of one large one?",
+        f"One head of width {H * D} takes the same {human(one.matrices.value)} parameters and {human(one.flops)} "
+        f"operations in matrix products as {H} of width {D}, but gives each token one set of attention weights instead "
+        f"of {H}. The price of {H} heads: the scores of a head have rank {D} at most, and there are {H} times as many.",
+    )
+
+
+def _complexity(cost: Cost) -> Answer:
+    projections, scores = cost.matmul_split()
+    window = cost.reach if cost.window is None else cost.window
+    longer = dataclasses.replace(cost, seq=2 * cost.seq)
+    projections_2, scores_2 = longer.matmul_split()
+    return Answer(
+        "What is the complexity?",
+        f"O(T·E²) for the projections and O(T²·E) for the scores: at {cost.seq} tokens {human(projections)} and "
+        f"{human(scores)} operations, at {longer.seq} {projections_2 / projections:.0f} and "
+        f"{scores_2 / scores:.0f} times as many. They are equal at {cost.crossover:.6g} tokens, E·(1 + Hkv/H)."
+        + (f" A window of {window} makes the scores O(T·W·E)." if window is not None else ""),
+    )
+
+
+def _grouped(cost: Cost) -> Answer:
+    kinds = alternatives(cost)
+    most = kinds[0]
+    parts = []
+    for c in kinds:
+        saved = "" if c is most else f" (1/{most.num_kv_heads // c.num_kv_heads})"
+        cache = human(c.kv_cache_per_token.value, "B", binary=True)
+        share = c.parameters.value / most.parameters.value
+        parts.append(
+            f"{c.kind} with {c.num_kv_heads}: cache {cache} per token and layer{saved}, parameters {share:.0%}"
+        )
+    return Answer(
+        "How do grouped-query and multi-query attention compare?",
+        f"{'; '.join(parts)}. Scores and weighted values cost the same in all of them: every query head still scores "
+        "every key.",
+    )
+
+
+def _matrix(cost: Cost) -> Answer:
+    whole, fused = cost.matrix_activation_bytes.value, cost.fused_activation_bytes.value
+    return Answer(
+        "Why a fused kernel?",
+        f"The T×T matrix alone is {human(cost.matrix_bytes.value, 'B', binary=True)} per layer. Training stores "
+        f"{human(whole, 'B', binary=True)} with it and {human(fused, 'B', binary=True)} without: O(T²) against O(T).",
+    )
+
+
+def _decoding(cost: Cost) -> Answer:
+    return Answer(
+        "Why is generation slow?",
+        f"Each new token reads {human(cost.decode_bytes.value, 'B', binary=True)} per layer for "
+        f"{human(cost.decode_flops.value)} operations, {cost.intensity:.3g} per byte; a GPU could do hundreds in that "
+        f"time. A larger batch shares the weights, and fewer key/value heads shrink the cache.",
+    )

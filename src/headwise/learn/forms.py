@@ -1,4 +1,4 @@
-"""The forms in which courses, books and interviews ask for attention: one function, other names, order and widths."""
+"""The forms of attention that courses, books and interviews ask for: one function with different names and details."""
 
 import dataclasses
 from typing import NamedTuple
@@ -7,11 +7,11 @@ from headwise.errors import OptionError
 
 
 class Answers(NamedTuple):
-    """What a form answers where forms differ."""
+    """How a form masks, where forms differ."""
 
     order: str  # of mask and scale
-    fill: str  # what a hidden score becomes
-    blind_row: str  # what becomes of a query that sees no key
+    fill: str  # the value of a hidden score
+    blind_row: str  # what happens to a query that sees no key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,19 +19,19 @@ class Form:
     """One way to write multi-head attention.
 
     Args:
-        name: as one writes it on the command line.
-        title: where one meets it.
-        constructor: its arguments.
+        name: the name on the command line.
+        title: where it is found.
+        constructor: the arguments of its constructor.
         call: how it is called.
-        returns: what it gives back.
-        inputs: names of what goes in: one for self-attention alone, three where keys may come from elsewhere.
-        projections: names of the linear maps of query, key, value and, unless there is none, of the result.
+        returns: what it returns.
+        inputs: the names of its inputs: one for self-attention only, three if it supports cross-attention.
+        projections: the names of the query, key, value and output projections; None for no output projection.
         qkv_bias: whether the first three have a bias.
         mask: where its mask comes from.
-        answers: where it differs from others inside.
-        own_mask: whether it always hides the future.
-        drops: whether it drops weights at random in training.
-        widens: whether each head is as wide as the output was meant to be, so that the result is H times as wide.
+        answers: how it masks.
+        own_mask: whether it always has a causal mask.
+        drops: whether it applies dropout to the weights.
+        widens: whether each head is d_out wide, so that the output is H times as wide.
         aliases: other names.
     """
 
@@ -52,21 +52,23 @@ class Form:
 
     @property
     def crosses(self) -> bool:
-        """Whether keys may come from another text than queries."""
+        """Whether it supports cross-attention."""
         return len(self.inputs) == 3
 
     def differences(self) -> dict[int, str]:
-        """How it writes what forms write differently, by step."""
+        """How it writes the steps that forms write differently, by step number."""
         found = {1: self._projects()}
         if self.widens:
-            found[2] = "no head axis: H modules in a list, each (B, T, d_out), run one by one; traced are all at once"
-            found[3] = "no transpose: every head is a tensor of its own; traced at once they lie beside the batch"
-            found[9] = "torch.cat along the last axis: every head is d_out wide, so the result is H·d_out wide"
+            found[2] = (
+                "no head axis: H modules in a list, each (B, T, d_out), run one by one; the trace shows them together"
+            )
+            found[3] = "no transpose: every head is a separate tensor; the trace shows them on an axis after the batch"
+            found[9] = "torch.cat along the last axis: every head is d_out wide, so the output is H·d_out wide"
         order = {"scale, mask": "after step 6: scales, then masks", "mask, scale": "before step 6: masks, then scales"}
         found[5] = f"{self.mask}; fills with {self.answers.fill} {order[self.answers.order]}"
         found[7] = f"a row that sees no key {self.answers.blind_row}"
         if self.drops:
-            found[8] = "dropout acts on the weights first, in training only"
+            found[8] = "dropout is applied to the weights first, in training only"
         if self.projections[3] is None:
             found[10] = "no output projection: heads never mix"
         return dict(sorted(found.items()))
@@ -108,7 +110,8 @@ FORMS: dict[str, Form] = {
         ),
         Form(
             "minimal", "the same in its shortest version", _BOOK, "mha(x)", "output", ("x",),
-            ("W_q", "W_k", "W_v", "proj"), False, _BUFFER, Answers("scale, mask", "−inf", _SEES_ITSELF), own_mask=True,
+            ("W_q", "W_k", "W_v", "proj"), False, _BUFFER,
+            Answers("scale, mask", "−inf", _SEES_ITSELF), own_mask=True,
         ),
         Form(
             "list", "the naive wrapper: a list of heads", _BOOK, "mha(x)", "output", ("x",),
@@ -125,7 +128,7 @@ FORMS: dict[str, Form] = {
 
 
 def find(name: str) -> Form:
-    """The form of that name or alias.
+    """The form with this name or alias.
 
     >>> find("homework").constructor
     '(d_in, d_out, context_length, dropout, num_heads, qkv_bias=False)'

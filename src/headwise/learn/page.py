@@ -1,10 +1,9 @@
-"""The ten steps as one HTML page that needs nothing else."""
+"""The ten steps as one self-contained HTML page."""
 
 from html import escape
 from string import Template
 
-from headwise.learn.layout import Operation, memory_text, picture_text
-from headwise.learn.steps import SIX, Explained, Setting, headline, number_text, numbers
+from headwise.learn.steps import SIX, Explained, Operation, Setting, head_split_text, number_text
 from headwise.view.leaf import leaf
 
 STYLE = """
@@ -44,14 +43,14 @@ table.layout .shape { white-space: nowrap; }
 BODY = Template("""
 <h1>Multi-head attention in ten steps</h1>
 <p>$headline</p>
-<p class="soft">$form</p>
+<p class="soft">$subject</p>
 $notes
 <ol>
 $steps
 </ol>
-<p class="soft">$six. Numbers are those of the first sample; where there are heads, of head 0. A row is a token.</p>
+<p class="soft">$six. Numbers are from the first sample and, after step 2, from head 0. A row is a token.</p>
 <h2>The four key operations, in memory</h2>
-<p class="soft">Measured on tensors of these sizes. A stride is how many numbers to skip for one step along an axis.</p>
+<p class="soft">Measured at these sizes. A stride is how many numbers to skip to advance by one along an axis.</p>
 <div class="scroll"><table class="layout">
 <thead><tr><th>operation</th><th>shape</th><th>strides</th><th>memory</th><th>why</th></tr></thead>
 <tbody>
@@ -63,32 +62,31 @@ $layout
 
 def steps_page(setting: Setting, steps: list[Explained], operations: list[Operation]) -> str:
     """The whole page."""
-    form, config = setting.form, setting.config
-    differences = {} if config is not None else form.differences()
-    also = [] if config is None else config.options()
-    if config is None:
-        about = f"Form {form.name}, {form.title}: {form.constructor}, {form.call} → {form.returns}"
-    else:
-        about = f"Attention of {config.name}, {config.layers} layers of it ({config.source})"
+    differences = {} if setting.config is not None else setting.form.differences()
+    also = [] if setting.config is None else setting.config.options()
     body = BODY.substitute(
-        headline=escape(headline(setting)),
-        form=escape(about),
+        headline=escape(setting.headline()),
+        subject=escape(_sentence(setting.subject())),
         notes="\n".join(
             f'<p class="differs">Also: {escape(text)}; not among the ten steps shown.</p>' for text in also
         ),
         steps="\n".join(_step(step, differences.get(step.number)) for step in steps),
-        six=escape(SIX[0].upper() + SIX[1:]),
+        six=escape(_sentence(SIX)),
         layout="\n".join(_operation(op) for op in operations),
-        picture=escape(picture_text()),
+        picture=escape(head_split_text()),
     )
-    return leaf(f"Ten steps: {headline(setting)}", STYLE, body)
+    return leaf(f"Ten steps: {setting.headline()}", STYLE, body)
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _step(step: Explained, differs: str | None) -> str:
     before, after = (
         ", ".join(f"<span>{names} {_shape(s)}</span>" for names, s in part.items()) for part in step.shapes()
     )
-    matrices = "".join(_matrix(name, rows, step) for name, rows in numbers(step).items() if step.number != 2)
+    matrices = "".join(_matrix(name, rows, step) for name, rows in step.numbers().items() if step.number != 2)
     return (
         f'<li><span class="number">{step.number}</span><div><span class="name">{escape(step.name)}</span> '
         f'<span class="shape">{before} → <b>{after}</b></span>'
@@ -122,5 +120,5 @@ def _operation(op: Operation) -> str:
     return (
         f"<tr><td><strong{trap}>{escape(op.name)}</strong><br><code>{escape(op.code)}</code></td>"
         f'<td class="shape">{shape}</td><td class="shape">{strides}</td>'
-        f"<td>{escape(memory_text(op))}</td><td>{escape(op.why)}</td></tr>"
+        f"<td>{escape(op.memory)}</td><td>{escape(op.why)}</td></tr>"
     )

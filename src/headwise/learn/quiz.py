@@ -1,4 +1,4 @@
-"""Exercises: classes with one mistake each, to be found and repaired; the checker judges."""
+"""The quiz: classes with one mistake each, for the learner to find and fix; the checker judges them."""
 
 import json
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from headwise.models.files import atomically
 
 FORMAT = 1
 STYLES = ("separate", "fused", "listed", "einsum")
-INTRODUCTION = '''"""Exercise {number} of {count}. One thing here is wrong. Repair it, then run `headwise quiz` again.
+INTRODUCTION = '''"""Exercise {number} of {count}. One thing here is wrong. Fix it, then run `headwise quiz` again.
 
-`headwise quiz --hint` says where to look, `headwise quiz --skip` moves on.
+`headwise quiz --hint` says where to look; `headwise quiz --skip` moves on.
 """
 
 '''
@@ -28,16 +28,16 @@ class Exercise(NamedTuple):
     style: str
 
     def path(self, folder: Path) -> Path:
-        """Where the learner finds it; the name does not give it away."""
+        """The path of its file, whose name does not reveal the mistake."""
         return folder / f"exercise_{self.number:02d}.py"
 
     def source(self) -> str:
-        """The file as the learner gets it."""
+        """The text of its file."""
         return INTRODUCTION.format(number=self.number, count=len(EXERCISES)) + write(self.style, self.mistake)
 
 
 def _exercises() -> tuple[Exercise, ...]:
-    """Every mistake that a template can show and that makes a class wrong, in the table's order, styles in turn."""
+    """Every mistake that makes a class wrong and that a template can show, in table order, in alternating styles."""
     by_style = {style: set(shown_by(style)) for style in STYLES}
     found: list[Exercise] = []
     for name, mistake in MISTAKES.items():
@@ -51,7 +51,7 @@ EXERCISES = _exercises()
 
 
 class Quiz:
-    """A learner's way through the exercises, kept in `progress.json` beside them."""
+    """A learner's progress through the exercises, saved in `progress.json` beside them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -59,12 +59,12 @@ class Quiz:
 
     @property
     def current(self) -> Exercise | None:
-        """The first that is neither solved nor skipped; None when all are."""
+        """The first exercise that is neither solved nor skipped, or None."""
         done = {*self.solved, *self.skipped}
         return next((exercise for exercise in EXERCISES if exercise.mistake not in done), None)
 
     def lay_out(self, exercise: Exercise) -> bool:
-        """Write the file of an exercise, unless the learner has it already; whether it was written."""
+        """Write the file of an exercise unless it exists; returns whether it was written."""
         path = exercise.path(self.folder)
         if path.exists():
             return False
@@ -76,14 +76,16 @@ class Quiz:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OptionError(f"--folder {self.folder}: {error.strerror}. Name a folder that can be made.") from error
+            raise OptionError(
+                f"--folder {self.folder}: {error.strerror}. Name a folder that can be created."
+            ) from error
 
     def touched(self, exercise: Exercise) -> bool:
-        """Whether the learner has changed the file."""
+        """Whether the learner has edited the file."""
         return exercise.path(self.folder).read_text(encoding="utf-8", errors="replace") != exercise.source()
 
     def judge(self, exercise: Exercise, judge: Callable[[Path], Report]) -> Report:
-        """What the checker says of the learner's file; counted."""
+        """The checker's report on the learner's file; counts the attempt."""
         report = judge(exercise.path(self.folder))
         self.tries[exercise.mistake] = self.tries.get(exercise.mistake, 0) + 1
         if report.exit_code == 0:
@@ -92,7 +94,7 @@ class Quiz:
         return report
 
     def skip(self, exercise: Exercise) -> None:
-        """Leave one out."""
+        """Skip an exercise."""
         self.skipped.append(exercise.mistake)
         self._write()
 
@@ -105,13 +107,13 @@ class Quiz:
         if not path.is_file():
             return [], [], {}
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            known = {FORMAT: (list(told["solved"]), list(told["skipped"]), dict(told["tries"]))}
-            return known[told["format"]]
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            known = {FORMAT: (list(saved["solved"]), list(saved["skipped"]), dict(saved["tries"]))}
+            return known[saved["format"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise OptionError(f"{path} cannot be read ({error!r}). Move it away to begin again.") from error
+            raise OptionError(f"{path} cannot be read ({error!r}). Move it away to start again.") from error
 
     def _write(self) -> None:
         self._make_folder()
-        told = json.dumps(self.to_dict(), indent=1)
-        atomically(self.folder / "progress.json", lambda beside: beside.write_text(told, encoding="utf-8"))
+        text = json.dumps(self.to_dict(), indent=1)
+        atomically(self.folder / "progress.json", lambda beside: beside.write_text(text, encoding="utf-8"))

@@ -1,7 +1,7 @@
-"""The ten steps explained: what goes in, what is done, what comes out, and why.
+"""The ten steps explained: input, operation, output and reason, and what the key operations do to memory.
 
-Tensors come from the reference itself, and the sentences are its comments, so that neither can drift. Operations are
-Python: a test evaluates each on the tensors before it and finds the tensors after it.
+The tensors come from the reference itself and the explanations are its comments, so they cannot drift apart. The
+operations are Python: a test evaluates each on the tensors before it and compares the result with the tensors after it.
 """
 
 import dataclasses
@@ -9,10 +9,12 @@ import functools
 import inspect
 import math
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from headwise import reference
 from headwise.errors import OptionError
@@ -25,12 +27,13 @@ from headwise.shapes import check_size
 
 Projections = tuple[reference.Linear, reference.Linear, reference.Linear, reference.Linear | None]
 
-SIX = "in six: project (1), split (2), transpose (3), attention (4 to 8), concat (9), project (10)"
+SIX = "in six steps: project (1), split (2), transpose (3), attention (4 to 8), concat (9), project (10)"
 SHORT = {"query": "q", "key": "k", "value": "v"}
-FITS = 8  # rows and columns of numbers that are shown
-MOST_NUMBERS = 2**26  # beyond, tensors have shapes and no numbers: nobody could look at them anyway
+FITS = 8  # the most rows and columns of numbers that are shown
+MOST_NUMBERS = 2**26  # above this, only shapes are traced, on the meta device
+COPIES = ("aten.clone", "aten._to_copy", "aten.copy_")
 
-# Which step made what a step reads; step 1 reads the input.
+# For every step, the step that produced each tensor it reads; step 1 reads the input.
 READS = {
     2: {"query": 1, "key": 1, "value": 1},
     3: {"query": 2, "key": 2, "value": 2},
@@ -55,12 +58,21 @@ class Explained(NamedTuple):
     after: dict[str, Tensor]
 
     def shapes(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-        """Shapes before and after, tensors of one shape together, by the names that operations use."""
+        """The shapes before and after, grouped by shape, under the names that operations use."""
         return by_shape(self.before, short=self.number > 1), by_shape(self.after)
+
+    def numbers(self) -> dict[str, list[list[float]]]:
+        """The numbers of the first head of the first sample after the step, if they fit on a screen."""
+        found = {}
+        for name, tensor in self.after.items():
+            slice_ = tensor[0] if tensor.dim() == 3 else tensor[0, :, 0] if self.number == 2 else tensor[0, 0]
+            if not tensor.is_meta and max(slice_.shape) <= FITS:
+                found[name] = slice_.tolist()
+        return found
 
 
 def by_shape(tensors: dict[str, Tensor], *, short: bool = True) -> dict[str, tuple[int, ...]]:
-    """Shapes by names, one entry for tensors of one shape.
+    """Shapes by name; tensors of the same shape share an entry.
 
     >>> by_shape({"query": torch.ones(2, 3), "key": torch.ones(5), "value": torch.ones(5)})
     {'q': (2, 3), 'k, v': (5,)}
@@ -73,7 +85,7 @@ def by_shape(tensors: dict[str, Tensor], *, short: bool = True) -> dict[str, tup
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is traced.
+    """What to trace: sizes, mask, and the form or model it follows.
 
     >>> Setting.of(d_model=12, num_heads=3, seq=5).widths.head_dim
     4
@@ -100,27 +112,27 @@ class Setting:
         batch: int = 1,
         causal: bool | None = None,
     ) -> "Setting":
-        """A complete setting, refused where its parts contradict each other.
+        """A complete setting; raises an error if its parts contradict each other.
 
         Args:
-            form: whose code is explained, from `FORMS`; the course's unless given.
-            config: a known model, from `CONFIGS`, which brings widths of its own.
+            form: the form to explain, from `FORMS`; "course" by default.
+            config: a known model from `CONFIGS`, which sets the widths.
             d_model: width of all heads together.
-            num_heads: 2 unless given.
-            seq: tokens.
-            keys: keys of their own, for cross-attention; as many as tokens unless given.
-            batch: samples.
-            causal: whether later keys are hidden; as the form or the model does unless given.
+            num_heads: attention heads; 2 by default.
+            seq: sequence length.
+            keys: number of keys, for cross-attention; `seq` by default.
+            batch: batch size.
+            causal: whether later keys are hidden; by default as in the form or model.
         """
         form = FORMS["course"] if form is None else form
         if form.name == "head" and num_heads not in (None, 1):
-            raise OptionError(f"{num_heads} heads: the form 'head' is one head alone. The form 'list' has several.")
+            raise OptionError(f"{num_heads} heads: the form 'head' is a single head. Use the form 'list' for several.")
         num_heads = 2 if num_heads is None else num_heads
         if config is not None:
             widths = Widths.complete(config.d_model, config.num_heads, config.num_kv_heads, config.head_dim)
         elif form.name == "head":
             widths = Widths.complete(d_model, 1)
-        elif form.widens:  # every head is as wide as the output was meant to be
+        elif form.widens:  # every head is as wide as d_out
             check_size("num_heads", num_heads)
             widths = Widths.complete(
                 d_model, num_heads, head_dim=d_model, d_out=num_heads * check_size("d_out", d_model)
@@ -130,12 +142,12 @@ class Setting:
         default = form.own_mask if config is None else config.causal
         hides = default if causal is None else causal
         if form.own_mask and not hides:
-            raise OptionError(f"the form {form.name!r} has a causal mask of its own. Leave out --no-causal.")
+            raise OptionError(f"the form {form.name!r} always has a causal mask. Leave out --no-causal.")
         if keys is not None and keys != seq and not form.crosses:
             crossing = ", ".join(f.name for f in FORMS.values() if f.crosses)
             raise OptionError(
-                f"{seq} tokens and {keys} keys: the form {form.name!r} takes one input, {form.call}, so its keys are "
-                f"its tokens. Forms with keys of their own: {crossing}."
+                f"{seq} tokens and {keys} keys: the form {form.name!r} takes one input, {form.call}, so it has as many "
+                f"keys as tokens. Forms that take separate keys: {crossing}."
             )
         return cls(
             widths=widths,
@@ -149,20 +161,62 @@ class Setting:
 
     @property
     def size(self) -> int:
-        """Numbers in the matrices and in the scores, the largest tensors there are."""
+        """How many numbers the projection matrices and the scores hold; these are the largest tensors."""
         w = self.widths
         matrices = 2 * w.d_model * w.head_dim * (w.num_heads + w.num_kv_heads)
         return matrices + self.batch * w.num_heads * self.seq * self.keys
 
     @property
     def device(self) -> str:
-        """Where tensors are made: nowhere, if they are large."""
+        """The device of the tensors: "meta", without data, if they are large."""
         return "meta" if self.size > MOST_NUMBERS else "cpu"
+
+    def tensors(self, seed: int = 0) -> tuple[dict[str, Tensor], Projections]:
+        """Random inputs and projections, reproducible by `seed`."""
+        device, w, form = self.device, self.widths, self.form
+        generator = None if device == "meta" else torch.Generator().manual_seed(seed)
+        qkv_bias, out_bias = (form.qkv_bias, True) if self.config is None else (self.config.bias,) * 2
+
+        def linear(out: int, width: int, bias: bool) -> reference.Linear:
+            weight = torch.randn(out, width, generator=generator, device=device) / width**0.5
+            return reference.Linear(weight, torch.randn(out, generator=generator, device=device) if bias else None)
+
+        kv_width = w.num_kv_heads * w.head_dim
+        first = [linear(n, w.d_model, qkv_bias) for n in (w.heads_width, kv_width, kv_width)]
+        last = None if form.projections[3] is None else linear(w.d_out, w.heads_width, out_bias)
+        lengths = [self.seq] + [self.keys] * (len(form.inputs) - 1)
+        inputs = {
+            name: torch.randn(self.batch, length, w.d_model, generator=generator, device=device)
+            for name, length in zip(form.inputs, lengths, strict=True)
+        }
+        return inputs, (first[0], first[1], first[2], last)
+
+    def headline(self) -> str:
+        """One line that says what is traced."""
+        w = self.widths
+        shared = "" if w.group == 1 else f", {w.num_kv_heads} key/value heads"
+        keys = "" if self.keys == self.seq else f", {self.keys} keys"
+        hides = "causal" if self.causal else "nothing hidden"
+        return (
+            f"batch {self.batch}, {self.seq} tokens{keys}, width {w.d_model}, {w.num_heads} "
+            f"head{'s' * (w.num_heads > 1)} of width {w.head_dim}{shared}, {hides}"
+        )
+
+    def subject(self) -> str:
+        """The form or the model, in one line."""
+        form, config = self.form, self.config
+        if config is not None:
+            return f"attention of {config.name}, {config.layers} layers ({config.source})"
+        return f"form {form.name}, {form.title}: {form.constructor}, {form.call} → {form.returns}"
+
+    def key_operations(self) -> "list[Operation]":
+        """The key operations on tensors of these sizes."""
+        return key_operations(self.batch, self.seq, self.widths.num_heads, self.widths.head_dim, self.device)
 
 
 @functools.cache
 def sentences() -> dict[int, str]:
-    """Why each step is there: the comments of `reference.py`.
+    """The reason for each step: the comments of `reference.py`.
 
     >>> sentences()[10]
     'Until here the heads never met; this is where they are mixed.'
@@ -172,7 +226,7 @@ def sentences() -> dict[int, str]:
 
 
 def operations(form: Form, group: int = 1, *, hides: bool = True, crosses: bool = False) -> dict[int, str]:
-    """What each step does, as Python."""
+    """The Python code of each step."""
     q, k, v, out = form.projections
     x, y, z = form.inputs if form.crosses else form.inputs * 3
     shared = "" if group == 1 else f".repeat_interleave({group}, 1)"
@@ -203,12 +257,12 @@ def explain_steps(
     """The ten steps of the reference on these tensors, in order.
 
     Args:
-        inputs: by name, one (self-attention) or three: query, key and value.
+        inputs: one tensor by name (self-attention), or three: query, key and value.
         projections: the four linear maps, as `reference.multi_head_attention` takes them.
         num_heads: query heads.
-        num_kv_heads: key/value heads; as many unless given.
-        visible: True where a query may attend, (T, S) or more axes; everywhere unless given.
-        form: whose code is explained; the course's unless given.
+        num_kv_heads: key/value heads; `num_heads` by default.
+        visible: True where a query may attend, (T, S) or with leading axes; everywhere by default.
+        form: the form to explain; "course" by default.
     """
     form = FORMS["course"] if form is None else form
     query, key, value = inputs.values() if len(inputs) == 3 else list(inputs.values()) * 3
@@ -225,7 +279,7 @@ def explain_steps(
     if visible is None:
         here[5] = " Here nothing is hidden."
     if projections[3] is None:
-        here[10] = " Here there is no such projection."
+        here[10] = " This form has no such projection."
     result = []
     for step in made:
         why = sentences()[step.number] + here.get(step.number, "")
@@ -234,41 +288,20 @@ def explain_steps(
     return result
 
 
-def make(setting: Setting, seed: int = 0) -> tuple[dict[str, Tensor], Projections]:
-    """Random inputs and projections for a setting, the same for the same seed."""
-    device, w, form = setting.device, setting.widths, setting.form
-    generator = None if device == "meta" else torch.Generator().manual_seed(seed)
-    qkv_bias, out_bias = (form.qkv_bias, True) if setting.config is None else (setting.config.bias,) * 2
-
-    def linear(out: int, width: int, bias: bool) -> reference.Linear:
-        weight = torch.randn(out, width, generator=generator, device=device) / width**0.5
-        return reference.Linear(weight, torch.randn(out, generator=generator, device=device) if bias else None)
-
-    kv_width = w.num_kv_heads * w.head_dim
-    first = [linear(n, w.d_model, qkv_bias) for n in (w.heads_width, kv_width, kv_width)]
-    last = None if form.projections[3] is None else linear(w.d_out, w.heads_width, out_bias)
-    lengths = [setting.seq] + [setting.keys] * (len(form.inputs) - 1)
-    inputs = {
-        name: torch.randn(setting.batch, length, w.d_model, generator=generator, device=device)
-        for name, length in zip(form.inputs, lengths, strict=True)
-    }
-    return inputs, (first[0], first[1], first[2], last)
-
-
 def trace(setting: Setting, seed: int = 0) -> list[Explained]:
-    """The ten steps of a setting on random numbers, the same for the same `seed`.
+    """The ten steps of `setting` on random numbers, reproducible by `seed`.
 
     >>> [tuple(t.shape) for t in trace(Setting.of(d_model=12, num_heads=3, seq=5))[3].after.values()]
     [(1, 3, 5, 5)]
     """
-    inputs, projections = make(setting, seed)
+    inputs, projections = setting.tensors(seed)
     T, S, w = setting.seq, setting.keys, setting.widths
     visible = causal_mask().to_tensor(T, S, device=torch.device(setting.device)) if setting.causal else None
     return explain_steps(inputs, projections, w.num_heads, w.num_kv_heads, visible=visible, form=setting.form)
 
 
 def layer_projections(layer: MultiHeadAttention, dtype: torch.dtype | None = None) -> Projections:
-    """A layer's linear maps as the reference takes them."""
+    """The projections of a layer, as the reference takes them."""
     weights, biases = layer.projections()
     pairs: list[tuple[Tensor, Tensor | None]] = list(zip(weights, biases, strict=True))
     if layer.out_proj is not None:
@@ -279,18 +312,8 @@ def layer_projections(layer: MultiHeadAttention, dtype: torch.dtype | None = Non
     return query, key, value, out[0] if out else None
 
 
-def numbers(step: Explained) -> dict[str, list[list[float]]]:
-    """What the first head of the first sample holds after a step, where it fits on a screen."""
-    found = {}
-    for name, tensor in step.after.items():
-        slice_ = tensor[0] if tensor.dim() == 3 else tensor[0, :, 0] if step.number == 2 else tensor[0, 0]
-        if not tensor.is_meta and max(slice_.shape) <= FITS:
-            found[name] = slice_.tolist()
-    return found
-
-
 def number_text(n: float) -> str:
-    """A number of a small matrix.
+    """A number as small matrices show it.
 
     >>> number_text(-1.234), number_text(-0.001), number_text(-math.inf)
     ('−1.23', '0.00', '−inf')
@@ -298,20 +321,8 @@ def number_text(n: float) -> str:
     return f"{n:z.2f}".replace("-", "−")
 
 
-def headline(setting: Setting) -> str:
-    """One line: what is traced."""
-    w = setting.widths
-    shared = "" if w.group == 1 else f", {w.num_kv_heads} key/value heads"
-    keys = "" if setting.keys == setting.seq else f", {setting.keys} keys"
-    hides = "causal" if setting.causal else "nothing hidden"
-    return (
-        f"batch {setting.batch}, {setting.seq} tokens{keys}, width {w.d_model}, {w.num_heads} "
-        f"head{'s' * (w.num_heads > 1)} of width {w.head_dim}{shared}, {hides}"
-    )
-
-
 def describe(steps: list[Explained]) -> list[dict[str, Any]]:
-    """The steps as plain data."""
+    """The steps as plain data, for JSON."""
     return [
         {
             "number": step.number,
@@ -320,12 +331,159 @@ def describe(steps: list[Explained]) -> list[dict[str, Any]]:
             "why": step.why,
             "before": {name: list(tensor.shape) for name, tensor in step.before.items()},
             "shapes": {name: list(tensor.shape) for name, tensor in step.after.items()},
-            "numbers": {name: _finite(rows) for name, rows in numbers(step).items()},
+            "numbers": {name: _finite(rows) for name, rows in step.numbers().items()},
         }
         for step in steps
     ]
 
 
 def _finite(rows: list[list[float]]) -> list[list[float | None]]:
-    """JSON knows no infinity: hidden scores become null."""
+    """JSON has no infinity: hidden scores become null."""
     return [[n if math.isfinite(n) else None for n in row] for row in rows]
+
+
+class MemoryLayout(NamedTuple):
+    """How a tensor is laid out in memory."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # numbers to skip to advance by one along each axis
+    contiguous: bool
+
+    @classmethod
+    def of(cls, x: Tensor) -> "MemoryLayout":
+        """The layout of `x`."""
+        return cls(tuple(x.shape), x.stride(), x.is_contiguous())
+
+
+class Operation(NamedTuple):
+    """One operation, measured."""
+
+    name: str
+    code: str
+    before: MemoryLayout
+    after: MemoryLayout | None  # None if torch raises an error
+    shares: bool  # whether both use the same memory
+    copied: int  # bytes that torch copied
+    made: int  # bytes of new memory for the result
+    why: str
+
+    @property
+    def memory(self) -> str:
+        """What the operation did to memory, in words."""
+        if self.after is None:
+            return "RuntimeError"
+        if self.shares:
+            return "same memory, contiguous" if self.after.contiguous else "same memory, not contiguous"
+        return f"{self.copied:,} bytes copied, {self.made:,} new"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for JSON."""
+        after = None if self.after is None else self.after._asdict()
+        return self._asdict() | {"before": self.before._asdict(), "after": after}
+
+
+class _Copies(TorchDispatchMode):
+    """Counts the bytes that torch copies."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and importing dynamo takes a second
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation, and count its bytes if it is a copy."""
+        result = func(*args, **(kwargs or {}))
+        if str(func).startswith(COPIES):
+            self.bytes += result.numel() * result.element_size()
+        return result
+
+
+def key_operations(batch: int, seq: int, num_heads: int, head_dim: int, device: str = "cpu") -> list[Operation]:
+    """The four key operations on tensors (`batch`, `seq`, `num_heads`, `head_dim`), in order of use, and two traps.
+
+    >>> [(o.name, o.shares) for o in key_operations(2, 5, 3, 7)][:4]
+    [('view', True), ('transpose', True), ('matmul', False), ('contiguous', False)]
+    """
+    B, T, H, D = batch, seq, num_heads, head_dim
+    x = torch.zeros(B, T, H * D, device=device)
+    split = x.view(B, T, H, D)
+    query = split.transpose(1, 2)
+    heads = torch.zeros(B, H, T, D, device=device).transpose(1, 2)  # the output of step 8, transposed back
+    measured = [
+        _measure(
+            "view", f"x.view({B}, {T}, {H}, {D})", x, lambda: x.view(B, T, H, D),
+            "The same memory read with another shape: H·D numbers become H groups of D.",
+        ),
+        _measure(
+            "transpose", "x.transpose(1, 2)", split, lambda: split.transpose(1, 2),
+            "Two strides swap places; no number moves. The tokens of one head are H·D numbers apart.",
+        ),
+        _measure(
+            "matmul", "q @ k.transpose(-2, -1)", query, lambda: query @ query.transpose(-2, -1),
+            "Writes a new tensor, T×T for every head. With several samples, the heads are first copied together.",
+        ),
+        _measure(
+            "contiguous", f"x.contiguous().view({B}, {T}, {H * D})", heads,
+            lambda: heads.contiguous().view(B, T, H * D),
+            "Copies into reading order: the heads of a token become adjacent, so a view can join them.",
+        ),
+    ]  # fmt: skip
+    if 1 in (T, H):  # both traps are then harmless
+        return measured
+    traps = [
+        _measure(
+            "trap: view after transpose", f"x.view({B}, {T}, {H * D})", heads, lambda: heads.view(B, T, H * D),
+            "No stride can join axes that are not adjacent in memory. reshape and flatten copy where they must.",
+        ),
+        _measure(
+            "trap: view instead of transpose", f"x.view({B}, {H}, {T}, {D})", x, lambda: x.view(B, H, T, D),
+            "The right shape with the wrong numbers: a head would hold pieces of other heads.",
+        ),
+    ]  # fmt: skip
+    return measured + traps
+
+
+def _measure(name: str, code: str, before: Tensor, do: Callable[[], Tensor], why: str) -> Operation:
+    copies = _Copies()
+    try:
+        with torch.no_grad(), copies:
+            after = do()
+    except RuntimeError:
+        return Operation(name, code, MemoryLayout.of(before), None, False, copies.bytes, 0, why)
+    shares = after.untyped_storage()._cdata == before.untyped_storage()._cdata
+    made = 0 if shares else after.numel() * after.element_size()
+    return Operation(name, code, MemoryLayout.of(before), MemoryLayout.of(after), shares, copies.bytes, made, why)
+
+
+class HeadSplit(NamedTuple):
+    """Numbered memory, and head 0 as two ways of splitting read it."""
+
+    memory: list[int]
+    right: list[list[int]]  # view, then transpose
+    wrong: list[list[int]]  # view alone
+
+
+def head_split(seq: int = 2, num_heads: int = 2, head_dim: int = 3) -> HeadSplit:
+    """Memory numbered from 0, and head 0 split the right and the wrong way.
+
+    >>> head_split()
+    HeadSplit(memory=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], right=[[0, 1, 2], [6, 7, 8]], wrong=[[0, 1, 2], [3, 4, 5]])
+    """
+    memory = torch.arange(seq * num_heads * head_dim)
+    right = memory.view(seq, num_heads, head_dim).transpose(0, 1)[0]
+    wrong = memory.view(num_heads, seq, head_dim)[0]
+    return HeadSplit(memory.tolist(), right.tolist(), wrong.tolist())
+
+
+def head_split_text() -> str:
+    """The smallest example of why a view alone is wrong, in words."""
+    seen = head_split()
+    return (
+        f"Memory of 2 tokens, 2 heads of 3: {' '.join(map(str, seen.memory))}. Head 0 is {seen.right}; a view alone "
+        f"would read {seen.wrong}, all of token 0."
+    )

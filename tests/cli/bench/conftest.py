@@ -2,12 +2,12 @@
 
 import pytest
 
-from headwise.cli.bench import ceilings
+from headwise.cli.bench import machine
 
 
 @pytest.fixture(autouse=True, scope="session")
 def small_ceilings():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ceilings.SIDE, "cpu", 64)
-        patch.setitem(ceilings.COPIED, "cpu", 2**16)
+        patch.setitem(machine.SIDE, "cpu", 64)
+        patch.setitem(machine.COPIED, "cpu", 2**16)
         yield

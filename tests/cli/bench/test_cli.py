@@ -84,7 +84,7 @@ def test_wrong_usage_ends_with_words_and_status_two_before_anything_is_measured(
 def test_a_file_that_is_no_result_is_refused(text, tmp_path, capsys):
     (tmp_path / "a.json").write_text(text)
     assert main(["bench", "--from", str(tmp_path / "a.json")]) == 2
-    assert "no result of headwise bench" in capsys.readouterr().err
+    assert "not a result of headwise bench" in capsys.readouterr().err
 
 
 def test_cuda_without_a_gpu_is_refused(capsys):

@@ -9,18 +9,18 @@ import sys
 import pytest
 import torch
 
-from headwise.cli.bench import layers
-from headwise.cli.bench.peers import OURS, PEERS, named
-from headwise.cli.bench.peers.peer import INSTALL, Peer, version_of, why_not
-from headwise.cli.bench.setting import Problem, Setting
+from headwise.cli.bench import sweep
+from headwise.cli.bench.peers import OURS, PEERS, Peer, matching
+from headwise.cli.bench.peers.packages import INSTALL, version_of, why_not
+from headwise.cli.bench.workload import Problem, Workload
 from headwise.errors import OptionError
 
 B, H, T, D = 2, 3, 37, 10  # Llama turns pairs of numbers: its heads are even
 HERE = [peer for peer in PEERS if peer.cuda_only is None]
 
 
-def setting(**options):
-    return Setting(H * D, H, batch=B, **options)
+def workload(**options):
+    return Workload(H * D, H, batch=B, **options)
 
 
 @pytest.fixture
@@ -33,62 +33,62 @@ def peer(request):
 @pytest.mark.parametrize("peer", HERE, indirect=True, ids=lambda peer: peer.name)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "no mask"])
 def test_a_peer_gives_the_numbers_of_the_reference_with_our_weights(peer, causal):
-    problem = Problem(setting(causal=causal))
+    problem = Problem(workload(causal=causal))
     if peer.causal_only and not causal:
-        assert peer.refuses(problem.setting) == "it is causal and nothing else"
+        assert peer.refuses(problem.workload) == "it supports only causal attention"
         return
-    assert peer.refuses(problem.setting) is None
-    output = layers.built(peer, problem, T)(problem.x(T))
+    assert peer.refuses(problem.workload) is None
+    output = sweep.built(peer, problem, T)(problem.x(T))
     assert output.shape == (B, T, H * D)
     assert problem.judge(output, T, biases=peer.biases).wrong is None
 
 
 @pytest.mark.parametrize("peer", HERE, indirect=True, ids=lambda peer: peer.name)
 def test_a_peer_gives_the_gradient_of_the_reference(peer):
-    problem = Problem(setting(backward=True))
-    trial = layers.candidate(peer, problem).trial(T)
+    problem = Problem(workload(backward=True))
+    trial = sweep.candidate(peer, problem).trial(T)
     assert trial.judge().wrong is None
     trial.run()
 
 
 @pytest.mark.parametrize("peer", HERE, indirect=True, ids=lambda peer: peer.name)
 def test_a_peer_runs_in_bfloat16(peer):
-    problem = Problem(setting(dtype="bfloat16"))
-    output = layers.built(peer, problem, T)(problem.x(T))
+    problem = Problem(workload(dtype="bfloat16"))
+    output = sweep.built(peer, problem, T)(problem.x(T))
     assert output.dtype == torch.bfloat16
     assert problem.judge(output, T, biases=peer.biases).wrong is None
 
 
 @pytest.mark.parametrize("at", range(4), ids=["query", "key", "value", "out"])
 def test_another_weight_in_any_projection_is_judged_wrong(at):
-    problem = Problem(setting())
-    module = layers.built(PEERS[0], problem, T)
+    problem = Problem(workload())
+    module = sweep.built(PEERS[0], problem, T)
     problem.weights[at].weight[1, 2] += 0.5
     assert "wrong: error" in problem.judge(module(problem.x(T)), T, biases=True).wrong
 
 
 def test_a_mask_forgotten_is_judged_wrong():
-    seen = layers.built(PEERS[0], Problem(setting(causal=False)), T)
-    problem = Problem(setting())
+    seen = sweep.built(PEERS[0], Problem(workload(causal=False)), T)
+    problem = Problem(workload())
     assert "wrong: error" in problem.judge(seen(problem.x(T)), T, biases=True).wrong
 
 
 def test_nan_is_judged_wrong():
-    problem = Problem(setting())
+    problem = Problem(workload())
     assert "error nan" in problem.judge(torch.full((B, T, H * D), torch.nan), T, biases=True).wrong
 
 
 def test_the_weights_of_a_gradient_are_judged():
-    problem = Problem(setting(backward=True))
-    module = layers.built(PEERS[0], problem, 128)
-    assert layers.judged_gradient(module, problem, True).wrong is None
+    problem = Problem(workload(backward=True))
+    module = sweep.built(PEERS[0], problem, 128)
+    assert sweep.judged_gradient(module, problem, True).wrong is None
     problem.weights.value.weight[1, 2] += 0.5
-    assert "wrong: error" in layers.judged_gradient(module, problem, True).wrong
+    assert "wrong: error" in sweep.judged_gradient(module, problem, True).wrong
 
 
 def test_a_package_that_is_absent_comes_with_the_command_that_installs_it():
     peer = Peer("absent", PEERS[0].build, "no_such_package_of_anybody")
-    assert peer.refuses(setting()) == INSTALL == "not installed: pip install 'headwise[bench]'"
+    assert peer.refuses(workload()) == INSTALL == "not installed: pip install 'headwise[bench]'"
     assert peer.version is None
 
 
@@ -107,7 +107,8 @@ def test_a_package_may_warn_at_import(tmp_path, monkeypatch):
 def test_keras_leaves_the_home_folder_and_its_settings_alone(tmp_path):
     if importlib.util.find_spec("keras") is None:
         pytest.skip("keras is not installed")
-    code = "import os; from headwise.cli.bench.peers.peer import load; load('keras'); print('KERAS_HOME' in os.environ)"
+    code = "import os; from headwise.cli.bench.peers import packages; packages.load('keras'); "
+    code += "print('KERAS_HOME' in os.environ)"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KERAS")} | {"HOME": str(tmp_path)}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"
@@ -116,7 +117,7 @@ def test_keras_leaves_the_home_folder_and_its_settings_alone(tmp_path):
 
 def test_flex_says_why_it_stays_away_from_the_cpu():
     flex = next(peer for peer in PEERS if peer.name.startswith("Flex"))
-    assert flex.refuses(setting()).startswith("on CUDA only")
+    assert flex.refuses(workload()).startswith("on CUDA only")
 
 
 def test_names_have_no_comma_and_differ():
@@ -127,9 +128,9 @@ def test_names_have_no_comma_and_differ():
 
 
 def test_words_choose_peers():
-    assert [peer.name for peer in named("KERAS, textbook")] == ["keras", "textbook class", "textbook list"]
+    assert [peer.name for peer in matching("KERAS, textbook")] == ["keras", "textbook class", "textbook list"]
     with pytest.raises(OptionError, match="no peer has 'jax' in its name. Known: headwise, SDPA"):
-        named("keras,jax")
+        matching("keras,jax")
 
 
 def test_a_package_without_installer_files_still_has_a_version(tmp_path, monkeypatch):

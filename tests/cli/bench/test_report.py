@@ -6,11 +6,11 @@ import json
 import pytest
 
 from headwise.cli.bench import report
-from headwise.cli.bench.peers import named
-from headwise.cli.bench.plotting import draw, spread
-from headwise.cli.bench.run import measured, with_ladder, with_looking
-from headwise.cli.bench.setting import Setting
-from headwise.cli.bench.sweep import Effort
+from headwise.cli.bench.peers import matching
+from headwise.cli.bench.report import draw, figure, spread
+from headwise.cli.bench.sweep import Effort, measured, with_ladder
+from headwise.cli.bench.weights import with_weights
+from headwise.cli.bench.workload import Workload
 from headwise.errors import OptionError
 
 pytest.importorskip("matplotlib")
@@ -18,9 +18,9 @@ pytest.importorskip("matplotlib")
 
 @pytest.fixture(scope="module")
 def result():
-    setting, effort = Setting(12, 3, batch=2), Effort(0.01, 5.0, quiet=True)
-    found = measured(setting, [5, 7], named("headwise,flex,nn.mha"), effort)
-    return with_looking(with_ladder(found, setting, [5, 7], effort), setting, [5, 7], effort)
+    workload, effort = Workload(12, 3, batch=2), Effort(0.01, 5.0, quiet=True)
+    found = measured(workload, [5, 7], matching("headwise,flex,nn.mha"), effort)
+    return with_weights(with_ladder(found, workload, [5, 7], effort), workload, [5, 7], effort)
 
 
 def test_a_result_read_from_json_gives_the_same_tables(result):
@@ -82,8 +82,6 @@ def test_a_picture_of_one_result_is_always_the_same_file(result, suffix, tmp_pat
 
 
 def test_a_picture_names_every_candidate_with_its_exponents(result):
-    from headwise.cli.bench.plotting import figure
-
     made = figure(result)
     for axes, key in zip(made.axes, ("ms", "MiB"), strict=True):
         assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")

@@ -4,12 +4,10 @@ import pytest
 import torch
 
 from headwise.cli.bench import sweep as sweep_module
-from headwise.cli.bench.layers import candidate
-from headwise.cli.bench.measuring import Verdict
-from headwise.cli.bench.peers import PEERS
-from headwise.cli.bench.peers.peer import Peer
-from headwise.cli.bench.setting import Problem, Setting
-from headwise.cli.bench.sweep import Candidate, Effort, Trial, sweep
+from headwise.cli.bench.measurement import Verdict
+from headwise.cli.bench.peers import PEERS, Peer, peer_named
+from headwise.cli.bench.sweep import Candidate, Effort, Trial, candidate, sweep
+from headwise.cli.bench.workload import Problem, Workload
 
 QUIET = Effort(0.01, 1.0, quiet=True)
 FINE = Verdict(0.0, 1.0)
@@ -38,8 +36,8 @@ def test_a_wrong_peer_is_refused_before_it_is_timed():
             calls.append(x.shape)
             return x
 
-    problem = Problem(Setting(15, 3, batch=2))
-    peers = [Peer("liar", lambda _setting, _weights, _tokens: Wrong()), PEERS[0]]
+    problem = Problem(Workload(15, 3, batch=2))
+    peers = [Peer("liar", lambda _workload, _weights, _tokens: Wrong()), PEERS[0]]
     found = sweep([candidate(peer, problem) for peer in peers], [7, 11], "cpu", QUIET)
     assert len(calls) == 1
     assert {row["name"] for row in found.rows} == {"headwise"}
@@ -67,8 +65,8 @@ def test_who_needs_more_memory_than_is_free_is_never_run(monkeypatch):
 
 
 def test_a_matrix_for_every_head_is_what_a_dense_peer_needs():
-    problem = Problem(Setting(32, 2, batch=3))
-    dense = next(peer for peer in PEERS if peer.name == "textbook class")
+    problem = Problem(Workload(32, 2, batch=3))
+    dense = peer_named("textbook class")
     assert candidate(dense, problem).needs(1000) == 3 * 3 * 2 * 1000**2 * 4
     assert candidate(PEERS[0], problem).needs(1000) == 0
 

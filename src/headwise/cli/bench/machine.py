@@ -1,4 +1,4 @@
-"""What was measured on, and with what: device, versions, commit, memory that is free."""
+"""The machine the benchmark runs on: device, versions, commit, free memory, and its measured ceilings."""
 
 import os
 import platform
@@ -8,13 +8,17 @@ from pathlib import Path
 
 import torch
 
-from headwise.cli.bench.peers.peer import version_of
+from headwise.cli.bench.measurement import DTYPES, timed
+from headwise.cli.bench.peers.packages import version_of
 
 SOURCE = Path(__file__).parents[2]
+SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices whose product is timed
+COPIED = {"cpu": 2**27, "cuda": 2**31}  # bytes of the tensor that is copied: far more than caches hold
+TIMES = 12  # runs, of which the fastest is the ceiling
 
 
 def about(device: str, packages: Iterable[str] = ()) -> dict[str, object]:
-    """The head of every result: device, versions and commit."""
+    """The header of every result: device, versions and commit."""
     versions = {package.replace("_", "-"): version_of(package) for package in packages}
     return {
         "device": device_name(device),
@@ -26,7 +30,7 @@ def about(device: str, packages: Iterable[str] = ()) -> dict[str, object]:
 
 
 def device_name(device: str) -> str:
-    """The GPU's name, or the processor's kind and how many threads torch has."""
+    """The GPU's name, or the processor type and torch's number of threads."""
     if device == "cuda":
         return str(torch.cuda.get_device_name())
     threads = torch.get_num_threads()
@@ -34,7 +38,7 @@ def device_name(device: str) -> str:
 
 
 def commit() -> str:
-    """The commit of this source, marked where files were changed after it; "unknown" outside its repository."""
+    """The commit of this source, with "-dirty" if files have changed since; "unknown" outside its repository."""
     try:
         _git("ls-files", "--error-unmatch", "__init__.py")  # an installed package may lie in another repository
         changed = "-dirty" if _git("status", "--porcelain", "--untracked-files=no", ".") else ""
@@ -49,12 +53,23 @@ def _git(*words: str) -> str:
 
 
 def free_bytes(device: str) -> int:
-    """Memory that a run may still take."""
+    """The memory still available to a run."""
     if device == "cuda":
-        reserved = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # torch's own, to be used again
+        reserved = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # torch's cache, which it can reuse
         return int(torch.cuda.mem_get_info()[0]) + reserved
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except OSError:  # not Linux
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def ceilings(device: str, dtype: str) -> dict[str, float]:
+    """Operations per second in a matrix product of this dtype, and bytes per second read and written by a copy."""
+    n, size = SIDE[device], COPIED[device]
+    a, b = (torch.randn(n, n, device=device, dtype=DTYPES[dtype]) for _ in range(2))
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
+    product = min(timed(lambda: a @ b, device) for _ in range(TIMES)) / 1e3
+    copy = min(timed(lambda: target.copy_(source), device) for _ in range(TIMES)) / 1e3
+    return {"flops": 2 * n**3 / product, "bytes": 2 * size / copy}

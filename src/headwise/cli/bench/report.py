@@ -1,15 +1,39 @@
-"""A result as tables of text, the same in the terminal and in the documents."""
+"""A result as tables of text, for the terminal and the documents, and as a plot of time and memory against length."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from headwise.cli.bench.growth import is_doubtful
-from headwise.cli.bench.run import LOOKS
+from headwise.cli.bench.measurement import is_doubtful
+from headwise.cli.bench.peers import OURS
+from headwise.cli.bench.weights import TITLES
+from headwise.cli.console import write_file
+from headwise.errors import OptionError, need
 from headwise.learn.cost import human
+
+# Okabe and Ito's colors, which people with any kind of color vision can tell apart: one for each family of candidates.
+# Members of a family differ in dashes and markers.
+COLORS = {
+    OURS: "#D55E00",
+    "SDPA": "#009E73",
+    "FlexAttention": "#56B4E9",
+    "nn.MHA": "#0072B2",
+    "x-transformers": "#CC79A7",
+    "GPT-2": "#E69F00",
+    "Llama": "#7F7F7F",
+    "keras": "#8C7A00",
+    "textbook": "#000000",
+}
+SPARE = "#444444"
+STYLES = (("-", "o"), ("--", "s"), (":", "^"))
+PANELS = {"ms": "time, ms", "MiB": "memory, MiB"}
+LINE_HEIGHT = 0.036  # of a panel, for one name
+SUFFIXES = (".svg", ".png", ".pdf")
 
 
 class Table(NamedTuple):
-    """A title, the names of the columns, the first one empty, and rows of cells."""
+    """A title, the column names, the first of them empty, and rows of cells."""
 
     title: str
     head: list[str]
@@ -17,13 +41,13 @@ class Table(NamedTuple):
 
 
 def heading(result: dict[str, Any]) -> str:
-    """What was measured on, and with what."""
+    """The device, the versions and the commit."""
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     return f"{result['device']}, torch {result['torch']}, {versions or 'no other package'}, commit {result['commit']}"
 
 
 def sizes(result: dict[str, Any]) -> str:
-    """The layer that was measured."""
+    """The sizes and kind of the measured layer."""
     s = result["setting"]
     kind = "causal" if s["causal"] else "no mask"
     mode = "forward and backward" if s["backward"] else "forward"
@@ -31,15 +55,15 @@ def sizes(result: dict[str, Any]) -> str:
 
 
 def ceilings(result: dict[str, Any]) -> str:
-    """What the machine can do."""
+    """The machine's ceilings."""
     most, dtype = result["ceilings"], result["setting"]["dtype"]
     flops, moved = human(most["flops"], "FLOP/s"), human(most["bytes"], "B/s")
     return f"{flops} in a {dtype} matrix product, {moved} in a copy, measured in the same run"
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """Time and memory of the layer; then the ladder and looking, where they were measured."""
-    return [*layer(result), *([ladder(result["ladder"])] if "ladder" in result else []), *looking(result)]
+    """Time and memory of the layer; then the ladder and the cost of weights, if they were measured."""
+    return [*layer(result), *([ladder(result["ladder"])] if "ladder" in result else []), *weights(result)]
 
 
 def layer(result: dict[str, Any]) -> list[Table]:
@@ -47,16 +71,16 @@ def layer(result: dict[str, Any]) -> list[Table]:
     return [_time(result, "time of a layer, ms", share=True), _memory(result, "memory beyond weights and input, MiB")]
 
 
-def looking(result: dict[str, Any]) -> list[Table]:
-    """Time and memory of whoever shows weights, or sums of them; nothing where it was not measured."""
+def weights(result: dict[str, Any]) -> list[Table]:
+    """Time and memory of everything that returns weights, or sums of them; empty if it was not measured."""
     made = []
     for name, part in result.get("looking", {}).items():
-        made += [_time(part, f"{LOOKS[name]}: ms"), _memory(part, "and its memory, MiB")]
+        made += [_time(part, f"{TITLES[name]}: ms"), _memory(part, "and its memory, MiB")]
     return made
 
 
 def left_out(result: dict[str, Any]) -> list[str]:
-    """Who was left out of anything, from where on, and why."""
+    """Which candidates were left out, from which length on, and why."""
     parts = [result, *result.get("looking", {}).values()]
     return list(dict.fromkeys(_left(entry) for part in parts for entry in part["left_out"]))
 
@@ -67,7 +91,7 @@ def _left(entry: dict[str, Any]) -> str:
 
 
 def _time(part: dict[str, Any], title: str, *, share: bool = False) -> Table:
-    lengths, names, cells = _grid(part["rows"], lambda row: f"{figure(row['ms'])}±{row['spread'] / 2:.0%}")
+    lengths, names, cells = _grid(part["rows"], lambda row: f"{digits(row['ms'])}±{row['spread'] / 2:.0%}")
     shares = {row["name"]: f"{row['share']:.2%}" for row in part["rows"] if share and row["tokens"] == lengths[-1]}
     rows = []
     for name in names:
@@ -77,7 +101,7 @@ def _time(part: dict[str, Any], title: str, *, share: bool = False) -> Table:
 
 
 def _memory(part: dict[str, Any], title: str) -> Table:
-    lengths, names, cells = _grid(part["rows"], lambda row: figure(row["MiB"]))
+    lengths, names, cells = _grid(part["rows"], lambda row: digits(row["MiB"]))
     rows = [[name, *(cells.get((name, T), "") for T in lengths), _law(part, name, "MiB")] for name in names]
     return Table(title, ["", *map(_tokens, lengths), "grows"], rows)
 
@@ -89,13 +113,13 @@ def _grid(rows: list[dict[str, Any]], cell: Any) -> tuple[list[int], list[str], 
 
 
 def _law(part: dict[str, Any], name: str, key: str) -> str:
-    """T to the fitted power; with a question mark where two points were all."""
+    """T to the fitted power, with a question mark if it was fitted to two points only."""
     found = part["growth"][name][key]
     return "" if found is None else f"T^{found['exponent']:.2f}" + "?" * is_doubtful(found)
 
 
 def ladder(rows: list[dict[str, Any]]) -> Table:
-    """The rungs: a row for each at each length and number of heads."""
+    """One row for every rung, length and number of heads."""
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     by: dict[tuple[int, int, str], dict[str, dict[str, Any]]] = {}
     for row in rows:
@@ -104,16 +128,16 @@ def ladder(rows: list[dict[str, Any]]) -> Table:
     for (tokens, heads, name), found in by.items():
         cells = [f"{name}, {heads} head{'s' * (heads > 1)}, {_tokens(tokens)}"]
         for row in (found[mode] for mode in modes):
-            cells += [f"{figure(row['ms'])}±{row['spread'] / 2:.0%}", figure(row["MiB"]), str(row["launches"])]
+            cells += [f"{digits(row['ms'])}±{row['spread'] / 2:.0%}", digits(row["MiB"]), str(row["launches"])]
         made.append(cells)
     title = f"why the class is faster: {', then '.join(modes)}"
     return Table(title, ["", *["ms", "MiB", "launches"] * len(modes)], made)
 
 
-def figure(n: float) -> str:
+def digits(n: float) -> str:
     """Three digits, without powers of ten.
 
-    >>> figure(0.01234), figure(12.345), figure(1234.5), figure(0.0)
+    >>> digits(0.01234), digits(12.345), digits(1234.5), digits(0.0)
     ('0.0123', '12.3', '1,234', '0')
     """
     return f"{n:,.0f}" if n >= 100 else f"{n:.3g}"
@@ -124,10 +148,132 @@ def _tokens(n: int) -> str:
 
 
 def markdown(table: Table) -> list[str]:
-    """The lines of a table in a document."""
+    """The lines of a table in Markdown."""
     lines = [f"*{table.title}*", "", _line(table.head), "|---" * len(table.head) + "|"]
     return [*lines, *map(_line, table.rows), ""]
 
 
 def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
+
+
+def check_drawable(path: Path) -> None:
+    """Raise if the plot could not be drawn, before minutes are spent on measuring."""
+    if path.suffix not in SUFFIXES:
+        raise OptionError(f"--plot {path}: expected a name that ends in {', '.join(SUFFIXES)}.")
+    need("matplotlib", "bench", "plots")
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Write the plot of a result."""
+    check_drawable(path)
+    if not result["rows"]:
+        raise OptionError(f"--plot {path}: nothing was measured, so there is nothing to draw.")
+    matplotlib: Any = need("matplotlib", "bench", "plots")
+    with matplotlib.rc_context({"svg.hashsalt": "headwise", "font.size": 9}):  # the same result gives the same file
+        made = figure(result)
+        kind = {"Date": None} if path.suffix == ".svg" else None
+        write_file("--plot", path, lambda beside: made.savefig(beside, format=path.suffix[1:], metadata=kind, dpi=150))
+
+
+def figure(result: dict[str, Any]) -> Any:
+    """A `matplotlib.figure.Figure` with one panel for time and one for memory."""
+    made = need("matplotlib.figure", "bench", "plots").Figure(figsize=(12.5, 5.6), layout="constrained")
+    made.suptitle(f"One attention layer: {sizes(result)}", fontsize=11)
+    made.supxlabel(heading(result), fontsize=7, color="#555555")
+    for axes, (key, label) in zip(made.subplots(1, 2), PANELS.items(), strict=True):
+        _panel(axes, result, key, label)
+    return made
+
+
+def _panel(axes: Any, result: dict[str, Any], key: str, label: str) -> None:
+    lines = {name: points for name, points in _points(result["rows"], key).items() if points}
+    axes.set(xscale="log", yscale="log", xlabel="tokens", title=label)
+    lengths = sorted({row["tokens"] for row in result["rows"]})
+    axes.set_xticks(lengths, [f"{T:,}" for T in lengths])
+    axes.minorticks_off()
+    values = [value for points in lines.values() for _, value in points]
+    if values and max(values) < 30 * min(values):  # too few powers of ten to read values from
+        ticker = need("matplotlib.ticker", "bench", "plots")
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+    axes.grid(color="#DDDDDD", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    for name, (color, dashes, mark) in zip(lines, _styles(list(lines)), strict=True):
+        ours = name == OURS
+        axes.plot(
+            *zip(*lines[name], strict=True),
+            color=color,
+            linestyle=dashes,
+            marker=mark,
+            markersize=5 if ours else 3.5,
+            linewidth=3 if ours else 1.3,
+            zorder=3 if ours else 2,
+        )
+    _name(axes, result, key, lines)
+
+
+def _points(rows: list[dict[str, Any]], key: str) -> dict[str, list[tuple[int, float]]]:
+    names = dict.fromkeys(row["name"] for row in rows)
+    return {name: [(row["tokens"], row[key]) for row in rows if row["name"] == name and row[key] > 0] for name in names}
+
+
+def _styles(names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """The color, dashes and marker of each line."""
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        family = next((word for word in COLORS if name.startswith(word)), name)
+        seen[family] = seen.get(family, -1) + 1
+        found.append((COLORS.get(family, SPARE), *STYLES[seen[family] % len(STYLES)]))
+    return found
+
+
+def _name(axes: Any, result: dict[str, Any], key: str, lines: dict[str, list[tuple[int, float]]]) -> None:
+    """Write the name and exponent of every line to the right of the panel, as close to its end as possible."""
+    ends = {name: points[-1] for name, points in lines.items()}
+    low, high = (math.log(y) for y in axes.get_ylim())
+    heights = {name: (math.log(y) - low) / (high - low) for name, (_, y) in ends.items()}
+    placed = spread(heights)
+    for name, (color, _, _) in zip(lines, _styles(list(lines)), strict=True):
+        law = result["growth"][name][key]
+        power = "" if law is None else f"  $T^{{{law['exponent']:.2f}}}$" + "?" * is_doubtful(law)
+        axes.annotate(
+            name + power,
+            ends[name],
+            xytext=(1.06, placed[name]),
+            textcoords="axes fraction",
+            color=color,
+            fontsize=8,
+            fontweight="bold" if name == OURS else "normal",
+            va="center",
+            arrowprops={
+                "arrowstyle": "-",
+                "color": color,
+                "linewidth": 0.5,
+                "alpha": 0.6,
+                "shrinkA": 2,
+                "shrinkB": 3,
+                "relpos": (0, 0.5),
+            },
+        )
+
+
+def spread(heights: dict[str, float], gap: float = LINE_HEIGHT) -> dict[str, float]:
+    """The same heights, moved so that neighbors are at least `gap` apart, keeping their order and their mean.
+
+    >>> spread({"a": 0.5, "b": 0.5, "c": 0.9}, gap=0.1)
+    {'a': 0.45, 'b': 0.55, 'c': 0.9}
+    """
+    groups: list[tuple[list[str], float]] = []  # groups of names that touch, lowest first, and their mean height
+    for name in sorted(heights, key=heights.__getitem__):
+        names, middle = [name], heights[name]
+        while (
+            groups and middle - gap * (len(names) - 1) / 2 < groups[-1][1] + gap * (len(groups[-1][0]) + 1) / 2 - 1e-9
+        ):
+            below, its_middle = groups.pop()
+            middle = (its_middle * len(below) + middle * len(names)) / (len(below) + len(names))
+            names = below + names
+        groups.append((names, middle))
+    placed = {n: middle + gap * (i - (len(g) - 1) / 2) for g, middle in groups for i, n in enumerate(g)}
+    return {name: round(placed[name], 6) for name in heights}

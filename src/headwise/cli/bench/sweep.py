@@ -1,19 +1,28 @@
-"""Candidates over lengths: each is judged before it is timed, and leaves where it is wrong, too slow or too large."""
+"""A benchmark run: every candidate at every length, checked before it is timed, and dropped if wrong, slow or large."""
 
 import dataclasses
 import gc
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
-from headwise.cli.bench.machine import free_bytes
-from headwise.cli.bench.measuring import Verdict, interleaved, tensor_peak, timed
-from headwise.cli.bench.peers.peer import said
+from headwise.cli.bench.machine import about, ceilings, free_bytes
+from headwise.cli.bench.measurement import Verdict, growth, interleaved, launches, tensor_peak, timed
+from headwise.cli.bench.peers import OURS, PEERS, Peer, peer_named
+from headwise.cli.bench.peers.packages import one_line
+from headwise.cli.bench.workload import GRADIENT_TOKENS, Problem, Workload
+from headwise.errors import HeadwiseError
 from headwise.learn.cost import human
 
-ROUNDS, LEAST = 200, 3  # rounds of every candidate, at most and at least
+ROUNDS, LEAST = 200, 3  # most and fewest rounds of every candidate
+BACKWARD_MATRICES = 2  # a backward pass holds about twice the T×T tensors
+PACKAGES = (*dict.fromkeys(peer.package for peer in PEERS if peer.package != "torch"), "flash_colreduce")
+RUNGS = ("textbook list", "textbook class", OURS)
+MODES = {"forward": False, "forward+backward": True}
 
 
 class Trial(NamedTuple):
@@ -28,10 +37,10 @@ class Candidate:
     """Something that can be run at any length.
 
     Args:
-        name: what tables call it.
-        trial: makes it ready for so many tokens.
-        needs: bytes it is expected to take there.
-        refuses: why it cannot be measured at all, if so.
+        name: its name in tables.
+        trial: prepares it for a number of tokens.
+        needs: the bytes it is expected to need there.
+        refuses: why it cannot be measured at all, or None.
     """
 
     name: str
@@ -41,28 +50,33 @@ class Candidate:
 
 
 class Effort(NamedTuple):
-    """How much time may be spent, and whether anybody wants to hear of it."""
+    """How much time to spend, and whether to report progress."""
 
     seconds: float = 1.5  # on the rounds of one length
     limit: float = 1.5  # on one run of one candidate
     quiet: bool = False
 
     def tell(self, text: str) -> None:
-        """Progress, to standard error."""
+        """Print progress to standard error."""
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
 
-class Found(NamedTuple):
-    """Rows of what was measured, and who was left out, from which length on and why."""
+class SweepResult(NamedTuple):
+    """The measured rows, and which candidates were dropped, from which length on and why."""
 
     rows: list[dict[str, Any]]
     left_out: list[dict[str, Any]]
 
+    def to_dict(self) -> dict[str, Any]:
+        """The rows, the dropped candidates, and how time and memory grow."""
+        return {"rows": self.rows, "left_out": self.left_out, "growth": growth(self.rows)}
 
-def sweep(candidates: Sequence[Candidate], lengths: Sequence[int], device: str, effort: Effort) -> Found:
-    """Every candidate at every length, shortest first; who is left out stays out."""
-    found = Found([], [{"name": c.name, "tokens": None, "why": c.refuses} for c in candidates if c.refuses is not None])
+
+def sweep(candidates: Sequence[Candidate], lengths: Sequence[int], device: str, effort: Effort) -> SweepResult:
+    """Every candidate at every length, shortest first. A candidate that is dropped stays out."""
+    refused = [{"name": c.name, "tokens": None, "why": c.refuses} for c in candidates if c.refuses is not None]
+    found = SweepResult([], refused)
     inside = [c for c in candidates if c.refuses is None]
     for tokens in sorted(lengths):
         effort.tell(f"T={tokens}, candidates: {len(inside)}")
@@ -86,7 +100,7 @@ def sweep(candidates: Sequence[Candidate], lengths: Sequence[int], device: str, 
 def _admitted(
     candidate: Candidate, tokens: int, device: str, effort: Effort
 ) -> tuple[Trial, dict[str, float | None]] | str:
-    """The candidate made ready, with its error and its memory; or why it is left out."""
+    """The prepared candidate with its error and memory, or the reason why it is dropped."""
     needed, free = candidate.needs(tokens), free_bytes(device)
     if needed > free:
         return f"would take {human(needed, 'B', binary=True)}, and {human(free, 'B', binary=True)} are free"
@@ -97,15 +111,15 @@ def _admitted(
             return verdict.wrong
         trial.run()
         took = timed(trial.run, device) / 1e3
-        if took > effort.limit:  # once more, in case something else was in the way
+        if took > effort.limit:  # try again, in case another process interfered
             took = min(took, timed(trial.run, device) / 1e3)
         if took > effort.limit:
             return f"one run takes {took:.2g} s, the limit is {effort.limit:g} s"
         return trial, {"error": verdict.error, "MiB": tensor_peak(trial.run, device)}
     except torch.OutOfMemoryError:
         return "out of memory"
-    except Exception as error:  # noqa: BLE001, RUF100 - a peer may fail as it likes; the others go on
-        return f"fails: {said(error)}"
+    except Exception as error:  # noqa: BLE001, RUF100 - one failing peer must not stop the others
+        return f"fails: {one_line(error)}"
     finally:
         _clear(device)
 
@@ -114,3 +128,115 @@ def _clear(device: str) -> None:
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
+
+
+def candidate(peer: Peer, problem: Problem) -> Candidate:
+    """A peer as a candidate: the same weights and input, forward only or forward and backward."""
+    workload = problem.workload
+    factor = peer.matrices * (BACKWARD_MATRICES if workload.backward else 1)
+    return Candidate(
+        peer.name,
+        lambda tokens: _trial(peer, problem, tokens),
+        lambda tokens: factor * workload.matrix_bytes(tokens),
+        peer.refuses(workload),
+    )
+
+
+def built(peer: Peer, problem: Problem, tokens: int) -> nn.Module:
+    """The peer's module with the problem's weights, in training mode if gradients are needed."""
+    workload = problem.workload
+    weights = problem.weights.to(workload.torch_dtype, biases=peer.biases)
+    return peer.build(workload, weights, tokens).to(**workload.place).train(workload.backward)
+
+
+def _trial(peer: Peer, problem: Problem, tokens: int) -> Trial:
+    backward = problem.workload.backward
+    module = built(peer, problem, max(tokens, GRADIENT_TOKENS) if backward else tokens)
+    x = problem.x(tokens)
+
+    def judge() -> Verdict:
+        with torch.no_grad():
+            verdict = problem.judge(module(x), tokens, biases=peer.biases)
+        if verdict.wrong is None and backward:
+            return judged_gradient(module, problem, peer.biases)
+        return verdict
+
+    return Trial(step(module, x, backward=backward), judge)
+
+
+def judged_gradient(module: nn.Module, problem: Problem, biases: bool) -> Verdict:
+    """Compare the module's gradient with respect to a short input with the reference's."""
+    x = problem.gradient_input().requires_grad_()
+    module(x).double().square().sum().backward()
+    assert x.grad is not None  # noqa: S101
+    return problem.judge_gradient(x.grad, biases=biases)
+
+
+def step(module: Callable[[Tensor], Tensor], x: Tensor, *, backward: bool) -> Callable[[], object]:
+    """One inference pass, or one forward and backward pass."""
+    if not backward:
+        return torch.no_grad()(lambda: module(x))
+    x = x.clone().requires_grad_()
+    gradient = torch.randn_like(x)
+
+    def run() -> None:
+        x.grad = None
+        module(x).backward(gradient)
+
+    return run
+
+
+def measured(workload: Workload, lengths: Sequence[int], peers: Sequence[Peer], effort: Effort) -> dict[str, Any]:
+    """The layer against its peers: rows, dropped candidates, the machine's ceilings, growth."""
+    torch.manual_seed(0)
+    effort.tell("measuring the machine's ceilings")
+    most = ceilings(workload.device, workload.dtype)
+    problem = Problem(workload)
+    candidates = [candidate(peer, problem) for peer in peers]
+    head = about(workload.device, PACKAGES)  # before the sweep: files may change while it runs
+    found = sweep(candidates, lengths, workload.device, effort)
+    for row in found.rows:
+        row["share"] = round(workload.ceiling_share(row["tokens"], row["ms"], most), 4)
+    return {
+        "subject": "bench",
+        **head,
+        "setting": dataclasses.asdict(workload),
+        "ceilings": most,
+        **found.to_dict(),
+    }
+
+
+def with_ladder(result: dict[str, Any], workload: Workload, lengths: Sequence[int], effort: Effort) -> dict[str, Any]:
+    """The result together with the textbook's ladder, at the shortest length and at the middle one."""
+    chosen = sorted({min(lengths), sorted(lengths)[(len(lengths) - 1) // 2]})
+    return {**result, "ladder": ladder(workload, chosen, effort)}
+
+
+def ladder(workload: Workload, lengths: Sequence[int], effort: Effort) -> list[dict[str, Any]]:
+    """Why the class is faster: time, memory and launches of the textbook's rungs and of our layer.
+
+    One row for every rung, length and mode, with one head and with all. Times run from the call to the result, because
+    on a GPU the list of heads pays for its launches.
+    """
+    rows = []
+    for tokens, heads in itertools.product(lengths, sorted({1, workload.heads})):
+        for mode, backward in MODES.items():
+            effort.tell(f"ladder, T={tokens}, heads: {heads}, {mode}")
+            here = dataclasses.replace(workload, heads=heads, causal=True, backward=backward)
+            rows += [{"heads": heads, "tokens": tokens, "mode": mode, **row} for row in _rungs(here, tokens, effort)]
+    return rows
+
+
+def _rungs(workload: Workload, tokens: int, effort: Effort) -> list[dict[str, Any]]:
+    problem, device = Problem(workload), workload.device
+    modules = {name: built(peer_named(name), problem, max(tokens, GRADIENT_TOKENS)) for name in RUNGS}
+    for name, module in modules.items():
+        wrong = judged_gradient(module, problem, True).wrong
+        if wrong is not None:
+            raise HeadwiseError(f"{name}: {wrong}.")
+    runs = {name: step(m, problem.x(tokens), backward=workload.backward) for name, m in modules.items()}
+    times = interleaved(runs, device, seconds=effort.seconds, least=5, ahead=False)
+    return [
+        {"name": name, **times[name], "MiB": tensor_peak(run, device), "launches": launches(run, device)}
+        for name, run in runs.items()
+    ]

@@ -1,15 +1,56 @@
-"""The table of peers, ours first. Each is built with the same weights and computes the same function."""
+"""The peers, ours first. Each is built with the same weights and computes the same function."""
 
+import dataclasses
+from collections.abc import Callable
 from functools import partial
 
-from headwise.cli.bench.peers.by_hand import flex, hand_wired
-from headwise.cli.bench.peers.keras_layer import keras
-from headwise.cli.bench.peers.peer import Peer
-from headwise.cli.bench.peers.textbook_rungs import heads_at_once, heads_in_a_list, ours
-from headwise.cli.bench.peers.torch_layer import with_weights, without_weights
-from headwise.cli.bench.peers.transformers_layers import gpt2, llama
-from headwise.cli.bench.peers.x_transformers_layer import x_transformers
+from torch import nn
+
+from headwise.cli.bench.peers.packages import gpt2, keras, llama, version_of, why_not, x_transformers
+from headwise.cli.bench.peers.torch_layers import flex, hand_wired, heads_at_once, heads_in_a_list, ours, torch_mha
+from headwise.cli.bench.workload import ProjectionWeights, Workload
 from headwise.errors import OptionError
+
+Build = Callable[[Workload, ProjectionWeights, int], nn.Module]
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """One implementation of the layer.
+
+    Args:
+        name: its name in tables.
+        build: makes the module (B, T, E) → (B, T, E) for a workload, with these weights, for this many tokens.
+        package: the package it needs; torch by default.
+        about: a short description.
+        biases: whether its projections have biases.
+        matrices: how many T×T tensors per head its forward pass holds at once; 0 for a fused kernel.
+        causal_only: whether it supports only causal attention.
+        cuda_only: why it runs on CUDA only.
+    """
+
+    name: str
+    build: Build
+    package: str = "torch"
+    about: str = ""
+    biases: bool = True
+    matrices: int = 0
+    causal_only: bool = False
+    cuda_only: str | None = None
+
+    @property
+    def version(self) -> str | None:
+        """The installed version."""
+        return version_of(self.package)
+
+    def refuses(self, workload: Workload) -> str | None:
+        """Why it cannot be measured on this workload, or None."""
+        if self.causal_only and not workload.causal:
+            return "it supports only causal attention"
+        if self.cuda_only is not None and workload.device != "cuda":
+            return self.cuda_only
+        return why_not(self.package)
+
 
 OURS = "headwise"
 NO_FLEX = "on CUDA only: on the CPU every length takes half a minute to compile, and there is no gradient"
@@ -17,8 +58,13 @@ PEERS = (
     Peer(OURS, ours, about="MultiHeadAttention"),
     Peer("SDPA by hand", hand_wired, about="one QKV linear, scaled_dot_product_attention"),
     Peer("FlexAttention by hand", flex, about="one QKV linear, flex_attention compiled", cuda_only=NO_FLEX),
-    Peer("nn.MHA", without_weights, about="nn.MultiheadAttention, need_weights=False"),
-    Peer("nn.MHA with weights", with_weights, about="nn.MultiheadAttention, need_weights=True", matrices=3),
+    Peer("nn.MHA", partial(torch_mha, need_weights=False), about="nn.MultiheadAttention, need_weights=False"),
+    Peer(
+        "nn.MHA with weights",
+        partial(torch_mha, need_weights=True),
+        about="nn.MultiheadAttention, need_weights=True",
+        matrices=3,
+    ),
     Peer(
         "x-transformers flash",
         partial(x_transformers, flash=True),
@@ -44,10 +90,15 @@ PEERS = (
 )
 
 
-def named(words: str | None) -> list[Peer]:
-    """The peers whose name has one of these words, separated by commas; all of them for None.
+def peer_named(name: str) -> Peer:
+    """The peer with exactly this name."""
+    return next(peer for peer in PEERS if peer.name == name)
 
-    >>> [peer.name for peer in named("headwise,gpt-2")]
+
+def matching(words: str | None) -> list[Peer]:
+    """The peers whose names contain one of these words, separated by commas; all of them for None.
+
+    >>> [peer.name for peer in matching("headwise,gpt-2")]
     ['headwise', 'GPT-2 sdpa', 'GPT-2 eager']
     """
     if words is None:
@@ -55,9 +106,6 @@ def named(words: str | None) -> list[Peer]:
     wanted = [word.strip().lower() for word in words.split(",")]
     for word in wanted:
         if not word or not any(word in peer.name.lower() for peer in PEERS):
-            raise OptionError(f"--only {words}: no peer has {word!r} in its name. Known: {_names()}.")
+            names = ", ".join(peer.name for peer in PEERS)
+            raise OptionError(f"--only {words}: no peer has {word!r} in its name. Known: {names}.")
     return [peer for peer in PEERS if any(word in peer.name.lower() for word in wanted)]
-
-
-def _names() -> str:
-    return ", ".join(peer.name for peer in PEERS)

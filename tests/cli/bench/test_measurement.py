@@ -5,14 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from headwise.cli.bench import ceilings, measuring
-from headwise.cli.bench.growth import fitted, growth
-from headwise.cli.bench.ladder import climb
-from headwise.cli.bench.launches import launches
-from headwise.cli.bench.layers import built
-from headwise.cli.bench.peers import PEERS
-from headwise.cli.bench.setting import Problem, Setting
-from headwise.cli.bench.sweep import Effort
+from headwise.cli.bench import measurement
+from headwise.cli.bench.measurement import fitted, growth, launches
+from headwise.cli.bench.peers import PEERS, peer_named
+from headwise.cli.bench.sweep import Effort, built, ladder
+from headwise.cli.bench.workload import Problem, Workload
 
 
 def test_every_candidate_runs_equally_often(monkeypatch):
@@ -21,7 +18,7 @@ def test_every_candidate_runs_equally_often(monkeypatch):
     def count(name):
         counts[name] += 1
 
-    found = measuring.interleaved({n: lambda n=n: count(n) for n in counts}, rounds=7, seconds=0.0, least=5, warm=2)
+    found = measurement.interleaved({n: lambda n=n: count(n) for n in counts}, rounds=7, seconds=0.0, least=5, warm=2)
     assert counts == {"a": 7, "b": 7}
     assert {entry["rounds"] for entry in found.values()} == {5}
 
@@ -33,16 +30,16 @@ def test_memory_is_what_tensors_take_at_their_peak():
         del first
         return second.sum()
 
-    assert measuring.tensor_peak(run, "cpu") == pytest.approx(6, abs=0.001)
+    assert measurement.tensor_peak(run, "cpu") == pytest.approx(6, abs=0.001)
 
 
 def test_memory_leaves_out_what_was_there_before():
     before = torch.ones(2**20)
-    assert measuring.tensor_peak(lambda: before.view(4, -1).mul_(2), "cpu") < 0.001  # the number 2 alone
+    assert measurement.tensor_peak(lambda: before.view(4, -1).mul_(2), "cpu") < 0.001  # the number 2 alone
 
 
 def test_profiling_says_nothing(capfd):
-    measuring.tensor_peak(lambda: torch.ones(3), "cpu")
+    measurement.tensor_peak(lambda: torch.ones(3), "cpu")
     assert capfd.readouterr() == ("", "")
 
 
@@ -75,29 +72,29 @@ def test_growth_is_told_of_every_candidate():
 def test_the_least_operations_are_those_torch_counts_in_a_layer_without_hidden_pairs():
     from torch.utils.flop_counter import FlopCounterMode
 
-    problem = Problem(Setting(15, 3, batch=2, causal=False))
+    problem = Problem(Workload(15, 3, batch=2, causal=False))
     module, x = built(PEERS[0], problem, 7), problem.x(7)
     for backward in (False, True):
-        setting = dataclasses.replace(problem.setting, backward=backward)
+        workload = dataclasses.replace(problem.workload, backward=backward)
         with FlopCounterMode(display=False) as counter:
-            output = built(next(p for p in PEERS if p.name == "textbook class"), problem, 7)(x.requires_grad_())
+            output = built(peer_named("textbook class"), problem, 7)(x.requires_grad_())
             if backward:
                 output.sum().backward()
-        assert ceilings.least(setting, 7)[0] == counter.get_total_flops()
+        assert workload.least_work(7)[0] == counter.get_total_flops()
     assert module.training is False
 
 
 def test_the_least_bytes_are_weights_once_and_each_tensor_once():
     parameters, tensor = 4 * 15 * 15 + 4 * 15, 2 * 7 * 15
-    assert ceilings.least(Setting(15, 3, batch=2), 7)[1] == 4 * (parameters + 2 * tensor)
-    assert ceilings.least(Setting(15, 3, batch=2, backward=True), 7)[1] == 4 * (3 * parameters + 5 * tensor)
+    assert Workload(15, 3, batch=2).least_work(7)[1] == 4 * (parameters + 2 * tensor)
+    assert Workload(15, 3, batch=2, backward=True).least_work(7)[1] == 4 * (3 * parameters + 5 * tensor)
 
 
 def test_the_share_of_the_ceiling_is_the_least_time_over_the_time():
-    setting = Setting(15, 3, batch=2)
-    flops, moved = ceilings.least(setting, 7)
-    assert ceilings.share(setting, 7, 2000.0, {"flops": flops, "bytes": moved * 10}) == 0.5
-    assert ceilings.share(setting, 7, 2000.0, {"flops": flops * 10, "bytes": moved}) == 0.5
+    workload = Workload(15, 3, batch=2)
+    flops, moved = workload.least_work(7)
+    assert workload.ceiling_share(7, 2000.0, {"flops": flops, "bytes": moved * 10}) == 0.5
+    assert workload.ceiling_share(7, 2000.0, {"flops": flops * 10, "bytes": moved}) == 0.5
 
 
 def test_a_view_is_no_launch():
@@ -107,8 +104,8 @@ def test_a_view_is_no_launch():
 
 
 def counted(name, heads, backward=False):
-    problem = Problem(Setting(24, heads, backward=backward))
-    module, x = built(next(peer for peer in PEERS if peer.name == name), problem, 7), problem.x(7)
+    problem = Problem(Workload(24, heads, backward=backward))
+    module, x = built(peer_named(name), problem, 7), problem.x(7)
     return launches(lambda: module(x).sum().backward() if backward else module(x), "cpu")
 
 
@@ -121,7 +118,7 @@ def test_launches_of_a_list_grow_with_its_heads_and_those_of_the_class_do_not(ba
 
 
 def test_the_ladder_has_every_rung_with_one_head_and_with_all():
-    rows = climb(Setting(12, 3), [5, 7], Effort(0.01, 1.0, quiet=True))
+    rows = ladder(Workload(12, 3), [5, 7], Effort(0.01, 1.0, quiet=True))
     assert [(row["tokens"], row["heads"], row["mode"], row["name"]) for row in rows] == [
         (tokens, heads, mode, name)
         for tokens in (5, 7)

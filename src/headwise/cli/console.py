@@ -1,0 +1,118 @@
+"""What the verbs share: tables and JSON on standard output, messages on standard error, files, and common options."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TextIO
+
+from headwise.errors import OptionError, need
+from headwise.models.files import atomically
+
+CLEAR_LINE = "\r\033[K"
+MODEL_HELP = "builtin, or a model folder, from transformers or examples/train_gpt.py (default: builtin)"
+
+
+def rich(module: str) -> Any:
+    """A module of rich."""
+    return need(f"rich.{module}", "terminal", "tables in the terminal")
+
+
+def console(*, stderr: bool = False) -> Any:
+    """A `rich.console.Console`. Without a terminal it prints plain text, 100 columns wide."""
+    made = rich("console").Console(stderr=stderr, highlight=False)
+    return made if made.is_terminal else rich("console").Console(stderr=stderr, highlight=False, width=100)
+
+
+def table(*columns: str, lines: bool = False, right: Iterable[str] = (), whole: Iterable[str] = ()) -> Any:
+    """A `rich.table.Table` with these columns; `right` names the right-aligned ones, `whole` those never wrapped."""
+    made = rich("table").Table(
+        box=rich("box").SIMPLE_HEAD, show_lines=lines, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
+    )
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", no_wrap=column in whole)
+    return made
+
+
+def indented(text: str, by: int = 2) -> Any:
+    """Text with every line indented."""
+    return rich("padding").Padding(text, (0, 0, 0, by))
+
+
+def shape_text(shape: Iterable[int]) -> str:
+    """A shape as torch prints it.
+
+    >>> shape_text([2, 3])
+    '(2, 3)'
+    """
+    return f"({', '.join(map(str, shape))})"
+
+
+def print_json(data: object) -> None:
+    """Print one JSON object on one line."""
+    print(json.dumps(data))
+
+
+def status(text: str) -> None:
+    """Replace the current line of the terminal; nothing is printed if standard error is not a terminal."""
+    if sys.stderr.isatty():
+        print(CLEAR_LINE + text, end="", file=sys.stderr, flush=True)
+
+
+def say(text: str) -> None:
+    """Print a line on standard error, in place of the current status."""
+    status("")
+    print(text, file=sys.stderr, flush=True)
+
+
+def standard_input() -> str:
+    """The text piped in, without the newline that a shell adds."""
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"standard input is not UTF-8 text: {error.reason} at byte {error.start}.") from error
+
+
+def text_file(path: Path) -> str:
+    """The text in a file that `--file` names."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"--file {path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise OptionError(f"--file {path} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
+
+
+def write_file(
+    option: str, path: Path, content: str | Callable[[Path], object], *, stream: TextIO | None = None
+) -> None:
+    """Write a file that `option` names, and say so: on standard error, or on `stream`.
+
+    `content` is the text, or a function that writes to the path it is given.
+    """
+    write = content if callable(content) else lambda beside: beside.write_text(content, encoding="utf-8")
+    try:
+        atomically(path, write)
+    except OSError as error:
+        raise OptionError(f"{option} {path}: {error.strerror}. Name a file in a folder that exists.") from error
+    print(f"wrote {path}", file=sys.stderr if stream is None else stream)
+
+
+def add_json(parser: argparse._ActionsContainer, instead: str = "tables") -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true", help=f"print one JSON object instead of {instead}")
+
+
+def check_positive(option: str, value: float) -> float:
+    """`value`, or an error if it is not a finite number above 0."""
+    if not 0 < value < math.inf:
+        raise OptionError(f"{option} {value:g}: expected a number above 0.")
+    return value
+
+
+def check_at_least_one(option: str, value: int | None) -> None:
+    """Raise if a number was given and it is below 1."""
+    if value is not None and value < 1:
+        raise OptionError(f"{option} {value}: expected 1 or more.")

@@ -10,7 +10,7 @@ they look at shapes and types and never at numbers, so that they cost a compiled
 
 import math
 import operator
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -115,7 +115,7 @@ def check_factor(name: str, factor: float | None, default: str) -> None:
         raise OptionError(f"{name}={factor!r}: expected a number above 0, or None for {default}.")
 
 
-def check_sinks(sinks: Tensor, H: int, device: torch.device) -> None:
+def check_sinks(sinks: Any, H: int, device: torch.device) -> None:
     """Raise unless `sinks` is one floating-point score per query head."""
     check_tensor("sinks", sinks)
     if not sinks.is_floating_point() or tuple(sinks.shape) != (H,):

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from headwise import CheckpointError, MultiHeadAttention, OptionError, causal
-from headwise.layer import projection
+from headwise.layer.checkpoints import forms
 from headwise.textbook import HeadsAtOnce, HeadsInAList
 from textbook_forms import BookSection, Handbook, Homework, Interview, Minimal, Wrapper
 
@@ -123,8 +123,8 @@ def test_loaded_weights_are_copies():
 
 def test_pack_and_unpack_are_inverse():
     query, key, value = torch.randn(12, 5), torch.randn(6, 5), torch.randn(6, 5)
-    packed = projection.pack(query, key, value, num_heads=4, num_kv_heads=2)
-    for part, again in zip((query, key, value), projection.unpack(packed, 4, 2), strict=True):
+    packed = forms.pack(query, key, value, num_heads=4, num_kv_heads=2)
+    for part, again in zip((query, key, value), forms.unpack(packed, 4, 2), strict=True):
         assert torch.equal(part, again)
 
 

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise import attention, masks, shapes
+from headwise.attention.backends import Call, choose
 from headwise.errors import HeadCountError, MaskError, OptionError, ShapeError
-from headwise.layer.projection import silenced
+from headwise.layer.layer import silenced
 from headwise.masks import Mask
 from headwise.weights import AttentionMap, Scoring
 
@@ -268,7 +269,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                 mask = masks.padding(~keys) if mask is None else mask & masks.padding(~keys)
             else:
                 bias = keys[:, None, None] if bias is None else bias + keys[:, None, None]
-        return attention.scoring_for((*q.shape[:3], S), q.device, mask, bias, None, None)
+        return Scoring(attention.check_scores((B, H, T, S), q.device, mask, bias), bias)
 
 
 def _overrides(x: Tensor | None) -> bool:
@@ -293,7 +294,8 @@ def _attended(
 ) -> Result:
     """What the heads read (B, H, T, D), and the weights if they are wanted, (B, T, S) or (B, H, T, S)."""
     if not need_weights:
-        return attention.run(q, k, v, scoring, dropout), None
+        call = Call(q, k, v, scoring, dropout)
+        return choose(call).run(call), None
     size = q.shape[:3].numel() * k.shape[2] * q.element_size()
     if dropout or size <= LARGE or not _is_plain_inference(q, k, scoring):
         heads, weights = _with_dense_weights(q, k, v, scoring, dropout)

@@ -17,7 +17,7 @@ from torch import Tensor
 from headwise import reference
 from headwise.errors import OptionError
 from headwise.layer import MultiHeadAttention
-from headwise.layer.arguments import Widths
+from headwise.layer.options import Widths
 from headwise.learn.configs import Config
 from headwise.learn.forms import FORMS, Form
 from headwise.masks import causal as causal_mask

@@ -50,7 +50,7 @@ WORTHWHILE = 0.7  # at most this share of the T×S grid may be left for BIASED t
 PRODUCT_BYTES = 2**27  # all scores of a call by "products", which are held for the backward pass
 
 
-class Blocks(Streaming):
+class QueryBlocks(Streaming):
     """Query blocks with the keys they see."""
 
     name = "blocks"

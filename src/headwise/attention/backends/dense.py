@@ -53,7 +53,7 @@ class Whole:
 BLOCK_BYTES = 2**26  # scores of one block
 
 
-class Rows(Streaming):
+class RowByRow(Streaming):
     """A block of rows, then the next."""
 
     name = "rows"

@@ -27,7 +27,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-class Flex(Streaming):
+class FlexKernel(Streaming):
     """`torch.nn.attention.flex_attention`, compiled on first use."""
 
     name = "flex"

@@ -119,17 +119,17 @@ class TwoTriangles(torch.autograd.Function):
         return *found, None, None
 
 
-class Part(NamedTuple):
+class TrianglePart(NamedTuple):
     """What some rows read: output (N, H, rows, D) and log-sum-exp (N, H, rows)."""
 
     output: Tensor
     lse: Tensor
 
 
-def causal_part(heads: list[Tensor], scale: float | None) -> Part:
+def causal_part(heads: list[Tensor], scale: float | None) -> TrianglePart:
     """One call of the fused kernel, chunks as samples."""
     output, lse, *_ = CUDNN_KERNEL(*heads, None, True, 0.0, True, False, scale=scale)
-    return Part(output, lse.squeeze(3).contiguous())
+    return TrianglePart(output, lse.squeeze(3).contiguous())
 
 
 def causal_gradients(known: list[Tensor], lse: Tensor, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -169,7 +169,9 @@ def turn(x: Tensor, size: int, shift: int) -> Tensor:
     return triangles.turn(x, size, shift)
 
 
-def join(near: Part, rest: Part | None, far: Part, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
+def join(
+    near: TrianglePart, rest: TrianglePart | None, far: TrianglePart, size: int, like: Tensor
+) -> tuple[Tensor, Tensor]:
     """What every query reads from both parts, and its log-sum-exp."""
     from headwise.weights.kernels import triangles
 

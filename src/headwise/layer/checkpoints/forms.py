@@ -9,8 +9,6 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from headwise.layer.projection import pack, unpack
-
 
 class Sizes(NamedTuple):
     """Into how many heads rows are cut."""
@@ -174,3 +172,25 @@ class OutKernel:
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
         """Heads as an axis."""
         return [ours[0].T.unflatten(0, (sizes.heads, -1))]
+
+
+# The order of rows in our fused projection: head by head, the queries of a group, then its key, then its value.
+
+
+def pack(query: Tensor, key: Tensor, value: Tensor, num_heads: int, num_kv_heads: int) -> Tensor:
+    """Weights (H·D, E), (Hkv·D, E), (Hkv·D, E), or biases without E, as one head-major tensor.
+
+    >>> q, k, v = torch.tensor([1, 2]), torch.tensor([10, 20]), torch.tensor([100, 200])
+    >>> pack(q, k, v, num_heads=2, num_kv_heads=2).tolist()  # two heads of width 1
+    [1, 10, 100, 2, 20, 200]
+    """
+    D = query.shape[0] // num_heads
+    parts = [x.unflatten(0, (num_kv_heads, -1, D)) for x in (query, key, value)]
+    return torch.cat(parts, dim=1).flatten(0, 2)
+
+
+def unpack(packed: Tensor, num_heads: int, num_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The three parts of a head-major tensor, heads in order: the inverse of `pack`."""
+    group = num_heads // num_kv_heads
+    q, k, v = packed.unflatten(0, (num_kv_heads, group + 2, -1)).split((group, 1, 1), dim=1)
+    return q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from headwise.errors import CheckpointError
-from headwise.layer.checkpoints.forms import Rule, Sizes
+from headwise.layer.checkpoints.forms import Rule, Sizes, pack, unpack
 from headwise.layer.checkpoints.layouts import BESIDE, HEADWISE, LAYOUTS, T5_TABLE, Layout, Shapes
-from headwise.layer.projection import pack, unpack
 from headwise.shapes import check_size
 
 State = Mapping[str, Tensor]

@@ -408,6 +408,7 @@ class MultiHeadAttention(nn.Module):
                     "biases follow the order of queries and keys."
                 )
             return q, k
+        position = on_device(position, q.device) if q.is_meta else position
         at = self._query_positions(q, inputs, remembered)
         if remembered:
             return position.turn(q, at), k

@@ -423,7 +423,7 @@ def test_options_that_a_checkpoint_lacks_or_nobody_asked_for_are_named():
     with pytest.raises(CheckpointError, match="holds no sinks"):
         MultiHeadAttention.from_state_dict(plain, H, scoring=Scoring(sinks=True))
     normed = MultiHeadAttention(48, H, qk_norm="head").state_dict()
-    with pytest.raises(CheckpointError, match="holds k_norm.weight: say what it is for with qk_norm="):
+    with pytest.raises(CheckpointError, match="holds k_norm.weight: pass the option it belongs to, qk_norm="):
         MultiHeadAttention.from_state_dict(normed, H)
 
 

@@ -209,8 +209,8 @@ def only_bias_learns(call: Call) -> bool:
 
 
 def lowered(call: Call) -> tuple[Tensor | None, bool]:
-    """`attn_mask` and `is_causal` for torch, whose causal flag is aligned top-left. Ours is bottom-right, so the flag is
-    used only if both agree (T = S)."""
+    """`attn_mask` and `is_causal` for torch, whose causal flag is aligned top-left. Ours is bottom-right, so the flag
+    is used only if both agree (T = S)."""
     query, scoring = call.query, call.scoring
     T, S = query.shape[2], call.key.shape[2]
     if scoring.bias is None:

@@ -6,8 +6,8 @@ one, and each part is a triangle:
     own chunk        keys up to the query: causal
     previous chunk   keys after the query's place: also causal, once queries and keys are reversed
 
-So two calls of torch's causal kernel, with chunks as samples, compute everything, and their log-sum-exps give the weight
-of each part. The backward pass runs the backward of the same two calls, on the joint output and log-sum-exp.
+So two calls of torch's causal kernel, with chunks as samples, compute everything, and their log-sum-exps weigh the
+parts. The backward pass runs the backward of the same two calls, on the joint output and log-sum-exp.
 """
 
 import importlib.util
@@ -46,7 +46,8 @@ class Triangles(Streaming):
         if size is None or T != S:
             return "it is for a causal window with as many keys as queries"
         if size * query.shape[3] < WORTHWHILE or 2 * size > T:
-            return f"it is for windows of {WORTHWHILE // query.shape[3]} tokens or more, in sequences of at least two windows"
+            least = WORTHWHILE // query.shape[3]
+            return f"it is for windows of at least {least} tokens, in sequences of at least two windows"
         if importlib.util.find_spec("triton") is None:
             return "Triton is not installed"
         chosen = torch._fused_sdp_choice(

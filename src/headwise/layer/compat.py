@@ -150,8 +150,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         # torch's rule for when to trust the flag and ignore the mask
         causal = is_causal and key_padding_mask is None and not need_weights
         if not by_torch:
-            check(self, query, key, value, key_padding_mask, attn_mask, is_causal)
-            check_masks(self, query, key, key_padding_mask, None if causal else attn_mask)
+            self._check_inputs(query, key, value, key_padding_mask, attn_mask, is_causal)
+            self._check_masks(query, key, key_padding_mask, None if causal else attn_mask)
             touched = self._watchers or self._silent
             by_torch = need_weights and not masked and not touched and self._runs_natively(query, key, value)
         if by_torch:
@@ -199,6 +199,77 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def _dropout(self) -> float:
         return self.dropout if self.training else 0.0
+
+    # What a call may be given.
+
+    def _check_inputs(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+    ) -> None:
+        """Raise unless inputs and masks have types and sizes that fit the layer and each other."""
+        inputs = {"query": query, "key": key, "value": value}
+        for name, x in inputs.items():
+            shapes.check_tensor(name, x)
+        for name, mask in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
+            _check_mask_dtype(name, mask)
+        try:
+            _torch_shape_check(query, key, value, key_padding_mask, attn_mask, self.num_heads)
+        except AssertionError as error:  # torch's message, which old code may match, and ours
+            raise InputShapeError(f"{error}. {self._expected(inputs)}") from error
+        widths = (self.embed_dim, self.kdim, self.vdim)
+        if any(x.shape[-1] != width for x, width in zip(inputs.values(), widths, strict=True)):
+            raise InputShapeError(f"an input has the wrong width. {self._expected(inputs)}")
+        batch = slice(1) if self.batch_first else slice(1, 2)
+        if query.dim() == 3 and not query.shape[batch] == key.shape[batch] == value.shape[batch]:
+            raise InputShapeError(f"the batch sizes differ. {self._expected(inputs)}")
+        if key.shape[:-1] != value.shape[:-1]:
+            raise InputShapeError(f"every key needs one value, and their numbers differ. {self._expected(inputs)}")
+        shapes.check_alike(**inputs)
+        shapes.check_alike(input=query, weight=self.out_proj.weight)
+        if is_causal and attn_mask is None:
+            raise CausalFlagError(
+                "is_causal=True without attn_mask: the flag only promises that attn_mask is the causal mask. Pass "
+                "attn_mask=nn.Transformer.generate_square_subsequent_mask(T) as well."
+            )
+
+    def _check_masks(
+        self, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None
+    ) -> None:
+        """Raise unless masks have the shapes that torch accepts."""
+        length = 1 if self.batch_first and query.dim() == 3 else 0
+        T, S = query.shape[length], key.shape[length]
+        B = 1 if query.dim() == 2 else query.shape[1 - length]
+        if key_padding_mask is not None and tuple(key_padding_mask.shape) != ((B, S) if query.dim() == 3 else (S,)):
+            raise PaddingMaskError(
+                f"key_padding_mask of shape {tuple(key_padding_mask.shape)}: expected (B, S) = {(B, S)}, without B "
+                f"for one sequence, and True for keys to hide. {self._layout()}"
+            )
+        shape = (T, S) if attn_mask is None or attn_mask.dim() == 2 else (B * self.num_heads, T, S)
+        if attn_mask is not None and tuple(attn_mask.shape) != shape:
+            raise AttentionMaskError(
+                f"attn_mask of shape {tuple(attn_mask.shape)}: expected (T, S) = {(T, S)}, or one for each head of "
+                f"each sample, (B·H, T, S) = {(B * self.num_heads, T, S)}. {self._layout()}"
+            )
+
+    def _expected(self, inputs: dict[str, Tensor]) -> str:
+        given = ", ".join(f"{name} {tuple(x.shape)}" for name, x in inputs.items())
+        order = "(B, T, {})" if self.batch_first else "(T, B, {})"
+        wanted = ", ".join(
+            f"{name} {order.format(width).replace('T', letter)}"
+            for name, width, letter in zip(inputs, (self.embed_dim, self.kdim, self.vdim), "TSS", strict=True)
+        )
+        return f"Given: {given}. Expected: {wanted}, or all three without B. {self._layout()}"
+
+    def _layout(self) -> str:
+        return (
+            f"This layer has batch_first={self.batch_first}; if the axes of your tensors are in the other order, "
+            f"pass batch_first={not self.batch_first} when you make it."
+        )
 
     # From inputs to heads and back.
 
@@ -355,7 +426,7 @@ def _mean_over_heads(weights: AttentionMap) -> Tensor:
     return (total / H).to(weights.dtype)
 
 
-# The checks of a call. Each error is both ours and of a type that torch raises.
+# Errors of a call: each is both ours and of a type that torch raises.
 
 _torch_shape_check: Any = F._mha_shape_check  # type: ignore[attr-defined]
 
@@ -378,79 +449,6 @@ class CausalFlagError(OptionError, RuntimeError):
 
 class DivisionError(HeadCountError, AssertionError):
     """A `HeadCountError` that code written for torch's class also catches."""
-
-
-def check(
-    layer: nn.MultiheadAttention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_padding_mask: Tensor | None,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-) -> None:
-    """Raise unless inputs and masks have types and sizes that fit the layer and each other."""
-    inputs = {"query": query, "key": key, "value": value}
-    for name, x in inputs.items():
-        shapes.check_tensor(name, x)
-    for name, mask in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
-        _check_mask_dtype(name, mask)
-    try:
-        _torch_shape_check(query, key, value, key_padding_mask, attn_mask, layer.num_heads)
-    except AssertionError as error:  # torch's message, which old code may match, and ours
-        raise InputShapeError(f"{error}. {_expected(layer, inputs)}") from error
-    widths = (layer.embed_dim, layer.kdim, layer.vdim)
-    if any(x.shape[-1] != width for x, width in zip(inputs.values(), widths, strict=True)):
-        raise InputShapeError(f"an input has the wrong width. {_expected(layer, inputs)}")
-    batch = slice(1) if layer.batch_first else slice(1, 2)
-    if query.dim() == 3 and not query.shape[batch] == key.shape[batch] == value.shape[batch]:
-        raise InputShapeError(f"the batch sizes differ. {_expected(layer, inputs)}")
-    if key.shape[:-1] != value.shape[:-1]:
-        raise InputShapeError(f"every key needs one value, and their numbers differ. {_expected(layer, inputs)}")
-    shapes.check_alike(**inputs)
-    shapes.check_alike(input=query, weight=layer.out_proj.weight)
-    if is_causal and attn_mask is None:
-        raise CausalFlagError(
-            "is_causal=True without attn_mask: the flag only promises that attn_mask is the causal mask. Pass "
-            "attn_mask=nn.Transformer.generate_square_subsequent_mask(T) as well."
-        )
-
-
-def check_masks(
-    layer: nn.MultiheadAttention, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None
-) -> None:
-    """Raise unless masks have the shapes that torch accepts."""
-    length = 1 if layer.batch_first and query.dim() == 3 else 0
-    T, S = query.shape[length], key.shape[length]
-    B = 1 if query.dim() == 2 else query.shape[1 - length]
-    if key_padding_mask is not None and tuple(key_padding_mask.shape) != ((B, S) if query.dim() == 3 else (S,)):
-        raise PaddingMaskError(
-            f"key_padding_mask of shape {tuple(key_padding_mask.shape)}: expected (B, S) = {(B, S)}, without B "
-            f"for one sequence, and True for keys to hide. {_layout(layer)}"
-        )
-    shape = (T, S) if attn_mask is None or attn_mask.dim() == 2 else (B * layer.num_heads, T, S)
-    if attn_mask is not None and tuple(attn_mask.shape) != shape:
-        raise AttentionMaskError(
-            f"attn_mask of shape {tuple(attn_mask.shape)}: expected (T, S) = {(T, S)}, or one for each head of "
-            f"each sample, (B·H, T, S) = {(B * layer.num_heads, T, S)}. {_layout(layer)}"
-        )
-
-
-def _expected(layer: nn.MultiheadAttention, inputs: dict[str, Tensor]) -> str:
-    given = ", ".join(f"{name} {tuple(x.shape)}" for name, x in inputs.items())
-    order = "(B, T, {})" if layer.batch_first else "(T, B, {})"
-    wanted = ", ".join(
-        f"{name} {order.format(width).replace('T', letter)}"
-        for name, width, letter in zip(inputs, (layer.embed_dim, layer.kdim, layer.vdim), "TSS", strict=True)
-    )
-    return f"Given: {given}. Expected: {wanted}, or all three without B. {_layout(layer)}"
-
-
-def _layout(layer: nn.MultiheadAttention) -> str:
-    return (
-        f"This layer has batch_first={layer.batch_first}; if the axes of your tensors are in the other order, "
-        f"pass batch_first={not layer.batch_first} when you make it."
-    )
 
 
 def _check_mask_dtype(name: str, mask: Tensor | None) -> None:

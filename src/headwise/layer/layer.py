@@ -581,11 +581,11 @@ class MultiHeadAttention(nn.Module):
                 unless a causal mask is stored. Options cannot change what the tensors determine.
         """
         found = checkpoints.read(state_dict, num_heads, prefix, options.get("num_kv_heads"), layout)
-        checkpoints.check_said(found, options)
+        found.check_said(options)
         widest = functools.reduce(torch.promote_types, [x.dtype for x in found.state.values()])
         made: dict[str, Any] = {"device": found.state["q_proj.weight"].device, "dtype": widest}
         layer = cls(**made | checkpoints.merge(found.options, options))
-        state = checkpoints.arrange(found, layer.fused)
+        state = found.arranged(layer.fused)
         checkpoints.check_options(state, layer.state_dict())
         layer.load_state_dict(layer.state_dict() | state, strict=True)
         return layer

@@ -4,6 +4,6 @@
 layer. Imports shapes and errors; whole models are opened by `headwise.models`.
 """
 
-from headwise.layer.checkpoints.reading import Found, arrange, check_options, check_said, merge, read
+from headwise.layer.checkpoints.reading import Found, check_options, merge, read
 
-__all__ = ["Found", "arrange", "check_options", "check_said", "merge", "read"]
+__all__ = ["Found", "check_options", "merge", "read"]

@@ -25,6 +25,68 @@ class Found(NamedTuple):
     sizes: Sizes
     unsaid: dict[str, str]  # options that layers of this layout usually have and that no tensor shows
 
+    def check_said(self, options: Mapping[str, Any]) -> None:
+        """Raise if an option is missing that the tensors do not show and that layers of this layout usually have."""
+        for name, cure in self.unsaid.items():
+            if name not in options and not any(x.startswith(f"{name}.") for x in self.state):
+                raise CheckpointError(f"{self.layout.title}: the tensors do not determine {name}=; {cure}.")
+
+    def arranged(self, fused: bool) -> dict[str, Tensor]:
+        """The state dict of our layer, with query, key and value projections fused or separate."""
+        state = dict(self.state)
+        if not fused:
+            return state
+        for kind in ("weight", "bias"):
+            parts = [state.pop(f"{x}_proj.{kind}", None) for x in "qkv"]
+            if parts[0] is not None and parts[1] is not None and parts[2] is not None:
+                state[f"qkv_proj.{kind}"] = pack(parts[0], parts[1], parts[2], *self.sizes)
+        return state
+
+    def written(self, names: State, layer: State, title: str) -> dict[str, Tensor]:
+        """Their tensors, from the state dict of our layer; those that did not change are returned bit for bit."""
+        state = self._separated(layer)
+        self._refuse_losses(state, title)
+        result: dict[str, Tensor] = {}
+        for rule in self.rules:
+            theirs = [names[x] for x in rule.theirs]
+            now = [self._fitting(state, x, title) for x in rule.ours]
+            same = all(torch.equal(new, self.state[x].to(new.dtype)) for new, x in zip(now, rule.ours, strict=True))
+            again = theirs if same else rule.form.theirs(now, self.sizes)
+            result |= {x: new.to(old.dtype) for x, new, old in zip(rule.theirs, again, theirs, strict=True)}
+        ours = {x for rule in self.rules for x in rule.ours}
+        learned = [x for x in self.state if x not in ours]
+        return result | {x: self._fitting(state, x, title).to(names[x].dtype) for x in learned}
+
+    def _separated(self, layer: State) -> dict[str, Tensor]:
+        """Copies of the layer's tensors, with separate projections, on the checkpoint's device."""
+        state: dict[str, Tensor] = {}
+        where = next(iter(self.state.values())).device
+        for name, tensor in layer.items():
+            if tensor.device.type == "meta":
+                raise CheckpointError(f"{name} of the layer is on the meta device and holds no numbers to write.")
+            state[name] = tensor.detach().to(where, copy=True)
+        for kind in ("weight", "bias"):
+            if (packed := state.pop(f"qkv_proj.{kind}", None)) is not None:
+                parts = unpack(packed, *self.sizes)
+                state |= zip((f"{part}_proj.{kind}" for part in "qkv"), parts, strict=True)
+        return state
+
+    def _refuse_losses(self, state: State, title: str) -> None:
+        """Raise if the layer has a tensor that the checkpoint lacks; its owner writes a shared relative bias."""
+        lost = sorted(x for x in state if x not in self.state and not x.startswith("position."))
+        if lost:
+            raise CheckpointError(
+                f"{title}: the layer has {', '.join(lost)}, which the checkpoint does not; writing it would lose them."
+            )
+
+    def _fitting(self, state: State, name: str, title: str) -> Tensor:
+        """A tensor of the layer, refused unless it has the shape it was read in."""
+        was = tuple(self.state[name].shape)
+        if name not in state or state[name].shape != was:
+            now = "is not in the layer" if name not in state else f"has shape {tuple(state[name].shape)} in the layer"
+            raise CheckpointError(f"{title}: {name} {now}; the checkpoint has {was}.")
+        return state[name]
+
 
 def read(
     state_dict: State,
@@ -118,13 +180,6 @@ def _applied(title: str, rule: Correspondence, theirs: list[Tensor], sizes: Size
         ) from error
 
 
-def check_said(found: Found, options: Mapping[str, Any]) -> None:
-    """Raise if an option is missing that the tensors do not show and that layers of this layout usually have."""
-    for name, cure in found.unsaid.items():
-        if name not in options and not any(x.startswith(f"{name}.") for x in found.state):
-            raise CheckpointError(f"{found.layout.title}: the tensors do not determine {name}=; {cure}.")
-
-
 def causal_length(mask: Tensor | None) -> int | None:
     """The context length of a stored causal mask, which may be True for hidden or for visible; None without a mask."""
     if mask is None:
@@ -201,18 +256,6 @@ def merge(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         if name not in ("context_length", "causal") and said.get(name, value) != value:
             raise CheckpointError(f"{name}={value} is given and the tensors have {said[name]}; leave it out.")
     return {**found, **given}
-
-
-def arrange(found: Found, fused: bool) -> dict[str, Tensor]:
-    """The state dict of our layer, with query, key and value projections fused or separate."""
-    state = dict(found.state)
-    if not fused:
-        return state
-    for kind in ("weight", "bias"):
-        parts = [state.pop(f"{x}_proj.{kind}", None) for x in "qkv"]
-        if parts[0] is not None and parts[1] is not None and parts[2] is not None:
-            state[f"qkv_proj.{kind}"] = pack(parts[0], parts[1], parts[2], *found.sizes)
-    return state
 
 
 def check_options(given: State, expected: State) -> None:
@@ -324,52 +367,3 @@ def _refuse_leftovers(title: str, extra: set[str]) -> None:
             f"this looks like {title}, and {', '.join(sorted(extra))} would be lost: its meaning is unknown. "
             f"Remove it from the state dict if it plays no part in attention."
         )
-
-
-def written(found: Found, names: Mapping[str, Tensor], layer: Mapping[str, Tensor], title: str) -> dict[str, Tensor]:
-    """Their tensors, from the state dict of our layer; those that did not change are returned bit for bit."""
-    state = _apart(found, layer)
-    _refuse_losses(found, state, title)
-    result: dict[str, Tensor] = {}
-    for rule in found.rules:
-        theirs = [names[x] for x in rule.theirs]
-        now = [_fitting(state, found, x, title) for x in rule.ours]
-        same = all(torch.equal(new, found.state[x].to(new.dtype)) for new, x in zip(now, rule.ours, strict=True))
-        again = theirs if same else rule.form.theirs(now, found.sizes)
-        result |= {x: new.to(old.dtype) for x, new, old in zip(rule.theirs, again, theirs, strict=True)}
-    ours = {x for rule in found.rules for x in rule.ours}
-    learned = [x for x in found.state if x not in ours]
-    return result | {x: _fitting(state, found, x, title).to(names[x].dtype) for x in learned}
-
-
-def _apart(found: Found, layer: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of the layer's tensors, with separate projections, on the checkpoint's device."""
-    state: dict[str, Tensor] = {}
-    where = next(iter(found.state.values())).device
-    for name, tensor in layer.items():
-        if tensor.device.type == "meta":
-            raise CheckpointError(f"{name} of the layer is on the meta device and holds no numbers to write.")
-        state[name] = tensor.detach().to(where, copy=True)
-    for kind in ("weight", "bias"):
-        if (packed := state.pop(f"qkv_proj.{kind}", None)) is not None:
-            parts = unpack(packed, *found.sizes)
-            state |= zip((f"{part}_proj.{kind}" for part in "qkv"), parts, strict=True)
-    return state
-
-
-def _refuse_losses(found: Found, state: Mapping[str, Tensor], title: str) -> None:
-    """Raise if the layer has a tensor that the checkpoint does not; a shared relative bias is written by its owner."""
-    lost = sorted(x for x in state if x not in found.state and not x.startswith("position."))
-    if lost:
-        raise CheckpointError(
-            f"{title}: the layer has {', '.join(lost)}, which the checkpoint does not; writing it would lose them."
-        )
-
-
-def _fitting(state: Mapping[str, Tensor], found: Found, name: str, title: str) -> Tensor:
-    """A tensor of the layer, refused unless it has the shape it was read in."""
-    was = tuple(found.state[name].shape)
-    if name not in state or state[name].shape != was:
-        now = "is not in the layer" if name not in state else f"has shape {tuple(state[name].shape)} in the layer"
-        raise CheckpointError(f"{title}: {name} {now}; the checkpoint has {was}.")
-    return state[name]

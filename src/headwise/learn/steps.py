@@ -165,7 +165,7 @@ def sentences() -> dict[int, str]:
     """Why each step is there: the comments of `reference.py`.
 
     >>> sentences()[10]
-    'Until here the heads never met; this is where they are mixed.'
+    'So far the heads were independent; here they are mixed.'
     """
     found = re.findall(r"^ *# (\d+)\. [A-Z][\w ]*?\. (.*)$", inspect.getsource(reference), re.MULTILINE)
     return {int(number): sentence for number, sentence in found}

@@ -1,6 +1,6 @@
-"""How soon `headwise serve` answers: the first picture of a long text, tiles of every level, single weights.
+"""Measure the response times of `headwise serve`: first picture of a long text, tiles of every level, single weights.
 
-Everything goes over a real socket, as a browser asks. Tiles are checked against dense weights before they are timed.
+All requests go over a real socket, like those of a browser. Tiles are checked against dense weights before timing.
 
     python benchmarks/serve.py                              # the built-in model's sizes, 2 of its 7 layers
     python benchmarks/serve.py --tokens 16384 --layers 7
@@ -29,11 +29,11 @@ from headwise.view.serve.server import Process, config_of, listening
 from headwise.view.tiling import SIDE, levels
 
 TOKEN = "a-token-of-the-benchmark"  # noqa: S105
-SPREAD = 31  # places at which tiles of a level are asked for, so that no cache can answer
+SPREAD = 31  # distance between requested tiles, so that no cache can answer
 
 
 def model_of(layers: int) -> LanguageModel:
-    """As the built-in model, without its training, with fewer layers and a longer context."""
+    """An untrained copy of the built-in model, with fewer layers and a longer context."""
     torch.manual_seed(0)
     given = load_builtin()
     sizes = {"d_model": given.gpt.config.d_model, "num_heads": given.gpt.config.num_heads, "num_layers": layers}
@@ -43,7 +43,7 @@ def model_of(layers: int) -> LanguageModel:
 
 @contextlib.contextmanager
 def serving(model: LanguageModel, tokens: int) -> Iterator[tuple[Server, httpx.Client]]:
-    """A server in a thread, and a client."""
+    """A server that runs in a thread, and a client."""
     models = Models(["builtin"])
     models.add("long", model)
     with listening("127.0.0.1", 0) as listener:
@@ -62,7 +62,7 @@ def serving(model: LanguageModel, tokens: int) -> Iterator[tuple[Server, httpx.C
 
 
 def followed(client: httpx.Client, id: str, stages: tuple[str, ...]) -> tuple[dict, dict[str, float]]:
-    """Follow a look to one of these stages: how it stands, and when it came to each."""
+    """Poll a look until it reaches one of these stages; return its last state and the time it reached each stage."""
     begin, times = time.perf_counter(), {}
     while True:
         told = client.get(f"/api/looks/{id}").json()
@@ -73,7 +73,7 @@ def followed(client: httpx.Client, id: str, stages: tuple[str, ...]) -> tuple[di
 
 
 def check(client: httpx.Client, look: str, weights: object, T: int) -> None:
-    """Refuse to time wrong tiles."""
+    """Fail if a tile is wrong, before any is timed."""
     deepest = levels(T, T)
     row = 2**deepest // 2
     answer = client.get(f"{look}/tile?layer=1&head=3&level={deepest}&row={row}&col={row - 1}").content
@@ -83,7 +83,7 @@ def check(client: httpx.Client, look: str, weights: object, T: int) -> None:
 
 
 def questions(client: httpx.Client, look: str, T: int) -> dict[str, object]:
-    """Questions by name, each asked at another place every time."""
+    """Requests by name; each call asks for a different place."""
     deepest = levels(T, T)
 
     def tile(level: int, exact: int) -> object:
@@ -98,7 +98,7 @@ def questions(client: httpx.Client, look: str, T: int) -> dict[str, object]:
         return ask
 
     found = {tile_name(2 ** (deepest - level)): tile(level, 0) for level in range(deepest, -1, -1)}
-    found["tile of the whole, from all rows"] = tile(0, 1)
+    found["tile of the whole map, from all rows"] = tile(0, 1)
     turn = iter(range(10**9))
     for name in ("row?query", "column?key", "cell?key=5&query"):
         path, _, key = name.partition("?")
@@ -112,12 +112,12 @@ def questions(client: httpx.Client, look: str, T: int) -> dict[str, object]:
 
 
 def tile_name(span: int) -> str:
-    """By how many queries and keys a pixel has, and from how many of the queries it is drawn."""
-    return f"tile, {span} × {span} weights a pixel" + ("" if span <= WIDE else ", first from 1 row")
+    """The name of a tile: the weights per pixel, and whether it is first drawn from one query per row of pixels."""
+    return f"tile, {span} × {span} weights per pixel" + ("" if span <= WIDE else ", first from 1 row")
 
 
 def measured(tokens: int, layers: int, seconds: float) -> list[dict[str, object]]:
-    """All rows of one length."""
+    """All result rows for one length."""
     model = model_of(layers)
     ids = torch.randint(5, 8000, (tokens,)).tolist()
     rows: list[dict[str, object]] = []
@@ -127,24 +127,24 @@ def measured(tokens: int, layers: int, seconds: float) -> list[dict[str, object]
         told, times = followed(client, begun["id"], ("refining", "finished", "failed"))
         assert told["error"] is None, told
         first = {
-            "the model has read": times["measuring"],
+            "forward pass": times["measuring"],
             f"first picture, {told['rows'][0]} rows": max(times.values()),
         }
         rows += [{"tokens": tokens, "what": name, "ms": round(1e3 * at, 1)} for name, at in first.items()]
         look = f"/api/looks/{begun['id']}"
         check(client, look, server.looks[begun["id"]].layer(1), tokens)
-        with server.looks:  # nothing is refined while a reader asks
+        with server.looks:  # stops background refinement
             for name, result in interleaved(questions(client, look, tokens), seconds=seconds).items():
                 rows.append({"tokens": tokens, "what": name, **result})
         held = server.looks[begun["id"]].memory
         peak = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 2**10
         rows.append({"tokens": tokens, "what": "queries and keys kept", "MiB": round(held / 2**20)})
-        rows.append({"tokens": tokens, "what": "most memory of the process", "MiB": round(peak / 2**20)})
+        rows.append({"tokens": tokens, "what": "peak memory of the process", "MiB": round(peak / 2**20)})
     return rows
 
 
 def main() -> None:
-    """Measure, print a table and one JSON line."""
+    """Measure, then print a table and one JSON line."""
     parser = harness.parser(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 16384, 32768])
     parser.add_argument("--layers", type=int, default=2)

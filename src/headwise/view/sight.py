@@ -15,13 +15,12 @@ from headwise.errors import OptionError, ShapeError
 from headwise.masks.probes import offset, previous_token, sink
 from headwise.models.files import atomically
 from headwise.shapes import check_size
+from headwise.study.heads import Head, kind_counts, kinds_in_words, most_telling
 from headwise.view.cell import Cell, cell
 from headwise.weights import AttentionMap
-from headwise.weights.summary import READINGS, RESTING, HeadSummary, Summary, Trait
+from headwise.weights.summary import Summary
 
 NEAR = sink(1) | offset(0) | previous_token()  # where most heads look most of the time
-KINDS = (RESTING, *(name for _, name, _ in READINGS))
-WEIGHTS = {RESTING: 0.7, "fixed-offset": 0.7, "local": 0.6, "broad": 0.5}  # how much being so tells of a head
 
 
 MOST_PAIRS = 32
@@ -31,33 +30,6 @@ Progress = Callable[[str, int, int], None]
 
 def silent(stage: str, done: int, of: int) -> None:
     """Progress that nobody asked for."""
-
-
-class Head(NamedTuple):
-    """One head of one layer: where it is and what it does."""
-
-    layer: int
-    head: int
-    summary: HeadSummary
-
-    @property
-    def place(self) -> str:
-        """Such as "3.5": layer 3, head 5."""
-        return f"{self.layer}.{self.head}"
-
-    @property
-    def trait(self) -> Trait | None:
-        """What tells most about it: beyond what even attention does; being local or broad tells less."""
-        return max(self.summary.traits, key=_telling, default=None)
-
-    @property
-    def telling(self) -> float:
-        """How clearly it does one thing."""
-        return 0.0 if self.trait is None else _telling(self.trait)
-
-
-def _telling(trait: Trait) -> float:
-    return WEIGHTS.get(trait.name, 1.0) * trait.beyond
 
 
 class Pair(NamedTuple):
@@ -129,7 +101,7 @@ class Sight:
     @property
     def counts(self) -> dict[str, int]:
         """How many heads there are of each kind; one that rests on the first token and else does something is both."""
-        return counted(self.heads)
+        return kind_counts(self.heads)
 
     @property
     def sentence(self) -> str:
@@ -139,7 +111,7 @@ class Sight:
         size += f" · {_count(self.T, 'token')}"
         size += f" looking at {self.S:,}" if self.S != self.T else ""
         size += "" if self.queries is None else f" · numbers from {len(self.queries):,} of them"
-        return " · ".join([size, *told_kinds(self.counts), "weights, not importance"])
+        return " · ".join([size, *kinds_in_words(self.counts), "weights, not importance"])
 
     def pairs(self, most: int = 8) -> list[Pair]:
         """The `most` strongest looks further back: not at the first token, itself or the one before; each once."""
@@ -236,25 +208,6 @@ class Sight:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def most_telling(heads: Sequence[Head], most: int) -> list[Head]:
-    """The heads that do one thing most clearly: first one of every kind, then the others, those of no kind last."""
-    order = sorted(heads, key=lambda head: -head.telling)
-    first = {head.summary.kind: head for head in reversed(order) if head.trait}
-    return sorted(order, key=lambda head: first.get(head.summary.kind) is not head)[:most]
-
-
-def counted(heads: Sequence[Head]) -> dict[str, int]:
-    """How many heads there are of each kind; one that rests on the first token and else does something is both."""
-    names = [trait.name for head in heads for trait in head.summary.traits]
-    return {kind: names.count(kind) for kind in KINDS}
-
-
-def told_kinds(counts: Mapping[str, int]) -> list[str]:
-    """The kinds there are, in words."""
-    told = [f"{counts[KINDS[0]]} rest on the first token"] if counts[KINDS[0]] else []
-    return told + [f"{counts[kind]} {kind}" for kind in KINDS[1:] if counts[kind]]
 
 
 def _words(tokens: Sequence[str] | None, count: int, name: str) -> list[str]:

@@ -3,8 +3,9 @@
 from torch import Tensor
 
 from headwise.errors import OptionError
+from headwise.study.heads import Head
 from headwise.view.colours import Palette
-from headwise.view.sight import Head, Sight
+from headwise.view.sight import Sight
 from headwise.view.words import cut, fill, shown
 from headwise.weights.summary import READINGS, RESTING, HeadSummary
 

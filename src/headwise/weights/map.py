@@ -16,7 +16,7 @@ from torch.utils import _pytree
 from headwise import shapes
 from headwise.errors import MapIndexError, OptionError, StaleMapError
 from headwise.masks import Mask
-from headwise.weights import map_form, reductions, streaming
+from headwise.weights import display, map_form, reductions, streaming
 from headwise.weights.indexing import LIMIT, NAMES, axis_of, block_axes, brief, by_kernel, check_bytes, elements, tile
 from headwise.weights.measures import Measures
 from headwise.weights.panel import checked_probe
@@ -228,15 +228,11 @@ class AttentionMap(Measures, TensorLike):
             sample: which of the batch.
             ax: axes to draw on, one for each head; new ones unless given.
         """
-        from headwise.view.plotting import plot
-
-        return plot(self, head, tokens=tokens, keys=keys, sample=sample, ax=ax)
+        return display.plot(self, head, tokens=tokens, keys=keys, sample=sample, ax=ax)
 
     def _repr_html_(self) -> str:
         """For notebooks: what each head does, computed when it is displayed; of a long map from some queries."""
-        from headwise.view.notebook import map_html
-
-        return map_html(self)
+        return display.html(self)
 
     # Reductions that need no dense tensor.
 

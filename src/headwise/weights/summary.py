@@ -33,6 +33,7 @@ from torch import Tensor
 
 from headwise.masks import Mask
 from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_is
+from headwise.weights import display
 from headwise.weights.panel import checked_probe
 from headwise.weights.source import Source
 
@@ -105,9 +106,7 @@ class Summary:
         return self.heads[head]
 
     def _repr_html_(self) -> str:
-        from headwise.view.notebook import summary_html
-
-        return summary_html(self)
+        return display.html(self)
 
     def __repr__(self) -> str:
         if not self.heads:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headwise.errors import OptionError
 from headwise.models import TextModel
-from headwise.study.silence import silence
+from headwise.study.interventions import silence
 from headwise.study.watch import attention_layers, watch
 from headwise.view.serve.outcomes import Outcome, outcome
 from headwise.weights import AttentionMap

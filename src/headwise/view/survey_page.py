@@ -3,10 +3,10 @@
 from html import escape
 from string import Template
 
+from headwise.study.heads import Head
 from headwise.study.survey.result import Survey, SurveyedHead
-from headwise.study.survey.terminal import LETTERS, letter
 from headwise.view.leaf import leaf
-from headwise.view.sight import Head
+from headwise.view.survey_terminal import LETTERS, letter
 
 SHOWN = ("sink", "previous", "self", "induction", "same_token", "local", "entropy", "peak")  # shares, shaded
 STYLE = """

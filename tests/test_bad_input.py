@@ -196,7 +196,7 @@ def test_layer_for_other_widths_is_not_called_with_one_input():
     ("arguments", "message"),
     [
         ((causal(),), r"value is the mask causal\(\); pass it as mask="),
-        ((torch.ones(T, T),), "value has 2 dimensions.*A mask goes into mask="),
+        ((torch.ones(T, T),), "value has 2 dimensions.*Pass a mask as mask="),
     ],
     ids=str,
 )

@@ -83,7 +83,7 @@ def test_unbatched_input_is_refused():
 
 
 def test_heads_of_two_shapes_make_no_list():
-    with pytest.raises(ShapeError, match="alike in shape, bias and context length; head 0 maps 7 to 5"):
+    with pytest.raises(ShapeError, match="agree in shape, bias and context length; head 0 maps 7 to 5"):
         HeadsInAList.from_heads(CausalHead(7, 5, 13, 0.0), CausalHead(7, 3, 13, 0.0))
-    with pytest.raises(ShapeError, match="alike in shape, bias"):
+    with pytest.raises(ShapeError, match="agree in shape, bias"):
         HeadsInAList.from_heads(CausalHead(7, 5, 13, 0.0), CausalHead(7, 5, 13, 0.0, qkv_bias=True))

@@ -1,11 +1,11 @@
-"""One small family of errors; each is a `HeadwiseError` and the builtin a Python user would expect."""
+"""The errors of headwise: each is a `HeadwiseError` and also the builtin error that fits."""
 
 import importlib
 from types import ModuleType
 
 
 class HeadwiseError(Exception):
-    """The root of every error headwise raises on purpose."""
+    """The base of every error that headwise raises on purpose."""
 
 
 class ShapeError(HeadwiseError, ValueError):
@@ -13,7 +13,7 @@ class ShapeError(HeadwiseError, ValueError):
 
 
 class HeadCountError(ShapeError):
-    """A number of heads does not divide what it must divide."""
+    """A number of heads does not divide the size that it must divide."""
 
 
 class MaskError(HeadwiseError, ValueError):
@@ -33,43 +33,43 @@ class OptionError(HeadwiseError, ValueError):
 
 
 class UnknownOptionError(OptionError, TypeError):
-    """An option that does not exist, perhaps by another library's name for it."""
+    """An option does not exist, perhaps because it has another name here."""
 
 
 class CacheError(HeadwiseError, ValueError):
-    """A cache is full, or does not fit what it is asked to keep."""
+    """A cache is full, or the new keys and values do not fit it."""
 
 
 class CheckpointError(HeadwiseError, ValueError):
-    """A state dict is of no known layout, or does not fit the layout it seems to have."""
+    """A state dict has no known layout, or does not fit the layout it seems to have."""
 
 
 class MapIndexError(HeadwiseError, IndexError):
-    """An index lies outside an attention map, or is of a kind that maps do not take."""
+    """An index is out of range, or of a type that attention maps do not support."""
 
 
 class MapSizeError(HeadwiseError, MemoryError):
-    """A dense tensor was asked for that is larger than the limit."""
+    """A dense tensor was requested that is larger than the limit."""
 
 
 class StaleMapError(HeadwiseError, RuntimeError):
-    """A tensor that an attention map looks at was changed after the map was made."""
+    """A tensor that an attention map depends on was changed after the map was made."""
 
 
 class MissingExtraError(HeadwiseError, ImportError):
     """An optional dependency is not installed."""
 
 
-# Packages that only some parts need: imported when they are used, and named with their install command when absent.
+# Optional packages are imported when they are used. If one is missing, the error names its install command.
 
 
 def need(package: str, extra: str, purpose: str) -> ModuleType:
-    """The imported package, or a `MissingExtraError` that says how to get it.
+    """The imported package, or a `MissingExtraError` that says how to install it.
 
     Args:
-        package: what to import, such as "rich.table".
-        extra: the extra of headwise that brings it.
-        purpose: what it is for, as the beginning of a sentence: "coloured tables".
+        package: the module to import, such as "rich.table".
+        extra: the extra of headwise that installs it.
+        purpose: what needs it, as the start of a sentence: "colored tables".
     """
     name = package.partition(".")[0]
     try:

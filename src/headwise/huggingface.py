@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from headwise import masks
 from headwise.attention.backends import Call, choose
 from headwise.errors import MaskError, MissingExtraError, OptionError
-from headwise.layer.projection import silenced
+from headwise.layer.layer import silenced
 from headwise.masks import Extent, Grid, Mask
 from headwise.masks.placement import placed
 from headwise.weights import AttentionMap, Scoring

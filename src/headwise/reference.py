@@ -39,14 +39,14 @@ def multi_head_attention(
     query: Tensor,  # (B, T, E)
     key: Tensor,  # (B, S, Ekey)
     value: Tensor,  # (B, S, Evalue)
-    projections: tuple[Linear, Linear, Linear, Linear | None],  # of query, key, value; of the result
+    projections: tuple[Linear, Linear, Linear, Linear | None],  # for query, key, value and output
     num_heads: int,
     num_kv_heads: int | None = None,
     *,
     visible: Tensor | None = None,  # bool, broadcasts to (B, H, T, S)
     bias: Tensor | None = None,  # float, broadcasts to (B, H, T, S), added to the scaled scores
-    scale: float | None = None,  # 1 / sqrt(D) unless given
-    steps: list[Step] | None = None,  # hand in a list to receive every intermediate
+    scale: float | None = None,  # 1 / sqrt(D) by default
+    steps: list[Step] | None = None,  # pass a list to receive every intermediate result
 ) -> tuple[Tensor, Tensor]:
     """The output (B, T, E) and the weights (B, H, T, S) of one multi-head attention layer.
 
@@ -59,7 +59,7 @@ def multi_head_attention(
     project_q, project_k, project_v, project_out = projections
     Hkv = num_heads if num_kv_heads is None else num_kv_heads
 
-    # 1. Project. Three views of the input: what I look for, what I offer, what I hand over.
+    # 1. Project. Three views of each token: what it looks for, what it offers, and what it passes on.
     query, key, value = project_q(query), project_k(key), project_v(value)
     steps.append(Step(1, "project", {"query": query, "key": key, "value": value}))
 
@@ -75,14 +75,14 @@ def multi_head_attention(
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     steps.append(Step(3, "transpose", {"query": query, "key": key, "value": value}))  # (B, H, T, D)
 
-    # 4. to 8. happen in every head on its own.
+    # 4. to 8. happen in each head separately.
     heads, weights = attend(query, key, value, visible=visible, bias=bias, scale=scale, steps=steps)
 
-    # 9. Concat. Back to (B, T, H, D), then the heads lie side by side again.
-    merged = heads.transpose(1, 2).flatten(2)  # (B, T, H·Dv); flatten copies, which a bare view cannot
+    # 9. Concat. Back to (B, T, H, D), then the heads are side by side again.
+    merged = heads.transpose(1, 2).flatten(2)  # (B, T, H·Dv); flatten copies, where view would fail
     steps.append(Step(9, "concat", {"merged": merged}))
 
-    # 10. Project. Until here the heads never met; this is where they are mixed.
+    # 10. Project. So far the heads were independent; here they are mixed.
     output = merged if project_out is None else project_out(merged)
     steps.append(Step(10, "project", {"output": output}))
     return output, weights
@@ -96,14 +96,14 @@ def attend(
     visible: Tensor | None = None,
     bias: Tensor | None = None,
     scale: float | None = None,
-    softcap: float | None = None,  # scores beyond ± this are bent towards it
-    sinks: Tensor | None = None,  # (H,): one more score per head, which takes weight and hands over nothing
+    softcap: float | None = None,  # limits scores smoothly to ± this value
+    sinks: Tensor | None = None,  # (H,): an extra score per head, which takes weight and has no value
     dropout: float = 0.0,
     steps: list[Step] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Steps 4 to 8: what every head reads (B, H, T, Dv), and its weights (B, H, T, S) before dropout."""
     steps = [] if steps is None else steps
-    group = query.shape[1] // key.shape[1]  # grouped heads: so many query heads share one key/value head
+    group = query.shape[1] // key.shape[1]  # grouped heads: this many query heads share one key/value head
     key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
     if bias is not None:  # a bias of minus infinity hides a key just as a mask does
         seen = bias > -math.inf
@@ -121,24 +121,24 @@ def attend(
 
     # 6. Scale. A dot product of D terms grows like sqrt(D); without this the softmax saturates and stops learning.
     scores = scores * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if softcap is not None:  # the cap must not bend minus infinity
+    if softcap is not None:  # the cap must not change minus infinity
         scores = (softcap * (scores / softcap).tanh()).masked_fill(~visible, -math.inf)
     if bias is not None:
         scores = scores + bias
     steps.append(Step(6, "scale", {"scores": scores}))
 
-    # 7. Softmax. Every row becomes positive and sums to 1. A row that sees nothing would be 0/0 = NaN: make it 0.
+    # 7. Softmax. Every row becomes positive and sums to 1. A row that sees nothing would be 0/0 = NaN: it becomes 0.
     sees_a_key = visible.expand(scores.shape).any(-1, keepdim=True)
     scores = scores.masked_fill(~sees_a_key, 0.0)
     if sinks is None:
         weights = scores.softmax(-1)
-    else:  # the sink takes part in the softmax, and its share is left out: such rows sum to less than 1
+    else:  # the sink takes part in the softmax, and its share is dropped: such rows sum to less than 1
         sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
         weights = torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
     weights = weights.masked_fill(~sees_a_key, 0.0)
     steps.append(Step(7, "softmax", {"weights": weights}))
 
-    # 8. Weighted values. Every query takes the average of the values, weighted by its row.
+    # 8. Weighted values. Each query reads the average of the values, weighted by its row.
     kept = torch.dropout(weights, dropout, train=True) if dropout > 0 else weights
     output = kept @ value  # (B, H, T, Dv)
     steps.append(Step(8, "weighted values", {"heads": output}))

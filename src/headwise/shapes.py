@@ -1,16 +1,16 @@
-"""The dimension legend, and the checks at the border.
+"""The dimension legend, and the checks of public arguments.
 
     B  batch              T, S   query length, key length
     H  query heads        D, Dv  head width of query and key, of value
     Hkv  key/value heads  E      model width
 
-Public tensors of the core are (B, H, T, D); the layer takes (B, T, E). Checks run once, where a user's tensor comes in;
-they look at shapes and types and never at numbers, so that they cost a compiled graph nothing.
+Public tensors of the core are (B, H, T, D); the layer takes (B, T, E). Checks run once, where a user's tensor enters.
+They look at shapes and dtypes, never at values, so they cost nothing in a compiled graph.
 """
 
 import math
 import operator
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from headwise.errors import DeviceError, DtypeError, HeadCountError, OptionError
 
 
 def check_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raise unless query (B, H, T, D), key (B, Hkv, S, D) and value (B, Hkv, S, Dv) belong together."""
+    """Raise unless query (B, H, T, D), key (B, Hkv, S, D) and value (B, Hkv, S, Dv) fit together."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_tensor(name, tensor)
         if tensor.dim() != 4:
@@ -55,7 +55,7 @@ def check_tensor(name: str, x: object) -> None:
 
 
 def check_alike(**tensors: Tensor) -> None:
-    """Raise unless all are floating point, of one dtype and on one device."""
+    """Raise unless all tensors are floating point, of one dtype and on one device."""
     (first_name, first), *rest = tensors.items()
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
@@ -89,7 +89,7 @@ def check_bias(bias: Tensor, B: int, H: int, T: int, S: int, device: torch.devic
     if bias.dim() not in (2, 4) or any(n != 1 and n != size for n, size in zip(shape, (B, H, T, S), strict=True)):
         raise ShapeError(
             f"bias of shape {tuple(bias.shape)} does not fit the scores (B, H, T, S) = {(B, H, T, S)}. "
-            f"Expected (T, S) or 4 dimensions, 1 where all are alike."
+            f"Expected (T, S) or 4 dimensions, with size 1 for axes to broadcast."
         )
 
 
@@ -108,14 +108,14 @@ def check_size(name: str, n: object) -> int:
 
 
 def check_factor(name: str, factor: float | None, default: str) -> None:
-    """Raise unless `factor` is None or above 0: hidden scores are minus infinity, and must stay so when scaled."""
+    """Raise unless `factor` is None or above 0: a hidden score, minus infinity, must stay so when scaled."""
     if factor is None:
         return
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
         raise OptionError(f"{name}={factor!r}: expected a number above 0, or None for {default}.")
 
 
-def check_sinks(sinks: Tensor, H: int, device: torch.device) -> None:
+def check_sinks(sinks: Any, H: int, device: torch.device) -> None:
     """Raise unless `sinks` is one floating-point score per query head."""
     check_tensor("sinks", sinks)
     if not sinks.is_floating_point() or tuple(sinks.shape) != (H,):

@@ -1,19 +1,19 @@
-"""The ladder from one causal head to all heads at once, in three classes made to be read.
+"""The ladder from one causal head to all heads at once, in three classes written to be read.
 
-Every rung takes the arguments of the textbooks in their order, `(d_in, d_out, context_length, dropout, num_heads,
+Each rung takes the arguments of the textbooks in their order, `(d_in, d_out, context_length, dropout, num_heads,
 qkv_bias)`, computes the same function, and can be built from the weights of the rung below.
 `headwise.MultiHeadAttention` is the step after the last: the same function again, fused.
 
-Four traps that the usual versions of these classes fall into, and what is done here instead:
+Four common mistakes in such classes, and what is done here instead:
 
-- *Names from another function.* A `forward` that reshapes with a `batch_size` it never defined works in a notebook,
-  where some earlier cell happens to define one, and nowhere else. Here sizes are always read from the tensor at hand.
+- *Undefined names.* A `forward` that reshapes with a `batch_size` it never defined works in a notebook, where an
+  earlier cell happens to define one, and nowhere else. Here sizes are always read from the tensor itself.
 - *A wrapper that widens.* With `num_heads` heads of width `d_out` each, concatenation gives `num_heads * d_out`, not
   `d_out`. Here one head is `d_out // num_heads` wide, so that every rung returns `d_out`.
 - *-1e9 as minus infinity.* float16 ends at 65504: -1e9 overflows there, and in float32 a row that sees nothing
   becomes an even average over keys it must not see. Here the fill is a true minus infinity.
 - *NaN for a row that sees nothing.* The softmax of a row of minus infinities is 0/0. A causal row always sees itself,
-  so it cannot happen on this ladder; where masks are free (`headwise.attend`), such a row gives zeros.
+  so this cannot happen here; with arbitrary masks (`headwise.attend`), such a row gives zeros.
 """
 
 from typing import Self
@@ -25,7 +25,7 @@ from headwise.errors import HeadCountError, ShapeError
 
 
 class CausalHead(nn.Module):
-    """First rung: one head. Every token looks at itself and at what came before.
+    """First rung: one head. Each token attends to itself and to the tokens before it.
 
     >>> CausalHead(3, 2, context_length=6, dropout=0.0)(torch.randn(2, 6, 3)).shape
     torch.Size([2, 6, 2])
@@ -53,8 +53,8 @@ class CausalHead(nn.Module):
 
 
 class HeadsInAList(nn.Module):
-    """Second rung: several heads, one after the other, results side by side. Clear, and slow: H small products
-    where one large one would do. It has no output projection, so its heads never mix.
+    """Second rung: several heads, one after the other, with their results side by side. Clear but slow: H small
+    products where one large one would do. It has no output projection, so its heads never mix.
 
     >>> HeadsInAList(3, 4, context_length=6, dropout=0.0, num_heads=2)(torch.randn(2, 6, 3)).shape
     torch.Size([2, 6, 4])
@@ -81,13 +81,13 @@ class HeadsInAList(nn.Module):
 
     @classmethod
     def from_heads(cls, *heads: CausalHead) -> Self:
-        """A list made of existing heads of one shape; they are shared, not copied."""
+        """A list of existing heads of one shape, which are shared, not copied."""
         first = heads[0]
         d_in, head_dim = first.W_query.in_features, first.W_query.out_features
         kinds = {(head.W_query.weight.shape, head.W_query.bias is None, head.mask.shape) for head in heads}
         if len(kinds) > 1:
             raise ShapeError(
-                f"heads of one list must be alike in shape, bias and context length; head 0 maps {d_in} to {head_dim}."
+                f"heads of one list must agree in shape, bias and context length; head 0 maps {d_in} to {head_dim}."
             )
         result = cls(d_in, head_dim * len(heads), len(first.mask), first.dropout.p, len(heads))
         result.heads = nn.ModuleList(heads)
@@ -123,7 +123,7 @@ class HeadsAtOnce(nn.Module):
         self.register_buffer("mask", future(context_length))
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, T, H·D) cut into heads: (B, H, T, D). A view, then a transpose: a view alone would mix tokens."""
+        """(B, T, H·D) split into heads: (B, H, T, D). A view, then a transpose: a view alone would mix tokens."""
         return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -138,13 +138,13 @@ class HeadsAtOnce(nn.Module):
         scores = scores.masked_fill(self.mask[:T, :T], -torch.inf)
         weights = (scores / self.head_dim**0.5).softmax(dim=-1)
         context = self.dropout(weights) @ value  # (B, H, T, D)
-        output: Tensor = self.out_proj(context.transpose(1, 2).flatten(2))  # a bare view cannot undo a transpose
+        output: Tensor = self.out_proj(context.transpose(1, 2).flatten(2))  # view cannot undo a transpose
         return output
 
     @classmethod
     def from_list(cls, rung: HeadsInAList) -> Self:
-        """All heads of the second rung in one set of matrices. The output projection, which the list does not
-        have, is the identity, so that both rungs return the same tensor."""
+        """All heads of the second rung in one set of matrices. The output projection, which the list lacks, is the
+        identity, so that both rungs return the same tensor."""
         heads = [head for head in rung.heads if isinstance(head, CausalHead)]
         first = heads[0].W_query
         d_out = first.out_features * len(heads)
@@ -163,7 +163,7 @@ class HeadsAtOnce(nn.Module):
         return result
 
     def to_list(self) -> HeadsInAList:
-        """The second rung with these weights; it has no output projection, so it gives this rung's step 9."""
+        """The second rung with these weights. It has no output projection, so it returns this rung's step 9."""
         has_bias = self.W_query.bias is not None
         result = HeadsInAList(
             self.W_query.in_features,
@@ -185,12 +185,12 @@ class HeadsAtOnce(nn.Module):
 
 
 def future(context_length: int) -> Tensor:
-    """True strictly above the diagonal: what lies ahead of each token, and must be hidden."""
+    """True strictly above the diagonal, for the tokens ahead of each token, which must be hidden."""
     return torch.ones(context_length, context_length, dtype=torch.bool).triu(diagonal=1)
 
 
 def width_of_one_head(d_out: int, num_heads: int) -> int:
-    """`d_out / num_heads`, refused where it is not whole."""
+    """`d_out / num_heads`, refused unless it is a whole number."""
     if num_heads < 1 or d_out % num_heads:
         raise HeadCountError(
             f"d_out={d_out} cannot be cut into num_heads={num_heads} equal heads. "
@@ -200,7 +200,7 @@ def width_of_one_head(d_out: int, num_heads: int) -> int:
 
 
 def checked_length(x: Tensor, mask: Tensor) -> int:
-    """T of `x` (B, T, d_in), refused where the mask of this rung is too small for it."""
+    """T of `x` (B, T, d_in), refused if the mask of this rung is too small for it."""
     if x.dim() != 3:
         raise ShapeError(f"x has shape {tuple(x.shape)}; expected 3 dimensions (B, T, d_in).")
     T = x.shape[1]

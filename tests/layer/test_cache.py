@@ -230,7 +230,7 @@ def test_bad_caches_are_refused_with_what_was_given(case):
 
 def test_a_cache_in_training_is_refused():
     layer = MultiHeadAttention(E, H, causal=True)
-    with torch.enable_grad(), pytest.raises(CacheError, match="keeps no gradients"):
+    with torch.enable_grad(), pytest.raises(CacheError, match="stores no gradients"):
         layer(torch.randn(B, 4, E), cache=layer.make_cache(B))
 
 

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from headwise import CheckpointError, MultiHeadAttention, OptionError, causal
-from headwise.layer import projection
+from headwise.layer.checkpoints import forms
 from headwise.textbook import HeadsAtOnce, HeadsInAList
 from textbook_forms import BookSection, Handbook, Homework, Interview, Minimal, Wrapper
 
@@ -123,8 +123,8 @@ def test_loaded_weights_are_copies():
 
 def test_pack_and_unpack_are_inverse():
     query, key, value = torch.randn(12, 5), torch.randn(6, 5), torch.randn(6, 5)
-    packed = projection.pack(query, key, value, num_heads=4, num_kv_heads=2)
-    for part, again in zip((query, key, value), projection.unpack(packed, 4, 2), strict=True):
+    packed = forms.pack(query, key, value, num_heads=4, num_kv_heads=2)
+    for part, again in zip((query, key, value), forms.unpack(packed, 4, 2), strict=True):
         assert torch.equal(part, again)
 
 
@@ -138,11 +138,11 @@ def broken(make, change):
     ("change", "message"),
     [
         (lambda s: s.clear(), "no names at all.*known layouts"),
-        (lambda s: s.pop("W_k.weight"), r"no attention layout recognised. Found W_q.weight \(18, 18\).*W_q, W_k, W_v"),
+        (lambda s: s.pop("W_k.weight"), r"no attention layout recognized. Found W_q.weight \(18, 18\).*W_q, W_k, W_v"),
         (lambda s: s.update(extra=torch.ones(3)), "extra would be lost"),
         (
             lambda s: s.update({"W_k.weight": torch.ones(20, 18), "W_k.bias": torch.ones(20)}),
-            r"key \(20, 18\).*do not make 3",
+            r"key \(20, 18\).*do not form 3",
         ),
         (lambda s: s.pop("W_k.bias"), "only some of query, key and value have a bias"),
         (
@@ -166,12 +166,12 @@ def test_mismatched_layouts_are_refused_with_what_was_found(change, message):
 
 
 def test_missing_number_of_heads_is_asked_for():
-    with pytest.raises(CheckpointError, match=r"do not tell how many heads.*num_heads="):
+    with pytest.raises(CheckpointError, match=r"do not determine how many heads.*num_heads="):
         MultiHeadAttention.from_state_dict(Interview(E, H).state_dict())
 
 
 def test_number_of_heads_that_does_not_fit_is_refused():
-    with pytest.raises(CheckpointError, match="do not make 5 heads"):
+    with pytest.raises(CheckpointError, match="do not form 5 heads"):
         MultiHeadAttention.from_state_dict(Interview(E, H).state_dict(), num_heads=5)
 
 
@@ -190,7 +190,7 @@ def test_broken_lists_of_heads_are_refused(change, message):
 
 
 def test_list_of_heads_with_another_number_is_refused():
-    with pytest.raises(CheckpointError, match="num_heads=4 is given and 3 heads are there"):
+    with pytest.raises(CheckpointError, match="num_heads=4 is given and the tensors have 3 heads"):
         MultiHeadAttention.from_state_dict(Wrapper(11, 5, 13, 0.0, H).state_dict(), num_heads=4)
 
 
@@ -218,7 +218,7 @@ def test_our_grouped_layout_tells_its_key_value_heads_by_the_output_projection(k
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_our_layout_without_output_projection_must_be_told_its_key_value_heads(kv_heads):
     theirs = MultiHeadAttention(16, 4, num_kv_heads=kv_heads, out_proj=False)
-    with pytest.raises(CheckpointError, match="do not tell how many key/value heads.*Pass num_kv_heads="):
+    with pytest.raises(CheckpointError, match="do not determine how many key/value heads.*Pass num_kv_heads="):
         loaded(theirs, num_heads=4)
     x = torch.randn(B, T, 16)
     torch.testing.assert_close(loaded(theirs, num_heads=4, num_kv_heads=kv_heads)(x), theirs(x))
@@ -226,7 +226,7 @@ def test_our_layout_without_output_projection_must_be_told_its_key_value_heads(k
 
 def test_our_layout_of_other_head_counts_is_refused():
     state = MultiHeadAttention(E, 6, num_kv_heads=2).state_dict()
-    with pytest.raises(CheckpointError, match=r"\(30, 18\) and an output projection from 18 do not make 2 query"):
+    with pytest.raises(CheckpointError, match=r"\(30, 18\) and an output projection from 18 do not form 2 query"):
         MultiHeadAttention.from_state_dict(state, num_heads=2)
 
 
@@ -255,11 +255,11 @@ def test_dtype_and_device_can_be_chosen():
         (Interview(E, H), {}, "a Interview is given; expected a state dict"),
         (None, {}, "a NoneType is given"),
         ({"W_q.weight": [1.0]}, {}, "a dict is given; expected a state dict, names to tensors"),
-        (Interview(E, H).state_dict(), {"num_heads": H, "d_key": 7}, "d_key=7 is given and the tensors say 18"),
+        (Interview(E, H).state_dict(), {"num_heads": H, "d_key": 7}, "d_key=7 is given and the tensors have 18"),
         (
             Interview(E, H).state_dict(),
             {"num_heads": H, "num_kv_heads": 1},
-            "num_kv_heads=1 is given and the tensors say 3",
+            "num_kv_heads=1 is given and the tensors have 3",
         ),
         (
             Wrapper(11, 5, 13, 0.0, H).state_dict() | {"heads.0.W_key.weight": torch.ones(())},
@@ -287,5 +287,5 @@ def test_number_of_heads_must_be_a_number(heads):
 
 
 def test_options_that_contradict_the_checkpoint_are_refused():
-    with pytest.raises(CheckpointError, match="d_model=36 is given and the tensors say 18"):
+    with pytest.raises(CheckpointError, match="d_model=36 is given and the tensors have 18"):
         MultiHeadAttention.from_state_dict(Interview(E, H).state_dict(), num_heads=H, d_model=36)

@@ -72,7 +72,7 @@ def test_explain_takes_keywords_and_return_weights():
 
 def test_too_many_scores_are_named_with_their_size():
     inputs = [torch.randn(40, 16, 512, 8, dtype=torch.bfloat16) for _ in range(3)]
-    assert "take 320 MiB, more than the 128 MiB" in explain(*inputs).refused["blocks"]
+    assert "take 320 MiB in all, more than the limit of 128 MiB" in explain(*inputs).refused["blocks"]
 
 
 def test_blocks_say_why_they_refuse():

@@ -117,7 +117,7 @@ def test_causal_can_be_asked_for_in_the_call_and_is_never_ignored():
 
 
 def test_causal_false_cannot_lift_a_causal_layer():
-    with pytest.raises(OptionError, match=r"cannot lift .*causal=True"):
+    with pytest.raises(OptionError, match=r"cannot undo .*causal=True"):
         MultiHeadAttention(18, 3, causal=True)(torch.randn(1, 4, 18), causal=False)
 
 

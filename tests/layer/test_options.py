@@ -318,14 +318,14 @@ BAD = {
     ),
     "cross rotary": (
         lambda: MultiHeadAttention(48, 6, position=rotary())(torch.randn(1, 5, 48), torch.randn(1, 7, 48)),
-        "only you know",
+        "Only you know",
     ),
     "relative": (lambda: attend(*heads(), relative=3), "relative=3: expected alibi"),
     "nested mask": (
         lambda: MultiHeadAttention(48, 6)(
             torch.nested.nested_tensor([torch.randn(3, 48)], layout=torch.jagged), mask=causal()
         ),
-        "mask= beside a nested tensor",
+        "mask= does not go with a nested tensor",
     ),
 }
 
@@ -379,7 +379,7 @@ def test_jagged_tensors_with_holes_and_masks_that_name_keys():
     assert explain(layer, holes).path == "sdpa"
     with pytest.raises(ShapeError, match="the longest sample has 9 tokens"):
         layer(torch.nested.nested_tensor([torch.randn(9, 48, dtype=torch.float64)], layout=torch.jagged))
-    with pytest.raises(OptionError, match="names single keys"):
+    with pytest.raises(OptionError, match="refers to single keys"):
         MultiHeadAttention(48, H, mask=causal() | prefix(3))(holes)
     with pytest.raises(ShapeError, match=r"not \(B, \*, E\)"):
         layer(holes.transpose(1, 2))
@@ -423,7 +423,7 @@ def test_options_that_a_checkpoint_lacks_or_nobody_asked_for_are_named():
     with pytest.raises(CheckpointError, match="holds no sinks"):
         MultiHeadAttention.from_state_dict(plain, H, scoring=Scoring(sinks=True))
     normed = MultiHeadAttention(48, H, qk_norm="head").state_dict()
-    with pytest.raises(CheckpointError, match="holds k_norm.weight: say what it is for with qk_norm="):
+    with pytest.raises(CheckpointError, match="holds k_norm.weight: pass the option it belongs to, qk_norm="):
         MultiHeadAttention.from_state_dict(normed, H)
 
 

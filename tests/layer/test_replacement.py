@@ -204,7 +204,7 @@ def test_bad_input_is_refused():
         (nn.Linear(3, 5), {}, "replace.Linear.: looked for.*found none; 0 are headwise's already, 0 are of a subclass"),
         (ours, {}, "1 are headwise's already"),
         (MyAttention(E, H), {}, "1 are of a subclass"),
-        (patched, {}, "layer '' has a forward of its own"),
+        (patched, {}, "layer '' has a forward attached to the object itself"),
         (broken, {}, "layer '': torch's numbers are all NaN"),
         (encoder(), {"probe": torch.ones(1), "check": False}, "the probe would not be used"),
     ):

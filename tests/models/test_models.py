@@ -5,7 +5,7 @@ import torch
 
 from closeness import assert_close_to_truth
 from headwise import MultiHeadAttention, RelativeBias, Scoring, alibi, linear, llama3, rotary, window, yarn
-from headwise.layer import projection
+from headwise.layer.checkpoints import forms
 
 transformers = pytest.importorskip("transformers")
 
@@ -191,7 +191,7 @@ def ours_for(kind, module, dtype=torch.float64):
     for name in ("weight", "bias"):
         parts = [getattr(x, name) for x in first]
         if layer.fused and parts[0] is not None:
-            packed = projection.pack(*parts, layer.num_heads, layer.num_kv_heads)
+            packed = forms.pack(*parts, layer.num_heads, layer.num_kv_heads)
             getattr(layer.qkv_proj, name).data.copy_(packed)
         elif not layer.fused:
             for x, mine in zip(parts, (layer.q_proj, layer.k_proj, layer.v_proj), strict=True):

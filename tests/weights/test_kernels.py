@@ -163,7 +163,7 @@ def causal_part(heads, scale):
     """What the fused kernel gives, by a plain formula; key/value heads repeated."""
     query, key, value = (x.double() for x in heads)
     scores = triangle(query @ repeated(key, query).mT * scale)
-    return triangles.Part(
+    return triangles.TrianglePart(
         (scores.softmax(-1) @ repeated(value, query)).to(heads[0].dtype), scores.logsumexp(-1).float()
     )
 

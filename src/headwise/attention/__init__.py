@@ -1,8 +1,8 @@
-"""`attend(query, key, value)`: check, choose a backend, run, wrap.
+"""`attend(query, key, value)`: check the arguments, choose a backend, run it, return output and weights.
 
-Imports weights, masks, shapes and errors.
+`backends/` holds the ways to compute attention. May import weights, masks, shapes and errors.
 """
 
-from headwise.attention.attend import attend, checked, run, scoring_for
+from headwise.attention.attend import attend, check_scores, plan
 
-__all__ = ["attend", "checked", "run", "scoring_for"]
+__all__ = ["attend", "check_scores", "plan"]

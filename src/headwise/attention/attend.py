@@ -1,4 +1,4 @@
-"""`attend`: check, choose a path, run."""
+"""`attend`: check the arguments, choose a backend, run it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -70,69 +70,68 @@ def attend(
         value: (B, Hkv, S, Dv).
         mask: a mask such as `causal() & window(128)`, or a tensor of bool or 0/1, True for "may attend", of shape
             (T, S) or (B or 1, H or 1, T or 1, S or 1). A query that sees no key reads zeros.
-        bias: float, same shapes, added to the scaled scores; has a gradient.
+        bias: float, same shapes, added to the scaled scores; differentiable.
         causal: the same as `mask=causal()`, in addition to `mask`.
-        scale: above 0; 1 / sqrt(D) unless given.
+        scale: above 0; 1 / sqrt(D) by default.
         softcap: above 0; scaled scores become softcap · tanh(score / softcap).
-        sinks: (H,), one more score per head, which takes part of every row and hands over nothing.
-        relative: added for the distance from query to key: `alibi(H)`, or what a `RelativeBias` module returns.
-        dropout: probability with which a weight is dropped. It acts whenever it is above 0: pass 0 in evaluation.
-        return_weights: also return the weights (B, H, T, S) from before dropout, as an `AttentionMap`: exact, and
-            computed only where they are looked at.
+        sinks: (H,), an extra score per head that takes part in the softmax and has no value.
+        relative: added according to the distance from query to key: `alibi(H)`, or the result of calling a
+            `RelativeBias` module.
+        dropout: probability of dropping a weight. It applies whenever it is above 0: pass 0 in evaluation.
+        return_weights: also return the weights (B, H, T, S) before dropout, as an `AttentionMap`: exact, and computed
+            only when they are read.
 
     >>> q, k = torch.randn(2, 6, 5, 16), torch.randn(2, 3, 7, 16)
     >>> attend(q, k, k, causal=True).shape
     torch.Size([2, 6, 5, 16])
     """
-    scoring = checked(query, key, value, mask, bias, causal, scale, softcap, sinks, relative, dropout)
+    scoring = Scoring(None, bias, scale, softcap, sinks, relative)
+    call = plan(query, key, value, scoring, mask=mask, causal=causal, dropout=dropout)
     if not return_weights:
-        return run(query, key, value, scoring, dropout)
-    call = Call(query, key, value, scoring, dropout)
+        return choose(call).run(call)
     output, lse = choose(call).run_with_lse(call)
-    weights = AttentionMap(query, key, scoring, lse)
-    looked_at = (query, key, *scoring.tensors())
-    # Torch cannot tell whether inference tensors change later, so such a map gets its own.
-    return output, weights.clone() if any(x.is_inference() for x in looked_at) else weights
+    weights = AttentionMap(query, key, call.scoring, lse)
+    # Torch does not track changes to inference tensors, so a map of such tensors gets copies.
+    inference = any(x.is_inference() for x in (query, key, *call.scoring.tensors()))
+    return output, weights.clone() if inference else weights
 
 
-def checked(
+def plan(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    scoring: Scoring,
+    *,
     mask: Mask | Tensor | None = None,
-    bias: Tensor | None = None,
     causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    relative: Relative | None = None,
     dropout: float = 0.0,
-) -> Scoring:
-    """The scoring these arguments of `attend` mean, after all checks."""
+) -> Call:
+    """The checked call of these arguments of `attend`; `scoring` holds all that is added to or done with scores."""
     shapes.check_heads(query, key, value)
     shapes.check_probability("dropout", dropout)
-    shapes.check_factor("scale", scale, "1 / sqrt(D)")
-    shapes.check_factor("softcap", softcap, "no cap")
-    if sinks is not None:
-        shapes.check_sinks(sinks, query.shape[1], query.device)
+    shapes.check_factor("scale", scoring.scale, "1 / sqrt(D)")
+    shapes.check_factor("softcap", scoring.softcap, "no cap")
+    if scoring.sinks is not None:
+        shapes.check_sinks(scoring.sinks, query.shape[1], query.device)
     sizes = (*query.shape[:3], key.shape[2])
-    scoring = scoring_for(sizes, query.device, mask, bias, masks.causal() if causal else None, scale)
-    if relative is not None:
-        if not isinstance(relative, Relative):
-            raise OptionError(f"relative={relative!r}: expected alibi(...), or module() of a RelativeBias module.")
-        relative.check(query.shape[1], query.device)
-    return dataclasses.replace(scoring, softcap=softcap, sinks=sinks, relative=relative)
+    joined = check_scores(sizes, query.device, mask, scoring.bias, masks.causal() if causal else None)
+    if scoring.relative is not None:
+        if not isinstance(scoring.relative, Relative):
+            raise OptionError(
+                f"relative={scoring.relative!r}: expected alibi(...), or the result of calling a RelativeBias module."
+            )
+        scoring.relative.check(query.shape[1], query.device)
+    return Call(query, key, value, dataclasses.replace(scoring, mask=joined), dropout)
 
 
-def scoring_for(
+def check_scores(
     sizes: Sequence[int],
     device: torch.device,
     mask: Mask | Tensor | None,
     bias: Tensor | None,
-    always: Mask | None,
-    scale: float | None,
-) -> Scoring:
-    """A `Scoring` of what a caller passed for `sizes` (B, H, T, S): `mask` checked and joined with `always`."""
+    always: Mask | None = None,
+) -> Mask | None:
+    """The `mask` a caller passed, combined with `always`; raise unless it and `bias` fit scores of these sizes."""
     B, H, T, S = sizes
     if bias is not None:
         shapes.check_bias(bias, B, H, T, S, device)
@@ -140,10 +139,4 @@ def scoring_for(
     joined = always if found is None else found if always is None else always & found
     if joined is not None:
         joined.check(B, H, T, S, device)
-    return Scoring(joined, bias, scale)
-
-
-def run(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, dropout: float) -> Tensor:
-    """What every head reads, by the first path of the table that takes the call. Nothing is checked here."""
-    call = Call(query, key, value, scoring, dropout)
-    return choose(call).run(call)
+    return joined

@@ -1,6 +1,7 @@
-"""`MultiHeadAttention`: project, split, attend, merge, project; its positions and caches.
+"""`MultiHeadAttention`: project, split, normalize and rotate, attend, merge, project; its positions and caches.
 
-Imports attention and what lies below it.
+`options` is what a layer is made with, `inputs` what it is called with; `checkpoints/` reads the weights of other
+libraries, `compat` has torch's interface. May import attention and the rooms below it.
 """
 
 from headwise.layer.layer import MultiHeadAttention

@@ -1,12 +1,12 @@
-"""`KVCache`: the keys and values of the tokens so far, so that a new token is projected once and never again.
+"""`KVCache`: the keys and values of all tokens so far, so that each token is projected only once.
 
-    layer.make_cache(batch)                  grows as tokens come; under a sliding window it stays as long as the window
+    layer.make_cache(batch)                  grows with the text; under a sliding window, its size is bounded
     layer.make_cache(batch, capacity=4096)   one buffer of that many tokens
-    ... static=True                          never changes shape, for torch.compile and CUDA graphs
+    ... static=True                          constant shapes, for torch.compile and CUDA graphs
 
-Keys lie in order, so that the last query stands at the last key, which is what every mask assumes. Where samples are of
-different length, and in a static cache, the keys of a sample are followed by room; `Appended.positions` then says where
-its queries stand.
+Keys are stored in order, so that the last query is at the last key, as every mask assumes. If samples differ in length,
+or in a static cache, unused space follows the keys of a sample; `Appended.positions` then holds the positions of its
+queries.
 """
 
 import copy
@@ -23,27 +23,27 @@ from headwise.masks.placement import check_placeable, placed, shifted
 from headwise.shapes import check_size
 from headwise.weights import Scoring
 
-DRAFT = 64  # tokens that can always be rolled back, also where a window drops old keys
+DRAFT = 64  # tokens that can always be rolled back, even if a window drops old keys
 
 
 class Memory(NamedTuple):
-    """Projected keys and values (B, Hkv, S, D) of an encoder's output: `layer.remember(memory)`."""
+    """The projected keys and values (B, Hkv, S, D) of an encoder's output, from `layer.remember(memory)`."""
 
     key: Tensor
     value: Tensor
 
 
 class Appended(NamedTuple):
-    """All keys and values (B, Hkv, S, D) after new ones came, and how to read them."""
+    """All keys and values (B, Hkv, S, D) after an append, and how to read them."""
 
     key: Tensor
     value: Tensor
-    positions: Tensor | None  # (B or 1, T): where the queries stand among these keys; None: at their end
-    filled: Tensor | None  # (B,): how many keys of each sample are real; None: all
-    dropped: int = 0  # keys of the text that came before these and are gone
+    positions: Tensor | None  # (B or 1, T): the positions of the queries among these keys; None: at their end
+    filled: Tensor | None  # (B,): how many keys of each sample are in use; None: all
+    dropped: int = 0  # earlier keys of the text that have been dropped
 
     def scoring(self, scoring: Scoring) -> Scoring:
-        """A scoring of the whole text for these keys, seen from where the queries stand, not beyond what is filled."""
+        """A scoring of the whole text, restricted to these keys and placed at the positions of the queries."""
         mask, bias = scoring.mask, scoring.bias
         if self.dropped:
             mask = None if mask is None else shifted(mask, self.dropped)
@@ -65,14 +65,13 @@ class KVCache:
     KVCache(B=2, Hkv=4, D=16, 10 tokens, room for 64, float32, cpu)
 
     Args:
-        batch: samples.
+        batch: number of samples.
         num_kv_heads: key/value heads.
         head_dim: width of a head.
-        value_dim: width of a value head; as `head_dim` unless given.
-        capacity: most tokens it can hold; it grows without end unless given.
-        window: how many keys back a query looks at most, itself not counted; older ones are dropped, so that the cache
-            stays bounded.
-        static: keep shapes constant and count on the device.
+        value_dim: width of a value head, `head_dim` by default.
+        capacity: the most tokens it can hold; without it, the cache grows as needed.
+        window: how many keys back a query can see, not counting itself; older keys are dropped, which bounds the size.
+        static: keep shapes constant, and count tokens on the device.
     """
 
     def __init__(
@@ -94,49 +93,49 @@ class KVCache:
         self.window = None if window is None else check_size("window + 1", window + 1) - 1
         if capacity is not None and window is not None:
             raise CacheError(
-                f"KVCache(capacity={capacity}, window={window}): under a window old keys are dropped and there is no "
-                f"end; pass one of the two."
+                f"KVCache(capacity={capacity}, window={window}): under a window old keys are dropped, so there is "
+                f"no limit; pass one of the two."
             )
         if static and (capacity is None or window is not None):
             raise CacheError(
                 f"KVCache(static=True, capacity={capacity}, window={window}): a static cache needs a capacity and "
-                f"drops nothing. Pass capacity=, without window=; the layer's own window mask still acts."
+                f"drops nothing. Pass capacity=, without window=; the layer's own window mask still applies."
             )
         self.static = static
         room = self.capacity or 0
         width = D if value_dim is None else check_size("value_dim", value_dim)
         self._key = torch.zeros(B, Hkv, room, D, device=device, dtype=dtype)
         self._value = torch.zeros(B, Hkv, room, width, device=device, dtype=dtype)
-        self._lengths = [0] * B  # of each sample, dropped keys included
-        self._dropped = 0  # keys that fell out of the window, the same for all samples
-        self.rewrites = 0  # grows when keys that were given out may be overwritten; maps look at it
-        # A static cache counts here, on the device, where a graph can count along.
+        self._lengths = [0] * B  # of each sample, including dropped keys
+        self._dropped = 0  # keys that left the window, the same number for all samples
+        self.rewrites = 0  # grows when keys that maps refer to may be overwritten
+        # A static cache counts here, on the device, so that a graph can update it.
         self._filled = torch.zeros(B, dtype=torch.int64, device=self._key.device) if static else None
 
     @property
     def lengths(self) -> list[int]:
-        """How many tokens of each sample have come."""
+        """The number of tokens of each sample so far."""
         return self._lengths if self._filled is None else self._filled.tolist()
 
     @property
     def batch(self) -> int:
-        """Samples."""
+        """The number of samples."""
         return self._key.shape[0]
 
     @property
     def nbytes(self) -> int:
-        """Memory it holds."""
+        """The memory it uses."""
         return sum(x.numel() * x.element_size() for x in (self._key, self._value))
 
     def text_length(self, T: int, lengths: Sequence[int] | Tensor | None = None) -> int:
-        """How many keys masks count once T more tokens, or `lengths` of them, are in: all that ever came, or the room
-        of a static cache."""
+        """The number of keys that masks count after T more tokens, or `lengths` of them: all tokens so far, or the
+        capacity of a static cache."""
         if self._filled is not None:
             return self._key.shape[2]
         return max(n + m for n, m in zip(self._lengths, self._counts(lengths, T), strict=True))
 
     def preview(self) -> Self:
-        """A cache that starts from here, so that looking ahead changes nothing in this one."""
+        """A copy to try a call on without changing this cache."""
         other = copy.copy(self)
         other._lengths = list(self._lengths)
         other._key, other._value = self._key.clone(), self._value.clone()
@@ -144,7 +143,7 @@ class KVCache:
         return other
 
     def next_positions(self, T: int) -> Tensor:
-        """The positions of the next T tokens in the text, (T,) if all samples are of one length, else (B, T)."""
+        """The positions of the next T tokens in the text: (T,) if all samples have one length, else (B, T)."""
         steps = torch.arange(T, device=self._key.device)
         if self._filled is not None:
             return self._filled[:, None] + steps
@@ -153,20 +152,20 @@ class KVCache:
         return torch.tensor(self._lengths, device=self._key.device)[:, None] + steps
 
     def check_mask(self, mask: Mask | None, lengths: Sequence[int] | Tensor | None) -> None:
-        """Raise where the mask of a call with these `lengths` cannot be seen from where the samples' queries stand."""
+        """Raise if samples differ in position and the mask of the call cannot be placed for each of them."""
         if mask is None:
             return
         if self._filled is not None or lengths is not None or len(set(self._lengths)) > 1:
             check_placeable(mask)
 
     def append(self, key: Tensor, value: Tensor, lengths: Sequence[int] | Tensor | None = None) -> Appended:
-        """Take in new keys and values (B, Hkv, T, D), and give all there are.
+        """Add new keys and values (B, Hkv, T, D), and return all of them.
 
         Args:
             key: new keys.
             value: new values.
-            lengths: (B,), how many of the T are real in each sample, the others being padding on the right; all unless
-                given.
+            lengths: (B,), how many of the T tokens of each sample are real, the rest being padding on the right; all by
+                default.
         """
         self._check(key, value)
         if self._filled is not None:
@@ -203,13 +202,13 @@ class KVCache:
         return Appended(self._key, self._value, positions, starts + new)
 
     def _write_real(self, key: Tensor, value: Tensor, before: list[int], new: list[int]) -> None:
-        """Write the real tokens of each sample from its own start on."""
+        """Write the real tokens of each sample at its start position."""
         for b, (start, count) in enumerate(zip(before, new, strict=True)):
             self._key[b, :, start : start + count] = key[b, :, :count]
             self._value[b, :, start : start + count] = value[b, :, :count]
 
     def _scatter(self, key: Tensor, value: Tensor, starts: Tensor) -> None:
-        """Write each sample's tokens from its own start on."""
+        """Write all tokens of each sample at its start position."""
         B, T = key.shape[0], key.shape[2]
         sample = torch.arange(B, device=key.device)[:, None]
         place = starts[:, None] + torch.arange(T, device=key.device)  # (B, T)
@@ -217,7 +216,7 @@ class KVCache:
         self._value[sample, :, place] = value.transpose(1, 2)
 
     def _make_room(self, wanted: int) -> None:
-        """A buffer for `wanted` keys per sample; keys that no later query can see go first."""
+        """Make room for `wanted` keys per sample, first by dropping keys that no later query can see."""
         if self.window is not None and wanted > self._key.shape[2]:
             seen = min(self._lengths) - self._dropped
             gone = max(0, seen - self.window - DRAFT)
@@ -234,7 +233,7 @@ class KVCache:
         self._key, self._value = _extended(self._key, room), _extended(self._value, room)
 
     def reorder(self, samples: Tensor | Sequence[int]) -> None:
-        """Make sample i what sample `samples[i]` was, as beam search asks."""
+        """Replace sample i by sample `samples[i]`, as beam search needs."""
         index = torch.as_tensor(samples, device=self._key.device)
         if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
             raise ShapeError(
@@ -244,7 +243,7 @@ class KVCache:
         chosen = index.tolist() if self._filled is None else None
         if chosen is not None and not all(0 <= i < self.batch for i in chosen):
             raise ShapeError(f"reorder({chosen}): the cache has samples 0 to {self.batch - 1}.")
-        if self._filled is not None:  # in place: a graph knows these buffers
+        if self._filled is not None:  # in place, because a graph refers to these buffers
             if index.shape[0] != self.batch:
                 raise ShapeError(f"reorder of {index.shape[0]} samples: a static cache keeps its {self.batch}.")
             for buffer in (self._key, self._value, self._filled):
@@ -255,9 +254,9 @@ class KVCache:
         self._lengths = [self._lengths[i] for i in chosen or []]
 
     def rollback(self, tokens: int | Sequence[int] | Tensor) -> None:
-        """Forget the last `tokens` tokens, the same number or one for each sample: a draft that was refused.
+        """Remove the last `tokens` tokens, such as a rejected draft: one number, or one for each sample.
 
-        Under a window, at least the last 64 tokens can be taken back.
+        Under a window, at least the last 64 tokens can be removed.
         """
         whole = tokens.tolist() if isinstance(tokens, Tensor) else tokens
         counts = list(whole) if isinstance(whole, Sequence) else [whole] * self.batch
@@ -277,7 +276,7 @@ class KVCache:
             self._filled.copy_(torch.tensor(kept, device=self._filled.device))
 
     def reset(self) -> None:
-        """Forget everything; the buffers stay."""
+        """Remove all tokens; the buffers stay allocated."""
         self._lengths, self._dropped = [0] * self.batch, 0
         self.rewrites += 1
         if self._filled is not None:
@@ -294,7 +293,7 @@ class KVCache:
         return counts
 
     def _counted(self, lengths: Sequence[int] | Tensor, T: int, device: torch.device) -> Tensor:
-        """`lengths` on the device; their numbers are looked at only where that makes nobody wait."""
+        """`lengths` on the device; the values are checked only if that needs no synchronization."""
         if torch.compiler.is_compiling() or (isinstance(lengths, Tensor) and not lengths.is_cpu):
             return torch.as_tensor(lengths, device=device)
         return torch.tensor(self._counts(lengths, T), device=device)
@@ -311,7 +310,7 @@ class KVCache:
             return
         if self._key.is_inference() and not torch.is_inference_mode_enabled():
             raise CacheError(
-                "this cache was made or grown under torch.inference_mode(), and torch lets nobody else write to it. "
+                "this cache was made or grown under torch.inference_mode(), and torch forbids writing to it outside. "
                 "Stay in that mode, or use torch.no_grad() throughout."
             )
         if key.dtype != self._key.dtype or key.device != self._key.device:
@@ -321,7 +320,7 @@ class KVCache:
             )
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             raise CacheError(
-                "a cache keeps no gradients, and these keys have one. Call the layer under torch.no_grad() to "
+                "a cache stores no gradients, and these keys require one. Call the layer under torch.no_grad() to "
                 "generate, or without a cache to train."
             )
 

@@ -20,20 +20,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise import attention, masks, shapes
+from headwise.attention.backends import Call, choose
 from headwise.errors import HeadCountError, MaskError, OptionError, ShapeError
-from headwise.layer.projection import silenced
+from headwise.layer.layer import silenced
 from headwise.masks import Mask
 from headwise.weights import AttentionMap, Scoring
 
 Three = tuple[Tensor, Tensor, Tensor]
 Result = tuple[Tensor, Tensor | None]
 
-LARGE = 2**26  # bytes of all weights; beyond, they are averaged head by head and never exist together
+LARGE = 2**26  # bytes of all weights; beyond this they are averaged head by head and never exist all at once
 
 
 def _renamed(function: Any, name: str) -> Any:
-    """A copy of `function` by another name. TorchScript files what it compiles under a function's own name, and could
-    not tell torch's `forward` from ours."""
+    """A copy of `function` under another name. TorchScript identifies functions by name, and could not tell torch's
+    `forward` from ours."""
     copy = types.FunctionType(function.__code__, function.__globals__, name, function.__defaults__)
     copy.__annotations__ = function.__annotations__
     return copy
@@ -42,24 +43,24 @@ def _renamed(function: Any, name: str) -> Any:
 class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` on our core: same constructor, call, parameters, state dict and results.
 
-    It is a subclass, so whatever asks for torch's class by type, reads its parameters or loads its checkpoints goes on
-    working. See torch's documentation for the arguments; `headwise.replace` puts it into a model you have.
+    It is a subclass, so code that checks for torch's class, reads its parameters or loads its checkpoints still works.
+    See torch's documentation for the arguments; `headwise.replace` puts it into an existing model.
 
-    Where it differs, on purpose:
+    Intended differences:
 
-    - A query that sees no key reads zeros and has weights of zero. Torch gives NaN, which also reaches the gradients of
+    - A query that sees no key reads zeros and has weights of zero. Torch returns NaN, which spreads to the gradients of
       other samples.
     - `is_causal=True` without `attn_mask` is always an error. Torch ignores it in evaluation.
-    - A float mask may have another dtype than the query, and a bool mask may stand beside a float mask. Torch fails,
-      warns, or (float64 queries beside a float32 mask) is silently wrong.
-    - Weights that no gradient flows through are averaged head by head once there are many.
-    - Errors say what was given, what was expected and how to go on. They are still those that torch raises, too.
+    - A float mask may have another dtype than the query, and a bool mask may be combined with a float mask. Torch
+      fails, warns, or (float64 queries with a float32 mask) is silently wrong.
+    - Many weights, if no gradient flows through them, are averaged head by head.
+    - Errors say what was given, what was expected and how to fix it. They are also of the types that torch raises.
 
-    Left to torch's own code, with torch's results: TorchScript (scripted or traced), nested tensors, arguments that
-    override `__torch_function__`, `dropout=1`, and torch's native inference kernel where it would run, weights are
-    wanted and no mask is given (`torch.backends.mha.set_fastpath_enabled(False)` turns that off).
-    `nn.TransformerEncoderLayer` has a fast path of its own, which in evaluation reads the parameters of its attention
-    and calls nobody's `forward`: NaN is NaN there.
+    Torch's own code handles TorchScript (scripted or traced), nested tensors, arguments that override
+    `__torch_function__`, `dropout=1`, and the calls for weights without a mask that torch would run with its native
+    inference kernel (`torch.backends.mha.set_fastpath_enabled(False)` turns that off).
+    In evaluation, the fast path of `nn.TransformerEncoderLayer` reads the parameters of its attention and calls no
+    `forward`, so NaN remains NaN there.
 
     >>> encoder = nn.TransformerEncoderLayer(8, 2)
     >>> encoder.self_attn = MultiheadAttention(8, 2)
@@ -96,8 +97,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
 
-    _watchers: tuple[Callable[[AttentionMap], None], ...] = ()  # see `watch.py`
-    _silent: tuple[int, ...] = ()  # heads that are switched off; see `silence.py`
+    _watchers: tuple[Callable[[AttentionMap], None], ...] = ()  # called with every map; set by `headwise.watch`
+    _silent: tuple[int, ...] = ()  # heads that are switched off; set by `headwise.silence`
     _torch_forward = _renamed(nn.MultiheadAttention.forward, "_torch_forward")
 
     def forward(
@@ -117,11 +118,11 @@ class MultiheadAttention(nn.MultiheadAttention):
             query: (T, B, E), (B, T, E) with `batch_first`, or (T, E) for one sequence.
             key: likewise with S and `kdim`.
             value: likewise with S and `vdim`.
-            key_padding_mask: (B, S), or (S,); bool, True for keys that nobody sees, or float to be added.
-            need_weights: also return the weights, (B, T, S) or (B, H, T, S); in training from after dropout.
-            attn_mask: (T, S) or (B·H, T, S); bool, True where a query must not look, or float to be added.
-            average_attn_weights: False keeps the weights of each head.
-            is_causal: promises that `attn_mask` is the causal one, which then need not be looked at.
+            key_padding_mask: (B, S), or (S,); bool, True for keys to hide, or float to add to the scores.
+            need_weights: also return the weights, (B, T, S) or (B, H, T, S); in training, after dropout.
+            attn_mask: (T, S) or (B·H, T, S); bool, True where a query must not attend, or float to add to the scores.
+            average_attn_weights: False returns the weights of each head.
+            is_causal: promises that `attn_mask` is the causal mask, so that it need not be read.
         """
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return self._torch_forward(  # type: ignore[no-any-return]
@@ -146,11 +147,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         given = (query, key, value, key_padding_mask, attn_mask)
         masked = key_padding_mask is not None or attn_mask is not None
         by_torch = self._is_torchs(given)
-        # torch's rule of when it trusts the promise, and does not look at the mask
+        # torch's rule for when to trust the flag and ignore the mask
         causal = is_causal and key_padding_mask is None and not need_weights
         if not by_torch:
-            check(self, query, key, value, key_padding_mask, attn_mask, is_causal)
-            check_masks(self, query, key, key_padding_mask, None if causal else attn_mask)
+            self._check_inputs(query, key, value, key_padding_mask, attn_mask, is_causal)
+            self._check_masks(query, key, key_padding_mask, None if causal else attn_mask)
             touched = self._watchers or self._silent
             by_torch = need_weights and not masked and not touched and self._runs_natively(query, key, value)
         if by_torch:
@@ -167,10 +168,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         output = self._joined(silenced(heads, self._silent) if self._silent else heads, batched)
         return output, weights if batched or weights is None else weights[0]
 
-    # Who does the work.
+    # Calls that torch's own code handles.
 
     def _is_torchs(self, given: tuple[Any, ...]) -> bool:
-        """Whether our core does not do this, whatever the numbers."""
+        """Whether torch must run this call, because our core does not support its kind of input."""
         tensors = [x for x in given if isinstance(x, Tensor)]
         return (
             torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
@@ -180,7 +181,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
 
     def _runs_natively(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
-        """Whether torch would hand this call, if nothing is masked, to its native kernel for inference."""
+        """Whether torch would run this call, if nothing is masked, with its native inference kernel."""
         return (
             torch.backends.mha.get_fastpath_enabled()
             and query is key
@@ -199,10 +200,81 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _dropout(self) -> float:
         return self.dropout if self.training else 0.0
 
+    # What a call may be given.
+
+    def _check_inputs(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+    ) -> None:
+        """Raise unless inputs and masks have types and sizes that fit the layer and each other."""
+        inputs = {"query": query, "key": key, "value": value}
+        for name, x in inputs.items():
+            shapes.check_tensor(name, x)
+        for name, mask in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
+            _check_mask_dtype(name, mask)
+        try:
+            _torch_shape_check(query, key, value, key_padding_mask, attn_mask, self.num_heads)
+        except AssertionError as error:  # torch's message, which old code may match, and ours
+            raise InputShapeError(f"{error}. {self._expected(inputs)}") from error
+        widths = (self.embed_dim, self.kdim, self.vdim)
+        if any(x.shape[-1] != width for x, width in zip(inputs.values(), widths, strict=True)):
+            raise InputShapeError(f"an input has the wrong width. {self._expected(inputs)}")
+        batch = slice(1) if self.batch_first else slice(1, 2)
+        if query.dim() == 3 and not query.shape[batch] == key.shape[batch] == value.shape[batch]:
+            raise InputShapeError(f"the batch sizes differ. {self._expected(inputs)}")
+        if key.shape[:-1] != value.shape[:-1]:
+            raise InputShapeError(f"every key needs one value, and their numbers differ. {self._expected(inputs)}")
+        shapes.check_alike(**inputs)
+        shapes.check_alike(input=query, weight=self.out_proj.weight)
+        if is_causal and attn_mask is None:
+            raise CausalFlagError(
+                "is_causal=True without attn_mask: the flag only promises that attn_mask is the causal mask. Pass "
+                "attn_mask=nn.Transformer.generate_square_subsequent_mask(T) as well."
+            )
+
+    def _check_masks(
+        self, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None
+    ) -> None:
+        """Raise unless masks have the shapes that torch accepts."""
+        length = 1 if self.batch_first and query.dim() == 3 else 0
+        T, S = query.shape[length], key.shape[length]
+        B = 1 if query.dim() == 2 else query.shape[1 - length]
+        if key_padding_mask is not None and tuple(key_padding_mask.shape) != ((B, S) if query.dim() == 3 else (S,)):
+            raise PaddingMaskError(
+                f"key_padding_mask of shape {tuple(key_padding_mask.shape)}: expected (B, S) = {(B, S)}, without B "
+                f"for one sequence, and True for keys to hide. {self._layout()}"
+            )
+        shape = (T, S) if attn_mask is None or attn_mask.dim() == 2 else (B * self.num_heads, T, S)
+        if attn_mask is not None and tuple(attn_mask.shape) != shape:
+            raise AttentionMaskError(
+                f"attn_mask of shape {tuple(attn_mask.shape)}: expected (T, S) = {(T, S)}, or one for each head of "
+                f"each sample, (B·H, T, S) = {(B * self.num_heads, T, S)}. {self._layout()}"
+            )
+
+    def _expected(self, inputs: dict[str, Tensor]) -> str:
+        given = ", ".join(f"{name} {tuple(x.shape)}" for name, x in inputs.items())
+        order = "(B, T, {})" if self.batch_first else "(T, B, {})"
+        wanted = ", ".join(
+            f"{name} {order.format(width).replace('T', letter)}"
+            for name, width, letter in zip(inputs, (self.embed_dim, self.kdim, self.vdim), "TSS", strict=True)
+        )
+        return f"Given: {given}. Expected: {wanted}, or all three without B. {self._layout()}"
+
+    def _layout(self) -> str:
+        return (
+            f"This layer has batch_first={self.batch_first}; if the axes of your tensors are in the other order, "
+            f"pass batch_first={not self.batch_first} when you make it."
+        )
+
     # From inputs to heads and back.
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> Three:
-        """Query (B, H, T, D), key and value (B, H, S, D), with the keys that options add."""
+        """Query (B, H, T, D), key and value (B, H, S, D), including the keys that options add."""
         q, k, v = (self._split(x) for x in self._projected(query, key, value))
         extra_keys, extra_values = [], []
         if self.bias_k is not None and self.bias_v is not None:
@@ -218,7 +290,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return q, k, v
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> Three:
-        """The three projections, each laid out as its input; in one product where inputs are one tensor."""
+        """The three projections, each in the layout of its input; one product if the inputs are one tensor."""
         E, bias = self.embed_dim, self.in_proj_bias
         if not self._qkv_same_embed_dim:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
@@ -241,11 +313,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         return x.transpose(1, 2) if self.batch_first else x.permute(1, 2, 0, 3)
 
     def _joined(self, heads: Tensor, batched: bool) -> Tensor:
-        """The output in the layout of the query: heads side by side, projected."""
+        """The output, in the layout of the query: the merged heads, projected."""
         weight, bias = self.out_proj.weight, self.out_proj.bias
         if batched and self.batch_first and not self.training:
-            return F.linear(heads.transpose(1, 2).flatten(2), weight, bias)  # a view, as kernels write (B, T, H, D)
-        # In training as torch lays it out in memory: a dropout that follows then drops the same with the same seed.
+            return F.linear(heads.transpose(1, 2).flatten(2), weight, bias)  # a view, since kernels write (B, T, H, D)
+        # In training, torch's memory layout: with the same seed, a dropout that follows then drops the same values.
         output = F.linear(heads.permute(2, 0, 1, 3).flatten(2), weight, bias)  # (T, B, E)
         return output[:, 0] if not batched else output.transpose(0, 1) if self.batch_first else output
 
@@ -254,7 +326,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _scoring(
         self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, causal: bool
     ) -> Scoring:
-        """What the masks mean: bool ones hide, float ones are added, and keys that options add are seen by all."""
+        """The scoring for torch's masks: bool hides, float is added, and keys that options add are visible to all."""
         B, H, T, S = *q.shape[:3], k.shape[2]
         extra = (0, (self.bias_k is not None) + self.add_zero_attn)
         mask, bias = _top_left_causal(T, S, q.device) if causal else None, None
@@ -268,11 +340,11 @@ class MultiheadAttention(nn.MultiheadAttention):
                 mask = masks.padding(~keys) if mask is None else mask & masks.padding(~keys)
             else:
                 bias = keys[:, None, None] if bias is None else bias + keys[:, None, None]
-        return attention.scoring_for((*q.shape[:3], S), q.device, mask, bias, None, None)
+        return Scoring(attention.check_scores((B, H, T, S), q.device, mask, bias), bias)
 
 
 def _overrides(x: Tensor | None) -> bool:
-    """Whether torch functions of `x` are somebody else's. Torch's own question would also say yes in every
+    """Whether the class of `x` overrides torch functions. Torch's own test is also true inside every
     `with torch.device(...)`, which is a mode."""
     if x is None or type(x) in (Tensor, nn.Parameter):
         return False
@@ -280,7 +352,7 @@ def _overrides(x: Tensor | None) -> bool:
 
 
 def _top_left_causal(T: int, S: int, device: torch.device) -> Mask:
-    """What torch's flag means: query i sees keys up to i, also where there are more keys than queries."""
+    """The mask of torch's flag: query i sees keys up to i, even if there are more keys than queries."""
     return masks.causal() if T == S else masks.dense(torch.ones(T, S, dtype=torch.bool, device=device).tril())
 
 
@@ -291,20 +363,21 @@ def _learns(*tensors: Tensor | None) -> bool:
 def _attended(
     q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, dropout: float, need_weights: bool, average: bool
 ) -> Result:
-    """What the heads read (B, H, T, D), and the weights if they are wanted, (B, T, S) or (B, H, T, S)."""
+    """What the heads read (B, H, T, D), and the weights if requested, (B, T, S) or (B, H, T, S)."""
     if not need_weights:
-        return attention.run(q, k, v, scoring, dropout), None
+        call = Call(q, k, v, scoring, dropout)
+        return choose(call).run(call), None
     size = q.shape[:3].numel() * k.shape[2] * q.element_size()
     if dropout or size <= LARGE or not _is_plain_inference(q, k, scoring):
         heads, weights = _with_dense_weights(q, k, v, scoring, dropout)
         return heads, weights.mean(1) if average else weights
     heads, lazy = attention.attend(q, k, v, mask=scoring.mask, bias=scoring.bias, return_weights=True)
-    # The caller has asked for the tensor, however large it is.
+    # The caller requested the tensor, however large it is.
     return heads, _mean_over_heads(lazy) if average else lazy.to_tensor(limit=sys.maxsize)
 
 
 def _is_plain_inference(q: Tensor, k: Tensor, scoring: Scoring) -> bool:
-    """Whether nothing but numbers is wanted: no gradient of any order or mode, no graph, no dtypes of autocast."""
+    """Whether only values are needed: no gradient of any kind, no graph, no autocast."""
     return not (
         _learns(q, k, scoring.bias)
         or _is_transformed()
@@ -314,8 +387,8 @@ def _is_plain_inference(q: Tensor, k: Tensor, scoring: Scoring) -> bool:
 
 
 def _with_dense_weights(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, dropout: float) -> tuple[Tensor, Tensor]:
-    """Plain products: weights that the caller receives exist anyway, and so they may be dropped out, and can be
-    differentiated as often as one likes."""
+    """Plain products. The caller receives the weights, so they exist anyway; this way they support dropout, and
+    gradients of any order."""
     (B, H, T, D), S = q.shape, k.shape[2]
     flat_query, flat_key = (q * scoring.scale_for(D)).reshape(B * H, T, D), k.reshape(B * H, S, D)
     bias, empty = scoring.additive(q, S), None
@@ -333,19 +406,19 @@ def _with_dense_weights(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, dropo
 
 
 def _empty_rows(bias: Tensor) -> Tensor | None:
-    """True for queries that see no key, (B or 1, H or 1, T, 1); None where one may look, and there are none."""
+    """True for queries that see no key, (B or 1, H or 1, T, 1); None if there are known to be none."""
     empty = (bias == -math.inf).all(-1, keepdim=True)
     may_look = empty.is_cpu and type(empty) is Tensor and not _is_transformed()
     return None if may_look and not empty.any() else empty
 
 
 def _is_transformed() -> bool:
-    """Whether torch compiles, exports or transforms what runs, so that numbers are not there to be looked at."""
+    """Whether torch is compiling, exporting or transforming this code, so that values are not available."""
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _mean_over_heads(weights: AttentionMap) -> Tensor:
-    """(B, T, S) from one head at a time."""
+    """The mean (B, T, S), computed one head at a time."""
     B, H, T, S = weights.shape
     total = torch.zeros(B, T, S, dtype=torch.promote_types(weights.dtype, torch.float32), device=weights.device)
     for head in weights:
@@ -353,102 +426,29 @@ def _mean_over_heads(weights: AttentionMap) -> Tensor:
     return (total / H).to(weights.dtype)
 
 
-# What `compat.MultiheadAttention` may be called with; errors are ours and those that torch raises, in one.
+# Errors of a call: each is both ours and of a type that torch raises.
 
 _torch_shape_check: Any = F._mha_shape_check  # type: ignore[attr-defined]
 
 
 class InputShapeError(ShapeError, AssertionError, RuntimeError):
-    """A `ShapeError` that code written for torch's class catches, too; it raises now the one, now the other."""
+    """A `ShapeError` that code written for torch's class also catches; torch raises either of the other two."""
 
 
 class PaddingMaskError(MaskError, AssertionError):
-    """A `MaskError` that code written for torch's class catches, too."""
+    """A `MaskError` that code written for torch's class also catches."""
 
 
 class AttentionMaskError(MaskError, RuntimeError):
-    """A `MaskError` that code written for torch's class catches, too."""
+    """A `MaskError` that code written for torch's class also catches."""
 
 
 class CausalFlagError(OptionError, RuntimeError):
-    """An `OptionError` that code written for torch's class catches, too."""
+    """An `OptionError` that code written for torch's class also catches."""
 
 
 class DivisionError(HeadCountError, AssertionError):
-    """A `HeadCountError` that code written for torch's class catches, too."""
-
-
-def check(
-    layer: nn.MultiheadAttention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_padding_mask: Tensor | None,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-) -> None:
-    """Raise unless inputs and masks are of kinds and sizes that fit the layer and each other."""
-    inputs = {"query": query, "key": key, "value": value}
-    for name, x in inputs.items():
-        shapes.check_tensor(name, x)
-    for name, mask in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
-        _check_mask_dtype(name, mask)
-    try:
-        _torch_shape_check(query, key, value, key_padding_mask, attn_mask, layer.num_heads)
-    except AssertionError as error:  # torch's words, by which old code may know it, and ours
-        raise InputShapeError(f"{error}. {_expected(layer, inputs)}") from error
-    widths = (layer.embed_dim, layer.kdim, layer.vdim)
-    if any(x.shape[-1] != width for x, width in zip(inputs.values(), widths, strict=True)):
-        raise InputShapeError(f"an input has the wrong width. {_expected(layer, inputs)}")
-    batch = slice(1) if layer.batch_first else slice(1, 2)
-    if query.dim() == 3 and not query.shape[batch] == key.shape[batch] == value.shape[batch]:
-        raise InputShapeError(f"the batch sizes differ. {_expected(layer, inputs)}")
-    if key.shape[:-1] != value.shape[:-1]:
-        raise InputShapeError(f"every key needs one value, and their numbers differ. {_expected(layer, inputs)}")
-    shapes.check_alike(**inputs)
-    shapes.check_alike(input=query, weight=layer.out_proj.weight)
-    if is_causal and attn_mask is None:
-        raise CausalFlagError(
-            "is_causal=True without attn_mask: the flag only says that attn_mask is the causal one. Pass "
-            "attn_mask=nn.Transformer.generate_square_subsequent_mask(T) as well."
-        )
-
-
-def check_masks(
-    layer: nn.MultiheadAttention, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None
-) -> None:
-    """Raise unless masks have the shapes torch reads."""
-    length = 1 if layer.batch_first and query.dim() == 3 else 0
-    T, S = query.shape[length], key.shape[length]
-    B = 1 if query.dim() == 2 else query.shape[1 - length]
-    if key_padding_mask is not None and tuple(key_padding_mask.shape) != ((B, S) if query.dim() == 3 else (S,)):
-        raise PaddingMaskError(
-            f"key_padding_mask of shape {tuple(key_padding_mask.shape)}: expected (B, S) = {(B, S)}, without B "
-            f"for one sequence, and True for keys that nobody sees. {_layout(layer)}"
-        )
-    shape = (T, S) if attn_mask is None or attn_mask.dim() == 2 else (B * layer.num_heads, T, S)
-    if attn_mask is not None and tuple(attn_mask.shape) != shape:
-        raise AttentionMaskError(
-            f"attn_mask of shape {tuple(attn_mask.shape)}: expected (T, S) = {(T, S)}, or one for each head of "
-            f"each sample, (B·H, T, S) = {(B * layer.num_heads, T, S)}. {_layout(layer)}"
-        )
-
-
-def _expected(layer: nn.MultiheadAttention, inputs: dict[str, Tensor]) -> str:
-    given = ", ".join(f"{name} {tuple(x.shape)}" for name, x in inputs.items())
-    order = "(B, T, {})" if layer.batch_first else "(T, B, {})"
-    wanted = ", ".join(
-        f"{name} {order.format(width).replace('T', letter)}"
-        for name, width, letter in zip(inputs, (layer.embed_dim, layer.kdim, layer.vdim), "TSS", strict=True)
-    )
-    return f"Given: {given}. Expected: {wanted}, or all three without B. {_layout(layer)}"
-
-
-def _layout(layer: nn.MultiheadAttention) -> str:
-    return (
-        f"This layer has batch_first={layer.batch_first}; if the axes of your tensors are in the other order, "
-        f"pass batch_first={not layer.batch_first} when you make it."
-    )
+    """A `HeadCountError` that code written for torch's class also catches."""
 
 
 def _check_mask_dtype(name: str, mask: Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""`explain`: which path a call takes, and why each faster one refused."""
+"""`explain`: which backend runs a call, and why each faster one refused."""
 
 import inspect
 import warnings
@@ -13,13 +13,14 @@ from headwise import attention
 from headwise.attention.backends import BACKENDS, Call
 from headwise.attention.backends.sdpa import HALF, arguments
 from headwise.errors import OptionError
-from headwise.layer import ragged
-from headwise.layer.arguments import check_known
+from headwise.layer.inputs import Inputs
 from headwise.layer.layer import MultiHeadAttention
+from headwise.layer.options import check_known
+from headwise.weights import Scoring
 
 
 class Explanation(NamedTuple):
-    """The path of one call. Printing it gives the whole story."""
+    """Which backend runs one call, and why. Print it to read everything."""
 
     path: str
     summary: str
@@ -35,36 +36,36 @@ class Explanation(NamedTuple):
 
 
 def explain(*args: Any, **options: Any) -> Explanation:
-    """Which path `attend(...)` or a layer takes with these arguments. Nothing is computed but the projections.
+    """Which backend runs `attend(...)` or a layer with these arguments. Only the projections are computed.
 
     >>> mha = MultiHeadAttention(64, 4, causal=True).eval()
     >>> explain(mha, torch.randn(1, 8, 64)).path
     'sdpa'
 
     Args:
-        args: query, key and value as for `attend`, or a layer and what it is called with.
-        options: what else `attend` or the layer is called with.
+        args: query, key and value as for `attend`, or a layer and its inputs.
+        options: further arguments of `attend` or of the layer.
     """
     if args and isinstance(args[0], MultiHeadAttention):
-        layer, *inputs = args
-        given = _bound(layer.forward, inputs, options)
-        check_known("a call", given.pop("unknown"), given)
-        given.pop("return_weights")
-        if given["cache"] is not None:
-            given["cache"] = given["cache"].preview()
-        if isinstance(given["query"], Tensor) and given["query"].is_nested:
-            causal, packed = given.pop("causal"), ragged.Packed.of(layer, given.pop("query"), **given)
-            given = {"query": packed.tokens, "mask": packed.mask, "positions": packed.positions}
-            given |= {"causal": causal, "packed": True}
-        call = layer.plan(**given)
-        if layer._spread is None:
-            return explain_call(call)
-        local, ring = layer._spread.local(call), layer._spread.ring
-        return explain_call(local) if ring is None else Explanation("ring", ring, None, repr(call.scoring.mask), {})
+        return _explain_layer(args[0], _bound(args[0].forward, args[1:], options))
     given = _bound(attention.attend, args, options)
     given.pop("return_weights")
-    scoring = attention.checked(**given)
-    return explain_call(Call(given["query"], given["key"], given["value"], scoring, given["dropout"]))
+    scoring = Scoring(**{name: given.pop(name) for name in ("bias", "scale", "softcap", "sinks", "relative")})
+    return explain_call(attention.plan(scoring=scoring, **given))
+
+
+def _explain_layer(layer: MultiHeadAttention, given: dict[str, Any]) -> Explanation:
+    check_known("a call", given.pop("unknown"), given)
+    given.pop("return_weights")
+    if given["cache"] is not None:
+        given["cache"] = given["cache"].preview()
+    inputs = Inputs(**given)
+    nested = isinstance(inputs.query, Tensor) and inputs.query.is_nested
+    call = layer.plan(layer._pack(inputs) if nested else inputs)
+    if layer._spread is None:
+        return explain_call(call)
+    local, ring = layer._spread.local(call), layer._spread.ring
+    return explain_call(local) if ring is None else Explanation("ring", ring, None, repr(call.scoring.mask), {})
 
 
 def _bound(function: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -73,15 +74,15 @@ def _bound(function: Callable[..., Any], args: Sequence[Any], options: dict[str,
         bound = inspect.signature(function).bind(*args, **options)
     except TypeError as error:
         raise OptionError(
-            f"explain takes what attend takes, explain(query, key, value, ...), or a headwise layer and its inputs, "
-            f"explain(layer, x, ...): {error}."
+            f"explain takes the arguments of attend, explain(query, key, value, ...), or a headwise layer and its "
+            f"inputs, explain(layer, x, ...): {error}."
         ) from error
     bound.apply_defaults()
     return bound.arguments
 
 
 def explain_call(call: Call) -> Explanation:
-    """The path of a call that is already checked."""
+    """Which backend runs a checked call."""
     refused: dict[str, str] = {}
     for backend in BACKENDS:
         reason = backend.refuses(call)
@@ -97,11 +98,11 @@ def explain_call(call: Call) -> Explanation:
 
 
 def sdpa_kernel(call: Call) -> tuple[str, dict[str, str]]:
-    """The kernel torch chooses inside its own attention, and on CUDA why the other fused ones refused."""
+    """The kernel that torch chooses inside its own attention, and on CUDA why the other fused ones refused."""
     given = arguments(call)
     if type(given["attn_mask"]) not in (Tensor, type(None)):
         kernel = "FlashAttention" if call.query.dtype in HALF else "torch's choice with a bias"
-        return f"{kernel}, causal from the lower right", {}
+        return f"{kernel}, causal, aligned at the lower right", {}
     number = torch._fused_sdp_choice(**given)
     chosen = SDPBackend(number).name.lower()
     reasons = {}

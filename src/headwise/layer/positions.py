@@ -1,12 +1,14 @@
-"""Rotary positions: every pair of a head's numbers is turned by an angle that grows with the token's position.
+"""Rotary positions: each pair of numbers in a head is rotated by an angle proportional to the token's position.
 
-The dot product of two turned heads depends on their distance alone. Pairs turn at different speeds, pair i by
-`base ** (-2i / width)` a token; a scaling slows them down so that a model reads longer texts than it was trained on.
+The dot product of two rotated heads then depends on their distance alone. Pairs rotate at different speeds, pair i by
+`base ** (-2i / width)` per token; a scaling slows them down, so that a model can read longer texts than in training.
 """
 
 import abc
+import copy
 import dataclasses
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +17,9 @@ from headwise.errors import OptionError, ShapeError
 
 
 class Scaling(abc.ABC):
-    """How the speeds of a rotary change for longer texts."""
+    """How the speeds of a rotary change for longer texts. A subclass defines `speeds`."""
 
-    attention_factor = 1.0  # by which turned heads grow
+    attention_factor = 1.0  # rotated heads are multiplied by this
 
     @abc.abstractmethod
     def speeds(self, speeds: Tensor, base: float) -> Tensor:
@@ -26,7 +28,7 @@ class Scaling(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Rotary:
-    """See `rotary`."""
+    """Rotary positions, made by `rotary`. A subclass may override `speeds`, or `turn` as a whole."""
 
     base: float = 10000.0
     width: int | None = None
@@ -34,7 +36,7 @@ class Rotary:
     scaling: Scaling | None = None
 
     def check(self, D: int) -> None:
-        """Raise unless heads of width `D` can be turned."""
+        """Raise unless heads of width `D` can be rotated."""
         width = D if self.width is None else self.width
         if not 0 < width <= D or width % 2:
             given = f"rotary(width={self.width})" if self.width is not None else "rotary() of the whole head"
@@ -47,7 +49,7 @@ class Rotary:
         return speeds if self.scaling is None else self.scaling.speeds(speeds, self.base)
 
     def turn(self, heads: Tensor, positions: Tensor) -> Tensor:
-        """Heads (B, H, T, D) turned as their positions say, (T,) or (B, T).
+        """Heads (B, H, T, D) rotated according to their positions, (T,) or (B, T).
 
         >>> x = torch.randn(1, 2, 5, 8)
         >>> rotary().turn(x, torch.arange(5)).shape
@@ -56,17 +58,17 @@ class Rotary:
         D = heads.shape[3]
         precise = torch.promote_types(heads.dtype, torch.float32)
         factor = 1.0 if self.scaling is None else self.scaling.attention_factor
-        # A compiler would fuse the table into the turning, and take float64 cosines for every head of every sample.
+        # A compiler would fuse the table into the rotation, and compute float64 cosines for every head of every sample.
         opaque = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
         table = (angle_table if opaque else _angle_table)(positions, self.speeds(D, heads.device), factor, precise)
         cos, sin = (table[:, :, None] if table.dim() == 4 else table).unbind()  # (T, w/2) or (B, 1, T, w/2)
         turned, rest = heads.split((2 * cos.shape[-1], D - 2 * cos.shape[-1]), dim=-1)
-        turned = (_turn_neighbours if self.interleaved else _turn_halves)(turned.to(precise), cos, sin).to(heads.dtype)
+        turned = (_turn_neighbors if self.interleaved else _turn_halves)(turned.to(precise), cos, sin).to(heads.dtype)
         return turned if rest.shape[-1] == 0 else torch.cat([turned, rest], -1)
 
 
 def _angle_table(positions: Tensor, speeds: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
-    """Cosines and sines of all angles, (2, T, w/2) or (2, B, T, w/2), taken in float64 whatever they are used in."""
+    """Cosines and sines of all angles, (2, T, w/2) or (2, B, T, w/2), computed in float64 whatever the `dtype`."""
     angles = positions.to(torch.float64)[..., None] * speeds
     return (torch.stack([angles.cos(), angles.sin()]) * factor).to(dtype)
 
@@ -80,13 +82,13 @@ def _(positions: Tensor, speeds: Tensor, factor: float, dtype: torch.dtype) -> T
 
 
 def _turn_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Number i and number i + width/2 are a pair."""
+    """Rotate pairs made of number i and number i + width/2."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-def _turn_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Numbers 2i and 2i + 1 are a pair."""
+def _turn_neighbors(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs made of numbers 2i and 2i + 1."""
     a, b = x[..., 0::2], x[..., 1::2]
     return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
 
@@ -102,8 +104,8 @@ def rotary(
 
     Args:
         base: speeds run from 1 down to nearly 1 / base.
-        width: how many numbers of a head are turned, from the first; all unless given.
-        interleaved: pairs are neighbours (GPT-J, RoFormer), not halves (Llama, GPT-NeoX).
+        width: how many numbers of a head are rotated, from the first; all by default.
+        interleaved: pair neighboring numbers (GPT-J, RoFormer) instead of the two halves (Llama, GPT-NeoX).
         scaling: `linear(8)`, `ntk(8)`, `yarn(...)` or `llama3(...)`.
     """
     _positive("base", base)
@@ -113,8 +115,8 @@ def rotary(
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear(Scaling):
-    """See `linear`."""
+class LinearScaling(Scaling):
+    """Made by `linear`."""
 
     factor: float
 
@@ -124,19 +126,19 @@ class Linear(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class Ntk(Scaling):
-    """See `ntk`."""
+    """Made by `ntk`."""
 
     factor: float
 
     def speeds(self, speeds: Tensor, base: float) -> Tensor:
-        # The slowest pair becomes `factor` times slower, the fastest stays.
+        # The slowest pair becomes `factor` times slower; the fastest keeps its speed.
         share = torch.arange(len(speeds), dtype=speeds.dtype, device=speeds.device) / max(len(speeds) - 1, 1)
         return speeds * self.factor**-share
 
 
 @dataclasses.dataclass(frozen=True)
 class Yarn(Scaling):
-    """See `yarn`."""
+    """Made by `yarn`."""
 
     factor: float
     original_length: int
@@ -147,7 +149,7 @@ class Yarn(Scaling):
 
     def speeds(self, speeds: Tensor, base: float) -> Tensor:
         def pair(turns: float) -> float:
-            """The pair, as a fraction, that turns so often within the original length."""
+            """The index, as a fraction, of the pair that makes `turns` turns within the original length."""
             return len(speeds) * math.log(self.original_length / (turns * 2 * math.pi)) / math.log(base)
 
         low, high = pair(self.beta_fast), pair(self.beta_slow)
@@ -155,13 +157,13 @@ class Yarn(Scaling):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, 2 * len(speeds) - 1)
         place = torch.arange(len(speeds), dtype=speeds.dtype, device=speeds.device)
-        slow = ((place - low) / max(high - low, 1e-3)).clamp(0, 1)  # 0: as trained, 1: slowed down by the factor
+        slow = ((place - low) / max(high - low, 1e-3)).clamp(0, 1)  # 0: as trained, 1: slower by the factor
         return speeds * (1 - slow) + speeds / self.factor * slow
 
 
 @dataclasses.dataclass(frozen=True)
 class Llama3(Scaling):
-    """See `llama3`."""
+    """Made by `llama3`."""
 
     factor: float
     low_freq_factor: float
@@ -171,17 +173,17 @@ class Llama3(Scaling):
     def speeds(self, speeds: Tensor, base: float) -> Tensor:
         turns = self.original_length * speeds / (2 * math.pi)
         low, high = self.low_freq_factor, self.high_freq_factor
-        kept = ((turns - low) / (high - low)).clamp(0, 1)  # 1: as trained, 0: slowed down by the factor
+        kept = ((turns - low) / (high - low)).clamp(0, 1)  # 1: as trained, 0: slower by the factor
         return speeds * kept + speeds / self.factor * (1 - kept)
 
 
 def linear(factor: float) -> Scaling:
-    """All pairs `factor` times slower: positions are interpolated."""
-    return Linear(_positive("factor", factor))
+    """A scaling that makes all pairs `factor` times slower: positions are interpolated."""
+    return LinearScaling(_positive("factor", factor))
 
 
 def ntk(factor: float) -> Scaling:
-    """The slowest pair `factor` times slower, the fastest as before: a larger base ("NTK-aware")."""
+    """A scaling that makes the slowest pair `factor` times slower and keeps the fastest ("NTK-aware")."""
     return Ntk(_positive("factor", factor))
 
 
@@ -194,15 +196,15 @@ def yarn(
     attention_factor: float | None = None,
     truncate: bool = True,
 ) -> Scaling:
-    """YaRN: pairs that turn often stay, slow ones are interpolated, and heads grow a little.
+    """YaRN: fast pairs keep their speed, slow ones are interpolated, and heads are scaled up a little.
 
     Args:
-        factor: how much longer texts may be.
+        factor: how many times longer texts may be.
         original_length: the length the model was trained on.
-        beta_fast: pairs with more turns than this within `original_length` stay as they are.
-        beta_slow: pairs with fewer turns than this are `factor` times slower.
-        attention_factor: by which turned heads grow; 0.1 · ln(factor) + 1 unless given.
-        truncate: whether the two borders are rounded to whole pairs (gpt-oss does not).
+        beta_fast: pairs with more turns than this within `original_length` keep their speed.
+        beta_slow: pairs with fewer turns than this become `factor` times slower.
+        attention_factor: scale of rotated heads; 0.1 · ln(factor) + 1 by default.
+        truncate: whether the two limits are rounded to whole pairs (not in gpt-oss).
     """
     usual = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
     grown = usual if attention_factor is None else _positive("attention_factor", attention_factor)
@@ -216,13 +218,13 @@ def llama3(
     high_freq_factor: float = 4.0,
     original_length: int = 8192,
 ) -> Scaling:
-    """Llama 3.1: pairs with few turns within `original_length` are slowed down, with a soft border between.
+    """Llama 3.1: pairs with few turns within `original_length` are slowed down, with a smooth transition.
 
     Args:
         factor: how many times slower.
-        low_freq_factor: pairs with fewer turns than this are slowed down wholly.
-        high_freq_factor: pairs with more turns than this are left as they are.
-        original_length: tokens the model was first trained with.
+        low_freq_factor: pairs with fewer turns than this are slowed down by the full factor.
+        high_freq_factor: pairs with more turns than this keep their speed.
+        original_length: the length the model was first trained on.
     """
     if not low_freq_factor < high_freq_factor:
         raise OptionError(
@@ -241,6 +243,25 @@ def check_positions(name: str, positions: object, B: int, T: int, device: torch.
             f"(B, T) = ({B}, {T})."
         )
     return found.to(device)
+
+
+def on_device(rule: Any, device: torch.device | str) -> Any:
+    """A rotary or relative rule with its tensors on `device`, whatever its class: by its `to`, or field by field."""
+    if callable(own := getattr(rule, "to", None)):
+        return own(device)
+    names = {*getattr(rule, "__dict__", ()), *(field.name for field in dataclasses.fields(rule))}
+    parts = {name: x for name in names if _movable(x := getattr(rule, name))}
+    moved = {name: on_device(x, device) for name, x in parts.items()}
+    if all(moved[name] is x for name, x in parts.items()):
+        return rule
+    changed = copy.copy(rule)
+    for name, x in moved.items():
+        object.__setattr__(changed, name, x)  # the class may be frozen
+    return changed
+
+
+def _movable(x: object) -> bool:
+    return isinstance(x, Tensor) or (dataclasses.is_dataclass(x) and not isinstance(x, type))
 
 
 def _positive(name: str, value: float) -> float:

@@ -1,4 +1,4 @@
-"""`replace`: puts our attention into a model that has torch's, and proves that its numbers stay.
+"""`replace`: replaces torch's attention in a model by ours, and checks that its results stay the same.
 
 >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2), 2, enable_nested_tensor=False)
 >>> replace(model).names
@@ -18,19 +18,18 @@ from torch.utils import _pytree
 from headwise.errors import OptionError
 from headwise.layer.compat import MultiheadAttention
 
-B, T, S = 2, 5, 7  # of the batch on which each layer is compared
+B, T, S = 2, 5, 7  # sizes of the batch on which each layer is compared
 SHOWN = 4  # names in a repr
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Replaced:
-    """What `replace` has done.
+    """The result of `replace`.
 
     Args:
-        names: the layers that are ours now, as in `model.named_modules()`; "" is the model itself.
+        names: the replaced layers, as in `model.named_modules()`; "" is the model itself.
         left_alone: layers of a subclass of torch's class, which may compute something else.
-        difference: the largest difference that was measured, relative to the largest number of what was compared; None
-            without a check.
+        difference: the largest measured difference, relative to the largest value compared; None without a check.
     """
 
     names: tuple[str, ...]
@@ -47,19 +46,19 @@ class Replaced:
 def replace(model: nn.Module, *, probe: Any = None, check: bool = True) -> Replaced:
     """Turns every `torch.nn.MultiheadAttention` of `model` into `headwise.compat.MultiheadAttention`, in place.
 
-    Each layer stays the object that it is and only changes its class: its parameters, hooks, dtype and place, and an
-    optimizer that holds its parameters, stay. The model itself may be such a layer.
+    Each layer remains the same object and only changes its class. So its parameters, hooks, dtype and device stay, and
+    an optimizer still holds its parameters. The model itself may be such a layer.
 
-    Before anything is changed, both classes run each layer on a random batch with a causal mask and a padding mask, in
-    evaluation; outputs and weights must agree to half the digits of their dtype. The state of the random numbers and
-    of the model is left as it was.
+    Before any change, both classes run each layer on a random batch with a causal mask and a padding mask, in
+    evaluation; outputs and weights must agree to half the digits of their dtype. The random state and the model's own
+    state are restored.
 
     Args:
         model: any module.
-        probe: input on which the whole model is compared, before and after, as well: a tensor, a tuple of positional
-            arguments, or a dict of named ones. Torch's fast path for inference is off meanwhile, as it would pass by
-            the layers. On a difference everything is put back.
-        check: False leaves out the proof.
+        probe: an input on which the whole model is compared as well, before and after: a tensor, a tuple of positional
+            arguments, or a dict of named ones. Torch's fast path for inference, which bypasses the layers, is off
+            meanwhile. If the results differ, everything is put back.
+        check: False skips the comparison.
 
     >>> model = torch.nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
     >>> replace(model, probe=(torch.randn(2, 5, 8), torch.randn(2, 3, 8))).difference < 1e-4
@@ -82,7 +81,7 @@ def replace(model: nn.Module, *, probe: Any = None, check: bool = True) -> Repla
 
 
 def _found(model: nn.Module) -> tuple[dict[str, nn.MultiheadAttention], tuple[str, ...]]:
-    """The layers to replace, each once and by its first name, and those that look alike."""
+    """The layers to replace, each under its first name, and the names of those of a subclass."""
     if not isinstance(model, nn.Module):
         raise OptionError(f"replace({type(model).__name__}): expected a torch.nn.Module.")
     alike = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.MultiheadAttention)}
@@ -98,8 +97,8 @@ def _found(model: nn.Module) -> tuple[dict[str, nn.MultiheadAttention], tuple[st
     for name, layer in layers.items():
         if "forward" in layer.__dict__:
             raise OptionError(
-                f"layer {name!r} has a forward of its own, which somebody put on this one object, so its class plays "
-                f"no part. Take that away first (del layer.forward), or replace before it is put on."
+                f"layer {name!r} has a forward attached to the object itself, which hides that of its class. Remove it "
+                f"first (del layer.forward), or call replace before attaching it."
             )
     return layers, left_alone
 
@@ -110,7 +109,7 @@ def _set_class(layers: Mapping[str, nn.MultiheadAttention], kind: type[nn.Multih
 
 
 def _layer_difference(name: str, layer: nn.MultiheadAttention) -> float:
-    """How far torch's forward and ours are apart on the parameters of one layer."""
+    """The largest difference between torch's forward and ours on the parameters of one layer."""
     given = _batch(name, layer)
     with _evaluating(layer):
         torchs = _results(layer, given)
@@ -123,19 +122,19 @@ def _layer_difference(name: str, layer: nn.MultiheadAttention) -> float:
 
 
 def _results(layer: nn.MultiheadAttention, given: dict[str, Any]) -> list[Any]:
-    """Output and weights, and the output where no weights are asked for, which goes another way. Hooks sleep on."""
+    """Output and weights, and the output without weights, which takes another path. Hooks do not run."""
     return [*layer.forward(**given, need_weights=True), layer.forward(**given, need_weights=False)[0]]
 
 
 def _batch(name: str, layer: nn.MultiheadAttention) -> dict[str, Any]:
-    """Random inputs of the layer's widths with two masks that leave every query a key."""
+    """Random inputs of the layer's widths, with two masks under which every query sees a key."""
     weight = layer.out_proj.weight
     if weight.is_meta:
         raise OptionError(
-            f"layer {name!r} is on the meta device, where there are no numbers to compare. Load the model first, or "
+            f"layer {name!r} is on the meta device, which holds no numbers to compare. Load the model first, or "
             f"pass check=False."
         )
-    random = torch.Generator().manual_seed(0)  # the global one is left alone
+    random = torch.Generator().manual_seed(0)  # not the global one
     widths = ((T, layer.embed_dim), (S, layer.kdim), (S, layer.vdim))
     inputs = [torch.randn(B, length, width, generator=random).to(weight) for length, width in widths]
     query, key, value = inputs if layer.batch_first else [x.transpose(0, 1) for x in inputs]
@@ -147,7 +146,7 @@ def _batch(name: str, layer: nn.MultiheadAttention) -> dict[str, Any]:
 
 
 def _run(model: nn.Module, probe: Any) -> list[Any]:
-    """The tensors that the model gives for the probe, with the same random numbers every time."""
+    """The tensors that the model returns for the probe, with the same random numbers every time."""
     args, named = (), {}
     if isinstance(probe, Mapping):
         named = dict(probe)
@@ -160,7 +159,7 @@ def _run(model: nn.Module, probe: Any) -> list[Any]:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """In evaluation, without gradients and without the fast path that calls no layer; afterwards all as before."""
+    """Evaluation mode without gradients and without torch's fast path; restores everything at the end."""
     training = [module for module in model.modules() if module.training]
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
@@ -176,7 +175,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _largest_difference(what: str, torchs: list[Any], ours: list[Any]) -> float:
-    """The largest relative difference; refused beyond half the digits of the dtype."""
+    """The largest relative difference; raises if it exceeds half the digits of the dtype."""
     if not torchs or [x.shape for x in torchs] != [x.shape for x in ours]:
         shapes = [[tuple(x.shape) for x in tensors] for tensors in (torchs, ours)]
         raise OptionError(f"{what}: torch gives tensors of shape {shapes[0]} and headwise {shapes[1]}. {PUT_BACK}")
@@ -190,15 +189,15 @@ def _difference(what: str, torchs: Tensor, ours: Tensor) -> float:
     finite = exact.isfinite()
     if not finite.any():
         raise OptionError(
-            f"{what}: torch's numbers are all NaN or infinite, so there is nothing to compare. Pass a probe that hides "
-            f"not all keys of a query, mend the weights, or pass check=False."
+            f"{what}: torch's numbers are all NaN or infinite, so there is nothing to compare. Pass a probe under "
+            f"which every query sees a key, repair the weights, or pass check=False."
         )
-    # Where torch has NaN, for a query that sees no key, we have zeros: that difference is meant.
+    # For a query that sees no key, torch returns NaN and we return zeros: that difference is intended.
     error = (ours.double() - exact).abs()[finite].max().item()
     difference = error / max(exact[finite].abs().max().item(), math.ulp(0.0))
     digits = torchs.dtype if torchs.is_floating_point() else torch.float64
     allowed = math.sqrt(torch.finfo(digits).eps)
-    if not difference <= allowed:  # not ">": NaN is no agreement
+    if not difference <= allowed:  # not ">": NaN must not pass
         raise OptionError(
             f"{what}: torch and headwise differ by {difference:.3g} of the largest number, and rounding in "
             f"{str(torchs.dtype).removeprefix('torch.')} explains {allowed:.3g}. {PUT_BACK}"
@@ -206,7 +205,7 @@ def _difference(what: str, torchs: Tensor, ours: Tensor) -> float:
     return difference
 
 
-PUT_BACK = "The model is as it was. Please report this layer's options; check=False replaces without proof."
+PUT_BACK = "The model is unchanged. Please report this layer's options; check=False replaces without comparing."
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -10,7 +10,7 @@ import dataclasses
 from typing import NamedTuple, Self
 
 from headwise.errors import OptionError
-from headwise.layer.arguments import Widths
+from headwise.layer.options import Widths
 from headwise.learn.configs import Config, kind_of
 from headwise.shapes import check_size
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from headwise import reference
 from headwise.errors import OptionError
 from headwise.layer import MultiHeadAttention
-from headwise.layer.arguments import Widths
+from headwise.layer.options import Widths
 from headwise.learn.configs import Config
 from headwise.learn.forms import FORMS, Form
 from headwise.masks import causal as causal_mask
@@ -219,7 +219,7 @@ def sentences() -> dict[int, str]:
     """The reason for each step: the comments of `reference.py`.
 
     >>> sentences()[10]
-    'Until here the heads never met; this is where they are mixed.'
+    'So far the heads were independent; here they are mixed.'
     """
     found = re.findall(r"^ *# (\d+)\. [A-Z][\w ]*?\. (.*)$", inspect.getsource(reference), re.MULTILINE)
     return {int(number): sentence for number, sentence in found}

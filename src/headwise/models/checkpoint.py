@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headwise.errors import CheckpointError, HeadwiseError
 from headwise.layer import MultiHeadAttention
 from headwise.layer.checkpoints.layouts import LAYOUTS, T5_TABLE, Layout
-from headwise.layer.checkpoints.reading import choose, made_by_us, take, written
+from headwise.layer.checkpoints.reading import choose, made_by_us, take
 from headwise.masks import Window
 from headwise.models import families
 from headwise.models.builtin import FOLDER, FORMAT
@@ -256,7 +256,7 @@ class Checkpoint:
             names = {x[len(site.prefix) :]: self.source[x] for x in self._names.under(site.prefix)}
             self._check_heads(site, layer)
             found = take(site.layout, names, layer.num_heads, layer.num_kv_heads)
-            new = written(found, names, layer.state_dict(), name)
+            new = found.written(names, layer.state_dict(), name)
             changed |= {site.prefix + x: tensor for x, tensor in new.items()}
             if isinstance(layer.position, RelativeBias) and "position.weight" not in found.state:
                 owner = self._bias_name(site)

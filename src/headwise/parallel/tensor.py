@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from headwise.errors import HeadCountError, OptionError
 from headwise.layer import MultiHeadAttention
-from headwise.layer.arguments import WidthNorm
+from headwise.layer.options import WidthNorm
 from headwise.parallel.heads import Heads
 from headwise.parallel.meshes import check_mesh, layers_of
 from headwise.parallel.spread import Spread

@@ -1,4 +1,4 @@
-"""What a backend is: a name, a reason why it cannot or should not run a call, and the run itself."""
+"""What a backend is: a name, a reason to refuse a call, and the run itself."""
 
 from typing import NamedTuple, Protocol
 
@@ -19,7 +19,7 @@ class Call(NamedTuple):
 
     @property
     def ordinary(self) -> bool:
-        """Whether torch's kernels take this call as it is: no mask at all, or causal with as many keys as queries."""
+        """Whether torch's kernels accept this call as it is: no mask, or causal with as many keys as queries."""
         scoring = self.scoring
         if scoring.bias is not None or scoring.beyond_sdpa:
             return False
@@ -38,7 +38,7 @@ class Backend(Protocol):
     summary: str
 
     def refuses(self, call: Call) -> str | None:
-        """Why this backend does not take the call, or None if it does."""
+        """Why this backend does not run the call, or None if it does."""
         ...
 
     def run(self, call: Call) -> Tensor:
@@ -46,23 +46,23 @@ class Backend(Protocol):
         ...
 
     def dense_bytes(self, call: Call) -> int:
-        """How large the largest T×S tensor is that this path makes, or 0."""
+        """The size of the largest T×S tensor that this backend makes, or 0."""
         ...
 
     def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        """The same, and the row log-sum-exp (B, H, T) where the kernel leaves one at no cost."""
+        """The same, and the row log-sum-exp (B, H, T) if the kernel returns it at no extra cost."""
         ...
 
 
 class Streaming:
-    """A path that makes no T×S tensor."""
+    """Base of the backends that make no T×S tensor."""
 
     def dense_bytes(self, call: Call) -> int:
-        """None."""
+        """Zero."""
         return 0
 
 
 def repeat_heads(tensor: Tensor, H: int) -> Tensor:
-    """Key or value heads (B, Hkv, S, D) repeated to (B, H, S, D), for a path that knows no grouped heads."""
+    """Key or value heads (B, Hkv, S, D) repeated to (B, H, S, D), for kernels without grouped heads."""
     group = H // tensor.shape[1]
     return tensor if group == 1 else tensor.repeat_interleave(group, dim=1)

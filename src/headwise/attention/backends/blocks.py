@@ -1,8 +1,8 @@
-"""Query blocks on the CPU: each block meets only the keys it can see; short bfloat16 goes by plain products.
+"""Query blocks on the CPU: each block is multiplied only with keys it can see; short bfloat16 uses plain products.
 
-torch's CPU kernel walks keys in steps of 512 and skips none of a bias, so a causal pass of 512 tokens and every
-sliding window compute much that is hidden. In blocks, hidden keys are sliced away. For short bfloat16 sequences the
-kernel itself loses to two matrix products and a softmax. `TABLE` says what was measured, and alone decides.
+torch's CPU kernel walks over keys in steps of 512 and skips nothing under a bias, so causal attention over 512 tokens
+and every sliding window compute many hidden scores. In blocks, hidden keys are sliced away. For short bfloat16
+sequences two matrix products and a softmax beat the kernel. `TABLE` holds what was measured and alone decides.
 """
 
 import math
@@ -18,13 +18,13 @@ from headwise.masks.lowering import simplify
 
 
 class Rule(NamedTuple):
-    """Sequences of `shortest` to `longest` queries, and so many over all heads, run in blocks of `rows` by `engine`."""
+    """Sequences of `shortest` to `longest` queries run in blocks of `rows` by `engine`, if there are enough in all."""
 
     engine: str  # "fused": torch's kernel per block; "products": matmul, softmax, matmul
     shortest: int
     longest: int
     rows: int
-    queries: int = 0  # B·H·T below which starting the blocks costs more than they save
+    queries: int = 0  # B·H·T from which blocks save more than they cost
 
 
 # Measured by benchmarks/cpu_blocks.py on 2 Zen 4 cores with torch 2.13: time against one call of torch's kernel.
@@ -40,47 +40,47 @@ TABLE = {
     ),  # T = 512: window(128) 0.34×, 0.32×; with padding 0.70×, 0.58×
 }  # "products" round scores to bfloat16. They would win up to T = 1024, but no row longer than 512 is rounded.
 SHORTEST = min(rule.shortest for rule in TABLE.values())
-# Masks that torch takes only as a bias, of which it skips nothing: windows, padding or documents beside causal.
+# Masks that torch accepts only as a bias, under which it skips nothing: windows, padding or documents with causal.
 BIASED = (
     Rule("fused", 64, 511, 128, 4096),
     Rule("fused", 512, 1023, 128),  # T = 512: window(128) 0.6×, causal & padding 0.85×
     Rule("fused", 1024, 2**62, 256),  # T = 2048: 0.2×, 0.6×; T = 4096: window(1024) 0.25×
 )
-WORTHWHILE = 0.7  # at most this share of the T×S grid may be left for BIASED to pay
-PRODUCT_BYTES = 2**27  # all scores of a call by "products", which are held for the backward pass
+WORTHWHILE = 0.7  # BIASED pays if at most this share of the T×S grid is left
+PRODUCT_BYTES = 2**27  # all scores of a call by "products", which are kept for the backward pass
 
 
-class Blocks(Streaming):
-    """Query blocks with the keys they see."""
+class QueryBlocks(Streaming):
+    """Query blocks, each with the keys it sees."""
 
     name = "blocks"
     summary = "query blocks that skip hidden keys, on the CPU"
 
     def refuses(self, call: Call) -> str | None:
-        """Everything the table does not name."""
+        """Every call that the table does not list."""
         query = call.query
         if not query.is_cpu:
             return "it is for the CPU"
-        if torch.compiler.is_compiling():  # asked first: looking at a length would fix it into the graph
+        if torch.compiler.is_compiling():  # first, because looking at a length would fix it into the graph
             return "blocks would fix the length into a compiled graph"
         if query.size(2) < SHORTEST:
-            return "too few queries to be worth a block"
+            return "there are too few queries for blocks to pay"
         rule = choose_rule(call)
         return rule if isinstance(rule, str) else None
 
     def run(self, call: Call) -> Tensor:
-        """One small attention per block, put side by side."""
+        """One small attention per block, concatenated."""
         rule = choose_rule(call)
-        assert isinstance(rule, Rule)  # noqa: S101 - refuses() has said so
+        assert isinstance(rule, Rule)  # noqa: S101 - refuses() has checked
         return in_blocks(call, rule)
 
     def run_with_lse(self, call: Call) -> tuple[Tensor, None]:
-        """Blocks are for short rows and narrow windows, for which a log-sum-exp is soon computed when it is needed."""
+        """Blocks are for short rows and narrow windows, whose log-sum-exp is cheap to compute when it is needed."""
         return self.run(call), None
 
 
 def in_blocks(call: Call, rule: Rule) -> Tensor:
-    """What every head reads, (B, H, T, Dv), computed block by block as `rule` says."""
+    """What every head reads, (B, H, T, Dv), computed block by block."""
     T, S = call.query.shape[2], call.key.shape[2]
     call = call._replace(scoring=call.scoring.simplified(T, S))
     mask = call.scoring.mask
@@ -89,7 +89,7 @@ def in_blocks(call: Call, rule: Rule) -> Tensor:
     for start in range(0, T, rule.rows):
         rows = slice(start, min(start + rule.rows, T))
         lo, hi = (0, S) if mask is None else mask.key_range(rows.start, rows.stop, T, S)
-        if lo == hi:  # a block that sees nothing looks at one key, which is hidden from it
+        if lo == hi:  # a block that sees nothing gets one key, which is hidden
             lo, hi = min(lo, S - 1), min(lo, S - 1) + 1
         bias = block_bias(call, rows, slice(lo, hi), known)
         outputs.append(attend(call, rows, slice(lo, hi), bias).transpose(1, 2))  # (B, t, H, Dv)
@@ -102,7 +102,7 @@ def choose_rule(call: Call) -> Rule | str:
     if query.numel() == 0 or value.numel() == 0:
         return "an axis has size 0"
     if scoring.beyond_sdpa:
-        return "torch's fused attention knows neither soft-cap nor sinks"
+        return "torch's fused attention supports neither soft-cap nor sinks nor relative positions"
     B, H, T, _ = query.shape
     S = key.shape[2]
     mask = simplify(scoring.mask, T, S)
@@ -111,39 +111,39 @@ def choose_rule(call: Call) -> Rule | str:
     if rule is not None and rule.shortest <= T <= rule.longest and rule.longest >= S and rule.queries <= B * H * T:
         size = B * H * T * S * query.element_size()
         if rule.engine == "products" and size > PRODUCT_BYTES:
-            return f"all scores together take {size >> 20} MiB, more than the {PRODUCT_BYTES >> 20} MiB it may hold"
+            return f"the scores take {size >> 20} MiB in all, more than the limit of {PRODUCT_BYTES >> 20} MiB"
         if rule.engine == "products" or not dropout:
             return rule
     if mask is None:
         return "no mask hides anything, so no block can be skipped"
     if dropout:
-        return "torch's CPU kernel has no dropout"
+        return "torch's CPU kernel does not support dropout"
     if hiding == "causal":
         return "torch's own causal kernel is faster at this size"
     rule = next((rule for rule in BIASED if rule.shortest <= T <= rule.longest), None)
     if rule is not None and rule.queries > B * H * T:
-        return "too few queries over all heads to be worth blocks"
+        return "there are too few queries over all heads for blocks to pay"
     if rule is None or share_left(mask, T, S, rule.rows) > WORTHWHILE:
         return "the mask leaves most keys of a block visible"
     return rule
 
 
 def what_hides(mask: Mask | None, bias: Tensor | None, T: int, S: int) -> str:
-    """ "nothing", "causal" where torch's own flag could say it, or "mask"."""
+    """What hides keys: "nothing", "causal" if torch's own flag expresses it, or "mask"."""
     if mask is None:
         return "nothing"
-    return "causal" if isinstance(mask, Causal) and T == S and bias is None else "mask"
+    return "causal" if type(mask) is Causal and T == S and bias is None else "mask"
 
 
 def share_left(mask: Mask, T: int, S: int, rows: int) -> float:
-    """The share of the T×S grid that blocks of so many rows would compute."""
+    """The share of the T×S grid that blocks of `rows` rows would compute."""
     starts = range(0, T, rows)
     spans = (mask.key_range(start, min(start + rows, T), T, S) for start in starts)
     return sum(hi - lo for lo, hi in spans) / (len(starts) * S)
 
 
 def block_bias(call: Call, rows: slice, cols: slice, known: dict[tuple[int, ...], Tensor | None]) -> Tensor | None:
-    """What to add to the scores of one block. Blocks of a banded mask that lie alike share one tensor."""
+    """What to add to the scores of one block. Under a banded mask, blocks at the same offset share one tensor."""
     query, S, scoring = call.query, call.key.shape[2], call.scoring
     if scoring.mask is None or scoring.bias is not None or not scoring.mask.banded:
         return scoring.additive(query, S, rows, cols)

@@ -1,4 +1,4 @@
-"""The reference itself as a backend: the last resort, always right, T×S in memory."""
+"""Two backends for every call: blocks of rows by matrix products, and the reference with its whole T×S matrix."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ class Whole:
         return None
 
     def run(self, call: Call) -> Tensor:
-        """The algorithm as written in `reference.py`."""
+        """The algorithm of `reference.py`."""
         query, key, value, scoring, dropout = call
         visible = scoring.visible(query.shape[2], key.shape[2], query.device)
         output, _ = reference.attend(
@@ -39,28 +39,26 @@ class Whole:
         return output
 
     def dense_bytes(self, call: Call) -> int:
-        """All weights."""
+        """The size of all weights."""
         B, H, T, _ = call.query.shape
         return B * H * T * call.key.shape[2] * call.query.element_size()
 
     def run_with_lse(self, call: Call) -> tuple[Tensor, None]:
-        """The reference hands out none."""
+        """The output alone: the reference returns no log-sum-exp."""
         return self.run(call), None
 
-
-# Blocks of rows by plain products: any scoring, any device, memory for one block at a time.
 
 BLOCK_BYTES = 2**26  # scores of one block
 
 
-class Rows(Streaming):
-    """A block of rows, then the next."""
+class RowByRow(Streaming):
+    """One block of rows after the other: any scoring, any device, memory for one block at a time."""
 
     name = "rows"
     summary = "blocks of rows, each whole in memory, by matrix products in full precision"
 
     def refuses(self, call: Call) -> str | None:
-        """Only what has no size, and what is being traced."""
+        """Only empty tensors, and compiled graphs."""
         if call.query.numel() == 0 or call.value.numel() == 0:
             return "an axis has size 0"
         if torch.compiler.is_compiling():
@@ -68,7 +66,7 @@ class Rows(Streaming):
         return None
 
     def run(self, call: Call) -> Tensor:
-        """Block by block, put together."""
+        """Block by block, concatenated."""
         query, key, value, scoring, dropout = call
         B, H, T, _ = query.shape
         S = key.shape[2]
@@ -77,7 +75,7 @@ class Rows(Streaming):
         learning = torch.is_grad_enabled() and any(
             x is not None and x.requires_grad for x in (query, key, value, *scoring.learnable)
         )
-        # torch.func has no saved-tensor hooks, by which a block would be computed again.
+        # Recomputing a block needs saved-tensor hooks, which torch.func does not support.
         if len(blocks) == 1 or not learning or torch._C._functorch.peek_interpreter_stack() is not None:
             parts = [read_block(source, value, rows, dropout) for rows in blocks]
         else:
@@ -85,7 +83,7 @@ class Rows(Streaming):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
     def run_with_lse(self, call: Call) -> tuple[Tensor, None]:
-        """A log-sum-exp is computed when it is needed."""
+        """The output alone: a log-sum-exp is computed when it is needed."""
         return self.run(call), None
 
 
@@ -94,7 +92,7 @@ def read_block(source: Source, value: Tensor, rows: slice, dropout: float) -> Te
     T, S = source.shape[2:]
     lo, hi = (0, S) if source.mask is None else source.mask.key_range(rows.start, rows.stop, T, S)
     if lo == hi:
-        lo, hi = min(lo, S - 1), min(lo, S - 1) + 1  # one key, hidden from all
+        lo, hi = min(lo, S - 1), min(lo, S - 1) + 1  # one key, which is hidden
     weights = source.softmax(source.scores(rows, slice(lo, hi)))
     if dropout > 0:
         weights = torch.dropout(weights, dropout, train=True)
@@ -106,7 +104,7 @@ def read_block(source: Source, value: Tensor, rows: slice, dropout: float) -> Te
 
 
 def _computed_again(source: Source, value: Tensor, rows: slice, dropout: float) -> Tensor:
-    """The same, keeping nothing for the backward pass but what went in."""
+    """The same, saving only its inputs for the backward pass."""
 
     def run(query: Tensor, key: Tensor, value: Tensor, *learnable: Any) -> Tensor:
         scoring = source.scoring.with_learnable(*learnable)

@@ -1,12 +1,12 @@
-"""FlexAttention, compiled: masks that skip whole blocks, soft-cap, distances and sinks on a GPU, forward and backward.
+"""FlexAttention, compiled: masks that skip whole blocks, soft-cap, relative positions and sinks on a GPU.
 
-Our masks and scorings are handed to it as functions of one score; which 128×128 blocks hold something is found from the
-mask itself, strip by strip. A sink is put in afterwards: it scales a row by what it leaves over.
+It receives our masks and scorings as functions of one score, and the list of 128×128 blocks in which anything is
+visible, which is computed from the mask strip by strip. Sinks are applied afterwards, by scaling each row.
 """
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,38 +21,38 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 WORTHWHILE = 2**20  # scores of one head below which a kernel is not worth compiling
-FIXED_LENGTHS = 8  # each costs seconds to compile
+FIXED_LENGTHS = 8  # each one costs seconds to compile
 MOST_KEPT = 32  # block masks
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-class Flex(Streaming):
+class FlexKernel(Streaming):
     """`torch.nn.attention.flex_attention`, compiled on first use."""
 
     name = "flex"
     summary = "torch's FlexAttention, compiled for this mask and scoring"
 
     def refuses(self, call: Call) -> str | None:
-        """What it cannot do, and what torch's own kernels do faster."""
+        """Calls it does not support, and calls that torch's own kernels run faster."""
         query, key, value, scoring, dropout = call
         if not query.is_cuda:
-            return "it is for CUDA: on the CPU it is slower than torch's attention and has no gradient"
+            return "it is for CUDA: on the CPU it is slower than torch's attention and has no backward pass"
         if torch.compiler.is_compiling():
-            return "its block mask is made outside a compiled graph"
+            return "its block mask must be made outside a compiled graph"
         if query.numel() == 0 or value.numel() == 0:
             return "an axis has size 0"
         if dropout:
-            return "it has no dropout"
+            return "it does not support dropout"
         if query.dtype not in DTYPES or query.shape[3] < 16 or max(query.shape[3], value.shape[3]) > 256:
-            return "it takes heads 16 to 256 wide in 16 or 32 bit"
+            return "it supports head dimensions 16 to 256 in 16 or 32 bit"
         if query.shape[2] * key.shape[2] < WORTHWHILE:
             return "the sequence is too short to be worth compiling a kernel for"
         if scoring.bias is not None and (not scoring.beyond_sdpa or scoring.bias.requires_grad):
-            return "a dense bias is there in full anyway, and torch's own kernels give it a gradient faster"
+            return "a dense bias exists in full anyway, and torch's own kernels compute its gradient faster"
         mask = simplify(scoring.mask, query.shape[2], key.shape[2])
-        if (mask is None or isinstance(mask, Causal)) and not scoring.beyond_sdpa:
-            return "torch's own kernels take this as it is, and are faster"
+        if (mask is None or type(mask) is Causal) and not scoring.beyond_sdpa:
+            return "torch's own kernels run this call as it is, and are faster"
         return None
 
     def run(self, call: Call) -> Tensor:
@@ -60,7 +60,7 @@ class Flex(Streaming):
         return self.run_with_lse(call)[0]
 
     def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        """The kernel hands out the row log-sum-exp."""
+        """One compiled call, which also returns the row log-sum-exp."""
         query, key, value, scoring, _ = call
         T, S = query.shape[2], key.shape[2]
         scoring = scoring.simplified(T, S)
@@ -68,10 +68,12 @@ class Flex(Streaming):
         blocks = None if scoring.mask is None else kept_block_mask(scoring.mask, T, S, query.device)
         with torch._dynamo.config.patch(recompile_limit=256):
             output, lse = compiled(fixed_length(T, S))(query, key, value, mod, blocks, scoring.scale, call.grouped)
-        _, sinks, _ = scoring.learnable
+        _, sinks, *_ = scoring.learnable
         if sinks is None:
             return output, lse.detach()
-        left = torch.sigmoid(lse - sinks.float()[:, None])  # what the sink leaves of a row; 0 of an empty one
+        left = torch.sigmoid(
+            lse - sinks.float()[:, None]
+        )  # the share that the sink leaves; 0 for a row that sees no key
         counted = torch.where(lse > -torch.inf, torch.logaddexp(lse, sinks.float()[:, None]), lse)
         return (output * left[..., None]).to(query.dtype), counted.detach()
 
@@ -79,7 +81,7 @@ class Flex(Streaming):
 def fused(
     query: Tensor, key: Tensor, value: Tensor, mod: Score | None, blocks: Any, scale: float | None, grouped: bool
 ) -> tuple[Tensor, Tensor]:
-    """Output and row log-sum-exp. A function of our own, because compilers count recompilations per function."""
+    """Output and row log-sum-exp. A separate function, because torch.compile counts recompilations per function."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     output, aux = flex_attention(query, key, value, mod, blocks, scale, grouped, return_aux=AuxRequest(lse=True))
@@ -88,7 +90,7 @@ def fused(
 
 @functools.cache
 def compiled(fixed: bool) -> Any:
-    """The kernel, compiled for each length, or once for all: that is up to 1.5 times slower."""
+    """The kernel compiled for each length, or once for all lengths, which is up to 1.5 times slower."""
     return torch.compile(fused, dynamic=not fixed, fullgraph=True)
 
 
@@ -96,14 +98,14 @@ _lengths: set[tuple[int, int]] = set()
 
 
 def fixed_length(T: int, S: int) -> bool:
-    """Whether to compile for just this length: the first few lengths a program meets."""
+    """Whether to compile for this length alone, as is done for the first few lengths of a program."""
     if (T, S) not in _lengths and len(_lengths) < FIXED_LENGTHS:
         _lengths.add((T, S))
     return (T, S) in _lengths
 
 
 def score_mod(scoring: Scoring, dtype: torch.dtype, T: int, S: int) -> Score | None:
-    """What becomes of one score, as FlexAttention asks for it."""
+    """The change to one score, in the form FlexAttention expects."""
     softcap = scoring.softcap
     if softcap is None and not scoring.biased:
         return None
@@ -121,18 +123,20 @@ _kept: "OrderedDict[Any, tuple[Mask, BlockMask]]" = OrderedDict()
 
 
 def kept_block_mask(mask: Mask, T: int, S: int, device: torch.device) -> "BlockMask":
-    """The mask as FlexAttention wants it. The last few are kept, for a layer asks again and again.
-
-    Masks without tensors are known by what they say, others by who they are and how often their tensors changed.
-    """
-    versions = tuple(x._version for x in mask.tensors() if not x.is_inference())
-    place = (id(mask) if mask.tensors() else repr(mask), versions, T, S, device)
+    """The mask in FlexAttention's form. The last few are kept, since a layer asks for the same one again and again."""
+    place = (fingerprint(mask), T, S, device)
     if place not in _kept:
-        _kept[place] = (
-            mask,
-            block_mask(mask, T, S, device=device),
-        )  # the mask stays alive, so that its id stays its own
+        _kept[place] = (mask, block_mask(mask, T, S, device=device))  # the mask stays alive, and with it every id
         while len(_kept) > MOST_KEPT:
             _kept.popitem(last=False)
     _kept.move_to_end(place)
     return _kept[place][1]
+
+
+def fingerprint(x: Any) -> Any:
+    """Equal for masks that hide the same: of one class, with the same values and the same unchanged tensors."""
+    if isinstance(x, Mask):
+        return type(x), tuple((name, fingerprint(value)) for name, value in sorted(vars(x).items()))
+    if isinstance(x, Tensor):
+        return id(x), None if x.is_inference() else x._version
+    return x if isinstance(x, Hashable) else id(x)

@@ -23,34 +23,29 @@ class Sdpa:
     summary = "torch's fused scaled_dot_product_attention"
 
     def refuses(self, call: Call) -> str | None:
-        """It takes everything that has a size."""
+        """Only empty tensors, and scores that torch cannot compute."""
         if call.query.numel() == 0 or call.value.numel() == 0:
             return "an axis has size 0, for which some fused kernels return nothing"
         if call.scoring.beyond_sdpa:
-            return "torch's fused attention knows neither soft-cap nor sinks"
+            return "torch's fused attention supports neither soft-cap nor sinks nor relative positions"
         return None
 
     def run(self, call: Call) -> Tensor:
         """One fused call."""
-        query, key, value, scoring, dropout = call
-        if scoring.plain and not call.grouped:  # the shortest way, for short sequences
-            return F.scaled_dot_product_attention(query, key, value, None, dropout, scale=scoring.scale)
         return F.scaled_dot_product_attention(**arguments(call))
 
     def dense_bytes(self, call: Call) -> int:
-        """A mask that torch takes only as a bias; a bias of the caller is there already."""
+        """The size of a mask that torch accepts only as a bias; a bias from the caller exists already."""
         query, key, _, scoring, _ = call
         T, S = query.shape[2], key.shape[2]
         mask = simplify(scoring.mask, T, S)
-        if mask is None or (isinstance(mask, Causal) and T == S and scoring.bias is None):
+        if mask is None or (type(mask) is Causal and T == S and scoring.bias is None):
             return 0
         B, H = (1 if size is None else size for size in mask.extent[:2])
         return B * H * T * S * query.element_size()
 
     def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        """One fused call, which leaves the row log-sum-exp where torch's kernel for it can hand it out."""
-        if call.query.is_cuda and call.ordinary and kernels_by_name(call) and (found := straight(call)) is not None:
-            return found
+        """One fused call, with the row log-sum-exp if torch's kernel for it returns one."""
         if not hands_out_lse(call):
             return self.run(call), None
         given = arguments(call)
@@ -64,24 +59,45 @@ class Sdpa:
         return F.scaled_dot_product_attention(**given), None
 
 
+class Ordinary(Sdpa):
+    """The same for a call that `Call.ordinary` is true of: nothing to lower, which short sequences notice."""
+
+    def run(self, call: Call) -> Tensor:
+        """One fused call."""
+        query, key, value, scoring, dropout = call
+        grouped = call.grouped
+        if grouped and query.is_cuda and query.dtype not in HALF:
+            return super().run(call)
+        causal = scoring.mask is not None
+        return F.scaled_dot_product_attention(
+            query, key, value, None, dropout, causal, scale=scoring.scale, enable_gqa=grouped
+        )
+
+    def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        """One fused call, with the row log-sum-exp of cuDNN if torch would choose that."""
+        if call.query.is_cuda and kernels_by_name(call) and (found := straight(call)) is not None:
+            return found
+        return super().run_with_lse(call)
+
+
 CUDNN_KERNEL = torch.ops.aten._scaled_dot_product_cudnn_attention.default
 FLASH, CUDNN = SDPBackend.FLASH_ATTENTION.value, SDPBackend.CUDNN_ATTENTION.value
-WORTHWHILE = 2**16  # scores of one head; below, a log-sum-exp costs less than asking which kernel torch would take
+WORTHWHILE = 2**16  # scores of one head; below, computing a log-sum-exp costs less than asking for torch's kernel
 
 
 def hands_out_lse(call: Call) -> bool:
-    """Whether a kernel's log-sum-exp can be had and trusted: kernels disagree on that of a row that sees nothing."""
+    """Whether a kernel's log-sum-exp is available and reliable: kernels disagree on rows that see no key."""
     if not kernels_by_name(call):
         return False
     query, key, _, scoring, _ = call
     T, S = query.shape[2], key.shape[2]
     return not scoring.may_empty_a_row(T, S) and not (
-        query.is_cuda and isinstance(simplify(scoring.mask, T, S), Causal) and T != S
+        query.is_cuda and type(simplify(scoring.mask, T, S)) is Causal and T != S
     )
 
 
 def kernels_by_name(call: Call) -> bool:
-    """Whether to call torch's kernels by name, which alone gives the log-sum-exp. Never where the public function does
+    """Whether to call torch's kernels by name, the only way to get their log-sum-exp. Not if the public function does
     more than call one: under autocast, while tracing or transforming, for subclasses of Tensor."""
     query, key, value, _, dropout = call
     if torch.compiler.is_compiling() or dropout or type(query) is not Tensor:
@@ -97,7 +113,7 @@ def kernels_by_name(call: Call) -> bool:
 
 
 def straight(call: Call) -> tuple[Tensor, Tensor] | None:
-    """An ordinary call to cuDNN without detours, where that is torch's choice; a model of small layers feels them."""
+    """An ordinary call straight to cuDNN, if torch would choose it; small layers notice the overhead of the rest."""
     query, key, value, scoring, _ = call
     if query.dtype not in HALF:
         return None
@@ -109,7 +125,7 @@ def straight(call: Call) -> tuple[Tensor, Tensor] | None:
 
 
 def by_cpu_flash(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """The kernel behind torch's attention on the CPU."""
+    """torch's kernel on the CPU."""
     tensors = (given[name] for name in ("query", "key", "value"))
     options = {"attn_mask": given["attn_mask"], "scale": given["scale"]}
     output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -130,9 +146,9 @@ def cudnn_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value by cuDNN's kernel, given (gradient, query, key, value, output).
 
-    With the output and log-sum-exp (B, H, T, 1) of more keys than these, the share of these keys.
+    If output and log-sum-exp (B, H, T, 1) come from more keys than these, the result is the share of these keys.
     """
-    nothing = torch.empty(0, dtype=torch.uint64, device=lse.device)  # no dropout, no random numbers
+    nothing = torch.empty(0, dtype=torch.uint64, device=lse.device)  # no dropout, so no random state
     _, query, key, *_ = known
     sizes = (query.shape[2], key.shape[2], 0.0, causal)
     q, k, v = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
@@ -151,12 +167,12 @@ def by_cuda_flash(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 def arguments(call: Call) -> dict[str, Any]:
-    """What torch's function is called with."""
+    """The arguments for torch's function."""
     call = without_far_keys(call)
     query, key, value, scoring, dropout = call
     enable_gqa = False
     if call.grouped:
-        # Only the half-precision kernels of CUDA know grouped heads; its others would fall to a T×S path.
+        # On CUDA only the half-precision kernels support grouped heads; the others would fall back to a T×S matrix.
         enable_gqa = not query.is_cuda or query.dtype in HALF
         if not enable_gqa:
             key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
@@ -168,9 +184,9 @@ def arguments(call: Call) -> dict[str, Any]:
 
 
 def without_far_keys(call: Call) -> Call:
-    """The same call without the keys before and after those its mask shows at all, where then nothing is hidden.
+    """The call without keys that no query sees, if the mask then hides nothing that is left.
 
-    One query under a sliding window, as when a text is generated, reads the window and not the whole cache.
+    In generation, one query under a sliding window then reads the window and not the whole cache.
     """
     query, key, value, scoring, _ = call
     T, S = query.shape[2], key.shape[2]
@@ -184,7 +200,7 @@ def without_far_keys(call: Call) -> Call:
 
 
 def only_bias_learns(call: Call) -> bool:
-    """Whether the bias wants a gradient and no head does. torch's CUDA kernels then keep too little to give one."""
+    """Whether the bias requires a gradient and no head does. torch's CUDA kernels then save too little for it."""
     bias = call.scoring.bias
     heads = (call.query, call.key, call.value)
     return (
@@ -193,19 +209,19 @@ def only_bias_learns(call: Call) -> bool:
 
 
 def lowered(call: Call) -> tuple[Tensor | None, bool]:
-    """`attn_mask` and `is_causal` for torch. torch's own `is_causal` is top-left aligned, ours bottom-right, so the
-    flag is used only where both agree (T = S)."""
+    """`attn_mask` and `is_causal` for torch, whose causal flag is aligned top-left. Ours is bottom-right, so the flag
+    is used only if both agree (T = S)."""
     query, scoring = call.query, call.scoring
     T, S = query.shape[2], call.key.shape[2]
     if scoring.bias is None:
         mask = simplify(scoring.mask, T, S)
-        if isinstance(mask, Causal) and T < S and query.is_cuda and not torch.compiler.is_compiling():
-            from torch.nn.attention.bias import causal_lower_right  # imports sympy, which only this path needs
+        if type(mask) is Causal and T < S and query.is_cuda and not torch.compiler.is_compiling():
+            from torch.nn.attention.bias import causal_lower_right  # imports sympy, which nothing else needs
 
             return causal_lower_right(T, S), False  # runs on FlashAttention without a T×S bias
         form = lower(mask, T, S, dtype=query.dtype, device=query.device)
         return form.bias, form.kind == "causal"
     bias = scoring.additive(query, S)
     if bias is not None and bias.shape[-1] > 1 and bias.stride(-1) == 0:
-        bias = bias.contiguous()  # fused kernels read along keys and cannot stand still
+        bias = bias.contiguous()  # fused kernels need a stride along keys
     return bias, False

@@ -1,13 +1,13 @@
 """A long causal window on a GPU, at the speed of the fused causal kernel.
 
-Cut the sequence into chunks as long as the window. A query then sees a part of its own chunk and a part of the chunk
-before, and each part is a triangle:
+Cut the sequence into chunks as long as the window. A query then sees a part of its own chunk and a part of the previous
+one, and each part is a triangle:
 
-    own chunk      keys up to the query: causal
-    chunk before   keys after the query's place: causal too, once queries and keys are read backwards
+    own chunk        keys up to the query: causal
+    previous chunk   keys after the query's place: also causal, once queries and keys are reversed
 
-So two calls of torch's causal kernel, with chunks as samples, do the whole, and their log-sum-exps say how to weigh the
-parts. The backward pass runs the same two calls backwards, from the joint output and log-sum-exp.
+So two calls of torch's causal kernel, with chunks as samples, compute everything, and their log-sum-exps weigh the
+parts. The backward pass runs the backward of the same two calls, on the joint output and log-sum-exp.
 """
 
 import importlib.util
@@ -27,28 +27,27 @@ WIDTHS = range(64, 129, 8)
 
 
 class Triangles(Streaming):
-    """cuDNN's causal kernel, once forwards and once backwards over chunks as long as the window."""
+    """cuDNN's causal kernel over chunks as long as the window, and again over reversed chunks."""
 
     name = "triangles"
-    summary = "torch's fused causal kernel over chunks as long as the window, and again over turned ones"
+    summary = "torch's fused causal kernel over chunks as long as the window, and again over reversed chunks"
 
     def refuses(self, call: Call) -> str | None:
-        """What it cannot do, and where FlexAttention is as fast."""
+        """Calls it does not support, and calls that FlexAttention runs as fast."""
         if not call.query.is_cuda:
             return "it is for CUDA"
         query, key, value, scoring, _ = call
         T, S = query.shape[2], key.shape[2]
         if scoring.bias is not None or scoring.beyond_sdpa:
-            return "it takes no bias, soft-cap, distances or sinks"
+            return "it supports no bias, soft-cap, relative positions or sinks"
         if query.dtype not in HALF or query.shape[3] not in WIDTHS or not kernels_by_name(call):
-            return "it is for heads 64 to 128 wide in 16 bit, without dropout, autocast, tracing or transforms"
+            return "it is for head dimensions 64 to 128 in 16 bit, without dropout, autocast, tracing or transforms"
         size = window_size(simplify(scoring.mask, T, S))
         if size is None or T != S:
-            return "it is for a causal window, and as many keys as queries"
+            return "it is for a causal window with as many keys as queries"
         if size * query.shape[3] < WORTHWHILE or 2 * size > T:
-            return (
-                f"it is for windows from {WORTHWHILE // query.shape[3]} tokens on, in sequences of two windows and more"
-            )
+            least = WORTHWHILE // query.shape[3]
+            return f"it is for windows of at least {least} tokens, in sequences of at least two windows"
         if importlib.util.find_spec("triton") is None:
             return "Triton is not installed"
         chosen = torch._fused_sdp_choice(
@@ -63,7 +62,7 @@ class Triangles(Streaming):
         return self.run_with_lse(call)[0]
 
     def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        """The joint log-sum-exp comes with them."""
+        """Both triangles, joined, and their joint log-sum-exp."""
         query, key, value, scoring, _ = call
         size = window_size(simplify(scoring.mask, query.shape[2], key.shape[2]))
         output, lse = TwoTriangles.apply(query, key, value, size, scoring.scale)  # type: ignore[no-untyped-call]
@@ -71,12 +70,12 @@ class Triangles(Streaming):
 
 
 def window_size(mask: Mask | None) -> int | None:
-    """How many keys a query sees under a causal window, itself included; None for any other mask."""
-    if isinstance(mask, Window) and mask.right == 0:
+    """How many keys a query sees under a causal window, including itself; None for any other mask."""
+    if type(mask) is Window and mask.right == 0:
         return mask.left + 1
     if isinstance(mask, Both):
         for one, other in ((mask.a, mask.b), (mask.b, mask.a)):
-            if isinstance(one, Causal) and isinstance(other, Window):
+            if type(one) is Causal and type(other) is Window:
                 return other.left + 1
     return None
 
@@ -88,7 +87,7 @@ class TwoTriangles(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, size: int, scale: float | None
     ) -> tuple[Tensor, Tensor]:
-        """Near chunks, the rest of the last one, far chunks; then joined."""
+        """Own chunks, the incomplete last one and previous chunks, joined."""
         heads = (query, key, value)
         near = causal_part([chunks(x, size) for x in heads], scale)
         rest = causal_part([remainder(x, size) for x in heads], scale) if query.shape[2] % size else None
@@ -101,7 +100,7 @@ class TwoTriangles(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """The same calls backwards: with the joint output and log-sum-exp, each gives its share of the gradients."""
+        """The backward of the same calls: given the joint output and log-sum-exp, each yields its share."""
         query, key, value, output, lse = ctx.saved_tensors
         size, scale = ctx.size, ctx.scale
         grad = grad.contiguous() if 0 in grad.stride() else grad
@@ -119,17 +118,17 @@ class TwoTriangles(torch.autograd.Function):
         return *found, None, None
 
 
-class Part(NamedTuple):
+class TrianglePart(NamedTuple):
     """What some rows read: output (N, H, rows, D) and log-sum-exp (N, H, rows)."""
 
     output: Tensor
     lse: Tensor
 
 
-def causal_part(heads: list[Tensor], scale: float | None) -> Part:
+def causal_part(heads: list[Tensor], scale: float | None) -> TrianglePart:
     """One call of the fused kernel, chunks as samples."""
     output, lse, *_ = CUDNN_KERNEL(*heads, None, True, 0.0, True, False, scale=scale)
-    return Part(output, lse.squeeze(3).contiguous())
+    return TrianglePart(output, lse.squeeze(3).contiguous())
 
 
 def causal_gradients(known: list[Tensor], lse: Tensor, scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,31 +144,33 @@ def chunks(x: Tensor, size: int) -> Tensor:
 
 
 def remainder(x: Tensor, size: int) -> Tensor:
-    """What follows the last whole chunk."""
+    """The tokens after the last whole chunk."""
     return x[:, :, x.shape[2] // size * size :]
 
 
 def turned_heads(heads: tuple[Tensor, Tensor, Tensor], size: int) -> list[Tensor]:
-    """Queries from the second chunk on, keys and values up to the last chunk but one, read backwards."""
+    """Queries from the second chunk on, keys and values up to the last chunk but one, reversed."""
     query, key, value = heads
     return [turn(query, size, 1), turn(key, size, 0), turn(value, size, 0)]
 
 
 def turned_lse(lse: Tensor, size: int) -> Tensor:
-    """The log-sum-exp of turned queries, (N, H, size − 1, 1); 0 in rows beyond the sequence."""
+    """The log-sum-exp of reversed queries, (N, H, size − 1, 1); 0 in rows beyond the sequence."""
     count = -(-lse.shape[2] // size)
     padded: Tensor = F.pad(lse, (0, count * size - lse.shape[2])).unflatten(2, (count, size))
     return padded[:, :, 1:, : size - 1].flip(3).transpose(1, 2).flatten(0, 1)[..., None]
 
 
 def turn(x: Tensor, size: int, shift: int) -> Tensor:
-    """Turned chunks (B · n, H, size − 1, D) of (B, H, T, D)."""
+    """Reversed chunks (B · n, H, size − 1, D) of (B, H, T, D)."""
     from headwise.weights.kernels import triangles
 
     return triangles.turn(x, size, shift)
 
 
-def join(near: Part, rest: Part | None, far: Part, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
+def join(
+    near: TrianglePart, rest: TrianglePart | None, far: TrianglePart, size: int, like: Tensor
+) -> tuple[Tensor, Tensor]:
     """What every query reads from both parts, and its log-sum-exp."""
     from headwise.weights.kernels import triangles
 

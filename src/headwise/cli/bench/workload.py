@@ -10,7 +10,7 @@ from torch import Tensor
 from headwise import reference
 from headwise.cli.bench.measurement import DTYPES, Verdict, judged
 from headwise.errors import OptionError
-from headwise.layer.arguments import Widths
+from headwise.layer.options import Widths
 from headwise.learn.cost import Cost, bound_seconds
 from headwise.shapes import check_size
 from headwise.weights import AttentionMap

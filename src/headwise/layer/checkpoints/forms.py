@@ -1,4 +1,4 @@
-"""How others arrange the tensors of a layer, and back: every form takes some of theirs to some of ours without loss.
+"""How other libraries arrange the tensors of a layer: each arrangement converts theirs to ours and back, without loss.
 
 Ours are the separate projections of `MultiHeadAttention`: `q_proj.weight` (H·D, E) with the heads one after the other.
 """
@@ -9,38 +9,36 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from headwise.layer.projection import pack, unpack
-
 
 class Sizes(NamedTuple):
-    """Into how many heads rows are cut."""
+    """The number of query heads and key/value heads."""
 
     heads: int
     kv_heads: int
 
 
-class Form(Protocol):
-    """One arrangement and its inverse."""
+class Arrangement(Protocol):
+    """One arrangement of tensors, and its inverse."""
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """Their tensors as ours."""
+        """Convert their tensors to ours."""
         ...
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """The inverse."""
+        """Convert our tensors to theirs."""
         ...
 
 
-class Rule(NamedTuple):
-    """These of their tensors are these of ours."""
+class Correspondence(NamedTuple):
+    """Which of our tensors correspond to which of theirs."""
 
     theirs: tuple[str, ...]
     ours: tuple[str, ...]
-    form: Form
+    form: Arrangement
 
 
 class Same:
-    """One tensor, as it is."""
+    """One tensor, unchanged."""
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
         """The same."""
@@ -52,7 +50,7 @@ class Same:
 
 
 class Transposed:
-    """A weight stored (in, out), as `x @ weight` wants it."""
+    """A weight stored as (in, out), for `x @ weight`."""
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
         """(out, in)."""
@@ -70,19 +68,19 @@ class SideBySide:
         self.transposed = transposed
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """Cut at the ends of queries and keys."""
+        """Split after the queries and after the keys."""
         (fused,) = (x.T if self.transposed else x for x in theirs)
         D = fused.shape[0] // (sizes.heads + 2 * sizes.kv_heads)
         return torch.split(fused, [sizes.heads * D, sizes.kv_heads * D, sizes.kv_heads * D])
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """One under the other."""
+        """Concatenated."""
         fused = torch.cat(list(ours))
         return [fused.T if self.transposed else fused]
 
 
 class Thirds(SideBySide):
-    """Equal parts, whatever the heads."""
+    """Three equal parts, whatever the number of heads."""
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
         """Queries, keys, values."""
@@ -93,19 +91,19 @@ class Halves:
     """One tensor with all keys, then all values."""
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """Cut in the middle."""
+        """Split in the middle."""
         return theirs[0].chunk(2)
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """One under the other."""
+        """Concatenated."""
         return [torch.cat(list(ours))]
 
 
 class HeadByHead:
-    """One tensor in groups: the queries that share a key, the key, the value. See `packing.py`."""
+    """One tensor in groups: the queries that share a key, the key, the value; see `pack`."""
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """Queries, keys and values apart."""
+        """Queries, keys and values, separately."""
         return unpack(theirs[0], *sizes)
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
@@ -114,40 +112,40 @@ class HeadByHead:
         return [pack(query, key, value, *sizes)]
 
 
-class HeadsTurned:
-    """Query heads in turns: the first of every group, then the second of every group. `axis` is where heads lie."""
+class HeadsInterleaved:
+    """Query heads interleaved: the first of every group, then the second of every group. `axis` holds the heads."""
 
     def __init__(self, axis: int) -> None:
         self.axis = axis
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
         """Group after group."""
-        return [self._turned(theirs[0], sizes.heads // sizes.kv_heads, sizes.kv_heads)]
+        return [self._transposed(theirs[0], sizes.heads // sizes.kv_heads, sizes.kv_heads)]
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """In turns."""
-        return [self._turned(ours[0], sizes.kv_heads, sizes.heads // sizes.kv_heads)]
+        """Interleaved."""
+        return [self._transposed(ours[0], sizes.kv_heads, sizes.heads // sizes.kv_heads)]
 
-    def _turned(self, x: Tensor, outer: int, inner: int) -> Tensor:
+    def _transposed(self, x: Tensor, outer: int, inner: int) -> Tensor:
         parts = x.unflatten(self.axis, (outer, inner, -1))
-        turned: Tensor = parts.transpose(self.axis, self.axis + 1)
-        return turned.flatten(self.axis, self.axis + 2)
+        swapped: Tensor = parts.transpose(self.axis, self.axis + 1)
+        return swapped.flatten(self.axis, self.axis + 2)
 
 
 class Listed:
-    """A tensor per head."""
+    """One tensor per head."""
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """All heads in one."""
+        """All heads in one tensor."""
         return [torch.cat(list(theirs))]
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """A tensor per head."""
+        """One tensor per head."""
         return ours[0].chunk(sizes.heads)
 
 
 class Kernel:
-    """A weight (in, heads, width) or a bias (heads, width), as Keras and Flax have them; `which` counts the heads."""
+    """A weight (in, heads, width) or a bias (heads, width), as in Keras and Flax; `which` names the head count."""
 
     def __init__(self, which: str) -> None:
         self.which = which
@@ -158,7 +156,7 @@ class Kernel:
         return [x.flatten(1).T if x.dim() == 3 else x.flatten()]
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """Heads as an axis."""
+        """With an axis for heads."""
         (x,) = ours
         heads = getattr(sizes, self.which)
         return [x.T.unflatten(1, (heads, -1)) if x.dim() == 2 else x.unflatten(0, (heads, -1))]
@@ -172,5 +170,27 @@ class OutKernel:
         return [theirs[0].flatten(0, 1).T]
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """Heads as an axis."""
+        """With an axis for heads."""
         return [ours[0].T.unflatten(0, (sizes.heads, -1))]
+
+
+# The order of rows in our fused projection: head by head, the queries of a group, then its key, then its value.
+
+
+def pack(query: Tensor, key: Tensor, value: Tensor, num_heads: int, num_kv_heads: int) -> Tensor:
+    """Weights (H·D, E), (Hkv·D, E), (Hkv·D, E), or biases without E, as one head-major tensor.
+
+    >>> q, k, v = torch.tensor([1, 2]), torch.tensor([10, 20]), torch.tensor([100, 200])
+    >>> pack(q, k, v, num_heads=2, num_kv_heads=2).tolist()  # two heads of width 1
+    [1, 10, 100, 2, 20, 200]
+    """
+    D = query.shape[0] // num_heads
+    parts = [x.unflatten(0, (num_kv_heads, -1, D)) for x in (query, key, value)]
+    return torch.cat(parts, dim=1).flatten(0, 2)
+
+
+def unpack(packed: Tensor, num_heads: int, num_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The three parts of a head-major tensor, with heads in order: the inverse of `pack`."""
+    group = num_heads // num_kv_heads
+    q, k, v = packed.unflatten(0, (num_kv_heads, group + 2, -1)).split((group, 1, 1), dim=1)
+    return q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)

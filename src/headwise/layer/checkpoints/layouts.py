@@ -1,4 +1,4 @@
-"""Kinds of layouts: how each names its tensors, and how these are arranged. `known.py` lists those there are."""
+"""The layouts of attention in other libraries: how they name their tensors, and how those are arranged."""
 
 import abc
 import re
@@ -8,14 +8,14 @@ from torch import Size
 
 from headwise.errors import CheckpointError
 from headwise.layer.checkpoints.forms import (
-    Form,
+    Arrangement,
+    Correspondence,
     Halves,
     HeadByHead,
-    HeadsTurned,
+    HeadsInterleaved,
     Kernel,
     Listed,
     OutKernel,
-    Rule,
     Same,
     SideBySide,
     Thirds,
@@ -27,13 +27,13 @@ PARTS = ("q_proj", "k_proj", "v_proj")
 KINDS = ("weight", "bias")
 OUTS = ("out_proj", "o_proj", "proj", "W_o", "W_O", "Wo", "w_o", "wo", "fc_out", "fc", "out", "dense", "output")
 META_TURNED = (
-    "Meta's own files turn neighbours: position=rotary(base, interleaved=True). Files converted to halves: "
+    "Meta's own files rotate neighboring pairs: position=rotary(base, interleaved=True). Files converted to halves: "
     "position=rotary(base)"
 )
 TURNED = "models with these names turn queries and keys: position=rotary(base). If yours does not: position=None"
 T5_TABLE = "relative_attention_bias.weight"
-# What may lie beside a layer and takes no part in its arithmetic: positions that are computed, masks, the norm and the
-# residual that follow it.
+# Tensors that may be stored next to a layer and take no part in it: computed positions, masks, and the norm that
+# follows.
 BESIDE = re.compile(
     r"(.*\.)?(rotary_emb|rotary_pos_emb|rope)\..*|masked_bias|(output\.)?(LayerNorm|layer_?norm)\.(weight|bias|gamma|beta)"
 )
@@ -46,54 +46,54 @@ class Layout(abc.ABC):
     example: str
     anchor: str  # a name that every layer of this layout has
     mask: str | None = None  # a buffer that may hold a causal mask
-    order: str | None = None  # of the rows of a fused projection, where two layouts share its name
+    order: str | None = None  # of the rows of a fused projection, if two layouts share its name
     causal = False  # whether the names are those of a decoder
 
     @abc.abstractmethod
     def matches(self, names: Shapes) -> bool:
-        """Whether these names are of this layout."""
+        """Whether these names belong to this layout."""
 
     @abc.abstractmethod
-    def rules(self, names: Shapes) -> list[Rule]:
-        """Which of their tensors are which of ours; a `CheckpointError` where some are missing."""
+    def rules(self, names: Shapes) -> list[Correspondence]:
+        """Which of our tensors correspond to which of theirs; raises a `CheckpointError` if some are missing."""
 
     def heads(self, names: Shapes) -> int | None:
-        """How many query heads there are, if the tensors tell."""
+        """The number of query heads, if the tensors show it."""
         return None
 
     def fused(self, names: Shapes) -> int | None:
-        """Rows of a tensor that holds queries, keys and values together, if there is one."""
+        """The number of rows of a fused tensor of queries, keys and values, if there is one."""
         return None
 
     def width(self, names: Shapes) -> int | None:
-        """How wide all queries are together, as the output projection beside a fused tensor tells."""
+        """The width of all query heads together, as the output projection next to a fused tensor shows."""
         return None
 
     def at_home(self, prefix: str) -> bool:
-        """Whether layers at this place are known to be of this layout."""
+        """Whether layers with this prefix are known to have this layout."""
         return False
 
     def unsaid(self, names: Shapes, prefix: str) -> dict[str, str]:
-        """Options that layers of this layout usually have and no tensor tells, and what to say."""
+        """Options that layers of this layout usually have and that no tensor shows, each with advice."""
         return {}
 
 
-def linear(names: Shapes, theirs: str, ours: str, form: Form | None = None) -> list[Rule]:
-    """A linear map by another name."""
+def linear(names: Shapes, theirs: str, ours: str, form: Arrangement | None = None) -> list[Correspondence]:
+    """A linear map under another name."""
     if f"{theirs}.weight" not in names:
         raise CheckpointError(f"{theirs}.weight is missing; found {', '.join(sorted(names))}.")
-    rules = [Rule((f"{theirs}.weight",), (f"{ours}.weight",), form or Same())]
-    return rules + [Rule((f"{theirs}.bias",), (f"{ours}.bias",), Same())] * (f"{theirs}.bias" in names)
+    rules = [Correspondence((f"{theirs}.weight",), (f"{ours}.weight",), form or Same())]
+    return rules + [Correspondence((f"{theirs}.bias",), (f"{ours}.bias",), Same())] * (f"{theirs}.bias" in names)
 
 
-def last(names: Shapes, outs: tuple[str, ...]) -> list[Rule]:
-    """The output projection under the first of these names that is there; it may be missing."""
+def last(names: Shapes, outs: tuple[str, ...]) -> list[Correspondence]:
+    """The output projection under the first of these names that exists, if any."""
     found = next((name for name in outs if f"{name}.weight" in names), None)
     return [] if found is None else linear(names, found, "out_proj")
 
 
 class Linears(Layout):
-    """Four linear maps (or three, without the last), by the names somebody gives them."""
+    """Four linear maps (or three, without the last), under any names."""
 
     mask = "mask"
 
@@ -114,45 +114,49 @@ class Linears(Layout):
         self.example = f"{query}.weight, {key}.weight, {value}.weight, {outs[0]}.weight"
 
     def matches(self, names: Shapes) -> bool:
-        """All three projections are there, and the last one if the layout is nothing without it."""
+        """All three projections exist, and the output projection if this layout requires it."""
         there = all(f"{part}.weight" in names for part in self.parts)
         return there and not (self.complete and not any(f"{out}.weight" in names for out in self.outs))
 
-    def rules(self, names: Shapes) -> list[Rule]:
-        """Heads lie one after the other in the rows, which is how our separate projections have them."""
+    def rules(self, names: Shapes) -> list[Correspondence]:
+        """Heads are one after the other in the rows, as in our separate projections."""
         rules = [rule for theirs, ours in zip(self.parts, PARTS, strict=True) for rule in linear(names, theirs, ours)]
-        rules += [Rule((theirs,), (ours,), Same()) for theirs, ours in self.more.items() if theirs in names]
+        rules += [Correspondence((theirs,), (ours,), Same()) for theirs, ours in self.more.items() if theirs in names]
         return rules + last(names, self.outs)
 
     def unsaid(self, names: Shapes, prefix: str) -> dict[str, str]:
-        """Llama's names come with rotary positions, T5's without a scale."""
+        """Models with Llama's names use rotary positions; those with T5's names do not scale scores."""
         if self.anchor == "wq.weight":
-            return {"position": META_TURNED, "causal": "say causal=True for a decoder"}
+            return {"position": META_TURNED, "causal": "pass causal=True for a decoder"}
         if "o_proj.weight" in names:
-            return {"position": TURNED, "causal": "say causal=True for a decoder"}
+            return {"position": TURNED, "causal": "pass causal=True for a decoder"}
         if "o.weight" in names and self.anchor == "q.weight":
             return {"scoring": "T5 does not scale its scores: scoring=Scoring(scale=1.0). If yours does: Scoring()"}
         return {}
 
 
 class XTransformers(Linears):
-    """`to_q` and so on. Where query heads share keys, head i takes key i modulo their number, so that reading puts the
-    heads of a group side by side: they are then numbered as we number them."""
+    """`to_q` and so on. If query heads share keys, head i uses key i modulo their number; reading reorders the heads so
+    that those of a group are next to each other, as ours are."""
 
     def __init__(self) -> None:
         super().__init__("to_q", "to_k", "to_v", ("to_out.0", "to_out"), title="x-transformers' to_q, to_out")
 
-    def rules(self, names: Shapes) -> list[Rule]:
-        """As any four linears, unless heads share keys."""
+    def rules(self, names: Shapes) -> list[Correspondence]:
+        """As for any four linear maps, unless heads share keys."""
         rules = super().rules(names)
         if names["to_k.weight"][:1] == names["to_q.weight"][:1] or "to_out.weight" not in names:
-            return rules  # diffusers, which calls the last one to_out.0, shares keys between neighbours as we do
+            return (
+                rules  # diffusers, which names the last one to_out.0, shares keys between neighboring heads, as we do
+            )
         axes = {"q_proj.weight": 0, "q_proj.bias": 0, "out_proj.weight": 1}
-        return [rule._replace(form=HeadsTurned(axes[rule.ours[0]])) if rule.ours[0] in axes else rule for rule in rules]
+        return [
+            rule._replace(form=HeadsInterleaved(axes[rule.ours[0]])) if rule.ours[0] in axes else rule for rule in rules
+        ]
 
 
 class KeysWithValues(Layout):
-    """A linear map for queries, and one for keys and values."""
+    """One linear map for queries, and one for keys and values."""
 
     def __init__(self, query: str, pair: str, outs: tuple[str, ...]) -> None:
         self.title, self.query, self.pair, self.outs = f"{query}, {pair}", query, pair, outs
@@ -160,20 +164,20 @@ class KeysWithValues(Layout):
         self.example = f"{query}.weight, {pair}.weight, {outs[0]}.weight"
 
     def matches(self, names: Shapes) -> bool:
-        """Both are there."""
+        """Both exist."""
         return f"{self.query}.weight" in names and self.anchor in names
 
-    def rules(self, names: Shapes) -> list[Rule]:
-        """Keys above values."""
+    def rules(self, names: Shapes) -> list[Correspondence]:
+        """Key rows before value rows."""
         rules = linear(names, self.query, "q_proj")
         for kind in KINDS:
             if f"{self.pair}.{kind}" in names:
-                rules.append(Rule((f"{self.pair}.{kind}",), (f"k_proj.{kind}", f"v_proj.{kind}"), Halves()))
+                rules.append(Correspondence((f"{self.pair}.{kind}",), (f"k_proj.{kind}", f"v_proj.{kind}"), Halves()))
         return rules + last(names, self.outs)
 
 
 class HeadList(Layout):
-    """`heads.0.W_query.weight` and so on: heads in a list, each with three linears of its own, maybe projected."""
+    """`heads.0.W_query.weight` and so on: a list of heads with three linear maps each, and perhaps a projection."""
 
     title = "a list of heads"
     mask = "heads.0.mask"
@@ -184,30 +188,30 @@ class HeadList(Layout):
         self.example = f"{self.anchor}, heads.0.{key}.weight, heads.0.{value}.weight, heads.1.{query}.weight, ..."
 
     def matches(self, names: Shapes) -> bool:
-        """There is a first head."""
+        """The first head exists."""
         return self.anchor in names
 
     def heads(self, names: Shapes) -> int:
-        """As many as the list is long."""
+        """The length of the list."""
         pattern = re.compile(rf"heads\.(\d+)\.({'|'.join(self.parts)})\.(weight|bias)")
         numbers = {int(match[1]) for name in names if (match := pattern.fullmatch(name))}
         if numbers != set(range(len(numbers))):
             raise CheckpointError(f"{self.title}: heads {sorted(numbers)} are not numbered from 0 without a gap.")
         return len(numbers)
 
-    def rules(self, names: Shapes) -> list[Rule]:
-        """Stack the heads; the naive wrapper's output is as wide as all of them together."""
+    def rules(self, names: Shapes) -> list[Correspondence]:
+        """Stack the heads."""
         rules = []
         for ours, theirs in zip(PARTS, self.parts, strict=True):
             for kind in KINDS:
                 rows = tuple(f"heads.{i}.{theirs}.{kind}" for i in range(self.heads(names)))
                 if any(row in names for row in rows) or kind == "weight":
                     self.check_alike(f"{theirs}.{kind}", [names.get(row) for row in rows])
-                    rules.append(Rule(rows, (f"{ours}.{kind}",), Listed()))
+                    rules.append(Correspondence(rows, (f"{ours}.{kind}",), Listed()))
         return rules + last(names, OUTS)
 
     def check_alike(self, what: str, shapes: list[Size | None]) -> None:
-        """Raise unless every head has the tensor, all of one shape."""
+        """Raise unless every head has the tensor, in one shape."""
         if None in shapes:
             raise CheckpointError(f"{self.title}: {what} is missing in some heads.")
         if len(set(shapes)) > 1 or shapes[0] == ():
@@ -216,7 +220,7 @@ class HeadList(Layout):
 
 
 class Torch(Layout):
-    """`torch.nn.MultiheadAttention`, with one `in_proj_weight` or, for other input widths, three."""
+    """`torch.nn.MultiheadAttention`, with one `in_proj_weight` or, if input widths differ, three weights."""
 
     title = "torch.nn.MultiheadAttention"
     example = "in_proj_weight, in_proj_bias, out_proj.weight, out_proj.bias"
@@ -225,10 +229,10 @@ class Torch(Layout):
         self.anchor = anchor
 
     def matches(self, names: Shapes) -> bool:
-        """Its own spelling of the projections."""
+        """The projections have torch's names."""
         return self.anchor in names
 
-    def rules(self, names: Shapes) -> list[Rule]:
+    def rules(self, names: Shapes) -> list[Correspondence]:
         """Query, key and value rows one after the other."""
         if "bias_k" in names or "bias_v" in names:
             raise CheckpointError(
@@ -240,23 +244,23 @@ class Torch(Layout):
             missing = [f"{part}_weight" for part in PARTS if f"{part}_weight" not in names]
             if missing:
                 raise CheckpointError(f"{missing[0]} is missing; found {', '.join(sorted(names))}.")
-            rules = [Rule((f"{part}_weight",), (f"{part}.weight",), Same()) for part in PARTS]
+            rules = [Correspondence((f"{part}_weight",), (f"{part}.weight",), Same()) for part in PARTS]
         if "in_proj_bias" in names:
             rules.append(self.thirds(names, "bias"))
         return rules + linear(names, "out_proj", "out_proj")
 
-    def thirds(self, names: Shapes, kind: str) -> Rule:
-        """The fused tensor; always as many keys as queries."""
+    def thirds(self, names: Shapes, kind: str) -> Correspondence:
+        """The fused tensor, which has as many keys as queries."""
         shape = names[f"in_proj_{kind}"]
         if not shape or shape[0] % 3:
             raise CheckpointError(
                 f"in_proj_{kind} has shape {tuple(shape)}; expected three equal parts for query, key, value."
             )
-        return Rule((f"in_proj_{kind}",), tuple(f"{part}.{kind}" for part in PARTS), Thirds())
+        return Correspondence((f"in_proj_{kind}",), tuple(f"{part}.{kind}" for part in PARTS), Thirds())
 
 
 class Fused(Layout):
-    """One linear map for queries, keys and values, in the order that `form` says."""
+    """One linear map for queries, keys and values, in the arrangement `form`."""
 
     mask = "bias"  # GPT-NeoX and GPT-2 store their causal mask under this name
 
@@ -264,7 +268,7 @@ class Fused(Layout):
         self,
         fused: str,
         outs: tuple[str, ...],
-        form: Form,
+        form: Arrangement,
         *,
         title: str,
         order: str,
@@ -277,38 +281,38 @@ class Fused(Layout):
         self.example = f"{fused}.weight, {outs[0]}.weight"
 
     def matches(self, names: Shapes) -> bool:
-        """The fused projection and one of its outputs, or nothing that could be an output."""
+        """The fused projection exists, with one of its outputs or with nothing that could be an output."""
         there = [out for out in OUTS if f"{out}.weight" in names]
         return self.anchor in names and (any(f"{out}.weight" in names for out in self.outs) or not there)
 
     def at_home(self, prefix: str) -> bool:
-        """Whether layers at this place are known to be of this layout."""
+        """Whether layers with this prefix are known to have this layout."""
         return self.home is not None and self.home.fullmatch(prefix) is not None
 
-    def rules(self, names: Shapes) -> list[Rule]:
-        """Weight and bias alike."""
+    def rules(self, names: Shapes) -> list[Correspondence]:
+        """The weight, and the bias if there is one."""
         rules = [
-            Rule((f"{self.name}.{kind}",), tuple(f"{part}.{kind}" for part in PARTS), self.form)
+            Correspondence((f"{self.name}.{kind}",), tuple(f"{part}.{kind}" for part in PARTS), self.form)
             for kind in KINDS
             if f"{self.name}.{kind}" in names
         ]
         return rules + last(names, self.outs)
 
     def fused(self, names: Shapes) -> int:
-        """Its rows."""
+        """The rows of its weight."""
         return names[self.anchor][0] if names[self.anchor] else 0
 
     def width(self, names: Shapes) -> int | None:
-        """What the output projection takes."""
+        """The input width of the output projection."""
         return next((names[f"{out}.weight"][-1] for out in self.outs if names.get(f"{out}.weight")), None)
 
     def unsaid(self, names: Shapes, prefix: str) -> dict[str, str]:
-        """Positions, where models with these names have them."""
+        """Rotary positions, if models with these names use them."""
         return {"position": TURNED} if self.turned else {}
 
 
 class Gpt2(Fused):
-    """GPT-2's `c_attn`, stored (in, out), and the same names with torch's own linear maps."""
+    """GPT-2's `c_attn`, stored as (in, out), and the same names with torch's linear maps."""
 
     causal = True
 
@@ -316,34 +320,36 @@ class Gpt2(Fused):
         super().__init__("c_attn", ("c_proj",), SideBySide(), title="GPT-2's c_attn, c_proj", order="side by side")
 
     def transposed(self, names: Shapes) -> bool:
-        """Whether weights are (in, out): the side that all three share is the longer one, or fits the bias."""
+        """Whether weights are (in, out): the longer side, or the one that fits the bias, holds all three parts."""
         weight, bias = names[self.anchor], names.get("c_attn.bias")
         if bias is not None and len(bias) == 1 and len(weight) == 2 and weight[0] != weight[1]:
             return bias[0] == weight[1]
         return len(weight) == 2 and weight[1] > weight[0]
 
     def fused(self, names: Shapes) -> int:
-        """Its rows, or columns."""
+        """The rows of its weight, or its columns if it is transposed."""
         return names[self.anchor][-1] if self.transposed(names) else super().fused(names)
 
     def width(self, names: Shapes) -> int | None:
-        """What the output projection takes."""
+        """The input width of the output projection."""
         return (
             names["c_proj.weight"][0] if self.transposed(names) and names.get("c_proj.weight") else super().width(names)
         )
 
-    def rules(self, names: Shapes) -> list[Rule]:
-        """Both weights turned, or neither."""
+    def rules(self, names: Shapes) -> list[Correspondence]:
+        """Both weights transposed, or neither."""
         if not self.transposed(names):
             return super().rules(names)
         ours = tuple(f"{part}.weight" for part in PARTS)
         rules = [rule for rule in super().rules(names) if rule.theirs[0].endswith("bias")]
-        rules.append(Rule((self.anchor,), ours, SideBySide(transposed=True)))
-        return rules + [Rule(("c_proj.weight",), ("out_proj.weight",), Transposed())] * ("c_proj.weight" in names)
+        rules.append(Correspondence((self.anchor,), ours, SideBySide(transposed=True)))
+        return rules + [Correspondence(("c_proj.weight",), ("out_proj.weight",), Transposed())] * (
+            "c_proj.weight" in names
+        )
 
 
 class Kernels(Layout):
-    """Weights with heads as an axis, (E, H, D), as Keras and Flax store them."""
+    """Weights with an axis for heads, (E, H, D), as in Keras and Flax."""
 
     def __init__(self, out: str, dot: str) -> None:
         self.title = f"Keras-style kernels (E, H, D) with {out}"
@@ -352,14 +358,14 @@ class Kernels(Layout):
         self.example = ", ".join(f"{part}{dot}kernel" for part in ("query", "key", "value", out))
 
     def matches(self, names: Shapes) -> bool:
-        """All four, by this spelling."""
+        """All four exist under these names."""
         return all(f"{part}{self.dot}kernel" in names for part in ("query", "key", "value", self.out))
 
     def heads(self, names: Shapes) -> int | None:
         """The middle axis."""
         return names[self.anchor][1] if len(names[self.anchor]) == 3 else None
 
-    def rules(self, names: Shapes) -> list[Rule]:
+    def rules(self, names: Shapes) -> list[Correspondence]:
         """Kernels and biases."""
         rules = []
         self.check_alike(names)
@@ -369,17 +375,17 @@ class Kernels(Layout):
                 spelled = f"{theirs}{self.dot}{name}"
                 if spelled in names:
                     self.check_dims(spelled, names[spelled], dims)
-                    rules.append(Rule((spelled,), (f"{ours}.{kind}",), form))
+                    rules.append(Correspondence((spelled,), (f"{ours}.{kind}",), form))
         kernel, bias = f"{self.out}{self.dot}kernel", f"{self.out}{self.dot}bias"
         self.check_dims(kernel, names[kernel], 3)
-        rules.append(Rule((kernel,), ("out_proj.weight",), OutKernel()))
-        return rules + [Rule((bias,), ("out_proj.bias",), Same())] * (bias in names)
+        rules.append(Correspondence((kernel,), ("out_proj.weight",), OutKernel()))
+        return rules + [Correspondence((bias,), ("out_proj.bias",), Same())] * (bias in names)
 
     def check_alike(self, names: Shapes) -> None:
-        """Raise unless heads are equally wide everywhere."""
+        """Raise unless all heads have one width."""
         shapes = {part: names[f"{part}{self.dot}kernel"] for part in ("query", "key", "value", self.out)}
         if any(len(shape) != 3 for shape in shapes.values()):
-            return  # said tensor by tensor
+            return  # `check_dims` reports it for each tensor
         q, k, v, out = shapes.values()
         biases = {part: names.get(f"{part}{self.dot}bias") for part in ("query", "key", "value")}
         fits = q[2] == k[2] == v[2] and k[1] == v[1] and out[:2] == q[1:]
@@ -391,17 +397,17 @@ class Kernels(Layout):
             )
 
     def check_dims(self, name: str, shape: Size, dims: int) -> None:
-        """Raise unless heads are an axis."""
+        """Raise unless there is an axis for heads."""
         if len(shape) != dims:
             expected = {3: "(E, H, D), for the output (H, D, E)", 2: "(H, D)"}[dims]
             raise CheckpointError(f"{self.title}: {name} has shape {tuple(shape)}; expected {expected}.")
 
 
-# The layouts that are known, by the names their tensors have; where two share a name, the first is asked first.
+# The known layouts. The first one that matches wins.
 
 
 def by_prefix(pattern: str) -> re.Pattern[str]:
-    """Where the layers of a known model stand."""
+    """The prefixes of the layers of a known model."""
     return re.compile(rf"(^|.*\.){pattern}")
 
 
@@ -423,12 +429,12 @@ def side_by_side(name: str, *outs: str, turned: bool = False) -> Fused:
 
 
 def textbook(query: str, key: str, value: str) -> Linears:
-    """Names that books and courses give."""
+    """The names that books and courses use."""
     return Linears(query, key, value, title=f"{query}, {key}, {value}")
 
 
 def nested(model: str, name: str) -> Linears:
-    """Three projections in a module of their own, the last one in the next."""
+    """Three projections in one module, the output projection in the next."""
     parts = (f"{name}.query", f"{name}.key", f"{name}.value")
     return Linears(*parts, ("output.dense",), title=f"{model}'s {parts[0]}, output.dense", complete=True)
 

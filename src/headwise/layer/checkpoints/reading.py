@@ -1,4 +1,4 @@
-"""Reads one layer: find its layout, check it, bring its tensors into ours."""
+"""Reads one layer: finds its layout, checks it, and converts its tensors to ours; writes it back."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from headwise.errors import CheckpointError
-from headwise.layer.checkpoints.forms import Rule, Sizes
+from headwise.layer.checkpoints.forms import Correspondence, Sizes, pack, unpack
 from headwise.layer.checkpoints.layouts import BESIDE, HEADWISE, LAYOUTS, T5_TABLE, Layout, Shapes
-from headwise.layer.projection import pack, unpack
 from headwise.shapes import check_size
 
 State = Mapping[str, Tensor]
-LEARNED = ("q_norm.", "k_norm.", "position.")  # what options of our layer learn, by our names
+LEARNED = ("q_norm.", "k_norm.", "position.")  # parameters of our layer's options, under our names
 
 
 class Found(NamedTuple):
@@ -22,9 +21,71 @@ class Found(NamedTuple):
     options: dict[str, Any]
     state: dict[str, Tensor]
     layout: Layout
-    rules: list[Rule]
+    rules: list[Correspondence]
     sizes: Sizes
-    unsaid: dict[str, str]  # options that layers of this layout usually have and no tensor tells
+    unsaid: dict[str, str]  # options that layers of this layout usually have and that no tensor shows
+
+    def check_said(self, options: Mapping[str, Any]) -> None:
+        """Raise if an option is missing that the tensors do not show and that layers of this layout usually have."""
+        for name, cure in self.unsaid.items():
+            if name not in options and not any(x.startswith(f"{name}.") for x in self.state):
+                raise CheckpointError(f"{self.layout.title}: the tensors do not determine {name}=; {cure}.")
+
+    def arranged(self, fused: bool) -> dict[str, Tensor]:
+        """The state dict of our layer, with query, key and value projections fused or separate."""
+        state = dict(self.state)
+        if not fused:
+            return state
+        for kind in ("weight", "bias"):
+            parts = [state.pop(f"{x}_proj.{kind}", None) for x in "qkv"]
+            if parts[0] is not None and parts[1] is not None and parts[2] is not None:
+                state[f"qkv_proj.{kind}"] = pack(parts[0], parts[1], parts[2], *self.sizes)
+        return state
+
+    def written(self, names: State, layer: State, title: str) -> dict[str, Tensor]:
+        """Their tensors, from the state dict of our layer; those that did not change are returned bit for bit."""
+        state = self._separated(layer)
+        self._refuse_losses(state, title)
+        result: dict[str, Tensor] = {}
+        for rule in self.rules:
+            theirs = [names[x] for x in rule.theirs]
+            now = [self._fitting(state, x, title) for x in rule.ours]
+            same = all(torch.equal(new, self.state[x].to(new.dtype)) for new, x in zip(now, rule.ours, strict=True))
+            again = theirs if same else rule.form.theirs(now, self.sizes)
+            result |= {x: new.to(old.dtype) for x, new, old in zip(rule.theirs, again, theirs, strict=True)}
+        ours = {x for rule in self.rules for x in rule.ours}
+        learned = [x for x in self.state if x not in ours]
+        return result | {x: self._fitting(state, x, title).to(names[x].dtype) for x in learned}
+
+    def _separated(self, layer: State) -> dict[str, Tensor]:
+        """Copies of the layer's tensors, with separate projections, on the checkpoint's device."""
+        state: dict[str, Tensor] = {}
+        where = next(iter(self.state.values())).device
+        for name, tensor in layer.items():
+            if tensor.device.type == "meta":
+                raise CheckpointError(f"{name} of the layer is on the meta device and holds no numbers to write.")
+            state[name] = tensor.detach().to(where, copy=True)
+        for kind in ("weight", "bias"):
+            if (packed := state.pop(f"qkv_proj.{kind}", None)) is not None:
+                parts = unpack(packed, *self.sizes)
+                state |= zip((f"{part}_proj.{kind}" for part in "qkv"), parts, strict=True)
+        return state
+
+    def _refuse_losses(self, state: State, title: str) -> None:
+        """Raise if the layer has a tensor that the checkpoint lacks; its owner writes a shared relative bias."""
+        lost = sorted(x for x in state if x not in self.state and not x.startswith("position."))
+        if lost:
+            raise CheckpointError(
+                f"{title}: the layer has {', '.join(lost)}, which the checkpoint does not; writing it would lose them."
+            )
+
+    def _fitting(self, state: State, name: str, title: str) -> Tensor:
+        """A tensor of the layer, refused unless it has the shape it was read in."""
+        was = tuple(self.state[name].shape)
+        if name not in state or state[name].shape != was:
+            now = "is not in the layer" if name not in state else f"has shape {tuple(state[name].shape)} in the layer"
+            raise CheckpointError(f"{title}: {name} {now}; the checkpoint has {was}.")
+        return state[name]
 
 
 def read(
@@ -38,7 +99,7 @@ def read(
     if not isinstance(state_dict, Mapping) or not all(isinstance(x, Tensor) for x in state_dict.values()):
         raise CheckpointError(
             f"a {type(state_dict).__name__} is given; expected a state dict, names to tensors, as "
-            f"module.state_dict() gives."
+            f"module.state_dict() returns."
         )
     if num_heads is not None:
         num_heads = check_size("num_heads", num_heads)
@@ -53,14 +114,14 @@ def read(
 
 
 def made_by_us(notes: object, prefix: str) -> bool | None:
-    """Whether the module whose state this is was ours, by the versions torch notes beside it. None: no note."""
+    """Whether this is the state of our module, by the version that torch stores with it; None if there is none."""
     if not isinstance(notes, Mapping) or prefix.rstrip(".") not in notes:
         return None
     return bool(notes[prefix.rstrip(".")].get("version") == 2)
 
 
 def choose(names: Shapes, prefix: str, order: str | None, ours: bool | None) -> Layout | None:
-    """The layout of these names; an error where two would fit and nothing decides."""
+    """The layout of these names; raises if two match and nothing decides between them."""
     fitting = [layout for layout in LAYOUTS if layout.matches(names)]
     if not fitting or fitting[0].order is None:
         return fitting[0] if fitting else None
@@ -69,7 +130,7 @@ def choose(names: Shapes, prefix: str, order: str | None, ours: bool | None) -> 
         if order not in ("head by head", "side by side"):
             raise CheckpointError(f'layout={order!r}: expected "head by head" or "side by side".')
         named = [layout for layout in rivals if layout.order == order]
-        rivals = named or rivals  # one order alone is known for these names
+        rivals = named or rivals  # these names may have one order only
     elif HEADWISE in rivals and ours is not None:
         rivals = [layout for layout in rivals if (layout is HEADWISE) == ours]
     at_home = [layout for layout in rivals if layout.at_home(prefix)]
@@ -77,14 +138,14 @@ def choose(names: Shapes, prefix: str, order: str | None, ours: bool | None) -> 
     if len(rivals) > 1:
         raise CheckpointError(
             f"{rivals[0].anchor} may hold its rows head by head (as {rivals[0].title}) or side by side: all queries, "
-            f'then all keys, then all values. The tensors do not tell. Pass layout="head by head" or '
+            f'then all keys, then all values. The tensors do not show which. Pass layout="head by head" or '
             f'layout="side by side".'
         )
     return rivals[0]
 
 
 def take(layout: Layout, names: State, num_heads: int | None, num_kv_heads: int | None) -> Found:
-    """The tensors of a known layout, as ours."""
+    """The tensors of a known layout, converted to ours."""
     shapes = {name: tensor.shape for name, tensor in names.items()}
     heads = _heads(layout, shapes, num_heads)
     rules = layout.rules(shapes)
@@ -105,8 +166,8 @@ def take(layout: Layout, names: State, num_heads: int | None, num_kv_heads: int 
     return Found(options, state | {name: names[name] for name in learned}, layout, rules, sizes, {})
 
 
-def _applied(title: str, rule: Rule, theirs: list[Tensor], sizes: Sizes) -> dict[str, Tensor]:
-    """One rule, with our words where shapes do not let it."""
+def _applied(title: str, rule: Correspondence, theirs: list[Tensor], sizes: Sizes) -> dict[str, Tensor]:
+    """Our tensors by one rule; raises with the shapes if they do not fit."""
     for name, tensor in zip(rule.theirs, theirs, strict=True):
         if not tensor.is_floating_point() or tensor.element_size() == 1:
             raise CheckpointError(f"{title}: {name} is {tensor.dtype}, quantised; dequantise the checkpoint first.")
@@ -119,20 +180,13 @@ def _applied(title: str, rule: Rule, theirs: list[Tensor], sizes: Sizes) -> dict
         ) from error
 
 
-def check_said(found: Found, options: Mapping[str, Any]) -> None:
-    """Raise where an option is left open that the tensors do not tell and that layers of this layout usually have."""
-    for name, cure in found.unsaid.items():
-        if name not in options and not any(x.startswith(f"{name}.") for x in found.state):
-            raise CheckpointError(f"{found.layout.title}: the tensors do not tell {name}=; {cure}.")
-
-
 def causal_length(mask: Tensor | None) -> int | None:
-    """The context length of a stored causal mask, marking either what is hidden or what is seen; None without one."""
+    """The context length of a stored causal mask, which may be True for hidden or for visible; None without a mask."""
     if mask is None:
         return None
     if mask.dim() < 2:
         raise CheckpointError(f"the stored mask has shape {tuple(mask.shape)}; expected a square one.")
-    if mask.device.type == "meta":  # only shapes are looked at
+    if mask.device.type == "meta":  # only its shape is known
         return mask.shape[-1]
     square = mask.bool().flatten(0, -3)[0] if mask.dim() > 2 and mask.numel() else mask.bool()
     below = torch.ones_like(square).tril() if square.dim() == 2 else square
@@ -142,14 +196,14 @@ def causal_length(mask: Tensor | None) -> int | None:
         or not (torch.equal(square, ~below) or torch.equal(square, below))
     ):
         raise CheckpointError(
-            f"the stored mask {tuple(mask.shape)} is not causal; only causal masks can be taken over. Remove it from "
+            f"the stored mask {tuple(mask.shape)} is not causal; only causal masks can be read. Remove it from "
             f"the state dict and pass the mask with each call."
         )
     return square.shape[0]
 
 
 def describe(title: str, state: State, heads: int, causal: int | None) -> dict[str, Any]:
-    """Check the shapes of the separate projections against each other and name the layer they make."""
+    """The options of the layer that these separate projections form, after checking their shapes."""
     state = {name: tensor for name, tensor in state.items() if "_proj." in name}
     for name, tensor in state.items():
         rows = state[name.replace("bias", "weight")].shape[:1]
@@ -169,7 +223,7 @@ def describe(title: str, state: State, heads: int, causal: int | None) -> dict[s
         or not k.shape[0]
     ):
         raise CheckpointError(
-            f"{title}: query {tuple(q.shape)}, key {tuple(k.shape)} and value {tuple(v.shape)} do not make "
+            f"{title}: query {tuple(q.shape)}, key {tuple(k.shape)} and value {tuple(v.shape)} do not form "
             f"{heads} heads; rows must be whole heads of width d_model / num_heads, as many of value as of key."
         )
     out = state.get("out_proj.weight")
@@ -190,7 +244,7 @@ def describe(title: str, state: State, heads: int, causal: int | None) -> dict[s
 
 
 def merge(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for the layer: those found in a checkpoint, and those a user adds without contradicting them."""
+    """The arguments of the layer: those found in a checkpoint, plus those of the user, which must not contradict."""
     said = {"num_kv_heads": found["num_heads"], "d_key": found["d_in"], "d_value": found["d_in"], **found}
     if isinstance(found["bias"], set) and "bias" not in given:
         raise CheckpointError(
@@ -200,25 +254,13 @@ def merge(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         given = {**given, "bias": set(given["bias"]) if isinstance(given["bias"], Collection) else given["bias"]}
     for name, value in given.items():
         if name not in ("context_length", "causal") and said.get(name, value) != value:
-            raise CheckpointError(f"{name}={value} is given and the tensors say {said[name]}; leave it out.")
+            raise CheckpointError(f"{name}={value} is given and the tensors have {said[name]}; leave it out.")
     return {**found, **given}
 
 
-def arrange(found: Found, fused: bool) -> dict[str, Tensor]:
-    """The state dict of our layer, its first three projections fused or apart."""
-    state = dict(found.state)
-    if not fused:
-        return state
-    for kind in ("weight", "bias"):
-        parts = [state.pop(f"{x}_proj.{kind}", None) for x in "qkv"]
-        if parts[0] is not None and parts[1] is not None and parts[2] is not None:
-            state[f"qkv_proj.{kind}"] = pack(parts[0], parts[1], parts[2], *found.sizes)
-    return state
-
-
 def check_options(given: State, expected: State) -> None:
-    """Raise unless what options of a layer learn is in the checkpoint, and nothing else is. A relative bias that is not
-    there stays as it was passed."""
+    """Raise unless the checkpoint holds the parameters of the layer's options and no others. A relative bias that is
+    not in it stays as it was passed."""
     cures = {
         "q_norm": "qk_norm=",
         "k_norm": "qk_norm=",
@@ -230,14 +272,16 @@ def check_options(given: State, expected: State) -> None:
         if option is None or (name.startswith("position.") and name in expected):
             continue
         if name in given:
-            raise CheckpointError(f"the state dict holds {name}: say what it is for with {option} in from_state_dict.")
+            raise CheckpointError(
+                f"the state dict holds {name}: pass the option it belongs to, {option}, to from_state_dict."
+            )
         raise CheckpointError(
             f"{option} is given, and the state dict holds no {name}. Leave it out, or add the tensor."
         )
 
 
 def _biases(state: State) -> dict[str, Any]:
-    """The bias options: for all of query, key and value alike, or by name."""
+    """The bias options: one for query, key and value together, or by name."""
     there = {part for part in "qkv" if f"{part}_proj.bias" in state}
     out = "out_proj.bias" in state
     if len(there) in (0, 3):
@@ -246,7 +290,7 @@ def _biases(state: State) -> dict[str, Any]:
 
 
 def _heads(layout: Layout, names: Shapes, given: int | None) -> int:
-    """The number of query heads: as given, as the tensors tell, or an error."""
+    """The number of query heads, as given or as the tensors show; raises if neither does."""
     told = layout.heads(names)
     if told is None and "sinks" in names and len(names["sinks"]) == 1:
         told = names["sinks"][0]
@@ -254,34 +298,34 @@ def _heads(layout: Layout, names: Shapes, given: int | None) -> int:
     if told is None and table is not None and len(table) == 2:
         told = table[1]
     if told is not None and given not in (None, told):
-        raise CheckpointError(f"{layout.title}: num_heads={given} is given and {told} heads are there.")
+        raise CheckpointError(f"{layout.title}: num_heads={given} is given and the tensors have {told} heads.")
     if told is None and given is None:
         raise CheckpointError(
-            f"{layout.title}: num_heads is not given, and the tensors do not tell how many heads they hold. "
+            f"{layout.title}: num_heads is not given, and the tensors do not determine how many heads there are. "
             f"Pass num_heads=."
         )
     return told if told is not None else given  # type: ignore[return-value]
 
 
 def _kv_heads(layout: Layout, names: Shapes, heads: int, given: int | None) -> int:
-    """How wide all queries are the output projection tells; the rest of the rows are keys and values."""
+    """The number of key/value heads, from the rows of a fused tensor that are left after those of the queries."""
     rows, shape, width = layout.fused(names), tuple(names.get(layout.anchor, ())), layout.width(names)
     if rows is None:
         return _kv_rows(layout, names, heads)
     if given is None and width is None:
         raise CheckpointError(
-            f"{layout.title}: without an output projection the tensors do not tell how many key/value heads there "
+            f"{layout.title}: without an output projection the tensors do not determine how many key/value heads there "
             f"are. Pass num_kv_heads=, {heads} if there are as many as query heads."
         )
     if given is None and width is not None:
         rest, pair = rows - width, 2 * width // heads
         if rest <= 0 or pair == 0 or rest % pair:
             raise CheckpointError(
-                f"{layout.title}: {layout.anchor} {shape} and an output projection from {width} do not make {heads} "
+                f"{layout.title}: {layout.anchor} {shape} and an output projection from {width} do not form {heads} "
                 f"query heads with their keys and values."
             )
         given = rest // pair
-    assert given is not None  # noqa: S101 - told by one of the two
+    assert given is not None  # noqa: S101 - one of the two is set
     if rows % (heads + 2 * given):
         raise CheckpointError(
             f"{layout.title}: {layout.anchor} {shape} does not hold {heads} query heads and {given} key and value "
@@ -291,7 +335,7 @@ def _kv_heads(layout: Layout, names: Shapes, heads: int, given: int | None) -> i
 
 
 def _kv_rows(layout: Layout, names: Shapes, heads: int) -> int:
-    """Separate projections tell it by their rows; where these do not fit, `describe` says so."""
+    """The number of key/value heads of separate projections, from their rows; `describe` checks that they fit."""
     by_ours = {rule.ours[0]: names[rule.theirs[0]] for rule in layout.rules(names)}
     query, key = by_ours["q_proj.weight"], by_ours.get("k_proj.weight")
     if key is None or len(query) != 2 or len(key) != 2 or not query[0]:
@@ -301,12 +345,12 @@ def _kv_rows(layout: Layout, names: Shapes, heads: int) -> int:
 
 
 def _unknown(names: State, prefix: str) -> str:
-    """The message where nothing fits."""
+    """The message if no layout matches."""
     known = "\n".join(f"  {layout.title}: {layout.example}" for layout in LAYOUTS)
     where = f" under the prefix {prefix!r}" if prefix else ""
     return (
-        f"no attention layout recognised{where}. Found {_list(names)}; known layouts:\n{known}\n"
-        f"If the names sit deeper in a model, pass prefix=, such as prefix='layers.0.attention.'; "
+        f"no attention layout recognized{where}. Found {_list(names)}; known layouts:\n{known}\n"
+        f"If the names are nested in a model, pass prefix=, such as prefix='layers.0.attention.'; "
         f"headwise.open_checkpoint(...) finds all layers."
     )
 
@@ -320,58 +364,6 @@ def _list(names: State, most: int = 12) -> str:
 def _refuse_leftovers(title: str, extra: set[str]) -> None:
     if extra:
         raise CheckpointError(
-            f"this looks like {title}, and {', '.join(sorted(extra))} would be lost: we do not know what it does. "
+            f"this looks like {title}, and {', '.join(sorted(extra))} would be lost: its meaning is unknown. "
             f"Remove it from the state dict if it plays no part in attention."
         )
-
-
-# Writes a layer back in the layout it was read in.
-
-
-def written(found: Found, names: Mapping[str, Tensor], layer: Mapping[str, Tensor], title: str) -> dict[str, Tensor]:
-    """Their tensors, from the state dict of our layer; what did not change is what was read, to the last bit."""
-    state = _apart(found, layer)
-    _refuse_losses(found, state, title)
-    result: dict[str, Tensor] = {}
-    for rule in found.rules:
-        theirs = [names[x] for x in rule.theirs]
-        now = [_fitting(state, found, x, title) for x in rule.ours]
-        same = all(torch.equal(new, found.state[x].to(new.dtype)) for new, x in zip(now, rule.ours, strict=True))
-        again = theirs if same else rule.form.theirs(now, found.sizes)
-        result |= {x: new.to(old.dtype) for x, new, old in zip(rule.theirs, again, theirs, strict=True)}
-    ours = {x for rule in found.rules for x in rule.ours}
-    learned = [x for x in found.state if x not in ours]
-    return result | {x: _fitting(state, found, x, title).to(names[x].dtype) for x in learned}
-
-
-def _apart(found: Found, layer: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The layer's tensors with separate projections, copied, where the checkpoint's are."""
-    state: dict[str, Tensor] = {}
-    where = next(iter(found.state.values())).device
-    for name, tensor in layer.items():
-        if tensor.device.type == "meta":
-            raise CheckpointError(f"{name} of the layer is on the meta device and holds no numbers to write.")
-        state[name] = tensor.detach().to(where, copy=True)
-    for kind in ("weight", "bias"):
-        if (packed := state.pop(f"qkv_proj.{kind}", None)) is not None:
-            parts = unpack(packed, *found.sizes)
-            state |= zip((f"{part}_proj.{kind}" for part in "qkv"), parts, strict=True)
-    return state
-
-
-def _refuse_losses(found: Found, state: Mapping[str, Tensor], title: str) -> None:
-    """Raise where the checkpoint has no place for something of the layer; a shared bias is written by its owner."""
-    lost = sorted(x for x in state if x not in found.state and not x.startswith("position."))
-    if lost:
-        raise CheckpointError(
-            f"{title}: the layer has {', '.join(lost)}, which the checkpoint does not; writing it would lose them."
-        )
-
-
-def _fitting(state: Mapping[str, Tensor], found: Found, name: str, title: str) -> Tensor:
-    """A tensor of the layer, of the shape it had."""
-    was = tuple(found.state[name].shape)
-    if name not in state or state[name].shape != was:
-        now = "is not in the layer" if name not in state else f"has shape {tuple(state[name].shape)} in the layer"
-        raise CheckpointError(f"{title}: {name} {now}; the checkpoint has {was}.")
-    return state[name]

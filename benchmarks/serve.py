@@ -20,13 +20,12 @@ import torch
 
 from headwise.cli.bench.measuring import interleaved
 from headwise.models import GPT, GPTConfig, LanguageModel, load_builtin
-from headwise.view.serve.answers import WIDE
-from headwise.view.serve.app import Server
-from headwise.view.serve.limits import Limits
+from headwise.view.pictures import SIDE, levels
+from headwise.view.serve.app import WIDE, Server
 from headwise.view.serve.models import Models
+from headwise.view.serve.requests import Limits
 from headwise.view.serve.security import Door
 from headwise.view.serve.server import Process, config_of, listening
-from headwise.view.tiling import SIDE, levels
 
 TOKEN = "a-token-of-the-benchmark"  # noqa: S105
 SPREAD = 31  # places at which tiles of a level are asked for, so that no cache can answer

@@ -15,8 +15,8 @@ import torch
 from headwise.models import GPT, GPTConfig, LanguageModel, load_builtin
 from headwise.view.serve import server as server_module
 from headwise.view.serve.app import Server
-from headwise.view.serve.limits import Limits
 from headwise.view.serve.models import Models
+from headwise.view.serve.requests import Limits
 from headwise.view.serve.security import Door
 
 TOKEN = "a-secret-of-the-tests"  # noqa: S105

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from headwise import AttentionMap, OptionError, Scoring, causal, load_builtin, view, window
-from headwise.view.data import edges, manifest
-from headwise.view.embedding import embedded
-from headwise.view.measuring import reach
-from headwise.view.sections import plain, ratios, shares, whole_numbers
-from headwise.view.tiling import pixels, span_at
+from headwise.view.data import edges, manifest, plain, ratios, shares, whole_numbers
+from headwise.view.page import embedded
+from headwise.view.pictures import pixels, reach, span_at
 
 TYPES = {"u1": torch.uint8, "u2": torch.uint16, "u4": torch.uint32, "f2": torch.float16, "f4": torch.float32}
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from headwise import AttentionMap, Scoring, causal, dense, documents, padding, prefix, window
-from headwise.view import measuring
-from headwise.view.measuring import reach
+from headwise.view import pictures
+from headwise.view.pictures import reach
 
 T, S = 53, 71
 MASKS = {
@@ -27,8 +27,8 @@ def test_first_last_and_number_are_those_of_the_dense_mask(name, monkeypatch):
     queries, keys, mask, by_rule = MASKS[name]
     weights = AttentionMap(torch.randn(1, 3, queries, 5), torch.randn(1, 3, keys, 5), Scoring(mask=mask))
     looked = []
-    original = measuring._reach_of
-    monkeypatch.setattr(measuring, "_reach_of", lambda *given: looked.append(1) or original(*given))
+    original = pictures._reach_of
+    monkeypatch.setattr(pictures, "_reach_of", lambda *given: looked.append(1) or original(*given))
     found = reach(weights)
     seen = weights._source().scores()[0, 0] > -torch.inf
     numbers = torch.arange(keys)

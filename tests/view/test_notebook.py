@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from headwise import AttentionMap, MissingExtraError, OptionError, Scoring, ShapeError, causal, view
-from headwise.view.colours import STEPS, between
-from headwise.view.png import picture_address, png
+from headwise.view.color import STEPS, between, picture_address, png
 
 HOSTILE = ["<script>alert(1)</script>", "</td>", '"onerror="x', "<s>", "&amp;", "‮", "\x1b[31m", "a", "b", "a", "b"]
 

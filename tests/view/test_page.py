@@ -9,7 +9,7 @@ import torch
 
 import headwise
 from headwise import AttentionMap, OptionError, Scoring, causal, load_builtin, view, window
-from headwise.view.colours import Palette
+from headwise.view.color import Palette
 from headwise.view.page import document, parts
 from headwise.view.terminal import drawn
 
@@ -198,7 +198,7 @@ def test_a_zoomed_window_is_the_same_when_its_address_is_opened_again(open_page,
 
 @pytest.mark.parametrize("kind", ["mass", "rest", "peak", "uniform"])
 def test_pictures_are_those_of_python_at_every_level(open_page, tmp_path, kind):
-    from headwise.view.tiling import levels, tile
+    from headwise.view.pictures import levels, tile
 
     weights = AttentionMap(torch.randn(1, 1, 331, 5) * 2, torch.randn(1, 1, 331, 5), Scoring(mask=causal()))
     page = open_page(view(weights).save(tmp_path / "heads.html"))

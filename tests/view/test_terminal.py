@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from headwise import AttentionMap, MultiHeadAttention, OptionError, Scoring, causal, load_builtin, view
-from headwise.view.colours import LETTERS, NOTHING, Palette, palette
+from headwise.view.color import LETTERS, NOTHING, Palette, palette
 from headwise.view.terminal import LINES, MARKS, drawn, drawn_layer
-from headwise.view.words import cut, fill, shown, wide
+from headwise.view.tokens import cut, fill, shown, wide
 
 TEXT = "The captain looked at the sea, and the sea looked at the captain. The captain looked at the sea."
 DEPTHS = (0, 4, 8, 24)

@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     for package in ("starlette", "uvicorn"):
         need(package, "serve", "the server")
-    from headwise.view.serve.limits import Limits
+    from headwise.view.serve.requests import Limits
     from headwise.view.serve.server import serve
 
     given = {"tokens": options.max_tokens, "body": options.max_bytes}

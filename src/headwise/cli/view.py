@@ -13,10 +13,10 @@ from torch import Tensor
 from headwise.cli.terminal import standard_input
 from headwise.errors import OptionError
 from headwise.models import TextModel, open_model
-from headwise.view.colours import palette
-from headwise.view.looking import view
-from headwise.view.map_screen import MapScreen, printed
-from headwise.view.sight import Sight
+from headwise.view.color import palette
+from headwise.view.maps import view
+from headwise.view.result import Sight
+from headwise.view.screen import MapScreen, printed
 from headwise.view.terminal import check_place, drawn, drawn_layer
 
 SUMMARY = "what every head of a model does with a text, in 24 lines and as a page"
@@ -186,7 +186,7 @@ def _show_head(sight: Sight, options: argparse.Namespace) -> None:
     if options.plain or not (sys.stdin.isatty() and sys.stdout.isatty()):
         print("\n".join(printed(sight, layer, head, width)))
         return
-    from headwise.view.keys import show
+    from headwise.view.screen import show
 
     show(MapScreen(sight, layer, head, palette(sys.stdout), width, height))
 

@@ -5,7 +5,7 @@ from string import Template
 
 from headwise.learn.layout import Operation, memory_text, picture_text
 from headwise.learn.steps import SIX, Explained, Setting, headline, number_text, numbers
-from headwise.view.leaf import leaf
+from headwise.view.static_page import leaf
 
 STYLE = """
 * { box-sizing: border-box; }

@@ -3,8 +3,8 @@
 from typing import Any
 
 from headwise.verbs import make_callable
-from headwise.view.looking import view
-from headwise.view.sight import Head, Pair, Sight
+from headwise.view.maps import view
+from headwise.view.result import Head, Pair, Sight
 from headwise.weights import AttentionMap, display
 from headwise.weights.summary import Summary
 
@@ -29,6 +29,6 @@ def _(summary: Summary) -> str:
 
 @display.plot.register
 def _(weights: AttentionMap, *args: Any, **options: Any) -> Any:
-    from headwise.view.plotting import plot
+    from headwise.view.plot import plot
 
     return plot(weights, *args, **options)

@@ -4,9 +4,9 @@ import html
 from collections.abc import Iterable
 
 from headwise.errors import HeadwiseError
-from headwise.view.png import picture_address
-from headwise.view.sight import Sight
-from headwise.view.words import cut, shown
+from headwise.view.color import picture_address
+from headwise.view.result import Sight
+from headwise.view.tokens import cut, shown
 from headwise.weights import AttentionMap
 from headwise.weights.summary import HeadSummary, Summary
 

@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from headwise.errors import OptionError
-from headwise.view.colours import Palette
-from headwise.view.sight import Head, Sight
-from headwise.view.words import cut, fill, shown
+from headwise.view.color import Palette
+from headwise.view.result import Head, Sight
+from headwise.view.tokens import cut, fill, shown
 from headwise.weights.summary import READINGS, RESTING, HeadSummary
 
 LINES = 22  # a terminal has 24: one for where the page was written, one for what is typed next

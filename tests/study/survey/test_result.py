@@ -10,7 +10,7 @@ import headwise
 from headwise import CheckpointError, MissingExtraError, OptionError
 from headwise.models import LanguageModel
 from headwise.study.survey.terminal import LETTERS
-from headwise.view.sight import KINDS
+from headwise.view.result import KINDS
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ import torch
 
 import headwise
 from headwise import AttentionMap, Scoring, causal
-from headwise.view.serve import answers
-from headwise.view.serve.limits import Limits
-from headwise.view.tiling import KINDS, SIDE, levels
+from headwise.view import pictures
+from headwise.view.pictures import KINDS, SIDE, levels
+from headwise.view.serve import app
+from headwise.view.serve.requests import Limits
 from serving import looked, refused, small_model
 
 LONG = "The captain looked at the sea and the sea looked back. " * 45  # 542 tokens
@@ -59,7 +60,7 @@ def test_rows_of_the_whole_sum_to_one(client, look):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_that_of_the_tiling(client, look, kind):
     weights = client.server.looks[look.rsplit("/", 1)[1]].layer(0)
-    expected = headwise.view.tiling.tile(weights, 0, 1, 0, 0, kind)
+    expected = pictures.tile(weights, 0, 1, 0, 0, kind)
     found = picture(client.get(f"{look}/tile?layer=0&head=0&level=1&row=0&col=0&kind={kind}"))
     torch.testing.assert_close(found, expected.float())
 
@@ -68,7 +69,7 @@ def test_every_kind_is_that_of_the_tiling(client, look, kind):
 def test_a_wide_tile_comes_from_one_query_for_each_row_of_pixels_and_says_so(kind):
     T = 9000  # pixels of 64 queries
     weights = AttentionMap(torch.randn(1, 2, T, 5) * 2, torch.randn(1, 2, T, 5), Scoring(mask=causal()))
-    quick = answers.square(weights, 1, 0, 0, 0, kind, exact=False)
+    quick = app.square(weights, 1, 0, 0, 0, kind, exact=False)
     pixels = -(-T // 64)
     assert (quick.rows, quick.of) == (pixels, T)
     rows = (torch.arange(pixels) * 64 + 32).clamp(max=T - 1)
@@ -89,19 +90,19 @@ def test_a_wide_tile_comes_from_one_query_for_each_row_of_pixels_and_says_so(kin
 def test_a_wide_tile_is_exact_when_asked_for():
     T = 4200  # pixels of 32 queries
     weights = AttentionMap(torch.randn(1, 1, T, 5) * 2, torch.randn(1, 1, T, 5), Scoring(mask=causal()))
-    exact = answers.square(weights, 0, 0, 0, 0, "mass", exact=True)
+    exact = app.square(weights, 0, 0, 0, 0, "mass", exact=True)
     assert (exact.rows, exact.of) == (T, T)
     found = torch.tensor(array.array("f", exact.data)).view(SIDE, SIDE)
     expected = torch.zeros(SIDE, SIDE)
     cells = -(-T // 32)
-    expected[:cells, :cells] = headwise.view.tiling.pixels(weights, 32, range(T))[0]
+    expected[:cells, :cells] = pictures.pixels(weights, 32, range(T))[0]
     torch.testing.assert_close(found, expected)
 
 
 def test_a_tile_beyond_the_last_query_is_empty_and_quick():
     T = 4200
     weights = AttentionMap(torch.randn(1, 1, T, 5), torch.randn(1, 1, T, 5), Scoring(mask=causal()))
-    found = answers.square(weights, 0, 2, 3, 0, "mass", exact=False)
+    found = app.square(weights, 0, 2, 3, 0, "mass", exact=False)
     assert (found.rows, found.of) == (0, 0)
     assert not any(found.data)
 
@@ -113,9 +114,9 @@ def test_a_row_and_a_column_are_given_strongest_first(client, look, dense):
     assert row["weights"] == sorted(row["weights"], reverse=True)
     assert row["weights"] == pytest.approx([float(dense[0, 1, 37, key]) for key in row["keys"]], abs=1e-6)
     column = client.get(f"{look}/column?layer=0&head=1&key=37").json()
-    assert len(column["queries"]) == answers.MOST
+    assert len(column["queries"]) == app.MOST
     assert not column["whole"]
-    best = dense[0, 1, :, 37].topk(answers.MOST).values
+    best = dense[0, 1, :, 37].topk(app.MOST).values
     assert column["weights"] == pytest.approx(best.tolist(), abs=1e-6)
 
 

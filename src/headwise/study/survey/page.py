@@ -5,8 +5,8 @@ from string import Template
 
 from headwise.study.survey.result import Survey, SurveyedHead
 from headwise.study.survey.terminal import LETTERS, letter
-from headwise.view.leaf import leaf
-from headwise.view.sight import Head
+from headwise.view.result import Head
+from headwise.view.static_page import leaf
 
 SHOWN = ("sink", "previous", "self", "induction", "same_token", "local", "entropy", "peak")  # shares, shaded
 STYLE = """

@@ -13,7 +13,7 @@ from headwise.study.survey.documents import Bad
 from headwise.study.survey.measuring import APART, KINDS, PEAKS
 from headwise.study.survey.progress import many
 from headwise.study.survey.tally import ONE, Fields, Tally
-from headwise.view.sight import Head, counted, most_telling, told_kinds
+from headwise.view.result import Head, counted, most_telling, told_kinds
 from headwise.weights.panel import octave_edges
 from headwise.weights.readings import octave_count
 from headwise.weights.summary import LEAST, HeadSummary, traits

@@ -1,7 +1,7 @@
 """A survey as text: one sentence, a letter for every head, a table of heads, and what was skipped."""
 
 from headwise.study.survey.result import Survey, SurveyedHead
-from headwise.view.sight import Head
+from headwise.view.result import Head
 from headwise.view.terminal import wrapped
 from headwise.weights.summary import RESTING
 

@@ -2,27 +2,32 @@
 
 import asyncio
 import contextlib
+import ctypes
+import functools
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from importlib import resources
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.view.serve import bodies, static
-from headwise.view.serve.answers import cell_of, column_of, row_of, square
-from headwise.view.serve.limits import Limits
-from headwise.view.serve.look import Look
-from headwise.view.serve.looks import Looks, tell_place
+from headwise.view.page import parts, script
+from headwise.view.pictures import KINDS, SIDE, cell, levels, pixels, span_at, tile
+from headwise.view.serve import requests
 from headwise.view.serve.models import Models
-from headwise.view.serve.refusal import Refusal
+from headwise.view.serve.requests import Limits, Refusal
+from headwise.view.serve.run import Look
+from headwise.view.serve.runs import Looks, tell_place
 from headwise.view.serve.security import Door, Guard
-from headwise.view.tiling import KINDS, levels
 from headwise.weights import AttentionMap
 
 
@@ -70,11 +75,11 @@ class Server:
 
     async def page(self, _: Request) -> Response:
         """The page itself, without data."""
-        return Response(static.page(), media_type="text/html; charset=utf-8")
+        return Response(page(), media_type="text/html; charset=utf-8")
 
     async def static(self, request: Request) -> Response:
         """A file of the page."""
-        found = static.files().get(request.path_params["name"])
+        found = files().get(request.path_params["name"])
         if found is None:
             raise Refusal(404, "there is no such file.")
         return Response(found.data, media_type=found.kind)
@@ -88,7 +93,7 @@ class Server:
 
     async def begin(self, request: Request) -> Response:
         """Take on a look."""
-        asked = await bodies.asked(request, self.limits)
+        asked = await requests.asked(request, self.limits)
         look = await run_in_threadpool(self.looks.begin, asked)
         return JSONResponse({"id": look.id, "tokens": look.T}, 201)
 
@@ -201,3 +206,106 @@ async def _not_there(request: Request, error: Exception) -> Response:
 
 
 _HANDLERS: Any = {404: _not_there, 405: _not_there}
+
+
+# The page and its files: the same scripts that a page on disk carries, and those that ask the server.
+
+LIVE = ("connection", "live_source", "outcome", "silent_heads", "memory", "live")
+
+
+class File(NamedTuple):
+    """What is sent."""
+
+    data: bytes
+    kind: str
+
+
+@functools.cache
+def files() -> dict[str, File]:
+    """All files there are, by name; nothing else can be asked for."""
+    live = script(*(_read(f"{name}.js") for name in LIVE))
+    return {
+        "page.js": File(live.encode(), "text/javascript; charset=utf-8"),
+        "page.css": File((parts().style + _read("live.css")).encode(), "text/css; charset=utf-8"),
+    }
+
+
+@functools.cache
+def page() -> str:
+    """The page without data, whose scripts come from files."""
+    return _read("live.html")
+
+
+def _read(name: str) -> str:
+    return (resources.files("headwise.view.serve") / "page" / name).read_text(encoding="utf-8")
+
+
+# Answers about places of a map: a tile, a row, a column, one weight. All exact, unless a tile says otherwise.
+
+MOST = 256  # entries of a row or column, strongest first
+# A pixel of more queries and keys than this is first drawn from one of its queries: at 16,384 tokens a tile of
+# 2048 × 2048 weights takes 12 to 26 ms of one core, by kind, one of 4096 × 4096 up to 90, the whole up to 800.
+WIDE = 8
+
+
+class Square(NamedTuple):
+    """A tile: its numbers, and how many of its queries they were made from."""
+
+    data: bytes
+    rows: int
+    of: int
+
+
+def square(weights: AttentionMap, head: int, level: int, row: int, col: int, kind: str, *, exact: bool) -> Square:
+    """256 × 256 numbers, float32, little-endian.
+
+    Args:
+        weights: the map of a layer.
+        head: which of its heads.
+        level: how deep, 0 is the whole.
+        row: of tiles.
+        col: likewise.
+        kind: "mass", "rest", "peak" or "uniform".
+        exact: True for all queries of a tile, however many; otherwise one for each row of pixels where they are many.
+    """
+    T, S = weights.shape[2:]
+    span = span_at(level, T, S)
+    of = max(0, min(T, (row + 1) * SIDE * span) - row * SIDE * span)
+    if exact or span <= WIDE or 0 in (T, S):
+        return Square(_bytes(tile(weights, head, level, row, col, kind)), of, of)
+    tile_rows = torch.arange(row * SIDE, (row + 1) * SIDE) * span
+    rows = (tile_rows[tile_rows < T] + span // 2).clamp(max=T - 1)
+    part = weights.select(heads=[head], rows=rows)
+    keys = range(col * SIDE * span, max(col * SIDE * span, min(S, (col + 1) * SIDE * span)))
+    found = pixels(part, span, keys, kind, tall=1)[0]
+    found = F.pad(found, (0, SIDE - found.shape[1], 0, SIDE - found.shape[0]))
+    return Square(_bytes(found), len(rows), of)
+
+
+def row_of(weights: AttentionMap, head: int, query: int) -> dict[str, Any]:
+    """Where one query looks, strongest first."""
+    return _largest(weights[0, head, query], "keys")
+
+
+def column_of(weights: AttentionMap, head: int, key: int) -> dict[str, Any]:
+    """Who looks at one key, strongest first."""
+    return _largest(weights[0, head, :, key], "queries")
+
+
+def cell_of(weights: AttentionMap, head: int, query: int, key: int) -> dict[str, Any]:
+    """One weight: how large, its logit, its rank in its row, how many keys the query sees; JSON knows no infinity."""
+    found = cell(weights, head, query, key)
+    hidden = {"logit": None, "rank": None} if found.logit == -math.inf else {}
+    return found._asdict() | hidden
+
+
+def _largest(weights: Tensor, name: str) -> dict[str, Any]:
+    best = weights.float().topk(min(MOST, len(weights)))
+    there = int((best.values > 0).sum())
+    whole = len(weights) <= MOST or there < MOST
+    return {name: best.indices[:there].tolist(), "weights": best.values[:there].tolist(), "whole": whole}
+
+
+def _bytes(picture: Tensor) -> bytes:
+    data = picture.float().contiguous()
+    return ctypes.string_at(data.data_ptr(), data.nbytes)

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headwise.view.serve.refusal import Refusal
+from headwise.view.serve.requests import Refusal
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 OWN = "x-headwise"  # a header that only our own page sends: see above

@@ -18,8 +18,8 @@ import uvicorn
 
 from headwise.errors import OptionError
 from headwise.view.serve.app import Server
-from headwise.view.serve.limits import Limits
 from headwise.view.serve.models import Models
+from headwise.view.serve.requests import Limits
 from headwise.view.serve.security import Door
 
 ANY = ("0.0.0.0", "::", "")  # noqa: S104 - named in order to be refused without --allow-host

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from headwise.errors import OptionError, ShapeError
 from headwise.models import TextModel
 from headwise.study.watch import Watched, watch
-from headwise.view.dense import map_of
-from headwise.view.sight import Progress, Sight, silent
-from headwise.weights import AttentionMap
+from headwise.view.result import Progress, Sight, silent
+from headwise.weights import AttentionMap, Scoring
 
 Layers = Collection[str] | Callable[[str], bool] | None
 
@@ -136,3 +135,32 @@ def _named(maps: Any) -> Mapping[str, AttentionMap]:
             f"(1, H, T, S) as a tensor."
         )
     return named
+
+
+# Weights that somebody already has as numbers, to look at like any other map.
+
+NOTHING = -1e4  # the logarithm of a weight that is 0: its exponential is 0 in every precision
+NEAR = 0.02  # how far a row's sum may be from 1; half precision rounds
+
+
+def map_of(weights: Tensor) -> AttentionMap:
+    """A map of weights (H, T, S) or (1, H, T, S), as `output_attentions=True` gives them.
+
+    >>> map_of(torch.eye(3).expand(1, 2, 3, 3)).entropy().sum().item()
+    0.0
+    """
+    weights = weights[None] if weights.dim() == 3 else weights
+    if weights.dim() != 4 or not weights.is_floating_point():
+        raise ShapeError(
+            f"weights {tuple(weights.shape)} of {weights.dtype}: expected floats (1, H, T, S) or (H, T, S)."
+        )
+    precise = weights.detach().to(torch.promote_types(weights.dtype, torch.float32))
+    sums = precise.sum(-1)
+    if not bool(((sums - 1).abs() < NEAR).all()) or bool((precise < 0).any()):
+        raise OptionError(
+            f"rows of these weights sum to {sums.min():.3g} up to {sums.max():.3g}: expected weights after the "
+            "softmax, each row with sum 1."
+        )
+    S = weights.shape[-1]
+    keys = torch.eye(S, dtype=precise.dtype, device=precise.device).expand(*weights.shape[:2], S, S)
+    return AttentionMap(precise.log().clamp(min=NOTHING), keys, Scoring(scale=1.0))

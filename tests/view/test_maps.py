@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headwise import OptionError, ShapeError, causal, view
-from headwise.view.dense import map_of
+from headwise.view.maps import map_of
 from headwise.view.terminal import drawn
 from headwise.weights import AttentionMap, Scoring
 
@@ -46,7 +46,7 @@ def test_what_is_no_table_of_weights_is_refused(weights, error, message):
 @pytest.mark.parametrize("text", ["Hello", "The sea is", "The captain looked at the sea, and at the captain."])
 def test_numbers_of_heads_stand_over_their_pictures(text):
     from headwise import load_builtin
-    from headwise.view.colours import Palette
+    from headwise.view.color import Palette
 
     lines = drawn(view(load_builtin(), text), 80, Palette(0)).splitlines()
     place = next(i for i, line in enumerate(lines) if line.split()[:3] == ["0", "1", "2"])

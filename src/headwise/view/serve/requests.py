@@ -6,9 +6,54 @@ import json
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
 
-from headwise.view.serve.limits import Limits
-from headwise.view.serve.refusal import Refusal
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What is refused beyond; every refusal names its number.
+
+    Args:
+        body: bytes of one request. A text of 32,768 tokens is about 150,000.
+        tokens: tokens of one text.
+        looks: looks that are kept, the oldest is forgotten.
+        memory: bytes that the queries and keys of all kept looks may take; the newest is kept whatever it takes.
+        waiting: looks that wait for their turn; one runs at a time.
+        tiles: pictures computed at a time.
+        queue: pictures that wait.
+        seconds: for a request to arrive.
+        heads: heads that one look may switch off.
+    """
+
+    body: int = 4 * 2**20
+    tokens: int = 32_768
+    looks: int = 8
+    memory: int = 2 * 2**30
+    waiting: int = 4
+    tiles: int = 2
+    queue: int = 128
+    seconds: float = 30.0
+    heads: int = 4096
+
+
+class Refusal(Exception):  # noqa: N818 - it is said to the client, and no error of ours
+    """What is wrong with a request, and what would be right.
+
+    Args:
+        status: of HTTP.
+        words: for whoever sent it.
+        after: seconds after which the same may be asked again.
+    """
+
+    def __init__(self, status: int, words: str, after: int | None = None) -> None:
+        super().__init__(words)
+        self.status, self.words, self.after = status, words, after
+
+    def response(self) -> JSONResponse:
+        """As it goes out."""
+        headers = {} if self.after is None else {"Retry-After": str(self.after)}
+        return JSONResponse({"error": self.words}, self.status, headers)
+
 
 CONTROLS = {chr(code) for code in range(32)} - set("\t\n\v\f\r")  # of which a text has none, and binary files many
 
@@ -136,3 +181,9 @@ def _encodes(text: str) -> bool:
 
 def _too_large(limits: Limits) -> Refusal:
     return Refusal(413, f"the request is larger than {limits.body:,} bytes, the limit. Bring a shorter text.")
+
+
+# How much a server takes on: of a request, of a text, and at a time.
+
+
+# Requests that are refused, with the words and the status for it.

@@ -14,15 +14,10 @@ from torch import Tensor
 
 from headwise.errors import HeadwiseError, OptionError
 from headwise.models import TextModel
-from headwise.view.serve import look as stages
-from headwise.view.serve.bodies import Asked
-from headwise.view.serve.limits import Limits
-from headwise.view.serve.look import Look
-from headwise.view.serve.models import Models
-from headwise.view.serve.outcomes import Outcome, vocabulary
-from headwise.view.serve.pictures import first_picture, refinements
-from headwise.view.serve.refusal import Refusal
-from headwise.view.serve.running import Stopped, check_off, run
+from headwise.view.serve import run as stages
+from headwise.view.serve.models import Models, Outcome, Stopped, check_off, run, vocabulary
+from headwise.view.serve.requests import Asked, Limits, Refusal
+from headwise.view.serve.run import Look, first_picture, refinements
 
 QUIET = 0.25  # seconds without a question after which refining goes on
 KNOWN = 64  # outcomes with all heads that are remembered

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headwise.errors import OptionError, ShapeError, need
-from headwise.view.words import cut, shown
+from headwise.view.tokens import cut, shown
 from headwise.weights import AttentionMap
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headwise import AttentionMap, OptionError, Scoring, ShapeError, causal, sink, window
-from headwise.view.tiling import KINDS, SIDE, levels, pixels, span_at, tile, without_first
+from headwise.view.pictures import KINDS, SIDE, levels, pixels, span_at, tile, without_first
 
 SETTINGS = {
     "causal": ((2, 2, 613, 613), causal()),
@@ -97,7 +97,7 @@ def test_a_tile_does_the_work_of_its_window_alone(monkeypatch):
     weights = made("cross, more keys").clone()
     weights.log_sum_exp()
     seen = []
-    from headwise.view.tiling import Cells
+    from headwise.view.pictures import Cells
 
     take = Cells.take
     monkeypatch.setattr(Cells, "take", lambda self, tile: (seen.append(tile.cols), take(self, tile))[1])

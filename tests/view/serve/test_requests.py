@@ -6,9 +6,8 @@ import json
 import pytest
 from starlette.requests import Request
 
-from headwise.view.serve import bodies
-from headwise.view.serve.limits import Limits
-from headwise.view.serve.refusal import Refusal
+from headwise.view.serve import requests
+from headwise.view.serve.requests import Limits, Refusal
 from serving import TEXT, begun, looked, refused, until
 
 SMALL = dataclasses.replace(Limits(), body=200, tokens=30)
@@ -46,7 +45,7 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for():
 
     request = Request({"type": "http", "method": "POST", "headers": []}, receive)
     with pytest.raises(Refusal, match="did not arrive within 0.05 seconds"):
-        await bodies.read(request, dataclasses.replace(SMALL, seconds=0.05))
+        await requests.read(request, dataclasses.replace(SMALL, seconds=0.05))
 
 
 @pytest.fixture

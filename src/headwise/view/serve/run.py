@@ -1,20 +1,110 @@
-"""What a page is shown of a look: first from few of its queries, then from more, in the end from all.
-
-A few heads are measured at a time, so that there is always a moment to stop, or to answer somebody who asks.
-"""
+"""One look at a text: where it stands, and what has been found so far."""
 
 import dataclasses
 import json
-from collections.abc import Iterator
+import secrets
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headwise.view.data import Data, add_edges, add_reach, manifest
-from headwise.view.measuring import Measured, measure
-from headwise.view.serve.look import FINISHED, MEASURING, REFINING, Look
-from headwise.view.sight import Pair, Sight
+from headwise.view.pictures import Measured, measure
+from headwise.view.result import Pair, Sight
+from headwise.view.serve.models import Outcome, Pairs, Stopped
+from headwise.weights import AttentionMap
 from headwise.weights.summary import HeadSummary, Summary
+
+WAITING, RUNNING, MEASURING, REFINING = "waiting", "running", "measuring", "refining"
+FINISHED, CANCELLED, FAILED = "finished", "cancelled", "failed"
+ENDED = (FINISHED, CANCELLED, FAILED)
+
+
+class Look:
+    """A text, a model, and what is known of them. One thread works at it, others read.
+
+    Args:
+        model: the name of the model.
+        ids: the tokens, (1, T).
+        tokens: what they stand for.
+        off: pairs of layer and head that are silent.
+        wants_maps: False for the outcome alone.
+        note: what should be known about this text and this model.
+    """
+
+    def __init__(
+        self, model: str, ids: Tensor, tokens: list[str], off: Pairs = (), wants_maps: bool = True, note: str = ""
+    ) -> None:
+        self.id = secrets.token_urlsafe(12)
+        self.model, self.ids, self.tokens, self.off = model, ids, tokens, tuple(off)
+        self.wants_maps, self.note = wants_maps, note
+        self.stage, self.done = WAITING, 0.0
+        self.maps: Mapping[str, AttentionMap] = {}
+        self.outcome: Outcome | None = None
+        self.with_all_heads: Outcome | None = None
+        self.manifest: bytes | None = None
+        self.rows = 0  # queries the manifest was measured from
+        self.version = 0  # of the manifest
+        self.error: str | None = None
+        self.stop = threading.Event()
+
+    @property
+    def T(self) -> int:
+        """How many tokens there are."""
+        return int(self.ids.shape[1])
+
+    @property
+    def memory(self) -> int:
+        """What its queries and keys take."""
+        held = {}
+        for weights in self.maps.values():
+            for tensor in (weights._query, weights._key):
+                storage = tensor.untyped_storage()
+                held[storage.data_ptr()] = storage.nbytes()
+        return sum(held.values())
+
+    def reached(self, stage: str, done: float = 0.0) -> None:
+        """Note where it stands; ends the work if nobody wants it any more."""
+        if self.stop.is_set():
+            raise Stopped
+        self.stage, self.done = stage, done
+
+    def show(self, manifest: bytes, rows: int) -> None:
+        """Something to see is there, made from so many queries."""
+        self.manifest, self.rows, self.version = manifest, rows, self.version + 1
+
+    def layer(self, index: int) -> AttentionMap:
+        """The map of a layer."""
+        return list(self.maps.values())[index]
+
+    def told(self) -> dict[str, Any]:
+        """How it stands, as plain data."""
+        return {
+            "id": self.id,
+            "model": self.model,
+            "stage": self.stage,
+            "done": round(self.done, 3),
+            "tokens": self.T,
+            "rows": [self.rows, self.T],
+            "ready": self.manifest is not None or (not self.wants_maps and self.outcome is not None),
+            "version": self.version,
+            "off": [list(pair) for pair in self.off],
+            "outcome": _plain(self.outcome),
+            "with_all_heads": _plain(self.with_all_heads),
+            "note": self.note,
+            "error": self.error,
+        }
+
+
+def _plain(outcome: Outcome | None) -> dict[str, Any] | None:
+    if outcome is None:
+        return None
+    return outcome._asdict() | {"next": [following._asdict() for following in outcome.next]}
+
+
+# What a page is shown of a look: first from few of its queries, then from more, in the end from all.
 
 FIRST = 256  # queries of the first picture of a long text
 LONG = 1024  # tokens from which on a text is long

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from headwise import AttentionMap, OptionError, Scoring, causal, view
-from headwise.view.colours import Palette
-from headwise.view.map_screen import FOOTER, HEADER, MapScreen, number, printed, told
-from headwise.view.words import wide
+from headwise.view.color import Palette
+from headwise.view.screen import FOOTER, HEADER, MapScreen, number, printed, told
+from headwise.view.tokens import wide
 
 T = 37
 
@@ -192,9 +192,9 @@ def test_numbers_take_three_columns():
 PROGRAM = """
 import sys, torch
 from headwise import AttentionMap, Scoring, causal, view
-from headwise.view.colours import palette
-from headwise.view.keys import show
-from headwise.view.map_screen import MapScreen
+from headwise.view.color import palette
+from headwise.view.screen import show
+from headwise.view.screen import MapScreen
 
 torch.manual_seed(0)
 sight = view(AttentionMap(torch.randn(1, 3, 31, 5), torch.randn(1, 3, 31, 5), Scoring(causal())))

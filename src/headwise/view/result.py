@@ -15,7 +15,7 @@ from headwise.errors import OptionError, ShapeError
 from headwise.masks.probes import offset, previous_token, sink
 from headwise.models.files import atomically
 from headwise.shapes import check_size
-from headwise.view.cell import Cell, cell
+from headwise.view.pictures import Cell, cell
 from headwise.weights import AttentionMap
 from headwise.weights.summary import READINGS, RESTING, HeadSummary, Summary, Trait
 
@@ -228,7 +228,7 @@ class Sight:
         return f"Sight({len(self.maps)} layers, {self.T} tokens): print(sight) shows it"
 
     def __str__(self) -> str:
-        from headwise.view.colours import Palette
+        from headwise.view.color import Palette
         from headwise.view.terminal import drawn
 
         return drawn(self, 80, Palette(0))

@@ -12,12 +12,12 @@ import torch
 
 import headwise
 from headwise import AttentionMap, Scoring, causal, load_builtin
-from headwise.view.measuring import measure
-from headwise.view.serve import looks as looks_module
-from headwise.view.serve import pictures
-from headwise.view.serve.limits import Limits
-from headwise.view.serve.outcomes import outcome
-from headwise.view.sight import Sight
+from headwise.view.pictures import measure
+from headwise.view.result import Sight
+from headwise.view.serve import run
+from headwise.view.serve import runs as looks_module
+from headwise.view.serve.models import outcome
+from headwise.view.serve.requests import Limits
 from serving import TEXT, begun, looked, refused, small_model, until
 
 LONG = "The captain looked at the sea and the sea looked back. " * 110  # 1322 tokens
@@ -39,7 +39,7 @@ def manifest(client, id):
 
 @pytest.mark.parametrize("portion", [1, 2**26], ids=["head by head", "layer by layer"])
 def test_numbers_are_those_of_a_sight(client, portion, monkeypatch):
-    monkeypatch.setattr(pictures, "PORTION", portion)
+    monkeypatch.setattr(run, "PORTION", portion)
     told = looked(client)
     model = load_builtin()
     ids, maps, logits = maps_of(model, TEXT)
@@ -74,7 +74,7 @@ def test_the_loss_of_a_long_text_does_not_depend_on_its_portions(monkeypatch):
     model = small_model()
     ids = torch.arange(3, 103)[None]
     whole = outcome(model, ids)
-    monkeypatch.setattr("headwise.view.serve.outcomes.CHUNK", 7)
+    monkeypatch.setattr("headwise.view.serve.models.CHUNK", 7)
     assert outcome(model, ids).loss == pytest.approx(whole.loss, abs=1e-5)
 
 
@@ -112,13 +112,13 @@ def test_a_long_text_is_first_seen_from_256_of_its_rows_and_in_the_end_from_all(
 
 @pytest.mark.parametrize(("T", "counts"), [(7, [7]), (1024, [1024]), (1025, [256, 1025]), (32768, [256, 2048, 32768])])
 def test_pictures_grow_by_steps(T, counts):
-    assert pictures.counts(T) == counts
+    assert run.counts(T) == counts
 
 
 def test_what_some_rows_tell_stands_for_all():
     weights = AttentionMap(torch.randn(1, 2, 1100, 5), torch.randn(1, 2, 1100, 5), Scoring(mask=causal()))
     sight = Sight({"": weights}, queries=100)
-    seen = pictures.stretched(measure(sight.looked_at[0]), sight)
+    seen = run.stretched(measure(sight.looked_at[0]), sight)
     exact = measure(weights)
     torch.testing.assert_close(seen.received.sum(-1), torch.full((2,), 1100.0))  # every query gives 1
     assert seen.entropy.shape == exact.entropy.shape

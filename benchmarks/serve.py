@@ -64,7 +64,7 @@ def followed(client: httpx.Client, id: str, stages: tuple[str, ...]) -> tuple[di
     """Follow a look to one of these stages: how it stands, and when it came to each."""
     begin, times = time.perf_counter(), {}
     while True:
-        told = client.get(f"/api/looks/{id}").json()
+        told = client.get(f"/api/runs/{id}").json()
         times.setdefault(told["stage"], time.perf_counter() - begin)
         if told["stage"] in stages:
             return told, times
@@ -122,7 +122,7 @@ def measured(tokens: int, layers: int, seconds: float) -> list[dict[str, object]
     rows: list[dict[str, object]] = []
     with serving(model, tokens) as (server, client):
         client.get("/api/models").raise_for_status()
-        begun = client.post("/api/looks", json={"ids": ids, "model": "long"}).json()
+        begun = client.post("/api/runs", json={"ids": ids, "model": "long"}).json()
         told, times = followed(client, begun["id"], ("refining", "finished", "failed"))
         assert told["error"] is None, told
         first = {
@@ -130,12 +130,12 @@ def measured(tokens: int, layers: int, seconds: float) -> list[dict[str, object]
             f"first picture, {told['rows'][0]} rows": max(times.values()),
         }
         rows += [{"tokens": tokens, "what": name, "ms": round(1e3 * at, 1)} for name, at in first.items()]
-        look = f"/api/looks/{begun['id']}"
-        check(client, look, server.looks[begun["id"]].layer(1), tokens)
-        with server.looks:  # nothing is refined while a reader asks
+        look = f"/api/runs/{begun['id']}"
+        check(client, look, server.runs[begun["id"]].layer(1), tokens)
+        with server.runs:  # nothing is refined while a reader asks
             for name, result in interleaved(questions(client, look, tokens), seconds=seconds).items():
                 rows.append({"tokens": tokens, "what": name, **result})
-        held = server.looks[begun["id"]].memory
+        held = server.runs[begun["id"]].memory
         peak = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 2**10
         rows.append({"tokens": tokens, "what": "queries and keys kept", "MiB": round(held / 2**20)})
         rows.append({"tokens": tokens, "what": "most memory of the process", "MiB": round(peak / 2**20)})

@@ -32,9 +32,9 @@ PLACE = """(() => {
 def main() -> None:
     """Save the page, open it, take the pictures."""
     browser_path = shutil.which("chromium") or sys.exit("no Chromium on this machine: apt-get install chromium")
-    sight = headwise.view(headwise.load_builtin(), TEXT)
+    result = headwise.view(headwise.load_builtin(), TEXT)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as running:
-        path = sight.save(Path(folder) / "heads.html")
+        path = result.save(Path(folder) / "heads.html")
         browser = running.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         for name, (scheme, fragment) in VIEWS.items():
             page = browser.new_page(viewport={"width": 1060, "height": 560}, color_scheme=scheme)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import headwise
 from headwise import AttentionMap, Scoring, causal
+from headwise.view import View
 
 WIDTH = 64  # of a head
 WORDS = ["the", "captain", "looked", "at", "sea", "and", "boat", "boy", "said", "where", "was", "on"]
@@ -70,8 +71,8 @@ def habits(ids: Tensor) -> list[Callable[[], tuple[Tensor, Tensor]]]:
     ]
 
 
-def shaped(T: int, layers: int, heads: int) -> headwise.view.Sight:
-    """A sight of so many layers and heads on T tokens."""
+def shaped(T: int, layers: int, heads: int) -> View:
+    """A view of so many layers and heads on T tokens."""
     torch.manual_seed(0)
     ids = tokens(T)
     maps = []

@@ -48,7 +48,7 @@ def server_of(limits=None, **models):
 
 
 def begun(client, text=TEXT, **asked):
-    answer = client.post("/api/looks", json={"text": text, **asked})
+    answer = client.post("/api/runs", json={"text": text, **asked})
     assert answer.status_code == 201, answer.text
     return answer.json()["id"]
 
@@ -57,7 +57,7 @@ def until(client, id, stages, seconds=30):
     """How the look stands once it is at one of these stages."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        told = client.get(f"/api/looks/{id}").json()
+        told = client.get(f"/api/runs/{id}").json()
         if told["stage"] in stages:
             return told
         time.sleep(0.01)

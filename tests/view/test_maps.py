@@ -25,14 +25,14 @@ def test_a_map_of_given_weights_gives_them_back_with_their_statistics():
 
 def test_attentions_of_an_eager_model_can_be_viewed():
     torch.manual_seed(0)
-    sight = view([dense().float(), dense()[0].half()])
-    assert sight.sentence.startswith("2 layers × 3 heads · 11 tokens")
+    result = view([dense().float(), dense()[0].half()])
+    assert result.sentence.startswith("2 layers × 3 heads · 11 tokens")
 
 
 @pytest.mark.parametrize(
     ("weights", "error", "message"),
     [
-        (torch.randn(1, 3, 5, 5), OptionError, "each row with sum 1"),
+        (torch.randn(1, 3, 5, 5), OptionError, "each row sums to 1"),
         (torch.eye(5), ShapeError, r"expected floats \(1, H, T, S\)"),
         (torch.eye(5, dtype=torch.int64).expand(1, 3, 5, 5), ShapeError, "torch.int64"),
     ],

@@ -5,7 +5,7 @@ from string import Template
 
 from headwise.learn.layout import Operation, memory_text, picture_text
 from headwise.learn.steps import SIX, Explained, Setting, headline, number_text, numbers
-from headwise.view.static_page import leaf
+from headwise.view.static_page import static_page
 
 STYLE = """
 * { box-sizing: border-box; }
@@ -81,7 +81,7 @@ def steps_page(setting: Setting, steps: list[Explained], operations: list[Operat
         layout="\n".join(_operation(op) for op in operations),
         picture=escape(picture_text()),
     )
-    return leaf(f"Ten steps: {headline(setting)}", STYLE, body)
+    return static_page(f"Ten steps: {headline(setting)}", STYLE, body)
 
 
 def _step(step: Explained, differs: str | None) -> str:

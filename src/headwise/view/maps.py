@@ -1,8 +1,8 @@
-"""From a model and a text to a sight: run the model once, collect the maps."""
+"""Attention maps to view: of one run of a model on a text, or of weights that are already at hand."""
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,81 +10,63 @@ from torch import Tensor, nn
 from headwise.errors import OptionError, ShapeError
 from headwise.models import TextModel
 from headwise.study.watch import Watched, watch
-from headwise.view.result import Progress, Sight, silent
+from headwise.view.result import Progress
 from headwise.weights import AttentionMap, Scoring
 
 Layers = Collection[str] | Callable[[str], bool] | None
+LOG_ZERO = -1e4  # in place of log 0: its exponential is 0 in every precision
+NEAR_ONE = 0.02  # how far the sum of a row may be from 1; half precision rounds
 
 
-def view(
-    model: Any,
-    tokens: Any = None,
-    *,
-    words: Sequence[str] | None = None,
-    keys: Sequence[str] | None = None,
-    layers: Layers = None,
-    queries: int | None = None,
-    progress: Progress = silent,
-) -> Sight:
-    """What every head of a model does with one text.
+class Collected(NamedTuple):
+    """The maps of a model or of the caller by layer name, and what is known about their tokens."""
 
-    >>> from headwise import load_builtin
-    >>> sight = view(load_builtin(), "The captain looked at the sea.")
-    >>> sight.sentence.split(" · ")[:2]
-    ['7 layers × 8 heads', '8 tokens']
+    maps: Mapping[str, AttentionMap]
+    ids: Tensor | None
+    words: Sequence[str] | None = None
 
-    Args:
-        model: the built-in model or its like, with a text; a model on headwise layers or a transformers model on
-            `attn_implementation="headwise"`, with token ids; or maps: one, a list, or by name, also as plain tensors
-            (1, H, T, S), such as the `attentions` of an eager model.
-        tokens: the text, or token ids (T,) or (1, T); or everything the model is called with, by name.
-        words: what each query token stands for; numbers unless given.
-        keys: what each key token stands for, in cross-attention.
-        layers: names of the layers to see, or a function that says which; all unless given. An encoder and decoder have
-            layers of different sizes, of which one kind can be seen at a time.
-        queries: take numbers and small pictures from this many queries, evenly spread, and say so; from all unless
-            given. The time is that many times T instead of T times T.
-        progress: called with what is being done, how much of it is done, and of how much.
-    """
-    told: dict[str, Any] = {"queries": queries, "progress": progress}
+
+def collected(model: Any, tokens: Any, layers: Layers, progress: Progress) -> Collected:
+    """Run a model once and collect the maps of its layers, or take the maps that are given."""
     if isinstance(model, TextModel):
-        ids = model.tokens(tokens, most=10**9) if isinstance(tokens, str) else _ids(tokens)
+        ids = model.tokens(tokens, most=10**9) if isinstance(tokens, str) else _token_ids(tokens)
         _check_length(model, ids)
-        maps = _maps(model.module, lambda: model.read(ids), layers, progress)
-        return Sight(maps, model.pieces(ids) if words is None else words, ids, **told)
-    if isinstance(model, nn.Module):
-        if tokens is None or isinstance(tokens, str):
-            raise OptionError(f"view({type(model).__name__}): pass token ids, such as tokenizer(text).input_ids.")
-        if isinstance(tokens, Mapping):
-            maps = _maps(model, lambda: model(**tokens), layers, progress)
-            T, S = next(iter(maps.values())).shape[2:] if maps else (0, 0)
-            own = tokens.get("input_ids") if T == S else None  # the keys of cross-attention are another text
-            return Sight(maps, words, None if own is None else _ids(own), keys, **told)
-        ids = _ids(tokens)
-        return Sight(_maps(model, lambda: model(ids), layers, progress), words, ids, keys, **told)
-    return Sight(_named(model), words, None if tokens is None else _ids(tokens), keys, **told)
+        return Collected(_watched(model.module, lambda: model.read(ids), layers, progress), ids, model.pieces(ids))
+    if not isinstance(model, nn.Module):
+        return Collected(_named(model), None if tokens is None else _token_ids(tokens))
+    if tokens is None or isinstance(tokens, str):
+        raise OptionError(f"view({type(model).__name__}): pass token ids, such as tokenizer(text).input_ids.")
+    if not isinstance(tokens, Mapping):
+        ids = _token_ids(tokens)
+        return Collected(_watched(model, lambda: model(ids), layers, progress), ids)
+    maps = _watched(model, lambda: model(**tokens), layers, progress)
+    T, S = next(iter(maps.values())).shape[2:] if maps else (0, 0)
+    given = tokens.get("input_ids") if T == S else None  # in cross-attention, the keys are another text
+    return Collected(maps, None if given is None else _token_ids(given))
 
 
-def _maps(model: nn.Module, run: Callable[[], object], layers: Layers, progress: Progress) -> dict[str, AttentionMap]:
-    """The maps of one run, by layer; of a layer that is called several times the last."""
+def _watched(
+    model: nn.Module, run: Callable[[], object], layers: Layers, progress: Progress
+) -> dict[str, AttentionMap]:
+    """The maps of one run by layer; the last one of a layer that is called several times."""
     found = 0
 
-    def seen_one(weights: AttentionMap) -> AttentionMap:
+    def count(weights: AttentionMap) -> AttentionMap:
         nonlocal found
         found += 1
-        progress("reading", min(found, count), count)
+        progress("reading", min(found, total), total)
         return weights
 
     training = model.training
     try:
-        with torch.no_grad(), _watch(model, layers, seen_one) as seen:
-            count = len(seen._layers)
+        with torch.no_grad(), _watch(model, layers, count) as seen:
+            total = len(seen._layers)
             model.eval()
             run()
     except IndexError as error:
         raise ShapeError(
-            f"view({type(model).__name__}): {error}. Are there more tokens than it can read, or ids that its embedding "
-            "does not have?"
+            f"view({type(model).__name__}): {error}. Is the text longer than the model can read, or are there ids that "
+            "its embedding does not have?"
         ) from error
     finally:
         model.train(training)
@@ -92,33 +74,34 @@ def _maps(model: nn.Module, run: Callable[[], object], layers: Layers, progress:
 
 
 def _watch(model: nn.Module, layers: Layers, each: Callable[[AttentionMap], AttentionMap]) -> Watched:
-    """A watch over all of the model; one that would miss some of it is refused unless the others are asked for."""
+    """Watch the whole model; if some of its attention cannot be watched, the caller must choose the layers."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error" if layers is None else "ignore", message=".*attends by itself")
         try:
             return watch(model, layers=layers, statistics=each)
-        except UserWarning as told:
-            raise OptionError(f"view: {told} Choose the layers that are, with layers=[...].") from told
+        except UserWarning as warning:
+            raise OptionError(f"view: {warning} Choose the layers to view with layers=[...].") from warning
 
 
 def _check_length(model: TextModel, ids: Tensor) -> None:
     if model.limit is not None and ids.shape[1] > model.limit:
         raise ShapeError(
-            f"the text is {ids.shape[1]:,} tokens long and the model can read {model.limit:,}. Shorten it, or pass the "
-            f"first tokens alone: view(model, model.tokens(text, most=10**9)[:, :{model.limit}])."
+            f"the text is {ids.shape[1]:,} tokens long and the model can read {model.limit:,}. Shorten it, or pass "
+            f"only the first tokens: view(model, model.tokens(text, most=10**9)[:, :{model.limit}])."
         )
 
 
-def _ids(tokens: Any) -> Tensor:
+def _token_ids(tokens: Any) -> Tensor:
+    """Token ids as (1, T)."""
     found = torch.as_tensor(tokens)
     found = found[None] if found.dim() == 1 else found
     if found.dim() != 2 or found.shape[0] != 1 or found.shape[1] == 0 or found.is_floating_point():
-        raise OptionError(f"tokens of shape {tuple(found.shape)}: expected whole numbers (T,) or (1, T), at least one.")
+        raise OptionError(f"tokens of shape {tuple(found.shape)}: expected integers (T,) or (1, T), at least one.")
     return found
 
 
 def _named(maps: Any) -> Mapping[str, AttentionMap]:
-    """Maps by the names of their layers."""
+    """Maps by layer name, from one map, a list or a mapping; plain tensors of weights become maps."""
     if isinstance(maps, AttentionMap | Tensor):
         maps = [maps]
     if isinstance(maps, Mapping):
@@ -137,14 +120,11 @@ def _named(maps: Any) -> Mapping[str, AttentionMap]:
     return named
 
 
-# Weights that somebody already has as numbers, to look at like any other map.
-
-NOTHING = -1e4  # the logarithm of a weight that is 0: its exponential is 0 in every precision
-NEAR = 0.02  # how far a row's sum may be from 1; half precision rounds
-
-
 def map_of(weights: Tensor) -> AttentionMap:
-    """A map of weights (H, T, S) or (1, H, T, S), as `output_attentions=True` gives them.
+    """A map of given weights (H, T, S) or (1, H, T, S), such as those of `output_attentions=True`.
+
+    A map is made of queries and keys. Here the queries are the logarithms of the weights and key j is unit vector j, so
+    that query times key is the logarithm of a weight, and its softmax is the weight.
 
     >>> map_of(torch.eye(3).expand(1, 2, 3, 3)).entropy().sum().item()
     0.0
@@ -156,11 +136,11 @@ def map_of(weights: Tensor) -> AttentionMap:
         )
     precise = weights.detach().to(torch.promote_types(weights.dtype, torch.float32))
     sums = precise.sum(-1)
-    if not bool(((sums - 1).abs() < NEAR).all()) or bool((precise < 0).any()):
+    if not bool(((sums - 1).abs() < NEAR_ONE).all()) or bool((precise < 0).any()):
         raise OptionError(
-            f"rows of these weights sum to {sums.min():.3g} up to {sums.max():.3g}: expected weights after the "
-            "softmax, each row with sum 1."
+            f"the rows of these weights sum to {sums.min():.3g} up to {sums.max():.3g}: expected weights after the "
+            "softmax, where each row sums to 1."
         )
     S = weights.shape[-1]
     keys = torch.eye(S, dtype=precise.dtype, device=precise.device).expand(*weights.shape[:2], S, S)
-    return AttentionMap(precise.log().clamp(min=NOTHING), keys, Scoring(scale=1.0))
+    return AttentionMap(precise.log().clamp(min=LOG_ZERO), keys, Scoring(scale=1.0))

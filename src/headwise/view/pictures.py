@@ -1,12 +1,14 @@
-"""Any tile of a map at any zoom, exact, for the work of that tile alone.
+"""Pictures of attention maps: any tile at any zoom, one single weight, and the numbers that stand beside a picture.
 
-A map of T queries and S keys is laid on squares of 256 pixels. At level z a pixel covers 2^(Z−z) queries and as many
-keys: level 0 shows the whole in one square, level Z one weight a pixel. What a pixel can show:
+The picture of a whole map is `AttentionMap.pooled`. Here are the same pictures of a window of it, exact, at the cost of
+that window alone. A map of T queries and S keys is divided into tiles of 256 × 256 pixels. At level z a pixel covers
+2^(Z−z) queries and as many keys: level 0 shows the whole map in one tile, and at level Z a pixel is one weight. A pixel
+shows one of:
 
-    mass     weights summed over its keys, averaged over its queries: a row of pixels sums to 1 at every level
-    rest     the same with the first key taken out and the others scaled up to 1
+    mass     weights summed over its keys and averaged over its queries: a row of pixels sums to 1 at every level
+    rest     the same without the first key, the other weights rescaled to sum to 1
     peak     the largest weight
-    uniform  weight times the number of keys its query sees, averaged over the pairs that see each other: 1 is even
+    uniform  weight times the number of keys its query sees, averaged over visible pairs: 1 is uniform attention
 """
 
 import dataclasses
@@ -23,18 +25,20 @@ from headwise.weights import AttentionMap, indexing, streaming
 from headwise.weights.readings import Distance, Entropy, Peak, Pooled, Reading, Received, TopKeys, unflat, zeros
 from headwise.weights.source import Block, Source, Tile, row_blocks
 
-SIDE = 256  # pixels of a square
+SIDE = 256  # pixels along a tile
 KINDS = ("mass", "rest", "peak", "uniform")
-CLEAR = 0.01  # what is left of a row beside its first key, from which on float32 tells it to five digits
+THUMBNAIL = 64  # pixels along the picture of a head in the atlas
+TOP = 8  # weights per row that are kept where not all can be
+CLEAR = 0.01  # if the first key leaves at least this much of a row, float32 gives the rest to five digits
 
 
 def levels(T: int, S: int) -> int:
-    """Z, the deepest level: the smallest with 256 · 2^Z ≥ T and S."""
+    """The deepest level Z: the smallest with 256 · 2^Z ≥ T and S."""
     return max(0, (max(T, S, 1) - 1).bit_length() - 8)
 
 
 def span_at(level: int, T: int, S: int) -> int:
-    """How many queries, and keys, a pixel of this level covers."""
+    """How many queries, and how many keys, a pixel of this level covers."""
     deepest = levels(T, S)
     if not isinstance(level, int) or not 0 <= level <= deepest:
         raise OptionError(f"level {level!r}: a map of {T} × {S} has levels 0 to {deepest}.")
@@ -42,10 +46,10 @@ def span_at(level: int, T: int, S: int) -> int:
 
 
 def tile(weights: AttentionMap, head: int, level: int, row: int, col: int, kind: str = "mass") -> Tensor:
-    """One square of one head, (256, 256) in float32 or better; zeros beyond the last query and key.
+    """One tile of one head, (256, 256) in float32 or better; zeros beyond the last query and key.
 
-    It takes the work of its own queries and keys, and of all keys of its queries where the sink is taken out or the
-    map does not know its log-sum-exp yet.
+    It costs the work of its own queries and keys. Without the first key, or where the map has no log-sum-exp yet, it
+    costs the work of whole rows.
 
     >>> weights = AttentionMap(torch.randn(1, 3, 700, 16), torch.randn(1, 3, 700, 16))
     >>> levels(700, 700), tile(weights, 2, 0, 0, 0).shape, tile(weights, 2, 2, 1, 0)[0].sum() < 1
@@ -63,25 +67,27 @@ def tile(weights: AttentionMap, head: int, level: int, row: int, col: int, kind:
 
 
 def pixels(weights: AttentionMap, span: int, keys: range, kind: str = "mass", tall: int | None = None) -> Tensor:
-    """All queries of the map and these keys, (H, rows, cols), in pixels of `span` from the first of each.
+    """All queries of the map and the given keys, (H, rows, cols), in pixels of `span` queries and keys.
 
-    With `tall` a pixel has so many queries instead: for a map of a few queries that stand for many.
+    With `tall`, a pixel covers that many queries instead: for a map of a few queries that represent many.
     """
-    return measured(weights, [Cells.of(kind, span, keys, tall)], kind == "rest")[0].values()
+    return filled(weights, [PooledCells.of(kind, span, keys, tall)], without_sink=kind == "rest")[0].values()
 
 
-def measured(weights: AttentionMap, cells: Sequence["Cells"], apart: bool = False) -> Sequence["Cells"]:
-    """The cells, filled in one pass; of the map without its first key where `apart`."""
+def filled(
+    weights: AttentionMap, cells: Sequence["PooledCells"], *, without_sink: bool = False
+) -> Sequence["PooledCells"]:
+    """The cells, filled in one pass over the map, or over the map without its first key."""
     with torch.no_grad():
         weights = weights.detach()
-        streaming.read((without_first(weights) if apart else weights)._normalised(), cells)
+        streaming.read((without_first(weights) if without_sink else weights)._normalised(), cells)
     return cells
 
 
 def without_first(weights: AttentionMap) -> AttentionMap:
-    """`weights.without(sink(1))`, whose log-sum-exp follows from the known one: lse + log(1 − weight of the first key).
+    """`weights.without(sink(1))`, with its log-sum-exp derived from the known one: lse + log(1 − first weight).
 
-    Where the first key has nearly all of a row, that difference would lose digits, and the row is computed anew.
+    Where the first key takes nearly the whole row, that difference would lose digits, so the row is recomputed.
     """
     rest = weights.without(sink(1))
     left = 1 - indexing.tile(weights._normalised(), range(1))[..., 0]  # (B, H, T)
@@ -92,8 +98,8 @@ def without_first(weights: AttentionMap) -> AttentionMap:
     return rest
 
 
-class Cells(Reading):
-    """Sums of weights in cells of `tall` queries and `span` keys, within a window; see `Times` and `Peaks`."""
+class PooledCells(Reading):
+    """Weights in cells of `tall` queries and `span` keys within a window: summed over keys, averaged over queries."""
 
     by_row = False
     differentiable = (False,)
@@ -102,9 +108,9 @@ class Cells(Reading):
         self.span, self.keys, self.tall = span, keys, span if tall is None else tall
 
     @staticmethod
-    def of(kind: str, span: int, keys: range, tall: int | None = None) -> "Cells":
-        """The cells that show this kind; squares unless it is said how tall they are."""
-        return {"peak": Peaks, "uniform": Times}.get(kind, Cells)(span, keys, tall)
+    def of(kind: str, span: int, keys: range, tall: int | None = None) -> "PooledCells":
+        """The cells of a kind of picture; square unless `tall` is given."""
+        return {"peak": PeakCells, "uniform": UniformCells}.get(kind, PooledCells)(span, keys, tall)
 
     def start(self, source: Source) -> None:
         self.source = source
@@ -121,30 +127,30 @@ class Cells(Reading):
             self.fold(tile, slice(lo - tile.cols.start, hi - tile.cols.start), lo - self.keys.start)
 
     def fold(self, tile: Tile, cols: slice, first: int) -> None:
-        """Add the tile's columns, the first of which is the window's key `first`."""
+        """Add columns of the tile; the first of them is key `first` of the window."""
         self._add(self.sum, tile, tile.weights[..., cols], first)
 
     def finish(self) -> tuple[Tensor, ...]:
         return (unflat(self.values(), self.source),)
 
     def dense(self, block: Block) -> tuple[Tensor, ...]:
-        raise AssertionError("pictures to look at are not differentiated")
+        raise AssertionError("pictures of a window are not differentiated")
 
-    def halved(self) -> "Cells":
-        """The same sums in squares twice as wide."""
-        assert type(self) is Cells  # noqa: S101 - the others do not add up
-        found = Cells(2 * self.span, self.keys, 2 * self.tall)
+    def halved(self) -> "PooledCells":
+        """The same sums in cells twice as large."""
+        assert type(self) is PooledCells  # noqa: S101 - other kinds cannot be added
+        found = PooledCells(2 * self.span, self.keys, 2 * self.tall)
         found.source, found.T = self.source, self.T
         found.size = (-(-self.size[0] // 2), -(-self.size[1] // 2))
         found.sum = _squares(self.sum, 0, 0, 2, 2).sum((2, 4))
         return found
 
     def values(self) -> Tensor:
-        """What the pixels show, (H, rows, cols)."""
+        """The picture, (H, rows, cols)."""
         return (self.sum / self._queries()[:, None]).to(self.source.precise)
 
     def _queries(self) -> Tensor:
-        """How many queries there are in each row of cells."""
+        """The number of queries in each row of cells."""
         edges = torch.arange(self.size[0] + 1, device=self.sum.device) * self.tall
         return edges.clamp(max=self.T).diff()
 
@@ -153,12 +159,12 @@ class Cells(Reading):
         self._under(room, tile, squares, first).add_(squares)
 
     def _under(self, room: Tensor, tile: Tile, squares: Tensor, first: int) -> Tensor:
-        """The cells that these squares lie on."""
+        """The cells that these squares belong to."""
         top, left = tile.rows.start // self.tall, first // self.span
         return room[tile.heads, top : top + squares.shape[1], left : left + squares.shape[2]]
 
 
-class Peaks(Cells):
+class PeakCells(PooledCells):
     """The largest weight of every cell."""
 
     def fold(self, tile: Tile, cols: slice, first: int) -> None:
@@ -170,8 +176,8 @@ class Peaks(Cells):
         return self.sum.to(self.source.precise)
 
 
-class Times(Cells):
-    """How many times the even share a weight is, averaged over the pairs of a cell that see each other."""
+class UniformCells(PooledCells):
+    """Weights as multiples of uniform attention, averaged over the visible pairs of a cell."""
 
     def start(self, source: Source) -> None:
         super().start(source)
@@ -189,7 +195,7 @@ class Times(Cells):
 
 
 def _squares(values: Tensor, row: int, col: int, tall: int, wide: int) -> Tensor:
-    """(G, t, s) whose first entry is (row, col) as (G, n, tall, m, wide): cut along the grid, zeros at the edges."""
+    """(G, t, s), with its first entry at (row, col), as (G, n, tall, m, wide): cut along the grid, zero-padded."""
     _, t, s = values.shape
     top, left = row % tall, col % wide
     edges = (left, -(left + s) % wide, top, -(top + t) % tall)
@@ -202,20 +208,17 @@ def _checked(weights: AttentionMap, kind: str) -> tuple[int, int]:
     if kind not in KINDS:
         raise OptionError(f"kind {kind!r}: expected one of {', '.join(KINDS)}.")
     if weights.shape[0] != 1:
-        raise ShapeError(f"a map of {weights.shape[0]} samples: take one with weights.select(batch=[0]).")
+        raise ShapeError(f"the map has {weights.shape[0]} samples: take one with weights.select(batch=[0]).")
     return weights.shape[2], weights.shape[3]
 
 
-# One weight, and what can be said of it.
-
-
 class Cell(NamedTuple):
-    """How one query looks at one key.
+    """One weight of a map.
 
-    weight: the share of the query's attention.
-    logit: the score it comes from, minus infinity where the key is hidden.
-    rank: 1 for the key the query looks at most; hidden keys come last.
-    visible: how many keys the query sees; with even attention each would get 1 / visible.
+    weight: the share of the query's attention that goes to the key.
+    logit: the score behind it, minus infinity where the key is hidden.
+    rank: 1 for the key with the largest weight of the row; hidden keys come last.
+    visible: how many keys the query sees; uniform attention would give each of them 1 / visible.
     """
 
     weight: float
@@ -225,12 +228,12 @@ class Cell(NamedTuple):
 
     @property
     def times_uniform(self) -> float:
-        """How many times the even share the weight is."""
+        """The weight as a multiple of uniform attention."""
         return self.weight * self.visible
 
 
 def cell(weights: AttentionMap, head: int, query: int, key: int) -> Cell:
-    """One weight of a map of one sample, for the work of its row.
+    """One weight of a map of one sample, at the cost of its row.
 
     >>> weights = AttentionMap(torch.zeros(1, 3, 8, 5), torch.zeros(1, 3, 8, 5))
     >>> cell(weights, 2, 6, 4)
@@ -243,15 +246,9 @@ def cell(weights: AttentionMap, head: int, query: int, key: int) -> Cell:
     return Cell(float(row[0, 0, 0, key]), float(scores[key]), rank, int((scores > -torch.inf).sum()))
 
 
-# What a page shows of one layer, measured in one pass over its weights.
-
-THUMBNAIL = 64  # pixels
-TOP = 8  # keys of a row that are kept where not all are
-
-
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """Of all heads of a layer: thumbnails, numbers by query and by key, the largest weights, cells by kind."""
+class LayerStatistics:
+    """What a page shows of all heads of a layer: thumbnails, numbers by query and by key, the largest weights."""
 
     thumbnails: Tensor  # (H, rows, cols)
     entropy: Tensor  # (H, T), in nats
@@ -259,61 +256,72 @@ class Measured:
     distance: Tensor  # (H, T)
     received: Tensor  # (H, S), summed over queries
     log_sum_exp: Tensor  # (H, T)
-    top_weights: Tensor | None  # (H, T, 8)
-    top_keys: Tensor | None
-    cells: dict[str, Cells]
+    top_weights: Tensor | None = None  # (H, T, 8)
+    top_keys: Tensor | None = None
 
+    @classmethod
+    def of(cls, weights: AttentionMap, *, top: bool = False, cells: Sequence[PooledCells] = ()) -> "LayerStatistics":
+        """Measure a layer in one pass over its weights.
 
-def measure(weights: AttentionMap, *, top: bool = False, cells: dict[str, Cells] | None = None) -> Measured:
-    """One pass over a layer.
+        Args:
+            weights: the map, of one sample.
+            top: whether to keep the largest weights of every row.
+            cells: pictures to fill in the same pass.
+        """
+        T, S = weights.shape[2:]
+        readings: list[Reading] = [
+            Pooled(min(THUMBNAIL, T), min(THUMBNAIL, S)), Entropy(), Peak(), Distance(), Received(),
+        ]  # fmt: skip
+        readings += [TopKeys(min(TOP, S))] if top else []
+        with torch.no_grad():
+            source = weights.detach()._normalised()
+            found = streaming.read(source, [*readings, *cells])
+        assert source.log_sum_exp is not None  # noqa: S101 - it is normalised
+        thumbnails, entropy, peak, distance, received = (outputs[0][0] for outputs in found[:5])
+        top_weights, top_keys = (output[0] for output in found[5]) if top else (None, None)
+        return cls(
+            thumbnails, entropy, peak, distance, received, source.log_sum_exp[0], top_weights, top_keys,
+        )  # fmt: skip
 
-    Args:
-        weights: the map, of one sample.
-        top: whether to keep the largest weights of every row.
-        cells: to fill, by name.
-    """
-    T, S = weights.shape[2:]
-    thumbnails = Pooled(min(THUMBNAIL, T), min(THUMBNAIL, S))
-    asked: list[Reading] = [thumbnails, Entropy(), Peak(), Distance(), Received()]
-    asked += [TopKeys(min(TOP, S))] if top else []
-    cells = cells or {}
-    with torch.no_grad():
-        source = weights.detach()._normalised()
-        found = streaming.read(source, [*asked, *cells.values()])
-    pictures, entropy, (peak, _), distance, (received, _), *rest = (x[0] if len(x) == 1 else x for x in found)
-    best, keys = rest[0] if top else (None, None)
-    assert source.log_sum_exp is not None  # noqa: S101 - it is normalised
-    return Measured(
-        pictures[0], entropy[0], peak[0], distance[0], received[0], source.log_sum_exp[0],
-        None if best is None else best[0], None if keys is None else keys[0], cells,
-    )  # fmt: skip
+    @classmethod
+    def joined(cls, parts: Sequence["LayerStatistics"]) -> "LayerStatistics":
+        """The statistics of some heads after those of others."""
+        names = ("thumbnails", "entropy", "peak", "distance", "received", "log_sum_exp")
+        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 
+    def stretched(self, queries: Tensor | None, T: int) -> "LayerStatistics":
+        """Statistics of some queries as an estimate for all T: each represents those just before it."""
+        if queries is None:
+            return self
+        nearest = torch.searchsorted(queries, torch.arange(T))
+        by_row = {name: getattr(self, name)[:, nearest] for name in ("entropy", "peak", "distance", "log_sum_exp")}
+        return dataclasses.replace(self, received=self.received * (T / len(queries)), **by_row)
 
-def refuse_broken(measured: Measured, name: str) -> None:
-    """Raise unless every number is one."""
-    if not (measured.entropy.isfinite().all() and measured.received.isfinite().all()):
-        raise OptionError(
-            f"{name}: its weights are not all numbers (NaN or infinite queries, keys or biases), so that no picture of "
-            f"them would be true. Look at the query and key of that layer."
-        )
+    def check_finite(self, name: str) -> None:
+        """Refuse a layer whose weights are not all numbers."""
+        if not (self.entropy.isfinite().all() and self.received.isfinite().all()):
+            raise OptionError(
+                f"{name}: its weights are not all numbers (NaN or infinite queries, keys or biases), so no picture of "
+                f"them would be true. Check the query and key of that layer."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
-    """Which keys each query may see: the first, the last, and how many; per head where heads differ, else once."""
+    """Which keys each query may see: the first, the last and their number; per head where heads differ, else once."""
 
-    first: Tensor  # (1 or H, T); S where none is seen
-    last: Tensor  # −1 where none is seen
+    first: Tensor  # (1 or H, T); S where none is visible
+    last: Tensor  # −1 where none is visible
     count: Tensor
 
     def same_as(self, other: "Reach") -> bool:
-        """Whether both say the same."""
+        """Whether both are equal."""
         mine, theirs = (self.first, self.last, self.count), (other.first, other.last, other.count)
-        return all(a.shape == b.shape and bool((a == b).all()) for a, b in zip(mine, theirs, strict=True))
+        return all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
 def reach(weights: AttentionMap) -> Reach:
-    """The keys that mask and bias let each query see, found block by block of rows."""
+    """The keys that the mask and the bias let each query see."""
     source = weights.select(batch=[0])._source()
     H, T, S = source.shape[1:]
     if source.mask is None and source.scoring.bias is None:

@@ -1,6 +1,7 @@
-"""One head's map on a screen of text: what part of it is shown, where the cursor stands, and what keys do.
+"""One head's map in a terminal: the part of it that is shown, the cursor, the keys, and the full-screen mode.
 
-Nothing here touches a terminal: keys come in as names, lines go out.
+`MapScreen` does not touch the terminal: keys come in as names, lines go out. `show` runs a screen in a real terminal,
+and restores the terminal however it ends.
 """
 
 import dataclasses
@@ -9,8 +10,6 @@ import select
 import shutil
 import signal
 import sys
-import termios
-import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
@@ -20,23 +19,32 @@ from torch import Tensor
 
 from headwise.view.color import CURSOR, LETTERS, NOTHING, Palette
 from headwise.view.pictures import Cell, pixels
-from headwise.view.result import Sight
-from headwise.view.terminal import check_place, wrapped
+from headwise.view.result import View
+from headwise.view.terminal import wrapped
 from headwise.view.tokens import cut, fill, shown, wide
 
-LABEL = 18  # columns of a word and its place beside the map
+LABEL = 18  # columns of a token and its position beside the map
 HEADER, FOOTER = 2, 4  # lines above and below the map
-APART = 12  # columns from one word above the map to the next
-NEAREST = 3  # the zoom at which a weight is eight columns wide; at 0 it is one, at −1 one stands for four weights
-PRINTED = 48  # lines of a map that is printed once
-KEPT = 64  # pictures, so that going back costs nothing
-KEYS = "arrows move · + - zoom · Enter one weight · n p other heads · t words · q ends"
+APART = 12  # columns from one label above the map to the next
+NEAREST = 3  # the zoom at which a weight is eight columns wide; one column at 0; at −1 a cell is 2 × 2 weights
+PRINTED = 48  # most lines of a printed map
+KEPT = 64  # pictures kept in memory, so that going back is free
+KEYS = "arrows move · + - zoom · Enter one weight · n p other head · t labels · q quits"
+SEQUENCES = {
+    "[A": "up", "[B": "down", "[C": "right", "[D": "left", "OA": "up", "OB": "down", "OC": "right", "OD": "left",
+    "[H": "home", "[F": "end", "OH": "home", "OF": "end", "[1~": "home", "[4~": "end", "[5~": "pageup",
+    "[6~": "pagedown",
+}  # fmt: skip
+NAMES = {"\r": "enter", "\n": "enter", "\x04": "q", "": "q"}  # Ctrl-D or a closed terminal quits
+PATIENCE = 0.05  # seconds to wait for the rest of an escape sequence
+ENTER = "\033[?1049h\033[?25l"  # alternate screen, no cursor
+LEAVE = "\033[0m\033[?25h\033[?1049l"  # colors, cursor and screen as they were
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Window:
-    """The part of a map that is shown: its first query and key, how many a cell covers, and how many cells."""
+class MapWindow:
+    """The visible part of a map: its first query and key, how many of each a cell covers, and the number of cells."""
 
     query: int
     key: int
@@ -53,90 +61,90 @@ class MapScreen:
     """The map of one head, moved and zoomed by keys.
 
     Args:
-        sight: what is looked at.
-        layer: of the head.
+        view: the model and text.
+        layer: the layer of the head.
         head: its number.
-        palette: how shares are shown; letters take a line a row, colours half a line.
+        palette: how weights are drawn; a row takes a line in letters and half a line in colors.
         width: columns of the screen.
-        height: its lines.
+        height: lines of the screen.
     """
 
-    def __init__(self, sight: Sight, layer: int, head: int, palette: Palette, width: int, height: int) -> None:
-        check_place(sight, layer, head)
-        self.sight, self.layer, self.head, self.palette = sight, layer, head, palette
-        self.query, self.key = sight.T - 1, 0
+    def __init__(self, view: View, layer: int, head: int, palette: Palette, width: int, height: int) -> None:
+        view.check_place(layer, head)
+        self.view, self.layer, self.head, self.palette = view, layer, head, palette
+        self.query, self.key = view.T - 1, 0
         self.words = width >= 60
         self.cell: Cell | None = None
         self.ended = False
         self.pointing = True
-        self._pictures: dict[tuple[int, int, Window], Tensor] = {}
+        self._pictures: dict[tuple[int, int, MapWindow], Tensor] = {}
         self.top = self.left = 0  # the first cells shown
         self.resize(width, height)
         self.zoom = self._furthest()
 
-    # What is where.
+    # Layout.
 
     def resize(self, width: int, height: int) -> None:
-        """The screen has another size."""
+        """Adapt to a new size of the screen."""
         self.width, self.height = width, height
 
     @property
     def span(self) -> int:
-        """How many queries, and keys, a cell covers."""
+        """How many queries, and how many keys, a cell covers."""
         return int(2 ** max(0, -self.zoom))
 
     @property
     def wide(self) -> int:
-        """How many columns a cell has."""
+        """Columns per cell."""
         return int(2 ** max(0, self.zoom))
 
     @property
     def per_line(self) -> int:
-        """How many cells stand above each other in one line: two of the smallest, where there are colours."""
+        """Rows of cells per line: two if cells are smallest and there are colors."""
         return 2 if self.palette.depth and self.wide == 1 else 1
 
     @property
     def tall(self) -> int:
-        """How many lines a cell has, where it has a line."""
+        """Lines per cell, at least one."""
         return max(1, self.wide // 2)
 
     def _room(self) -> tuple[int, int]:
-        """How many cells there is room for, down and across."""
+        """How many cells fit, down and across."""
         lines = max(self.tall, self.height - HEADER - FOOTER)
         columns = max(self.wide, self.width - (LABEL if self.words else 0))
         return lines * self.per_line // self.tall, columns // self.wide
 
     def _furthest(self) -> int:
-        """The zoom at which the whole map is shown."""
+        """The zoom that shows the whole map."""
         self.zoom = NEAREST
         while self.zoom > -64:
             rows, cols = self._room()
-            whole = self.span * rows >= self.sight.T and self.span * cols >= self.sight.S
+            whole = self.span * rows >= self.view.T and self.span * cols >= self.view.S
             if whole and self.tall <= self.height - HEADER - FOOTER:
                 break
             self.zoom -= 1
         return self.zoom
 
-    def window(self) -> Window:
-        """What is shown now: as much as there is room for, with the cursor in it."""
-        rows, cols = (-(-size // self.span) for size in (self.sight.T, self.sight.S))
+    def window(self) -> MapWindow:
+        """The part that is shown now: as much as fits, with the cursor inside."""
+        rows, cols = (-(-size // self.span) for size in (self.view.T, self.view.S))
         down, across = self._room()
         down, across = min(down, rows), min(across, cols)
         self.top = _around(self.query // self.span, self.top, down, rows)
         self.left = _around(self.key // self.span, self.left, across, cols)
-        return Window(self.top * self.span, self.left * self.span, self.span, down, across)
+        return MapWindow(self.top * self.span, self.left * self.span, self.span, down, across)
 
-    # What keys do.
+    # Keys.
 
     def press(self, key: str) -> None:
-        """Do what a key means; others mean nothing."""
+        """Handle a key; unknown keys do nothing."""
         self.cell = None
         if key in MOVES:
             self._move(*MOVES[key])
         elif key in ("pageup", "pagedown"):
             self._move(max(1, self._room()[0] // 2) * (1 if key == "pagedown" else -1), 0)
         elif key in ("home", "end"):
-            self.key = 0 if key == "home" else min(self.query, self.sight.S - 1)
+            self.key = 0 if key == "home" else min(self.query, self.view.S - 1)
         elif key in ("+", "=", "-", "−"):
             self._zoom(closer=key in "+=")
         elif key == "t":
@@ -144,16 +152,16 @@ class MapScreen:
         elif key in ("n", "p"):
             self._next(1 if key == "n" else -1)
         elif key == "enter":
-            self._look()
+            self._inspect()
         elif key in ("q", "escape"):
             self.ended = True
 
     def _move(self, down: int, right: int) -> None:
-        self.query = min(max(self.query // self.span + down, 0) * self.span, self.sight.T - 1)
-        self.key = min(max(self.key // self.span + right, 0) * self.span, self.sight.S - 1)
+        self.query = min(max(self.query // self.span + down, 0) * self.span, self.view.T - 1)
+        self.key = min(max(self.key // self.span + right, 0) * self.span, self.view.S - 1)
 
     def _zoom(self, *, closer: bool) -> None:
-        """Twice as near or far, with the cursor about where it is on the screen."""
+        """Zoom by a factor of 2, keeping the cursor about where it is on the screen."""
         rows, cols = self._room()
         down = (self.query // self.span - self.top) / rows
         right = (self.key // self.span - self.left) / cols
@@ -163,43 +171,43 @@ class MapScreen:
         self.top, self.left = self.query // self.span - int(down * rows), self.key // self.span - int(right * cols)
 
     def _next(self, step: int) -> None:
-        places = [(layer, head) for layer, weights in enumerate(self.sight.maps) for head in range(weights.shape[1])]
+        places = [(layer, head) for layer, weights in enumerate(self.view.maps) for head in range(weights.shape[1])]
         self.layer, self.head = places[(places.index((self.layer, self.head)) + step) % len(places)]
 
-    def _look(self) -> None:
-        """Go to the largest weight of the pixel under the cursor, and say all about it."""
+    def _inspect(self) -> None:
+        """Move to the largest weight of the cell under the cursor and describe it."""
         first, key = self.query - self.query % self.span, self.key - self.key % self.span
-        rows = slice(first, min(first + self.span, self.sight.T))
-        found = self.sight.maps[self.layer][0, self.head, rows, key : key + self.span]
+        rows = slice(first, min(first + self.span, self.view.T))
+        found = self.view.maps[self.layer][0, self.head, rows, key : key + self.span]
         place = int(found.argmax())
         self.query, self.key = first + place // found.shape[1], key + place % found.shape[1]
-        self.cell = self.sight.cell(self.layer, self.head, self.query, self.key)
+        self.cell = self.view.cell(self.layer, self.head, self.query, self.key)
 
-    # What is seen.
+    # Drawing.
 
     def lines(self) -> list[str]:
-        """The screen, at most as many lines and columns as it has."""
+        """The lines of the screen, which fit its size."""
         window = self.window()
         body = self._body(window)
         space = [""] * (self.height - HEADER - FOOTER - len(body))
         return [*self._header(window), *body, *space, *self._footer(window)][: self.height]
 
     def picture(self) -> Tensor:
-        """The pixels of the window, (rows, cols): sums over keys, means over queries."""
+        """The picture of the window, (rows, cols): weights summed over keys, averaged over queries."""
         return self._picture(self.window())
 
-    def _picture(self, window: Window) -> Tensor:
+    def _picture(self, window: MapWindow) -> Tensor:
         known = (self.layer, self.head, window)
         if known not in self._pictures:
             rows = slice(window.query, window.query + window.rows * window.span)
-            part = self.sight.maps[self.layer].select(heads=[self.head], rows=rows)
-            keys = range(window.key, min(window.key + window.cols * window.span, self.sight.S))
+            part = self.view.maps[self.layer].select(heads=[self.head], rows=rows)
+            keys = range(window.key, min(window.key + window.cols * window.span, self.view.S))
             if len(self._pictures) >= KEPT:
                 self._pictures.clear()
             self._pictures[known] = pixels(part, window.span, keys)[0]
         return self._pictures[known]
 
-    def _body(self, window: Window) -> list[str]:
+    def _body(self, window: MapWindow) -> list[str]:
         picture = self._picture(window)
         levels = self.palette.levels(picture)
         row, col = window.at(self.query, self.key) if self.pointing else (-1, -1)
@@ -219,7 +227,7 @@ class MapScreen:
         return lines
 
     def _halves(self, levels: list[list[int]], at: int | None, cursor: int) -> str:
-        """A line of two rows of cells; the cursor's, if it is in the upper (0) or lower (1), in a colour of its own."""
+        """A line of two rows of cells, with the cursor in the upper one (0), in the lower one (1) or in neither."""
         parts = list(map(self.palette.halves, *levels))
         if at is not None:
             other = levels[1 - at][cursor]
@@ -228,73 +236,73 @@ class MapScreen:
         return "".join(parts) + self.palette.reset
 
     def _solid(self, levels: list[int], shares: list[float] | None, cursor: int | None) -> str:
-        """A line of cells a line high; with their shares in numbers where these are given and fit."""
+        """A line of cells, with their weights as numbers if given and wide enough."""
         parts = []
         for place, level in enumerate(levels):
             text = number(shares[place]) if shares is not None and self.wide >= 4 else ""
             parts.append(self.palette.cell(level, text, self.wide, cursor=place == cursor))
         return "".join(parts) + self.palette.reset
 
-    def _label(self, window: Window, line: int, here: bool) -> str:
-        """The word that looks, and its place; of several the first, or the cursor's."""
+    def _label(self, window: MapWindow, line: int, here: bool) -> str:
+        """The query token and its position; if a cell covers several, the first, or the one under the cursor."""
         if not self.words:
             return ""
         query = self.query if here else window.query + line * window.span
-        text = f"{query:>5} {cut(shown(self.sight.tokens[query]), LABEL - 8)}"
+        text = f"{query:>5} {cut(shown(self.view.tokens[query]), LABEL - 8)}"
         return (self.palette.strong if here else self.palette.faint)(fill(text, LABEL - 2)) + (" ›" if here else "  ")
 
-    def _header(self, window: Window) -> list[str]:
-        """What the head does; then the words looked at, where there is room, the cursor's among them."""
+    def _header(self, window: MapWindow) -> list[str]:
+        """What the head does, then labels of key tokens where they fit, always including the one under the cursor."""
         place = f"{self.layer}.{self.head}"
-        reading = self.sight.summaries[self.layer][self.head].reading
+        reading = self.view.summaries[self.layer][self.head].reading
         title = self.palette.strong(cut(f"{place}  {reading}", self.width))
         if not self.words:
-            return [title, cut("down: the word that looks · right: the word looked at", self.width)]
+            return [title, cut("rows: queries (attending tokens) · columns: keys (attended tokens)", self.width)]
         row = [" "] * (self.width - LABEL)
         _, cursor = window.at(self.query, self.key)
         if self.pointing:
             _write(row, cursor * self.wide, self._key_label(self.key, "⌄"))
         for col in range(0, window.cols, max(1, APART // self.wide)):
             _write(row, col * self.wide, self._key_label(window.key + col * window.span))
-        return [title, fill("looks ↓ at →", LABEL) + "".join(row).rstrip()]
+        return [title, fill("query ↓  key →", LABEL) + "".join(row).rstrip()]
 
     def _key_label(self, key: int, mark: str = "") -> str:
-        return cut(f"{mark}{key} {shown(self.sight.keys[key])}", max(self.wide, APART) - 1)
+        return cut(f"{mark}{key} {shown(self.view.keys[key])}", max(self.wide, APART) - 1)
 
-    def _footer(self, window: Window) -> list[str]:
-        """Where the cursor stands and what is there; how near one is; the keys."""
-        words = f"{self._named(self.query, self.sight.tokens)} looks at {self._named(self.key, self.sight.keys)}"
+    def _footer(self, window: MapWindow) -> list[str]:
+        """The pair under the cursor, its weight, the zoom, and the keys."""
+        words = f"{self._named(self.query, self.view.tokens)} attends to {self._named(self.key, self.view.keys)}"
         near = "a cell is one weight" if window.span == 1 else f"a cell is {window.span:,} × {window.span:,} weights"
-        last = min(window.query + window.rows * window.span, self.sight.T) - 1
-        part = f"{near} · queries {window.query:,}–{last:,} of {self.sight.T:,} × {self.sight.S:,}"
-        lines = [words, *wrapped(self._told(window), self.width), part][: FOOTER - 1]
+        last = min(window.query + window.rows * window.span, self.view.T) - 1
+        part = f"{near} · queries {window.query:,}–{last:,} of {self.view.T:,} × {self.view.S:,}"
+        lines = [words, *wrapped(self._described(window), self.width), part][: FOOTER - 1]
         lines = [cut(line, self.width) for line in lines]
         return [*lines, self.palette.faint(cut(KEYS, self.width))]
 
-    def _told(self, window: Window) -> str:
+    def _described(self, window: MapWindow) -> str:
         if self.cell is not None:
-            return told(self.cell)
+            return described(self.cell)
         mass = float(self._picture(window)[window.at(self.query, self.key)])
         if window.span == 1:
             return f"weight {mass:.4f}"
-        return f"of the weight of these {window.span:,} queries {mass:.4f} lies on these {window.span:,} keys"
+        return f"these {window.span:,} queries put {mass:.4f} of their weight on these {window.span:,} keys"
 
     def _named(self, place: int, words: list[str]) -> str:
         return f"{place:,} “{cut(shown(words[place]), 20)}”"
 
 
-def printed(sight: Sight, layer: int, head: int, width: int) -> list[str]:
-    """A whole map in letters, once: a line for every query of a short text, for several of a longer one."""
-    screen = MapScreen(sight, layer, head, Palette(0), width, HEADER + FOOTER + min(sight.T, PRINTED))
+def printed(view: View, layer: int, head: int, width: int) -> list[str]:
+    """A whole map in letters: a line per query of a short text, or per several queries of a longer one."""
+    screen = MapScreen(view, layer, head, Palette(0), width, HEADER + FOOTER + min(view.T, PRINTED))
     screen.pointing, screen.words = False, True
     screen.zoom = screen._furthest()
     window = screen.window()
     scale = "one weight" if window.span == 1 else f"{window.span:,} × {window.span:,} weights"
-    legend = f"a letter is {scale}; shares from 0 to 1, square roots: {LETTERS!r}"
+    legend = f"a letter is {scale}; from 0 to 1 on a square-root scale: {LETTERS!r}"
     return [*screen._header(window), *screen._body(window), cut(legend, width)]
 
 
-def told(cell: Cell) -> str:
+def described(cell: Cell) -> str:
     """One weight in words."""
     if cell.logit == -torch.inf:
         return "weight 0: this query may not see this key"
@@ -303,56 +311,46 @@ def told(cell: Cell) -> str:
 
 
 def number(share: float) -> str:
-    """A share in three columns: .43, or 1.0; what rounds to nothing is left out."""
+    """A weight in three columns, such as .43 or 1.0; nothing if it rounds to 0."""
     text = f"{share:.2f}"
     return {"0.00": "", "1.00": "1.0"}.get(text, text.removeprefix("0"))
 
 
 def _around(place: int, first: int, room: int, size: int) -> int:
-    """Where a window of `room` begins so that `place` is in it, moved as little as possible and within `size`."""
+    """Where a window of `room` begins so that it contains `place`, moved as little as possible, within `size`."""
     first = min(max(first, place - room + 1), place)
     return max(0, min(first, size - room))
 
 
 def _write(row: list[str], col: int, text: str) -> None:
-    """Write text into a row of single columns where nothing is yet; a wide letter's second column holds nothing."""
+    """Write text into a row of single columns if they are free; the second column of a wide letter stays empty."""
     size = wide(text)
     if col + size > len(row) or any(letter != " " for letter in row[max(0, col - 1) : col + size + 1]):
         return
     row[col : col + size] = [text, *[""] * (size - 1)]
 
 
-# A terminal lent to one screen: keys as they are pressed, full size, and everything put back however it ends.
-
-SEQUENCES = {
-    "[A": "up", "[B": "down", "[C": "right", "[D": "left", "OA": "up", "OB": "down", "OC": "right", "OD": "left",
-    "[H": "home", "[F": "end", "OH": "home", "OF": "end", "[1~": "home", "[4~": "end", "[5~": "pageup",
-    "[6~": "pagedown",
-}  # fmt: skip
-NAMES = {"\r": "enter", "\n": "enter", "\x04": "q", "": "q"}  # Ctrl-D, or a terminal that is gone, ends it
-PATIENCE = 0.05  # seconds in which the rest of a key's sequence must come after Escape
-ENTER = "\033[?1049h\033[?25l"  # another screen, no cursor
-LEAVE = "\033[0m\033[?25h\033[?1049l"  # colours, cursor and the screen as they were
+# Full screen.
 
 
 class Screen(Protocol):
-    """What can be shown and pressed."""
+    """What `show` can run."""
 
     ended: bool
 
     def resize(self, width: int, height: int) -> None:
-        """The terminal has another size."""
+        """The terminal has a new size."""
 
     def press(self, key: str) -> None:
         """A key was pressed."""
 
     def lines(self) -> list[str]:
-        """What to show."""
+        """The lines to show."""
 
 
 def show(screen: Screen) -> None:
-    """Let a screen have the terminal until it ends, or Ctrl-C ends it."""
-    with suppress(KeyboardInterrupt), _lent_terminal() as read:
+    """Run a screen in the terminal until it ends or the user presses Ctrl-C."""
+    with suppress(KeyboardInterrupt), _full_screen() as read:
         while not screen.ended:
             screen.resize(*shutil.get_terminal_size())
             _draw(screen.lines())
@@ -362,28 +360,31 @@ def show(screen: Screen) -> None:
 
 
 def _draw(lines: list[str]) -> None:
-    """All lines at once, each to its end, without scrolling."""
+    """Write all lines at once, each to its end, without scrolling."""
     text = "\033[H" + "\n".join(f"{line}\033[K" for line in lines) + "\033[J"
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 @contextmanager
-def _lent_terminal() -> Iterator[Callable[[], str | None]]:
-    """The terminal's other screen and its keys one by one; given back however this ends, also by a signal."""
+def _full_screen() -> Iterator[Callable[[], str | None]]:
+    """The alternate screen and a function that reads a key; the terminal is restored on any exit, also by a signal."""
+    import termios  # not on Windows
+    import tty
+
     place = sys.stdin.fileno()
     before = termios.tcgetattr(place)
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
     handlers: dict[int, Any] = {
         signal.SIGWINCH: lambda *_: None,
-        signal.SIGINT: signal.default_int_handler,  # who was started in the background would else ignore Ctrl-C
+        signal.SIGINT: signal.default_int_handler,  # a process started in the background would ignore Ctrl-C
         signal.SIGTERM: _end,
         signal.SIGHUP: _end,
-        signal.SIGTSTP: signal.SIG_IGN,  # who is put to sleep cannot give back
+        signal.SIGTSTP: signal.SIG_IGN,  # a stopped process could not restore the terminal
     }
     old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    # Every signal also wakes who waits for a key: one that comes just before the waiting would else be slept over.
+    # Every signal also wakes the wait for a key; one that arrives just before it would be missed otherwise.
     waker = signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     try:
         tty.setcbreak(place)
@@ -401,12 +402,12 @@ def _lent_terminal() -> Iterator[Callable[[], str | None]]:
 
 
 def _end(number: int, _: Any) -> None:
-    """A signal that ends the program, as an exception: what is lent is given back on the way."""
+    """Turn a signal that ends the program into an exception, so that the terminal is restored on the way."""
     raise SystemExit(128 + number)
 
 
 def _key(place: int, wake: int) -> str | None:
-    """The name of the next key; None when a signal came instead, such as that of another size."""
+    """The name of the next key; None if a signal came first, such as that of a new size."""
     ready = select.select([place, wake], [], [])[0]
     if wake in ready:
         os.read(wake, 64)
@@ -421,7 +422,7 @@ def _key(place: int, wake: int) -> str | None:
 
 
 def _letter(place: int) -> str:
-    """One character, which may be several bytes; nothing when the terminal is gone."""
+    """One character, which may be several bytes; nothing if the terminal is closed."""
     data = os.read(place, 1)
     if data and data[0] >= 0xC0:
         data += os.read(place, 3 if data[0] >= 0xF0 else 2 if data[0] >= 0xE0 else 1)

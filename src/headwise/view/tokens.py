@@ -1,13 +1,27 @@
-"""Tokens as text on a screen: nothing invisible, nothing that moves the cursor, and as wide as is counted."""
+"""How tokens are written: nothing invisible, nothing that moves the cursor, and of a known width.
+
+Terminal, notebook and plots call these functions. The page's script follows the same table, which it gets from here.
+"""
 
 import functools
 import unicodedata
+from typing import Any
 
 SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍", "": "∅"}
+HIDDEN = ("C", "Z")  # Unicode categories (control and format characters, separators) written as \x and a number
+
+
+def page_rules() -> dict[str, Any]:
+    """The table for the page's script."""
+    return {"signs": SIGNS, "hidden": HIDDEN}
 
 
 def shown(token: str) -> str:
-    """A token as one visible word: its leading space left out, spaces, line ends and control characters as signs."""
+    """A token as one visible word, without the spaces around it; whitespace and control characters become signs.
+
+    >>> shown(" sea"), shown("\\n"), shown("a\\x1b")
+    ('sea', '⏎', 'a\\\\x1b')
+    """
     text = token.strip(" ") or token
     return "".join(map(_visible, text)) or SIGNS[""]
 
@@ -16,11 +30,11 @@ def shown(token: str) -> str:
 def _visible(letter: str) -> str:
     if letter in SIGNS:
         return SIGNS[letter]
-    return letter if letter.isprintable() else f"\\x{ord(letter):02x}"
+    return f"\\x{ord(letter):02x}" if unicodedata.category(letter)[0] in HIDDEN else letter
 
 
 def wide(text: str) -> int:
-    """How many columns a text takes."""
+    """How many columns a text takes in a terminal."""
     return sum(map(_columns, text))
 
 
@@ -32,7 +46,7 @@ def _columns(letter: str) -> int:
 
 
 def cut(text: str, most: int) -> str:
-    """A text of at most so many columns; what is cut off shows as …"""
+    """The text in at most `most` columns; … stands for the rest."""
     if wide(text) <= most:
         return text
     kept, used = [], 0
@@ -44,8 +58,7 @@ def cut(text: str, most: int) -> str:
     return "".join(kept) + "…" if most > 0 else ""
 
 
-def fill(text: str, size: int, *, right: bool = False) -> str:
-    """A text of exactly so many columns."""
+def fill(text: str, size: int) -> str:
+    """The text in exactly `size` columns."""
     text = cut(text, size)
-    space = " " * (size - wide(text))
-    return space + text if right else text + space
+    return text + " " * (size - wide(text))

@@ -6,7 +6,7 @@ from string import Template
 from headwise.study.survey.result import Survey, SurveyedHead
 from headwise.study.survey.terminal import LETTERS, letter
 from headwise.view.result import Head
-from headwise.view.static_page import leaf
+from headwise.view.static_page import static_page
 
 SHOWN = ("sink", "previous", "self", "induction", "same_token", "local", "entropy", "peak")  # shares, shaded
 STYLE = """
@@ -56,7 +56,7 @@ def page(survey: Survey) -> str:
         rows="\n".join(_row(head, names) for head in survey.placed),
         skipped=_skipped(survey),
     )
-    return leaf(f"Survey of {model}", STYLE, body)
+    return static_page(f"Survey of {model}", STYLE, body)
 
 
 def _atlas(heads: list[Head]) -> str:

@@ -1,4 +1,4 @@
-# Two commands do everything on a fresh machine: `make run` and `make test`.
+# On a fresh machine, `make run` shows headwise at work and `make test` runs all checks. Both install what they need into .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,13 +8,13 @@ export TEXT
 
 .PHONY: run tour test lint types docs unit bench clean
 
-run: $(VENV)/.ready  ## what every head of the built-in model does with a sentence; make run TEXT='another'
+run: $(VENV)/.ready  ## show what every head of the built-in model does with a sentence; TEXT='...' for your own
 	$(BIN)/headwise view "$$TEXT"
 
-tour: $(VENV)/.ready  ## the ten steps on real tensors, fused against reference, and the speed measured now
+tour: $(VENV)/.ready  ## show the ten steps on real tensors, compare fused and reference, and measure the speed
 	$(BIN)/headwise tour
 
-test: lint types docs unit  ## format, lint, types, docs and all tests; the same thing CI runs
+test: lint types docs unit  ## run the formatter, linter, type checker, docs build and all tests, as CI does
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .
@@ -23,19 +23,19 @@ lint: $(VENV)/.ready-dev
 types: $(VENV)/.ready-dev
 	$(BIN)/mypy
 
-docs: $(VENV)/.ready-dev  ## the site, into site/; warnings are errors, and no network is used
+docs: $(VENV)/.ready-dev  ## build the site into site/; warnings are errors, and no network is needed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 unit: $(VENV)/.ready-dev
 	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/pytest -n 2 --dist worksteal
-	TRITON_INTERPRET=1 $(BIN)/pytest tests/weights/test_kernels.py  # the kernels themselves, on the CPU
+	TRITON_INTERPRET=1 $(BIN)/pytest tests/weights/test_kernels.py  # run the Triton kernels on the CPU
 
-bench: $(VENV)/.ready-dev  ## speed against every peer, and the CPU tables of docs/performance.md
+bench: $(VENV)/.ready-dev  ## compare the speed with other libraries, and measure the CPU tables of docs/performance.md
 	$(BIN)/headwise bench --ladder --looking
 	$(BIN)/python benchmarks/layer.py
 	$(BIN)/python benchmarks/maps.py
 
-# pip's own groups (PEP 735) need pip 25.1, so pip comes first.
+# Dependency groups (PEP 735) need pip 25.1, so upgrade pip first.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pip

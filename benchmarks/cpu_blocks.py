@@ -1,12 +1,12 @@
-"""Where query blocks pay on the CPU: the measurements behind the table in `backends/blocks.py`.
+"""Measure where query blocks are faster on the CPU. The `blocks` backend chooses by a table of these measurements.
 
     python benchmarks/cpu_blocks.py             every length, dtype and mask, inference and training
     python benchmarks/cpu_blocks.py --short     three lengths
-    python benchmarks/cpu_blocks.py --masks     masks that torch takes only as a bias
+    python benchmarks/cpu_blocks.py --masks     masks that torch accepts only as a bias
     python benchmarks/cpu_blocks.py --heads     one sample with few heads, where starting blocks may cost too much
 
-Each row compares one call of torch's fused kernel with blocks of several heights through either engine, on queries,
-keys and values laid out as the layer lays them out. Smaller than 1 means blocks are faster.
+Each row compares one call of torch's fused kernel with blocks of several heights, computed by the fused kernel or by
+matrix products. Queries, keys and values have the memory layout of the layer. Less than 1 means that blocks are faster.
 """
 
 import argparse
@@ -29,12 +29,12 @@ HEIGHTS = (64, 128, 256, 4096)
 
 
 def layer_layout(B: int, H: int, T: int, D: int, dtype: torch.dtype, train: bool) -> torch.Tensor:
-    """A fused projection's output (B, T, H, 3·D)."""
+    """The output of a fused projection, (B, T, H, 3·D)."""
     return torch.randn(B, T, H, 3 * D, dtype=dtype).requires_grad_(train)
 
 
 def run(qkv: torch.Tensor, way: str, rule: Rule | None, scoring: Scoring, gradient: torch.Tensor) -> torch.Tensor:
-    """One pass by one way."""
+    """The output of one candidate, after its backward pass if gradients are needed."""
     D = qkv.shape[-1] // 3
     q, k, v = (x.transpose(1, 2) for x in qkv.split((D, D, D), dim=-1))
     if way == "fused, contiguous":
@@ -50,7 +50,7 @@ def run(qkv: torch.Tensor, way: str, rule: Rule | None, scoring: Scoring, gradie
 def measure(
     size: tuple[int, int, int, int], dtype: str, mask: Mask | None, train: bool, seconds: float
 ) -> dict[str, float]:
-    """Milliseconds of all ways for one setting."""
+    """The milliseconds of all candidates for one setting."""
     B, H, T, D = size
     qkv = layer_layout(*size, measuring.DTYPES[dtype], train)
     gradient = torch.randn(B, T, H, D, dtype=qkv.dtype)
@@ -73,7 +73,7 @@ def measure(
 
 
 def masks_for(B: int, T: int) -> dict[str, Mask]:
-    """Masks that torch takes only as a bias."""
+    """Masks that torch accepts only as a bias."""
     return {
         "window(128)": causal() & window(128),
         "window(T/4)": causal() & window(T // 4),
@@ -84,7 +84,7 @@ def masks_for(B: int, T: int) -> dict[str, Mask]:
 
 
 def show(title: str, measured: dict[str, dict[str, float]]) -> None:
-    """One table: a line per setting, each way's time against torch's kernel."""
+    """Print a table with one line per setting and each candidate's time relative to torch's kernel."""
     ways = list(dict.fromkeys(way for times in measured.values() for way in times if way != "fused"))
     rows = [
         [label, f"{times['fused']:.2f}", *(f"{times[w] / times['fused']:.2f}" if w in times else "" for w in ways)]
@@ -94,7 +94,7 @@ def show(title: str, measured: dict[str, dict[str, float]]) -> None:
 
 
 def settings(options: argparse.Namespace) -> Iterator[tuple[str, str, tuple[int, int, int, int], Mask | None]]:
-    """Title, label, size and mask of everything to measure."""
+    """The title, label, size and mask of every setting to measure."""
     if options.masks:
         for size in [(4, 12, 512, 64), (1, 12, 2048, 64)]:
             for name, mask in masks_for(size[0], size[2]).items():
@@ -115,7 +115,7 @@ def main() -> None:
     """Print one table per dtype, mask and mode."""
     parser = harness.parser(__doc__)
     parser.add_argument("--short", action="store_true", help="only T = 128, 512 and 2048")
-    parser.add_argument("--masks", action="store_true", help="masks that torch takes only as a bias")
+    parser.add_argument("--masks", action="store_true", help="masks that torch accepts only as a bias")
     parser.add_argument("--heads", action="store_true", help="one sample with few heads")
     options = parser.parse_args()
     torch.manual_seed(0)

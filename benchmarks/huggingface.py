@@ -1,9 +1,9 @@
-"""What attentions of a transformers model cost: a small Llama (4 layers, width 1024, 16 heads), one forward pass.
+"""Measure the cost of attentions in a transformers model: one forward pass of a Llama (4 layers, width 1024, 16 heads).
 
     python benchmarks/huggingface.py                  the CPU: float32, T = 2048
     python benchmarks/huggingface.py --device cuda    the GPU: bfloat16, T = 8192
 
-`sdpa` gives no attentions, `eager` gives dense ones, `headwise` gives maps. Outputs are compared before timing.
+`sdpa` returns no attentions, `eager` dense tensors, and `headwise` attention maps. Outputs are compared before timing.
 """
 
 import sys
@@ -12,14 +12,14 @@ import torch
 import transformers
 from harness import finish, memory, parser, table
 
-import headwise  # noqa: F401 - registers attn_implementation="headwise"
+import headwise.huggingface  # noqa: F401 - registers attn_implementation="headwise"
 from headwise.cli.bench.measuring import interleaved
 
 LENGTH = {"cpu": 2048, "cuda": 8192}
 
 
 def model_with(implementation: str, device: str) -> torch.nn.Module:
-    """The same random model on one path."""
+    """The same random model with the given attention implementation."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         hidden_size=1024,
@@ -35,7 +35,7 @@ def model_with(implementation: str, device: str) -> torch.nn.Module:
 
 
 def main() -> None:
-    """Check, time, print."""
+    """Compare the outputs, measure, and print."""
     options = parser(__doc__).parse_args()
     device, T = options.device, LENGTH[options.device]
     ids = torch.randint(0, 8192, (1, T), generator=torch.Generator().manual_seed(0)).to(device)
@@ -56,7 +56,7 @@ def main() -> None:
         times = interleaved(runs, device, rounds=20, seconds=max(options.seconds, 40.0 if device == "cpu" else 3.0))
     base = times["sdpa, no attentions"]["ms"]
     lines = [[name, f"{t['ms']:.2f}", f"{t['ms'] / base:.3f}×", f"{t['spread']:.0%}"] for name, t in times.items()]
-    table(f"Llama of 4 layers, T = {T}, ms", lines, ["", "ms", "sdpa", "spread"])
+    table(f"Llama with 4 layers, T = {T}", lines, ["", "ms", "relative to sdpa", "spread"])
     finish("huggingface", device, [{"T": T, "times": times, "extra MiB": extra}])
 
 

@@ -1,8 +1,8 @@
-"""The layer against torch.nn.MultiheadAttention, a hand-wired fused module and the textbook class.
+"""Compare the layer with torch.nn.MultiheadAttention, a hand-wired fused module and the textbook class.
 
 python benchmarks/layer.py                  CPU: three sizes, two dtypes, causal or not, inference and training
 python benchmarks/layer.py --device cuda    one GPU: bfloat16 causal, eager and compiled
-python benchmarks/layer.py --overhead       the cost of one call with one token
+python benchmarks/layer.py --overhead       the overhead of a call with one token
 """
 
 import time
@@ -24,7 +24,7 @@ GPU_SIZES = [(8, 1024, 768, 12), (4, 4096, 2048, 16), (1, 16384, 4096, 32)]
 
 
 def candidates(size: tuple[int, int, int, int], causal: bool, with_slow: bool) -> dict[str, nn.Module]:
-    """All competitors with the same weights."""
+    """All candidates, with the same weights."""
     _, T, E, H = size
     ours = headwise.MultiHeadAttention(E, H, causal=causal)
     (wq, wk, wv), (bq, bk, bv) = ours.projections()
@@ -40,7 +40,7 @@ def candidates(size: tuple[int, int, int, int], causal: bool, with_slow: bool) -
         with_weights = TorchLayer(E, H, tokens=T, causal=causal, weights=True)
         with_weights.load_state_dict(torch_mha.state_dict())
         result["nn.MHA with weights"] = with_weights
-        if causal:  # the textbook class is causal and nothing else
+        if causal:  # the textbook class is always causal
             textbook = HeadsAtOnce(E, E, T, 0.0, H, qkv_bias=True)
             for name, w, b in (("W_query", wq, bq), ("W_key", wk, bk), ("W_value", wv, bv)):
                 getattr(textbook, name).load_state_dict({"weight": w, "bias": b})
@@ -50,7 +50,7 @@ def candidates(size: tuple[int, int, int, int], causal: bool, with_slow: bool) -
 
 
 def check(modules: dict[str, nn.Module], x: Tensor, causal: bool) -> None:
-    """Every candidate against the float64 reference, on one sample and few tokens of it."""
+    """Compare every candidate with the float64 reference, on at most 256 tokens of one sample."""
     x = x[:1, :256]
     ours = modules["headwise"]
     weights, biases = ours.projections()
@@ -69,7 +69,7 @@ def check(modules: dict[str, nn.Module], x: Tensor, causal: bool) -> None:
 def compare(
     size: tuple[int, int, int, int], dtype: str, device: str, causal: bool, compiled: bool, seconds: float
 ) -> list:
-    """Rows of results for one size, dtype and mask."""
+    """The result rows for one size, dtype and mask."""
     B, T, E, _ = size
     slow = device == "cpu" or T < 16384
     x = torch.randn(B, T, E, device=device, dtype=measuring.DTYPES[dtype])
@@ -91,17 +91,17 @@ def compare(
         ours = times["headwise"]["ms"]
         rows = [[n, f"{t['ms']:.3f}", f"±{t['spread'] / 2:.0%}", f"{ours / t['ms']:.2f}×"] for n, t in times.items()]
         title = f"(B,T,d,H) = {size}, {dtype}, {'causal' if causal else 'no mask'}, {label}"
-        harness.table(title, rows, ["", "ms", "", "headwise takes"])
+        harness.table(title, rows, ["", "ms", "", "headwise relative to it"])
     return results
 
 
 def overhead(rounds: int = 200, calls: int = 100) -> list:
-    """Microseconds of a call with one token: everything but arithmetic."""
+    """The time of a call with one token, which is almost entirely overhead."""
     x = torch.randn(1, 1, 64)
     results = []
     for train in (False, True):
         modules = {n: m.train(train) for n, m in candidates((1, 1, 64, 4), False, False).items()}
-        mha = modules["nn.MultiheadAttention"].mha  # called directly: our wrapper costs it 2 µs
+        mha = modules["nn.MultiheadAttention"].mha  # call it directly, because our wrapper adds 2 µs
         modules["nn.MultiheadAttention"] = lambda x, mha=mha: mha(x, x, x, need_weights=False)
 
         def many(module: nn.Module) -> float:
@@ -121,15 +121,15 @@ def overhead(rounds: int = 200, calls: int = 100) -> list:
             [n, f"{t['ms'] * 1e3:.1f}", f"±{t['spread'] / 2:.0%}", f"{ours / t['ms']:.2f}×"] for n, t in times.items()
         ]
         label = "call, training" if train else "call, inference"
-        harness.table(f"B=1, T=1, d=64, H=4, {label}", rows, ["", "µs", "", "headwise takes"])
+        harness.table(f"B=1, T=1, d=64, H=4, {label}", rows, ["", "µs", "", "headwise relative to it"])
         results += [{"size": (1, 1, 64, 4), "mode": label, "name": n, **t} for n, t in times.items()]
     return results
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Measure, and print the results."""
     parser = harness.parser(__doc__)
-    parser.add_argument("--overhead", action="store_true", help="only the cost of a call")
+    parser.add_argument("--overhead", action="store_true", help="measure only the overhead of a call")
     options = parser.parse_args()
     torch.manual_seed(0)
     results = []

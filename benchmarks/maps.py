@@ -1,10 +1,10 @@
-"""What looking at attention weights costs, against one forward pass of torch's fused attention.
+"""Measure the cost of looking at attention weights, relative to one forward pass of torch's fused attention.
 
     python benchmarks/maps.py                  the CPU: float32, causal, T = 16384, 12 heads of 64
     python benchmarks/maps.py --device cuda    the GPU: bfloat16, causal, up to 131072 tokens
 
-Every result is first compared with the float64 reference, whole at a short length and in sampled rows at the long one.
-The panel is entropy, peak, mean distance, the masses of four probes, received and a picture.
+Every result is first compared with the float64 reference, completely at a short length and in sampled rows at the long
+one. The panel consists of entropy, peak, mean distance, the masses of four probes, received and a picture.
 """
 
 import sys
@@ -43,7 +43,7 @@ def inputs(shape: tuple[int, ...], device: str) -> tuple[Tensor, Tensor, Tensor]
 
 
 def panel(weights: AttentionMap, size: int) -> object:
-    """The whole panel."""
+    """All statistics in one panel."""
     return weights.panel(entropy=True, peak=True, distance=True, received=True, masses=PROBES, pooled=(size, size))
 
 
@@ -61,7 +61,7 @@ def formulae(weights: Tensor, position: Tensor) -> dict[str, Tensor]:
 
 
 def check(shape: tuple[int, ...], device: str, size: int) -> dict[str, float]:
-    """Errors against float64 and those of plain float32; stops the run if ours are out of all proportion."""
+    """Our errors relative to float64, and those of plain float32; exits if ours are far larger."""
     query, key, value = inputs(shape, device)
     T = shape[2]
     _, weights = attend(query, key, value, causal=True, return_weights=True)
@@ -95,7 +95,7 @@ def check(shape: tuple[int, ...], device: str, size: int) -> dict[str, float]:
 
 
 def check_columns(device: str, size: int) -> None:
-    """received() and the picture, whole, at a length where the dense matrix fits."""
+    """Compare all of received() and the picture with the dense matrix, at a length where it fits."""
     query, key, value = inputs((1, 2, 1024, 64), device)
     _, weights = attend(query, key, value, causal=True, return_weights=True)
     _, truth = reference.attend(
@@ -114,7 +114,7 @@ def check_columns(device: str, size: int) -> None:
 
 
 def statistics(shape: tuple[int, ...], device: str, seconds: float) -> dict[str, object]:
-    """Times of statistics, and the memory the panel takes beyond query, key and log-sum-exp."""
+    """The times of all statistics, and the memory of the panel in addition to query, key and log-sum-exp."""
     size = PICTURE[device]
     errors = check(shape, device, size)
     query, key, value = inputs(shape, device)
@@ -138,7 +138,7 @@ def statistics(shape: tuple[int, ...], device: str, seconds: float) -> dict[str,
 
 
 def with_and_without(setting: tuple[int, ...], device: str, seconds: float) -> dict[str, object]:
-    """A layer's time with and without `return_weights`."""
+    """The time of a layer with and without `return_weights`."""
     B, T, E, H = setting
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     layer = MultiHeadAttention(E, H, causal=True, device=device, dtype=dtype)
@@ -162,7 +162,7 @@ def with_and_without(setting: tuple[int, ...], device: str, seconds: float) -> d
 
 
 def longest() -> dict[str, object]:
-    """131,072 tokens and 32 heads: the panel's memory beyond query, key and log-sum-exp."""
+    """The memory of the panel at 131,072 tokens and 32 heads, in addition to query, key and log-sum-exp."""
     query, key, value = inputs((1, 32, 131072, 128), "cuda")
     _, weights = attend(query, key, value, causal=True, return_weights=True)
     del value
@@ -171,7 +171,7 @@ def longest() -> dict[str, object]:
 
 
 def main() -> None:
-    """Check, time, print."""
+    """Check the results, measure, and print."""
     options = parser(__doc__).parse_args()
     device = options.device
     check_columns(device, 64)
@@ -190,14 +190,19 @@ def main() -> None:
         times = rows[-1]["times"]
         base = times["SDPA forward"]["ms"]
         lines = [[name, f"{t['ms']:.3f}", f"{t['ms'] / base:.2f}×", f"{t['spread']:.0%}"] for name, t in times.items()]
-        table(f"{shape}, panel takes {rows[-1]['extra MiB']:.0f} MiB extra", lines, ["", "ms", "SDPA", "spread"])
+        table(
+            f"{shape}, panel takes {rows[-1]['extra MiB']:.0f} MiB extra",
+            lines,
+            ["", "ms", "relative to SDPA", "spread"],
+        )
         for name, value in rows[-1].items():
             if name.endswith("error"):
-                print(f"  {name} {value:.2g}, of plain float32 {rows[-1][name + ' of plain float32']:.2g}")
+                print(f"  {name} {value:.2g}, plain float32 {rows[-1][name + ' of plain float32']:.2g}")
     if device == "cuda":
         rows.append(longest())
         print(
-            f"\n{rows[-1]['shape']}: the panel takes {rows[-1]['extra MiB']:.0f} MiB beyond query, key and log-sum-exp"
+            f"\n{rows[-1]['shape']}: the panel takes {rows[-1]['extra MiB']:.0f} MiB in addition to query, key and "
+            "log-sum-exp"
         )
     finish("maps", device, rows)
 

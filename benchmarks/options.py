@@ -1,9 +1,9 @@
-"""What options cost: windows, documents, generation, soft-cap and ALiBi, against the best that torch has for each.
+"""Measure the cost of options (windows, documents, generation, soft-cap, ALiBi) relative to the best of torch for each.
 
     python benchmarks/options.py                  the CPU, float32
     python benchmarks/options.py --device cuda    the GPU, bfloat16
 
-Every output is first compared with the float64 reference, in sampled queries of one head.
+Every output is first compared with the float64 reference, for sampled queries of one head.
 """
 
 import sys
@@ -34,7 +34,7 @@ def heads(*shape: int, kv_heads: int | None = None, keys: int | None = None, dev
 
 
 def check(name: str, output: Tensor, tensors: list[Tensor], scoring: Scoring) -> None:
-    """Stop unless sampled queries of the first head are right."""
+    """Exit unless sampled queries of the first head are right."""
     query, key, value = tensors
     T, S = query.shape[2], key.shape[2]
     rows = torch.linspace(0, T - 1, min(T, 64)).long().to(query.device)
@@ -52,7 +52,7 @@ def check(name: str, output: Tensor, tensors: list[Tensor], scoring: Scoring) ->
 
 
 def decode(device: str) -> list[tuple[str, Runs, dict[str, object]]]:
-    """One new token per sample against a long cache of grouped heads."""
+    """One new token per sample, with a long cache of grouped heads."""
     cases = []
     for B, H, kv_heads, S, D in DECODE:
         tensors = heads(B, H, 1, D, kv_heads=kv_heads, keys=S, device=device)
@@ -67,7 +67,7 @@ def decode(device: str) -> list[tuple[str, Runs, dict[str, object]]]:
 
 
 def by_sdpa(backend: SDPBackend, tensors: list[Tensor]) -> Callable[[], object]:
-    """torch's attention by one of its kernels."""
+    """torch's attention with one of its kernels."""
 
     def run() -> object:
         with sdpa_kernel(backend):
@@ -77,9 +77,9 @@ def by_sdpa(backend: SDPBackend, tensors: list[Tensor]) -> Callable[[], object]:
 
 
 def usable(backend: SDPBackend, tensors: list[Tensor]) -> bool:
-    """Whether torch has this kernel for these heads."""
+    """Whether this kernel of torch supports these heads."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says at length why not
+        warnings.simplefilter("ignore")  # torch explains at length why it cannot
         try:
             by_sdpa(backend, tensors)()
         except RuntimeError:
@@ -88,7 +88,7 @@ def usable(backend: SDPBackend, tensors: list[Tensor]) -> bool:
 
 
 def masked(title: str, shape: tuple[int, ...], mask: Mask, device: str, padded: int = 0) -> tuple[str, Runs, dict]:
-    """A mask against full causal attention, and against padding documents to a common length."""
+    """A mask compared with full causal attention and, for documents, with padding to a common length."""
     tensors = heads(*shape, device=device)
     check(title, attend(*tensors, mask=mask), tensors, Scoring(mask))
     runs: Runs = {
@@ -103,7 +103,7 @@ def masked(title: str, shape: tuple[int, ...], mask: Mask, device: str, padded: 
 
 
 def document_lengths(T: int) -> list[int]:
-    """Documents of 512 to 1536 tokens, 1024 on average, T tokens together."""
+    """The lengths of documents with 512 to 1536 tokens, 1024 on average, and T tokens in total."""
     generator = torch.Generator().manual_seed(0)
     lengths: list[int] = []
     while sum(lengths) < T:
@@ -112,7 +112,7 @@ def document_lengths(T: int) -> list[int]:
 
 
 def scored(shape: tuple[int, ...]) -> list[tuple[str, Runs, dict]]:
-    """Soft-cap and ALiBi against FlexAttention written by hand and compiled."""
+    """Soft-cap and ALiBi compared with hand-written, compiled FlexAttention."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     tensors = heads(*shape, device="cuda")
@@ -141,7 +141,7 @@ def scored(shape: tuple[int, ...]) -> list[tuple[str, Runs, dict]]:
 
 
 def cases(device: str) -> list[tuple[str, Runs, dict]]:
-    """What is measured on this device."""
+    """The cases to measure on this device."""
     if device == "cpu":
         lengths = document_lengths(8192)
         packed = causal() & documents(lengths=lengths)
@@ -160,7 +160,7 @@ def cases(device: str) -> list[tuple[str, Runs, dict]]:
 
 
 def main() -> None:
-    """Check, time, print."""
+    """Check the results, measure, and print."""
     options = parser(__doc__).parse_args()
     rows: list[dict[str, object]] = []
     for title, runs, about in cases(options.device):
@@ -171,7 +171,7 @@ def main() -> None:
         for name, time in times.items():
             rate = [f"{about['gigabytes'] / time['ms']:.2f} TB/s"] if about else []
             lines.append([name, f"{time['ms']:.3f}", f"{time['ms'] / ours:.2f}×", f"{time['spread']:.0%}", *rate])
-        head = ["", "ms", "of ours", "spread", *(["read"] if about else [])]
+        head = ["", "ms", "relative to ours", "spread", *(["read"] if about else [])]
         table(title, lines, head)
         rows.append({"title": title, "times": times, **about})
     finish("options", options.device, rows)

@@ -1,10 +1,10 @@
-"""The page in a browser: file sizes, time until it can be used, frames while zooming, memory; beside other viewers.
+"""Measure the page, and other viewers, in a browser: file size, time until it is usable, frame rate, memory.
 
     python benchmarks/page.py [--tokens 32 2048 16384] [--peers 128 512 1024]
 
-Times are from the start of navigation, in Chromium, from disk, each the median of five: "usable" when the page stands
-and listens, "drawn" when one map is on its canvas. Python memory is that of the process while it makes
-the page, beyond what the maps themselves take. Peers are measured where they are installed.
+Times count from the start of navigation in Chromium, from disk, and are medians of five. "Usable" means that the page
+responds to input, "drawn" that one map is on its canvas. Python memory is the additional memory of the process while it
+creates the page, without the maps. Other viewers are measured if they are installed.
 """
 
 import importlib.util
@@ -45,7 +45,7 @@ ZOOM = f"""async () => {{
 
 
 def chromium() -> str:
-    """The browser."""
+    """The path of the browser."""
     found = shutil.which("chromium") or shutil.which("google-chrome")
     if found is None:
         sys.exit("no Chromium on this machine: apt-get install chromium")
@@ -53,13 +53,13 @@ def chromium() -> str:
 
 
 def rendering_memory() -> float:
-    """MiB of the largest renderer: the page's own process."""
+    """The MiB of the largest renderer process, which is the one of the page."""
     lines = subprocess.run(["ps", "-eo", "rss,args"], capture_output=True, text=True, check=True).stdout.splitlines()
     return max((int(line.split()[0]) for line in lines if "--type=renderer" in line), default=0) / 1024
 
 
 def waited(page: Any, expression: str, seconds: float = 60) -> None:
-    """Until it is true; asked from outside, because our page allows no script but its own."""
+    """Wait until an expression is true. It is polled from outside, because our page allows only its own scripts."""
     end = time.monotonic() + seconds
     while not page.evaluate(expression):
         if time.monotonic() > end:
@@ -68,13 +68,13 @@ def waited(page: Any, expression: str, seconds: float = 60) -> None:
 
 
 def look(browser: Any, path: Path, times: int = 5) -> dict[str, float]:
-    """The medians of several looks, since whatever else the machine does hits some of them."""
+    """The medians of several runs, because other work on the machine disturbs some of them."""
     looks = [look_once(browser, path) for _ in range(times)]
     return {name: statistics.median(each[name] for each in looks) for name in looks[0]}
 
 
 def look_once(browser: Any, path: Path) -> dict[str, float]:
-    """Milliseconds until the page is usable and until a map is drawn, frames while zooming, memory."""
+    """The milliseconds until the page is usable and until a map is drawn, the frame rate of zooming, and the memory."""
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     page.goto(f"file://{path}")
     waited(page, "document.documentElement.dataset.ready === 'true'")
@@ -91,26 +91,26 @@ def look_once(browser: Any, path: Path) -> dict[str, float]:
 
 
 def made(T: int, folder: Path) -> tuple[View, Path, dict[str, float]]:
-    """The page of T tokens, what it took to make it, and its size."""
-    result = shaped(T, LAYERS, HEADS)
+    """The page of T tokens, the cost of creating it, and its size."""
+    view = shaped(T, LAYERS, HEADS)
     path = folder / f"{T}.html"
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts again from what is in memory now
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: resets the peak to the current memory use
     before, start = process_kib("VmHWM"), time.perf_counter()
-    result.save(path)
+    view.save(path)
     took = time.perf_counter() - start
     return (
-        result,
+        view,
         path,
         {"making s": took, "Python MiB": (process_kib("VmHWM") - before) / 1024, "file MB": path.stat().st_size / 1e6},
     )
 
 
-PATIENCE = 60_000  # milliseconds that another viewer's page gets
+PATIENCE = 60_000  # milliseconds to wait for another viewer's page
 MARKS = "svg *, canvas, table td"
 
 
 def peers() -> dict[str, Callable[[Any, list[str]], str]]:
-    """Pages of other viewers, by name, out of dense weights (layers of (1, H, T, T)) and words."""
+    """Functions that create the pages of other viewers from dense weights (layers of (1, H, T, T)) and words."""
 
     def head_view(weights: Any, words: list[str]) -> str:
         import bertviz
@@ -127,7 +127,7 @@ def peers() -> dict[str, Callable[[Any, list[str]], str]]:
         from IPython.core.interactiveshell import InteractiveShell
         from IPython.utils.capture import capture_output
 
-        InteractiveShell.instance()  # it shows what it draws, and gives nothing back
+        InteractiveShell.instance()  # inspectus displays its output and returns nothing
         with capture_output() as shown:
             inspectus.attention(torch.cat(list(weights)).numpy(), words, words)
         return "".join(each.data.get("text/html", "") for each in shown.outputs)
@@ -136,14 +136,14 @@ def peers() -> dict[str, Callable[[Any, list[str]], str]]:
 
 
 def peer(browser: Any, name: str, draw: Callable[[Any, list[str]], str], T: int, folder: Path) -> dict[str, object]:
-    """Size and time of another viewer's page, or why there is none."""
+    """The size and time of another viewer's page, or the reason why there is none."""
     if importlib.util.find_spec(name) is None:
         return {"viewer": name, "tokens": T, "absent": "not installed"}
-    result = shaped(T, LAYERS, HEADS)
+    view = shaped(T, LAYERS, HEADS)
     path = folder / f"{name}-{T}.html"
     try:
-        path.write_text(draw(tuple(x.to_tensor() for x in result.maps), result.tokens), encoding="utf-8")
-    except Exception as error:  # whatever another package does, ours are still measured
+        path.write_text(draw(tuple(x.to_tensor() for x in view.maps), view.tokens), encoding="utf-8")
+    except Exception as error:  # an error in another package must not stop our own measurement
         return {"viewer": name, "tokens": T, "absent": f"{type(error).__name__}: {error}"}
     found = {"viewer": name, "tokens": T, "file MB": path.stat().st_size / 1e6}
     page = browser.new_page(viewport={"width": 1440, "height": 900})
@@ -152,14 +152,14 @@ def peer(browser: Any, name: str, draw: Callable[[Any, list[str]], str], T: int,
         page.wait_for_function(f"document.querySelectorAll({MARKS!r}).length > 0", timeout=PATIENCE)
         page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
         found["drawn ms"] = page.evaluate("performance.now()")
-    except Exception as error:  # it may never draw: without a network, or because it is too much
+    except Exception as error:  # it may never draw: it needs a network, or the data is too large
         found["absent"] = f"nothing drawn in {PATIENCE // 1000} s ({type(error).__name__})"
     page.close()
     return found
 
 
 def main() -> None:
-    """Make, open, print."""
+    """Create the pages, open them, and print the results."""
     given = parser(__doc__)
     given.add_argument("--tokens", type=int, nargs="*", default=[32, 2048, 16384])
     given.add_argument("--peers", type=int, nargs="*", default=[128, 512, 1024])

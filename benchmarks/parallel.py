@@ -1,10 +1,10 @@
-"""What ranks move and hold: collectives of tensor parallel, bytes and peak memory of context parallel, on gloo.
+"""Measure what ranks send and hold: collectives of tensor parallelism, peak memory of context parallelism, with gloo.
 
-Memory is counted twice: what tensors took at their peak, weights and inputs included (torch's own record of every
-allocation), and what the process grew by (Linux' high-water mark). One step is forward and backward.
+Memory is measured in two ways: the peak of all tensors, including weights and inputs (torch's record of every
+allocation), and the growth of the process (the high-water mark of Linux). One step is forward and backward.
 
     python benchmarks/parallel.py | tee /dev/stderr | tail -1 > benchmarks/results/parallel-cpu.json
-    python benchmarks/parallel.py --device cuda   # one step of a ring on one GPU, for benchmarks/scaling.py
+    python benchmarks/parallel.py --device cuda   # one step of the ring on one GPU, for benchmarks/scaling.py
 """
 
 import multiprocessing
@@ -56,7 +56,7 @@ STEPS["GPT (256, 8), 4 blocks"] = gpt_step
 
 
 def measure(mesh) -> dict[str, dict[str, float]]:
-    """Peak memory and seconds of every step, on this rank."""
+    """The peak memory and seconds of every step on this rank."""
     found = {}
     for name, step in STEPS.items():
         grown = memory(lambda step=step: step(mesh), "cpu")
@@ -68,7 +68,7 @@ def measure(mesh) -> dict[str, dict[str, float]]:
 
 
 def agree(mesh) -> float:
-    """The largest difference of a layer's output from that on one process."""
+    """The largest difference between a layer's output on several ranks and on one."""
     torch.manual_seed(0)
     layer = MultiHeadAttention(512, 8, num_kv_heads=2, causal=True, position=rotary())
     x = torch.randn(1, 2048, 512)
@@ -79,7 +79,7 @@ def agree(mesh) -> float:
 
 
 def all_reduces(mesh) -> dict[str, int]:
-    """Collectives of one layer with shared heads, forwards and backwards."""
+    """The number of collectives of one layer with split heads, forward and backward."""
     layer = tensor_parallel(MultiHeadAttention(512, 8, causal=True), mesh)
     with CommDebugMode() as forward:
         output = layer(torch.randn(1, 64, 512, requires_grad=True))
@@ -89,7 +89,7 @@ def all_reduces(mesh) -> dict[str, int]:
 
 
 def work(rank: int, ranks: int, meeting: str, results) -> None:
-    """One rank."""
+    """Measure on one rank and put the results into the queue."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
@@ -101,7 +101,7 @@ def work(rank: int, ranks: int, meeting: str, results) -> None:
 
 
 def on_ranks(ranks: int) -> list[dict]:
-    """What every rank measured."""
+    """The measurements of every rank."""
     context = multiprocessing.get_context("spawn")
     results, meeting = context.Queue(), str(Path(tempfile.mkdtemp()) / "meeting")
     processes = [context.Process(target=work, args=(rank, ranks, meeting, results)) for rank in range(ranks)]
@@ -114,7 +114,7 @@ def on_ranks(ranks: int) -> list[dict]:
 
 
 def ring_steps() -> None:
-    """Milliseconds of a ring's step on a GPU: two chunks of queries, each meeting one chunk of keys it sees whole."""
+    """Measure one step of the ring on a GPU: two chunks of queries, each with one fully visible chunk of keys."""
     rows, cells = [], []
     for t in (1024, 4096, 16384, 65536):
         query, key, value, grad = (
@@ -141,12 +141,12 @@ def ring_steps() -> None:
         row |= {"backward TFLOP/s": 5 * t**2 * 32 * 128 / row["backward"] / 1e9}
         rows.append(row)
         cells.append([str(t), *(f"{row[name]:.3g}" for name in list(row)[4:])])
-    table("one step of a ring, bfloat16, 32 heads of 128 on 8 key/value heads", cells, ["t", *list(rows[0])[4:]])
+    table("one step of the ring, bfloat16, 32 heads of width 128, 8 key/value heads", cells, ["t", *list(rows[0])[4:]])
     finish("parallel", "cuda", rows)
 
 
 def main() -> None:
-    """Measure, print, save."""
+    """Measure, and print the results."""
     given = harness_parser(__doc__)
     given.add_argument("--ranks", type=int, default=4)
     given = given.parse_args()
@@ -162,10 +162,10 @@ def main() -> None:
         sizes = [f"{one[key]:.0f} → {worst[key]:.0f} MiB" for key in ("tensors", "process")]
         sizes.insert(1, f"{worst['tensors'] / one['tensors']:.2f}×")
         cells.append([name, *sizes, f"{one['seconds']:.2f} → {worst['seconds']:.2f} s"])
-    head = ["step", "tensors at their peak", "share", "growth of the process", "time, all ranks on this machine"]
+    head = ["step", "peak of tensors", "share", "growth of the process", "time, all ranks on this machine"]
     table(f"T = {T} on one rank and on each of {given.ranks}", cells, head)
     counts, error = together[0]["all_reduces"], max(rank["error"] for rank in together)
-    print(f"\ncollectives of a layer with shared heads: {counts}; sequence over ranks, largest difference: {error:.1e}")
+    print(f"\ncollectives of a layer with split heads: {counts}; largest difference with a split sequence: {error:.1e}")
     rows.append({"step": "one layer, tensor parallel", "ranks": given.ranks, "collectives": counts})
     finish("parallel", "cpu", rows)
 

@@ -1,4 +1,4 @@
-"""Write the tables of `docs/performance.md` and `docs/serve.md`, and the short one of the README, from the results.
+"""Write the tables of `docs/performance.md`, `docs/serve.md` and the README from the benchmark results.
 
 python benchmarks/layer.py > layer.txt                      measure, then keep the last line
 tail -n 1 layer.txt > benchmarks/results/layer-cpu.json
@@ -28,7 +28,7 @@ PEERS = ["hand-wired", "nn.MultiheadAttention", "nn.MHA with weights", "textbook
 
 
 def lines(data: dict) -> list[str]:
-    """One row per setting: our milliseconds, and our time against each peer's."""
+    """One row per setting: our milliseconds, and our time relative to each peer's."""
     groups: dict[tuple, dict[str, float]] = {}
     for row in data["rows"]:
         mask = {True: "causal", False: "no mask"}.get(row.get("causal"), "")
@@ -46,7 +46,7 @@ def lines(data: dict) -> list[str]:
 
 
 def table() -> str:
-    """The whole section, from every result file of the layer benchmark."""
+    """The layer's speed, from every result file of the layer benchmark."""
     parts = [BEGIN, ""]
     for file in sorted(RESULTS.glob("layer-*.json")):
         parts += lines(json.loads(file.read_text()))
@@ -54,7 +54,7 @@ def table() -> str:
 
 
 def maps_table() -> str:
-    """What looking at weights costs, from every result file of the maps benchmark."""
+    """The cost of looking at weights, from every result file of the maps benchmark."""
     parts = [MAPS_BEGIN, ""]
     for file in sorted(RESULTS.glob("maps-*.json")):
         parts += maps_lines(json.loads(file.read_text()))
@@ -62,7 +62,7 @@ def maps_table() -> str:
 
 
 def maps_lines(data: dict) -> list[str]:
-    """One table per device: statistics down, shapes across, each against one forward pass of fused attention."""
+    """One table per device: statistics as rows, shapes as columns, relative to one forward pass of fused attention."""
     shapes = [row for row in data["rows"] if "shape" in row and "times" in row]
     result = [f"{data['device']}, torch {data['torch']}, commit {data['commit']}:", ""]
     for row in data["rows"]:
@@ -82,24 +82,25 @@ def maps_lines(data: dict) -> list[str]:
         result.append(f"| {name} | " + " | ".join(cells) + " |")
     if all("extra MiB" in row for row in shapes):
         memory = [f"{row['extra MiB']:.0f} MiB" for row in shapes]
-        result.append("| extra memory of the panel | " + " | ".join(memory) + " |")
+        result.append("| extra memory for the panel | " + " | ".join(memory) + " |")
     for key in (key for key in shapes[0] if key.endswith("error")):
         cells = [f"{row[key]:.1e} ({row[key] / row[key + ' of plain float32']:.1f}×)" for row in shapes]
         result.append(f"| {key} | " + " | ".join(cells) + " |")
     for row in data["rows"]:
         if "times" not in row:
             size = "({}, {}, {}, {})".format(*row["shape"])
-            result += ["", f"{size}: the panel takes {row['extra MiB']:.0f} MiB beyond query, key and log-sum-exp."]
+            text = f"the panel takes {row['extra MiB']:.0f} MiB in addition to query, key and log-sum-exp."
+            result += ["", f"{size}: {text}"]
     return [*result, ""]
 
 
 def options_table() -> str:
-    """What options cost, from every result file of the options benchmark."""
+    """The cost of options, from every result file of the options benchmark."""
     parts = [OPTIONS_BEGIN, ""]
     for file in sorted(RESULTS.glob("options-*.json")):
         data = json.loads(file.read_text())
         parts += [f"{data['device']}, torch {data['torch']}, commit {data['commit']}:", ""]
-        parts += ["| | headwise | peer, its time over ours |", "|---|---|---|"]
+        parts += ["| | headwise | others: their time divided by ours |", "|---|---|---|"]
         for row in data["rows"]:
             times = {name: value["ms"] for name, value in row["times"].items()}
             ours = times.pop("headwise")
@@ -116,7 +117,8 @@ def train_table() -> str:
     for file in sorted(RESULTS.glob("train-*.json")):
         data = json.loads(file.read_text())
         parts += [f"{data['device']}, torch {data['torch']}, commit {data['commit']}:", ""]
-        parts += ["| | tokens a second | ours faster | last loss | from ours at most |", "|---" * 5 + "|"]
+        parts += ["| | tokens per second | speedup of headwise | final loss | largest loss difference to headwise |"]
+        parts += ["|---" * 5 + "|"]
         ours = data["rows"][0]["tokens_per_second"]
         for row in data["rows"]:
             speed = row["tokens_per_second"]
@@ -128,13 +130,15 @@ def train_table() -> str:
 
 
 def serve_table() -> str:
-    """How soon a server answers, from every result file of the serve benchmark."""
+    """The response times of the server, from every result file of the serve benchmark."""
     parts = [SERVE_BEGIN, ""]
     for file in sorted(RESULTS.glob("serve-*.json")):
         data = json.loads(file.read_text())
         cells = {(row["what"], row["tokens"]): _told(row) for row in data["rows"]}
         lengths = sorted({tokens for _, tokens in cells})
-        names = list(dict.fromkeys(row["what"] for row in reversed(data["rows"])))[::-1]  # the longest has most levels
+        names = list(dict.fromkeys(row["what"] for row in reversed(data["rows"])))[
+            ::-1
+        ]  # the longest text has the most levels
         layers = data["rows"][0]["layers"]
         parts += [f"{data['device']}, torch {data['torch']}, commit {data['commit']}, {layers} layers of 8 heads:", ""]
         parts += [
@@ -146,29 +150,26 @@ def serve_table() -> str:
     return "\n".join([*parts, SERVE_END])
 
 
-SHOWN = {
+SHOWN = {  # in the README; docs/performance.md has every peer
     "headwise",
     "SDPA by hand",
     "FlexAttention by hand",
     "nn.MHA",
-    "x-transformers flash",
-    "GPT-2 sdpa",
-    "Llama sdpa",
-    "keras",
     "textbook class",
 }
+SHOWN_WEIGHTS = {"headwise, a map", "nn.MHA with weights"}
 WEIGHTS = "| *with the weights of every head* | | | | |"
 
 
 def peers_table() -> str:
-    """The short one: a layer without and with the weights of every head, on the GPU, short and long."""
+    """The short table of the README: a layer without and with the weights of every head, on the GPU, short and long."""
     data = json.loads((RESULTS / "bench-h200.json").read_text())
     parts = [PEERS_BEGIN, "", f"{report.heading(data)}; {report.sizes(data)}:", ""]
     lengths = (2048, 32768)
     heads = [f"{T:,} tokens" for T in lengths]
     parts += ["| | " + " | ".join(heads) + " | time grows | memory grows |", "|---" * (len(heads) + 3) + "|"]
     weights = data["looking"]["weights"]
-    for part, names, above in ((data, SHOWN, []), (weights, {row["name"] for row in weights["rows"]}, [WEIGHTS])):
+    for part, names, above in ((data, SHOWN, []), (weights, SHOWN_WEIGHTS, [WEIGHTS])):
         parts += above
         for name in (name for name in dict.fromkeys(row["name"] for row in part["rows"]) if name in names):
             times = {row["tokens"]: row for row in part["rows"] if row["name"] == name}
@@ -182,7 +183,7 @@ def peers_table() -> str:
 
 
 def bench_table() -> str:
-    """The layer against every peer, with its picture, from every result of `headwise bench`."""
+    """The layer and all its peers, with a plot, from every result of `headwise bench`."""
 
     def part(file: Path, data: dict) -> list[str]:
         lines = [f"Ceilings: {report.ceilings(data)}.", ""]
@@ -195,7 +196,7 @@ def bench_table() -> str:
 
 
 def ladder_table() -> str:
-    """The rungs of the ladder, from every result of `headwise bench` that has them."""
+    """The list of heads, the class and the layer, from every result of `headwise bench --ladder`."""
     return _of_bench(
         LADDER_BEGIN,
         LADDER_END,
@@ -204,7 +205,7 @@ def ladder_table() -> str:
 
 
 def looking_table() -> str:
-    """What looking costs, from every result of `headwise bench` that has it."""
+    """The cost of looking at weights, from every result of `headwise bench --looking`."""
     return _of_bench(
         LOOKING_BEGIN,
         LOOKING_END,
@@ -213,7 +214,7 @@ def looking_table() -> str:
 
 
 def _of_bench(begin: str, end: str, part: Callable[[Path, dict], list[str]]) -> str:
-    """The part of every result that has one, below what it was measured on."""
+    """The given part of every result that has it, below a line that describes the machine."""
     parts = [begin, ""]
     for file in bench_results():
         data = json.loads(file.read_text())
@@ -224,12 +225,12 @@ def _of_bench(begin: str, end: str, part: Callable[[Path, dict], list[str]]) -> 
 
 
 def bench_results() -> list[Path]:
-    """Every result of `headwise bench`."""
+    """All result files of `headwise bench`."""
     return sorted(RESULTS.glob("bench-*.json"))
 
 
 def picture(file: Path) -> Path:
-    """Where the picture of a result is."""
+    """The path of the plot of a result."""
     return ROOT / "docs" / "images" / f"{file.stem}.svg"
 
 
@@ -240,13 +241,13 @@ def _told(row: dict) -> str:
 
 
 def replace(page: Path, begin: str, end: str, text: str) -> None:
-    """Put `text`, which has both marks, in place of what lies between them."""
+    """Replace what is between two markers of a page, markers included, by `text`, which contains both."""
     before, rest = page.read_text().split(begin)
     page.write_text(before + text + rest.split(end)[1])
 
 
 def main() -> None:
-    """Put each table between its two marks."""
+    """Write every table between its two markers, and draw the plots."""
     replace(ROOT / "README.md", PEERS_BEGIN, PEERS_END, peers_table())
     replace(ROOT / "docs/performance.md", BEGIN, END, table())
     replace(ROOT / "docs/performance.md", MAPS_BEGIN, MAPS_END, maps_table())

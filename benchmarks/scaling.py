@@ -1,9 +1,9 @@
-"""What 8, 64 and 512 GPUs do with 128k and 1M tokens: bytes, memory and time of a training step.
+"""Estimate a training step on 8, 64 and 512 GPUs with 128k and 1M tokens: bytes sent, memory and time.
 
     python benchmarks/scaling.py     # rewrites the tables of docs/scaling.md
 
-Speeds are those measured on an H200 in `benchmarks/results/`. Links cannot be measured on one GPU: they are assumptions
-with names, in `Links`. Every figure follows from these by formula and, for the ring, by simulation.
+The compute speeds were measured on an H200 (`benchmarks/results/`). Network speeds cannot be measured on one GPU; they
+are the assumptions in `Links`. Every figure follows from these by a formula and, for the ring, by simulation.
 """
 
 import dataclasses
@@ -21,16 +21,16 @@ BEGIN, END = "<!-- scaling tables -->", "<!-- end of scaling tables -->"
 MEMORY_BEGIN, MEMORY_END = "<!-- memory table -->", "<!-- end of memory table -->"
 MODEL = CONFIGS["llama-3.1-8b"]
 HALF, SINGLE = 2, 4  # bytes of a bfloat16 and of a float32
-STATE = 16  # bytes a weight takes in training: itself and its gradient in bfloat16, master, and two moments in float32
+STATE = 16  # bytes per weight in training: weight and gradient in bfloat16; master copy and two moments in float32
 
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """Assumptions about a cluster: bytes a second that a GPU sends in one direction, and seconds before the first."""
+    """Assumptions about a cluster: bytes per second that a GPU sends in one direction, and latency in seconds."""
 
     node: int = 8  # GPUs
-    inside: float = 450e9  # NVLink of the fourth generation
-    between: float = 50e9  # a 400 Gbit/s adapter for every GPU
+    inside: float = 450e9  # fourth-generation NVLink
+    between: float = 50e9  # one 400 Gbit/s adapter per GPU
     latency: float = 10e-6
     memory: float = 141e9  # bytes of an H200
 
@@ -40,7 +40,7 @@ LINKS = Links()
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """T tokens on `cp` ranks that share the sequence, times `tp` that share the heads."""
+    """T tokens, with the sequence split over `cp` ranks and the heads over `tp` ranks."""
 
     T: int
     cp: int
@@ -48,22 +48,22 @@ class Plan:
 
     @property
     def gpus(self) -> int:
-        """All of them."""
+        """The number of GPUs."""
         return self.cp * self.tp
 
     @property
     def t(self) -> int:
-        """Tokens of a rank."""
+        """Tokens per rank."""
         return self.T // self.cp
 
     @property
     def ring(self) -> float:
-        """Bytes a second of the slowest link of the ring."""
+        """Bytes per second of the slowest link of the ring."""
         return LINKS.inside if self.gpus <= LINKS.node else LINKS.between
 
     @property
     def name(self) -> str:
-        """In words."""
+        """The layout in words."""
         heads = f"heads over {self.tp}" if self.tp > 1 else ""
         sequence = f"sequence over {self.cp}" if self.cp > 1 else ""
         return ", ".join(part for part in (heads, sequence) if part)
@@ -71,14 +71,14 @@ class Plan:
 
 @functools.cache
 def measured() -> dict[str, list[tuple[float, float]]]:
-    """Tokens of a rank and seconds of one step of the ring, for 32 heads of 128 on 8 key/value heads."""
+    """Pairs of tokens per rank and seconds of one ring step, for 32 heads of width 128 and 8 key/value heads."""
     rows = json.loads((RESULTS / "parallel-h200.json").read_text())["rows"]
     return {way: [(row["t"], row[way] / 1e3) for row in rows] for way in ("forward", "backward")}
 
 
 @functools.cache
 def product_rate() -> float:
-    """Operations a second of projections: those of a layer, which takes `layer − attention` for 8·T·E² of them."""
+    """Operations per second of projections: 8·T·E² operations take the time of a layer minus that of its attention."""
     layers = json.loads((RESULTS / "layer-h200.json").read_text())["rows"]
     wanted = {"size": [1, 16384, 4096, 32], "mode": "forward", "name": "headwise"}
     layer = next(row["ms"] for row in layers if all(row.get(k) == v for k, v in wanted.items()))
@@ -88,9 +88,10 @@ def product_rate() -> float:
 
 
 def step_seconds(way: str, t: float, tp: int) -> float:
-    """One step of the ring: half of t×t scores. Between measured lengths by a power law, beyond them by t².
+    """The time of one ring step, which is half of t×t scores: a power law between measured lengths, t² beyond them.
 
-    A share of the heads takes a share of the time, but no step less than the shortest measured, which is all launches.
+    A share of the heads takes the same share of the time, but no step takes less than the shortest measured one, which
+    is dominated by launches.
     """
     points = measured()[way]
     (a, x), (b, y) = next((pair for pair in itertools.pairwise(points) if t <= pair[1][0]), points[-2:])
@@ -100,47 +101,47 @@ def step_seconds(way: str, t: float, tp: int) -> float:
 
 
 def best_rate(way: str) -> float:
-    """Operations a second of the ring's fastest measured step."""
+    """Operations per second of the fastest measured ring step."""
     operations = {"forward": 2, "backward": 5}[way] * MODEL.num_heads * MODEL.head_dim
     return max(operations * t**2 / time for t, time in measured()[way])
 
 
 def hop_bytes(way: str, plan: Plan) -> float:
-    """What a rank sends in one hop: key and value; backwards also their gradients, in float32."""
+    """Bytes that a rank sends in one hop: key and value; in the backward pass also their gradients, in float32."""
     numbers = 2 * plan.t * MODEL.num_kv_heads / plan.tp * MODEL.head_dim
     return numbers * (HALF if way == "forward" else HALF + SINGLE)
 
 
 def shares(cp: int, rank: int, step: int, balanced: bool) -> float:
-    """The work of a rank at a step of the causal ring, in steps of half a t×t block."""
+    """The work of a rank at one step of the causal ring, in units of half a t×t block."""
     owner = (rank - step) % cp
-    if not balanced:  # one chunk a rank, in order
+    if not balanced:  # one chunk per rank, in order
         return 2.0 * (owner < rank) + 1.0 * (owner == rank)
     ours, theirs = ((r, 2 * cp - 1 - r) for r in (rank, owner))
     return sum((q > k) + 0.5 * (q == k) for q in ours for k in theirs) / 2
 
 
 def ring_seconds(way: str, plan: Plan, balanced: bool = True) -> float:
-    """One layer's attention around the ring: ranks hand on while they compute, and wait where a block is not there."""
+    """The attention of one layer around the ring: ranks send while they compute, and wait for a block if necessary."""
     work, cp = step_seconds(way, plan.t, plan.tp), plan.cp
     hop = hop_bytes(way, plan) / plan.ring + LINKS.latency
     done, here = [0.0] * cp, [0.0] * cp
     for step in range(cp):
         start = [max(a, b) for a, b in zip(done, here, strict=True)]
         done = [start[r] + work * shares(cp, r, step, balanced) for r in range(cp)]
-        here = [max(start[r], start[r - 1]) + hop for r in range(cp)]  # both must have come to the hop
+        here = [max(start[r], start[r - 1]) + hop for r in range(cp)]  # both must have reached the hop
     return max(done)
 
 
 def layer_weights() -> float:
-    """Weights of one block: projections and the three matrices of the feed-forward part."""
+    """The number of weights of one block: projections and the three feed-forward matrices."""
     E, H, Hkv, D = MODEL.d_model, MODEL.num_heads, MODEL.num_kv_heads, MODEL.head_dim
     return E * (2 * H + 2 * Hkv) * D + 3 * E * MODEL.feed_forward
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One training step: seconds, how many the work takes at full speed, bytes sent for one layer, and bytes held."""
+    """One training step: seconds, seconds at full speed, bytes sent per layer, and bytes held."""
 
     seconds: float
     ideal: float
@@ -150,11 +151,11 @@ class Step:
 
 
 def step_of(plan: Plan) -> Step:
-    """Blocks are computed again backwards; weights are sharded over all ranks (FSDP) and gathered block by block."""
+    """The step of a plan that recomputes blocks, shards weights over all ranks (FSDP), and gathers them per block."""
     E, L, tp = MODEL.d_model, MODEL.layers, plan.tp
     products = 2 * layer_weights() * plan.t / tp / product_rate()
     ring = {way: ring_seconds(way, plan) for way in ("forward", "backward")}
-    reduce = 2 * (tp - 1) / tp * plan.t * E * HALF  # bytes of one all-reduce, two of which a block takes each way
+    reduce = 2 * (tp - 1) / tp * plan.t * E * HALF  # bytes of one all-reduce; a block needs two per pass
     reducing = reduce / LINKS.inside + (LINKS.latency if tp > 1 else 0)
     weights = layer_weights() / tp * HALF
     gathering = weights / plan.ring if plan.cp > 1 else 0.0
@@ -173,7 +174,7 @@ def step_of(plan: Plan) -> Step:
 
 
 def memory_of(plan: Plan) -> float:
-    """Bytes a GPU holds: state, two blocks' weights, every block's input, one block's work, and what travels."""
+    """Bytes per GPU: state, weights of two blocks, inputs of all blocks, activations of one block, data in transit."""
     E, H, Hkv, D, tp, t = MODEL.d_model, MODEL.num_heads, MODEL.num_kv_heads, MODEL.head_dim, plan.tp, plan.t
     state = STATE * MODEL.parameters / plan.gpus
     gathered = 2 * layer_weights() / tp * HALF
@@ -184,7 +185,7 @@ def memory_of(plan: Plan) -> float:
 
 
 def plans(T: int) -> list[Plan]:
-    """The ways to spread T tokens that are compared."""
+    """The layouts to compare for T tokens."""
     found = []
     for gpus in (8, 64, 512):
         found += [Plan(T, gpus), Plan(T, gpus // 8, 8)]
@@ -192,13 +193,13 @@ def plans(T: int) -> list[Plan]:
 
 
 def big_table() -> list[str]:
-    """Every plan at both lengths."""
-    head = ["tokens", "GPUs", "layout", "tokens a rank", "ring, a layer", "all-reduce, a layer", "memory", "step"]
+    """A table of all plans at both lengths."""
+    head = ["tokens", "GPUs", "layout", "tokens per rank", "ring, per layer", "all-reduce, per layer", "memory", "step"]
     lines = ["| " + " | ".join([*head, "of full speed"]) + " |", "|---" * (len(head) + 1) + "|"]
     for T in (2**17, 2**20):
         for plan in plans(T):
             step = step_of(plan)
-            full = " (too much)" if step.memory > LINKS.memory else ""
+            full = " (does not fit)" if step.memory > LINKS.memory else ""
             cells = [f"{T // 1024}k", plan.gpus, plan.name, plan.t, size(step.ring_bytes), size(step.reduce_bytes)]
             cells += [size(step.memory) + full, f"{step.seconds:.3g} s", f"{step.ideal / step.seconds:.0%}"]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
@@ -206,7 +207,7 @@ def big_table() -> list[str]:
 
 
 def break_even(way: str, bandwidth: float) -> int | None:
-    """The fewest tokens of a rank from which on a hop takes no longer than the work beside it; None if any number."""
+    """The fewest tokens per rank for which a hop takes no longer than the computation; None if any number does."""
 
     def hidden(t: int) -> bool:
         return hop_bytes(way, Plan(t, 1)) / bandwidth + LINKS.latency <= step_seconds(way, t, 1)
@@ -215,8 +216,8 @@ def break_even(way: str, bandwidth: float) -> int | None:
 
 
 def pays_table() -> list[str]:
-    """Where the ring hides behind the work, for both links."""
-    lines = ["| link | way | tokens a rank at least | most ranks at 128k | at 1024k |", "|---|---|---|---|---|"]
+    """A table of where computation hides the ring's communication, for both links."""
+    lines = ["| link | pass | minimum tokens per rank | maximum ranks at 128k | at 1024k |", "|---|---|---|---|---|"]
     for name, bandwidth in (("inside a node", LINKS.inside), ("between nodes", LINKS.between)):
         for way in ("forward", "backward"):
             t = break_even(way, bandwidth)
@@ -227,8 +228,8 @@ def pays_table() -> list[str]:
 
 
 def order_table() -> list[str]:
-    """Chunks from both ends against chunks in a row."""
-    lines = ["| tokens | ranks | in a row | from both ends | |", "|---|---|---|---|---|"]
+    """A table that compares one contiguous chunk per rank with two chunks, one from each end."""
+    lines = ["| tokens | ranks | one chunk per rank | one from each end | |", "|---|---|---|---|---|"]
     for T, cp in ((2**17, 8), (2**20, 8), (2**20, 64)):
         row, ends = (ring_seconds("forward", Plan(T, cp), balanced) for balanced in (False, True))
         lines.append(f"| {T // 1024}k | {cp} | {row * 1e3:.3g} ms | {ends * 1e3:.3g} ms | {ends / row:.2f}× |")
@@ -236,31 +237,32 @@ def order_table() -> list[str]:
 
 
 def size(count: float) -> str:
-    """Bytes in a unit one can read."""
+    """A number of bytes with a readable unit."""
     return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB" if count else "0"
 
 
 def tables() -> str:
-    """All of it, as the page has it."""
+    """The tables of the page, with their text."""
     gpu = json.loads((RESULTS / "parallel-h200.json").read_text())
     steps = ", ".join(f"{row['t']}: {row['forward']:.3g} and {row['backward']:.3g} ms" for row in gpu["rows"])
     parts = [
         BEGIN,
         "",
         f"Measured ({gpu['device']}, torch {gpu['torch']}, commit {gpu['commit']}): projections at "
-        f"{product_rate() / 1e12:.0f} TFLOP/s; one step of the ring, forward and backward, by tokens of a rank: "
-        f"{steps}. Full speed is that of the fastest of these.",
+        f"{product_rate() / 1e12:.0f} TFLOP/s; one step of the ring, forward and backward, by tokens per rank: "
+        f"{steps}. Full speed means the speed of the fastest of these steps.",
         "",
-        f"Assumed: {LINKS.node} GPUs a node, {LINKS.inside / 1e9:.0f} GB/s a GPU inside and {LINKS.between / 1e9:.0f} "
-        f"GB/s between nodes, {LINKS.latency * 1e6:.0f} µs a message, {LINKS.memory / 1e9:.0f} GB of memory.",
+        f"Assumed: {LINKS.node} GPUs per node, {LINKS.inside / 1e9:.0f} GB/s per GPU within a node and "
+        f"{LINKS.between / 1e9:.0f} GB/s between nodes, {LINKS.latency * 1e6:.0f} µs per message, "
+        f"{LINKS.memory / 1e9:.0f} GB of memory per GPU.",
         "",
         *big_table(),
         "",
-        "Where a hop hides behind the work:",
+        "The limits within which computation hides a hop:",
         "",
         *pays_table(),
         "",
-        "One layer forward, the order of chunks (simulated):",
+        "The forward pass of one layer with two ways to assign chunks to ranks (simulated):",
         "",
         *order_table(),
         "",
@@ -270,10 +272,10 @@ def tables() -> str:
 
 
 def memory_table() -> str:
-    """What ranks were measured to hold."""
+    """The measured memory per rank."""
     data = json.loads((RESULTS / "parallel-cpu.json").read_text())
     lines = [MEMORY_BEGIN, "", f"{data['device']}, torch {data['torch']}, commit {data['commit']}:", ""]
-    lines += ["| step | one rank | each of 4 | |", "|---|---|---|---|"]
+    lines += ["| step | one rank | each of 4 ranks | |", "|---|---|---|---|"]
     for row in data["rows"]:
         if "one" in row:
             one, each = row["one"]["tensors"], row["worst rank"]["tensors"]
@@ -282,7 +284,7 @@ def memory_table() -> str:
 
 
 def main() -> None:
-    """Rewrite the page."""
+    """Rewrite the tables of the page."""
     text = PAGE.read_text()
     for new, begin, end in ((memory_table(), MEMORY_BEGIN, MEMORY_END), (tables(), BEGIN, END)):
         text = text[: text.index(begin)] + new + text[text.index(end) + len(end) :]

@@ -1,6 +1,6 @@
-"""How soon `headwise serve` answers: the first picture of a long text, tiles of every level, single weights.
+"""Measure the response times of `headwise serve`: first picture of a long text, tiles of every level, single weights.
 
-Everything goes over a real socket, as a browser asks. Tiles are checked against dense weights before they are timed.
+All requests go over a real socket, like those of a browser. Tiles are checked against dense weights before timing.
 
     python benchmarks/serve.py                              # the built-in model's sizes, 2 of its 7 layers
     python benchmarks/serve.py --tokens 16384 --layers 7
@@ -28,11 +28,11 @@ from headwise.view.serve.security import Door
 from headwise.view.serve.server import Process, config_of, listening
 
 TOKEN = "a-token-of-the-benchmark"  # noqa: S105
-SPREAD = 31  # places at which tiles of a level are asked for, so that no cache can answer
+SPREAD = 31  # distance between requested tiles, so that no cache can answer
 
 
 def model_of(layers: int) -> LanguageModel:
-    """As the built-in model, without its training, with fewer layers and a longer context."""
+    """An untrained copy of the built-in model, with fewer layers and a longer context."""
     torch.manual_seed(0)
     given = load_builtin()
     sizes = {"d_model": given.gpt.config.d_model, "num_heads": given.gpt.config.num_heads, "num_layers": layers}
@@ -42,7 +42,7 @@ def model_of(layers: int) -> LanguageModel:
 
 @contextlib.contextmanager
 def serving(model: LanguageModel, tokens: int) -> Iterator[tuple[Server, httpx.Client]]:
-    """A server in a thread, and a client."""
+    """A server that runs in a thread, and a client."""
     models = Models(["builtin"])
     models.add("long", model)
     with listening("127.0.0.1", 0) as listener:
@@ -61,7 +61,7 @@ def serving(model: LanguageModel, tokens: int) -> Iterator[tuple[Server, httpx.C
 
 
 def followed(client: httpx.Client, id: str, stages: tuple[str, ...]) -> tuple[dict, dict[str, float]]:
-    """Follow a look to one of these stages: how it stands, and when it came to each."""
+    """Poll a run until it reaches one of these stages; return its last state and the time it reached each stage."""
     begin, times = time.perf_counter(), {}
     while True:
         told = client.get(f"/api/runs/{id}").json()
@@ -71,18 +71,18 @@ def followed(client: httpx.Client, id: str, stages: tuple[str, ...]) -> tuple[di
         time.sleep(0.005)
 
 
-def check(client: httpx.Client, look: str, weights: object, T: int) -> None:
-    """Refuse to time wrong tiles."""
+def check(client: httpx.Client, run: str, weights: object, T: int) -> None:
+    """Fail if a tile is wrong, before any is timed."""
     deepest = levels(T, T)
     row = 2**deepest // 2
-    answer = client.get(f"{look}/tile?layer=1&head=3&level={deepest}&row={row}&col={row - 1}").content
+    answer = client.get(f"{run}/tile?layer=1&head=3&level={deepest}&row={row}&col={row - 1}").content
     found = torch.tensor(array.array("f", answer)).view(SIDE, SIDE)
     expected = weights[0, 3, row * SIDE : (row + 1) * SIDE, (row - 1) * SIDE : row * SIDE]
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
 
 
-def questions(client: httpx.Client, look: str, T: int) -> dict[str, object]:
-    """Questions by name, each asked at another place every time."""
+def questions(client: httpx.Client, run: str, T: int) -> dict[str, object]:
+    """Requests by name; each call asks for a different place."""
     deepest = levels(T, T)
 
     def tile(level: int, exact: int) -> object:
@@ -92,31 +92,31 @@ def questions(client: httpx.Client, look: str, T: int) -> dict[str, object]:
             at = next(turn) * SPREAD
             row = at % 2**level
             place = f"level={level}&row={row}&col={(at // 7) % (row + 1)}&exact={exact}"
-            client.get(f"{look}/tile?layer={at % 2}&head={at % 8}&{place}").raise_for_status()
+            client.get(f"{run}/tile?layer={at % 2}&head={at % 8}&{place}").raise_for_status()
 
         return ask
 
     found = {tile_name(2 ** (deepest - level)): tile(level, 0) for level in range(deepest, -1, -1)}
-    found["tile of the whole, from all rows"] = tile(0, 1)
+    found["tile of the whole map, from all rows"] = tile(0, 1)
     turn = iter(range(10**9))
     for name in ("row?query", "column?key", "cell?key=5&query"):
         path, _, key = name.partition("?")
 
         def ask(path: str = path, key: str = key) -> None:
             at = next(turn) * 977 % T
-            client.get(f"{look}/{path}?layer=0&head={at % 8}&{key}={at}").raise_for_status()
+            client.get(f"{run}/{path}?layer=0&head={at % 8}&{key}={at}").raise_for_status()
 
         found[path] = ask
     return found
 
 
 def tile_name(span: int) -> str:
-    """By how many queries and keys a pixel has, and from how many of the queries it is drawn."""
-    return f"tile, {span} × {span} weights a pixel" + ("" if span <= WIDE else ", first from 1 row")
+    """The name of a tile: the weights per pixel, and whether it is first drawn from one query per row of pixels."""
+    return f"tile, {span} × {span} weights per pixel" + ("" if span <= WIDE else ", first from 1 row")
 
 
 def measured(tokens: int, layers: int, seconds: float) -> list[dict[str, object]]:
-    """All rows of one length."""
+    """All result rows for one length."""
     model = model_of(layers)
     ids = torch.randint(5, 8000, (tokens,)).tolist()
     rows: list[dict[str, object]] = []
@@ -126,24 +126,24 @@ def measured(tokens: int, layers: int, seconds: float) -> list[dict[str, object]
         told, times = followed(client, begun["id"], ("refining", "finished", "failed"))
         assert told["error"] is None, told
         first = {
-            "the model has read": times["measuring"],
+            "forward pass": times["measuring"],
             f"first picture, {told['rows'][0]} rows": max(times.values()),
         }
         rows += [{"tokens": tokens, "what": name, "ms": round(1e3 * at, 1)} for name, at in first.items()]
-        look = f"/api/runs/{begun['id']}"
-        check(client, look, server.runs[begun["id"]].layer(1), tokens)
-        with server.runs:  # nothing is refined while a reader asks
-            for name, result in interleaved(questions(client, look, tokens), seconds=seconds).items():
+        run = f"/api/runs/{begun['id']}"
+        check(client, run, server.runs[begun["id"]].layer(1), tokens)
+        with server.runs:  # stops background refinement
+            for name, result in interleaved(questions(client, run, tokens), seconds=seconds).items():
                 rows.append({"tokens": tokens, "what": name, **result})
         held = server.runs[begun["id"]].memory
         peak = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 2**10
         rows.append({"tokens": tokens, "what": "queries and keys kept", "MiB": round(held / 2**20)})
-        rows.append({"tokens": tokens, "what": "most memory of the process", "MiB": round(peak / 2**20)})
+        rows.append({"tokens": tokens, "what": "peak memory of the process", "MiB": round(peak / 2**20)})
     return rows
 
 
 def main() -> None:
-    """Measure, print a table and one JSON line."""
+    """Measure, then print a table and one JSON line."""
     parser = harness.parser(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 16384, 32768])
     parser.add_argument("--layers", type=int, default=2)

@@ -1,10 +1,10 @@
-"""`headwise survey` on one process against two, each with one thread, in one run.
+"""Compare `headwise survey` with one process and with two, each with one thread, in one run.
 
-    python benchmarks/survey.py                    this repository's own Python files, about 200 kB of them
-    python benchmarks/survey.py --kilobytes 50     fewer
+    python benchmarks/survey.py                    about 200 kB of this repository's own Python files
+    python benchmarks/survey.py --kilobytes 50     less text
 
-Whole commands are timed, start-up included, in turn; start-up alone is the survey of one short text. The files they
-write must be the same to the byte, or nothing is reported. Needs two cores that do nothing else.
+The script times whole commands in turn, including start-up. The start-up time is that of a survey of one short text. It
+reports nothing unless both commands write exactly the same bytes. It needs two idle cores.
 """
 
 import os
@@ -22,7 +22,7 @@ SOURCES = Path(__file__).parent.parent / "src" / "headwise"
 
 
 def copy_corpus(folder: Path, kilobytes: int) -> None:
-    """Python files, one document each, until there are so many kilobytes."""
+    """Copy Python files, one document each, up to this many kilobytes."""
     folder.mkdir()
     room = kilobytes * 1000
     for source in sorted(SOURCES.rglob("*.py")):
@@ -35,7 +35,7 @@ def copy_corpus(folder: Path, kilobytes: int) -> None:
 
 
 def survey(corpus: Path, out: Path, processes: int, context: int) -> tuple[float, float]:
-    """Seconds of a whole command, by the clock and of computing."""
+    """The wall-clock and CPU seconds of a whole command."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
     command = [sys.executable, *launch, "-m", "headwise", "survey", corpus, "--out", out, "--context", context]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -45,13 +45,13 @@ def survey(corpus: Path, out: Path, processes: int, context: int) -> tuple[float
 
 
 def cpu_seconds() -> float:
-    """What the processes started so far have computed, on all cores together."""
+    """The CPU seconds of all child processes so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def measure(folder: Path, kilobytes: int, rounds: int, context: int) -> dict[str, object]:
-    """Median seconds on one and two processes, and their ratio with and without start-up."""
+    """The median seconds with one and two processes, and their ratio with and without start-up."""
     copy_corpus(folder / "corpus", kilobytes)
     (folder / "short").mkdir()
     (folder / "short" / "one.txt").write_text("The captain looked at the sea.")
@@ -62,7 +62,7 @@ def measure(folder: Path, kilobytes: int, rounds: int, context: int) -> dict[str
                 seconds = survey(folder / name, folder / f"{name}{processes}.json", processes, context)
                 times.setdefault((name, processes), []).append(seconds)
             if (folder / f"{name}1.json").read_bytes() != (folder / f"{name}2.json").read_bytes():
-                sys.exit("one process and two wrote different files")
+                sys.exit("one process and two processes wrote different files")
     order = [(name, processes) for name in ("corpus", "short") for processes in (1, 2)]
     one, two, start_one, start_two = (statistics.median(clock for clock, _ in times[key]) for key in order)
     cpu_one, cpu_two, cpu_start_one, cpu_start_two = (statistics.median(cpu for _, cpu in times[key]) for key in order)
@@ -78,23 +78,23 @@ def measure(folder: Path, kilobytes: int, rounds: int, context: int) -> dict[str
         "faster without start": round((one - start_one) / (two - start_two), 2),
         "cpu one": round(cpu_one, 2),
         "cpu two": round(cpu_two, 2),
-        # What computing alone allows on two idle cores: half of what two processes compute together.
+        # The speedup that CPU time alone allows on two idle cores, which share the work of two processes evenly.
         "cpu allows": round(2 * cpu_one / cpu_two, 2),
         "cpu allows without start": round(2 * (cpu_one - cpu_start_one) / (cpu_two - cpu_start_two), 2),
     }
 
 
 def main() -> None:
-    """Print a table and, last, one JSON object."""
+    """Print a table and then one JSON object."""
     parser = harness.parser(__doc__)
-    parser.add_argument("--kilobytes", type=int, default=200, help="of text (default 200)")
-    parser.add_argument("--rounds", type=int, default=3, help="of all commands in turn (default 3)")
-    parser.add_argument("--context", type=int, default=512, help="tokens of a window (default 512)")
+    parser.add_argument("--kilobytes", type=int, default=200, help="amount of text (default 200)")
+    parser.add_argument("--rounds", type=int, default=3, help="how often to run all commands (default 3)")
+    parser.add_argument("--context", type=int, default=512, help="tokens per window (default 512)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         row = measure(Path(folder), options.kilobytes, options.rounds, options.context)
     harness.table(
-        "headwise survey, one thread a process", [[name, str(value)] for name, value in row.items()], ["", ""]
+        "headwise survey, one thread per process", [[name, str(value)] for name, value in row.items()], ["", ""]
     )
     harness.finish("survey", "cpu", [row])
 

@@ -1,11 +1,11 @@
-"""Training the small GPT with our layer, with `nn.MultiheadAttention` and with a hand-wired block: loss and throughput.
+"""Train the small GPT with our layer, `nn.MultiheadAttention` and a hand-wired block, and compare loss and throughput.
 
-    python benchmarks/train.py texts/                    the CPU: two layers, 64 wide
+    python benchmarks/train.py texts/                    the CPU: two layers, width 64
     python benchmarks/train.py texts/ --device cuda      the GPU: the sizes of the built-in model, bfloat16, compiled
 
-All start from the same weights, read the same batches and take turns. The loss curves are compared before speeds are
-told: they must overlap over the first 200 steps, as closely as two runs of one model whose rows lie in another order,
-which is rounding alone. Positions are learned, which all three know.
+All models start from the same weights, read the same batches and take turns. The script first compares the loss curves
+over the first 200 steps. They may differ about as much as two runs of one model with reordered rows, which differ only
+by rounding. Only then does it report speeds. Positions are learned, because all three support that.
 """
 
 import copy
@@ -28,11 +28,11 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "train_gpt.py"
 STEPS = {"cpu": 40, "cuda": 200}
 ROWS = {"cpu": 8, "cuda": 128}
 YARDSTICK = "hand-wired, rows in another order"
-ROUNDS = 10  # the models learn in turns; the first turn compiles and is not timed
+ROUNDS = 10  # the models take turns; the first turn compiles and is not timed
 
 
 class TorchBlock(nn.Module):
-    """`nn.MultiheadAttention` in the place of our layer."""
+    """`nn.MultiheadAttention` in place of our layer."""
 
     def __init__(self, ours: Any) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class TorchBlock(nn.Module):
 
 
 class HandWired(nn.Module):
-    """A fused projection and torch's attention, with no checks."""
+    """A fused projection and torch's attention, without checks."""
 
     def __init__(self, ours: Any) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class HandWired(nn.Module):
 
 
 def with_blocks(model: GPT, kind: type[nn.Module] | None) -> GPT:
-    """A copy of the model with other attentions of the same weights."""
+    """A copy of the model with other attention layers that have the same weights."""
     other = copy.deepcopy(model)
     for block in other.blocks:
         if kind is not None:
@@ -82,7 +82,7 @@ def example() -> Any:
 
 
 class Learner:
-    """One model with its optimiser, which learns some steps at a time."""
+    """One model with its optimizer, trained a few steps at a time."""
 
     def __init__(self, model: GPT, device: torch.device, script: Any, turned: bool = False) -> None:
         self.model, self.device, self.script, self.turned = model.to(device), device, script, turned
@@ -91,7 +91,7 @@ class Learner:
         self.losses: list[Tensor] = []
 
     def learn(self, batches: Any) -> float:
-        """Tokens per second."""
+        """Train on these batches and return the tokens per second."""
         wait(self.device)
         began = time.perf_counter()
         for batch in batches:
@@ -110,13 +110,13 @@ class Learner:
 
 
 def wait(device: torch.device) -> None:
-    """Until everything that was asked for is done."""
+    """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 def prepared(options: Any, script: Any, device: torch.device) -> tuple[GPT, list[Any]]:
-    """The model to start from and the batches of all steps."""
+    """The initial model and the batches of all steps."""
     preset = dict(script.PRESETS["builtin" if device.type == "cuda" else "tiny"])
     texts = script.read_texts(options.texts, device.type == "cpu")
     vocab_size, _ = preset.pop("vocab_size"), preset.pop("rows")
@@ -129,10 +129,10 @@ def prepared(options: Any, script: Any, device: torch.device) -> tuple[GPT, list
 
 
 def main() -> None:
-    """Train three models in turns, compare, print."""
+    """Train the models in turns, compare them, and print the results."""
     options_parser = parser(__doc__)
     options_parser.add_argument("texts", type=Path)
-    options_parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json to use instead of making one")
+    options_parser.add_argument("--tokenizer", type=Path, help="tokenizer.json to use instead of training one")
     options = options_parser.parse_args()
     script, device = example(), torch.device(options.device)
     model, batches = prepared(options, script, device)
@@ -149,27 +149,27 @@ def main() -> None:
 
 
 def apart_by(losses: list[float], others: list[float]) -> float:
-    """The largest difference of two curves at one step."""
+    """The largest difference between two curves at any step."""
     return max(abs(a - b) for a, b in zip(losses, others, strict=True))
 
 
 def report(learners: dict[str, Learner], speeds: dict[str, float], device: str) -> None:
-    """The curves must overlap; then the speeds may be told."""
+    """Check that the loss curves agree, then report the speeds."""
     curves = {name: torch.stack(learner.losses).tolist() for name, learner in learners.items()}
     lines, rows = [], []
     rounding = apart_by(curves[YARDSTICK], curves["hand-wired"])
-    print(f"one model, rows in another order: {rounding:.4f} nats apart at most")
+    print(f"one model with reordered rows: loss curves differ by at most {rounding:.4f} nats")
     for name, losses in curves.items():
         apart = apart_by(losses, curves["headwise"])
         if apart > max(0.01, 2 * rounding):
             sys.exit(
-                f"{name}: the loss curve is {apart:.3f} nats away from ours; by rounding it would be {rounding:.3f}"
+                f"{name}: the loss curve differs from ours by {apart:.3f} nats; rounding alone gives {rounding:.3f}"
             )
         ratio = speeds["headwise"] / speeds[name]
         lines.append([name, f"{losses[-1]:.3f}", f"{apart:.4f}", f"{speeds[name]:,.0f}", f"{ratio:.3f}×"])
         rows.append({"block": name, "loss": losses[-1], "apart": apart, "tokens_per_second": speeds[name]})
     steps = len(curves["headwise"])
-    table(f"small GPT, {steps} steps, in turns", lines, ["", "loss", "apart", "tokens/s", "ours faster"])
+    table(f"small GPT, {steps} steps", lines, ["", "loss", "difference", "tokens/s", "speedup of headwise"])
     finish("train", device, rows)
 
 

@@ -1,4 +1,4 @@
-"""A class as learners write it, for `headwise check`; it is right."""
+"""A correct attention class in the style of a learner, to try `headwise check` on."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class MultiHeadAttention(nn.Module):
-    """Queries, keys and values from separate projections; a mask holds 1 where a key may be seen."""
+    """Multi-head attention with separate projections; a mask is 1 where a query may attend to a key."""
 
     def __init__(self, d_model, num_heads):
         super().__init__()

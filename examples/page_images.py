@@ -1,8 +1,8 @@
-"""The pictures of the page in docs/images: the atlas in light, a map in dark.
+"""Write the screenshots of the page in docs/images: the atlas in light mode, a map in dark mode.
 
     python examples/page_images.py
 
-Needs a browser: Chromium through playwright.
+This needs Chromium and playwright.
 """
 
 import shutil
@@ -21,7 +21,7 @@ TEXT = (
 FOLDER = Path(__file__).parent.parent / "docs" / "images"
 VIEWS = {"page_light.png": ("light", ""), "page_dark.png": ("dark", "#view=map&head=2.1&word=20")}
 
-# Where "captain" looks at "?" on the screen.
+# The screen position of the weight from "captain" to "?".
 PLACE = """(() => {
     const [map] = document.getElementById('headwise').headwise.stage.shown;
     const box = map.canvas.getBoundingClientRect();
@@ -30,11 +30,11 @@ PLACE = """(() => {
 
 
 def main() -> None:
-    """Save the page, open it, take the pictures."""
+    """Save the page, open it, and take the screenshots."""
     browser_path = shutil.which("chromium") or sys.exit("no Chromium on this machine: apt-get install chromium")
-    result = headwise.view(headwise.load_builtin(), TEXT)
+    view = headwise.view(headwise.load_builtin(), TEXT)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as running:
-        path = result.save(Path(folder) / "heads.html")
+        path = view.save(Path(folder) / "heads.html")
         browser = running.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         for name, (scheme, fragment) in VIEWS.items():
             page = browser.new_page(viewport={"width": 1060, "height": 560}, color_scheme=scheme)

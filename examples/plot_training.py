@@ -1,4 +1,4 @@
-"""Draw what a training run wrote down: its loss, and the bits that a byte of held-out text takes.
+"""Plot the log of a training run: training loss, and bits per byte on held-out text.
 
 python examples/plot_training.py run/log.jsonl loss.svg
 """
@@ -15,7 +15,7 @@ mpl.rcParams["svg.hashsalt"] = "headwise"  # the same log gives the same file
 
 
 def draw(log: Path, picture: Path) -> None:
-    """Two curves side by side over the steps."""
+    """Plot two curves over the training steps, side by side."""
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.8), layout="constrained")
     for axes, name, title in (
@@ -33,7 +33,7 @@ def draw(log: Path, picture: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("log", type=Path, help="the log.jsonl of a run")
-    parser.add_argument("picture", type=Path, help="what to write, such as loss.svg or loss.png")
+    parser.add_argument("log", type=Path, help="log.jsonl of a training run")
+    parser.add_argument("picture", type=Path, help="file to write, such as loss.svg or loss.png")
     options = parser.parse_args()
     draw(options.log, options.picture)

@@ -1,9 +1,9 @@
-"""Attention maps of any length that look like those of trained models, for trying the page and for measuring it.
+"""Create attention maps of any length that resemble those of trained models, to try out and benchmark the page.
 
     python examples/shaped_heads.py --tokens 16384 --layers 4 --heads 8 heads.html
 
-Queries and keys are built so that each head has one habit: rest on the first token, look at the one before, near by,
-at copies of itself, at what followed an earlier copy, at a few marked tokens, or evenly.
+Queries and keys are constructed so that each head attends to one thing: the first token, the previous token, nearby
+tokens, copies of the same token, the token after an earlier copy, a few marked tokens, or all tokens equally.
 """
 
 import argparse
@@ -18,13 +18,13 @@ import headwise
 from headwise import AttentionMap, Scoring, causal
 from headwise.view import View
 
-WIDTH = 64  # of a head
+WIDTH = 64  # head dimension
 WORDS = ["the", "captain", "looked", "at", "sea", "and", "boat", "boy", "said", "where", "was", "on"]
 WORDS += ["of", "ship", "wind", "night", "old", "man", "hand", "door"]
 
 
 def tokens(T: int) -> Tensor:
-    """Words drawn at random, with passages that come again."""
+    """Random words with repeated passages."""
     ids = torch.randint(len(WORDS), (T,), generator=torch.Generator().manual_seed(0))
     half = T // 2
     ids[half : 2 * half] = ids[:half].roll(half // 3)
@@ -32,7 +32,7 @@ def tokens(T: int) -> Tensor:
 
 
 def positions(T: int, shift: int, sharpness: float) -> tuple[Tensor, Tensor]:
-    """Queries and keys whose product is largest where the key stands `shift` before the query."""
+    """Queries and keys whose product is largest where the key is `shift` positions before the query."""
     place = torch.arange(T)[:, None].double()
     waves = torch.exp(-torch.arange(WIDTH // 2) * 9.0 / (WIDTH // 2)) * 3.0
 
@@ -43,7 +43,7 @@ def positions(T: int, shift: int, sharpness: float) -> tuple[Tensor, Tensor]:
 
 
 def habits(ids: Tensor) -> list[Callable[[], tuple[Tensor, Tensor]]]:
-    """Each gives the query and key (T, 64) of one kind of head."""
+    """Functions that return the query and key (T, 64) of one kind of head."""
     T = len(ids)
     table = torch.nn.functional.normalize(torch.randn(len(WORDS), WIDTH), dim=-1)
     before = torch.cat([ids[:1], ids[:-1]])
@@ -72,7 +72,7 @@ def habits(ids: Tensor) -> list[Callable[[], tuple[Tensor, Tensor]]]:
 
 
 def shaped(T: int, layers: int, heads: int) -> View:
-    """A view of so many layers and heads on T tokens."""
+    """The view of a model with this many layers and heads on T tokens."""
     torch.manual_seed(0)
     ids = tokens(T)
     maps = []
@@ -85,9 +85,9 @@ def shaped(T: int, layers: int, heads: int) -> View:
 
 
 def main() -> None:
-    """Make the maps, write the page, say how long it took."""
+    """Create the maps, write the page, and print how long it took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("page", type=Path, help="where to write")
+    parser.add_argument("page", type=Path, help="HTML file to write")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=8)

@@ -1,7 +1,7 @@
-"""Train where heads look: a loss on attention weights that are never made as a matrix.
+"""Train where heads attend, with a loss on attention weights that never exist as a matrix.
 
-Head 0 is told to look at the previous token, head 1 at the first. The loss is the log of a mass, so that any probe can
-be asked for, at any length: its gradient is computed block by block.
+Head 0 is trained to attend to the previous token, head 1 to the first token. The loss is the negative log of a mass. It
+works with any probe at any length, because its gradient is computed block by block.
 
     python examples/supervise_attention.py
 """
@@ -10,18 +10,18 @@ import torch
 
 from headwise import MultiHeadAttention, Panel, previous_token, rotary, sink
 
-WANTED = {"previous": previous_token(), "first": sink(1)}  # of heads 0 and 1
+WANTED = {"previous": previous_token(), "first": sink(1)}  # for heads 0 and 1
 
 
 def masses(layer: MultiHeadAttention, x: torch.Tensor) -> torch.Tensor:
-    """How much of its attention each head puts where it should, (2,). The first query has no choice."""
-    _, weights = layer(x, return_weights=True)  # the fused kernel runs; nothing T×T is made
+    """The share of attention that each head puts where it should, (2,), without the first query (it has no choice)."""
+    _, weights = layer(x, return_weights=True)  # runs the fused kernel and creates no T×T tensor
     panel: Panel = weights.panel(masses=WANTED)
     return torch.stack([panel.masses[name][:, head, 1:].mean() for head, name in enumerate(WANTED)])
 
 
 def main() -> None:
-    """Train for a few seconds, and show before and after."""
+    """Train for a few seconds and print the progress."""
     torch.manual_seed(0)
     layer = MultiHeadAttention(32, 2, causal=True, position=rotary(100.0))
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)

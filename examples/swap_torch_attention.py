@@ -1,7 +1,7 @@
-"""Put a model that uses `nn.MultiheadAttention` on headwise, and see its heads.
+"""Run a model that uses `nn.MultiheadAttention` on headwise, and look at its heads.
 
-The model is torch's own encoder. Its code, its weights and its results stay as they are; what is new is that every
-head can be looked at, without `need_weights`.
+The model is torch's own encoder. Its code, weights and results stay the same, but now you can look at every head
+without `need_weights`.
 
     python examples/swap_torch_attention.py
 """
@@ -13,17 +13,17 @@ import headwise
 
 
 def main() -> None:
-    """Swap, compare, look."""
+    """Replace the attention layers, compare the outputs, and look at the weights."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
     x = torch.randn(3, 50, 64)
-    padded = torch.arange(50) >= torch.tensor([50, 41, 17])[:, None]  # torch's meaning: True hides
+    padded = torch.arange(50) >= torch.tensor([50, 41, 17])[:, None]  # torch's convention: True masks out
     with torch.no_grad():
         before = model(x, src_key_padding_mask=padded)
         print(headwise.replace(model))
         after = model(x, src_key_padding_mask=padded)
-    real = ~padded  # what stands at padded places is nobody's concern
+    real = ~padded  # outputs at padded positions do not matter
     print(f"largest difference {(before - after)[real].abs().max():.1e}")
 
     with torch.no_grad(), headwise.watch(model) as seen:

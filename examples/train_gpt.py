@@ -1,11 +1,12 @@
 """Train the small GPT of `headwise.models` on a folder of text.
 
     python examples/train_gpt.py texts/ --out run --minutes 1                     a demonstration on the CPU
-    python examples/train_gpt.py texts/ --out run --preset builtin --steps 6000   the model in the package, on one GPU
+    python examples/train_gpt.py texts/ --out run --preset builtin --steps 6000   the built-in model, on one GPU
 
-The folder holds `*.txt` or `*.txt.xz` in UTF-8; texts within a file are separated by the byte 0x1E. A file whose name
-contains "valid" is held out. Started again with the same folder, a run that was stopped goes on where it was, on a CPU
-to the bit: what a step reads depends on the seed and its number alone.
+The folder contains `*.txt` or `*.txt.xz` files in UTF-8. The byte 0x1E separates texts within a file. Files with
+"valid" in their name are held out. A stopped run that is started again with the same --out folder continues where it
+stopped. On the CPU, the result is bitwise identical, because the data of a step depends only on the seed and the step
+number.
 """
 
 import argparse
@@ -47,7 +48,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def read_texts(folder: Path, held_out: bool) -> list[str]:
-    """All texts of the folder, those that are held out or the others."""
+    """The held-out texts of the folder, or all others."""
     files = sorted(path for path in folder.iterdir() if path.name.endswith((".txt", ".txt.xz")))
     texts = []
     for path in files:
@@ -56,12 +57,12 @@ def read_texts(folder: Path, held_out: bool) -> list[str]:
             texts += [text for text in raw.decode("utf-8").split(SEPARATOR) if text.strip()]
     if not texts:
         kind = 'whose name contains "valid"' if held_out else "to train on"
-        sys.exit(f"{folder} holds no .txt or .txt.xz file {kind}.")
+        sys.exit(f"{folder} contains no .txt or .txt.xz file {kind}.")
     return texts
 
 
 def make_tokenizer(texts: list[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """A byte-level BPE: every text can be written in it, and read back as it was."""
+    """A byte-level BPE tokenizer, which can encode and decode any text without loss."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -76,7 +77,7 @@ def make_tokenizer(texts: list[str], vocab_size: int) -> tokenizers.Tokenizer:
 
 
 class Corpus:
-    """Texts as tokens, one after the other."""
+    """All texts as one sequence of tokens."""
 
     def __init__(self, texts: list[str], tokenizer: tokenizers.Tokenizer) -> None:
         pieces = [text[i : i + 100_000] for text in texts for i in range(0, len(text), 100_000)]
@@ -93,10 +94,10 @@ class Corpus:
 
 
 class Batches:
-    """What a step learns from: rows that are one window of one text, and rows packed with several short texts.
+    """The batches of a run: rows with one window of one text, and rows packed with several short texts.
 
-    Among the packed ones are passages that repeat, in words and in random tokens: to predict a repeat, a head must find
-    what followed last time. They make induction heads, which books alone give late.
+    Some of the short texts are repeated passages of words or random tokens. To predict a repetition, a head must find
+    what followed last time. This creates induction heads, which form late when training on books alone.
     """
 
     def __init__(self, corpus: Corpus, config: GPTConfig, rows: int, repeated: float, seed: int) -> None:
@@ -108,7 +109,7 @@ class Batches:
         self.whole = rows - self.packed
 
     def at(self, step: int) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-        """Tokens (B, T), targets (B, T) and, for packed rows, which text each token is of."""
+        """Tokens (B, T), targets (B, T) and, for packed rows, the text that each token belongs to."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         groups: list[tuple[Tensor, Tensor, Tensor | None]] = []
         if self.whole:
@@ -119,7 +120,7 @@ class Batches:
         return [*groups, (tokens, targets, texts)]
 
     def window(self, generator: torch.Generator) -> Tensor:
-        """The start token and a window of one long text, (T + 1,)."""
+        """The start token followed by a window of one long text, (T + 1,)."""
         T = self.config.context_length
         text = self.long[pick(len(self.long), generator)]
         begin, end = int(self.corpus.begins[text]), int(self.corpus.ends[text])
@@ -141,10 +142,10 @@ class Batches:
         return torch.cat(tokens), torch.cat(targets), torch.cat(texts)
 
     def piece(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """A short text with its start token, and which of its tokens are worth predicting."""
+        """A short text with its start token, and a mask of the tokens that are scored."""
         start = torch.tensor([self.config.start])
         kind, n = pick(3, generator), 16 + pick(self.config.context_length // 4, generator)
-        if kind == 0:  # random tokens, twice or more: nothing but the repeat can be known
+        if kind == 0:  # random tokens, repeated: only the repetition is predictable
             once = torch.randint(self.config.start + 1, self.config.vocab_size, (n,), generator=generator)
             times = 2 + pick(3, generator)
             return torch.cat([start, once.repeat(times)]), torch.arange(1 + n * times) > n
@@ -157,7 +158,7 @@ class Batches:
 
 
 def pick(below: int, generator: torch.Generator) -> int:
-    """A whole number from 0."""
+    """A random integer from 0 to below - 1."""
     return int(torch.randint(max(below, 1), (), generator=generator))
 
 
@@ -165,7 +166,7 @@ def pick(below: int, generator: torch.Generator) -> int:
 
 
 def loss_of(model: Any, group: tuple[Tensor, Tensor, Tensor | None], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The summed loss of a group of rows, and how many tokens it scores."""
+    """The summed loss of a group of rows, and the number of scored tokens."""
     tokens, targets, texts = (None if x is None else x.to(device, non_blocking=True) for x in group)
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         logits = model(tokens, None if texts is None else documents(texts))
@@ -177,14 +178,14 @@ def loss_of(model: Any, group: tuple[Tensor, Tensor, Tensor | None], device: tor
 def bits_per_byte(
     model: Any, corpus: Corpus, config: GPTConfig, device: torch.device, most: int | None = None
 ) -> float:
-    """How many bits a byte of held-out text takes; every token is predicted from at least half a context.
+    """Bits per byte of held-out text. Except at the start of a text, every token has at least half a context before it.
 
     Args:
         model: the model, compiled or not.
         corpus: the held-out texts.
-        config: its sizes.
-        device: where it is.
-        most: windows to look at, for a quick answer; all unless given.
+        config: the sizes of the model.
+        device: the device of the model.
+        most: the approximate number of windows to evaluate, for a quick estimate; all by default.
     """
     T = config.context_length
     windows, scored = [], []
@@ -213,7 +214,7 @@ def bits_per_byte(
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int) -> float:
-    """Up in a line, down in half a cosine, to a hundredth of the peak at last."""
+    """Linear warmup to the peak, then cosine decay to one hundredth of it."""
     if step < warmup:
         return peak * (step + 1) / warmup
     share = (step - warmup) / max(1, steps - warmup)
@@ -221,7 +222,7 @@ def learning_rate(step: int, steps: int, peak: float, warmup: int) -> float:
 
 
 def make_optimizer(model: GPT, device: torch.device) -> torch.optim.AdamW:
-    """AdamW; matrices decay, norms do not."""
+    """AdamW with weight decay on matrices but not on norms."""
     matrices = [p for p in model.parameters() if p.dim() == 2]
     others = [p for p in model.parameters() if p.dim() != 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -229,27 +230,27 @@ def make_optimizer(model: GPT, device: torch.device) -> torch.optim.AdamW:
 
 
 def save_atomically(state: dict[str, Any], path: Path) -> None:
-    """Write beside, then rename: a kill leaves the old checkpoint or the new one."""
+    """Write to a temporary file, then rename it, so that a kill leaves either the old checkpoint or the new one."""
     beside = path.with_suffix(".part")
     torch.save(state, beside)
     beside.replace(path)
 
 
 def described(options: argparse.Namespace, config: GPTConfig) -> dict[str, Any]:
-    """What must be the same for a run to go on."""
+    """The settings that must not change when a run is resumed."""
     said = {name: getattr(options, name) for name in ("steps", "seed", "repeated", "learning_rate", "warmup", "rows")}
     return vars(config) | said
 
 
 def flops_per_token(model: GPT) -> float:
-    """Forward and backward: 6 for every weight, and for scores and weighted values under a causal mask."""
+    """Operations per token, forward and backward: 6 per weight, plus scores and weighted values under a causal mask."""
     config = model.config
-    weights = sum(p.numel() for p in model.parameters() if p.dim() == 2)  # the embedding once: as the head
+    weights = sum(p.numel() for p in model.parameters() if p.dim() == 2)  # shared embedding: once
     return 6.0 * weights + 6.0 * config.num_layers * config.d_model * config.context_length
 
 
 def prepare(options: argparse.Namespace) -> tuple[tokenizers.Tokenizer, Corpus, Corpus, GPTConfig]:
-    """Tokenizer, tokens and sizes."""
+    """The tokenizer, the training and held-out tokens, and the model's sizes."""
     preset = PRESETS[options.preset]
     print(f"reading {options.texts} ...", file=sys.stderr)
     texts, held_out = read_texts(options.texts, False), read_texts(options.texts, True)
@@ -257,7 +258,7 @@ def prepare(options: argparse.Namespace) -> tuple[tokenizers.Tokenizer, Corpus, 
     if path.is_file():
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     else:
-        print("making the tokenizer ...", file=sys.stderr)
+        print("training the tokenizer ...", file=sys.stderr)
         tokenizer = make_tokenizer(texts, preset["vocab_size"])
     tokenizer.save(str(options.out / "tokenizer.json"))
     print("encoding ...", file=sys.stderr)
@@ -273,7 +274,7 @@ def prepare(options: argparse.Namespace) -> tuple[tokenizers.Tokenizer, Corpus, 
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train, evaluate, keep."""
+    """Train the model, evaluate it along the way, and save checkpoints."""
     options.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer, corpus, held_out, config = prepare(options)
@@ -286,11 +287,11 @@ def train(options: argparse.Namespace) -> None:
     if checkpoint.is_file():
         state = torch.load(checkpoint, map_location=device, weights_only=True)
         if state["run"] != described(options, config):
-            sys.exit(f"{checkpoint} is of another run: {state['run']}. Choose another --out, or the same options.")
+            sys.exit(f"{checkpoint} belongs to another run: {state['run']}. Change --out, or use the same options.")
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
-        print(f"going on at step {first}", file=sys.stderr)
+        print(f"resuming at step {first}", file=sys.stderr)
     run = torch.compile(model) if device.type == "cuda" and not options.no_compile else model
     log = (options.out / "log.jsonl").open("a")
 
@@ -299,14 +300,14 @@ def train(options: argparse.Namespace) -> None:
         log.flush()
 
     parameters = sum(p.numel() for p in model.parameters())
-    print(f"{parameters:,} parameters, {len(corpus.tokens):,} tokens, {rows} rows a step, {device}", file=sys.stderr)
+    print(f"{parameters:,} parameters, {len(corpus.tokens):,} tokens, {rows} rows per step, {device}", file=sys.stderr)
     began, seen, last = time.perf_counter(), 0, time.perf_counter()
     step = first
     for step, groups in ahead(batches, first, options.steps):
         rate = learning_rate(step, options.steps, options.learning_rate, options.warmup)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        torch.manual_seed(options.seed * 1_000_003 + step)  # of dropout, so that it too depends on the step alone
+        torch.manual_seed(options.seed * 1_000_003 + step)  # so that dropout, too, depends only on the step
         parts = [loss_of(run, group, device) for group in groups]
         loss = sum(part[0] for part in parts) / sum(part[1] for part in parts)
         loss.backward()
@@ -345,7 +346,7 @@ def train(options: argparse.Namespace) -> None:
 
 
 def ahead(batches: Batches, first: int, steps: int) -> Iterator[tuple[int, Any]]:
-    """Batches with their step, made by other processes while the device works."""
+    """Steps and their batches, which worker processes prepare while the device computes."""
     workers = min(8, (os.cpu_count() or 1) - 1) if torch.cuda.is_available() else 0
     loader = torch.utils.data.DataLoader(
         _Steps(batches, steps),
@@ -372,7 +373,7 @@ class _Steps(torch.utils.data.Dataset[Any]):
 def finish(
     model: GPT, run: Any, held_out: Corpus, tokenizer: tokenizers.Tokenizer, options: Any, note: Any, steps: int
 ) -> None:
-    """What was reached, a sample of it, and the weights for the package."""
+    """Evaluate the model, print samples, and save the weights."""
     from safetensors.torch import save_file
 
     device = next(model.parameters()).device
@@ -391,26 +392,26 @@ def finish(
 
 
 def arguments() -> argparse.Namespace:
-    """What can be chosen."""
+    """The command-line options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("texts", type=Path, help="the folder of text")
-    parser.add_argument("--out", type=Path, default=Path("run"), help="where everything is written (default run)")
-    parser.add_argument("--preset", choices=PRESETS, default="tiny", help="sizes (default tiny)")
-    parser.add_argument("--steps", type=int, default=2000, help="optimiser steps, on which the schedule depends")
-    parser.add_argument("--minutes", type=float, help="stop and keep a checkpoint after so long")
-    parser.add_argument("--rows", type=int, help="rows of a step, instead of the preset's")
+    parser.add_argument("texts", type=Path, help="folder with text files")
+    parser.add_argument("--out", type=Path, default=Path("run"), help="output folder (default run)")
+    parser.add_argument("--preset", choices=PRESETS, default="tiny", help="sizes of the model (default tiny)")
+    parser.add_argument("--steps", type=int, default=2000, help="optimizer steps; the learning rate depends on them")
+    parser.add_argument("--minutes", type=float, help="stop after this many minutes and save a checkpoint")
+    parser.add_argument("--rows", type=int, help="rows per step (default from the preset)")
     parser.add_argument("--position", choices=("rotary", "learned"), default="rotary")
     parser.add_argument("--repeated", type=float, default=0.125, help="share of rows with repeated passages")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument("--dropout", type=float, default=0.0, help="of what blocks add, for many rounds over few texts")
-    parser.add_argument("--warmup", type=int, default=200, help="steps until the learning rate is up")
+    parser.add_argument("--dropout", type=float, default=0.0, help="dropout on the output of sublayers (default 0)")
+    parser.add_argument("--warmup", type=int, default=200, help="steps of learning rate warmup")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json to use instead of making one")
-    parser.add_argument("--report", type=int, default=50, help="steps between lines of progress")
-    parser.add_argument("--evaluate", type=int, default=500, help="steps between looks at held-out text")
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json to use instead of training one")
+    parser.add_argument("--report", type=int, default=50, help="steps between progress lines")
+    parser.add_argument("--evaluate", type=int, default=500, help="steps between evaluations on held-out text")
     parser.add_argument("--keep", type=int, default=500, help="steps between checkpoints")
-    parser.add_argument("--no-compile", action="store_true", help="run without torch.compile, which a GPU gets")
-    parser.add_argument("--peak-flops", type=float, help="of the device, to report its utilisation; an H200 has 989e12")
+    parser.add_argument("--no-compile", action="store_true", help="do not use torch.compile on a GPU")
+    parser.add_argument("--peak-flops", type=float, help="peak of the device, to report utilization; H200: 989e12")
     return parser.parse_args()
 
 

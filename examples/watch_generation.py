@@ -1,7 +1,7 @@
-"""Watch a Hugging Face model while it generates: where did every new token look?
+"""Watch a Hugging Face model while it generates, and see where every new token attends.
 
-The model is tiny and random, made from a configuration, so that nothing is downloaded. With a real one:
-`AutoModelForCausalLM.from_pretrained(folder, attn_implementation="headwise")`. It needs headwise[huggingface].
+The model is tiny and random, built from a configuration, so nothing is downloaded. For a real model, call
+`AutoModelForCausalLM.from_pretrained(folder, attn_implementation="headwise")`. This needs headwise[huggingface].
 
     python examples/watch_generation.py
 """
@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import headwise
+import headwise.huggingface  # registers attn_implementation="headwise"
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -17,7 +18,7 @@ LAYER = "model.layers.1.self_attn"
 
 
 def main() -> None:
-    """Generate, and tell of every new token."""
+    """Generate text, then print where every new token attends."""
     torch.manual_seed(0)
     config = AutoConfig.for_model("llama", **SIZES, **HEADS, eos_token_id=None, pad_token_id=0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="headwise").eval()
@@ -28,11 +29,11 @@ def main() -> None:
     first, *rest = seen.calls[LAYER]
     print(f"prompt: {first}")
     print(first.summary(prompt[0]))
-    for weights in rest:  # one row each, kept as numbers: the cache of keys is not held
+    for weights in rest:  # one row each, stored as numbers, so the key cache can be freed
         position = weights.shape[3] - 1
         weight, key = weights.peak()
         looks = ", ".join(f"{k} ({w:.2f})" for w, k in zip(weight.flatten(), key.flatten().tolist(), strict=True))
-        print(f"token {text[position]} at {position}: its heads look most at {looks}")
+        print(f"token {text[position]} at {position}: its heads attend most to {looks}")
 
 
 if __name__ == "__main__":

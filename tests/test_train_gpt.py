@@ -66,7 +66,7 @@ def test_a_run_that_was_killed_goes_on_to_the_bit(texts, tmp_path):
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     again = started(texts, tmp_path / "killed")
-    assert "going on at step" in again.communicate()[0]
+    assert "resuming at step" in again.communicate()[0]
     one, other = (load(tmp_path / name).gpt.state_dict() for name in ("whole", "killed"))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
@@ -93,13 +93,13 @@ def test_batches_depend_on_seed_and_step_alone(texts):
 
 def test_a_checkpoint_of_another_run_is_refused(texts, tmp_path):
     assert "held-out" in started(texts, tmp_path, "--minutes", "0.0001").communicate()[0]
-    assert "is of another run" in started(texts, tmp_path, "--seed", "3").communicate()[0]
+    assert "belongs to another run" in started(texts, tmp_path, "--seed", "3").communicate()[0]
 
 
 def test_a_folder_without_texts_is_refused(tmp_path):
     done = subprocess.run([sys.executable, str(SCRIPT), str(tmp_path)], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
-    assert "holds no .txt or .txt.xz file to train on" in done.stderr
+    assert "contains no .txt or .txt.xz file to train on" in done.stderr
 
 
 def module():

@@ -1,4 +1,4 @@
-"""Shows the examples of docstrings as code: Markdown would take their `>>>` for quotations."""
+"""Renders docstring examples as code blocks. Without this, Markdown would render their `>>>` as quotations."""
 
 import re
 from typing import Any
@@ -9,9 +9,9 @@ EXAMPLE = re.compile(r"(^>>> .*(?:\n.+)*)", re.MULTILINE)  # up to the next empt
 
 
 class DoctestBlocks(griffe.Extension):
-    """Puts a fence around every example."""
+    """Puts a code fence around every docstring example."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Called for everything that may have a docstring."""
+        """Adds the fences to one docstring; griffe calls this for every object."""
         if obj.docstring is not None:
             obj.docstring.value = EXAMPLE.sub(r"```pycon\n\1\n```", obj.docstring.value)

@@ -1,4 +1,4 @@
-"""Writes the tables and pictures of docs/heads.md from the built-in model: python docs/tools/heads_document.py"""
+"""Writes the table and the pictures of docs/heads.md from the built-in model: python docs/tools/heads_document.py"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ Maps = Mapping[str, AttentionMap]
 
 
 def english(model: LanguageModel) -> Tensor:
-    """The tokens of a passage, (T,)."""
+    """The tokens of an English passage, (T,)."""
     return model.tokens(TEXT)[0]
 
 
@@ -40,7 +40,7 @@ def look(model: LanguageModel, tokens: Tensor) -> Maps:
 
 
 def table(model: LanguageModel) -> str:
-    """What the heads of the page do, in numbers."""
+    """The table of the page: what each of its heads attends to."""
     lines = ["| head | text | first token | previous token | induction | reading |", "|---|---|---|---|---|---|"]
     for name, tokens in (("a passage", english(model)), ("64 random tokens, twice", repeated())):
         seen = look(model, tokens)
@@ -72,13 +72,13 @@ def pictures(model: LanguageModel) -> dict[str, str]:
 
 
 def with_table(page: str, new: str) -> str:
-    """The page with its table replaced."""
+    """The text of the page with a new table."""
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}\n\n{new}\n\n{END}{rest.split(END)[1]}"
 
 
 def main() -> None:
-    """Write table and pictures."""
+    """Write the table and the pictures."""
     model, page = load_builtin(), DOCS / "heads.md"
     page.write_text(with_table(page.read_text(encoding="utf-8"), table(model)), encoding="utf-8")
     for name, picture in pictures(model).items():

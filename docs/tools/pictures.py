@@ -1,6 +1,6 @@
-"""Pictures for the pages as SVG, which any browser shows without a network: matrices of numbers, and maps of weights.
+"""Draws SVG pictures for the documentation: matrices of numbers, and maps of attention weights.
 
-They lie on white, so that they read the same in a light and in a dark page.
+The background is white, so that the pictures look the same on light and dark pages.
 """
 
 import base64
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from headwise.view.color import png
 
-CELL, LINE, GAP = (38, 20), 18, 14  # of matrices: width and height of a number, height of a caption, space around
+CELL, LINE, GAP = (38, 20), 18, 14  # width and height of a number, height of a caption, margin
 INK, SOFT, GRID = "#1c2430", "#5b6675", "#d9d4c7"
 HUES = {"head 0": "#0b6e99", "head 1": "#c46a00", "all": "#5c6b46"}
-RAMP = ((255, 255, 255), (158, 202, 219), (11, 110, 153), (4, 38, 56))  # from no weight to all of it
+RAMP = ((255, 255, 255), (158, 202, 219), (11, 110, 153), (4, 38, 56))  # from weight 0 to weight 1
 
 
 def _between(shade: float) -> tuple[int, int, int]:
-    """A colour of the ramp, from 0 to 1."""
+    """The color of the ramp at a position from 0 to 1."""
     place, share = divmod(shade * (len(RAMP) - 1), 1)
     low, high = RAMP[int(place)], RAMP[min(int(place) + 1, len(RAMP) - 1)]
     red, green, blue = (round(a + (b - a) * share) for a, b in zip(low, high, strict=True))
@@ -31,7 +31,7 @@ PALETTE = [_between(shade / 255) for shade in range(256)]
 
 
 class Matrix(NamedTuple):
-    """A matrix with a caption, and the hue of every column, or of every row."""
+    """A matrix with a caption and a hue for every column or row."""
 
     caption: str
     rows: list[list[float]]
@@ -45,7 +45,7 @@ class Matrix(NamedTuple):
 
 
 def svg(width: float, height: float, body: str, title: str) -> str:
-    """One picture."""
+    """A complete SVG picture."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
         f'height="{height:g}" role="img" font-family="ui-monospace, Menlo, Consolas, monospace" font-size="12">'
@@ -54,13 +54,13 @@ def svg(width: float, height: float, body: str, title: str) -> str:
     )
 
 
-def text(x: float, y: float, words: str, colour: str = INK, anchor: str = "start", size: int = 12) -> str:
+def text(x: float, y: float, words: str, color: str = INK, anchor: str = "start", size: int = 12) -> str:
     """A line of text."""
-    return f'<text x="{x:g}" y="{y:g}" fill="{colour}" text-anchor="{anchor}" font-size="{size}">{escape(words)}</text>'
+    return f'<text x="{x:g}" y="{y:g}" fill="{color}" text-anchor="{anchor}" font-size="{size}">{escape(words)}</text>'
 
 
 def flow(before: Sequence[Matrix], after: Sequence[Matrix], title: str) -> str:
-    """Matrices, an arrow, and what became of them."""
+    """Matrices, an arrow, and the matrices that result."""
     (wide, tall), (wide_after, tall_after) = (_stacked(part) for part in (before, after))
     height = max(tall, tall_after)
     arrow = GAP + wide + 34
@@ -94,13 +94,16 @@ def _matrix(matrix: Matrix, x: float, y: float) -> str:
                 f'<rect x="{left:g}" y="{top:g}" width="{width}" height="{height}" fill="{hue}" '
                 f'fill-opacity="{shade:.2f}" stroke="{GRID}"/>'
             )
-            words, colour = (f"{n:z.2f}".replace("-", "−"), INK) if math.isfinite(n) else ("−inf", SOFT)
-            body += text(left + width - 4, top + 14, words, colour, "end", 11)
+            words, color = (f"{n:z.2f}".replace("-", "−"), INK) if math.isfinite(n) else ("−inf", SOFT)
+            body += text(left + width - 4, top + 14, words, color, "end", 11)
     return body
 
 
 def maps(pictures: Sequence[tuple[str, Tensor]], columns: int, side: int, title: str, *, labels: int = 11) -> str:
-    """Maps of weights side by side with a caption each: dark is much, by the square root, so that little shows too."""
+    """Maps of weights side by side, each with a caption.
+
+    Darker means more weight. Shades encode the square root of the weight, so that small weights stay visible.
+    """
     rows = -(-len(pictures) // columns)
     step_x, step_y = side + GAP, side + LINE + 6
     body = ""
@@ -116,6 +119,6 @@ def maps(pictures: Sequence[tuple[str, Tensor]], columns: int, side: int, title:
 
 
 def address(picture: Tensor) -> str:
-    """A picture (rows, cols) of numbers from 0 to 1 as the address of an image."""
+    """A picture (rows, cols) of numbers from 0 to 1 as a data URL."""
     shades = (picture.double().clamp(0, 1).sqrt() * 255).round().int()
     return "data:image/png;base64," + base64.b64encode(png(shades, PALETTE)).decode()

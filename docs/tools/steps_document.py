@@ -1,4 +1,4 @@
-"""Writes docs/steps.md and its pictures from the trace of the reference: python docs/tools/steps_document.py"""
+"""Writes docs/steps.md and its pictures from a trace of the reference: python docs/tools/steps_document.py"""
 
 from pathlib import Path
 
@@ -14,14 +14,15 @@ SETTING = Setting.of(d_model=8, num_heads=2, seq=5, causal=True)
 
 INTRODUCTION = """# The ten steps
 
-Multi-head attention on real numbers, small enough to follow with a pencil:
-{headline}. Blue is head 0, orange is head 1, and a row is a token.
+This page computes multi-head attention on real numbers, in an example small enough to follow with a pencil:
+{headline}. Blue is head 0, orange is head 1, and each row is a token.
 
-This page is written by `docs/tools/steps_document.py` from a trace of [`reference.py`](../src/headwise/reference.py):
-shapes and numbers are those of its tensors, the sentences are its comments, and a test holds page and code together.
-`headwise steps` shows the same for any sizes and for known models ([how](learn.md)).
+`docs/tools/steps_document.py` generates this page from a trace of [`reference.py`](../src/headwise/reference.py).
+Shapes and numbers come from its tensors, the explanations are its comments, and a test checks that the page matches the
+code. `headwise steps` shows the same for any sizes and for known models ([details](learn.md)).
 
-B batch, T tokens, H heads, D width of a head; q, k, v are queries, keys and values.
+B is the batch size, T the number of tokens, H the number of heads, and D the head dimension; q, k and v are queries,
+keys and values.
 """
 
 ENDING = """
@@ -29,7 +30,8 @@ ENDING = """
 
 ## What happens to memory
 
-The same operations, measured: a stride is how many numbers to skip for one step along an axis.
+The table shows what the key operations do to memory, as measured. A stride is the number of elements to skip for one
+step along an axis.
 
 | operation | shape | strides | memory |
 |---|---|---|---|
@@ -75,32 +77,32 @@ def _file(step: Explained) -> str:
 
 
 def _parts(step: Explained) -> tuple[list[Matrix], list[Matrix]]:
-    """What a picture shows before and after the arrow. Steps 2 and 3 do the same to keys and values as to queries."""
+    """The matrices before and after the arrow. Steps 2 and 3 show only queries; keys and values change the same way."""
     if step.number in (2, 3):
         return _drawn("q", step.before["query"], step.number - 1), _drawn("q", step.after["query"], step.number)
     short = {"query": "q", "key": "k", "value": "v"}
     before = [m for name, x in step.before.items() for m in _drawn(short.get(name, name), x, step.number - 1)]
     after = [m for name, x in step.after.items() for m in _drawn(short.get(name, name), x, step.number)]
-    if step.number in (4, 5, 6, 7, 8):  # every head does the same: the first is enough
+    if step.number in (4, 5, 6, 7, 8):  # every head does the same, so show only the first
         before, after = ([m for m in part if "head 1" not in m.caption] for part in (before, after))
     return before, after
 
 
 def _drawn(name: str, x: Tensor, made_by: int) -> list[Matrix]:
-    """A tensor as matrices of its first sample, in the colours of its heads."""
+    """The first sample of a tensor as matrices, in the colors of its heads."""
     own = [HUES["head 0"], HUES["head 1"]]
     if x.dim() == 3:
         D = SETTING.widths.head_dim
         mixed = made_by in (0, 10)  # the input and the output belong to no head
         hues = [HUES["all"] if mixed else own[j // D] for j in range(x.shape[-1])]
         return [Matrix(name, x[0].tolist(), hues)]
-    if made_by == 2:  # (B, T, H, D): a token is a small table of heads
+    if made_by == 2:  # (B, T, H, D): each token is a small matrix with one row per head
         return [Matrix(f"{name}, token {t}", x[0, t].tolist(), own, by_row=True) for t in range(x.shape[1])]
     return [Matrix(f"{name}, head {h}", x[0, h].tolist(), [own[h]] * x.shape[-1]) for h in range(x.shape[1])]
 
 
 def main() -> None:
-    """Write page and pictures."""
+    """Write the page and the pictures."""
     (DOCS / "steps.md").write_text(page(), encoding="utf-8")
     for name, picture in pictures().items():
         (DOCS / "images" / name).write_text(picture, encoding="utf-8")

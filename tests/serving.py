@@ -54,7 +54,7 @@ def begun(client, text=TEXT, **asked):
 
 
 def until(client, id, stages, seconds=30):
-    """How the look stands once it is at one of these stages."""
+    """The state of a run once it is at one of these stages."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         told = client.get(f"/api/runs/{id}").json()
@@ -65,7 +65,7 @@ def until(client, id, stages, seconds=30):
 
 
 def looked(client, text=TEXT, **asked):
-    """How a look stands that can be seen."""
+    """The state of a run once it has something to show."""
     told = until(client, begun(client, text, **asked), ("finished", "failed", "refining"))
     assert told["error"] is None
     return told

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from headwise.view.color import Palette
-from headwise.view.result import Head, View
+from headwise.view.result import Head, View, told_kinds
 from headwise.view.tokens import cut, fill, shown
 from headwise.weights.summary import READINGS, RESTING, HeadSummary
 
@@ -71,11 +71,13 @@ def _framed(lines: list[str], wide: int, size: int) -> list[str]:
 
 def _sentence(view: View, width: int, palette: Palette) -> list[str]:
     """The sentence, with the letters that stand beside the pictures."""
+    there = [kind for kind, count in view.counts.items() if count]
+    marks = {text: MARKS[kind] for text, kind in zip(told_kinds(view.counts), there, strict=True)}
     parts = []
     for part in view.sentence.split(" · "):
-        name = RESTING if part.endswith("attend mostly to the first token") else part.partition(" ")[2]
-        mark = f"{MARKS[name]} or capitals" if name == RESTING else MARKS.get(name, " ")
-        parts.append(f"{part} ({mark})" if mark != " " else part)
+        mark = marks.get(part)
+        also = " or capitals" if mark == MARKS[RESTING] else ""
+        parts.append(f"{part} ({mark}{also})" if mark else part)
     first, *rest = wrapped(" · ".join(parts), width)[:3]
     return [palette.strong(first), *rest]
 

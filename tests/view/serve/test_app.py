@@ -20,7 +20,7 @@ LONG = "The captain looked at the sea and the sea looked back. " * 45  # 542 tok
 
 @pytest.fixture(scope="module")
 def dense():
-    """The weights of the look, (layers, H, T, S)."""
+    """The weights of the run, (layers, H, T, S)."""
     model = small_model()
     with torch.no_grad(), headwise.watch(model.gpt) as seen:
         model.gpt(model.tokens(LONG))
@@ -156,7 +156,7 @@ def test_places_that_are_not_there_are_refused(client, look, path, words):
     assert refused(client.get(f"{look}/{path}"), 422, words)
 
 
-def test_a_look_that_is_not_there_is_refused(client):
+def test_a_run_that_is_not_there_is_refused(client):
     assert refused(client.get("/api/runs/nowhere/tile?layer=0"), 404, "no such run")
 
 

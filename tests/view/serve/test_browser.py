@@ -1,4 +1,4 @@
-"""The live page in a real browser: type, look, switch heads off; no token acts, no other page gets in."""
+"""The live page in a real browser: type, run, switch heads off; no token acts, no other page gets in."""
 
 import signal
 import threading
@@ -65,7 +65,7 @@ def test_a_text_is_typed_and_the_atlas_appears(live, page):
     page.wait_for_selector(".live option", state="attached")
 
 
-def test_a_reload_brings_text_model_look_and_window_back(live, page):
+def test_a_reload_brings_text_model_run_and_window_back(live, page):
     page.goto(live.address)
     ask(page, TEXT, "small")
     atlas(page, 6)
@@ -77,10 +77,10 @@ def test_a_reload_brings_text_model_look_and_window_back(live, page):
     assert page.input_value(".ask-text") == TEXT
     assert page.input_value(".live select") == "small"
     assert page.inner_text(".subject").startswith("Head 1.2")
-    assert list(live.runs._kept) == before, "the same look, not another"
+    assert list(live.runs._kept) == before, "the same run, not another"
 
 
-def test_a_reload_looks_anew_where_the_server_has_forgotten(live, page):
+def test_a_reload_runs_anew_where_the_server_has_forgotten(live, page):
     page.goto(live.address)
     ask(page, TEXT)
     atlas(page, 56)
@@ -93,7 +93,7 @@ def test_a_reload_looks_anew_where_the_server_has_forgotten(live, page):
     page.reload()
     wait(page, "document.querySelector('h1')?.textContent === 'builtin without 1.4'")
     assert page.inner_text(".chip.off") == "1.4 ×"
-    page.troubles.clear()  # the browser notes that the old look is not there
+    page.troubles.clear()  # the browser notes that the old run is not there
 
 
 def test_a_reload_brings_a_file_back(live, page, tmp_path):
@@ -204,7 +204,7 @@ def test_a_long_text_says_from_how_many_rows_it_is_shown(live, page):
     assert "without 1 head" in page.inner_text(".next")
 
 
-def test_a_look_is_cancelled(live, page):
+def test_a_run_is_cancelled(live, page):
     page.goto(live.address)
     ask(page, "The captain looked at the sea and the sea looked back. " * 300)
     page.wait_for_selector(".stop:not([hidden])")

@@ -12,7 +12,7 @@ from headwise.view.serve import server as server_module
 from serving import TEXT, Process, begun, looked, until
 
 
-def test_it_says_where_it_is_and_looks_at_a_text_and_says_nothing_of_it():
+def test_it_says_where_it_is_and_runs_a_text_and_says_nothing_of_it():
     with Process() as server:
         with server.client() as client:
             told = looked(client)
@@ -25,7 +25,7 @@ def test_it_says_where_it_is_and_looks_at_a_text_and_says_nothing_of_it():
     assert (status, out, err) == (0, "", "")
 
 
-def test_ctrl_c_ends_it_in_the_middle_of_a_look():
+def test_ctrl_c_ends_it_in_the_middle_of_a_run():
     with Process() as server:
         with server.client() as client:
             id = begun(client, "The captain looked at the sea and the sea looked back. " * 300)

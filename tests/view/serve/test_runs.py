@@ -158,7 +158,7 @@ def test_silent_heads_change_the_loss_as_zeros_in_the_output_projection_do(clien
     assert told["off"] == [[0, 3], [4, 2]]
 
 
-def test_maps_of_a_look_with_silent_heads_are_those_of_the_model_without_them(client):
+def test_maps_of_a_run_with_silent_heads_are_those_of_the_model_without_them(client):
     told = looked(client, off=[[0, 1]], model="small")
     model = small_model()
     with headwise.silence(model.gpt, {"blocks.0.attention": [1]}):
@@ -237,7 +237,7 @@ class Gate:
         monkeypatch.setattr(runs_module, "run_model", held)
 
 
-def test_a_look_is_ended_between_layers_and_the_model_is_left_as_it_was(client, monkeypatch):
+def test_a_run_is_ended_between_layers_and_the_model_is_left_as_it_was(client, monkeypatch):
     gate = Gate(monkeypatch)
     id = begun(client, model="small", off=[[0, 0]])
     assert gate.reached.wait(20)
@@ -259,7 +259,7 @@ def test_a_look_is_ended_between_layers_and_the_model_is_left_as_it_was(client, 
     assert "_watchers" not in vars(layer)
 
 
-def test_a_look_that_waits_can_be_ended(client, monkeypatch):
+def test_a_run_that_waits_can_be_ended(client, monkeypatch):
     gate = Gate(monkeypatch)
     first = begun(client, model="small")
     assert gate.reached.wait(20)
@@ -269,7 +269,7 @@ def test_a_look_that_waits_can_be_ended(client, monkeypatch):
     until(client, first, ("finished",))
 
 
-def test_more_looks_than_may_wait_are_refused(client_of, monkeypatch):
+def test_more_runs_than_may_wait_are_refused(client_of, monkeypatch):
     gate = Gate(monkeypatch)
     client = client_of(dataclasses.replace(Limits(), waiting=2))
     begun(client, model="small")
@@ -282,14 +282,14 @@ def test_more_looks_than_may_wait_are_refused(client_of, monkeypatch):
     gate.open.set()
 
 
-def test_the_oldest_looks_are_forgotten(client_of):
+def test_the_oldest_runs_are_forgotten(client_of):
     client = client_of(dataclasses.replace(Limits(), runs=2))
     ids = [looked(client, f"Text {i}", model="small")["id"] for i in range(4)]
     states = [client.get(f"/api/runs/{id}").status_code for id in ids]
     assert states == [404, 404, 200, 200]
 
 
-def test_looks_are_forgotten_where_their_maps_take_too_much(client_of):
+def test_runs_are_forgotten_where_their_maps_take_too_much(client_of):
     client = client_of(dataclasses.replace(Limits(), memory=1))
     first, second = (looked(client, f"Text {i}", model="small")["id"] for i in range(2))
     assert client.get(f"/api/runs/{first}").status_code == 404

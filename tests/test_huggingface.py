@@ -10,6 +10,7 @@ import headwise
 from headwise import AttentionMap, OptionError, watch
 
 transformers = pytest.importorskip("transformers")
+pytest.importorskip("headwise.huggingface")
 transformers.logging.set_verbosity_error()
 
 B, T, E, H, V = 2, 13, 48, 6, 67
@@ -72,7 +73,15 @@ PAIRS = {
     "marian": PAIR,
     "pegasus": PAIR,
 }
-BYPASSING = ["mpnet", "bloom", "gptj", "gpt_neo", "falcon", "deberta-v2", "deberta"]
+OWN = {
+    "bloom": {"hidden_size": E, "n_head": H, "n_layer": 2, "vocab_size": V},
+    "mpnet": PLAIN,
+    "xglm": {"d_model": E, "attention_heads": H, "num_layers": 2, "ffn_dim": 64, "vocab_size": V},
+    "codegen": {"n_embd": E, "n_head": 4, "n_layer": 2, "vocab_size": V, "rotary_dim": 4},
+    "deberta": PLAIN,
+    "deberta-v2": PLAIN,
+    "xlnet": {"d_model": E, "n_head": H, "n_layer": 2, "d_inner": 64, "vocab_size": V},
+}
 
 
 def tiny(kind, settings, implementation, cls):
@@ -259,12 +268,39 @@ def test_masks_stay_rules_and_never_become_tables():
     assert not found.tensors()
 
 
+@pytest.mark.parametrize("kind", ["gptj", "gpt_neo", "falcon"])
+def test_transformers_refuses_models_that_choose_a_class_by_the_name(kind):
+    with pytest.raises(KeyError, match="headwise"):
+        transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind), attn_implementation="headwise")
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("kind", ["bloom", "mpnet", "xglm", "codegen"])
+@torch.no_grad()
+def test_models_that_compute_with_our_mask_are_refused_at_their_first_call(kind, compiled):
+    model = tiny(kind, OWN[kind], "headwise", transformers.AutoModel)
+    call = torch.compile(model, backend="eager") if compiled else model
+    with pytest.raises(OptionError, match=f"{kind} computes attention .*not go through transformers' attention interf"):
+        call(input_ids=ids(), attention_mask=padding("left"))
+
+
+@torch.no_grad()
+def test_a_model_of_which_only_one_token_is_read_from_a_static_cache_is_refused_too():
+    model = tiny("bloom", OWN["bloom"], "headwise", transformers.AutoModelForCausalLM)
+    with pytest.raises(OptionError, match="bloom computes attention"):
+        model.generate(ids(1), max_new_tokens=2, cache_implementation="static", disable_compile=True)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-@pytest.mark.parametrize("kind", BYPASSING)
-def test_models_that_never_ask_us_are_refused(kind):
-    cls = transformers.AutoModel
-    with pytest.raises(OptionError, match="does not go through transformers' attention interface"):
-        cls.from_config(transformers.AutoConfig.for_model(kind), attn_implementation="headwise")
+@pytest.mark.parametrize("kind", ["deberta-v2", "deberta", "xlnet"])
+@torch.no_grad()
+def test_models_that_ask_for_neither_mask_nor_attention_run_as_ever_and_cannot_be_watched(kind):
+    eager, ours = both(kind, OWN[kind], transformers.AutoModel)
+    given = {"input_ids": ids(), "attention_mask": padding("right")}
+    torch.testing.assert_close(ours(**given).last_hidden_state, eager(**given).last_hidden_state)
+    for look in (watch, lambda model: headwise.silence(model, {"": [0]})):
+        with pytest.raises(OptionError, match=f"{type(ours).__name__} computes attention in its own code"):
+            look(ours)
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert", "gpt2"])
@@ -278,20 +314,48 @@ def test_models_compile_in_one_graph(kind):
     torch.testing.assert_close(compiled(input_ids=ids()).last_hidden_state, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("order", ["import headwise, transformers", "import transformers, headwise"])
-def test_importing_headwise_is_enough_and_imports_nothing_else(order):
-    code = (
-        "import sys, headwise; assert 'transformers' not in sys.modules" if order.startswith("import headwise") else ""
-    )
-    code += f"""
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "order", ["import headwise.huggingface, transformers", "import transformers, headwise.huggingface"]
+)
+def test_importing_the_module_registers_the_implementation(order):
+    done = run(f"""
 {order}
 settings = dict(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, vocab_size=9, intermediate_size=8)
 config = transformers.AutoConfig.for_model("llama", **settings)
 model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="headwise")
 print(model.config._attn_implementation)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+""")
     assert done.stdout.strip() == "headwise", done.stderr
+
+
+def test_importing_headwise_changes_nothing_outside_itself():
+    done = run("""
+import sys, torch
+before = list(sys.meta_path), list(sys.path_hooks)
+import headwise
+assert (list(sys.meta_path), list(sys.path_hooks)) == before
+headwise.watch(headwise.MultiHeadAttention(8, 2))
+assert "transformers" not in sys.modules
+import transformers
+from transformers import AttentionInterface, PreTrainedModel
+assert "headwise" not in AttentionInterface().valid_keys()
+check = PreTrainedModel._check_and_adjust_attn_implementation
+import headwise.huggingface
+assert "headwise" in AttentionInterface().valid_keys()
+assert PreTrainedModel._check_and_adjust_attn_implementation is check
+print("clean")
+""")
+    assert done.stdout.strip() == "clean", done.stderr
+
+
+def test_without_transformers_the_import_says_how_to_install_it():
+    done = run("import sys; sys.modules['transformers'] = None; import headwise.huggingface")
+    assert "MissingExtraError" in done.stderr
+    assert "pip install 'headwise[huggingface]'" in done.stderr
 
 
 def test_a_watch_over_a_model_on_another_path_says_what_to_do():
@@ -313,30 +377,10 @@ def test_a_model_that_attends_to_other_keys_than_its_mask_is_for_is_refused():
         attention(torch.nn.Module(), query, key, key, prepared)
 
 
-def test_the_import_hook_waits_for_an_import_that_succeeds(tmp_path):
-    (tmp_path / "shaky.py").write_text("import os\nif os.environ.get('SHAKY'):\n    raise ImportError('not today')\n")
-    code = """
-import importlib.util, os
-from headwise.late import after_import
-happened = []
-after_import("shaky", lambda: happened.append(1))
-importlib.util.find_spec("shaky")
-os.environ["SHAKY"] = "1"
-try:
-    import shaky
-except ImportError:
-    del os.environ["SHAKY"]
-import shaky
-print(happened)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.stdout.strip() == "[1]", done.stderr
-
-
 def test_a_model_that_works_on_its_mask_as_a_tensor_is_told_so():
-    from headwise.huggingface import Prepared
+    from headwise.huggingface import PreparedMask
 
-    mask = Prepared(headwise.causal(), 5, 5)
+    mask = PreparedMask(headwise.causal(), 5, 5)
     for touch in (
         lambda: mask.dtype,
         lambda: mask[:, :, :3],
@@ -344,7 +388,7 @@ def test_a_model_that_works_on_its_mask_as_a_tensor_is_told_so():
         lambda: torch.where(mask, 1, 0),
     ):
         with pytest.raises(
-            headwise.MaskError, match="works on its attention mask as a tensor.*Use attn_implementation='eager'"
+            headwise.MaskError, match="uses its attention mask as a tensor.*Use attn_implementation='eager'"
         ):
             touch()
     assert not hasattr(mask, "dtype")

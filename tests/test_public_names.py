@@ -11,7 +11,7 @@ import pytest
 import headwise
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("", ".check", ".learn", ".models", ".parallel", ".survey", ".view")
+PACKAGES = ("", ".check", ".learn", ".models", ".parallel", ".view")
 MODULES = {f"headwise{package}": importlib.import_module(f"headwise{package}") for package in PACKAGES}
 NAMES = {f"{place}.{name}": getattr(module, name) for place, module in MODULES.items() for name in module.__all__}
 THINGS = {name: thing for name, thing in NAMES.items() if not isinstance(thing, ModuleType)}
@@ -92,7 +92,7 @@ def test_every_public_name_stands_in_the_reference(name):
     assert spellings & shown
 
 
-@pytest.mark.parametrize("name", ["check", "survey"])
+@pytest.mark.parametrize("name", ["check"])
 def test_a_package_that_is_called_has_the_signature_of_its_verb(name):
     package = getattr(headwise, name)
     assert inspect.signature(package) == inspect.signature(getattr(package, name))

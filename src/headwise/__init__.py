@@ -20,7 +20,6 @@ from headwise.errors import (
     StaleMapError,
     UnknownOptionError,
 )
-from headwise.late import after_import as _after_import
 from headwise.layer import MultiHeadAttention, compat
 from headwise.layer.cache import KVCache, Memory
 from headwise.layer.explain import Explanation, explain
@@ -30,8 +29,8 @@ from headwise.masks import Mask, causal, dense, documents, padding, prefix, prob
 from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_is
 from headwise.models import load_builtin
 from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
-from headwise.study import survey
-from headwise.study.silence import Silenced, silence
+from headwise.study.interventions import Silenced, silence
+from headwise.study.survey import Survey, survey
 from headwise.study.watch import Watched, watch
 from headwise.view import view
 from headwise.weights import AttentionMap, Scoring
@@ -49,18 +48,10 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'headwise' has no attribute {name!r}")
 
 
-def _register() -> None:
-    from headwise import huggingface
-
-    huggingface.register()
-
-
 def load_ipython_extension(shell: object) -> None:
     """`%load_ext headwise` brings the cell magic `%%headwise_check`."""
     check.load_ipython_extension(shell)
 
-
-_after_import("transformers.modeling_utils", _register)
 
 __all__ = [
     "AttentionLayer",
@@ -91,6 +82,7 @@ __all__ = [
     "Silenced",
     "StaleMapError",
     "Summary",
+    "Survey",
     "UnknownOptionError",
     "Watched",
     "alibi",

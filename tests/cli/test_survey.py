@@ -5,7 +5,7 @@ import json
 import pytest
 
 from headwise.cli import main
-from headwise.study.survey.progress import Progress, duration
+from headwise.study.survey.job import ProgressLine, _duration
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def test_all_read_is_0_and_some_skipped_is_3(corpus, capsys):
     assert main(["survey", "a.txt"]) == 0
     assert main(["survey", "a.txt", "b.jsonl"]) == 3
     told = capsys.readouterr()
-    assert "b.jsonl:2: no JSON: Expecting property name" in told.out
+    assert "b.jsonl:2: not JSON: Expecting property name" in told.out
     assert "1 document was skipped" in told.err
     assert main(["survey", "a.txt", "b.jsonl", "--skipped-is-fine"]) == 0
 
@@ -57,11 +57,11 @@ def test_what_cannot_be_done_is_2_in_words(corpus, arguments, message, capsys):
 
 
 def test_several_processes_need_a_result_file(corpus, capsys, monkeypatch):
-    from headwise.study.survey.crew import Alone
+    from headwise.study.survey.processes import Processes
 
-    crew = Alone()
-    crew.size = 2
-    monkeypatch.setattr("headwise.cli.survey.crew_from_environment", lambda: crew)
+    processes = Processes()
+    processes.size = 2
+    monkeypatch.setattr("headwise.cli.survey.processes_from_environment", lambda: processes)
     assert main(["survey", "a.txt"]) == 2
     assert "several processes need --out" in capsys.readouterr().err
 
@@ -82,15 +82,15 @@ class Terminal:
 
 def test_a_terminal_has_one_line_that_is_written_over(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("headwise.study.survey.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("headwise.study.survey.job.time.monotonic", lambda: now[0])
     stream = Terminal()
-    progress = Progress(1000, 100, stream)
-    progress.tell(10, 1, 1)
+    progress = ProgressLine(1000, 100, stream)
+    progress.show(10, 1, 1)
     assert stream.text == ""
     now[0] = 10.0
-    progress.tell(300, 5000, 3)
-    progress.tell(900, 7000, 4, last=True)
+    progress.show(300, 5000, 3)
+    progress.show(900, 7000, 4, last=True)
     first, second = stream.text.split("\r\033[K")[1:]
-    assert first == "40 % · 3 documents · 5,000 tokens, 500 a second · about 20 s left"
-    assert second == "100 % · 4 documents · 7,000 tokens, 700 a second\n"
-    assert [duration(x) for x in (7, 130, 9000)] == ["7 s", "2 min", "2.5 h"]
+    assert first == "40 % · 3 documents · 5,000 tokens, 500 per second · about 20 s left"
+    assert second == "100 % · 4 documents · 7,000 tokens, 700 per second\n"
+    assert [_duration(x) for x in (7, 130, 9000)] == ["7 s", "2 min", "2.5 h"]

@@ -167,7 +167,9 @@ def test_the_page_of_one_token_is_written(folder):
 
 
 def test_more_tokens_than_the_model_was_made_for_are_told(monkeypatch, folder, capsys):
-    monkeypatch.setattr(builtin.LanguageModel, "trained", property(lambda model: 7))
+    model = builtin.load_builtin()
+    model.trained = 7
+    monkeypatch.setattr("headwise.cli.view.open_model", lambda name: model)
     (folder / "long.txt").write_text(TEXT)
     assert main(["view", "--file", "long.txt", "--no-html"]) == 0
     told = capsys.readouterr()
@@ -180,7 +182,9 @@ def test_more_tokens_than_the_model_was_made_for_are_told(monkeypatch, folder, c
 
 
 def test_a_model_that_can_read_no_more_refuses_with_the_numbers(monkeypatch, folder, capsys):
-    monkeypatch.setattr(builtin.LanguageModel, "limit", property(lambda model: 7))
+    model = builtin.load_builtin()
+    model.limit = 7
+    monkeypatch.setattr("headwise.cli.view.open_model", lambda name: model)
     assert main(["view", TEXT]) == 2
     assert "tokens long and the model can read 7. Look at its beginning with --tokens 7." in capsys.readouterr().err
     assert main(["view", TEXT, "--tokens", "7"]) == 0

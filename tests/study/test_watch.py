@@ -134,7 +134,7 @@ def test_bad_requests_are_refused():
     with pytest.raises(OptionError, match="expected a torch.nn.Module"):
         watch(lambda x: x)
     with pytest.raises(
-        OptionError, match=r"'9.attention' is no headwise layer of this model; there are \['0.attention'\]"
+        OptionError, match=r"'9.attention' is not a headwise layer of this model; there are \['0.attention'\]"
     ):
         watch(net, layers=["9.attention"])
     with watch(net) as seen, pytest.raises(KeyError, match="was not seen"):

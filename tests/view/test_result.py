@@ -51,6 +51,7 @@ def test_the_sentence_counts_what_the_readings_say(result):
 
 def test_a_transformers_model_is_seen():
     transformers = pytest.importorskip("transformers")
+    pytest.importorskip("headwise.huggingface")
     config = transformers.GPT2Config(n_embd=24, n_head=3, n_layer=2, vocab_size=50)
     model = transformers.GPT2Model._from_config(config, attn_implementation="headwise")
     assert view(model, torch.arange(9)).sentence.startswith("2 layers × 3 heads · 9 tokens")
@@ -59,6 +60,7 @@ def test_a_transformers_model_is_seen():
 
 def test_more_tokens_than_a_model_can_read_are_refused_in_words():
     transformers = pytest.importorskip("transformers")
+    pytest.importorskip("headwise.huggingface")
     config = transformers.GPT2Config(n_embd=24, n_head=3, n_layer=1, vocab_size=50, n_positions=8)
     model = transformers.GPT2Model._from_config(config, attn_implementation="headwise")
     with pytest.raises(ShapeError, match=r"view\(GPT2Model\).* longer than the model can read"):
@@ -67,6 +69,7 @@ def test_more_tokens_than_a_model_can_read_are_refused_in_words():
 
 def test_one_kind_of_layers_of_an_encoder_and_decoder_is_seen():
     transformers = pytest.importorskip("transformers")
+    pytest.importorskip("headwise.huggingface")
     config = transformers.BartConfig(
         d_model=24, encoder_layers=2, decoder_layers=3, encoder_attention_heads=3, decoder_attention_heads=3,
         encoder_ffn_dim=8, decoder_ffn_dim=8, vocab_size=50,
@@ -84,13 +87,14 @@ def test_one_kind_of_layers_of_an_encoder_and_decoder_is_seen():
 
 def test_a_model_of_which_a_part_is_not_seen_is_refused(monkeypatch):
     transformers = pytest.importorskip("transformers")
+    pytest.importorskip("headwise.huggingface")
     from headwise import huggingface
 
     config = transformers.GPT2Config(n_embd=24, n_head=3, n_layer=2, vocab_size=50)
     model = transformers.GPT2Model._from_config(config, attn_implementation="headwise")
     model.extra = torch.nn.Module()
     model.extra.inner = type("OwnAttention", (torch.nn.Module,), {})()
-    monkeypatch.setattr(huggingface, "attends_by_itself", lambda kind: kind.__name__ == "OwnAttention")
+    monkeypatch.setattr(huggingface, "computes_attention", lambda kind: kind.__name__ == "OwnAttention")
     with pytest.raises(OptionError, match="OwnAttention of GPT2Model attends by itself.* Choose the layers to view"):
         view(model, torch.arange(9))
     assert view(model, torch.arange(9), layers=lambda name: name.startswith("h.")).sentence.startswith("2 layers")

@@ -11,13 +11,11 @@ import torch
 
 from headwise.cli.terminal import write_page
 from headwise.errors import OptionError
-from headwise.study.survey.crew import crew_from_environment
-from headwise.study.survey.progress import many, standard_error
-from headwise.study.survey.result import Survey
-from headwise.study.survey.running import make_job
-from headwise.study.survey.running import run as run_job
-from headwise.study.survey.subject import open_subject
-from headwise.study.survey.terminal import drawn
+from headwise.models import open_model
+from headwise.study.survey.job import SurveyJob
+from headwise.study.survey.processes import processes_from_environment
+from headwise.study.survey.result import Survey, many
+from headwise.view.survey_terminal import drawn
 
 SUMMARY = "what every head of a model does over a whole corpus; several processes by torchrun"
 EXAMPLES = """examples:
@@ -61,16 +59,15 @@ def run(options: argparse.Namespace) -> int:
     if options.threads < 1:
         raise OptionError(f"--threads {options.threads}: expected 1 or more.")
     torch.set_num_threads(options.threads)
-    crew = crew_from_environment()
-    subject = open_subject(options.model, _device(options.device), DTYPES[options.dtype])
-    job = make_job(subject, options.files, context=options.context, batch=options.batch, column=options.column)
-    found = run_job(
-        job,
+    processes = processes_from_environment()
+    model = open_model(options.model, device=_device(options.device), dtype=DTYPES[options.dtype], encoder=False)
+    job = SurveyJob.of(model, options.files, context=options.context, batch=options.batch, column=options.column)
+    found = job.run(
         options.out,
-        crew=crew,
+        processes=processes,
         resume=options.resume,
         every=options.save_every,
-        stream=standard_error(crew.rank),
+        stream=sys.stderr if processes.rank == 0 else None,
     )
     if found is None:
         return 0

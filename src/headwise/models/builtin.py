@@ -1,5 +1,6 @@
-"""The model in the package: a small GPT that was trained on public-domain English, and its tokenizer. See `CARD.md`."""
+"""The model in the package, a small GPT trained on public-domain English, and models like it. See `CARD.md`."""
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator
@@ -10,92 +11,65 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from headwise.errors import CheckpointError, OptionError, ShapeError, need
+from headwise.errors import CheckpointError, need
 from headwise.models.gpt import GPT, GPTConfig
+from headwise.models.text_model import TextModel, TokenCodec
 
 FOLDER = Path(__file__).with_name("builtin")
 FORMAT = "headwise gpt 1"
-# Of the two files, so that damage is noticed before it shows as nonsense.
+WEIGHTS = "weights.safetensors"
+# SHA-256 of the two files, so that a damaged installation is noticed.
 CHECKSUMS = {
-    "weights.safetensors": "06e9bceec6221d2bc7b9cbf12a9f395e7c210cd6d254cdd88a0e11aca92da599",
+    WEIGHTS: "06e9bceec6221d2bc7b9cbf12a9f395e7c210cd6d254cdd88a0e11aca92da599",
     "tokenizer.json": "3f0cef72d4cdd0b1f2bec742b7cd6e863340f4e034a3b811f1002f3b2fe0efc5",
 }
 
 
-class LanguageModel:
-    """A `gpt` and its `tokenizer`: text in, text out.
+class LanguageModel(TextModel):
+    """A `gpt` and its `tokenizer`, which continues texts.
 
     >>> model = load_builtin()
     >>> model.write("Once upon a time", 20, seed=0)[:16]
     'Once upon a time'
     >>> model.tokens("Once upon").shape  # the start token, "On", "ce", " upon"
     torch.Size([1, 4])
+
+    Args:
+        gpt: the model.
+        tokenizer: a `tokenizers.Tokenizer`.
+        name: what reports call it.
     """
 
-    def __init__(self, gpt: GPT, tokenizer: Any) -> None:
+    def __init__(self, gpt: GPT, tokenizer: Any, name: str = "GPT") -> None:
         self.gpt, self.tokenizer = gpt, tokenizer
-
-    @property
-    def module(self) -> GPT:
-        """The model itself."""
-        return self.gpt
-
-    @property
-    def trained(self) -> int:
-        """How many tokens it was trained on at a time."""
-        return self.gpt.config.context_length
-
-    @property
-    def limit(self) -> int | None:
-        """How many tokens it can read; None for any number."""
-        return None if self.gpt.position is None else self.gpt.config.context_length
+        length = gpt.config.context_length
+        codec = dataclasses.replace(TokenCodec.of(tokenizer), before=(gpt.config.start,), after=())
+        super().__init__(name, gpt, codec, length, None if gpt.position is None else length)
 
     def read(self, tokens: Tensor) -> None:
-        """Run over the tokens (1, T), for who watches; nothing is predicted."""
+        """Run the model over `tokens` (B, T) so that its attention can be watched. No logits are computed."""
         self.gpt.features(tokens)
 
-    def tokens(self, text: str, *, most: int | None = None) -> Tensor:
-        """The start token and those of the text, (1, T).
-
-        Args:
-            text: any text; every byte can be written.
-            most: how many there may be, an error beyond; the model's context unless given.
-        """
-        if not isinstance(text, str) or not text:
-            raise OptionError(f"text={text!r}: expected a text of at least one character.")
-        ids = [self.gpt.config.start, *self.tokenizer.encode(text, add_special_tokens=False).ids]
-        most = self.gpt.config.context_length if most is None else most
-        if len(ids) > most:
-            raise ShapeError(
-                f"the text is {len(ids)} tokens long and the model was trained on {self.gpt.config.context_length}. "
-                f"Shorten it, or pass most={len(ids)} to look at a longer one all the same."
-            )
-        return torch.tensor([ids])
-
-    def pieces(self, tokens: Tensor) -> list[str]:
-        """What each of the `tokens` stands for, as text; a part of a character shows as �."""
-        return [self.tokenizer.decode([token], skip_special_tokens=False) for token in tokens.flatten().tolist()]
-
     def stream(self, text: str, max_new_tokens: int = 100, **sampling: Any) -> Iterator[str]:
-        """What follows the text, `max_new_tokens`, piece by piece as it comes; `sampling` is that of `GPT.stream`.
+        """The continuation of a text, `max_new_tokens` long, piece by piece; `sampling` as in `GPT.stream`.
 
-        Of a text beyond the context the model reads the end.
+        If the text is longer than the context, the model reads its end.
         """
         ids = self.tokens(text, most=10**9)[0].tolist()
         new: list[int] = []
-        said = ""
+        yielded = ""
         for token in self.gpt.stream(ids, max_new_tokens, **sampling):
             new.append(token)
             whole = self.tokenizer.decode(new)
-            if not whole.endswith("\ufffd"):  # a character of several bytes may come in several tokens
-                yield whole[len(said) :]
-                said = whole
-        rest = self.tokenizer.decode(new)[len(said) :]
+            if not whole.endswith("\ufffd"):  # several tokens may make up one character
+                yield whole[len(yielded) :]
+                yielded = whole
+        rest = self.tokenizer.decode(new)[len(yielded) :]
         if rest:
             yield rest
 
     def write(self, text: str, max_new_tokens: int = 100, **sampling: Any) -> str:
-        """The text and what follows it; `max_new_tokens` and `sampling` as in `stream`."""
+        """The text and its continuation; `max_new_tokens` and `sampling` as in `stream`."""
         return text + "".join(self.stream(text, max_new_tokens, **sampling))
 
     def __repr__(self) -> str:
@@ -122,29 +96,29 @@ def load(
     dtype: torch.dtype = torch.float32,
     checksums: dict[str, str] | None = None,
 ) -> LanguageModel:
-    """A model that `examples/train_gpt.py` has written.
+    """A model that `examples/train_gpt.py` wrote.
 
     Args:
-        folder: with `weights.safetensors` and `tokenizer.json`.
+        folder: holds `weights.safetensors` and `tokenizer.json`.
         device: where to put it.
         dtype: of its weights.
-        checksums: SHA-256 of its files by name; anything is read unless given.
+        checksums: SHA-256 of its files by name; not checked by default.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise CheckpointError(f"there is no folder {folder}; expected one that examples/train_gpt.py has written.")
-    safetensors = need("safetensors", "builtin", "the built-in model and its like")
-    tokenizers = need("tokenizers", "builtin", "the built-in model and its like")
+        raise CheckpointError(f"there is no folder {folder}; expected one that examples/train_gpt.py wrote.")
+    safetensors = need("safetensors", "builtin", "the built-in model and models like it")
+    tokenizers = need("tokenizers", "builtin", "the built-in model and models like it")
     for name in CHECKSUMS:
         _check_file(folder / name, (checksums or {}).get(name))
     try:
-        with safetensors.safe_open(str(folder / "weights.safetensors"), framework="pt", device="cpu") as file:
+        with safetensors.safe_open(str(folder / WEIGHTS), framework="pt", device="cpu") as file:
             config = _config(folder, file.metadata() or {})
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     except CheckpointError:
         raise
-    except Exception as error:  # both libraries raise their own kinds, and bare Exception
+    except Exception as error:  # safetensors and tokenizers raise many kinds of errors
         raise CheckpointError(f"{folder} cannot be read as a model: {error}") from error
     if tokenizer.get_vocab_size() != config.vocab_size:
         raise CheckpointError(
@@ -156,12 +130,12 @@ def load(
     try:
         gpt.load_state_dict({name: x.to(device, dtype) for name, x in weights.items()}, assign=True)
     except RuntimeError as error:
-        raise CheckpointError(f"{folder}: the weights do not fit the sizes beside them: {error}") from error
-    return LanguageModel(gpt.eval().requires_grad_(False), tokenizer)
+        raise CheckpointError(f"{folder}: the weights do not fit the sizes in the configuration: {error}") from error
+    return LanguageModel(gpt.eval().requires_grad_(False), tokenizer, folder.resolve().name)
 
 
 class _Unset(TorchFunctionMode):
-    """Leaves out the drawing of first weights; on the meta device it would import torch's compiler, which takes 1 s."""
+    """Skips the initialization of weights, which on the meta device would import torch's compiler (1 s)."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -175,11 +149,13 @@ class _Unset(TorchFunctionMode):
 def _check_file(path: Path, checksum: str | None) -> None:
     if not path.is_file():
         raise CheckpointError(
-            f"{path.name} is not in {path.parent}; expected what examples/train_gpt.py writes, weights.safetensors and "
-            f"tokenizer.json."
+            f"{path.name} is not in {path.parent}; expected weights.safetensors and tokenizer.json, as "
+            f"examples/train_gpt.py writes them, or a transformers model with its config.json."
         )
     if checksum is not None and hashlib.sha256(path.read_bytes()).hexdigest() != checksum:
-        raise CheckpointError(f"{path} is damaged: its checksum is not the one it was shipped with. Install again.")
+        raise CheckpointError(
+            f"{path} is damaged: its checksum differs from the one it was shipped with. Install headwise again."
+        )
 
 
 def _config(folder: Path, metadata: dict[str, str]) -> GPTConfig:
@@ -188,5 +164,5 @@ def _config(folder: Path, metadata: dict[str, str]) -> GPTConfig:
             f"{folder}: the weights have the format {metadata.get('format')!r}; this version of headwise reads "
             f"{FORMAT!r}."
         )
-    told = json.loads(metadata["config"])
-    return GPTConfig(**{name: told[name] for name in GPTConfig.__dataclass_fields__ if name in told})
+    sizes = json.loads(metadata["config"])
+    return GPTConfig(**{name: sizes[name] for name in GPTConfig.__dataclass_fields__ if name in sizes})

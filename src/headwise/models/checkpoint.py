@@ -1,4 +1,4 @@
-"""The attention layers of a whole model on disk or in memory: found, read, written back."""
+"""The attention layers of a whole model, on disk or in memory: find them, read them, write them back."""
 
 import bisect
 import copy
@@ -16,11 +16,12 @@ from headwise.layer.checkpoints.layouts import LAYOUTS, T5_TABLE, Layout
 from headwise.layer.checkpoints.reading import choose, made_by_us, take, written
 from headwise.masks import Window
 from headwise.models import families
-from headwise.models.files import Source, open_source
+from headwise.models.builtin import FOLDER, FORMAT
+from headwise.models.files import TensorSource, config_of, open_tensors
 from headwise.shapes import check_size
 from headwise.weights.relative import RelativeBias
 
-# Where in a checkpoint attention layers stand, and how each is laid out.
+# Where the attention layers of a checkpoint are, and how each is laid out.
 
 
 class Site(NamedTuple):
@@ -28,7 +29,7 @@ class Site(NamedTuple):
 
     prefix: str
     layout: Layout
-    problem: str | None = None  # why its layout cannot be told
+    problem: str | None = None  # why its layout cannot be determined
 
     @property
     def name(self) -> str:
@@ -36,25 +37,25 @@ class Site(NamedTuple):
         return self.prefix[:-1]
 
 
-class Names:
-    """The tensors of a checkpoint without their numbers, by name and by prefix."""
+class TensorNames:
+    """The tensors of a checkpoint without their data, by name and by prefix."""
 
     def __init__(self, sketches: Mapping[str, Tensor]) -> None:
         self.sketches, self.order = sketches, sorted(sketches)
 
     def under(self, prefix: str) -> list[str]:
-        """All names that begin with this."""
+        """All names that begin with the prefix."""
         first = bisect.bisect_left(self.order, prefix)
         last = bisect.bisect_left(self.order, prefix + chr(0x10FFFF))
         return self.order[first:last]
 
     def part(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors under a prefix, by the rest of their names."""
+        """The tensors under a prefix, by the remainder of their names."""
         return {name[len(prefix) :]: self.sketches[name] for name in self.under(prefix)}
 
 
-def find_sites(names: Names, order: str | None, notes: object) -> dict[str, Site]:
-    """All layers, in the order of the file; a tensor belongs to the first layout of the table that claims it."""
+def find_sites(names: TensorNames, order: str | None, notes: object) -> dict[str, Site]:
+    """All attention layers, in the order of the file; the first layout in the table that fits is taken."""
     found: dict[str, Site] = {}
     for name in names.sketches:
         for layout in LAYOUTS:
@@ -75,8 +76,8 @@ def _site(prefix: str, layout: Layout, shapes: Mapping[str, object], order: str 
         return Site(prefix, layout, str(error))
 
 
-def _incomplete(names: Names, found: Mapping[str, Site]) -> dict[str, Site]:
-    """Places like those of the layers found, up to their numbers, where some tensors are and others are not."""
+def _incomplete(names: TensorNames, found: Mapping[str, Site]) -> dict[str, Site]:
+    """Layers whose prefix differs from that of a found layer only in its number, and that lack some tensors."""
     kinds: dict[str, Site] = {}
     for site in found.values():
         kinds.setdefault(_numberless(site.prefix), site)
@@ -95,12 +96,12 @@ def _incomplete(names: Names, found: Mapping[str, Site]) -> dict[str, Site]:
 
 
 def _gap(layout: Layout, part: Mapping[str, Tensor]) -> str:
-    """What a layer lacks."""
+    """What a layer is missing."""
     try:
         layout.rules({rest: tensor.shape for rest, tensor in part.items()})
     except CheckpointError as error:
         return str(error)
-    return f"something of {layout.title} is missing; found {', '.join(part)}."
+    return f"some tensors of the layout {layout.title} are missing; found {', '.join(part)}."
 
 
 def _numberless(prefix: str) -> str:
@@ -108,34 +109,34 @@ def _numberless(prefix: str) -> str:
 
 
 class AttentionLayer(NamedTuple):
-    """One attention layer of a checkpoint, as its names and shapes tell before any number is read."""
+    """One attention layer of a checkpoint, described from names and shapes alone."""
 
     name: str  # such as "model.layers.0.self_attn"
     layout: str
-    options: dict[str, Any]  # arguments for MultiHeadAttention, as far as they are known
+    options: dict[str, Any]  # arguments for MultiHeadAttention, as far as known
     parameters: int
     dtype: torch.dtype
-    problem: str | None  # why it cannot be made without more being said
-    cached: bool  # whether decoding keeps its keys and values; an encoder's are not kept
+    problem: str | None  # why it cannot be built without more options
+    cached: bool  # whether decoding caches its keys and values; False in an encoder
 
     @property
     def num_heads(self) -> int | None:
-        """Query heads, if they are known."""
+        """Query heads, if known."""
         return self.options.get("num_heads")
 
     @property
     def num_kv_heads(self) -> int | None:
-        """Key/value heads, if they are known."""
+        """Key/value heads, if known."""
         return self.options.get("num_kv_heads", self.num_heads)
 
     @property
     def head_dim(self) -> int | None:
-        """Width of a head, if it is known."""
+        """The head dimension, if known."""
         width = self.options.get("d_model")
         return None if self.num_heads is None or width is None else width // self.num_heads
 
     def cache_bytes(self, tokens: int = 1) -> int | None:
-        """What a cache keeps for one sample of so many tokens, in the dtype of the checkpoint, if heads are known."""
+        """Bytes of key/value cache for one sample of `tokens`, in the dtype of the checkpoint, if heads are known."""
         if self.num_kv_heads is None or self.head_dim is None:
             return None
         mask = self.options.get("mask")
@@ -161,29 +162,34 @@ def open_checkpoint(
     4
 
     Args:
-        source: a `.safetensors` file, the index of a sharded one, a `.pt` file (opened with `weights_only=True`), a
-            model's folder, a state dict, or a module.
-        config: the model's configuration as a dictionary; the `config.json` beside the file unless given.
-        layout: "head by head" or "side by side", where the order of a fused projection is ambiguous.
-        options: arguments for every layer that neither tensors nor configuration tell: num_heads, causal, position...
+        source: "builtin", a `.safetensors`, `.bin` or `.pt` file (torch files are opened with `weights_only=True`), the
+            index of several, a model's folder, a state dict, or a module.
+        config: the model's configuration as a dictionary; the `config.json` beside the file by default.
+        layout: "head by head" or "side by side", if the order of a fused projection is ambiguous.
+        options: arguments for every layer that neither tensors nor configuration determine: num_heads, causal,
+            position...
     """
     if config is not None and not isinstance(config, Mapping):
         raise CheckpointError(f"config={config!r}: expected the dictionary of a config.json.")
     for name in ("num_heads", "num_kv_heads"):
         if options.get(name) is not None:
             check_size(name, options[name])
-    tensors, beside = open_source(source, config is None)
-    return Checkpoint(tensors, beside if config is None else dict(config), layout, options)
+    source = FOLDER if source == "builtin" else source
+    tensors = open_tensors(source)
+    found = (config_of(source) or tensors.config) if config is None else dict(config)
+    if layout is None and (found or {}).get("model_type") == FORMAT:
+        layout = "head by head"
+    return Checkpoint(tensors, found, layout, options)
 
 
 class Checkpoint:
-    """The attention layers of a file or a model, in whatever layout they are stored; made by `open_checkpoint`."""
+    """The attention layers of a file or a model, in any known layout; made by `open_checkpoint`."""
 
     def __init__(
-        self, source: Source, config: Mapping[str, Any] | None, order: str | None, options: Mapping[str, Any]
+        self, source: TensorSource, config: Mapping[str, Any] | None, order: str | None, options: Mapping[str, Any]
     ) -> None:
         self.source, self.config, self._options = source, config, dict(options)
-        self._names = Names({name: source.sketch(name) for name in source})
+        self._names = TensorNames({name: source.sketch(name) for name in source})
         self._sites = find_sites(self._names, order, source.notes)
         self.layers = tuple(self._describe(site) for site in self._sites.values())
 
@@ -192,7 +198,7 @@ class Checkpoint:
         return self._read(self._site(name), options, {})
 
     def read_all(self, **options: Any) -> dict[str, MultiHeadAttention]:
-        """Every layer by its name, with `options` as in `read`. Layers that share a learned bias, as T5's do, get one
+        """Every layer by name, with `options` as in `read`. If layers share a learned bias, as in T5, they share one
         module for it."""
         if not self.layers:
             raise CheckpointError(f"no attention layer was found among {len(self.source)} tensors.")
@@ -200,15 +206,15 @@ class Checkpoint:
         return {site.name: self._read(site, options, shared) for site in self._sites.values()}
 
     def state_dict(self, layers: Mapping[str, MultiHeadAttention]) -> dict[str, Tensor]:
-        """All tensors by their own names and in their own layout, those of `layers` as they are now.
+        """All tensors of the checkpoint under their original names and layout, with the current values of `layers`.
 
-        A tensor whose numbers did not change is the one that was read, to the last bit.
+        A tensor that did not change is bit-identical to the one that was read.
         """
         return {**self.source, **self._changed(layers)}
 
     def save(self, path: str | Path, layers: Mapping[str, MultiHeadAttention]) -> None:
-        """Write what `state_dict(layers)` gives, in the same kind of file, or files, as was read. Where the path is the
-        one that was read, open it again to read the new numbers."""
+        """Write `state_dict(layers)` to `path`, in the same file format that was read. If you write over the file that
+        was read, open it again to see the new values."""
         self.source.write(Path(path), self._changed(layers))
 
     def __repr__(self) -> str:
@@ -226,9 +232,9 @@ class Checkpoint:
         return layer
 
     def _made(self, site: Site, tensors: Mapping[str, Tensor], said: Mapping[str, Any]) -> MultiHeadAttention:
-        """A layer of these tensors, or an error that names it."""
+        """A layer with these tensors; errors name the layer."""
         for name, cure in self._open_questions(site, said).items():
-            raise CheckpointError(f"{site.name}: the tensors do not tell {name}=; {cure}.")
+            raise CheckpointError(f"{site.name}: the tensors do not determine {name}=; {cure}.")
         rest = {name: value for name, value in said.items() if name != "num_heads"}
         layer = MultiHeadAttention.from_state_dict(
             tensors, said.get("num_heads"), prefix=site.prefix, layout=site.layout.order, **rest
@@ -266,12 +272,12 @@ class Checkpoint:
         raise CheckpointError(f"no attention layer {name!r}; found {shown or 'none'}.")
 
     def _said(self, site: Site) -> dict[str, Any]:
-        """What configuration and user say about a layer; the user has the last word."""
+        """The options of a layer from the configuration and the user; the user's take precedence."""
         by_config = {} if self.config is None else families.options(self.config, site.prefix, self._options)
         return by_config | self._options
 
     def _open_questions(self, site: Site, said: Mapping[str, Any]) -> dict[str, str]:
-        """What nobody has said about a layer, and what to say."""
+        """The options of a layer that are needed and not given, and how to give them."""
         shapes = {name: tensor.shape for name, tensor in self._names.part(site.prefix).items()}
         asked = site.layout.unsaid(shapes, site.prefix)
         kind = None if self.config is None else families.unknown(self.config, site.prefix)
@@ -282,14 +288,14 @@ class Checkpoint:
         return {name: cure for name, cure in asked.items() if name not in said and f"{name}.weight" not in shapes}
 
     def _check_heads(self, site: Site, layer: MultiHeadAttention) -> None:
-        """Raise where a layer to be written has other heads than the checkpoint."""
+        """Raise if a layer to be written has a different number of heads than the checkpoint."""
         said = self._said(site)
         for name in ("num_heads", "num_kv_heads"):
             if said.get(name) not in (None, getattr(layer, name)):
                 raise CheckpointError(f"{site.name}: {name} is {getattr(layer, name)} in the layer, here {said[name]}.")
 
     def _describe(self, site: Site) -> AttentionLayer:
-        """A layer without reading its numbers: it is made on the meta device."""
+        """A layer's description, without reading data: it is built on the meta device."""
         names, problem = self._names.part(site.prefix), site.problem
         options: dict[str, Any] = {}
         used = list(names.values())
@@ -310,7 +316,7 @@ class Checkpoint:
         return AttentionLayer(site.name, site.layout.title, options, parameters, used[0].dtype, problem, cached)
 
     def _bias_name(self, site: Site) -> str:
-        """Where the learned bias stands that the layers of a stack share."""
+        """The name of the learned bias that the layers of a stack share."""
         stack = families.stack_of(site.prefix)
         name = next((x for x in self._names.under(stack) if x.endswith(T5_TABLE)), None)
         if name is None:

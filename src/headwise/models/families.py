@@ -1,6 +1,6 @@
-"""What the configuration of a model says about its attention and no tensor tells: heads, positions, masks, scales.
+"""Families of models: what a configuration says about attention that tensors do not: heads, positions, masks, scales.
 
-A configuration is the dictionary in a `config.json` beside the weights, by the names transformers gives.
+A configuration is the dictionary in the `config.json` beside the weights, with transformers' names.
 """
 
 import functools
@@ -14,6 +14,7 @@ from headwise.errors import CheckpointError
 from headwise.layer.arguments import WidthNorm, ZeroCentredNorm
 from headwise.layer.positions import Rotary, Scaling, linear, llama3, rotary, yarn
 from headwise.masks import window
+from headwise.models.builtin import FORMAT
 from headwise.weights import Scoring
 from headwise.weights.relative import RelativeBias, alibi
 
@@ -21,44 +22,44 @@ Config = Mapping[str, Any]
 Options = dict[str, Any]
 
 
-class Place(NamedTuple):
-    """Where in a model a layer stands, as its name tells."""
+class LayerPlace(NamedTuple):
+    """Where a layer is in its model, from its name."""
 
     number: int
     decoder: bool
     cross: bool
 
     @classmethod
-    def of(cls, name: str) -> "Place":
-        """The place of a layer called such as "decoder.layers.3.encoder_attn"."""
+    def of(cls, name: str) -> "LayerPlace":
+        """The place of a layer with a `name` such as "decoder.layers.3.encoder_attn"."""
         number = NUMBER.search(name)
         return cls(int(number[2]) if number else 0, "decoder" in name, is_cross(name))
 
 
-# The number of a layer, not one in a model's name ("t5.", "0.auto_model.").
+# The number of a layer, not a number in the name of a model ("t5.", "0.auto_model.").
 NUMBER = re.compile(r"(^|\.)(?:layers?|h|blocks?|albert_layers)\.(\d+)\.")
 
 
 def is_cross(name: str) -> bool:
-    """Whether a layer looks at another text."""
+    """Whether a layer is cross-attention."""
     return re.search(r"encoder_attn|EncDecAttention|cross_?attention", name) is not None
 
 
 def stack_of(name: str) -> str:
-    """What the names of all layers of a stack begin with: "encoder.block."."""
+    """The prefix that all layers of a stack share, such as "encoder.block."."""
     number = NUMBER.search(name)
     return name[: number.start(2)] if number else ""
 
 
 def options(config: Config, name: str, given: Mapping[str, Any] | None = None) -> Options:
-    """Arguments for `MultiHeadAttention`, as far as the configuration of a known family gives them.
+    """Arguments for `MultiHeadAttention`, as far as the configuration of a known family determines them.
 
     Args:
         config: the configuration.
-        name: the layer's.
-        given: what the user has said: heads, where the configuration leaves them out.
+        name: the layer's name.
+        given: the user's options, of which num_heads is used if the configuration lacks it.
     """
-    config, place = _part(config, name), Place.of(name)
+    config, place = _part(config, name), LayerPlace.of(name)
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
         return {key: value for key, value in _heads(config, place).items() if value is not None}
@@ -70,8 +71,8 @@ def options(config: Config, name: str, given: Mapping[str, Any] | None = None) -
         found = {**_heads(config, place), "dropout": _dropout(config), **FAMILIES[kind](config, place)}
     except (KeyError, IndexError, TypeError, ZeroDivisionError) as error:
         raise CheckpointError(
-            f"the configuration of {kind!r} lacks what its attention needs, or has it in another form ({error!r}). "
-            f"Pass config= with it, or config={{}} and every option yourself."
+            f"the configuration of {kind!r} lacks what its attention needs, or has an unknown form ({error!r}). "
+            f"Pass a complete config=, or config={{}} and every option yourself."
         ) from error
     if place.cross:
         found |= {"causal": False, "position": None}
@@ -84,20 +85,20 @@ def known(config: Config, name: str) -> bool:
 
 
 def unknown(config: Config, name: str) -> str | None:
-    """The family of this layer, if the configuration names one that is not known."""
+    """The family of this layer if it is named but not known, else None."""
     kind = _part(config, name).get("model_type", config.get("model_type"))
     return None if kind is None or str(kind) in FAMILIES else str(kind)
 
 
 def _refuse(config: Config, kind: str) -> None:
-    """Raise for what changes the arithmetic in a way our layer does not have."""
+    """Raise for options that change attention in a way our layer does not support."""
     for key in ("clip_qkv", "use_bidirectional_attention", "use_qk_norm", "qk_layernorm"):
         if config.get(key):
-            raise CheckpointError(f"{kind!r} with {key}={config[key]}: our layer does not do this.")
+            raise CheckpointError(f"{kind!r} with {key}={config[key]}: our layer does not support this.")
 
 
 def _part(config: Config, name: str) -> Config:
-    """The part of a configuration of several models that is for this layer."""
+    """The part of a composite configuration (text, vision, audio) that describes this layer."""
     parts = [key for key, value in config.items() if key.endswith("_config") and isinstance(value, Mapping)]
     if not parts:
         return config
@@ -121,7 +122,7 @@ def _first(config: Config, *names: str) -> Any:
     return next((config[name] for name in names if config.get(name) is not None), None)
 
 
-def _heads(config: Config, place: Place) -> Options:
+def _heads(config: Config, place: LayerPlace) -> Options:
     """Query and key/value heads."""
     side = "decoder_attention_heads" if place.decoder else "encoder_attention_heads"
     heads = _first(config, "num_attention_heads", "n_head", "n_heads", "num_heads", side, "attention_heads")
@@ -142,7 +143,7 @@ def _head_dim(config: Config) -> int:
 
 
 def _rope(config: Config, layer_type: str) -> Mapping[str, Any]:
-    """The rotary parameters of a layer, by the names of today: one dictionary, or one per type of layer."""
+    """The rotary parameters of a layer under current names; older configurations use other names."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if layer_type in rope or "full_attention" in rope:
         rope = dict(rope.get(layer_type) or rope.get("full_attention") or {})
@@ -166,7 +167,7 @@ def _rotary(config: Config, layer_type: str = "full_attention", interleaved: boo
 
 
 def _scaling(rope: Mapping[str, Any], config: Config) -> Scaling | None:
-    """The scaling of the angles; those that depend on the length of the text are refused."""
+    """The scaling of the rotary angles; scalings that depend on the length of the text are refused."""
     kind = rope["rope_type"]
     original = rope.get("original_max_position_embeddings") or config.get("max_position_embeddings")
     if kind == "default":
@@ -186,36 +187,41 @@ def _scaling(rope: Mapping[str, Any], config: Config) -> Scaling | None:
             truncate=rope.get("truncate", True),
         )
     raise CheckpointError(
-        f"the configuration asks for rotary positions of the type {kind!r}, which our layer does not have (it has "
-        f"default, linear, llama3 and yarn). Pass position= to choose another."
+        f"the configuration asks for rotary positions of type {kind!r}, which our layer does not support (it "
+        f"supports default, linear, llama3 and yarn). Pass position= to choose another."
     )
 
 
 # Families ----------------------------------------------------------------------------------------------------------
 
 
-def encoder(config: Config, place: Place) -> Options:
-    """Every token sees every token; BERT can be made a decoder."""
+def encoder(config: Config, place: LayerPlace) -> Options:
+    """BERT and others: every token attends to every token; BERT can also be a decoder."""
     return {"causal": bool(config.get("is_decoder")) or None, "position": None}
 
 
-def decoder(config: Config, place: Place) -> Options:
-    """Positions are added to the input, a token sees the past."""
+def decoder(config: Config, place: LayerPlace) -> Options:
+    """OPT and others: causal, with positions added to the input."""
     return {"causal": True, "position": None}
 
 
-def pair(config: Config, place: Place) -> Options:
-    """An encoder, and a decoder that also looks at it."""
+def pair(config: Config, place: LayerPlace) -> Options:
+    """BART and others: an encoder, and a decoder that also attends to it."""
     return {"causal": place.decoder or None, "position": None}
 
 
-def whisper(config: Config, place: Place) -> Options:
-    """Keys have no bias."""
+def whisper(config: Config, place: LayerPlace) -> Options:
+    """Whisper: keys have no bias."""
     return pair(config, place) | {"bias": {"q", "v", "out"}}
 
 
-def gpt2(config: Config, place: Place) -> Options:
-    """Its scale can be switched off, or shrink with depth."""
+def headwise_gpt(config: Config, place: LayerPlace) -> Options:
+    """The built-in model and models that `examples/train_gpt.py` wrote."""
+    return {"causal": True, "position": rotary() if config["position"] == "rotary" else None}
+
+
+def gpt2(config: Config, place: LayerPlace) -> Options:
+    """GPT-2: the scale can be switched off, or shrink with depth."""
     D = _head_dim(config)
     scale = D**-0.5 if config.get("scale_attn_weights", True) else 1.0
     if config.get("scale_attn_by_inverse_layer_idx"):
@@ -223,25 +229,25 @@ def gpt2(config: Config, place: Place) -> Options:
     return decoder(config, place) | {"scoring": None if scale == D**-0.5 else Scoring(scale=scale)}
 
 
-def gpt_neo(config: Config, place: Place) -> Options:
-    """No scale; every second layer looks back a window."""
+def gpt_neo(config: Config, place: LayerPlace) -> Options:
+    """GPT-Neo: no scale; every second layer has a sliding window."""
     kinds = config.get("attention_layers") or [kind for some, n in config["attention_types"] for kind in some * n]
     near = window(int(config["window_size"]) - 1) if kinds[place.number] == "local" else None
     return decoder(config, place) | {"scoring": Scoring(scale=1.0), "mask": near}
 
 
-def gptj(config: Config, place: Place) -> Options:
-    """Rotary positions on neighbours, of a part of each head."""
+def gptj(config: Config, place: LayerPlace) -> Options:
+    """GPT-J: rotary positions on interleaved pairs, in part of each head."""
     return {"causal": True, "position": rotary(width=config.get("rotary_dim"), interleaved=True)}
 
 
-def bloom(config: Config, place: Place) -> Options:
-    """ALiBi."""
+def bloom(config: Config, place: LayerPlace) -> Options:
+    """BLOOM: ALiBi."""
     return {"causal": True, "position": alibi(int(_first(config, "n_head", "num_attention_heads")))}
 
 
-def falcon(config: Config, place: Place) -> Options:
-    """Rotary, or ALiBi that is scaled along with the scores; one key/value head, or some."""
+def falcon(config: Config, place: LayerPlace) -> Options:
+    """Falcon: rotary, or ALiBi that is scaled with the scores; one key/value head, or several."""
     H = int(_first(config, "num_attention_heads", "n_head"))
     some = _first(config, "num_kv_heads", "n_head_kv") if config.get("new_decoder_architecture") else None
     kv_heads = some or (1 if config.get("multi_query", True) and not config.get("new_decoder_architecture") else H)
@@ -250,8 +256,8 @@ def falcon(config: Config, place: Place) -> Options:
     return {"causal": True, "num_kv_heads": int(kv_heads), "position": position}
 
 
-def t5(config: Config, place: Place) -> Options:
-    """No scale; a learned bias by distance, which all layers of a stack share."""
+def t5(config: Config, place: LayerPlace) -> Options:
+    """T5: no scale; a learned bias by distance, shared by all layers of a stack."""
     if place.cross:
         return {"scoring": Scoring(scale=1.0)}
     bias = RelativeBias(
@@ -263,8 +269,8 @@ def t5(config: Config, place: Place) -> Options:
     return {"causal": place.decoder or None, "scoring": Scoring(scale=1.0), "position": bias}
 
 
-def llama(config: Config, place: Place, *, interleaved: bool = False, norm: str | None = None) -> Options:
-    """Rotary positions, grouped heads, maybe windows, caps, sinks and norms of heads."""
+def llama(config: Config, place: LayerPlace, *, interleaved: bool = False, norm: str | None = None) -> Options:
+    """Llama and others: rotary positions and grouped heads; some have windows, soft-caps, sinks and norms of heads."""
     kind = _layer_type(config, place)
     every, skipped = config.get("no_rope_layer_interval"), config.get("no_rope_layers")
     turned = bool(skipped[place.number]) if skipped else not every or (place.number + 1) % every != 0
@@ -277,8 +283,8 @@ def llama(config: Config, place: Place, *, interleaved: bool = False, norm: str 
     }
 
 
-def modernbert(config: Config, place: Place) -> Options:
-    """An encoder with rotary positions; most layers look at their surroundings."""
+def modernbert(config: Config, place: LayerPlace) -> Options:
+    """ModernBERT: an encoder with rotary positions; most layers have a local window."""
     kinds, every = config.get("layer_types"), config.get("global_attn_every_n_layers", 3)
     usual = "sliding_attention" if place.number % every else "full_attention"
     kind = kinds[place.number] if kinds else usual
@@ -292,8 +298,8 @@ def modernbert(config: Config, place: Place) -> Options:
     }
 
 
-def _layer_type(config: Config, place: Place) -> str:
-    """Whether a layer sees everything or a window: as listed, or as the model does it by default."""
+def _layer_type(config: Config, place: LayerPlace) -> str:
+    """Whether a layer has full or sliding-window attention: as listed, or by the model's default."""
     kinds = config.get("layer_types")
     if kinds:
         return str(kinds[place.number])
@@ -309,7 +315,7 @@ def _layer_type(config: Config, place: Place) -> str:
 
 
 def _scoring(config: Config) -> Scoring | None:
-    """Scale, soft-cap and sinks, where they differ from the usual."""
+    """Scale, soft-cap and sinks, if they differ from the default."""
     given = config.get("query_pre_attn_scalar")
     scale = config.get("attention_multiplier") if given is None else given**-0.5
     sinks = config.get("model_type") == "gpt_oss"
@@ -320,12 +326,12 @@ def _scoring(config: Config) -> Scoring | None:
 
 
 def _norm(kind: str | None, eps: float) -> Any:
-    """What normalises queries and keys."""
+    """The constructor of the norm of queries and keys."""
     made = {"head": nn.RMSNorm, "width": WidthNorm, "zero-centred": ZeroCentredNorm}
     return None if kind is None else functools.partial(made[kind], eps=eps)
 
 
-# What a configuration means that leaves a key out: the defaults of the family, where they are not none.
+# Defaults of the families, for keys that a configuration leaves out.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "gpt_neox": {"rotary_pct": 0.25},
     "phi": {"partial_rotary_factor": 0.5},
@@ -359,7 +365,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "olmo2": {"rms_norm_eps": 1e-5},
 }
 
-FAMILIES: dict[str, Callable[[Config, Place], Options]] = {
+FAMILIES: dict[str, Callable[[Config, LayerPlace], Options]] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert"), encoder),
     **dict.fromkeys(
         ("vit", "deit", "dinov2", "clip_vision_model", "siglip_vision_model", "siglip_text_model"), encoder
@@ -374,6 +380,7 @@ FAMILIES: dict[str, Callable[[Config, Place], Options]] = {
     "gemma3_text": functools.partial(llama, norm="zero-centred"),
     "cohere": functools.partial(llama, interleaved=True),
     "gpt2": gpt2,
+    FORMAT: headwise_gpt,
     "gpt_neo": gpt_neo,
     "gptj": gptj,
     "bloom": bloom,

@@ -1,6 +1,6 @@
-"""Where the tensors of a checkpoint come from: a state dict, safetensors (one file or many), or a torch file.
+"""Tensors in files: state dicts, safetensors (one file or several) and torch files; and `atomically`.
 
-Safetensors are read tensor by tensor, when asked for. Torch files are unpickled with `weights_only=True`, never else.
+Safetensors are read tensor by tensor, when asked for. Torch files are opened with `weights_only=True`, never otherwise.
 """
 
 import abc
@@ -24,30 +24,38 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
-INDEX = ".safetensors.index.json"
+INDEX = ".index.json"  # ends the name of a file that says which tensor is in which shard
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")
+TENSOR_SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
+WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")  # where training scripts put a state dict
+# What transformers' Trainer saves beside the weights.
+TRAINER_FILES = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")
 
 
-class Source(Mapping[str, Tensor], abc.ABC):
-    """Names to tensors, which are read when they are asked for."""
+class TensorSource(Mapping[str, Tensor], abc.ABC):
+    """Tensors by name, read when they are asked for."""
 
     @abc.abstractmethod
     def sketch(self, name: str) -> Tensor:
-        """A tensor of this shape and dtype without numbers, on the meta device; nothing is read."""
+        """A tensor of the same shape and dtype on the meta device; no data is read."""
 
     @abc.abstractmethod
     def write(self, path: Path, changed: Mapping[str, Tensor]) -> None:
-        """The same checkpoint at another path, with some tensors changed."""
+        """Write the same checkpoint to another path, with some tensors changed."""
 
     @property
     def notes(self) -> object:
-        """What lies beside the tensors and may tell whose they are."""
+        """Metadata beside the tensors that may tell which library wrote them."""
+        return None
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """The configuration that is stored with the tensors, if there is one."""
         return None
 
 
-class StateDict(Source):
-    """Tensors in memory, maybe inside the object that a torch file held."""
+class StateDict(TensorSource):
+    """Tensors in memory, perhaps inside the larger object that a torch file held."""
 
     def __init__(self, tensors: Mapping[str, Tensor], outer: Any = None) -> None:
         self.tensors, self.outer = tensors, outer
@@ -62,11 +70,11 @@ class StateDict(Source):
         return len(self.tensors)
 
     def sketch(self, name: str) -> Tensor:
-        """Of a tensor that is there already."""
+        """Of a tensor in memory."""
         return torch.empty_like(self.tensors[name], device="meta")
 
     def write(self, path: Path, changed: Mapping[str, Tensor]) -> None:
-        """A torch file; what else the object held stays in it."""
+        """Write a torch file; everything else in the object is kept."""
         _check_suffix(path, TORCH_SUFFIXES)
         tensors = OrderedDict({**self.tensors, **changed})
         if self.notes is not None:
@@ -79,11 +87,29 @@ class StateDict(Source):
 
     @property
     def notes(self) -> object:
-        """The versions torch keeps beside a state dict."""
+        """The versions that torch keeps beside a state dict."""
         return getattr(self.tensors, "_metadata", None)
 
 
-class Safetensors(Source):
+class TorchShards(StateDict):
+    """Several torch files and the index that says which tensor is in which."""
+
+    def __init__(self, index: Path) -> None:
+        self.index, self.places = index, _places(index)
+        shards = {path: _torch_file(path) for path in dict.fromkeys(self.places.values())}
+        _check_index(self.places, shards)
+        super().__init__({name: shards[path][name] for name, path in self.places.items()})
+
+    def write(self, path: Path, changed: Mapping[str, Tensor]) -> None:
+        """Write a folder with the shards, the index and the configuration."""
+        _make_folder(path)
+        for shard in dict.fromkeys(self.places.values()):
+            tensors = {name: changed.get(name, self[name]) for name in self if self.places[name] == shard}
+            atomically(path / shard.name, lambda beside, tensors=tensors: torch.save(tensors, beside))  # type: ignore[misc]
+        _copy_beside(self.index, path)
+
+
+class Safetensors(TensorSource):
     """One or several safetensors files; `places` says which tensor is in which."""
 
     def __init__(self, places: Mapping[str, Path], index: Path | None = None) -> None:
@@ -97,30 +123,10 @@ class Safetensors(Source):
 
     @classmethod
     def of_index(cls, path: Path) -> "Safetensors":
-        """The shards that an index names, all of them beside it."""
-        places = {}
-        named = _json(path).get("weight_map")
-        if not isinstance(named, dict) or not named:
-            raise CheckpointError(f'{path} has no "weight_map" from tensors to files.')
-        for name, shard in named.items():
-            if not isinstance(shard, str) or Path(shard).name != shard:
-                raise CheckpointError(f"{path} names the shard {shard!r}; expected a file in the same folder.")
-            places[name] = path.parent / shard
-        missing = sorted({place.name for place in places.values() if not place.is_file()})
-        if missing:
-            raise CheckpointError(f"{path.name} names {', '.join(missing)}, which is not in {path.parent}.")
-        found = cls(places, path)
-        found._check_index()
+        """The shards that an index names, in the same folder."""
+        found = cls(_places(path), path)
+        _check_index(found.places, found.open)
         return found
-
-    def _check_index(self) -> None:
-        """Raise unless every shard holds what the index says, and nothing else."""
-        for path, file in self.open.items():
-            held, named = set(file.keys()), {name for name, place in self.places.items() if place == path}
-            if held != named:
-                less, more = sorted(named - held), sorted(held - named)
-                what = f"does not hold {less[0]}" if less else f"holds {more[0]}, which the index does not name"
-                raise CheckpointError(f"{path.name} {what}: the index and the files do not belong together.")
 
     @staticmethod
     def _open(path: Path) -> Any:
@@ -140,27 +146,30 @@ class Safetensors(Source):
         return len(self.places)
 
     def sketch(self, name: str) -> Tensor:
-        """From the header alone."""
+        """From the file's header."""
         part = self.open[self.places[name]].get_slice(name)
         return torch.empty(part.get_shape(), dtype=DTYPES.get(part.get_dtype(), torch.uint8), device="meta")
 
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """The sizes of a model that `examples/train_gpt.py` wrote."""
+        metadata = next(iter(self.open.values())).metadata() or {}
+        if "format" not in metadata or "config" not in metadata:
+            return None
+        return {"model_type": metadata["format"], **json.loads(metadata["config"])}
+
     def write(self, path: Path, changed: Mapping[str, Tensor]) -> None:
-        """One file; or a folder with the shards, the index and the configuration."""
+        """Write one file; or a folder with the shards, the index and the configuration."""
         if self.index is None:
             origin = next(iter(self.open))
             path = path / origin.name if path.is_dir() else path
             _check_suffix(path, (".safetensors",))
             self._write_file(origin, path, changed)
             return
-        if path.is_file() or path.suffix:
-            raise CheckpointError(f"{path}: this checkpoint is several files; name a folder to write them into.")
-        path.mkdir(parents=True, exist_ok=True)
+        _make_folder(path)
         for shard in self.open:
             self._write_file(shard, path / shard.name, changed)
-        for beside in (self.index, self.index.parent / "config.json"):
-            copy = path / beside.name
-            if beside.is_file() and not (copy.exists() and copy.samefile(beside)):
-                shutil.copyfile(beside, copy)
+        _copy_beside(self.index, path)
 
     def _write_file(self, origin: Path, path: Path, changed: Mapping[str, Tensor]) -> None:
         save_file = need("safetensors.torch", "save", "safetensors files").save_file
@@ -169,14 +178,15 @@ class Safetensors(Source):
         atomically(path, lambda beside: save_file(tensors, str(beside), metadata=self.open[origin].metadata()))
 
 
-def open_source(source: object, with_config: bool = True) -> tuple[Source, dict[str, Any] | None]:
-    """The tensors, and the configuration beside them if there is one and it is asked for."""
+# Opening ------------------------------------------------------------------------------------------------------------
+
+
+def open_tensors(source: object) -> TensorSource:
+    """The tensors of a file, a model's folder, a state dict or a module."""
     if isinstance(source, nn.Module):
-        described = getattr(getattr(source, "config", None), "to_dict", None)
-        state = _tensors(source.state_dict(), f"the state dict of {type(source).__name__}")
-        return StateDict(state), described() if callable(described) else None
+        return StateDict(_tensors(source.state_dict(), f"the state dict of {type(source).__name__}"))
     if isinstance(source, Mapping):
-        return _unwrapped(source, "the dictionary"), None
+        return _unwrapped(source, "the dictionary")
     if not isinstance(source, str | Path):
         raise CheckpointError(
             f"a {type(source).__name__} is given; expected a path to .safetensors, .pt or a model's folder, a state "
@@ -185,47 +195,105 @@ def open_source(source: object, with_config: bool = True) -> tuple[Source, dict[
     path = Path(source)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist.")
-    found = _in_folder(path) if path.is_dir() else path
-    config = found.parent / "config.json"
-    return _open_file(found), _json(config) if with_config and config.is_file() else None
+    return _open_file(weights_in(path) if path.is_dir() else path)
 
 
-def _in_folder(folder: Path) -> Path:
-    """The weights in a model's folder."""
-    indexes = sorted(folder.glob(f"*{INDEX}"))
-    files = [path for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".bin", ".pt", ".pth")]
-    tensors = [path for path in files if path.suffix == ".safetensors"]
-    found = indexes or tensors or files
+def config_of(source: object) -> dict[str, Any] | None:
+    """The configuration of what `open_tensors` opens: a module's own, or the config.json beside the weights."""
+    if isinstance(source, nn.Module):
+        described = getattr(getattr(source, "config", None), "to_dict", None)
+        return described() if callable(described) else None
+    if not isinstance(source, str | Path):
+        return None
+    path = Path(source)
+    config = (path if path.is_dir() else path.parent) / "config.json"
+    return _json(config) if config.is_file() else None
+
+
+def weights_in(folder: Path) -> Path:
+    """The weights in a model's folder: one file, or the index of several. What a Trainer saves beside is ignored."""
+    files = [path for path in sorted(folder.iterdir()) if not path.name.startswith(TRAINER_FILES)]
+    indexes = {suffix: [path for path in files if path.name.endswith(suffix + INDEX)] for suffix in TENSOR_SUFFIXES}
+    alone = {suffix: [path for path in files if path.suffix == suffix] for suffix in TENSOR_SUFFIXES}
+    torch_files = [path for suffix in TORCH_SUFFIXES for path in alone[suffix]]
+    found = indexes[".safetensors"] or alone[".safetensors"] or indexes[".bin"] or torch_files
+    if not found:
+        refuse_gguf(folder)
     if len(found) != 1:
         what = "no weights" if not found else f"several: {', '.join(path.name for path in found)}"
         raise CheckpointError(
-            f"{folder} holds {what}; expected one .safetensors, .safetensors.index.json, .bin or .pt file. Name the "
-            f"file itself."
+            f"{folder} holds {what}; expected one file of weights (model.safetensors, "
+            f"model.safetensors.index.json, pytorch_model.bin, a .pt file). If there are several, name the file itself."
         )
     return found[0]
 
 
-def _open_file(path: Path) -> Source:
-    if path.name.endswith(INDEX):
+def refuse_gguf(path: Path) -> None:
+    """Raise if the path is a GGUF file or a folder with one, and say how to convert it."""
+    files = sorted(path.glob("*.gguf")) if path.is_dir() else [path] if path.suffix == ".gguf" else []
+    if not files:
+        return
+    file = files[0]
+    command = (
+        f"from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+        f"[x.from_pretrained({str(file.parent)!r}, gguf_file={file.name!r}).save_pretrained({file.stem!r}) "
+        f"for x in (M, T)]"
+    )
+    raise CheckpointError(
+        f"{file} is a GGUF file, whose quantized weights headwise does not read. Get the model as safetensors, or "
+        f'convert it with transformers (pip install transformers gguf): python -c "{command}"'
+    )
+
+
+def _open_file(path: Path) -> TensorSource:
+    refuse_gguf(path)
+    if path.name.endswith(".safetensors" + INDEX):
         return Safetensors.of_index(path)
+    if path.name.endswith(INDEX):
+        return TorchShards(path)
     if path.suffix == ".safetensors":
         return Safetensors.of_file(path)
     if path.suffix in TORCH_SUFFIXES:
         return _torch_file(path)
     raise CheckpointError(
-        f"{path}: expected .safetensors, .safetensors.index.json, .pt, .pth, .bin or .ckpt, or a folder with one of "
-        f"them."
+        f"{path}: expected .safetensors, .pt, .pth, .bin or .ckpt, the index of several (.safetensors.index.json, "
+        f".bin.index.json), or a folder with one of them."
     )
 
 
+def _places(index: Path) -> dict[str, Path]:
+    """Which tensor is in which shard, as an index says; the shards are in the same folder."""
+    named = _json(index).get("weight_map")
+    if not isinstance(named, dict) or not named:
+        raise CheckpointError(f'{index} has no "weight_map" from tensors to files.')
+    for shard in named.values():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise CheckpointError(f"{index} names the shard {shard!r}; expected a file in the same folder.")
+    places = {name: index.parent / shard for name, shard in named.items()}
+    missing = sorted({place.name for place in places.values() if not place.is_file()})
+    if missing:
+        raise CheckpointError(f"{index.name} names {', '.join(missing)}, which is not in {index.parent}.")
+    return places
+
+
+def _check_index(places: Mapping[str, Path], shards: Mapping[Path, Any]) -> None:
+    """Raise unless every shard holds exactly the tensors that the index says."""
+    for path, shard in shards.items():
+        held, named = set(shard.keys()), {name for name, place in places.items() if place == path}
+        if held != named:
+            less, more = sorted(named - held), sorted(held - named)
+            what = f"does not hold {less[0]}" if less else f"holds {more[0]}, which the index does not name"
+            raise CheckpointError(f"{path.name} {what}: the index and the files do not belong together.")
+
+
 def _torch_file(path: Path) -> StateDict:
-    """A torch file, by the reader that runs no code; the tensors may be inside, as training scripts save them."""
+    """A torch file, opened without running code; the state dict may be inside a larger object."""
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} holds more than tensors, or is no torch file: reading it would run code that it brings. If you "
-            f"trust it, load it yourself, and save its state dict as safetensors."
+            f"{path} holds more than tensors, or is not a torch file: reading it would run code from the file. If you "
+            f"trust it, load it yourself and save its state dict as safetensors."
         ) from error
     except (RuntimeError, EOFError, OSError, LookupError, ValueError, struct.error, AssertionError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -234,7 +302,7 @@ def _torch_file(path: Path) -> StateDict:
 
 
 def _unwrapped(loaded: object, where: str) -> StateDict:
-    """A state dict, or the one inside what a training script keeps."""
+    """A state dict, or the one inside what a training script saved."""
     if isinstance(loaded, Mapping):
         for name in WRAPPERS:
             if isinstance(inner := loaded.get(name), Mapping):
@@ -243,19 +311,19 @@ def _unwrapped(loaded: object, where: str) -> StateDict:
 
 
 def _is_zip(path: Path) -> bool:
-    """Whether torch can map the file instead of reading it."""
+    """Whether torch can map the file into memory instead of reading it."""
     with path.open("rb") as file:
         return file.read(4) == b"PK\x03\x04"
 
 
 def _tensors(found: object, where: str) -> Mapping[str, Tensor]:
-    """A state dict, or an error."""
+    """The object if it is a state dict, else an error."""
     whole = isinstance(found, Mapping) and found and all(isinstance(x, Tensor) for x in found.values())
     if not isinstance(found, Mapping) or not whole or not all(isinstance(name, str) for name in found):
         kinds = sorted({type(x).__name__ for x in found.values()}) if isinstance(found, Mapping) else []
         held = f" of {', '.join(kinds)}" if kinds else ""
         raise CheckpointError(
-            f"{where} is a {type(found).__name__}{held}; expected a state dict, names to tensors, or one of them under "
+            f"{where} is a {type(found).__name__}{held}; expected a state dict (names to tensors), or one under "
             f"{', '.join(map(repr, WRAPPERS))}."
         )
     return found
@@ -267,7 +335,7 @@ def _json(path: Path) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from error
     if not isinstance(found, dict):
-        raise CheckpointError(f"{path} holds a {type(found).__name__}; expected an object.")
+        raise CheckpointError(f"{path} holds a {type(found).__name__}; expected a JSON object.")
     return found
 
 
@@ -276,13 +344,27 @@ def _check_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
         raise CheckpointError(f"{path}: this checkpoint is written as a {' or '.join(suffixes)} file.")
 
 
-# Files that are there whole or not at all.
+def _make_folder(path: Path) -> None:
+    if path.is_file() or path.suffix:
+        raise CheckpointError(f"{path}: this checkpoint is several files; name a folder to write them into.")
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def _copy_beside(index: Path, folder: Path) -> None:
+    """Copy the index of the shards, and the configuration beside it, into another folder."""
+    for origin in (index, index.parent / "config.json"):
+        copy = folder / origin.name
+        if origin.is_file() and not (copy.exists() and copy.samefile(origin)):
+            shutil.copyfile(origin, copy)
+
+
+# Writing ------------------------------------------------------------------------------------------------------------
 
 
 def atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make the file beside its place, then put it there: a failure or a kill leaves what was there.
+    """Write a file completely or not at all: `write` makes a temporary file beside it, which then replaces it.
 
-    A device, a pipe and the like are written to as they are: nothing may take their place.
+    If writing fails or the process is killed, the old file stays. Devices and pipes are written to directly.
     """
     path = path.resolve() if path.is_symlink() and path.is_file() else path
     if (path.exists() and not path.is_file()) or path.parent == Path("/dev"):
@@ -294,3 +376,15 @@ def atomically(path: Path, write: Callable[[Path], object]) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a file atomically and wait until it is on disk."""
+
+    def write(beside: Path) -> None:
+        with beside.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+    atomically(path, write)

@@ -1,4 +1,4 @@
-"""A small GPT on headwise layers: embedding, blocks, head. Every part is the public interface and nothing else.
+"""A small GPT on headwise layers: embedding, blocks, head. It uses only the public interface of headwise.
 
 tokens (B, T) ─ embedding ─ [norm ─ attention ─ + ─ norm ─ feed-forward ─ +] × layers ─ norm ─ head ─ logits (B, T, V)
 """
@@ -24,14 +24,14 @@ class GPTConfig:
     """The sizes of a GPT.
 
     Args:
-        vocab_size: how many tokens there are.
+        vocab_size: number of tokens.
         d_model: width of the residual stream.
-        num_heads: heads of every layer.
-        num_layers: blocks.
-        context_length: the longest text it was trained on.
-        position: "rotary" turns queries and keys; "learned" adds a vector per position to the embedding.
-        start: the token every text begins with, on which heads with nothing to say can rest.
-        dropout: probability, in training, with which a number that a block adds is left out.
+        num_heads: heads per layer.
+        num_layers: number of blocks.
+        context_length: tokens of the longest text it was trained on.
+        position: "rotary" rotates queries and keys; "learned" adds a vector per position to the embedding.
+        start: the token that every text begins with; heads with nothing to do can attend to it.
+        dropout: probability of dropping an element of what a block adds, in training.
     """
 
     vocab_size: int
@@ -52,7 +52,7 @@ class GPTConfig:
 
 
 class FeedForward(nn.Module):
-    """Every token by itself: four times as wide, then back."""
+    """The feed-forward network of a block: four times as wide, then back."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -64,8 +64,8 @@ class FeedForward(nn.Module):
         return cast(Tensor, self.down(F.gelu(self.up(x))))
 
 
-class Block(nn.Module):
-    """Tokens look at each other, then each thinks for itself; both add to what was there."""
+class TransformerBlock(nn.Module):
+    """Attention, then a feed-forward network; both add to the residual stream."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder that predicts the next token, of the sizes in `config`.
+    """A decoder that predicts the next token; `config` gives its sizes.
 
     >>> model = GPT(GPTConfig(vocab_size=100, d_model=32, num_heads=4, num_layers=2, context_length=64))
     >>> model(torch.tensor([[0, 5, 7]])).shape
@@ -103,12 +103,13 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         learned = config.position == "learned"
         self.position = nn.Embedding(config.context_length, config.d_model) if learned else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.d_model, eps=1e-6)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Small weights; smaller still where they add to the residual stream, so that it does not grow with depth."""
+        """Use small weights, and smaller ones in layers that add to the residual stream, which then does not grow with
+        depth."""
         for parameter in self.parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
@@ -117,19 +118,19 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / (2 * self.config.num_layers) ** 0.5)
 
     def forward(self, tokens: Tensor, mask: Mask | None = None, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Logits (B, T, V) of the token that follows each.
+        """Logits (B, T, V) for the token after each.
 
         Args:
-            tokens: (B, T), whole numbers below `vocab_size`.
-            mask: in addition to causal, such as `documents(...)` for several texts in one row.
-            caches: from `make_caches`; `tokens` then continue what they hold.
+            tokens: (B, T), integers below `vocab_size`.
+            mask: applied in addition to the causal mask, such as `documents(...)` for several texts in one row.
+            caches: from `make_caches`; `tokens` then continue the text in them.
         """
         return self.logits(self.features(tokens, mask, caches))
 
     def features(self, tokens: Tensor, mask: Mask | None = None, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """What the last layer leaves of `tokens`, (B, T, E): all that a reader of maps needs, without T·V logits.
+        """The output of the last layer for `tokens`, (B, T, E), without computing T·V logits.
 
-        `mask` and `caches` are as in a call.
+        `mask` and `caches` as in a call.
         """
         x = self.embedding(self._checked(tokens))
         if self.position is not None:
@@ -140,15 +141,15 @@ class GPT(nn.Module):
         return cast(Tensor, self.norm(x))
 
     def logits(self, features: Tensor) -> Tensor:
-        """Logits (..., V) out of features (..., E)."""
+        """Logits (..., V) from `features` (..., E)."""
         return F.linear(features, self.embedding.weight)
 
     def make_caches(self, batch: int = 1) -> list[KVCache]:
         """An empty cache for every layer, for `batch` samples."""
-        return [cast(Block, block).attention.make_cache(batch) for block in self.blocks]
+        return [cast(TransformerBlock, block).attention.make_cache(batch) for block in self.blocks]
 
     def generate(self, tokens: Sequence[int] | Tensor, max_new_tokens: int, **sampling: Any) -> Tensor:
-        """The tokens (T,) and those that follow, (T + max_new_tokens,). `sampling` is that of `stream`."""
+        """The `tokens` (T,) and their continuation, (T + max_new_tokens,). `sampling` as in `stream`."""
         given = torch.as_tensor(tokens)
         new = list(self.stream(given, max_new_tokens, **sampling))
         return torch.cat([given, torch.tensor(new, dtype=given.dtype)])
@@ -164,23 +165,23 @@ class GPT(nn.Module):
         top_p: float | None = None,
         seed: int | None = None,
     ) -> Iterator[int]:
-        """The tokens that follow, one by one as they come.
+        """The continuation of `tokens`, one token at a time.
 
-        Where the text outgrows the context, the model goes on from the start token and the last half of it.
+        When the text outgrows the context, the model continues from the start token and the last half of the text.
 
         Args:
             tokens: (T,), at least one.
-            max_new_tokens: how many.
-            temperature: below 1 more certain, above 1 more surprising; 0 takes the likeliest.
-            top_k: only among this many likeliest.
-            top_p: only among the fewest that have this share of the probability together.
+            max_new_tokens: how many tokens to generate.
+            temperature: below 1 sharper, above 1 more random; 0 takes the most likely token.
+            top_k: sample only from this many most likely tokens.
+            top_p: sample only from the smallest set of tokens with this total probability.
             seed: the same seed gives the same text.
         """
         check_size("max_new_tokens", max_new_tokens)
         sampler = Sampler(temperature, top_k, top_p, seed)
         text = [int(token) for token in tokens]
         if not text:
-            raise ShapeError("there are no tokens to go on from; pass at least the start token.")
+            raise ShapeError("there are no tokens to continue; pass at least the start token.")
         caches, new = self._started(text)
         for _ in range(max_new_tokens):
             if max(caches[0].lengths) + len(new) > self.config.context_length:
@@ -191,7 +192,7 @@ class GPT(nn.Module):
             new = [token]
 
     def _started(self, text: list[int]) -> tuple[list[KVCache], list[int]]:
-        """Empty caches, and what to read first: all of the text if it fits and leaves room, else the last half."""
+        """Empty caches, and the tokens to read first: the whole text if it leaves room for more, else its last half."""
         room = self.config.context_length
         if len(text) >= room:
             text = [self.config.start, *text[-(room // 2) :]]
@@ -202,20 +203,17 @@ class GPT(nn.Module):
             return tokens
         if tokens.dim() != 2 or tokens.is_floating_point() or tokens.shape[1] == 0:
             raise ShapeError(
-                f"tokens of shape {tuple(tokens.shape)} and {tokens.dtype}; expected whole numbers (B, T), T from 1 up."
+                f"tokens have shape {tuple(tokens.shape)} and {tokens.dtype}; expected integers (B, T), T at least 1."
             )
         if self.position is not None and tokens.shape[1] > self.config.context_length:
             raise ShapeError(
-                f"{tokens.shape[1]} tokens, and this model has learned positions for {self.config.context_length}."
+                f"{tokens.shape[1]} tokens; this model has learned positions for {self.config.context_length}."
             )
         return tokens
 
 
-# Which token comes next: temperature, top-k, top-p, seed.
-
-
 class Sampler:
-    """Draws a token from logits (V,).
+    """Samples the next token from logits (V,), with temperature, top-k, top-p and a seed.
 
     >>> Sampler(temperature=0)(torch.tensor([0.0, 3.0, 1.0]))
     1
@@ -233,9 +231,9 @@ class Sampler:
         if top_k is not None and top_k < 1:
             raise OptionError(f"top_k={top_k}: expected 1 or more.")
         if top_p is not None and not 0 < top_p <= 1:
-            raise OptionError(f"top_p={top_p}: expected a share above 0, at most 1.")
+            raise OptionError(f"top_p={top_p}: expected a probability above 0, at most 1.")
         if seed is not None and not -(2**63) <= seed < 2**64:
-            raise OptionError(f"seed={seed}: expected a whole number of 64 bits.")
+            raise OptionError(f"seed={seed}: expected an integer of 64 bits.")
         self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
         self.generator = torch.Generator()  # on the CPU, so that a seed means the same on every machine
         if seed is None:
@@ -244,13 +242,13 @@ class Sampler:
             self.generator.manual_seed(seed)
 
     def __call__(self, logits: Tensor) -> int:
-        """A token."""
+        """The sampled token."""
         if self.temperature == 0:
             return int(logits.argmax())
         return int(torch.multinomial(self.probabilities(logits), 1, generator=self.generator))
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """What is drawn from, (V,)."""
+        """The distribution it samples from, (V,)."""
         order = torch.sort(logits.double().cpu() / self.temperature, descending=True, stable=True)
         share = order.values.softmax(0)
         if self.top_k is not None:
@@ -258,5 +256,5 @@ class Sampler:
         if self.top_p is not None:
             share = share / share.sum()
             before = share.cumsum(0) - share
-            share[before >= self.top_p] = 0  # the likeliest always stays: before it there is nothing
+            share[before >= self.top_p] = 0  # the most likely token stays: nothing is before it
         return torch.zeros_like(share).scatter(0, order.indices, share / share.sum())

@@ -1,124 +1,147 @@
-"""The model a user names: the built-in one, one of our own training, or a transformers model in a folder."""
+"""`open_model`: the one way to open a model, whether it is built in, on disk or in memory. Nothing is downloaded."""
 
+import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from headwise.errors import CheckpointError, HeadwiseError, MissingExtraError, OptionError, ShapeError, need
-from headwise.models.builtin import load, load_builtin
+from headwise.errors import CheckpointError, HeadwiseError, OptionError, need
+from headwise.models.builtin import WEIGHTS, load, load_builtin
+from headwise.models.files import TENSOR_SUFFIXES, open_tensors, refuse_gguf, weights_in
+from headwise.models.text_model import TextModel, TokenCodec
 
+EXPECTED = (
+    'expected "builtin", a folder that examples/train_gpt.py wrote, or the folder of a transformers model '
+    "(config.json, weights, tokenizer.json). Nothing is downloaded"
+)
 
-@runtime_checkable
-class TextModel(Protocol):
-    """A model with its tokenizer, whose heads can be watched over a text."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The model itself."""
-
-    @property
-    def trained(self) -> int | None:
-        """How many tokens it was made for, where that is known."""
-
-    @property
-    def limit(self) -> int | None:
-        """How many tokens it can read; None for any number."""
-
-    def tokens(self, text: str, *, most: int | None = None) -> Tensor:
-        """The tokens of a text, (1, T); an error where there are more than `most`."""
-
-    def pieces(self, tokens: Tensor) -> list[str]:
-        """What each of the `tokens` stands for, as text."""
-
-    def read(self, tokens: Tensor) -> None:
-        """Run over the tokens (1, T), for who watches; nothing is predicted."""
+LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
-def open_model(name: str | Path) -> TextModel:
-    """The model of this `name`: "builtin", a folder that `examples/train_gpt.py` wrote, or one of transformers."""
-    if name == "builtin":
-        return load_builtin()
-    folder = Path(name)
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"there is no folder {folder}; expected builtin, a folder that examples/train_gpt.py has written, or one "
-            f"with a transformers model (config.json, safetensors, tokenizer.json). Nothing is downloaded."
+def open_model(
+    model: Any,
+    tokenizer: Any = None,
+    *,
+    name: str | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    encoder: bool = True,
+) -> TextModel:
+    """A model with its tokenizer, ready to read texts.
+
+    >>> open_model("builtin").tokens("The captain").shape
+    torch.Size([1, 3])
+
+    Args:
+        model: "builtin"; a folder that `examples/train_gpt.py` wrote, a transformers model's folder, or the file of
+            weights in one of them; or a model in memory: a `LanguageModel`, a transformers model on
+            `attn_implementation="headwise"`, or any module on headwise layers.
+        tokenizer: for a model in memory: its transformers tokenizer, or a function from a text to token ids.
+        name: what reports call it; the folder's or the class's name by default.
+        device: where to put a model that is opened from disk.
+        dtype: of the weights of a model that is opened from disk; by default float32 for our own models, and as saved
+            for transformers models.
+        encoder: open the encoder of an encoder–decoder model; False refuses such a model.
+    """
+    if isinstance(model, str | Path):
+        found = _open_path(model, device, dtype, encoder)
+    elif isinstance(model, TextModel):
+        found = model
+    elif isinstance(model, nn.Module):
+        found = _open_module(model, tokenizer, encoder)
+    else:
+        raise OptionError(
+            f"a {type(model).__name__} is given; {EXPECTED}; or a model in memory, such as load_builtin()."
         )
+    if name is None and (tokenizer is None or isinstance(model, nn.Module)):
+        return found
+    found = copy.copy(found)
+    found.name = name or found.name
+    if tokenizer is not None:
+        found.codec = TokenCodec.of(tokenizer)
+    return found
+
+
+def _open_module(module: nn.Module, tokenizer: Callable[[str], Sequence[int]] | None, encoder: bool) -> TextModel:
+    kind = type(module).__name__
+    if tokenizer is None:
+        raise OptionError(
+            f"{kind} is given without a tokenizer. Pass its transformers tokenizer, or a function from a text to token "
+            f"ids (tokenize= in headwise.survey)."
+        )
+    if "decoder_input_ids" in inspect.signature(module.forward).parameters:
+        module = _encoder_of(module, kind, encoder)
+    trained = getattr(getattr(module, "config", None), "max_position_embeddings", None)
+    return TextModel(kind, module, TokenCodec.of(tokenizer), trained, _limit(module, trained))
+
+
+def _open_path(path: str | Path, device: torch.device | str, dtype: torch.dtype | None, encoder: bool) -> TextModel:
+    if path == "builtin":
+        return load_builtin(device, dtype or torch.float32)
+    folder = Path(path)
+    if folder.is_file():
+        folder = _folder_of(folder)
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no folder {folder}; {EXPECTED}.")
     if (folder / "config.json").is_file():
-        return open_folder(folder)
-    return load(folder)
+        return _open_transformers(folder, device, dtype, encoder)
+    if not (folder / WEIGHTS).is_file():
+        refuse_gguf(folder)
+    return load(folder, device, dtype or torch.float32)
 
 
-# A transformers model in a folder on disk, on our core: config.json, safetensors, tokenizer.json. Never the hub.
-
-
-class FolderModel:
-    """A transformers model and its tokenizer, whose heads can be watched; see `TextModel`."""
-
-    def __init__(self, module: nn.Module, tokenizer: Any, trained: int | None, limit: int | None) -> None:
-        self.module, self.tokenizer, self.trained, self.limit = module, tokenizer, trained, limit
-
-    def tokens(self, text: str, *, most: int | None = None) -> Tensor:
-        """The tokens of the text with those the model frames it with, (1, T)."""
-        if not isinstance(text, str) or not text:
-            raise OptionError(f"text={text!r}: expected a text of at least one character.")
-        ids = self.tokenizer.encode(text).ids
-        most = self.limit if most is None else most
-        if most is not None and len(ids) > most:
-            raise ShapeError(f"the text is {len(ids)} tokens long and the model reads {most}. Shorten it.")
-        if not ids:
-            raise OptionError(f"text={text!r}: the tokenizer makes no token of it.")
-        return torch.tensor([ids])
-
-    def pieces(self, tokens: Tensor) -> list[str]:
-        """What each token stands for, as text."""
-        return [self.tokenizer.decode([token], skip_special_tokens=False) for token in tokens.flatten().tolist()]
-
-    def read(self, tokens: Tensor) -> None:
-        """Run the body of the model over the tokens (1, T), for who watches; nothing is predicted."""
-        body: Any = getattr(self.module, "base_model", self.module)
-        cached = "use_cache" in inspect.signature(body.forward).parameters
-        try:
-            body(tokens, **({"use_cache": False} if cached else {}))
-        except IndexError as error:
-            raise ShapeError(
-                f"{type(self.module).__name__} cannot read these {tokens.shape[1]} tokens ({error}): a token or a "
-                f"position lies beyond its tables. Shorten the text, and see that the tokenizer is the model's own."
-            ) from error
-
-    def __repr__(self) -> str:
-        return f"FolderModel({type(self.module).__name__}, context {self.trained})"
-
-
-def open_folder(folder: Path) -> FolderModel:
-    """The model in a folder, on `attn_implementation="headwise"`. An encoder and decoder is read as its encoder."""
-    transformers = need("transformers", "huggingface", "models of others")
-    tokenizer = _tokenizer(folder)
-    try:
-        with quiet(transformers):
-            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-            module = loaded(_kind(transformers, config), folder, use_safetensors=True)
-    except HeadwiseError:
-        raise
-    except Exception as error:  # transformers raises many kinds
-        raise CheckpointError(f"{folder} cannot be read as a transformers model: {_first_line(error)}") from error
-    if getattr(config, "is_encoder_decoder", False):
-        module = module.get_encoder()
-    trained = getattr(config, "max_position_embeddings", None)
-    return FolderModel(module.eval().requires_grad_(False), tokenizer, trained, _limit(module, trained))
-
-
-def loaded(kind: Any, folder: Path, **options: Any) -> Any:
-    """A model of a transformers class from the disk alone, on our core; refused where weights are missing."""
-    module, info = kind.from_pretrained(
-        folder, local_files_only=True, attn_implementation="headwise", output_loading_info=True, **options
+def _folder_of(file: Path) -> Path:
+    """The folder of a file of weights, if the configuration and tokenizer are there too."""
+    refuse_gguf(file)
+    folder = file.parent
+    if file.name == WEIGHTS or ((folder / "config.json").is_file() and file.suffix in (".json", *TENSOR_SUFFIXES)):
+        return folder
+    raise CheckpointError(
+        f"{file} is a file without a config.json and a tokenizer beside it, so it cannot read a text; {EXPECTED}. "
+        f"`headwise inspect {file}` shows the attention layers in a file of weights."
     )
-    missing = [name for name in info["missing_keys"] if "pooler" not in name]  # which comes after all attention
+
+
+# Models of transformers ---------------------------------------------------------------------------------------------
+
+
+def _open_transformers(folder: Path, device: torch.device | str, dtype: torch.dtype | None, encoder: bool) -> TextModel:
+    """The model in a folder, on `attn_implementation="headwise"`."""
+    transformers = need("transformers", "huggingface", "transformers models")
+    from headwise import huggingface
+
+    with _wrapped(folder, "a transformers model"), _quiet(transformers):
+        config = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
+    if huggingface.bypasses_interface(type(config).__module__):
+        raise huggingface.bypass_error(f"{folder}: {config.model_type}")
+    if config.is_encoder_decoder and not encoder:
+        _encoder_of(None, f"{folder}: {config.model_type}", encoder)
+    codec = TokenCodec.of(_tokenizer(transformers, folder))
+    weights = weights_in(folder)
+    safe = ".safetensors" in weights.name
+    if not safe:
+        open_tensors(weights)  # refuses a torch file that holds code, and says why
+    with _wrapped(folder, "a transformers model"), _quiet(transformers):
+        options = {} if dtype is None else {"dtype": dtype}
+        module = _loaded(_auto_class(transformers, config), folder, use_safetensors=safe, **options)
+    if config.is_encoder_decoder:
+        module = _encoder_of(module, config.model_type, encoder)
+    trained = getattr(config, "max_position_embeddings", None)
+    module = module.to(device).eval().requires_grad_(False)
+    return TextModel(folder.resolve().name, module, codec, trained, _limit(module, trained))
+
+
+def _loaded(kind: Any, folder: Path, **options: Any) -> Any:
+    """The model from disk; refused if weights are missing, because transformers would make them up."""
+    module, info = kind.from_pretrained(
+        folder, attn_implementation="headwise", weights_only=True, output_loading_info=True, **LOCAL, **options
+    )
+    missing = [name for name in info["missing_keys"] if "pooler" not in name]  # a pooler comes after all attention
     if missing:
         raise CheckpointError(
             f"{folder}: {len(missing)} of the model's weights are not in its files, such as {sorted(missing)[0]}. They "
@@ -127,41 +150,63 @@ def loaded(kind: Any, folder: Path, **options: Any) -> Any:
     return module
 
 
-def _tokenizer(folder: Path) -> Any:
-    if not (folder / "tokenizer.json").is_file():
-        raise CheckpointError(
-            f"tokenizer.json is not in {folder}, so no text can be read. Save the model's tokenizer there: "
-            f"tokenizer.save_pretrained({str(folder)!r})."
-        )
-    try:
-        return need("tokenizers", "builtin", "texts").Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except MissingExtraError:
-        raise
-    except Exception as error:  # tokenizers raises bare Exception
-        raise CheckpointError(f"{folder / 'tokenizer.json'} cannot be read: {_first_line(error)}") from error
-
-
-def _kind(transformers: Any, config: Any) -> Any:
-    """The class that reads the weights as they were saved."""
+def _auto_class(transformers: Any, config: Any) -> Any:
+    """The class that reads the weights under the names they were saved with."""
     names = " ".join(getattr(config, "architectures", None) or [])
     return transformers.AutoModelForCausalLM if "CausalLM" in names or "LMHead" in names else transformers.AutoModel
 
 
+def _encoder_of(module: Any, kind: str, encoder: bool) -> Any:
+    """The encoder of an encoder–decoder model."""
+    if not encoder:
+        raise CheckpointError(
+            f"{kind} is an encoder–decoder, which reads two texts at once; expected a model that reads one. Use its "
+            f"encoder: headwise.survey(model.get_encoder(), paths, tokenize=tokenizer)."
+        )
+    return module.get_encoder()
+
+
+def _tokenizer(transformers: Any, folder: Path) -> Any:
+    """As transformers opens it; from tokenizer.json alone if that is all there is."""
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise CheckpointError(
+            f"tokenizer.json is not in {folder}, so the model cannot read text. Save the model's tokenizer there: "
+            f"tokenizer.save_pretrained({str(folder)!r})."
+        )
+    if (folder / "tokenizer_config.json").is_file():
+        with _wrapped(folder, "a tokenizer"), _quiet(transformers):
+            return transformers.AutoTokenizer.from_pretrained(folder, **LOCAL)
+    with _wrapped(folder / "tokenizer.json", "a tokenizer"):
+        return need("tokenizers", "builtin", "texts").Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
 def _limit(module: nn.Module, trained: int | None) -> int | None:
-    """How many positions a table of learned ones has room for; None where positions are computed."""
+    """How many positions a table of learned positions has; None if positions are computed."""
     if trained is None:
         return None
     words: Any = getattr(module, "get_input_embeddings", lambda: None)()
     for table in module.modules():
         if isinstance(table, nn.Embedding) and table is not words and 0 <= table.num_embeddings - trained <= 2:
-            before = 0 if table.padding_idx is None else table.padding_idx + 1  # RoBERTa counts from behind its padding
-            return min(trained, table.num_embeddings - before)
+            offset = 0 if table.padding_idx is None else table.padding_idx + 1  # RoBERTa counts from after its padding
+            return min(trained, table.num_embeddings - offset)
     return None
 
 
 @contextmanager
-def quiet(transformers: Any) -> Iterator[None]:
-    """Without transformers' progress bars and reports; what matters of them we say ourselves."""
+def _wrapped(path: Path, what: str) -> Iterator[None]:
+    """Turn the many kinds of errors that other libraries raise while reading files into ours."""
+    try:
+        yield
+    except HeadwiseError:
+        raise
+    except Exception as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path} cannot be read as {what}: {line}") from error
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without transformers' progress bars and reports; what matters in them becomes an error of ours."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -172,7 +217,3 @@ def quiet(transformers: Any) -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""A whole model under observation: the maps of every layer, heads switched off, heads over a corpus.
+"""A whole model under observation: collect its attention maps, switch heads off, survey its heads over a corpus.
 
-Imports models and what lies below it.
+Imports `models` and the rooms below; `view` shows what is found here.
 """

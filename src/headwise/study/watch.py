@@ -1,4 +1,4 @@
-"""`watch`: the attention maps of a whole model, collected without touching its code.
+"""`watch`: collect the attention maps of a whole model without changing its code.
 
 >>> from headwise import MultiHeadAttention, sink, watch
 >>> model = torch.nn.Sequential(MultiHeadAttention(64, 4), torch.nn.ReLU(), MultiHeadAttention(64, 4))
@@ -13,7 +13,8 @@ Panel(entropy=(1, 4, 10), masses['sink']=(1, 4, 10))
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,16 +30,16 @@ Statistics = Mapping[str, Any] | Callable[[AttentionMap], Any]
 
 
 class Watched(Mapping[str, Any]):
-    """What was seen, by the layer's name in the model: of several calls the last, all of them in `calls`.
+    """Attention maps by the name of their layer in the model, or statistics of them; made by `watch`.
 
-    Without `statistics` these are maps, with them their results. It is made by `watch`.
+    `seen[name]` is from the layer's last call; `seen.calls[name]` has all its calls.
     """
 
     def __init__(self, layers: Mapping[str, Layer], heads: Selector | None, statistics: Statistics | None) -> None:
         self.calls: dict[str, list[Any]] = {}
         self._layers, self._heads, self._statistics = dict(layers), heads, statistics
         self._watchers: dict[str, Callable[[AttentionMap], None]] = {}
-        self._torchs_shortcut = True
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         if self._watchers:
@@ -47,10 +48,7 @@ class Watched(Mapping[str, Any]):
             watcher = self._watcher(name)
             self._watchers[name] = watcher
             layer._watchers = (*getattr(layer, "_watchers", ()), watcher)
-        # In evaluation nn.TransformerEncoderLayer would pass its attention by and use the parameters itself.
-        self._torchs_shortcut = torch.backends.mha.get_fastpath_enabled()
-        if any(isinstance(layer, compat.MultiheadAttention) for layer in self._layers.values()):
-            torch.backends.mha.set_fastpath_enabled(False)
+        self._stack.enter_context(without_fastpath(self._layers.values()))
         return self
 
     def __exit__(
@@ -60,14 +58,14 @@ class Watched(Mapping[str, Any]):
             layer = self._layers[name]
             layer._watchers = tuple(other for other in layer._watchers if other is not watcher)
             if not layer._watchers:
-                del layer._watchers  # back to the class's own, or to none
+                del layer._watchers  # restores the class attribute, if there is one
         self._watchers.clear()
-        torch.backends.mha.set_fastpath_enabled(self._torchs_shortcut)
+        self._stack.close()
 
     def _watcher(self, name: str) -> Callable[[AttentionMap], None]:
         def watcher(weights: AttentionMap) -> None:
             if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
-                return  # a backward pass is running: a checkpoint computes again what was seen already
+                return  # a backward pass with gradient checkpointing repeats calls that were seen already
             if self._heads is not None:
                 weights = weights.select(heads=self._heads)
             self.calls.setdefault(name, []).append(self._reduced(weights))
@@ -75,7 +73,7 @@ class Watched(Mapping[str, Any]):
         return watcher
 
     def _reduced(self, weights: AttentionMap) -> Any:
-        """The map, or in its place the statistics of it; the map itself is then let go."""
+        """The map, or its statistics; the map is then not kept."""
         if self._statistics is None:
             return weights
         with torch.no_grad():
@@ -84,7 +82,7 @@ class Watched(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.calls:
-            raise KeyError(f"{name!r} was not seen; seen were: {', '.join(self.calls) or 'none yet'}.")
+            raise KeyError(f"{name!r} was not seen; seen so far: {', '.join(self.calls) or 'none'}.")
         return self.calls[name][-1]
 
     def __iter__(self) -> Iterator[str]:
@@ -107,44 +105,54 @@ def watch(
     heads: Selector | None = None,
     statistics: Statistics | None = None,
 ) -> Watched:
-    """A context in which every headwise layer of `model` hands over the map of each of its calls.
+    """A context that collects the attention map of every call of every headwise layer in `model`.
 
-    Outputs and speed stay what they are; after the context nothing is left on the model.
+    Outputs and speed do not change, and nothing is left on the model afterwards.
 
     Args:
         model: the model, or a single layer (whose name is then "").
-        layers: names of the layers to watch, as in `model.named_modules()`, or a function that says which; all unless
-            given.
+        layers: names of the layers to watch, as in `model.named_modules()`, or a function from a name to True or False;
+            all by default.
         heads: which heads to keep, as in `AttentionMap.select`.
-        statistics: keep only these and not the map: arguments of `AttentionMap.panel`, or a function of the map.
+        statistics: what to keep instead of the map: arguments of `AttentionMap.panel`, or a function of the map.
     """
     if not isinstance(model, nn.Module):
-        raise OptionError(
-            f"watch({type(model).__name__}): expected a torch.nn.Module, such as model.gpt of a built-in."
-        )
+        raise OptionError(f"watch({type(model).__name__}): expected a torch.nn.Module, such as load_builtin().gpt.")
     if statistics is not None and not callable(statistics) and not isinstance(statistics, Mapping):
         raise OptionError(
-            f"watch(statistics={type(statistics).__name__}): expected arguments of panel by name, such as "
-            f"{{'entropy': True}}, or a function of a map."
+            f"watch(statistics={type(statistics).__name__}): expected a dictionary of arguments for panel, "
+            f"such as {{'entropy': True}}, or a function of a map."
         )
     return Watched(_chosen(attention_layers(model, "watch"), layers), heads, statistics)
 
 
 def attention_layers(model: nn.Module, verb: str) -> dict[str, Any]:
-    """Every attention of a model that runs on our core, by name; `verb` is who asks."""
+    """Every attention layer of a model that runs on headwise, by name; errors begin with `verb`."""
     found: dict[str, Any] = {name: module for name, module in model.named_modules() if isinstance(module, Layer)}
-    if "transformers.modeling_utils" in sys.modules:
+    if "headwise.huggingface" in sys.modules:  # without it no model can run on attn_implementation="headwise"
         from headwise.huggingface import attention_modules
 
         found |= attention_modules(model)
     if not found:
         cure = ""
         if hasattr(model, "set_attn_implementation"):
-            cure = " Put it on our core first: model.set_attn_implementation('headwise')."
+            cure = " Run `import headwise.huggingface`, then model.set_attn_implementation('headwise')."
         elif any(isinstance(module, nn.MultiheadAttention) for module in model.modules()):
-            cure = " It has torch's: headwise.replace(model) swaps them for ours, with the same weights and results."
+            cure = " It has torch's nn.MultiheadAttention: headwise.replace(model) puts ours in their place."
         raise OptionError(f"{verb}({type(model).__name__}): there is no headwise attention in this model.{cure}")
     return found
+
+
+@contextmanager
+def without_fastpath(layers: Iterable[Any]) -> Iterator[None]:
+    """Switch off torch's fast path, in which nn.TransformerEncoderLayer does not call its attention in evaluation."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    if any(isinstance(layer, compat.MultiheadAttention) for layer in layers):
+        torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _chosen(found: dict[str, Layer], layers: Collection[str] | Callable[[str], bool] | None) -> dict[str, Layer]:
@@ -156,6 +164,6 @@ def _chosen(found: dict[str, Layer], layers: Collection[str] | Callable[[str], b
     unknown = [name for name in layers if name not in found]
     if unknown:
         raise OptionError(
-            f"watch(layers=...): {unknown[0]!r} is no headwise layer of this model; there are {list(found)}."
+            f"watch(layers=...): {unknown[0]!r} is not a headwise layer of this model; there are {list(found)}."
         )
     return {name: found[name] for name in layers}

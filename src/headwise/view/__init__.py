@@ -10,7 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from headwise.models import TextModel
-from headwise.view.result import Head, Pair, Progress, View, silent
+from headwise.study.heads import Head
+from headwise.study.survey import Survey
+from headwise.view.result import Pair, Progress, View, silent
 from headwise.weights import AttentionMap, display
 from headwise.weights.summary import Summary
 
@@ -68,6 +70,20 @@ def _(summary: Summary) -> str:
     from headwise.view.notebook import summary_html
 
     return summary_html(summary)
+
+
+@display.html.register
+def _(survey: Survey) -> str:
+    from headwise.view.survey_page import page
+
+    return page(survey)
+
+
+@display.text.register
+def _(survey: Survey, width: int = 120) -> str:
+    from headwise.view.survey_terminal import drawn
+
+    return drawn(survey, width)
 
 
 @display.plot.register

@@ -15,13 +15,12 @@ from headwise.errors import OptionError, ShapeError
 from headwise.masks.probes import offset, previous_token, sink
 from headwise.models.files import atomically
 from headwise.shapes import check_size
+from headwise.study.heads import Head, kind_counts, kinds_in_words, most_telling
 from headwise.view.pictures import Cell, cell
 from headwise.weights import AttentionMap
-from headwise.weights.summary import READINGS, RESTING, HeadSummary, Summary, Trait
+from headwise.weights.summary import Summary
 
 NEAR = sink(1) | offset(0) | previous_token()  # where most heads put most of their weight
-KINDS = (RESTING, *(name for _, name, _ in READINGS))
-WEIGHTS = {RESTING: 0.7, "fixed-offset": 0.7, "local": 0.6, "broad": 0.5}  # how much each kind says about a head
 MOST_PAIRS = 32  # kept; `pairs` returns the first of them
 
 Progress = Callable[[str, int, int], None]
@@ -29,33 +28,6 @@ Progress = Callable[[str, int, int], None]
 
 def silent(stage: str, done: int, of: int) -> None:
     """Report no progress."""
-
-
-class Head(NamedTuple):
-    """One head of one layer, and what it does."""
-
-    layer: int
-    head: int
-    summary: HeadSummary
-
-    @property
-    def place(self) -> str:
-        """Layer and head, such as "3.5"."""
-        return f"{self.layer}.{self.head}"
-
-    @property
-    def trait(self) -> Trait | None:
-        """Its most telling trait: how far it exceeds uniform attention; being local or broad says less."""
-        return max(self.summary.traits, key=_telling, default=None)
-
-    @property
-    def telling(self) -> float:
-        """How clearly the head does one thing."""
-        return 0.0 if self.trait is None else _telling(self.trait)
-
-
-def _telling(trait: Trait) -> float:
-    return WEIGHTS.get(trait.name, 1.0) * trait.beyond
 
 
 class Pair(NamedTuple):
@@ -127,7 +99,7 @@ class View:
     @property
     def counts(self) -> dict[str, int]:
         """The number of heads of each kind; a head may attend mostly to the first token and also be of another kind."""
-        return counted(self.heads)
+        return kind_counts(self.heads)
 
     @property
     def sentence(self) -> str:
@@ -137,7 +109,7 @@ class View:
         size += f" · {_count(self.T, 'token')}"
         size += f" attending to {self.S:,}" if self.S != self.T else ""
         size += "" if self.queries is None else f" · numbers from {len(self.queries):,} of these queries"
-        return " · ".join([size, *told_kinds(self.counts), "attention is not importance"])
+        return " · ".join([size, *kinds_in_words(self.counts), "attention is not importance"])
 
     def pairs(self, most: int = 8) -> list[Pair]:
         """The `most` largest weights, except on the first token, itself and the previous one; each pair once."""
@@ -242,25 +214,6 @@ class View:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def most_telling(heads: Sequence[Head], most: int) -> list[Head]:
-    """The heads that do one thing most clearly: first one of each kind, then the rest, those of no kind last."""
-    order = sorted(heads, key=lambda head: -head.telling)
-    first = {head.summary.kind: head for head in reversed(order) if head.trait}
-    return sorted(order, key=lambda head: first.get(head.summary.kind) is not head)[:most]
-
-
-def counted(heads: Sequence[Head]) -> dict[str, int]:
-    """The number of heads of each kind; a head may attend mostly to the first token and also be of another kind."""
-    names = [trait.name for head in heads for trait in head.summary.traits]
-    return {kind: names.count(kind) for kind in KINDS}
-
-
-def told_kinds(counts: Mapping[str, int]) -> list[str]:
-    """The number of heads of each kind that occurs, in words."""
-    resting = [f"{counts[RESTING]} heads attend mostly to the first token"] if counts[RESTING] else []
-    return resting + [f"{counts[kind]} {kind}" for kind in KINDS[1:] if counts[kind]]
 
 
 def _words(tokens: Sequence[str] | None, count: int, name: str) -> list[str]:

@@ -2,16 +2,18 @@
 
 from torch import Tensor
 
+from headwise.study.heads import Head, kinds_in_words
 from headwise.view.color import Palette
-from headwise.view.result import Head, View, told_kinds
+from headwise.view.result import View
 from headwise.view.tokens import cut, fill, shown
 from headwise.weights.summary import READINGS, RESTING, HeadSummary
 
 LINES = 22  # a terminal has 24: one is for the path of the page, one for the prompt
 # Numbers of telling heads, lines of pairs and empty lines, from generous to sparse; pictures have priority.
 SPACINGS = ((4, 2, 2), (4, 2, 1), (3, 2, 0), (3, 1, 0))
-# The letter beside a picture says what its head does.
-MARKS = {RESTING: "s", "mixed": " "} | {name: name[0] for _, name, _ in READINGS} | {"same-token": "="}
+# What a head does, in one letter: "c" for a copy of the same token, since "s" is a sink.
+KIND_LETTERS = {RESTING: "s"} | {name: name[0] for _, name, _ in READINGS} | {"same-token": "c", "mixed": "·"}
+MARKS = KIND_LETTERS | {"mixed": " "}  # beside a picture, where a dot would look like a part of it
 LARGEST = 24  # columns of a picture in the view of one layer
 
 
@@ -72,7 +74,7 @@ def _framed(lines: list[str], wide: int, size: int) -> list[str]:
 def _sentence(view: View, width: int, palette: Palette) -> list[str]:
     """The sentence, with the letters that stand beside the pictures."""
     there = [kind for kind, count in view.counts.items() if count]
-    marks = {text: MARKS[kind] for text, kind in zip(told_kinds(view.counts), there, strict=True)}
+    marks = {text: MARKS[kind] for text, kind in zip(kinds_in_words(view.counts), there, strict=True)}
     parts = []
     for part in view.sentence.split(" · "):
         mark = marks.get(part)
@@ -119,8 +121,7 @@ def _layer(view: View, layer: int, pictures: Tensor, tall: int, palette: Palette
 
 def _mark(head: HeadSummary) -> str:
     """The letter of a head, a capital if it also attends mostly to the first token."""
-    letter = MARKS[head.kind]
-    return letter.upper() if len(head.traits) > 1 else letter
+    return MARKS[head.kind].upper() if len(head.traits) > 1 else MARKS[head.kind]
 
 
 def _bar(head: Head, width: int, palette: Palette) -> str:

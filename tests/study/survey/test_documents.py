@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwise import OptionError
-from headwise.study.survey import lines
+from headwise.study.survey import documents
 from headwise.study.survey.corpus import open_corpus, text_corpus
-from headwise.study.survey.documents import Bad
-from headwise.study.survey.texts import passages
+from headwise.study.survey.documents import passages
+from headwise.study.survey.tally import Skipped
 
 
 def read(*paths, step=64, column="text"):
     corpus = open_corpus(paths, step, column)
     found = [each for unit in range(len(corpus)) for each in corpus.read(unit)]
-    bad = [(each.place.rpartition("/")[2], each.reason) for each in found if isinstance(each, Bad)]
-    return [each for each in found if not isinstance(each, Bad)], bad
+    bad = [(each.place.rpartition("/")[2], each.reason) for each in found if isinstance(each, Skipped)]
+    return [each for each in found if not isinstance(each, Skipped)], bad
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), st.integers(4, 40))
@@ -54,7 +54,7 @@ def test_every_line_is_read_once_wherever_units_begin(tmp_path, step):
 
 
 def test_bad_lines_are_named_with_their_number_and_the_others_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "LONGEST", 200)
+    monkeypatch.setattr(documents, "LONGEST", 200)
     rows = [
         b'{"text": "good"}',
         b"{broken",
@@ -72,20 +72,20 @@ def test_bad_lines_are_named_with_their_number_and_the_others_read(tmp_path, mon
         assert [document.text for document in found] == ["good", "good too"]
         assert [place for place, _ in bad] == [f"a.jsonl:{n}" for n in (2, 3, 4, 5, 6, 7, 8, 10, 11, 13)]
         reasons = [reason for _, reason in bad]
-        assert reasons[0].startswith("no JSON: Expecting property name")
-        assert reasons[1] == "no JSON object but list"
-        assert reasons[2] == "no 'text' among its fields ('body'); --column names another"
-        assert reasons[3:6] == ["no text but int", "no text but nothing", "empty"]
-        assert "no text in UTF-8: invalid start byte" in reasons[6]
+        assert reasons[0].startswith("not JSON: Expecting property name")
+        assert reasons[1] == "not a JSON object but a list"
+        assert reasons[2] == "no field 'text' (there are: 'body'); choose one with --column"
+        assert reasons[3:6] == ["not text but int", "not text but null", "empty"]
+        assert "not UTF-8 text: invalid start byte" in reasons[6]
         assert "lone surrogate" in reasons[7]
-        assert "200 are the most" in reasons[9]
+        assert "the limit is 200" in reasons[9]
 
 
 def test_a_line_nested_too_deeply_is_named(tmp_path):
     (tmp_path / "a.jsonl").write_text("[" * 200_000)
     found, bad = read(tmp_path / "a.jsonl", step=10**6)
     assert found == []
-    assert bad[0][1].startswith("no JSON that can be read: ")
+    assert bad[0][1].startswith("not readable JSON: ")
 
 
 def test_files_that_are_no_text_are_named_and_the_others_read(tmp_path):
@@ -99,18 +99,18 @@ def test_files_that_are_no_text_are_named_and_the_others_read(tmp_path):
     assert [document.text for document in found] == ["good"]
     assert bad == [
         ("binary", "binary: a zero at byte 2"),
-        ("blank.txt", "empty: nothing but white space"),
+        ("blank.txt", "empty: only white space"),
         ("empty.txt", "empty"),
-        ("latin.txt:41", "no text in UTF-8: invalid start byte at byte 122"),
+        ("latin.txt:41", "not UTF-8 text: invalid start byte at byte 122"),
     ]
 
 
 def test_a_character_cut_in_two_by_the_reading_is_no_fault(tmp_path, monkeypatch):
-    monkeypatch.setattr("headwise.study.survey.texts.BLOCK", 7)
+    monkeypatch.setattr("headwise.study.survey.documents.BLOCK", 7)
     (tmp_path / "a.txt").write_text("漢字" * 20)
     assert read(tmp_path / "a.txt")[1] == []
     (tmp_path / "b.txt").write_bytes(("漢字" * 20).encode() + b"\xe6\xbc")
-    assert read(tmp_path / "b.txt")[1] == [("b.txt:1", "no text in UTF-8: unexpected end of data at byte 120")]
+    assert read(tmp_path / "b.txt")[1] == [("b.txt:1", "not UTF-8 text: unexpected end of data at byte 120")]
 
 
 @pytest.mark.parametrize("step", [5, 60, 10**6])
@@ -144,9 +144,9 @@ def test_bad_tables_and_bad_rows_are_named_and_the_others_read(tmp_path):
         "a.parquet:2", "a.parquet:3", "b.parquet", "c.parquet", "d.parquet", "e.parquet:21", "f.parquet"
     ]  # fmt: skip
     reasons = [reason for _, reason in bad]
-    assert reasons[:2] == ["no text but nothing", "empty"]
-    assert reasons[2] == "no column 'text' (body); --column names another"
-    assert reasons[3] == "column 'text' is no text but double"
+    assert reasons[:2] == ["not text but null", "empty"]
+    assert reasons[2] == "no column 'text' (there are: body); choose one with --column"
+    assert reasons[3] == "column 'text' is not text but double"
     assert reasons[4].startswith("cannot be read as Parquet: ")
     assert reasons[5].startswith("20 rows from here cannot be read: ")
     assert reasons[6] == "empty: no rows"
@@ -172,7 +172,7 @@ def test_what_is_not_there_is_refused(tmp_path):
         open_corpus([tmp_path], 64, "text")
     with pytest.raises(OptionError, match=r"texts=\[\]: expected at least one"):
         text_corpus([], 64)
-    with pytest.raises(OptionError, match="which documents"):
+    with pytest.raises(OptionError, match="there are no documents"):
         open_corpus([], 64, "text")
 
 
@@ -180,4 +180,9 @@ def test_texts_in_memory_come_in_groups_and_wrong_ones_are_named():
     corpus = text_corpus(["a" * 30, "b" * 50, 7, "c"], 64)
     assert len(corpus) == 2
     found = [each for unit in range(2) for each in corpus.read(unit)]
-    assert [each.text[0] if not isinstance(each, Bad) else each.place for each in found] == ["a", "b", "texts:3", "c"]
+    assert [each.text[0] if not isinstance(each, Skipped) else each.place for each in found] == [
+        "a",
+        "b",
+        "texts:3",
+        "c",
+    ]

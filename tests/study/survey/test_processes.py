@@ -12,8 +12,8 @@ import torch.distributed
 
 from headwise import OptionError
 from headwise.cli import main
-from headwise.study.survey.crew import Together, meet
-from headwise.study.survey.running import journal_folder
+from headwise.study.survey.job import journal_folder
+from headwise.study.survey.processes import TorchrunProcesses, shared_word
 from survey_words import sentence
 
 SURVEY = ["--context", "29", "--batch", "2"]
@@ -69,7 +69,7 @@ def test_two_processes_write_what_one_writes(corpus, tiny_folder, alone, tmp_pat
     assert run.returncode == 0, chatter
     assert out.read_bytes() == alone
     assert told.count("11 documents, 1 skipped") == 1
-    assert "bad.txt:1: no text in UTF-8" in told
+    assert "bad.txt:1: not UTF-8 text" in told
     assert "100 % · 11 documents" in chatter
 
 
@@ -104,24 +104,24 @@ def together(jobs, store=None):
     store = store or torch.distributed.HashStore()
 
     def start(rank):
-        word = meet(store, rank, len(jobs))
-        return jobs[rank](Together(torch.distributed.PrefixStore(word, store), rank, len(jobs)))
+        word = shared_word(store, rank, len(jobs))
+        return jobs[rank](TorchrunProcesses(torch.distributed.PrefixStore(word, store), rank, len(jobs)))
 
     with ThreadPoolExecutor(len(jobs)) as pool:
         return list(pool.map(start, range(len(jobs))))
 
 
 def test_every_number_is_given_to_one_process():
-    def take(crew):
-        return [crew.claim() for _ in range(7)]
+    def take(processes):
+        return [processes.claim() for _ in range(7)]
 
     assert sorted(number for numbers in together([take] * 3) for number in numbers) == list(range(21))
 
 
 def test_processes_do_not_hear_what_those_before_a_restart_have_said():
-    def ready(crew):
-        crew.first(lambda: None)
-        return crew.claim() < 3 and crew.done(lambda: None) == (crew.rank == 0)
+    def ready(processes):
+        processes.run_first(lambda: None)
+        return processes.claim() < 3 and processes.finish(lambda: None) == (processes.rank == 0)
 
     store = torch.distributed.HashStore()
     for _ in range(3):
@@ -132,9 +132,9 @@ def test_what_the_first_process_refuses_ends_the_others_without_a_word():
     def refuse():
         raise OptionError("no")
 
-    def go(crew):
+    def go(processes):
         try:
-            crew.first(refuse)
+            processes.run_first(refuse)
         except (OptionError, SystemExit) as error:
             return type(error).__name__, str(error)
 

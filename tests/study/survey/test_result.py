@@ -9,8 +9,8 @@ import torch
 import headwise
 from headwise import CheckpointError, MissingExtraError, OptionError
 from headwise.models import LanguageModel
-from headwise.study.survey.terminal import LETTERS
-from headwise.view.result import KINDS
+from headwise.study.heads import KINDS
+from headwise.view.terminal import KIND_LETTERS
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def survey(tiny):
 def test_a_survey_comes_back_from_disk_with_all_numbers(survey, tmp_path, suffix):
     path = tmp_path / f"survey.{suffix}"
     survey.save(path)
-    again = headwise.survey.load(path)
+    again = headwise.Survey.load(path)
     assert again.to_dict() == survey.to_dict()
     assert again.tally.to_dict() == survey.tally.to_dict()
     again.save(tmp_path / f"again.{suffix}")
@@ -72,13 +72,13 @@ def test_the_text_has_a_letter_for_every_head_the_telling_ones_and_what_was_skip
     assert "texts:8: empty" in text
     rows = [line.split() for line in text.splitlines() if line[:7] in ("    0  ", "    1  ")]
     assert [len(row) for row in rows] == [4, 4]
-    assert {sign.lower() for row in rows for sign in row[1:]} <= set(LETTERS.values())
+    assert {sign.lower() for row in rows for sign in row[1:]} <= set(KIND_LETTERS.values())
     assert repr(survey).startswith("Survey(2 layers")
 
 
 def test_every_kind_of_head_has_a_letter_of_its_own():
-    assert set(LETTERS) == {*KINDS, "mixed"}
-    assert len(set(LETTERS.values())) == len(LETTERS)
+    assert set(KIND_LETTERS) == {*KINDS, "mixed"}
+    assert len(set(KIND_LETTERS.values())) == len(KIND_LETTERS)
 
 
 def test_the_page_has_every_head_and_shows_text_as_text(survey):
@@ -101,22 +101,22 @@ def test_a_corpus_in_which_nothing_can_be_read_makes_a_survey_of_nothing(tiny, t
     assert "0 documents" in survey.to_html()
     survey.save(tmp_path / "survey.parquet")
     survey.save(tmp_path / "survey.json")
-    assert headwise.survey.load(tmp_path / "survey.parquet").counts == survey.counts
-    assert headwise.survey.load(tmp_path / "survey.json").counts == survey.counts
+    assert headwise.Survey.load(tmp_path / "survey.parquet").counts == survey.counts
+    assert headwise.Survey.load(tmp_path / "survey.json").counts == survey.counts
 
 
 def test_other_files_are_refused(tmp_path, survey):
     with pytest.raises(OptionError, match="No such file"):
-        headwise.survey.load(tmp_path / "nothing.json")
+        headwise.Survey.load(tmp_path / "nothing.json")
     (tmp_path / "other.json").write_text("[]")
-    with pytest.raises(CheckpointError, match="is no survey that headwise wrote"):
-        headwise.survey.load(tmp_path / "other.json")
+    with pytest.raises(CheckpointError, match="is not a survey that headwise wrote"):
+        headwise.Survey.load(tmp_path / "other.json")
     (tmp_path / "other.json").write_text(json.dumps({"format": "headwise survey 99"}))
     with pytest.raises(CheckpointError, match="'headwise survey 99'; this version reads 'headwise survey 1'"):
-        headwise.survey.load(tmp_path / "other.json")
+        headwise.Survey.load(tmp_path / "other.json")
     (tmp_path / "other.parquet").write_text("no table")
-    with pytest.raises(CheckpointError, match="is no survey that headwise wrote"):
-        headwise.survey.load(tmp_path / "other.parquet")
+    with pytest.raises(CheckpointError, match="is not a survey that headwise wrote"):
+        headwise.Survey.load(tmp_path / "other.parquet")
     with pytest.raises(OptionError, match=r"there are layers \['blocks.0.attention', 'blocks.1.attention'\]"):
         survey.head(7, 0)
 
@@ -134,11 +134,14 @@ def test_without_pyarrow_tables_name_the_extra_before_anything_is_surveyed(surve
 
 def test_a_mean_of_whole_numbers_is_rounded_once():
     from headwise.study.survey.result import _deviation, _share
-    from headwise.study.survey.tally import written
+    from headwise.study.survey.tally import as_integers
 
     numbers = torch.tensor([0.1, 0.7, 0.25], dtype=torch.float64)
-    sums, squares = (sum(written(x)) for x in (numbers, numbers.square()))
+    sums, squares = (sum(as_integers(x)) for x in (numbers, numbers.square()))
     assert _share(sums, 3) == pytest.approx(0.35, rel=1e-15)
     assert _deviation(sums, squares, 3) == pytest.approx(numbers.std(correction=0).item(), rel=1e-14)
-    far = written(torch.tensor([1e6] * 2, dtype=torch.float64)), written(torch.tensor([1e12] * 2, dtype=torch.float64))
+    far = (
+        as_integers(torch.tensor([1e6] * 2, dtype=torch.float64)),
+        as_integers(torch.tensor([1e12] * 2, dtype=torch.float64)),
+    )
     assert _deviation(sum(far[0]), sum(far[1]), 2) == 0.0

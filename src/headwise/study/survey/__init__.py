@@ -1,23 +1,21 @@
-"""Head statistics over a whole corpus. The package can be called: `headwise.survey(model, paths)` gives a `Survey`."""
+"""`survey`: what every head of a model does over a whole corpus, on one process or many.
+
+`documents` and `corpus` read texts, `tally` counts, `journal` keeps the progress on disk, `job`
+runs it all, `result` is the answer.
+"""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from headwise.verbs import make_callable
+import torch
 
-if TYPE_CHECKING:
-    from headwise.study.survey.result import Survey
+from headwise.errors import OptionError
+from headwise.models import open_model
+from headwise.study.survey.result import Survey
 
-__all__ = ["load", "survey"]
-
-
-def load(path: str | Path) -> "Survey":
-    """The survey that was written to this `path`, a .json or .parquet file."""
-    from headwise.study.survey.files import load
-
-    return load(path)
+__all__ = ["Survey", "survey"]
 
 
 def survey(
@@ -32,8 +30,8 @@ def survey(
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = False,
-) -> "Survey":
-    """What every head of a model does over many documents, as exact means of what `headwise.weights.summary` defines.
+) -> Survey:
+    """What every head of a model does over many documents: exact means of the numbers in `headwise.weights.summary`.
 
     >>> from headwise import load_builtin, survey
     >>> found = survey(load_builtin(), texts=["The captain looked at the sea.", "It was late, and it was dark."])
@@ -43,29 +41,25 @@ def survey(
     'previous-token'
 
     Args:
-        model: the built-in model or its like, the folder of one or of a transformers model, or a module.
+        model: anything that `headwise.models.open_model` opens: the built-in model, the folder of a model, a
+            transformers model or another module.
         documents: paths of text files, JSONL, Parquet, or folders of them.
-        texts: texts instead of files.
-        tokenize: for a module, its transformers tokenizer or a function from a text to token ids.
-        context: tokens of a window; longer documents are cut. The model's own, at most 1024, unless given.
-        batch: windows looked at together.
-        column: the field of JSONL and the column of Parquet that holds the text.
-        out: a .json or .parquet file to write; while the survey runs, its journal lies beside it.
-        resume: go on with the survey whose journal lies beside `out`.
-        progress: tell of it on standard error.
+        texts: texts in memory, instead of files.
+        tokenize: for a model in memory: its transformers tokenizer, or a function from a text to token ids.
+        context: tokens in a window; longer documents are cut. By default what the model reads, at most 1024.
+        batch: windows read together.
+        column: the field of JSONL or the column of Parquet that holds the text.
+        out: a .json or .parquet file to write; while the survey runs, its journal is beside it.
+        resume: continue the survey whose journal is beside `out`.
+        progress: report progress on standard error.
     """
-    from headwise.errors import OptionError
-    from headwise.study.survey.running import make_job, run
-    from headwise.study.survey.subject import subject_of
+    from headwise.study.survey.job import SurveyJob
 
     if isinstance(texts, str):
-        raise OptionError("texts= is one text: expected a list of them, such as texts=[text].")
+        raise OptionError("texts= is a single text; expected a list of texts, such as texts=[text].")
     paths = [documents] if isinstance(documents, str | Path) else documents
-    job = make_job(subject_of(model, tokenize), paths, texts=texts, context=context, batch=batch, column=column)
-    stream = sys.stderr if progress else None
-    found = run(job, None if out is None else Path(out), resume=resume, stream=stream)
-    assert found is not None  # noqa: S101 - one process is the first
+    opened = open_model(model, tokenize, dtype=torch.float32, encoder=False)
+    job = SurveyJob.of(opened, paths, texts=texts, context=context, batch=batch, column=column)
+    found = job.run(None if out is None else Path(out), resume=resume, stream=sys.stderr if progress else None)
+    assert found is not None  # noqa: S101 - a single process is the first
     return found
-
-
-make_callable(__name__, survey)

@@ -1,52 +1,45 @@
-"""All documents of a survey as numbered units of work, any of which can be read at once."""
+"""All documents of a survey as numbered units of work, and their texts cut into windows that a model can read."""
 
 import bisect
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from headwise.errors import OptionError
-from headwise.study.survey.documents import Bad, Document, Source
-from headwise.study.survey.lines import LinesFile
-from headwise.study.survey.tables import TableFile
-from headwise.study.survey.texts import TextFile, TextList
+from headwise.models.text_model import TokenCodec
+from headwise.study.survey.documents import Document, DocumentSource, LinesFile, TableFile, TextFile, TextList
+from headwise.study.survey.result import TABLES, CorpusEntry
+from headwise.study.survey.tally import Skipped
 
 LINES = (".jsonl", ".ndjson")
-TABLES = (".parquet", ".pq")
-
-
-class Given(NamedTuple):
-    """What was named: a file or a folder, how much it holds, and a digest of its files' names and sizes."""
-
-    name: str
-    files: int
-    bytes: int
-    digest: str
+BUFFERED = 8  # full batches of tokens that may wait for windows of the same length
 
 
 class Corpus:
-    """The sources of a survey in order, and their units numbered through.
+    """The files of a survey in order, with their units numbered consecutively.
 
     Args:
-        sources: what to read.
-        given: what the user named to find them.
-        state: the files by name, each with what differs once it was changed.
+        sources: the files.
+        entries: what the user named.
+        state: for each file by name, a text that changes if the file changes.
     """
 
-    def __init__(self, sources: Sequence[Source], given: Sequence[Given], state: Mapping[str, str]) -> None:
-        self.sources, self.given, self.state = sources, tuple(given), state
+    def __init__(
+        self, sources: Sequence[DocumentSource], entries: Sequence[CorpusEntry], state: Mapping[str, str]
+    ) -> None:
+        self.sources, self.entries, self.state = sources, tuple(entries), state
         self._ends = list(accumulate(source.units for source in sources))
         self.size = sum(source.size for source in sources)
-        self._open: Source | None = None
+        self._open: DocumentSource | None = None
 
     def __len__(self) -> int:
-        """Units."""
+        """The number of units."""
         return self._ends[-1]
 
-    def read(self, unit: int) -> Iterator[Document | Bad]:
+    def read(self, unit: int) -> Iterator[Document | Skipped]:
         """The documents of a unit."""
         source, number = self._find(unit)
         if self._open is not None and self._open is not source:
@@ -55,15 +48,11 @@ class Corpus:
         return source.read(number)
 
     def bytes_of(self, unit: int) -> float:
-        """About how many bytes a unit has: its share of the file."""
+        """About how many bytes a unit has."""
         source, _ = self._find(unit)
         return source.size / source.units
 
-    def name_of(self, unit: int) -> str:
-        """The file a unit is of."""
-        return self._find(unit)[0].name
-
-    def _find(self, unit: int) -> tuple[Source, int]:
+    def _find(self, unit: int) -> tuple[DocumentSource, int]:
         place = bisect.bisect_right(self._ends, unit)
         return self.sources[place], unit - (self._ends[place - 1] if place else 0)
 
@@ -72,12 +61,12 @@ def open_corpus(paths: Iterable[str | Path], step: int, column: str) -> Corpus:
     """The documents of files and folders.
 
     Args:
-        paths: text files, JSONL, Parquet, told by their suffix; of a folder all files within, hidden ones left out.
+        paths: text files, JSONL or Parquet, recognized by suffix; for a folder, all files in it except hidden ones.
         step: about how many bytes a unit has.
-        column: the field of JSONL and the column of Parquet that holds the text.
+        column: the field of JSONL or the column of Parquet that holds the text.
     """
-    sources: list[Source] = []
-    given: list[Given] = []
+    sources: list[DocumentSource] = []
+    entries: list[CorpusEntry] = []
     state: dict[str, str] = {}
     for path in map(Path, paths):
         digest, size = hashlib.sha256(), 0
@@ -88,24 +77,24 @@ def open_corpus(paths: Iterable[str | Path], step: int, column: str) -> Corpus:
             inside = file.relative_to(path).as_posix() if file != path else file.name
             digest.update(f"{inside}\0{about.st_size}\0".encode("utf-8", "surrogateescape"))
             real = str(file.resolve())
-            if real in state:  # named twice, or by itself and by its folder
+            if real in state:  # named twice, or both itself and its folder
                 continue
             state[real] = f"{about.st_size} bytes, {about.st_mtime_ns}"
             sources.append(_source(file, about.st_size, step, column))
-        given.append(Given(_shown(path), len(files), size, digest.hexdigest()[:16]))
+        entries.append(CorpusEntry(_shown(path), len(files), size, digest.hexdigest()[:16]))
     if not sources:
-        raise OptionError("which documents? Name text files, JSONL, Parquet, or folders of them.")
-    return Corpus(sources, given, state)
+        raise OptionError("there are no documents; name text files, JSONL, Parquet, or folders of them.")
+    return Corpus(sources, entries, state)
 
 
 def text_corpus(texts: Iterable[str], step: int) -> Corpus:
-    """The documents that these texts are."""
+    """A corpus of texts in memory."""
     held = list(texts)
     if not held:
         raise OptionError("texts=[]: expected at least one text.")
     source = TextList(held, step)
     digest = hashlib.sha256(b"\0".join(str(text).encode("utf-8", "surrogatepass") for text in held)).hexdigest()
-    return Corpus([source], [Given("texts", len(held), source.size, digest[:16])], {"texts": digest})
+    return Corpus([source], [CorpusEntry("texts", len(held), source.size, digest[:16])], {"texts": digest})
 
 
 def _files(path: Path) -> list[Path]:
@@ -117,13 +106,13 @@ def _files(path: Path) -> list[Path]:
     for folder, inner, names in os.walk(path):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         found += [Path(folder) / name for name in sorted(names) if not name.startswith(".")]
-    files = [file for file in found if file.is_file()]  # no pipes, no links that lead nowhere
+    files = [file for file in found if file.is_file()]  # no pipes and no broken links
     if not files:
         raise OptionError(f"{path}: there are no files in this folder.")
     return files
 
 
-def _source(file: Path, size: int, step: int, column: str) -> Source:
+def _source(file: Path, size: int, step: int, column: str) -> DocumentSource:
     name, suffix = _shown(file), file.suffix.lower()
     if suffix in TABLES:
         return TableFile(file, name, size, step, column)
@@ -133,5 +122,45 @@ def _source(file: Path, size: int, step: int, column: str) -> Source:
 
 
 def _shown(path: Path) -> str:
-    """A path as text, also where its name is none in UTF-8."""
+    """A path as text, even if its name is not valid UTF-8."""
     return path.as_posix().encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+# Windows ------------------------------------------------------------------------------------------------------------
+
+
+class TokenWindow(NamedTuple):
+    """Tokens to read at once, and how to report their document if it is skipped."""
+
+    ids: list[int]
+    skipped: Callable[[str], Skipped]
+
+
+def cut(ids: Sequence[int], codec: TokenCodec, context: int) -> list[list[int]]:
+    """The fewest windows of at most `context` tokens, of about equal length, each with the tokens that frame a text.
+
+    >>> cut([5, 6, 7, 8, 9], TokenCodec(list, before=(1,)), context=4)
+    [[1, 5, 6], [1, 7, 8, 9]]
+    """
+    room = context - len(codec.before) - len(codec.after)
+    count = -(-len(ids) // room)
+    edges = [len(ids) * k // count for k in range(count + 1)] if count else []
+    return [[*codec.before, *ids[a:b], *codec.after] for a, b in pairwise(edges)]
+
+
+def batches(windows: Iterable[TokenWindow], size: int, context: int) -> Iterator[list[TokenWindow]]:
+    """Up to `size` windows of the same length at a time, so that nothing is padded."""
+    waiting: dict[int, list[TokenWindow]] = {}
+    tokens = 0
+    for window in windows:
+        length = len(window.ids)
+        same = waiting.setdefault(length, [])
+        same.append(window)
+        tokens += length
+        if len(same) == size:
+            yield waiting.pop(length)
+            tokens -= length * size
+        elif tokens > BUFFERED * size * context:
+            yield from waiting.values()
+            waiting, tokens = {}, 0
+    yield from waiting.values()

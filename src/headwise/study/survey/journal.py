@@ -1,8 +1,8 @@
-"""What a survey has done so far, on disk, so that a kill loses a few seconds and nothing is counted twice.
+"""The progress of a survey on disk, so that a kill loses only a few seconds and nothing is counted twice.
 
 Every process keeps one file, in a folder beside the result: which units it has done, and their tally. The file is
-replaced as a whole, so that units and sums always belong together, and it stays as small as one tally however long the
-survey is. All files of the folder together are the survey, whoever wrote them, so the number of processes may change.
+replaced atomically, so units and sums always agree, and it stays as small as one tally however long the survey is. All
+files in the folder together are the survey, no matter which process wrote them, so the number of processes may change.
 """
 
 import hashlib
@@ -16,26 +16,26 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from headwise.errors import CheckpointError, OptionError
-from headwise.models.files import atomically
+from headwise.models.files import write_synced
+from headwise.study.survey.result import FORMAT
 from headwise.study.survey.tally import Tally
 
-FORMAT = "headwise survey 1"
-FILES = "files"  # beside the journals: what the documents were when the survey began
-DIGESTS = {  # settings whose values mean nothing to a reader
-    "files": "other files, or another order of them",
-    "fingerprint": "a model of this name that has other weights or another tokenizer",
+FILES = "files"  # beside the journals: the state of the corpus when the survey began
+CHANGES = {  # settings whose values mean nothing to a reader
+    "files": "other files, or the same files in another order",
+    "fingerprint": "a model of this name with other weights or another tokenizer",
 }
-TOLD = 5  # changed files that are named
+NAMED = 5  # changed files named in an error
 
 
 class Journal:
-    """Units done and their tally: by all processes so far (`done`), and by this one.
+    """The units that all processes have done (`done`), and those that this process has done, with their tally.
 
     Args:
-        folder: where journals lie; None keeps nothing on disk.
+        folder: where the journals are; None keeps nothing on disk.
         rank: of this process.
-        settings: what must not change when a survey goes on.
-        units: how many there are.
+        settings: what must not change when a survey is resumed.
+        units: how many units there are.
         every: seconds between two saves.
     """
 
@@ -51,7 +51,7 @@ class Journal:
         self._saved = time.monotonic()
 
     def __enter__(self) -> Self:
-        """Read what was done, and let no other process write here."""
+        """Read what was done, and lock this process's journal."""
         if self.path is not None:
             self._lock = lock(self.path.with_suffix(".lock"))
             try:
@@ -66,99 +66,98 @@ class Journal:
             self._lock.close()
 
     def add(self, unit: int, tally: Tally) -> None:
-        """A unit is done. It is on disk within `every` seconds."""
+        """Record a finished unit. It is on disk within `every` seconds."""
         self.tally.add(tally)
         self.done[unit] = self.mine[unit] = 1
         if time.monotonic() - self._saved >= self.every:
             self.save()
 
     def save(self) -> None:
-        """Put what this process has done on disk, and see that it is there."""
+        """Write what this process has done to disk, and wait until it is there."""
         if self.path is None:
             return
-        told = {"format": FORMAT, "settings": self.settings, "done": spans(self.mine), "tally": self.tally.to_dict()}
-        atomically(self.path, lambda beside: write_down(beside, json.dumps(told).encode()))
+        data = {"format": FORMAT, "settings": self.settings, "done": spans(self.mine), "tally": self.tally.to_dict()}
+        write_synced(self.path, json.dumps(data))
         self._saved = time.monotonic()
 
     def whole(self) -> Tally:
-        """The tally of all processes, refused unless every unit is in it once."""
+        """The tally of all processes; an error unless every unit is in it exactly once."""
         if self.folder is None:
             return self.tally
         whole, count = Tally(), bytearray(len(self.done))
-        for path, told in journals(self.folder, self.settings):
-            mark(count, told["done"], path)
-            whole.add(Tally.from_dict(told["tally"]))
+        for path, data in journals(self.folder, self.settings):
+            mark(count, data["done"], path)
+            whole.add(Tally.from_dict(data["tally"]))
         if 0 in count:
             raise CheckpointError(
-                f"{self.folder}: {count.count(0)} of {len(count)} units are in no journal; unit {count.find(0)} is the "
-                f"first. Go on with --resume."
+                f"{self.folder}: {count.count(0)} of {len(count)} units are in no journal, the first of them unit "
+                f"{count.find(0)}. Continue with --resume."
             )
         return whole
 
     def remove(self) -> None:
-        """The result is written: the journals are no longer needed."""
+        """Delete the journals, once the result is written."""
         if self.folder is not None:
             shutil.rmtree(self.folder)
 
     def _read(self, folder: Path) -> None:
-        for path, told in journals(folder, self.settings):
-            mark(self.done, told["done"], path)
+        for path, data in journals(folder, self.settings):
+            mark(self.done, data["done"], path)
             if path == self.path:
-                self.tally = Tally.from_dict(told["tally"])
-                mark(self.mine, told["done"], path)
+                self.tally = Tally.from_dict(data["tally"])
+                mark(self.mine, data["done"], path)
 
 
 def digest(files: Mapping[str, str]) -> str:
-    """A short text that differs for other files, or another order of them."""
+    """A digest that changes with the files and with their order."""
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 def prepare(folder: Path, settings: dict[str, Any], files: Mapping[str, str], *, resume: bool) -> None:
-    """Make the folder of journals, or see that the one there is of this survey and may be gone on with."""
+    """Make the folder of journals; if there is one already, check that this survey may continue it."""
     if folder.is_dir() and any(folder.glob("*.json")):
         if not resume:
             raise OptionError(
-                f"{folder} holds an unfinished survey. Pass --resume to go on with it, or delete the folder."
+                f"{folder} holds an unfinished survey. Pass --resume to continue it, or delete the folder."
             )
-        for path in folder.glob("*.lock"):  # of a process that outlived the others
+        for path in folder.glob("*.lock"):  # a process of the earlier run may still be alive
             lock(path).close()
         _check_files(folder, files)
-        for _ in journals(folder, settings):
-            pass
+        list(journals(folder, settings))  # raises if one belongs to another survey
         return
     try:
         folder.mkdir(exist_ok=True)
-        atomically(folder / FILES, lambda beside: write_down(beside, json.dumps(files).encode()))
+        write_synced(folder / FILES, json.dumps(files))
     except OSError as error:
         raise OptionError(f"{folder}: {error.strerror}. Name an --out in a folder that exists.") from error
 
 
 def _check_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Raise with the names of files that are not as they were."""
+    """Raise with the names of files that have changed."""
     try:
         before = dict(json.loads((folder / FILES).read_bytes()))
     except (OSError, ValueError, TypeError):
-        return  # the digest in the journals tells as well, though not which
+        return  # the digest in the journals will differ too, but cannot say which file
     new = [f"{name} is new" for name in files if name not in before]
     gone = [f"{name} is gone" for name in before if name not in files]
     changed = [f"{name} has changed" for name in files if before.get(name, files[name]) != files[name]]
-    told = changed + gone + new
-    if told:
-        more = f", and {len(told) - TOLD} more" if len(told) > TOLD else ""
+    all_changes = changed + gone + new
+    if all_changes:
+        more = f", and {len(all_changes) - NAMED} more" if len(all_changes) > NAMED else ""
         raise OptionError(
-            f"{folder} is a survey of other files: {', '.join(told[:TOLD])}{more}. Go on with what it began with, or "
-            f"delete the folder to start again."
+            f"{folder} is a survey of other files: {', '.join(all_changes[:NAMED])}{more}. Continue with the files it "
+            f"began with, or delete the folder to start again."
         )
 
 
 def journals(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The journals of a folder, refused where they are of another survey."""
+    """The journals in a folder; an error if one belongs to another survey."""
     for path in sorted(folder.glob("*.json")):
         try:
-            told = json.loads(path.read_bytes())
-            if told["format"] != FORMAT:
-                raise CheckpointError(f"{path} has the format {told['format']!r}; this version reads {FORMAT!r}.")
-            before = dict(told["settings"])
+            data = json.loads(path.read_bytes())
+            if data["format"] != FORMAT:
+                raise CheckpointError(f"{path} has the format {data['format']!r}; this version reads {FORMAT!r}.")
+            before = dict(data["settings"])
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{path} is damaged ({error!r}). Delete it: its units are then read again."
@@ -166,15 +165,16 @@ def journals(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[Path, dic
         changed = [name for name in settings if before.get(name) != settings[name]]
         if changed:
             name = changed[0]
-            told = DIGESTS.get(name, f"another {name}: {before.get(name)!r} there, {settings[name]!r} now")
+            change = CHANGES.get(name, f"another {name}: {before.get(name)!r} there, {settings[name]!r} now")
             raise OptionError(
-                f"{folder} is a survey with {told}. Go on with what it began with, or delete the folder to start again."
+                f"{folder} is a survey with {change}. Continue with what it began with, or delete the folder to start "
+                f"again."
             )
-        yield path, told
+        yield path, data
 
 
 def spans(marks: bytearray) -> list[list[int]]:
-    """Marked numbers as [first, last] of every run.
+    """The marked numbers as [first, last] of every run.
 
     >>> spans(bytearray([1, 1, 0, 1]))
     [[0, 1], [3, 3]]
@@ -188,7 +188,7 @@ def spans(marks: bytearray) -> list[list[int]]:
 
 
 def mark(marks: bytearray, runs: list[list[int]], path: Path) -> None:
-    """Mark the units of a journal; one that is marked already would count twice."""
+    """Mark the units of a journal; a unit that is marked already would count twice."""
     for first, last in runs:
         if not 0 <= first <= last < len(marks) or 1 in marks[first : last + 1]:
             raise CheckpointError(
@@ -198,29 +198,21 @@ def mark(marks: bytearray, runs: list[list[int]], path: Path) -> None:
         marks[first : last + 1] = b"\x01" * (last + 1 - first)
 
 
-def write_down(path: Path, data: bytes) -> None:
-    """Write a file and wait until the disk has it."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def lock(path: Path) -> IO[str]:
-    """A file that only one living process holds: two surveys must not write one journal."""
+    """A file that only one running process can hold: two surveys must not write one journal."""
     file = path.open("a+")
     try:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:  # Windows has no such lock
+    except ImportError:  # not on Windows
         return file
     except OSError as error:
         file.seek(0)
         owner = file.read().strip() or "unknown"
         file.close()
         raise OptionError(
-            f"{path.parent} is being written by another survey (process {owner}). Wait for it, or end it first."
+            f"{path.parent} is being written by another survey (process {owner}). Wait for it, or stop it first."
         ) from error
     file.truncate(0)
     file.write(str(os.getpid()))

@@ -1,40 +1,52 @@
-"""What a survey found: every head's numbers over all documents, exactly mergeable."""
+"""What a survey found: the numbers of every head over all documents, saved as JSON or Parquet and exactly mergeable."""
 
 import dataclasses
 import functools
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from headwise.errors import OptionError
-from headwise.study.survey.corpus import Given
-from headwise.study.survey.documents import Bad
-from headwise.study.survey.measuring import APART, KINDS, PEAKS
-from headwise.study.survey.progress import many
-from headwise.study.survey.tally import ONE, Fields, Tally
-from headwise.view.result import Head, counted, most_telling, told_kinds
+from headwise.errors import CheckpointError, OptionError, need
+from headwise.models.files import atomically, write_synced
+from headwise.study.heads import Head, kind_counts, kinds_in_words, most_telling
+from headwise.study.survey.tally import APART, KINDS, ONE, PEAKS, Fields, Skipped, Tally
+from headwise.weights import display
 from headwise.weights.panel import octave_edges
 from headwise.weights.readings import octave_count
 from headwise.weights.summary import LEAST, HeadSummary, traits
 
+FORMAT = "headwise survey 1"
+TABLES = (".parquet", ".pq")
 SAME = ("model", "fingerprint", "context")  # what surveys must share to be merged
 SUM = " sum"
+KEY = b"headwise"  # in the metadata of a Parquet file
+
+
+class CorpusEntry(NamedTuple):
+    """A file or folder that the user named: how much it holds, and a digest of its files' names and sizes."""
+
+    name: str
+    files: int
+    bytes: int
+    digest: str
 
 
 @dataclasses.dataclass(frozen=True)
 class SurveyedHead(HeadSummary):
     """One head over a whole corpus.
 
-    `numbers`, `apart` and `reading` are those of a `Summary`, over all queries of all windows. By the same
-    names, those apart from the first token beginning with "apart ":
+    `numbers`, `apart` and `reading` are those of a `Summary`, over all queries of all windows. `std` and `spread` use
+    the same names; names of numbers that leave out the first token begin with "apart ".
 
     Args:
         layer: its name in the model.
         rows: how many queries the means are over.
-        std: the deviation between queries.
-        spread: the deviation between windows of their means: how much it depends on the text.
-        histogram: the share of attention at distance 0, 1, 2–3, 4–7, ...; `apart_histogram` without the first token.
+        std: the standard deviation between queries.
+        spread: the standard deviation between the means of windows: how much the head depends on the text.
+        histogram: the share of attention at distance 0, 1, 2–3, 4–7, ...
+        apart_histogram: the same without the first token.
     """
 
     layer: str
@@ -44,18 +56,86 @@ class SurveyedHead(HeadSummary):
     histogram: tuple[float, ...]
     apart_histogram: tuple[float, ...]
 
+    @classmethod
+    def of(cls, layer: str, fields: Fields, head: int) -> "SurveyedHead":
+        """The means and deviations of one head, from the exact sums of its layer."""
+        means: dict[str, dict[str, float]] = {}
+        chance: dict[str, dict[str, float]] = {}
+        std, spread = {}, {}
+        for kind in KINDS:
+            means[kind], chance[kind] = {}, {}
+            for name in _names(fields, kind):
+                sums, squares, mean, mean_squares, even, rows, windows = (
+                    fields[f"{kind}{name} {what}"][head]
+                    for what in ("sum", "squares", "means", "mean squares", "even", "rows", "windows")
+                )
+                chance[kind][name] = _share(even, rows) if rows >= LEAST else 1.0
+                means[kind][name] = _share(sums, rows)
+                std[kind + name] = _deviation(sums, squares, rows)
+                spread[kind + name] = _deviation(mean, mean_squares, windows)
+            peaks = fields[f"{kind}peaks"][head * PEAKS : (head + 1) * PEAKS]
+            distance = means[kind].pop("distance")
+            rows = fields[f"{kind}rows"][head]
+            means[kind] |= {"positional": max(peaks[1:-1]) / max(rows, 1), "distance": distance}
+            chance[kind]["positional"] = 0.0 if rows >= LEAST else 1.0
+        return cls(
+            head=head,
+            traits=traits(means[""]["sink"], means[APART], chance[APART] | {"sink": chance[""]["sink"]}),
+            numbers=means[""],
+            apart=means[APART],
+            layer=layer,
+            rows=fields["rows"][head],
+            std=std,
+            spread=spread,
+            histogram=_histogram(fields, "", head),
+            apart_histogram=_histogram(fields, APART, head),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers as plain data."""
+        data = dataclasses.asdict(self)
+        del data["traits"]
+        return {"layer": self.layer, "head": self.head, "reading": self.reading, **data}
+
 
 class Survey:
-    """See `headwise.survey`.
+    """What every head of a model does over a corpus; made by `headwise.survey`, and read from disk by `Survey.load`.
 
     Args:
         settings: what the numbers depend on: model, context, batch.
-        corpus: what was named, and a digest of it.
-        tally: everything counted.
+        corpus: the files and folders that were surveyed.
+        tally: everything that was counted.
     """
 
-    def __init__(self, settings: dict[str, Any], corpus: Sequence[Given], tally: Tally) -> None:
+    def __init__(self, settings: dict[str, Any], corpus: Sequence[CorpusEntry], tally: Tally) -> None:
         self.settings, self.corpus, self.tally = settings, tuple(corpus), tally
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Survey":
+        """The survey that `save` wrote to `path`, a .json or .parquet file."""
+        path = Path(path)
+        try:
+            data = _read(path)
+            if data.get("format") != FORMAT:
+                raise CheckpointError(f"{path} has the format {data.get('format')!r}; this version reads {FORMAT!r}.")
+            corpus = [CorpusEntry(**entry) for entry in data["corpus"]]
+            return cls(data["settings"], corpus, Tally.from_dict(data["tally"]))
+        except OSError as error:
+            raise OptionError(f"{path}: {error.strerror or error}.") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"{path} is not a survey that headwise wrote: {error!r}.") from error
+
+    def save(self, path: str | Path) -> None:
+        """Write the survey to `path`, a .json or .parquet file. Both hold the exact sums, so it can be merged later."""
+        path = Path(path)
+        check_path(path)
+        data = {"format": FORMAT, **self.to_dict(), "tally": self.tally.to_dict()}
+        if path.suffix.lower() in TABLES:
+            atomically(path, lambda beside: _write_table(self, data, beside))
+        else:
+            write_synced(path, json.dumps(data, indent=1) + "\n")
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -64,7 +144,7 @@ class Survey:
 
     @property
     def documents(self) -> int:
-        """How many were read."""
+        """How many documents were read."""
         return self.tally.counts["documents"]
 
     @property
@@ -74,13 +154,13 @@ class Survey:
         return {name: self.tally.counts[name] for name in names}
 
     @property
-    def skipped(self) -> list[Bad]:
-        """What could not be read, by place: at most 10,000 are named, `counts` has them all."""
+    def skipped(self) -> list[Skipped]:
+        """What could not be read, ordered by place: the first 10,000; `counts` counts them all."""
         return self.tally.skipped
 
     @property
     def edges(self) -> list[int]:
-        """Where the octaves of the histograms begin; the last one ends the last octave."""
+        """The distances at which the octaves of the histograms begin, and the end of the last one."""
         context = int(self.settings["context"])
         return [int(edge) for edge in octave_edges(octave_count(context, context))]
 
@@ -88,7 +168,7 @@ class Survey:
     def heads(self) -> tuple[SurveyedHead, ...]:
         """Every head, layer by layer."""
         return tuple(
-            _head(layer, fields, head)
+            SurveyedHead.of(layer, fields, head)
             for layer, fields in self.tally.layers.items()
             for head in range(len(fields["rows"]))
         )
@@ -103,31 +183,32 @@ class Survey:
 
     @property
     def placed(self) -> list[Head]:
-        """Every head with the number of its layer, as a sight has them."""
+        """Every head with the number of its layer."""
         return [Head(self.layers.index(head.layer), head.head, head) for head in self.heads]
 
     def telling(self, most: int = 12) -> list[Head]:
-        """The heads that do one thing most clearly: first one of every kind, then the others."""
+        """The `most` heads that do one thing most clearly: first one of every kind, then the others."""
         return most_telling(self.placed, most)
 
     @property
     def sentence(self) -> str:
-        """All of it in one line of numbers."""
+        """The whole survey in one line."""
         counts, heads = self.counts, sorted({len(fields["rows"]) for fields in self.tally.layers.values()})
-        told = [f"{many(len(self.layers), 'layer')} × {' or '.join(map(str, heads))} heads"] if heads else []
-        told.append(
+        parts = [f"{many(len(self.layers), 'layer')} × {' or '.join(map(str, heads))} heads"] if heads else []
+        parts.append(
             many(counts["documents"], "document") + f", {counts['skipped']:,} skipped" * (counts["skipped"] > 0)
         )
-        told.append(f"{many(counts['windows'], 'window')} of at most {self.settings['context']:,} tokens")
-        told += [f"{many(counts['cut'], 'document')} cut into several"] if counts["cut"] else []
-        told += [f"{many(counts['windows lost'], 'window')} lost"] if counts["windows lost"] else []
-        told += [many(counts["tokens"], "token"), *told_kinds(counted(self.placed))]
-        return " · ".join([*told, "weights, not importance"])
+        parts.append(f"{many(counts['windows'], 'window')} of at most {self.settings['context']:,} tokens")
+        parts += [f"{many(counts['cut'], 'document')} cut into several"] if counts["cut"] else []
+        parts += [f"{many(counts['windows lost'], 'window')} lost"] if counts["windows lost"] else []
+        parts += [many(counts["tokens"], "token"), *kinds_in_words(kind_counts(self.placed))]
+        return " · ".join([*parts, "attention is not importance"])
 
     def merge(self, *others: "Survey") -> "Survey":
-        """This survey and others as one, exactly as if their documents had been surveyed together.
+        """This survey and `others` as one, exactly as if their documents had been surveyed together.
 
-        The order does not matter. Refused for other models or contexts, and where documents would count twice.
+        The order does not matter. Surveys of different models or contexts are refused, and so are documents that would
+        count twice.
         """
         whole, known = Tally(), {}
         for survey in (self, *others):
@@ -137,10 +218,10 @@ class Survey:
                         f"merge: surveys with {name} {self.settings[name]!r} and {survey.settings[name]!r}; expected "
                         f"one model and one context."
                     )
-            for given in survey.corpus:
-                if given.digest in known:
-                    raise OptionError(f"merge: {given.name} is in two of the surveys, and would count twice.")
-                known[given.digest] = given
+            for entry in survey.corpus:
+                if entry.digest in known:
+                    raise OptionError(f"merge: {entry.name} is in two of the surveys, and would count twice.")
+                known[entry.digest] = entry
             whole.add(survey.tally)
         return Survey(self.settings, sorted(known.values()), whole)
 
@@ -149,76 +230,34 @@ class Survey:
         return {
             "sentence": self.sentence,
             "settings": self.settings,
-            "corpus": [given._asdict() for given in self.corpus],
+            "corpus": [entry._asdict() for entry in self.corpus],
             "counts": self.counts,
-            "skipped": [bad._asdict() for bad in self.skipped],
+            "skipped": [each._asdict() for each in self.skipped],
             "edges": self.edges,
-            "heads": [_told(head) for head in self.heads],
+            "heads": [head.to_dict() for head in self.heads],
         }
-
-    def save(self, path: str | Path) -> None:
-        """Write it to a .json or .parquet file; see `headwise.study.survey.load`."""
-        from headwise.study.survey.files import save
-
-        save(self, Path(path))
 
     def to_html(self) -> str:
         """One page with every head, which needs no network and no script."""
-        from headwise.study.survey.page import page
-
-        return page(self)
+        return display.html(self)
 
     def __repr__(self) -> str:
         return f"Survey({self.sentence})"
 
     def __str__(self) -> str:
-        from headwise.study.survey.terminal import drawn
-
-        return drawn(self, 120)
+        return display.text(self, 120)
 
 
-def _told(head: SurveyedHead) -> dict[str, Any]:
-    told = dataclasses.asdict(head)
-    del told["traits"]
-    return {"layer": head.layer, "head": head.head, "reading": head.reading, **told}
+def many(count: int, noun: str) -> str:
+    """A number and what it counts: "1 document", "1,200 documents"."""
+    return f"{count:,} {noun}" + "s" * (count != 1)
 
 
-def _head(layer: str, fields: Fields, head: int) -> SurveyedHead:
-    means: dict[str, dict[str, float]] = {}
-    chance: dict[str, dict[str, float]] = {}
-    std, spread = {}, {}
-    for kind in KINDS:
-        means[kind], chance[kind] = {}, {}
-        for name in _names(fields, kind):
-            sums, squares, mean, mean_squares, even, rows, windows = (
-                fields[f"{kind}{name} {what}"][head]
-                for what in ("sum", "squares", "means", "mean squares", "even", "rows", "windows")
-            )
-            chance[kind][name] = _share(even, rows) if rows >= LEAST else 1.0
-            means[kind][name] = _share(sums, rows)
-            std[kind + name] = _deviation(sums, squares, rows)
-            spread[kind + name] = _deviation(mean, mean_squares, windows)
-        peaks = fields[f"{kind}peaks"][head * PEAKS : (head + 1) * PEAKS]
-        distance = means[kind].pop("distance")
-        rows = fields[f"{kind}rows"][head]
-        means[kind] |= {"positional": max(peaks[1:-1]) / max(rows, 1), "distance": distance}
-        chance[kind]["positional"] = 0.0 if rows >= LEAST else 1.0
-    return SurveyedHead(
-        head=head,
-        traits=traits(means[""]["sink"], means[APART], chance[APART] | {"sink": chance[""]["sink"]}),
-        numbers=means[""],
-        apart=means[APART],
-        layer=layer,
-        rows=fields["rows"][head],
-        std=std,
-        spread=spread,
-        histogram=_histogram(fields, "", head),
-        apart_histogram=_histogram(fields, APART, head),
-    )
+# Means and deviations from exact sums -------------------------------------------------------------------------------
 
 
 def _names(fields: Fields, kind: str) -> list[str]:
-    """The numbers a summary has, apart from the first token or not."""
+    """The names of a summary's numbers, without or with the first token."""
     found = [field.removesuffix(SUM) for field in fields if field.endswith(SUM)]
     return [name.removeprefix(kind) for name in found if name.startswith(APART) == (kind == APART)]
 
@@ -229,7 +268,7 @@ def _share(sums: int, many: int) -> float:
 
 
 def _deviation(sums: int, squares: int, many: int) -> float:
-    """√(mean of squares − square of mean); the difference is taken of whole numbers, so nothing cancels."""
+    """√(mean of squares − square of mean); the difference is exact because it is between integers."""
     many, one = max(many, 1), int(ONE)
     return math.sqrt(max(0, squares * many * one - sums * sums) / (many * many * one * one))
 
@@ -238,3 +277,47 @@ def _histogram(fields: Fields, kind: str, head: int) -> tuple[float, ...]:
     octaves = len(fields[f"{kind}octaves"]) // len(fields["rows"])
     seeing = fields[f"{kind}seeing"][head]
     return tuple(_share(sums, seeing) for sums in fields[f"{kind}octaves"][head * octaves : (head + 1) * octaves])
+
+
+# Files --------------------------------------------------------------------------------------------------------------
+
+
+def check_path(path: Path) -> None:
+    """Raise, before anything is surveyed, if the result could not be written to `path`."""
+    if path.suffix.lower() not in (".json", *TABLES):
+        raise OptionError(f"out={str(path)!r}: expected a name that ends in .json or .parquet.")
+    if not path.parent.is_dir():
+        raise OptionError(f"out={str(path)!r}: there is no folder {path.parent}.")
+    if path.suffix.lower() in TABLES:
+        need("pyarrow.parquet", "survey", "Parquet files")
+
+
+def _read(path: Path) -> Any:
+    if path.suffix.lower() not in TABLES:
+        return json.loads(path.read_bytes())
+    parquet = need("pyarrow.parquet", "survey", "Parquet files")
+    return json.loads((parquet.read_schema(path).metadata or {})[KEY])
+
+
+def _write_table(survey: Survey, data: dict[str, Any], path: Path) -> None:
+    """A row per head and a column per number; everything else goes into the file's metadata."""
+    arrow = need("pyarrow", "survey", "Parquet files")
+    parquet = need("pyarrow.parquet", "survey", "Parquet files")
+    about = json.dumps({name: value for name, value in data.items() if name != "heads"})
+    table = arrow.Table.from_pylist([_row(head) for head in survey.heads])
+    parquet.write_table(table.replace_schema_metadata({KEY: about}), path)
+
+
+def _row(head: SurveyedHead) -> dict[str, Any]:
+    row: dict[str, Any] = {"layer": head.layer, "head": head.head, "reading": head.reading, "rows": head.rows}
+    for kind, numbers in (("", head.numbers), (APART, head.apart)):
+        for name, mean in numbers.items():
+            row[_column(kind + name)] = mean
+            if kind + name in head.std:
+                row[_column(f"{kind}{name}_std")] = head.std[kind + name]
+                row[_column(f"{kind}{name}_spread")] = head.spread[kind + name]
+    return row | {"histogram": head.histogram, "apart_histogram": head.apart_histogram}
+
+
+def _column(name: str) -> str:
+    return name.replace(" ", "_")

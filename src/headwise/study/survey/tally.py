@@ -1,30 +1,48 @@
-"""Sums that can be added in any order and any grouping, and give the same to the last bit.
+"""What a survey counts: exact sums over heads, which can be added in any order and any grouping.
 
-A tally holds whole numbers only. What a head does in one batch of windows is summed in float64 and written down as a
-whole number of 2^-64; from there on nothing is rounded. So it does not matter which process read which document, nor
-how often a survey was interrupted.
+A tally holds integers only. What a head does in one batch of windows is summed in float64 and stored as a multiple of
+2^-64; from there on nothing is rounded. So the result does not depend on which process read which document, or on how
+often the survey was interrupted.
 """
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import add
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
-from headwise.errors import CheckpointError
-from headwise.study.survey.documents import Bad
+from headwise.errors import CheckpointError, HeadwiseError, OptionError
+from headwise.models.text_model import TextModel
+from headwise.study.watch import watch
+from headwise.weights import AttentionMap
+from headwise.weights.readings import octave_count
+from headwise.weights.summary import Rows, rows_of
 
-ONE = 2.0**64  # a sum of 1, written down
-LISTED = 10_000  # skipped documents that are named; all are counted
+ONE = 2.0**64  # how a sum of 1 is stored
+LISTED = 10_000  # skipped documents that are listed; all are counted
+FAR = 64  # peaks are counted by distance up to here, before and after the query
+PEAKS = 2 * FAR + 3  # one bin for each distance, and one at either end for everything beyond
+APART = "apart "  # begins the names of numbers that leave out the first token
+KINDS = ("", APART)
 
-Fields = dict[str, list[int]]  # by name, one number per head, or several
+Fields = dict[str, list[int]]  # by name, one number or several per head
 
 
-def written(sums: Tensor) -> list[int]:
-    """Finite float64 numbers in order, as whole numbers of 2^-64. Those from 2^-11 up lose nothing."""
-    return [int(number * ONE) for number in sums.flatten().tolist()]
+class Skipped(NamedTuple):
+    """Something that could not be read: where, and why. `line` counts from 1: a line of text, or a row of a table."""
+
+    file: str
+    line: int | None
+    reason: str
+    documents: int = 1  # how many documents were lost
+
+    @property
+    def place(self) -> str:
+        """Such as "corpus.jsonl:17"."""
+        return self.file if self.line is None else f"{self.file}:{self.line}"
 
 
 class Tally:
@@ -33,17 +51,17 @@ class Tally:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.layers: dict[str, Fields] = {}
-        self.skipped: list[Bad] = []
+        self.skipped: list[Skipped] = []
 
     def add(self, other: "Tally") -> None:
-        """Count all of it in."""
+        """Add another tally to this one."""
         self.counts.update(other.counts)
         for layer, fields in other.layers.items():
             self.add_layer(layer, fields)
         self.skip(other.skipped)
 
     def add_layer(self, layer: str, fields: Fields) -> None:
-        """Count in the sums of one layer."""
+        """Add the sums of one layer."""
         mine = self.layers.get(layer)
         if mine is None:
             self.layers[layer] = dict(fields)
@@ -51,32 +69,122 @@ class Tally:
         for name, numbers in fields.items():
             mine[name] = list(map(add, mine[name], numbers))
 
-    def skip(self, bad: Iterable[Bad]) -> None:
-        """Note what was skipped, in the order of places; the count of documents is kept by `counts`."""
-        bad = list(bad)
-        if bad:
-            self.skipped = heapq.nsmallest(LISTED, {*self.skipped, *bad}, key=_order)
+    def skip(self, skipped: Iterable[Skipped]) -> None:
+        """List what was skipped, ordered by place; `counts` counts the documents."""
+        skipped = list(skipped)
+        if skipped:
+            self.skipped = heapq.nsmallest(LISTED, {*self.skipped, *skipped}, key=_order)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data; the same tally gives the same text."""
+        """The tally as plain data; equal tallies give equal JSON."""
         return {
             "counts": dict(sorted(self.counts.items())),
             "layers": self.layers,  # in the order in which the model runs them
-            "skipped": [list(bad) for bad in self.skipped],
+            "skipped": [list(each) for each in self.skipped],
         }
 
     @classmethod
-    def from_dict(cls, told: dict[str, Any]) -> Self:
-        """What `to_dict` gave."""
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """The tally that `to_dict` described."""
         tally = cls()
         try:
-            tally.counts.update(told["counts"])
-            tally.layers = {layer: dict(fields) for layer, fields in told["layers"].items()}
-            tally.skipped = [Bad(*bad) for bad in told["skipped"]]
+            tally.counts.update(data["counts"])
+            tally.layers = {layer: dict(fields) for layer, fields in data["layers"].items()}
+            tally.skipped = [Skipped(*each) for each in data["skipped"]]
         except (KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"no tally of a survey: {error!r}.") from error
+            raise CheckpointError(f"not the tally of a survey: {error!r}.") from error
         return tally
 
 
-def _order(bad: Bad) -> tuple[str, int, str]:
-    return bad.file, bad.line or 0, bad.reason
+def _order(skipped: Skipped) -> tuple[str, int, str]:
+    return skipped.file, skipped.line or 0, skipped.reason
+
+
+# From attention maps to sums ----------------------------------------------------------------------------------------
+
+
+class NotFiniteError(HeadwiseError, ArithmeticError):
+    """A model produced numbers that are infinite or NaN."""
+
+
+def sums_by_layer(model: TextModel, windows: Sequence[Sequence[int]], context: int) -> dict[str, Fields]:
+    """The sums of every layer over windows of one length. Each map is measured as it appears and not kept."""
+    ids = torch.tensor(windows, device=model.device)
+    _check_ids(model, ids)
+    octaves = octave_count(context, context)
+    with torch.no_grad(), watch(model.module, statistics=lambda weights: sums_of(weights, ids, octaves)) as seen:
+        model.read(ids)
+    found: dict[str, Fields] = {}
+    for layer, calls in seen.calls.items():  # a module that is called several times counts as several layers
+        found |= {layer if len(calls) == 1 else f"{layer} #{i}": fields for i, fields in enumerate(calls)}
+    return found
+
+
+def sums_of(weights: AttentionMap, ids: Tensor, octaves: int) -> Fields:
+    """The sums of one map's heads over its samples: of everything that the summary of a map measures."""
+    plain, apart = rows_of(weights, ids, histogram=True)
+    return _fields("", plain, octaves) | _fields(APART, apart, octaves)
+
+
+def _fields(kind: str, rows: Rows, octaves: int) -> Fields:
+    found: Fields = {}
+    for name, numbers in rows.numbers.items():
+        found |= {f"{kind}{name} {what}": value for what, value in _sums(rows, name, numbers).items()}
+    found[f"{kind}octaves"] = _finite(_octaves(rows, octaves))
+    found[f"{kind}rows"] = rows.choice.counted().sum((0, 2)).tolist()
+    found[f"{kind}seeing"] = (rows.choice.seen >= 1).sum((0, 2)).tolist()
+    found[f"{kind}peaks"] = _peaks(rows).flatten().tolist()
+    return found
+
+
+def _sums(rows: Rows, name: str, numbers: Tensor) -> Fields:
+    """For one number, per head: sums over the queries that count for it, sums over window means, and the counts."""
+    counted = rows.choice.counted(name)  # (B, H, T)
+    numbers = numbers.double() * counted
+    sums, many = numbers.sum(-1), counted.sum(-1)  # (B, H)
+    means = sums / many.clamp(min=1)
+    even = rows.choice.even(name).double() * counted if name in rows.masses else torch.zeros_like(numbers)
+    return {
+        "sum": _finite(sums.sum(0)),
+        "squares": _finite(numbers.square().sum((0, 2))),
+        "means": _finite(means.sum(0)),
+        "mean squares": _finite(means.square().sum(0)),
+        "even": _finite(even.sum((0, 2))),
+        "rows": many.sum(0).tolist(),
+        "windows": (many > 0).sum(0).tolist(),
+    }
+
+
+def _finite(sums: Tensor) -> list[int]:
+    if not bool(sums.isfinite().all()):
+        raise NotFiniteError("the model produced numbers that are not finite")
+    return as_integers(sums)
+
+
+def as_integers(sums: Tensor) -> list[int]:
+    """Finite float64 numbers as multiples of 2^-64. Numbers from 2^-11 up are stored exactly."""
+    return [int(number * ONE) for number in sums.flatten().tolist()]
+
+
+def _octaves(rows: Rows, octaves: int) -> Tensor:
+    """Attention by octave of distance, summed over all queries, (H, octaves)."""
+    assert rows.histogram is not None  # noqa: S101 - requested
+    found = rows.histogram.double().sum(0) * rows.offset.shape[2]
+    return torch.nn.functional.pad(found, (0, octaves - found.shape[1]))
+
+
+def _peaks(rows: Rows) -> Tensor:
+    """How many queries have their largest weight at each distance, (H, PEAKS)."""
+    heads = torch.arange(rows.offset.shape[1], device=rows.offset.device)[:, None]
+    bins = rows.offset.clamp(-FAR - 1, FAR + 1) + FAR + 1 + heads * PEAKS
+    return bins[rows.choice.counted()].bincount(minlength=len(heads) * PEAKS).view(len(heads), PEAKS)
+
+
+def _check_ids(model: TextModel, ids: Tensor) -> None:
+    """Refuse tokens that the model does not have, before a kernel fails on them."""
+    embedding = next((m for m in model.module.modules() if isinstance(m, torch.nn.Embedding)), None)
+    if embedding is not None and int(ids.max()) >= embedding.num_embeddings:
+        raise OptionError(
+            f"{model.name}: the tokenizer gives token {int(ids.max())} and the model has {embedding.num_embeddings} "
+            f"tokens; they do not belong together."
+        )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headwise.errors import CheckpointError, OptionError
 from headwise.models import LanguageModel, TextModel, open_model
-from headwise.study.silence import silence
+from headwise.study.interventions import silence
 from headwise.study.watch import attention_layers, watch
 from headwise.view.serve.requests import Refusal
 from headwise.weights import AttentionMap

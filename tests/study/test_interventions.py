@@ -59,6 +59,7 @@ def test_a_layer_of_torchs_encoder_falls_silent():
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
 def test_heads_of_transformers_models_fall_silent(kind):
     transformers = pytest.importorskip("transformers")
+    pytest.importorskip("headwise.huggingface")
     sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 16}
     config = transformers.AutoConfig.for_model(kind, vocab_size=31, **sizes)
     model = transformers.AutoModel.from_config(config, attn_implementation="headwise").eval()
@@ -110,7 +111,7 @@ def test_a_silent_head_still_looks():
 @pytest.mark.parametrize(
     ("heads", "words"),
     [
-        ({"nowhere": [0]}, "'nowhere' is no headwise layer of this model; there are \\[''\\]"),
+        ({"nowhere": [0]}, "'nowhere' is not a headwise layer of this model; there are \\[''\\]"),
         ({"": [3]}, "3\\): expected one of 0 to 2"),
         ({"": [-1]}, "-1\\): expected one of 0 to 2"),
         ({"": [True]}, "True\\): expected one of 0 to 2"),

@@ -12,14 +12,13 @@ import torch
 import headwise
 from headwise import AttentionMap, CheckpointError, OptionError, Scoring, causal, load_builtin, watch
 from headwise.models import LanguageModel
-from headwise.study.survey.crew import Alone
+from headwise.models.text_model import TokenCodec
+from headwise.study.survey.corpus import cut
+from headwise.study.survey.job import SurveyJob, journal_folder
 from headwise.study.survey.journal import Journal, lock
-from headwise.study.survey.measuring import fields_of
+from headwise.study.survey.processes import Processes
 from headwise.study.survey.result import Survey
-from headwise.study.survey.running import journal_folder, make_job, run, tally_of
-from headwise.study.survey.subject import Subject, subject_of
-from headwise.study.survey.tally import Tally
-from headwise.study.survey.windows import cut
+from headwise.study.survey.tally import Tally, sums_of
 
 CONTEXT = 31
 
@@ -44,10 +43,9 @@ def corpus(tmp_path, texts):
 
 def dense(model, texts):
     """Every window's weights, layer by layer: a list of (H, T, T), and its tokens."""
-    subject = subject_of(model)
     found = []
     for text in texts:
-        for ids in cut(list(subject.encode(text)), subject, CONTEXT):
+        for ids in cut(model.codec.encode(text), model.codec, CONTEXT):
             with torch.no_grad(), watch(model.gpt) as seen:
                 model.gpt(torch.tensor([ids]))
             found.append((torch.tensor(ids), [weights[:][0] for weights in seen.values()]))
@@ -131,7 +129,7 @@ def test_peaks_further_away_than_are_told_apart_are_of_no_common_distance():
     key[..., 0, :] = 100.0
     weights = AttentionMap(torch.ones(1, 1, T, 5), key, Scoring(causal()))  # every query looks at the first key
     tally = Tally()
-    tally.add_layer("layer", fields_of(weights, torch.arange(T), octaves=9))
+    tally.add_layer("layer", sums_of(weights, torch.arange(T), octaves=9))
     head = Survey({"model": "", "context": T}, [], tally).head(0, 0)
     assert head["positional"] == 1 / (T - 1)
     assert head.reading == "first-token sink 1.00, else broad 1.00"
@@ -139,8 +137,7 @@ def test_peaks_further_away_than_are_told_apart_are_of_no_common_distance():
 
 def test_long_documents_are_cut_into_windows_of_one_length_and_counted(tiny):
     ids = list(range(100, 177))
-    subject = Subject("", torch.nn.Identity(), list, before=(1, 2), after=(3,))
-    windows = cut(ids, subject, 17)
+    windows = cut(ids, TokenCodec(list, before=(1, 2), after=(3,)), 17)
     assert [window[:2] for window in windows] == [[1, 2]] * 6
     assert {len(window) for window in windows} == {15, 16}
     assert [x for window in windows for x in window[2:-1]] == ids
@@ -151,7 +148,7 @@ def test_long_documents_are_cut_into_windows_of_one_length_and_counted(tiny):
     assert "1 document cut into several" in survey.sentence
 
 
-class Dying(Alone):
+class Dying(Processes):
     """A process that is killed when it asks for its nth unit."""
 
     def __init__(self, claims):
@@ -169,103 +166,103 @@ class Dying(Alone):
 def test_a_survey_killed_anywhere_and_resumed_is_the_same_to_the_byte(tiny, corpus, tmp_path, suffix):
     whole, out = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
     options = {"context": CONTEXT, "batch": 2}
-    job = make_job(subject_of(tiny), [corpus], **options)
+    job = SurveyJob.of(tiny, [corpus], **options)
     assert len(job.corpus) > 20
-    survey = run(job, whole)
+    survey = job.run(whole)
     assert survey.documents == 15
     assert not journal_folder(whole).exists()
     for claims in (0, 1, 7, 2, len(job.corpus) - 12):
         with pytest.raises(KeyboardInterrupt):
-            run(job, out, crew=Dying(claims), resume=True, every=0)
+            job.run(out, processes=Dying(claims), resume=True, every=0)
         assert not out.exists()
-    run(make_job(subject_of(tiny), [corpus], **options), out, resume=True, every=0)
+    SurveyJob.of(tiny, [corpus], **options).run(out, resume=True, every=0)
     assert out.read_bytes() == whole.read_bytes()
 
 
 def test_units_not_yet_saved_are_read_again_and_count_once(tiny, corpus, tmp_path):
-    job = make_job(subject_of(tiny), [corpus], context=CONTEXT, batch=2)
-    run(job, tmp_path / "whole.json")
+    job = SurveyJob.of(tiny, [corpus], context=CONTEXT, batch=2)
+    job.run(tmp_path / "whole.json")
     with pytest.raises(KeyboardInterrupt):
-        run(job, tmp_path / "out.json", crew=Dying(9), every=1000)
-    run(job, tmp_path / "out.json", resume=True)
+        job.run(tmp_path / "out.json", processes=Dying(9), every=1000)
+    job.run(tmp_path / "out.json", resume=True)
     assert (tmp_path / "out.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
 
 
 def killed(job, out, claims=5):
     with pytest.raises(KeyboardInterrupt):
-        run(job, out, crew=Dying(claims), every=0)
+        job.run(out, processes=Dying(claims), every=0)
     return journal_folder(out)
 
 
 def test_an_unfinished_survey_is_not_written_over(tiny, corpus, tmp_path):
-    job = make_job(subject_of(tiny), [corpus], context=CONTEXT)
+    job = SurveyJob.of(tiny, [corpus], context=CONTEXT)
     killed(job, tmp_path / "out.json", 2)
     with pytest.raises(OptionError, match="holds an unfinished survey. Pass --resume"):
-        run(job, tmp_path / "out.json")
+        job.run(tmp_path / "out.json")
 
 
 def test_going_on_with_another_survey_is_refused(tiny, corpus, tmp_path):
     out = tmp_path / "out.json"
-    killed(make_job(subject_of(tiny), [corpus], context=CONTEXT), out, 2)
+    killed(SurveyJob.of(tiny, [corpus], context=CONTEXT), out, 2)
     with pytest.raises(OptionError, match="another context: 31 there, 37 now"):
-        run(make_job(subject_of(tiny), [corpus], context=37), out, resume=True)
+        SurveyJob.of(tiny, [corpus], context=37).run(out, resume=True)
     with pytest.raises(OptionError, match="another model: 'GPT' there, 'builtin' now"):
-        run(make_job(subject_of(load_builtin(), name="builtin"), [corpus], context=CONTEXT), out, resume=True)
+        SurveyJob.of(load_builtin(), [corpus], context=CONTEXT).run(out, resume=True)
     other = LanguageModel(copy.deepcopy(tiny.gpt), tiny.tokenizer)
     other.gpt.norm.weight.data[0] += 1e-3
-    with pytest.raises(OptionError, match="a model of this name that has other weights or another tokenizer"):
-        run(make_job(subject_of(other), [corpus], context=CONTEXT), out, resume=True)
+    with pytest.raises(OptionError, match="a model of this name with other weights or another tokenizer"):
+        SurveyJob.of(other, [corpus], context=CONTEXT).run(out, resume=True)
 
 
 def test_going_on_with_other_files_is_refused_with_their_names(tiny, corpus, tmp_path):
     out = tmp_path / "out.json"
-    killed(make_job(subject_of(tiny), [corpus], context=CONTEXT), out, 2)
+    killed(SurveyJob.of(tiny, [corpus], context=CONTEXT), out, 2)
     (corpus / "long.txt").write_text("another text")
     (corpus / "added.txt").write_text("a new text")
     first, *_ = sorted(path for path in corpus.iterdir() if path.name not in ("long.txt", "added.txt"))
     first.unlink()
-    names = r"long\.txt has changed, \S+" + re.escape(first.name) + r" is gone, \S+added\.txt is new\. Go on"
+    names = r"long\.txt has changed, \S+" + re.escape(first.name) + r" is gone, \S+added\.txt is new\. Continue"
     with pytest.raises(OptionError, match=names):
-        run(make_job(subject_of(tiny), [corpus], context=CONTEXT), out, resume=True)
+        SurveyJob.of(tiny, [corpus], context=CONTEXT).run(out, resume=True)
 
 
 def test_going_on_with_the_files_in_another_order_is_refused(tiny, tmp_path):
     paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for path in paths:
         path.write_text("The captain looked at the sea.")
-    killed(make_job(subject_of(tiny), paths, context=CONTEXT), tmp_path / "out.json", 1)
-    with pytest.raises(OptionError, match="other files, or another order of them"):
-        run(make_job(subject_of(tiny), paths[::-1], context=CONTEXT), tmp_path / "out.json", resume=True)
+    killed(SurveyJob.of(tiny, paths, context=CONTEXT), tmp_path / "out.json", 1)
+    with pytest.raises(OptionError, match="other files, or the same files in another order"):
+        SurveyJob.of(tiny, paths[::-1], context=CONTEXT).run(tmp_path / "out.json", resume=True)
 
 
 def test_weights_that_differ_in_a_number_are_another_model(tiny):
     other = LanguageModel(copy.deepcopy(tiny.gpt), tiny.tokenizer)
     with torch.no_grad():
         other.gpt.norm.weight[0] += 1e-3
-    assert subject_of(other).fingerprint() != subject_of(tiny).fingerprint() == subject_of(tiny).fingerprint()
+    assert other.fingerprint() != tiny.fingerprint() == tiny.fingerprint()
 
 
 def test_a_damaged_journal_and_one_that_counts_twice_are_refused(tiny, corpus, tmp_path):
     out = tmp_path / "out.json"
-    job = make_job(subject_of(tiny), [corpus], context=CONTEXT)
+    job = SurveyJob.of(tiny, [corpus], context=CONTEXT)
     folder = killed(job, out, 3)
     shutil.copy(folder / "0.json", folder / "1.json")
     with pytest.raises(CheckpointError, match="units 0 to 2 are out of range or in another journal as well"):
-        run(job, out, resume=True)
+        job.run(out, resume=True)
     (folder / "1.json").write_bytes((folder / "0.json").read_bytes()[:-50])
     with pytest.raises(CheckpointError, match=r"1.json is damaged .*Delete it: its units are then read again"):
-        run(job, out, resume=True)
+        job.run(out, resume=True)
     (folder / "1.json").unlink()
     (folder / ".0.json.77.part").write_text("{half of a journal")
-    assert run(job, out, resume=True).documents == 15
+    assert job.run(out, resume=True).documents == 15
 
 
 def test_a_survey_in_which_a_unit_is_missing_is_not_written(tiny, corpus, tmp_path):
-    job = make_job(subject_of(tiny), [corpus], context=CONTEXT)
+    job = SurveyJob.of(tiny, [corpus], context=CONTEXT)
     (tmp_path / "journal").mkdir()
     units = len(job.corpus)
     with Journal(tmp_path / "journal", 0, job.settings, units) as journal:
-        journal.add(0, tally_of(job, 0))
+        journal.add(0, job.tally_of(0))
         journal.save()
         with pytest.raises(CheckpointError, match=rf"{units - 1} of {units} units are in no journal"):
             journal.whole()
@@ -273,18 +270,18 @@ def test_a_survey_in_which_a_unit_is_missing_is_not_written(tiny, corpus, tmp_pa
 
 def test_two_surveys_cannot_write_one_journal(tiny, corpus, tmp_path):
     out = tmp_path / "out.json"
-    job = make_job(subject_of(tiny), [corpus], context=CONTEXT)
+    job = SurveyJob.of(tiny, [corpus], context=CONTEXT)
     folder = killed(job, out, 2)
     with lock(folder / "3.lock"), pytest.raises(OptionError, match=r"being written by another survey \(process \d+\)"):
-        run(job, out, resume=True)
-    assert run(job, out, resume=True).documents == 15
+        job.run(out, resume=True)
+    assert job.run(out, resume=True).documents == 15
 
 
 def test_resuming_a_finished_survey_reads_nothing(tiny, corpus, tmp_path, monkeypatch):
-    job = make_job(subject_of(tiny), [corpus], context=CONTEXT)
-    first = run(job, tmp_path / "out.json")
-    monkeypatch.setattr("headwise.study.survey.running.tally_of", None)
-    again = run(job, tmp_path / "out.json", resume=True)
+    job = SurveyJob.of(tiny, [corpus], context=CONTEXT)
+    first = job.run(tmp_path / "out.json")
+    monkeypatch.setattr("headwise.study.survey.job.SurveyJob.tally_of", None)
+    again = job.run(tmp_path / "out.json", resume=True)
     assert again.to_dict() == first.to_dict()
 
 
@@ -305,9 +302,9 @@ def test_windows_whose_numbers_are_not_finite_are_lost_by_name_and_the_others_co
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "survey which documents"),
-        ({"texts": "a text"}, r"expected a list of them, such as texts=\[text\]"),
-        ({"texts": ["a"], "context": 1}, "context=1: expected 2 to 128, which GPT was made for"),
+        ({}, "no documents are given"),
+        ({"texts": "a text"}, r"expected a list of texts, such as texts=\[text\]"),
+        ({"texts": ["a"], "context": 1}, "context=1: expected 2 to 128, the context of GPT"),
         ({"texts": ["a"], "context": 129}, "context=129: expected 2 to 128"),
         ({"texts": ["a"], "batch": 0}, "batch"),
         ({"texts": ["a"], "out": "survey.txt"}, r"out='survey.txt': expected a name that ends in .json or .parquet"),
@@ -320,16 +317,18 @@ def test_wrong_options_are_refused(tiny, options, message):
 
 
 def test_a_module_needs_a_tokenizer_and_a_number_is_no_model(tiny):
-    with pytest.raises(OptionError, match=r"survey\(GPT\): how is text read\? Pass tokenize="):
+    with pytest.raises(OptionError, match=r"GPT is given without a tokenizer.*tokenize="):
         headwise.survey(tiny.gpt, texts=["a"])
-    with pytest.raises(OptionError, match=r"survey\(int\): expected a model"):
+    with pytest.raises(OptionError, match=r"a int is given; expected"):
         headwise.survey(7, texts=["a"])
     assert headwise.survey(tiny.gpt, texts=["ab"], tokenize=lambda text: [ord(x) for x in text]).documents == 1
 
 
 def test_tokens_that_the_model_does_not_have_are_told():
     model = load_builtin()
-    with pytest.raises(OptionError, match="gives token 9000 and the model has 8192; they do not belong together"):
+    with pytest.raises(
+        OptionError, match="gives token 9000 and the model has 8192 tokens; they do not belong together"
+    ):
         headwise.survey(model.gpt, texts=["a"], tokenize=lambda text: [9000, 1])
 
 

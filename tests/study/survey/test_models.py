@@ -5,8 +5,7 @@ import torch
 
 import headwise
 from headwise import CheckpointError
-from headwise.models import builtin
-from headwise.study.survey.subject import open_subject
+from headwise.models import builtin, open_model
 
 TEXT = "The captain looked at the sea, and the sea looked at the captain. " * 3
 
@@ -41,8 +40,8 @@ def folder_of(transformers, words, path, kind, **sizes):
 @pytest.mark.parametrize(("kind", "sizes"), [("llama", {"num_key_value_heads": 1}), ("bert", {})])
 def test_a_transformers_model_on_disk_is_surveyed(transformers, words, tmp_path, kind, sizes):
     folder = folder_of(transformers, words, tmp_path / kind, kind, **sizes)
-    subject = open_subject(str(folder))
-    assert (subject.name, subject.before, subject.after, subject.context) == (kind, (1,), (2,), 64)
+    subject = open_model(folder)
+    assert (subject.name, subject.codec.before, subject.codec.after, subject.context) == (kind, (1,), (2,), 64)
     survey = headwise.survey(folder, texts=[TEXT], context=19)
     assert len(survey.heads) == 6
     tokens = len(words(TEXT, add_special_tokens=False).input_ids)
@@ -60,7 +59,7 @@ def test_a_transformers_model_on_disk_is_surveyed(transformers, words, tmp_path,
 def test_opening_a_transformers_model_says_nothing(transformers, words, tmp_path, capfd):
     folder = folder_of(transformers, words, tmp_path / "bert", "bert")
     capfd.readouterr()
-    open_subject(str(folder))
+    open_model(folder)
     assert capfd.readouterr() == ("", "")
 
 
@@ -71,7 +70,7 @@ def test_a_transformers_model_without_some_of_its_weights_is_refused(transformer
     del weights["layers.1.self_attn.q_proj.weight"]
     files.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"1 of the model's weights are not in its files, such as layers\.1\."):
-        open_subject(str(folder))
+        open_model(folder)
 
 
 def test_a_model_in_memory_is_surveyed_with_its_tokenizer(transformers, words, tmp_path):
@@ -88,13 +87,15 @@ def test_models_that_cannot_be_surveyed_say_why(transformers, words, tmp_path):
     folder = folder_of(transformers, words, tmp_path / "llama", "llama")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
-    with pytest.raises(CheckpointError, match="there is no tokenizer beside the model"):
-        open_subject(str(folder))
+    with pytest.raises(CheckpointError, match="so the model cannot read text. Save the model's tokenizer there"):
+        open_model(folder)
     transformers.T5Config(d_model=8, num_layers=1, num_heads=2, d_ff=8, vocab_size=9).save_pretrained(tmp_path / "t5")
-    with pytest.raises(CheckpointError, match=r"t5 reads two texts at once.*model.get_encoder\(\)"):
-        open_subject(str(tmp_path / "t5"))
+    with pytest.raises(
+        CheckpointError, match=r"t5 is an encoder–decoder, which reads two texts at once.*model.get_encoder\(\)"
+    ):
+        open_model(tmp_path / "t5", encoder=False)
     (folder / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="cannot be read as a transformers model"):
-        open_subject(str(folder))
+        open_model(folder)
     with pytest.raises(CheckpointError, match="there is no folder nowhere"):
-        open_subject("nowhere")
+        open_model("nowhere")

@@ -1,0 +1,133 @@
+"""A model together with its tokenizer: what `view`, `serve` and `survey` work with."""
+
+import dataclasses
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import OptionError, ShapeError
+
+PROBE = "The captain looked at the sea, and the sea (42 of them) looked back."
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenCodec:
+    """Text to token ids and back.
+
+    Args:
+        encode: the token ids of a text, without the tokens that every text begins or ends with.
+        decode: the text of one token.
+        before: tokens that every text begins with.
+        after: tokens that every text ends with.
+    """
+
+    encode: Callable[[str], Sequence[int]]
+    decode: Callable[[int], str] = str
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> "TokenCodec":
+        """The codec of a transformers tokenizer, of a `tokenizers.Tokenizer`, or of a function from text to ids."""
+
+        def decode(token: int) -> str:
+            return str(tokenizer.decode([token], skip_special_tokens=False))
+
+        def encode(text: str, special: bool = False) -> list[int]:
+            if hasattr(tokenizer, "all_special_ids"):
+                return list(tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
+            return list(tokenizer.encode(text, add_special_tokens=special).ids)
+
+        if not hasattr(tokenizer, "all_special_ids") and not hasattr(tokenizer, "encode_batch"):
+            return cls(tokenizer)
+        return cls(encode, decode, *_frame(encode(PROBE, True), encode(PROBE)))
+
+
+def _frame(whole: list[int], inner: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The tokens of `whole` before and after those of `inner`."""
+    for start in range(len(whole) - len(inner) + 1):
+        if whole[start : start + len(inner)] == inner:
+            return tuple(whole[:start]), tuple(whole[start + len(inner) :])
+    return (), ()
+
+
+class TextModel:
+    """A model and its tokenizer; `headwise.watch(model.module)` sees its attention heads. `open_model` makes it.
+
+    Args:
+        name: what reports call it.
+        module: takes token ids (B, T).
+        codec: text to token ids and back.
+        trained: how many tokens it was trained on at a time, if known.
+        limit: the most tokens it can read; None for any number.
+    """
+
+    def __init__(
+        self, name: str, module: nn.Module, codec: TokenCodec, trained: int | None = None, limit: int | None = None
+    ) -> None:
+        self.name, self.module, self.codec, self.trained, self.limit = name, module, codec, trained, limit
+
+    @property
+    def context(self) -> int | None:
+        """How many tokens it should read at a time: what it can read, or what it was trained on, if known."""
+        return self.trained if self.limit is None else self.limit
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next((x.device for x in self.module.parameters()), torch.device("cpu"))
+
+    def tokens(self, text: str, *, most: int | None = None) -> Tensor:
+        """The token ids of a text (1, T), with the tokens that every text begins and ends with.
+
+        Args:
+            text: at least one character.
+            most: the most tokens there may be; `context` by default.
+        """
+        if not isinstance(text, str) or not text:
+            raise OptionError(f"text={text!r}: expected a text of at least one character.")
+        ids = [*self.codec.before, *self.codec.encode(text), *self.codec.after]
+        if not ids:
+            raise OptionError(f"text={text!r}: the tokenizer makes no token of it.")
+        most = self.context if most is None else most
+        if most is not None and len(ids) > most:
+            raise ShapeError(
+                f"the text is {len(ids)} tokens long and the model was trained on {self.context}. Shorten it, or pass "
+                f"most={len(ids)} to read it anyway."
+            )
+        return torch.tensor([ids])
+
+    def pieces(self, tokens: Tensor) -> list[str]:
+        """The text of each of the `tokens`; part of a character shows as �."""
+        return [self.codec.decode(token) for token in tokens.flatten().tolist()]
+
+    def read(self, tokens: Tensor) -> None:
+        """Run the model over `tokens` (B, T) so that its attention can be watched. No logits are computed."""
+        body: Any = getattr(self.module, "base_model", self.module)
+        cached = "use_cache" in inspect.signature(body.forward).parameters
+        try:
+            body(tokens, **({"use_cache": False} if cached else {}))
+        except IndexError as error:
+            raise ShapeError(
+                f"{type(self.module).__name__} cannot read these {tokens.shape[1]} tokens ({error}): a token or a "
+                f"position is beyond its tables. Shorten the text, and check that the tokenizer belongs to the model."
+            ) from error
+
+    def fingerprint(self) -> str:
+        """A short digest that changes with the weights or the tokenizer; it samples every tensor."""
+        codec = self.codec
+        digest = hashlib.sha256(json.dumps([list(codec.encode(PROBE)), codec.before, codec.after]).encode())
+        for name, tensor in self.module.state_dict().items():
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            flat = tensor.detach().flatten()
+            some = flat[:: max(1, len(flat) // 64)].double().cpu()
+            digest.update(json.dumps(some.tolist()).encode())
+        return digest.hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        return f"TextModel({self.name!r}, {type(self.module).__name__}, context {self.context})"

@@ -1,0 +1,228 @@
+"""A survey from beginning to end: take units, read and measure them, write the result."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self, TextIO
+
+import torch
+
+from headwise.errors import OptionError
+from headwise.models.text_model import TextModel
+from headwise.shapes import check_size
+from headwise.study.survey.corpus import Corpus, TokenWindow, batches, cut, open_corpus, text_corpus
+from headwise.study.survey.documents import Document, passages
+from headwise.study.survey.journal import Journal, digest, prepare
+from headwise.study.survey.processes import Processes
+from headwise.study.survey.result import Survey, check_path, many
+from headwise.study.survey.tally import NotFiniteError, Skipped, Tally, sums_by_layer
+
+CONTEXT = 1024  # tokens of a window by default, if the model can read so many
+BYTES_PER_TOKEN = 4  # roughly; a unit then holds about as much text as one batch of full windows
+OFTEN, SELDOM = 0.5, 10.0  # seconds between two progress lines, on a terminal and in a log
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SurveyJob:
+    """What is surveyed, and how."""
+
+    model: TextModel
+    corpus: Corpus
+    context: int
+    batch: int
+    settings: dict[str, Any]  # what the result depends on
+
+    @classmethod
+    def of(
+        cls,
+        model: TextModel,
+        paths: Iterable[str | Path] | None,
+        *,
+        texts: Iterable[str] | None = None,
+        context: int | None = None,
+        batch: int = 8,
+        column: str = "text",
+    ) -> Self:
+        """Check the options and find the documents; see `headwise.survey`."""
+        context = _checked_context(context, model)
+        step = _unit_bytes(context, check_size("batch", batch))
+        if (paths is None) == (texts is None):
+            raise OptionError("no documents are given; pass the paths of files, or texts=[...].")
+        corpus = open_corpus(paths, step, column) if paths is not None else text_corpus(texts or (), step)
+        settings = {
+            "model": model.name,
+            "fingerprint": model.fingerprint(),
+            "context": context,
+            "batch": batch,
+            "column": column,
+            "device": model.device.type,
+        }
+        return cls(model, corpus, context, batch, settings)
+
+    def run(
+        self,
+        out: Path | None = None,
+        *,
+        processes: Processes | None = None,
+        resume: bool = False,
+        every: float = 10.0,
+        stream: TextIO | None = None,
+    ) -> Survey | None:
+        """The survey, written to `out`; None on processes other than the first."""
+        processes = processes or Processes()
+        if out is None and processes.size > 1:
+            raise OptionError("several processes need --out: they keep their journals beside it.")
+        if out is not None and resume and self._is_finished(out):
+            return Survey.load(out) if processes.rank == 0 else None
+        folder = None if out is None else journal_folder(out)
+        settings = {**self.settings, "files": digest(self.corpus.state), "torch": torch.__version__}
+        if out is not None and folder is not None:
+            check_path(out)
+            processes.run_first(lambda: prepare(folder, settings, self.corpus.state, resume=resume))
+        with Journal(folder, processes.rank, settings, len(self.corpus), every) as journal:
+            report = self._work(processes, journal, stream)
+            if not processes.finish(meanwhile=report):
+                return None
+            report(last=True)
+            found = Survey(self.settings, self.corpus.entries, journal.whole())
+            if out is not None:
+                found.save(out)
+            journal.remove()
+            return found
+
+    def _work(self, processes: Processes, journal: Journal, stream: TextIO | None) -> Callable[..., None]:
+        """Take units until there are none left. Returns a function that reports the progress of all processes."""
+        corpus = self.corpus
+        before = sum(corpus.bytes_of(unit) for unit, done in enumerate(journal.done) if done)
+        progress = ProgressLine(corpus.size, before, stream)
+
+        def report(last: bool = False, done: float = 0, tokens: int = 0, documents: int = 0) -> None:
+            counts = {"bytes": round(done), "tokens": tokens, "documents": documents}
+            progress.show(*(processes.count(name, amount) for name, amount in counts.items()), last=last)
+
+        while (unit := processes.claim()) < len(corpus):
+            if journal.done[unit]:
+                continue
+            tally = self.tally_of(unit)
+            journal.add(unit, tally)
+            report(False, corpus.bytes_of(unit), tally.counts["tokens"], tally.counts["documents"])
+        journal.save()
+        return report
+
+    def tally_of(self, unit: int) -> Tally:
+        """What one unit adds to the survey. It depends on the unit and the job alone."""
+        tally, module = Tally(), self.model.module
+        was_training = module.training
+        module.eval()
+        for windows in batches(self._windows(self.corpus.read(unit), tally), self.batch, self.context):
+            self._count(windows, tally)
+        module.train(was_training)
+        return tally
+
+    def _windows(self, documents: Iterable[Document | Skipped], tally: Tally) -> Iterator[TokenWindow]:
+        """The windows of documents; documents read and skipped are counted on the way."""
+        codec, step = self.model.codec, _unit_bytes(self.context, self.batch)
+        for document in documents:
+            if isinstance(document, Skipped):
+                _skip(document, tally)
+                continue
+            count = 0
+            for passage in passages(document.text, step):
+                for ids in cut(list(codec.encode(passage)), codec, self.context):
+                    count += 1
+                    yield TokenWindow(ids, document.skipped)
+            if not count and document.passages == 1:
+                _skip(document.skipped("no tokens: the tokenizer makes none of it"), tally)
+            elif document.number == 0:
+                tally.counts["documents"] += 1
+                tally.counts["cut"] += count > 1 or document.passages > 1
+
+    def _count(self, windows: list[TokenWindow], tally: Tally) -> None:
+        """Measure windows and add the sums; if numbers are not finite, measure each window separately."""
+        try:
+            found = sums_by_layer(self.model, [window.ids for window in windows], self.context)
+        except NotFiniteError as error:
+            if len(windows) > 1:
+                for window in windows:
+                    self._count([window], tally)
+                return
+            tally.counts["windows lost"] += 1
+            tally.skip([windows[0].skipped(f"{error} in one of its windows")._replace(documents=0)])
+            return
+        for layer, fields in found.items():
+            tally.add_layer(layer, fields)
+        tally.counts["windows"] += len(windows)
+        tally.counts["tokens"] += sum(len(window.ids) for window in windows)
+
+    def _is_finished(self, out: Path) -> bool:
+        """Whether `out` already holds the result of this survey."""
+        if not out.is_file() or journal_folder(out).exists():
+            return False
+        found = Survey.load(out)
+        return found.settings == self.settings and found.corpus == self.corpus.entries
+
+
+def _checked_context(context: int | None, model: TextModel) -> int:
+    """The number of tokens in a window: what was asked for, or the model's own up to `CONTEXT`."""
+    least = len(model.codec.before) + len(model.codec.after) + 1
+    if context is None:
+        return min(CONTEXT, model.context or CONTEXT)
+    if context < least or context > (model.context or context):
+        bound = f" to {model.context}, the context of {model.name}" if model.context else " or more"
+        raise OptionError(f"context={context}: expected {least}{bound}.")
+    return context
+
+
+def _skip(skipped: Skipped, tally: Tally) -> None:
+    tally.counts["skipped"] += skipped.documents
+    tally.skip([skipped])
+
+
+def _unit_bytes(context: int, batch: int) -> int:
+    """About how many bytes a unit has."""
+    return BYTES_PER_TOKEN * context * batch
+
+
+def journal_folder(out: Path) -> Path:
+    """Where the journals of an unfinished survey are."""
+    return out.with_name(f"{out.name}.journal")
+
+
+class ProgressLine:
+    """Reports progress, rate and remaining time on a stream.
+
+    Args:
+        total: bytes of the corpus.
+        before: bytes that an earlier run has done.
+        stream: where to write; None writes nothing.
+    """
+
+    def __init__(self, total: float, before: float, stream: TextIO | None = None) -> None:
+        self.total, self.before, self.stream = max(total, 1.0), before, stream
+        self.live = stream is not None and stream.isatty()
+        self.start = self.shown = time.monotonic()
+
+    def show(self, done: float, tokens: int, documents: int, *, last: bool = False) -> None:
+        """Write what this run has done so far, if the last line was long enough ago."""
+        now = time.monotonic()
+        if self.stream is None or (not last and now - self.shown < (OFTEN if self.live else SELDOM)):
+            return
+        self.shown = now
+        text = self._line(done, tokens, documents, now - self.start)
+        end = "\n" if last or not self.live else ""
+        print(f"\r\033[K{text}" if self.live else text, end=end, file=self.stream, flush=True)
+
+    def _line(self, done: float, tokens: int, documents: int, seconds: float) -> str:
+        share = min(1.0, (self.before + done) / self.total)
+        rate = tokens / max(seconds, 1e-9)
+        left = max(0.0, self.total - self.before - done) * seconds / done if done else None
+        remaining = "" if left is None or share >= 1 else f" · about {_duration(left)} left"
+        counts = f"{many(documents, 'document')} · {tokens:,} tokens, {rate:,.0f} per second"
+        return f"{100 * share:.0f} % · {counts}{remaining}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

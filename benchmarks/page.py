@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from headwise.view import Sight
+from headwise.view import View
 from headwise.view.page import document
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
@@ -90,16 +90,16 @@ def look_once(browser: Any, path: Path) -> dict[str, float]:
     return {"usable ms": usable, "drawn ms": drawn, "frames/s": frames, "slow frame ms": slow, "page MiB": memory}
 
 
-def made(T: int, folder: Path) -> tuple[Sight, Path, dict[str, float]]:
+def made(T: int, folder: Path) -> tuple[View, Path, dict[str, float]]:
     """The page of T tokens, the cost of creating it, and its size."""
-    sight = shaped(T, LAYERS, HEADS)
+    view = shaped(T, LAYERS, HEADS)
     path = folder / f"{T}.html"
     Path("/proc/self/clear_refs").write_text("5")  # Linux: resets the peak to the current memory use
     before, start = process_kib("VmHWM"), time.perf_counter()
-    sight.save(path)
+    view.save(path)
     took = time.perf_counter() - start
     return (
-        sight,
+        view,
         path,
         {"making s": took, "Python MiB": (process_kib("VmHWM") - before) / 1024, "file MB": path.stat().st_size / 1e6},
     )
@@ -139,10 +139,10 @@ def peer(browser: Any, name: str, draw: Callable[[Any, list[str]], str], T: int,
     """The size and time of another viewer's page, or the reason why there is none."""
     if importlib.util.find_spec(name) is None:
         return {"viewer": name, "tokens": T, "absent": "not installed"}
-    sight = shaped(T, LAYERS, HEADS)
+    view = shaped(T, LAYERS, HEADS)
     path = folder / f"{name}-{T}.html"
     try:
-        path.write_text(draw(tuple(x.to_tensor() for x in sight.maps), sight.tokens), encoding="utf-8")
+        path.write_text(draw(tuple(x.to_tensor() for x in view.maps), view.tokens), encoding="utf-8")
     except Exception as error:  # an error in another package must not stop our own measurement
         return {"viewer": name, "tokens": T, "absent": f"{type(error).__name__}: {error}"}
     found = {"viewer": name, "tokens": T, "file MB": path.stat().st_size / 1e6}

@@ -20,13 +20,12 @@ import torch
 
 from headwise.cli.bench.measurement import interleaved
 from headwise.models import GPT, GPTConfig, LanguageModel, load_builtin
-from headwise.view.serve.answers import WIDE
-from headwise.view.serve.app import Server
-from headwise.view.serve.limits import Limits
+from headwise.view.pictures import SIDE, levels
+from headwise.view.serve.app import WIDE, Server
 from headwise.view.serve.models import Models
+from headwise.view.serve.requests import Limits
 from headwise.view.serve.security import Door
 from headwise.view.serve.server import Process, config_of, listening
-from headwise.view.tiling import SIDE, levels
 
 TOKEN = "a-token-of-the-benchmark"  # noqa: S105
 SPREAD = 31  # distance between requested tiles, so that no cache can answer
@@ -62,27 +61,27 @@ def serving(model: LanguageModel, tokens: int) -> Iterator[tuple[Server, httpx.C
 
 
 def followed(client: httpx.Client, id: str, stages: tuple[str, ...]) -> tuple[dict, dict[str, float]]:
-    """Poll a look until it reaches one of these stages; return its last state and the time it reached each stage."""
+    """Poll a run until it reaches one of these stages; return its last state and the time it reached each stage."""
     begin, times = time.perf_counter(), {}
     while True:
-        told = client.get(f"/api/looks/{id}").json()
+        told = client.get(f"/api/runs/{id}").json()
         times.setdefault(told["stage"], time.perf_counter() - begin)
         if told["stage"] in stages:
             return told, times
         time.sleep(0.005)
 
 
-def check(client: httpx.Client, look: str, weights: object, T: int) -> None:
+def check(client: httpx.Client, run: str, weights: object, T: int) -> None:
     """Fail if a tile is wrong, before any is timed."""
     deepest = levels(T, T)
     row = 2**deepest // 2
-    answer = client.get(f"{look}/tile?layer=1&head=3&level={deepest}&row={row}&col={row - 1}").content
+    answer = client.get(f"{run}/tile?layer=1&head=3&level={deepest}&row={row}&col={row - 1}").content
     found = torch.tensor(array.array("f", answer)).view(SIDE, SIDE)
     expected = weights[0, 3, row * SIDE : (row + 1) * SIDE, (row - 1) * SIDE : row * SIDE]
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
 
 
-def questions(client: httpx.Client, look: str, T: int) -> dict[str, object]:
+def questions(client: httpx.Client, run: str, T: int) -> dict[str, object]:
     """Requests by name; each call asks for a different place."""
     deepest = levels(T, T)
 
@@ -93,7 +92,7 @@ def questions(client: httpx.Client, look: str, T: int) -> dict[str, object]:
             at = next(turn) * SPREAD
             row = at % 2**level
             place = f"level={level}&row={row}&col={(at // 7) % (row + 1)}&exact={exact}"
-            client.get(f"{look}/tile?layer={at % 2}&head={at % 8}&{place}").raise_for_status()
+            client.get(f"{run}/tile?layer={at % 2}&head={at % 8}&{place}").raise_for_status()
 
         return ask
 
@@ -105,7 +104,7 @@ def questions(client: httpx.Client, look: str, T: int) -> dict[str, object]:
 
         def ask(path: str = path, key: str = key) -> None:
             at = next(turn) * 977 % T
-            client.get(f"{look}/{path}?layer=0&head={at % 8}&{key}={at}").raise_for_status()
+            client.get(f"{run}/{path}?layer=0&head={at % 8}&{key}={at}").raise_for_status()
 
         found[path] = ask
     return found
@@ -123,7 +122,7 @@ def measured(tokens: int, layers: int, seconds: float) -> list[dict[str, object]
     rows: list[dict[str, object]] = []
     with serving(model, tokens) as (server, client):
         client.get("/api/models").raise_for_status()
-        begun = client.post("/api/looks", json={"ids": ids, "model": "long"}).json()
+        begun = client.post("/api/runs", json={"ids": ids, "model": "long"}).json()
         told, times = followed(client, begun["id"], ("refining", "finished", "failed"))
         assert told["error"] is None, told
         first = {
@@ -131,12 +130,12 @@ def measured(tokens: int, layers: int, seconds: float) -> list[dict[str, object]
             f"first picture, {told['rows'][0]} rows": max(times.values()),
         }
         rows += [{"tokens": tokens, "what": name, "ms": round(1e3 * at, 1)} for name, at in first.items()]
-        look = f"/api/looks/{begun['id']}"
-        check(client, look, server.looks[begun["id"]].layer(1), tokens)
-        with server.looks:  # stops background refinement
-            for name, result in interleaved(questions(client, look, tokens), seconds=seconds).items():
+        run = f"/api/runs/{begun['id']}"
+        check(client, run, server.runs[begun["id"]].layer(1), tokens)
+        with server.runs:  # stops background refinement
+            for name, result in interleaved(questions(client, run, tokens), seconds=seconds).items():
                 rows.append({"tokens": tokens, "what": name, **result})
-        held = server.looks[begun["id"]].memory
+        held = server.runs[begun["id"]].memory
         peak = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 2**10
         rows.append({"tokens": tokens, "what": "queries and keys kept", "MiB": round(held / 2**20)})
         rows.append({"tokens": tokens, "what": "peak memory of the process", "MiB": round(peak / 2**20)})

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import headwise
 from headwise import AttentionMap, Scoring, causal
+from headwise.view import View
 
 WIDTH = 64  # head dimension
 WORDS = ["the", "captain", "looked", "at", "sea", "and", "boat", "boy", "said", "where", "was", "on"]
@@ -70,7 +71,7 @@ def habits(ids: Tensor) -> list[Callable[[], tuple[Tensor, Tensor]]]:
     ]
 
 
-def shaped(T: int, layers: int, heads: int) -> headwise.view.Sight:
+def shaped(T: int, layers: int, heads: int) -> View:
     """The view of a model with this many layers and heads on T tokens."""
     torch.manual_seed(0)
     ids = tokens(T)

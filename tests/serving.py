@@ -15,8 +15,8 @@ import torch
 from headwise.models import GPT, GPTConfig, LanguageModel, load_builtin
 from headwise.view.serve import server as server_module
 from headwise.view.serve.app import Server
-from headwise.view.serve.limits import Limits
 from headwise.view.serve.models import Models
+from headwise.view.serve.requests import Limits
 from headwise.view.serve.security import Door
 
 TOKEN = "a-secret-of-the-tests"  # noqa: S105
@@ -48,16 +48,16 @@ def server_of(limits=None, **models):
 
 
 def begun(client, text=TEXT, **asked):
-    answer = client.post("/api/looks", json={"text": text, **asked})
+    answer = client.post("/api/runs", json={"text": text, **asked})
     assert answer.status_code == 201, answer.text
     return answer.json()["id"]
 
 
 def until(client, id, stages, seconds=30):
-    """How the look stands once it is at one of these stages."""
+    """The state of a run once it is at one of these stages."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        told = client.get(f"/api/looks/{id}").json()
+        told = client.get(f"/api/runs/{id}").json()
         if told["stage"] in stages:
             return told
         time.sleep(0.01)
@@ -65,7 +65,7 @@ def until(client, id, stages, seconds=30):
 
 
 def looked(client, text=TEXT, **asked):
-    """How a look stands that can be seen."""
+    """The state of a run once it has something to show."""
     told = until(client, begun(client, text, **asked), ("finished", "failed", "refining"))
     assert told["error"] is None
     return told

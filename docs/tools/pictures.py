@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from headwise.view.png import png
+from headwise.view.color import png
 
 CELL, LINE, GAP = (38, 20), 18, 14  # width and height of a number, height of a caption, margin
 INK, SOFT, GRID = "#1c2430", "#5b6675", "#d9d4c7"

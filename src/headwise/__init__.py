@@ -2,7 +2,7 @@
 
 import importlib
 
-from headwise import check, reference, textbook, view
+from headwise import check, reference, textbook
 from headwise.attention import attend
 from headwise.errors import (
     CacheError,
@@ -32,6 +32,7 @@ from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoi
 from headwise.study.interventions import Silenced, silence
 from headwise.study.survey import Survey, survey
 from headwise.study.watch import Watched, watch
+from headwise.view import view
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.panel import Panel
 from headwise.weights.relative import RelativeBias, alibi

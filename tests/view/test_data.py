@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from headwise import AttentionMap, OptionError, Scoring, causal, load_builtin, view, window
-from headwise.view.data import edges, manifest
-from headwise.view.embedding import embedded
-from headwise.view.measuring import reach
-from headwise.view.sections import plain, ratios, shares, whole_numbers
-from headwise.view.tiling import pixels, span_at
+from headwise.view.data import PageData, manifest, plain, ratios, shares, whole_numbers
+from headwise.view.page import embedded
+from headwise.view.pictures import LayerStatistics, pixels, reach, span_at
 
 TYPES = {"u1": torch.uint8, "u2": torch.uint16, "u4": torch.uint32, "f2": torch.float16, "f4": torch.float32}
 
@@ -26,6 +24,14 @@ def unpacked(section):
     if section.code == "log":
         return torch.where(found > 0, 2 ** ((found.float() - 128) / 12), 0.0)
     return found
+
+
+def served(result):
+    """The data of a page with a server behind it."""
+    data = PageData(result)
+    for layer, weights in enumerate(result.maps):
+        data.add_layer(layer, LayerStatistics.of(weights))
+    return data
 
 
 def maps(T, H=3, layers=2, mask=None):
@@ -56,10 +62,10 @@ def test_a_byte_tells_shares_and_ratios_to_a_step_of_colour():
 
 
 def test_a_short_text_has_every_weight():
-    sight = view(load_builtin(), "The captain looked at the sea, and the sea looked at him.")
-    data = embedded(sight, 4_000_000)
+    result = view(load_builtin(), "The captain looked at the sea, and the sea looked at him.")
+    data = embedded(result, 4_000_000)
     assert data.manifest["embedded"] == {"weights": "float32"}
-    for layer, weights in enumerate(sight.maps):
+    for layer, weights in enumerate(result.maps):
         for head in range(8):
             assert torch.equal(unpacked(data.sections[f"weights/{layer}.{head}"]), weights[0, head])
             logs = unpacked(data.sections[f"logs/{layer}.{head}"])
@@ -67,24 +73,24 @@ def test_a_short_text_has_every_weight():
 
 
 def test_a_longer_one_has_them_in_half_the_bytes():
-    sight = view(maps(113))
-    whole = embedded(sight, 4_000_000).size
-    data = embedded(sight, int(whole * 0.75))
+    result = view(maps(113))
+    whole = embedded(result, 4_000_000).size
+    data = embedded(result, int(whole * 0.75))
     assert data.manifest["embedded"] == {"weights": "float16"}
-    torch.testing.assert_close(unpacked(data.sections["weights/1.2"]), sight.maps[1][0, 2].half())
+    torch.testing.assert_close(unpacked(data.sections["weights/1.2"]), result.maps[1][0, 2].half())
 
 
 def test_a_long_one_has_pictures_and_the_largest_weights_of_telling_heads():
-    sight = view(maps(701))
+    result = view(maps(701))
     budget = 300_000
-    data = embedded(sight, budget)
+    data = embedded(result, budget)
     assert data.size <= budget
     assert data.manifest["embedded"]["weights"] is None
     told = data.manifest["embedded"]["keys"]
     order = [f"{layer}.{head}" for layer, head in data.manifest["telling"]]
     assert 0 < len(told) < 6
     assert told == order[: len(told)]
-    for layer, weights in enumerate(sight.maps):
+    for layer, weights in enumerate(result.maps):
         spans = [span_at(level, 701, 701) for level in range(3)]
         mass_pictures = [pixels(weights, span, range(701)) for span in spans]
         pictures = {kind: pixels(weights, spans[0], range(701), kind) for kind in ("rest", "peak")}
@@ -98,29 +104,29 @@ def test_a_long_one_has_pictures_and_the_largest_weights_of_telling_heads():
                     found = unpacked(data.sections[f"{kind}/{layer}.{head}"])
                     assert (found.sqrt() - pictures[kind][head].sqrt()).abs().max() < 0.003
     layer, head = map(int, told[0].split("."))
-    best = sight.maps[layer].topk(8)
+    best = result.maps[layer].topk(8)
     torch.testing.assert_close(unpacked(data.sections[f"values/{told[0]}"]), best.weights[0, head].half())
     assert torch.equal(unpacked(data.sections[f"keys/{told[0]}"]).long(), best.keys[0, head].clamp(min=0))
 
 
 def test_between_them_telling_heads_have_every_weight():
-    sight = view(maps(211))
-    data = embedded(sight, 270_000)
+    result = view(maps(211))
+    data = embedded(result, 270_000)
     assert data.manifest["embedded"]["weights"] is None
     whole = [name.removeprefix("weights/") for name in data.sections if name.startswith("weights/")]
     order = [f"{layer}.{head}" for layer, head in data.manifest["telling"]]
     assert 0 < len(whole) < 6
     assert whole == order[: len(whole)]
     layer, head = map(int, whole[0].split("."))
-    torch.testing.assert_close(unpacked(data.sections[f"weights/{whole[0]}"]), sight.maps[layer][0, head].half())
+    torch.testing.assert_close(unpacked(data.sections[f"weights/{whole[0]}"]), result.maps[layer][0, head].half())
     for name in order:
         assert (f"mass/{name}" in data.sections) != (name in whole)
 
 
 def test_a_whole_matrix_is_never_made_of_a_long_text(monkeypatch):
-    sight = view(maps(1100, H=1, layers=1, mask=causal() & window(3)))  # it would compress to next to nothing
+    result = view(maps(1100, H=1, layers=1, mask=causal() & window(3)))  # it would compress to next to nothing
     monkeypatch.setattr(AttentionMap, "__getitem__", lambda *_: pytest.fail("dense weights were asked for"))
-    assert embedded(sight, 3_000_000).manifest["embedded"]["weights"] is None
+    assert embedded(result, 3_000_000).manifest["embedded"]["weights"] is None
 
 
 @pytest.mark.parametrize("budget", [200_000, 600_000, 1_500_000])
@@ -129,22 +135,22 @@ def test_a_budget_is_kept(budget):
 
 
 def test_the_manifest_says_what_python_and_the_terminal_say():
-    sight = view(load_builtin(), "The captain looked at the sea.")
-    told = manifest(sight)
-    for name, value in sight.to_dict().items():
+    result = view(load_builtin(), "The captain looked at the sea.")
+    told = manifest(result)
+    for name, value in result.to_dict().items():
         if name != "layers":
             assert told[name] == value
-    for mine, theirs in zip(told["layers"], sight.summaries, strict=True):
+    for mine, theirs in zip(told["layers"], result.summaries, strict=True):
         assert [head["numbers"] for head in mine["heads"]] == [head.numbers for head in theirs]
         assert [head["reading"] for head in mine["heads"]] == [head.reading for head in theirs]
-    assert set(told["about"]) == set(sight.summaries[0][0].numbers)
+    assert set(told["about"]) == set(result.summaries[0][0].numbers)
     json.dumps(told, allow_nan=False)
 
 
 def test_edges_are_the_statistics_of_the_maps():
-    sight = view(maps(97))
-    data = edges(sight)
-    panel = sight.maps[1].panel(entropy=True, peak=True, distance=True, received=True, pooled=(64, 64))
+    result = view(maps(97))
+    data = served(result)
+    panel = result.maps[1].panel(entropy=True, peak=True, distance=True, received=True, pooled=(64, 64))
     rows = unpacked(data.sections["rows/1"])
     torch.testing.assert_close(rows[:, 0], panel.entropy[0])
     torch.testing.assert_close(rows[:, 1], panel.peak.weight[0])
@@ -155,10 +161,10 @@ def test_edges_are_the_statistics_of_the_maps():
 
 
 def test_long_edges_come_in_bins():
-    sight = view(maps(2050, H=1, layers=1))
-    data = edges(sight)
+    result = view(maps(2050, H=1, layers=1))
+    data = served(result)
     assert data.manifest["bin"] == 4
-    entropy = sight.maps[0].entropy()[0, 0]
+    entropy = result.maps[0].entropy()[0, 0]
     rows = unpacked(data.sections["rows/0"])[0, 0].float()
     assert rows.shape == (513,)
     torch.testing.assert_close(rows[1], entropy[4:8].mean(), rtol=1e-3, atol=1e-3)

@@ -1,18 +1,13 @@
 """What notebooks show: static, small, without script, the same numbers; and matplotlib axes."""
 
-import base64
 import html
 import re
-import struct
 import sys
-import zlib
 
 import pytest
 import torch
 
 from headwise import AttentionMap, MissingExtraError, OptionError, Scoring, ShapeError, causal, view
-from headwise.view.colours import STEPS, between
-from headwise.view.png import picture_address, png
 
 HOSTILE = ["<script>alert(1)</script>", "</td>", '"onerror="x', "<s>", "&amp;", "‮", "\x1b[31m", "a", "b", "a", "b"]
 
@@ -21,39 +16,8 @@ def random_map(B=1, H=3, T=11, S=11, D=5, **scoring):
     return AttentionMap(torch.randn(B, H, T, D), torch.randn(B, H, S, D), Scoring(causal(), **scoring))
 
 
-def decoded(data):
-    """Rows of an indexed PNG, checked chunk by chunk."""
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    chunks, place = {}, 8
-    while place < len(data):
-        size, kind = struct.unpack(">I4s", data[place : place + 8])
-        body = data[place + 8 : place + 8 + size]
-        assert struct.unpack(">I", data[place + 8 + size : place + 12 + size])[0] == zlib.crc32(kind + body)
-        chunks[kind] = body
-        place += 12 + size
-    cols, rows = struct.unpack(">II", chunks[b"IHDR"][:8])
-    lines = zlib.decompress(chunks[b"IDAT"])
-    return torch.tensor([list(lines[row * (cols + 1) + 1 : (row + 1) * (cols + 1)]) for row in range(rows)]), chunks
-
-
-def test_a_png_holds_what_it_was_given():
-    levels = torch.tensor([[0, 1, 2], [2, 1, 0]])
-    found, chunks = decoded(png(levels, [(0, 0, 0), (1, 2, 3), (4, 5, 6)]))
-    assert torch.equal(found, levels)
-    assert chunks[b"PLTE"] == bytes([0, 0, 0, 1, 2, 3, 4, 5, 6])
-
-
-def test_a_picture_has_square_roots_and_nothing_where_nothing_is():
-    address, width, height = picture_address(torch.tensor([[0.0, 0.25, 1.0]]), 6)
-    found, chunks = decoded(base64.b64decode(address.partition(",")[2]))
-    assert (height, width) == found.shape == (2, 6)
-    assert found[0].tolist() == [0, 0, 1 + (STEPS - 1) // 2, 1 + (STEPS - 1) // 2, STEPS, STEPS]
-    assert chunks[b"tRNS"] == b"\0"
-    assert tuple(chunks[b"PLTE"][-3:]) == between(1.0)
-
-
 @pytest.mark.parametrize(
-    "make", [lambda s: s, lambda s: s.maps[0], lambda s: s.summaries[0]], ids=["sight", "map", "summary"]
+    "make", [lambda s: s, lambda s: s.maps[0], lambda s: s.summaries[0]], ids=["result", "map", "summary"]
 )
 def test_nothing_in_it_runs_and_tokens_are_text(make):
     shown = make(view(random_map(), words=HOSTILE))._repr_html_()
@@ -65,18 +29,18 @@ def test_nothing_in_it_runs_and_tokens_are_text(make):
 
 
 def test_hostile_words_of_pairs_are_escaped():
-    sight = view(random_map(), words=["<script>"] * 11)
-    assert sight.pairs()
-    assert html.escape("<script>") in sight._repr_html_()
+    result = view(random_map(), words=["<script>"] * 11)
+    assert result.pairs()
+    assert html.escape("<script>") in result._repr_html_()
 
 
 def test_it_shows_every_head_with_its_reading():
-    sight = view([random_map(), random_map()], words=HOSTILE)
-    shown = sight._repr_html_()
-    for head in sight.heads:
+    result = view([random_map(), random_map()], words=HOSTILE)
+    shown = result._repr_html_()
+    for head in result.heads:
         assert f"{head.place} {html.escape(head.summary.reading)}" in shown
     assert shown.count("<img") == 6
-    assert html.escape(sight.sentence) in shown
+    assert html.escape(result.sentence) in shown
 
 
 def test_a_summary_shows_its_numbers_as_printed():
@@ -96,7 +60,7 @@ def test_a_summary_shows_its_numbers_as_printed():
         lambda: random_map(H=64, T=300, S=300),
         lambda: random_map(H=301, T=2, S=2).summary(),
     ],
-    ids=["sight", "map", "summary"],
+    ids=["result", "map", "summary"],
 )
 def test_it_stays_under_300_kilobytes(make):
     assert len(make()._repr_html_().encode()) <= 300_000
@@ -112,7 +76,7 @@ def test_of_a_long_map_some_queries_are_looked_at_and_it_says_so(monkeypatch):
 
     monkeypatch.setattr(notebook, "WORK", 3 * 101 * 17)
     weights = random_map(T=101, S=101)
-    assert "numbers from 17 of them" in weights._repr_html_()
+    assert "numbers from 17 of these queries" in weights._repr_html_()
 
 
 def test_printing_a_map_computes_nothing():
@@ -134,10 +98,10 @@ def test_samples_gradients_and_maps_without_numbers_are_displayed():
 
 
 def test_those_that_show_no_html_get_text():
-    sight = view(random_map())
-    bundle = sight._repr_mimebundle_(include=None, exclude=None)
-    assert bundle["text/plain"] == str(sight)
-    assert bundle["text/html"] == sight._repr_html_()
+    result = view(random_map())
+    bundle = result._repr_mimebundle_(include=None, exclude=None)
+    assert bundle["text/plain"] == str(result)
+    assert bundle["text/html"] == result._repr_html_()
 
 
 @pytest.fixture
@@ -157,7 +121,7 @@ def test_a_plot_shows_the_weights_between_the_words(pyplot):
     torch.testing.assert_close(torch.tensor(ax.images[0].get_array().filled(0)), weights[0, 2])
     assert ax.images[0].norm.vmin == 0
     assert ax.images[0].norm.vmax == 1
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("the word looked at", "the word that looks")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("key (attended token)", "query (attending token)")
     assert [label.get_text() for label in ax.get_xticklabels()] == words
     ax.figure.canvas.draw()
 
@@ -172,7 +136,7 @@ def test_a_plot_shows_hidden_keys_in_a_colour_of_their_own(pyplot, T):
     assert (torch.from_numpy(picture.mask.copy()) == cells.triu(1)).all()
     grey = image.to_rgba(picture)[0, -1]
     assert abs(grey[0] - grey[2]) < 1e-6 < abs(image.cmap(0.0)[0] - image.cmap(0.0)[2])
-    assert [bar.get_ylabel() for bar in ax.figure.axes if bar is not ax] == ["share of attention; grey is hidden"]
+    assert [bar.get_ylabel() for bar in ax.figure.axes if bar is not ax] == ["attention weight (gray: hidden)"]
 
 
 def test_several_heads_have_axes_each(pyplot):
@@ -192,9 +156,9 @@ def test_a_long_plot_is_pooled_and_its_rows_sum_to_one(pyplot):
     assert ax.get_xlim() == (-0.5, 700.5)
 
 
-def test_a_sight_plots_with_its_own_words(pyplot):
-    sight = view(random_map(T=3, S=3), words=list("abc"))
-    assert [label.get_text() for label in sight.plot(0, 1).get_yticklabels()] == list("abc")
+def test_a_view_plots_with_its_own_words(pyplot):
+    result = view(random_map(T=3, S=3), words=list("abc"))
+    assert [label.get_text() for label in result.plot(0, 1).get_yticklabels()] == list("abc")
     cross = view(random_map(T=3, S=5), words=list("abc"), keys=list("vwxyz"))
     assert [label.get_text() for label in cross.plot(0, 1).get_xticklabels()] == list("vwxyz")
 
@@ -202,10 +166,10 @@ def test_a_sight_plots_with_its_own_words(pyplot):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda w: w.plot(0, tokens=["a"]), ShapeError, "tokens: 1 are given and the map has 11"),
-        (lambda w: w.plot(0, tokens="a" * 11), ShapeError, "one text per token"),
-        (lambda w: w.plot([]), OptionError, "nothing to see"),
-        (lambda w: w.plot([0, 1], ax=[1]), OptionError, "1 axes are given for 2 heads"),
+        (lambda w: w.plot(0, tokens=["a"]), ShapeError, "tokens: 1 given, but the map has 11"),
+        (lambda w: w.plot(0, tokens="a" * 11), ShapeError, "one string per token"),
+        (lambda w: w.plot([]), OptionError, "nothing to plot"),
+        (lambda w: w.plot([0, 1], ax=[1]), OptionError, "1 axes given for 2 heads"),
         (lambda w: w.plot(3), IndexError, "3"),
     ],
 )

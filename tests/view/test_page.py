@@ -9,9 +9,10 @@ import torch
 
 import headwise
 from headwise import AttentionMap, OptionError, Scoring, causal, load_builtin, view, window
-from headwise.view.colours import Palette
+from headwise.view.color import Palette, table
 from headwise.view.page import document, parts
 from headwise.view.terminal import drawn
+from headwise.view.tokens import shown
 
 TEXT = "The captain looked at the sea, and the sea looked at the captain. The captain looked at the sea."
 HOSTILE = [
@@ -56,13 +57,13 @@ def open_page(browser):
 
 
 @pytest.fixture(scope="module")
-def sight():
+def result():
     return view(load_builtin(), TEXT)
 
 
 @pytest.fixture(scope="module")
-def short(sight, tmp_path_factory):
-    return sight.save(tmp_path_factory.mktemp("page") / "heads.html")
+def short(result, tmp_path_factory):
+    return result.save(tmp_path_factory.mktemp("page") / "heads.html")
 
 
 def until(page, expression, seconds=20):
@@ -97,13 +98,13 @@ def point_at(page, query, key):
     return x, y
 
 
-def test_the_first_view_has_the_sentence_the_text_and_every_head(open_page, short, sight):
+def test_the_first_view_has_the_sentence_the_text_and_every_head(open_page, short, result):
     page = open_page(short)
-    assert page.locator(".sentence").inner_text() == sight.sentence
+    assert page.locator(".sentence").inner_text() == result.sentence
     assert page.locator(".head").count() == 56
-    assert page.locator(".text").inner_text() == "".join(sight.tokens)
+    assert page.locator(".text").inner_text() == "".join(result.tokens)
     assert page.locator('.head[data-place="1.4"]').get_attribute("aria-label") == (
-        f"Head 1.4: {sight.summaries[1][4].reading}"
+        f"Head 1.4: {result.summaries[1][4].reading}"
     )
     painted = page.evaluate(
         "Array.from(document.querySelectorAll('.head canvas'),"
@@ -112,23 +113,47 @@ def test_the_first_view_has_the_sentence_the_text_and_every_head(open_page, shor
     assert set(painted) == {255}
 
 
-def test_figures_are_the_same_in_python_page_and_terminal(open_page, short, sight):
+def test_figures_are_the_same_in_python_page_and_terminal(open_page, short, result):
     page = open_page(short, "#view=table")
     names = page.locator("thead th").all_inner_texts()
     rows = [row.locator("th, td").all_inner_texts() for row in page.locator("tbody tr").all()[8:12]]
-    for head, cells in zip(sight.summaries[1].heads[:4], rows, strict=True):
+    for head, cells in zip(result.summaries[1].heads[:4], rows, strict=True):
         assert cells[:2] == [f"1.{head.head}", head.reading]
         for name, cell in zip(names[2:], cells[2:], strict=True):
             digits = ".1f" if name == "distance" else ".2f"
             assert cell == format(head.numbers[name.replace(" ", "_")], digits)
-    terminal = drawn(sight, 200, Palette(0))
+    terminal = drawn(result, 200, Palette(0))
     page.keyboard.press("1")
-    for pair in sight.pairs(5):
+    for pair in result.pairs(5):
         assert f"{pair.weight:.2f}" in terminal
         assert page.locator(".pair", has_text=f"{pair.weight:.2f} {pair.layer}.{pair.head}").count() >= 1
 
 
-def test_a_click_opens_a_head_and_zoom_ends_at_one_weight(open_page, short, sight):
+def test_tokens_and_colors_are_written_as_in_python(open_page, short):
+    page = open_page(short)
+    tokens = [
+        *HOSTILE,
+        " sea",
+        "  ",
+        " ",
+        "\t",
+        "\r\n",
+        "a\xa0b",
+        "\u2029",
+        "\U000e0001",
+        "漢字",
+        "e\u0301",
+        "constructor",
+    ]
+    found = page.evaluate("tokens => tokens.map(token => window.headwise.wordOf(token, 1000))", tokens)
+    assert found == [shown(token) for token in tokens]
+    weights = [0.0, 1e-5, 0.01, 0.25, 0.7, 1.0]
+    colors = page.evaluate("weights => weights.map(weight => window.headwise.colorAt('share', weight, false))", weights)
+    expected = [table()[round(255 * weight**0.5)] for weight in weights]
+    assert colors == [f"rgb({red} {green} {blue})" for red, green, blue in expected]
+
+
+def test_a_click_opens_a_head_and_zoom_ends_at_one_weight(open_page, short, result):
     page = open_page(short)
     page.locator('.head[data-place="2.1"]').click()
     settled(page)
@@ -141,7 +166,7 @@ def test_a_click_opens_a_head_and_zoom_ends_at_one_weight(open_page, short, sigh
     page.mouse.move(x + 1, y)
     facts = page.locator(".facts[data-weight]")
     facts.wait_for()
-    weights = sight.maps[2]
+    weights = result.maps[2]
     expected = weights[0, 1, query, key].item()
     until(page, f"Math.abs(document.querySelector('.facts').dataset.weight - {expected}) < 1e-7")
     logit = weights._source().scores()[0, 1, query, key].item()
@@ -198,7 +223,7 @@ def test_a_zoomed_window_is_the_same_when_its_address_is_opened_again(open_page,
 
 @pytest.mark.parametrize("kind", ["mass", "rest", "peak", "uniform"])
 def test_pictures_are_those_of_python_at_every_level(open_page, tmp_path, kind):
-    from headwise.view.tiling import levels, tile
+    from headwise.view.pictures import levels, tile
 
     weights = AttentionMap(torch.randn(1, 1, 331, 5) * 2, torch.randn(1, 1, 331, 5), Scoring(mask=causal()))
     page = open_page(view(weights).save(tmp_path / "heads.html"))
@@ -212,11 +237,11 @@ def test_pictures_are_those_of_python_at_every_level(open_page, tmp_path, kind):
         torch.testing.assert_close(torch.tensor(found).view(256, 256), expected, rtol=2e-3, atol=2e-6)
 
 
-def test_a_word_shows_where_it_looks_and_who_looks_at_it(open_page, short, sight):
+def test_a_word_shows_where_it_looks_and_who_looks_at_it(open_page, short, result):
     page = open_page(short, "#head=2.1")
     page.locator('.word[data-i="9"]').hover()
-    until(page, "document.querySelector('.looks-title')?.textContent.includes(' 9 ')")
-    weights = sight.maps[2][0, 1]
+    until(page, "document.querySelector('.details-title')?.textContent.includes(' 9 ')")
+    weights = result.maps[2][0, 1]
     best = weights[9].topk(5)
     told = page.locator(".to .figure").all_inner_texts()
     assert [float(x) for x in told] == pytest.approx(best.values.tolist(), abs=6e-4)
@@ -225,14 +250,14 @@ def test_a_word_shows_where_it_looks_and_who_looks_at_it(open_page, short, sight
     assert [float(x) for x in told] == pytest.approx(best.values.tolist(), abs=6e-4)
     page.locator('.word[data-i="9"]').click()
     page.locator('.word[data-i="3"]').hover()
-    assert " 9 " in page.locator(".looks-title").inner_text(), "locked"
+    assert " 9 " in page.locator(".details-title").inner_text(), "locked"
     page.locator(".find").fill("sea")
-    assert page.locator(".word.match").count() == sum("sea" in token for token in sight.tokens)
+    assert page.locator(".word.match").count() == sum("sea" in token for token in result.tokens)
     page.keyboard.press("Enter")
     assert page.locator(".found").inner_text().startswith("1 of")
 
 
-def test_everything_can_be_done_by_keys(open_page, short, sight):
+def test_everything_can_be_done_by_keys(open_page, short, result):
     page = open_page(short, "#head=0.0")
     page.locator('.head[data-place="0.0"]').focus()
     page.keyboard.press("ArrowRight")
@@ -245,7 +270,7 @@ def test_everything_can_be_done_by_keys(open_page, short, sight):
         page.keyboard.press(key)
     page.locator(".facts").wait_for()
     cell = page.evaluate("document.getElementById('headwise').headwise.stage.shown[0].cursor")
-    expected = sight.maps[1][0, 1, cell["query"], cell["key"]].item()
+    expected = result.maps[1][0, 1, cell["query"], cell["key"]].item()
     until(page, f"Math.abs(document.querySelector('.facts').dataset.weight - {expected}) < 1e-7")
     page.keyboard.press("Enter")
     assert page.evaluate("document.getElementById('headwise').headwise.locked()") == cell["query"]
@@ -263,7 +288,7 @@ def test_everything_can_be_done_by_keys(open_page, short, sight):
     page.locator(".text").focus()
     page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
-    until(page, "document.querySelector('.looks-title')?.textContent.includes(' 1 ')")
+    until(page, "document.querySelector('.details-title')?.textContent.includes(' 1 ')")
 
 
 def test_hostile_tokens_are_text_and_never_run(open_page, tmp_path):
@@ -302,19 +327,19 @@ def test_two_pages_side_by_side_keep_their_own_state(browser, open_page, short, 
     assert first.locator('[role="radio"][aria-checked="true"]').inner_text() == "Peak"
 
 
-def test_heads_averages_and_texts_can_be_compared(open_page, tmp_path, sight):
+def test_heads_averages_and_texts_can_be_compared(open_page, tmp_path, result):
     other = view(load_builtin(), TEXT.replace("sea", "ship"))
-    path = sight.save(tmp_path / "heads.html", against=other)
+    path = result.save(tmp_path / "heads.html", against=other)
     page = open_page(path, "#view=map&head=2.1&with=b:2.1")
     settled(page)
     source = "document.getElementById('headwise').headwise"
     found = page.evaluate(f"{source}.stage.shown[0].tiles.value(12, 9)")
-    expected = sight.maps[2][0, 1, 12, 9] - other.maps[2][0, 1, 12, 9]
+    expected = result.maps[2][0, 1, 12, 9] - other.maps[2][0, 1, 12, 9]
     assert found == pytest.approx(expected.item(), abs=1e-6)
     page.goto(f"file://{path}#view=map&head=2.*")
     until(page, f"!{source}.stage.minus && {source}.stage.shown[0].tiles.value(12, 9) !== null")
     found = page.evaluate(f"{source}.stage.shown[0].tiles.value(12, 9)")
-    assert found == pytest.approx(sight.maps[2][0, :, 12, 9].mean().item(), abs=1e-6)
+    assert found == pytest.approx(result.maps[2][0, :, 12, 9].mean().item(), abs=1e-6)
 
 
 def test_cross_attention_has_words_on_both_sides(open_page, tmp_path):
@@ -322,7 +347,7 @@ def test_cross_attention_has_words_on_both_sides(open_page, tmp_path):
     page = open_page(view(weights, words=list("abc"), keys=list("tuvwxyz")).save(tmp_path / "heads.html"))
     assert page.locator('.word[data-side="key"]').all_inner_texts() == list("tuvwxyz")
     assert page.locator(".bracket").all_inner_texts() == ["key head 0", "key head 1"]
-    assert page.locator(".pairs h3").inner_text() == "Strongest looks"
+    assert page.locator(".pairs h3").inner_text() == "Strongest pairs"
     page.locator('.word[data-side="query"]').nth(1).hover()
     until(page, "document.querySelectorAll('.to .figure').length === 5")
     page.keyboard.press("3")
@@ -345,7 +370,7 @@ def test_sixteen_thousand_tokens_open_and_zoom(open_page, tmp_path):
     app = "document.getElementById('headwise').headwise"
     assert page.evaluate(f"{app}.stage.view.scale") > 20
     best = weights.select(rows=[9001]).topk(8)
-    row = page.evaluate(f"{app}.looker.row({app}.subject(), 9001)")
+    row = page.evaluate(f"{app}.data.row({app}.subject(), 9001)")
     assert row["keys"] == best.keys[0, 0, 0].tolist()
     assert row["weights"] == pytest.approx(best.weights[0, 0, 0].tolist(), rel=1e-3)
 
@@ -411,7 +436,7 @@ def test_the_text_forgets_the_word_when_the_pointer_leaves_the_map(open_page, sh
     until(page, "document.querySelector('.word.here')?.dataset.i === '9'")
     page.mouse.move(600, 2)
     until(page, "!document.querySelector('.word.here, .word.lit')")
-    assert "Point at a word" in page.locator(".looks").inner_text()
+    assert "Point at a word" in page.locator(".details").inner_text()
     page.locator('.word[data-i="5"]').click()
     point_at(page, 9, 4)
     page.mouse.move(600, 2)
@@ -440,11 +465,11 @@ def test_what_the_page_of_documents_says_runs(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"heads.html", "two.html"}
 
 
-def test_the_same_sight_gives_the_same_bytes(sight, short, tmp_path):
-    assert sight.save(tmp_path / "again.html").read_bytes() == short.read_bytes()
+def test_the_same_sight_gives_the_same_bytes(result, short, tmp_path):
+    assert result.save(tmp_path / "again.html").read_bytes() == short.read_bytes()
 
 
-def test_a_failed_save_leaves_what_was_there(sight, tmp_path, monkeypatch):
+def test_a_failed_save_leaves_what_was_there(result, tmp_path, monkeypatch):
     path = tmp_path / "heads.html"
     path.write_text("before")
 
@@ -453,12 +478,12 @@ def test_a_failed_save_leaves_what_was_there(sight, tmp_path, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.replace", full)
     with pytest.raises(OSError, match="No space left"):
-        sight.save(path)
+        result.save(path)
     assert path.read_text() == "before"
     assert [x.name for x in tmp_path.iterdir()] == ["heads.html"]
 
 
 @pytest.mark.parametrize("budget", [0, 100_000, True, 5e6])
-def test_a_budget_too_small_is_refused(sight, tmp_path, budget):
+def test_a_budget_too_small_is_refused(result, tmp_path, budget):
     with pytest.raises(OptionError, match="expected bytes, at least 200,000"):
-        sight.save(tmp_path / "heads.html", budget=budget)
+        result.save(tmp_path / "heads.html", budget=budget)

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     for package in ("starlette", "uvicorn"):
         need(package, "serve", "the server")
-    from headwise.view.serve.limits import Limits
+    from headwise.view.serve.requests import Limits
     from headwise.view.serve.server import serve
 
     check_at_least_one("--max-tokens", options.max_tokens)

@@ -21,11 +21,10 @@ from headwise.cli.console import (
 )
 from headwise.errors import OptionError
 from headwise.models import TextModel, open_model
-from headwise.view.colours import palette
-from headwise.view.looking import view
-from headwise.view.map_screen import MapScreen, printed
-from headwise.view.sight import Sight
-from headwise.view.terminal import check_place, drawn, drawn_layer
+from headwise.view import View, view
+from headwise.view.color import palette
+from headwise.view.screen import MapScreen, printed
+from headwise.view.terminal import drawn, drawn_layer
 
 SUMMARY = "show what every attention head of a model does with a text, in 24 lines and as a page"
 EXAMPLES = """examples:
@@ -138,7 +137,7 @@ def _tokens(model: TextModel, text: str, options: argparse.Namespace) -> Tensor:
     return ids
 
 
-def _look(model: TextModel, ids: Tensor, options: argparse.Namespace) -> Sight:
+def _look(model: TextModel, ids: Tensor, options: argparse.Namespace) -> View:
     count = ids.shape[1]
     if count < SHORT:
         torch.set_num_threads(1)  # too little work to share: two threads on a busy machine took many times as long
@@ -171,31 +170,31 @@ def _size() -> tuple[int, int]:
     return max(40, columns), max(12, lines)
 
 
-def _show_head(sight: Sight, options: argparse.Namespace) -> None:
+def _show_head(sight: View, options: argparse.Namespace) -> None:
     """Show one map: interactive in a terminal, otherwise printed once."""
     width, height = _size()
     layer, head = options.head
     if options.plain or not (sys.stdin.isatty() and sys.stdout.isatty()):
         print("\n".join(printed(sight, layer, head, width)))
         return
-    from headwise.view.keys import show
+    from headwise.view.screen import show
 
     show(MapScreen(sight, layer, head, palette(sys.stdout), width, height))
 
 
-def _data(sight: Sight, options: argparse.Namespace) -> dict[str, Any]:
+def _data(sight: View, options: argparse.Namespace) -> dict[str, Any]:
     """All numbers, or those of one layer or head."""
     found = sight.to_dict()
     if options.layer is None and options.head is None:
         return found
     layer, head = options.head or (options.layer, None)
-    check_place(sight, layer, head)
+    sight.check_place(layer, head)
     part = found["layers"][layer]
     heads = part["heads"] if head is None else [part["heads"][head]]
     return found | {"layers": [part | {"layer": layer, "heads": heads}]}
 
 
-def _page(sight: Sight, options: argparse.Namespace) -> Path | None:
+def _page(sight: View, options: argparse.Namespace) -> Path | None:
     """The path of the page: --html, or the default for a plain view without --layer, --head or --json."""
     first_view = not options.json and options.layer is None and options.head is None
     if options.html is not None or options.no_html or not first_view:
@@ -206,7 +205,7 @@ def _page(sight: Sight, options: argparse.Namespace) -> Path | None:
     return PAGE
 
 
-def _write_page(sight: Sight, path: Path, *, asked: bool) -> None:
+def _write_page(sight: View, path: Path, *, asked: bool) -> None:
     """Write the page and say so. By default, never overwrite a file that headwise did not write."""
     if not asked and path.exists() and MARK not in _beginning(path):
         _say(f"{path} was not written by headwise and is kept; --html PATH writes elsewhere.")

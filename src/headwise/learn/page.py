@@ -4,7 +4,7 @@ from html import escape
 from string import Template
 
 from headwise.learn.steps import SIX, Explained, Operation, Setting, head_split_text, number_text
-from headwise.view.leaf import leaf
+from headwise.view.static_page import static_page
 
 STYLE = """
 * { box-sizing: border-box; }
@@ -75,7 +75,7 @@ def steps_page(setting: Setting, steps: list[Explained], operations: list[Operat
         layout="\n".join(_operation(op) for op in operations),
         picture=escape(head_split_text()),
     )
-    return leaf(f"Ten steps: {setting.headline()}", STYLE, body)
+    return static_page(f"Ten steps: {setting.headline()}", STYLE, body)
 
 
 def _sentence(text: str) -> str:

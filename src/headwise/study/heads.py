@@ -51,6 +51,6 @@ def kind_counts(heads: Sequence[Head]) -> dict[str, int]:
 
 
 def kinds_in_words(counts: Mapping[str, int]) -> list[str]:
-    """The kinds that occur, such as "3 attend mostly to the first token", "2 induction"."""
-    words = [f"{counts[KINDS[0]]} rest on the first token"] if counts[KINDS[0]] else []
+    """The kinds that occur, such as "3 heads attend mostly to the first token", "2 induction"."""
+    words = [f"{counts[RESTING]} heads attend mostly to the first token"] if counts[RESTING] else []
     return words + [f"{counts[kind]} {kind}" for kind in KINDS[1:] if counts[kind]]

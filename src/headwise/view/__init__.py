@@ -1,18 +1,61 @@
-"""What heads do, to look at. The package can be called: `headwise.view(model, text)` gives a `Sight`."""
+"""What heads do, in pictures: in the terminal, as a page, in a notebook and as plots; `serve` adds a live page.
 
+May import `study` and everything below it. Other rooms use `view`, `View`, `Head` and `Pair`; maps and summaries draw
+themselves through `headwise.weights.display`, where this package registers its renderers.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor, nn
+
+from headwise.models import TextModel
 from headwise.study.heads import Head
 from headwise.study.survey import Survey
-from headwise.verbs import make_callable
-from headwise.view.looking import view
-from headwise.view.sight import Pair, Sight
+from headwise.view.result import Pair, Progress, View, silent
 from headwise.weights import AttentionMap, display
 from headwise.weights.summary import Summary
 
-__all__ = ["Head", "Pair", "Sight", "view"]
+__all__ = ["Head", "Pair", "View", "view"]
 
-make_callable(__name__, view)
+Weights = AttentionMap | Tensor
+
+
+def view(
+    model: TextModel | nn.Module | Weights | Sequence[Weights] | Mapping[str, Weights],
+    tokens: str | Tensor | Sequence[int] | Mapping[str, Any] | None = None,
+    *,
+    words: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+    layers: Collection[str] | Callable[[str], bool] | None = None,
+    queries: int | None = None,
+    progress: Progress = silent,
+) -> View:
+    """What every head of a model does with one text.
+
+    >>> from headwise import load_builtin
+    >>> result = view(load_builtin(), "The captain looked at the sea.")
+    >>> result.sentence.split(" · ")[:2]
+    ['7 layers × 8 heads', '8 tokens']
+
+    Args:
+        model: the built-in model or another `TextModel`, with a text; a model with headwise layers or a transformers
+            model with `attn_implementation="headwise"`, with token ids; or attention maps: one, a list, or by name,
+            also as plain tensors (1, H, T, S), such as the `attentions` of an eager model.
+        tokens: the text, or token ids (T,) or (1, T); or all keyword arguments to call the model with.
+        words: the text of each query token; positions by default.
+        keys: the text of each key token, in cross-attention.
+        layers: names of the layers to view, or a function that selects them; all by default. An encoder-decoder model
+            has layers of different sizes, and only layers of one size can be viewed together.
+        queries: compute numbers and small pictures from this many queries, evenly spaced, and say so; from all by
+            default. The cost is that many times T instead of T times T.
+        progress: called with the name of the stage, the number of layers done, and the number of layers.
+    """
+    from headwise.view.maps import collected
+
+    found = collected(model, tokens, layers, progress)
+    words = found.words if words is None else words
+    return View(found.maps, words, found.ids, keys, queries=queries, progress=progress)
 
 
 @display.html.register
@@ -45,6 +88,6 @@ def _(survey: Survey, width: int = 120) -> str:
 
 @display.plot.register
 def _(weights: AttentionMap, *args: Any, **options: Any) -> Any:
-    from headwise.view.plotting import plot
+    from headwise.view.plot import plot
 
     return plot(weights, *args, **options)

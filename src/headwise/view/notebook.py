@@ -1,51 +1,52 @@
-"""A sight, a map or a summary in a notebook: static, without script, at most 300 KB; tokens only as text."""
+"""A view, a map or a summary in a notebook: static HTML without scripts, at most 300 KB, with tokens escaped."""
 
 import html
 from collections.abc import Iterable
 
 from headwise.errors import HeadwiseError
-from headwise.view.png import picture_address
-from headwise.view.sight import Sight
-from headwise.view.words import cut, shown
+from headwise.view.color import png_url
+from headwise.view.result import View
+from headwise.view.tokens import cut, shown
 from headwise.weights import AttentionMap
 from headwise.weights.summary import HeadSummary, Summary
 
-MOST_HEADS = 64  # with pictures
-SIDE = 64  # pixels of a picture; 64 of them in 37 shades stay under 300 KB
-MOST_ROWS = 256  # of a table of heads
-ACROSS = 8  # pictures in a row of a map's own table
-WORK = 2**25  # weights that are looked at for one display: about a second on one core
+MOST_HEADS = 64  # that get a picture
+SIDE = 64  # pixels along a picture; 64 pictures in 37 shades stay under 300 KB
+MOST_ROWS = 256  # in a table of heads
+ACROSS = 8  # pictures per row
+WORK = 2**25  # weights that are computed for one display: about a second on one core
 LEGEND = (
-    "Down: the word that looks. Right: the word looked at. Dark 0 to bright 1, square roots; weights, not importance."
+    "Rows are queries (the attending tokens), columns are keys (the attended ones). Brighter means more weight, from 0 "
+    "to 1 on a square-root scale. Attention is not importance."
 )
 
 
-def sight_html(sight: Sight) -> str:
-    """The sentence, every head with what it does, the strongest pairs."""
-    total = sum(len(summary) for summary in sight.summaries)
-    telling = {(head.layer, head.head) for head in sight.telling(MOST_HEADS)}
+def view_html(view: View) -> str:
+    """The sentence, a picture of every head with what it does, and the strongest pairs."""
+    total = sum(len(summary) for summary in view.summaries)
+    telling = {(head.layer, head.head) for head in view.telling(MOST_HEADS)}
     rows = []
-    for layer, cells in enumerate(_cells(sight, telling if total > MOST_HEADS else None)):
+    for layer, cells in enumerate(_cells(view, telling if total > MOST_HEADS else None)):
         groups = [cells[start : start + ACROSS] for start in range(0, len(cells), ACROSS)]
-        rows += [_row([f"<b>{layer}</b>" if len(sight.maps) > 1 else "", *group]) for group in groups]
+        rows += [_row([f"<b>{layer}</b>" if len(view.maps) > 1 else "", *group]) for group in groups]
     some = f"<p>The {len(telling)} most telling of {total:,} heads:</p>" if total > MOST_HEADS else ""
     return (
-        f"<div><p><b>{_text(sight.sentence)}</b></p>{some}<table>{''.join(rows)}</table>"
-        f"<p>{_pairs(sight)}</p><p><small>{LEGEND}</small></p></div>"
+        f"<div><p><b>{_text(view.sentence)}</b></p>{some}<table>{''.join(rows)}</table>"
+        f"<p>{_pairs(view)}</p><p><small>{LEGEND}</small></p></div>"
     )
 
 
 def map_html(weights: AttentionMap) -> str:
-    """What the heads of one map do. Of many weights some queries are looked at, and it says so."""
+    """What the heads of one map do. A large map is sampled at some queries, and the text says so."""
     title = f"<p><code>{_text(repr(weights))}</code></p>"
     _, H, _, S = weights.shape
     if weights.numel() == 0 or weights.device.type == "meta":
         return f"<div>{title}</div>"
     queries = max(1, WORK // max(1, H * S))
     try:
-        sight = Sight({"map": weights.select(batch=[0])}, queries=queries)
+        view = View({"map": weights.select(batch=[0])}, queries=queries)
         sample = "<p>The first sample:</p>" if weights.shape[0] > 1 else ""
-        return f"<div>{title}{sample}{sight_html(sight)}</div>"
+        return f"<div>{title}{sample}{view_html(view)}</div>"
     except HeadwiseError as error:
         return f"<div>{title}<p>{_text(str(error))}</p></div>"
 
@@ -65,37 +66,37 @@ def summary_html(summary: Summary) -> str:
     return f"<div><table>{head}{''.join(rows)}</table>{more}</div>"
 
 
-def _cells(sight: Sight, chosen: set[tuple[int, int]] | None) -> Iterable[list[str]]:
-    """The cells of the heads to be shown, layer by layer."""
-    for layer, summary in enumerate(sight.summaries):
+def _cells(view: View, chosen: set[tuple[int, int]] | None) -> Iterable[list[str]]:
+    """The table cells of the heads to show, layer by layer."""
+    for layer, summary in enumerate(view.summaries):
         shown_heads = [i for i, head in enumerate(summary) if chosen is None or (layer, head.head) in chosen]
         if not shown_heads:
             yield []
             continue
-        pictures = sight.looked_at[layer].select(heads=shown_heads).pooled(SIDE, SIDE)[0]
+        pictures = view.sampled[layer].select(heads=shown_heads).pooled(SIDE, SIDE)[0]
         yield [
-            _cell(_place(sight, layer, summary[i].head), summary[i], *picture_address(picture, SIDE))
+            _cell(_place(view, layer, summary[i].head), summary[i], *png_url(picture, SIDE))
             for i, picture in zip(shown_heads, pictures, strict=True)
         ]
 
 
-def _cell(place: str, head: HeadSummary, address: str, width: int, height: int) -> str:
-    told = f"{place} {_text(head.reading)}"
-    picture = f'<img width="{width}" height="{height}" alt="{told}" title="{told}" src="{address}">'
+def _cell(place: str, head: HeadSummary, url: str, width: int, height: int) -> str:
+    title = f"{place} {_text(head.reading)}"
+    picture = f'<img width="{width}" height="{height}" alt="{title}" title="{title}" src="{url}">'
     return f"{picture}<br><small>{place} {_text(head.kind)}</small>"
 
 
-def _pairs(sight: Sight) -> str:
-    told = []
-    for pair in sight.pairs():
-        words = f"{_word(sight.tokens[pair.query])} → {_word(sight.keys[pair.key])}"
-        told.append(f"{words} {pair.weight:.2f} ({_place(sight, pair.layer, pair.head)})")
-    return " · ".join(told)
+def _pairs(view: View) -> str:
+    texts = []
+    for pair in view.pairs():
+        words = f"{_word(view.tokens[pair.query])} → {_word(view.keys[pair.key])}"
+        texts.append(f"{words} {pair.weight:.2f} ({_place(view, pair.layer, pair.head)})")
+    return " · ".join(texts)
 
 
-def _place(sight: Sight, layer: int, head: int) -> str:
-    """Layer and head; of a single map the head alone."""
-    return f"{layer}.{head}" if len(sight.maps) > 1 else f"head {head}"
+def _place(view: View, layer: int, head: int) -> str:
+    """Layer and head; for a single map only the head."""
+    return f"{layer}.{head}" if len(view.maps) > 1 else f"head {head}"
 
 
 def _row(cells: Iterable[str], kind: str = "td") -> str:

@@ -1,14 +1,15 @@
-"""A survey as one HTML page that needs nothing else."""
+"""A survey as one self-contained HTML page."""
 
 from html import escape
 from string import Template
 
 from headwise.study.heads import Head
 from headwise.study.survey.result import Survey, SurveyedHead
-from headwise.view.leaf import leaf
-from headwise.view.survey_terminal import LETTERS, letter
+from headwise.view.static_page import static_page
+from headwise.view.survey_terminal import letter
+from headwise.view.terminal import KIND_LETTERS
 
-SHOWN = ("sink", "previous", "self", "induction", "same_token", "local", "entropy", "peak")  # shares, shaded
+SHOWN = ("sink", "previous", "self", "induction", "same_token", "local", "entropy", "peak")  # shaded
 STYLE = """
 body { max-width: 72rem; }
 table { font-variant-numeric: tabular-nums; font-size: .9rem; }
@@ -28,12 +29,12 @@ BODY = Template("""
 <div class="scroll"><table class="atlas">
 $atlas
 </table></div>
-<p class="soft">A row is a layer, a letter a head, its shade how clearly it does one thing. Letters: $legend. Large:
-rests on the first token as well.</p>
+<p class="soft">Each row is a layer and each letter a head; the darker its shade, the more clearly it does one thing.
+Letters: $legend. A capital also attends mostly to the first token.</p>
 <h2>Numbers</h2>
-<p class="soft">Means over all queries that have a choice (at least two keys; for a kind of keys, some of it
-and some others), ± the deviation between windows. Distances from left
-to right: 0, 1, 2–3, 4–7 and so on.</p>
+<p class="soft">Means over the queries that have a choice (at least two visible keys and, for a kind of keys, some of
+that kind and some others), ± the deviation between windows. Distances, from left to right: 0, 1, 2–3, 4–7 and so
+on.</p>
 <div class="scroll"><table>
 <thead><tr><th>head</th><th class="words">reading</th>$names<th>distance</th><th>by distance</th></tr></thead>
 <tbody>
@@ -51,12 +52,12 @@ def page(survey: Survey) -> str:
         model=escape(model),
         sentence=escape(survey.sentence),
         atlas=_atlas(survey.placed),
-        legend=", ".join(f"{sign} {kind}" for kind, sign in LETTERS.items()),
+        legend=", ".join(f"{sign} {kind}" for kind, sign in KIND_LETTERS.items()),
         names="".join(f"<th>{name.replace('_', ' ')}</th>" for name in names),
         rows="\n".join(_row(head, names) for head in survey.placed),
         skipped=_skipped(survey),
     )
-    return leaf(f"Survey of {model}", STYLE, body)
+    return static_page(f"Survey of {model}", STYLE, body)
 
 
 def _atlas(heads: list[Head]) -> str:
@@ -80,13 +81,13 @@ def _row(head: Head, names: list[str]) -> str:
 
 
 def _bars(head: SurveyedHead) -> str:
-    told = ", ".join(f"{share:.0%}" for share in head.histogram)
+    label = ", ".join(f"{share:.0%}" for share in head.histogram)
     bars = "".join(f'<i style="height:{max(4, round(100 * share))}%"></i>' for share in head.histogram)
-    return f'<span class="bars" role="img" aria-label="{told}">{bars}</span>'
+    return f'<span class="bars" role="img" aria-label="{label}">{bars}</span>'
 
 
 def _shade(share: float) -> str:
-    """A background as strong as a number between 0 and 1."""
+    """A background whose strength shows a number between 0 and 1."""
     return f'style="background:rgba(var(--heat),{0.6 * min(1.0, max(0.0, share)):.2f})"'
 
 
@@ -98,5 +99,5 @@ def _skipped(survey: Survey) -> str:
         for bad in survey.skipped[:1000]
     )
     more = len(survey.skipped) - 1000
-    rest = f"<p>and {more:,} more, which the result names</p>" if more > 0 else ""
+    rest = f"<p>and {more:,} more, which the saved result lists</p>" if more > 0 else ""
     return f'<h2>Skipped</h2>\n<div class="scroll"><table>{rows}</table></div>{rest}'

@@ -1,29 +1,15 @@
-"""A survey as text: one sentence, a letter for every head, a table of heads, and what was skipped."""
+"""A survey as text: one sentence, a letter per head, a table of heads, and what was skipped."""
 
 from headwise.study.heads import Head
 from headwise.study.survey.result import Survey, SurveyedHead
-from headwise.view.terminal import wrapped
-from headwise.weights.summary import RESTING
+from headwise.view.terminal import KIND_LETTERS, wrapped
 
-LETTERS = {
-    RESTING: "s",
-    "induction": "i",
-    "previous-token": "p",
-    "own-token": "o",
-    "next-token": "n",
-    "same-token": "c",
-    "delimiter": "d",
-    "fixed-offset": "f",
-    "local": "l",
-    "broad": "b",
-    "mixed": "·",
-}
 SHOWN = ("sink", "previous", "induction", "entropy", "peak", "distance")
-NAMED = 10  # skipped documents that are shown
+NAMED = 10  # skipped documents that are listed
 
 
 def drawn(survey: Survey, width: int, *, every_head: bool = False) -> str:
-    """The whole, for a terminal of this width."""
+    """The whole survey, for a terminal of this width."""
     lines = wrapped(survey.sentence, width)
     if survey.heads:
         heads = survey.placed if every_head else survey.telling()
@@ -32,25 +18,24 @@ def drawn(survey: Survey, width: int, *, every_head: bool = False) -> str:
 
 
 def atlas(survey: Survey, width: int) -> list[str]:
-    """A row per layer and a letter per head, large where the head rests on the first token besides."""
+    """A row per layer and a letter per head, a capital if it also attends mostly to the first token."""
     rows: dict[int, list[str]] = {}
     for head in survey.placed:
         rows.setdefault(head.layer, []).append(letter(head))
     lines = [f"{layer:>5}  {' '.join(letters)}"[:width] for layer, letters in rows.items()]
     there = {head.summary.kind for head in survey.placed}
-    legend = [f"{sign} {kind}" for kind, sign in LETTERS.items() if kind in there]
-    return [*lines, *wrapped(" · ".join([*legend, "large: rests on the first token as well"]), width)]
+    legend = [f"{sign} {kind}" for kind, sign in KIND_LETTERS.items() if kind in there]
+    return [*lines, *wrapped(" · ".join([*legend, "capital: also attends mostly to the first token"]), width)]
 
 
 def letter(head: Head) -> str:
     """What a head does, in one letter."""
-    kind = head.summary.kind
-    resting = len(head.summary.traits) > 1 and head.summary.traits[0].name == RESTING
-    return LETTERS[kind].upper() if resting else LETTERS[kind]
+    sign = KIND_LETTERS[head.summary.kind]
+    return sign.upper() if len(head.summary.traits) > 1 else sign
 
 
 def table(heads: list[Head], width: int) -> list[str]:
-    """A line per head: means, and how much they differ between windows."""
+    """A line per head: means, and their deviation between windows."""
     names = [name for name in SHOWN if name in heads[0].summary.numbers]
     lines = [" head  " + " ".join(name.rjust(11) for name in names) + "  reading"]
     for head in heads:
@@ -61,12 +46,12 @@ def table(heads: list[Head], width: int) -> list[str]:
 
 
 def skipped(survey: Survey) -> list[str]:
-    """What could not be read."""
+    """The documents that could not be read."""
     if not survey.skipped:
         return []
     lines = [f"{bad.place}: {bad.reason}" for bad in survey.skipped[:NAMED]]
     more = len(survey.skipped) - NAMED
-    return ["", "skipped:", *lines, *([f"and {more:,} more, which the result names"] if more > 0 else [])]
+    return ["", "skipped:", *lines, *([f"and {more:,} more, which the saved result lists"] if more > 0 else [])]
 
 
 def _cell(mean: float, spread: float) -> str:

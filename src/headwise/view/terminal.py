@@ -1,46 +1,46 @@
-"""A sight as text: one sentence, every head as a small picture, the most telling heads, the strongest pairs."""
+"""A view as text: one sentence, every head as a small picture, the most telling heads, the strongest pairs."""
 
 from torch import Tensor
 
-from headwise.errors import OptionError
-from headwise.study.heads import Head
-from headwise.view.colours import Palette
-from headwise.view.sight import Sight
-from headwise.view.words import cut, fill, shown
+from headwise.study.heads import Head, kinds_in_words
+from headwise.view.color import Palette
+from headwise.view.result import View
+from headwise.view.tokens import cut, fill, shown
 from headwise.weights.summary import READINGS, RESTING, HeadSummary
 
-LINES = 22  # a terminal has 24: one for where the page was written, one for what is typed next
-# How many telling heads, lines of pairs and empty lines there are, from generous to spare; pictures come first.
+LINES = 22  # a terminal has 24: one is for the path of the page, one for the prompt
+# Numbers of telling heads, lines of pairs and empty lines, from generous to sparse; pictures have priority.
 SPACINGS = ((4, 2, 2), (4, 2, 1), (3, 2, 0), (3, 1, 0))
-# One letter beside a picture for what its head does.
-MARKS = {RESTING: "s", "mixed": " "} | {name: name[0] for _, name, _ in READINGS} | {"same-token": "="}
-LARGEST = 24  # columns of a picture where there is a layer's room
+# What a head does, in one letter: "c" for a copy of the same token, since "s" is a sink.
+KIND_LETTERS = {RESTING: "s"} | {name: name[0] for _, name, _ in READINGS} | {"same-token": "c", "mixed": "·"}
+MARKS = KIND_LETTERS | {"mixed": " "}  # beside a picture, where a dot would look like a part of it
+LARGEST = 24  # columns of a picture in the view of one layer
 
 
-def drawn(sight: Sight, width: int, palette: Palette) -> str:
-    """All layers, in at most 22 lines."""
-    lines = _sentence(sight, width, palette)
-    layers = len(sight.maps)
+def drawn(view: View, width: int, palette: Palette) -> str:
+    """All layers in at most 22 lines."""
+    lines = _sentence(view, width, palette)
+    layers = len(view.maps)
 
     def tall(spacing: tuple[int, int, int]) -> int:
         return min(3, (LINES - len(lines) - 1 - sum(spacing)) // layers)
 
-    telling, pairs, empty = max(SPACINGS, key=tall)  # of equals the first
+    telling, pairs, empty = max(SPACINGS, key=tall)  # the first of several equals
     space = [[""] * (empty > 0), [""] * (empty > 1)]
-    lines += _atlas(sight, width, LINES - len(lines) - telling - pairs - empty, palette)
-    lines += [*space[0], *(_bar(head, width, palette) for head in sight.telling(telling) if head.trait)]
-    return "\n".join([*lines, *space[1], *_pairs(sight, width, pairs)])
+    lines += _atlas(view, width, LINES - len(lines) - telling - pairs - empty, palette)
+    lines += [*space[0], *(_bar(head, width, palette) for head in view.telling(telling) if head.trait)]
+    return "\n".join([*lines, *space[1], *_pairs(view, width, pairs)])
 
 
-def drawn_layer(sight: Sight, layer: int, width: int, height: int, palette: Palette) -> str:
-    """One layer, its pictures as large as all of them fit."""
-    check_place(sight, layer)
-    heads = list(sight.summaries[layer])
-    across, wide = _largest(len(heads), sight.T, width, height - 4)
+def drawn_layer(view: View, layer: int, width: int, height: int, palette: Palette) -> str:
+    """One layer, with pictures as large as fit."""
+    view.check_place(layer)
+    heads = list(view.summaries[layer])
+    across, wide = _largest(len(heads), view.T, width, height - 4)
     tall = max(1, wide // 2)
-    pictures = sight.looked_at[layer].pooled(tall if palette.depth == 0 else 2 * tall, wide)[0]
+    pictures = view.sampled[layer].pooled(tall if palette.depth == 0 else 2 * tall, wide)[0]
     size = max(wide, (width + 1) // across - 1)
-    lines = [*wrapped(f"layer {layer} ({sight.names[layer]}) · {sight.sentence}", width)[:2], ""]
+    lines = [*wrapped(f"layer {layer} ({view.names[layer]}) · {view.sentence}", width)[:2], ""]
     for start in range(0, len(heads), across):
         row = range(start, min(start + across, len(heads)))
         drawings = [_framed(palette.lines(pictures[i]), pictures.shape[2], size) for i in row]
@@ -51,21 +51,12 @@ def drawn_layer(sight: Sight, layer: int, width: int, height: int, palette: Pale
 
 
 def _caption(head: HeadSummary) -> str:
-    """What a head does, in as few letters as a picture is wide."""
+    """What a head does, short enough to stand under a picture."""
     return f"{head.kind.removeprefix('first-token ')} {head.traits[-1].share:.2f}" if head.traits else head.kind
 
 
-def check_place(sight: Sight, layer: int, head: int | None = None) -> None:
-    """Refuse a layer or head that is not there."""
-    if not 0 <= layer < len(sight.maps):
-        raise OptionError(f"layer {layer}: the model has {len(sight.maps)}, 0 to {len(sight.maps) - 1}.")
-    heads = sight.maps[layer].shape[1]
-    if head is not None and not 0 <= head < heads:
-        raise OptionError(f"head {layer}.{head}: layer {layer} has {heads} heads, 0 to {heads - 1}.")
-
-
 def _largest(heads: int, T: int, width: int, height: int) -> tuple[int, int]:
-    """How many pictures stand side by side, and how many columns each has: as large as fits, at least 4."""
+    """How many pictures fit side by side and how many columns each may have, at least 4."""
     best = (max(1, (width + 1) // 5), 4)
     for across in range(1, heads + 1):
         rows = -(-heads // across)
@@ -76,47 +67,49 @@ def _largest(heads: int, T: int, width: int, height: int) -> tuple[int, int]:
 
 
 def _framed(lines: list[str], wide: int, size: int) -> list[str]:
-    """Lines of a picture, each filled up to `size` columns; escapes take none."""
+    """The lines of a picture, padded to `size` columns; escape codes take none."""
     return [line + " " * (size - wide) for line in lines]
 
 
-def _sentence(sight: Sight, width: int, palette: Palette) -> list[str]:
-    """The sentence, with the letters that the pictures have beside them."""
+def _sentence(view: View, width: int, palette: Palette) -> list[str]:
+    """The sentence, with the letters that stand beside the pictures."""
+    there = [kind for kind, count in view.counts.items() if count]
+    marks = {text: MARKS[kind] for text, kind in zip(kinds_in_words(view.counts), there, strict=True)}
     parts = []
-    for part in sight.sentence.split(" · "):
-        name = RESTING if part.endswith("rest on the first token") else part.partition(" ")[2]
-        mark = f"{MARKS.get(name, ' ')} or large" if name == RESTING else MARKS.get(name, " ")
-        parts.append(f"{part} ({mark})" if mark != " " else part)
+    for part in view.sentence.split(" · "):
+        mark = marks.get(part)
+        also = " or capitals" if mark == MARKS[RESTING] else ""
+        parts.append(f"{part} ({mark}{also})" if mark else part)
     first, *rest = wrapped(" · ".join(parts), width)[:3]
     return [palette.strong(first), *rest]
 
 
-def _atlas(sight: Sight, width: int, room: int, palette: Palette) -> list[str]:
-    """A row of pictures per layer, as tall and as wide as there is room."""
-    layers = len(sight.maps)
-    heads = max(weights.shape[1] for weights in sight.maps)
-    room -= 1  # the heads' numbers
+def _atlas(view: View, width: int, room: int, palette: Palette) -> list[str]:
+    """A row of pictures per layer, as large as there is room for."""
+    layers = len(view.maps)
+    heads = max(weights.shape[1] for weights in view.maps)
+    room -= 1  # for the numbers of the heads
     tall = max(1, min(3, room // layers))
     shown_layers = layers if layers * tall <= room else room - 1
     wide = max(1, min(8, (width - 2) // heads - 2))
     most = min(heads, (width - 2) // (wide + 2))
     label = f"{heads} heads" if heads == most else f"{most} of {heads} heads"
-    rows = tall if palette.depth == 0 else max(2, 2 * tall - 1)  # half a line between layers stays free
-    pictures = sight.pictures(rows, wide)
-    wide = pictures[0].shape[-1]  # of few tokens pictures are narrower
+    rows = tall if palette.depth == 0 else max(2, 2 * tall - 1)  # half a line stays free between layers
+    pictures = view.pictures(rows, wide)
+    wide = pictures[0].shape[-1]  # pictures of few tokens are narrower
     numbers = "".join(fill(str(head), wide + 2) for head in range(most)) if wide >= 3 else label
     lines = [palette.faint(f"   {numbers}".rstrip())]
     for layer in range(shown_layers):
-        lines += _layer(sight, layer, pictures[layer][:most], tall, palette)
+        lines += _layer(view, layer, pictures[layer][:most], tall, palette)
     if shown_layers < layers:
         lines.append(f"   and {layers - shown_layers} more layers; --layer {shown_layers} shows the next")
     return lines
 
 
-def _layer(sight: Sight, layer: int, pictures: Tensor, tall: int, palette: Palette) -> list[str]:
-    """The pictures of a layer side by side, its number before them, a letter for what each head does."""
+def _layer(view: View, layer: int, pictures: Tensor, tall: int, palette: Palette) -> list[str]:
+    """The pictures of a layer side by side, with its number and a letter for what each head does."""
     drawings = [palette.lines(picture) for picture in pictures]
-    marks = [_mark(head) for head in sight.summaries[layer]]
+    marks = [_mark(head) for head in view.summaries[layer]]
     lines = []
     for line in range(min(tall, len(drawings[0]))):
         label = palette.faint(f"{layer:>2} ") if line == 0 else "   "
@@ -127,25 +120,24 @@ def _layer(sight: Sight, layer: int, pictures: Tensor, tall: int, palette: Palet
 
 
 def _mark(head: HeadSummary) -> str:
-    """A letter for what a head does, large where it rests on the first token as well."""
-    letter = MARKS[head.kind]
-    return letter.upper() if len(head.traits) > 1 else letter
+    """The letter of a head, a capital if it also attends mostly to the first token."""
+    return MARKS[head.kind].upper() if len(head.traits) > 1 else MARKS[head.kind]
 
 
 def _bar(head: Head, width: int, palette: Palette) -> str:
-    """A head, how much of its weight does what tells most about it, and all it does in words."""
+    """A head, the share of its most telling trait as a bar, and what it does in words."""
     share = 0.0 if head.trait is None else head.trait.share
     size = max(4, min(24, width - 56))
     filled = round(size * min(1.0, share))
-    bar = palette.painted("━" * filled, share**0.5) + palette.faint("·" * (size - filled))
+    bar = palette.painted("━" * filled, share) + palette.faint("·" * (size - filled))
     return f"{head.place:>5}  {bar} {share:.2f}  {cut(head.summary.reading, width - size - 14)}"
 
 
-def _pairs(sight: Sight, width: int, most: int) -> list[str]:
-    """The strongest looks at other words, in at most so many lines."""
+def _pairs(view: View, width: int, most: int) -> list[str]:
+    """The strongest pairs of tokens, in at most `most` lines."""
     lines = [""]
-    for pair in sight.pairs():
-        words = f"{cut(shown(sight.tokens[pair.query]), 14)} → {cut(shown(sight.keys[pair.key]), 14)}"
+    for pair in view.pairs():
+        words = f"{cut(shown(view.tokens[pair.query]), 14)} → {cut(shown(view.keys[pair.key]), 14)}"
         text = f"{words} {pair.weight:.2f} ({pair.layer}.{pair.head})"
         joined = f"{lines[-1]}   {text}" if lines[-1] else text
         if len(joined) > width:
@@ -156,7 +148,7 @@ def _pairs(sight: Sight, width: int, most: int) -> list[str]:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Parts joined by dots, in as many lines as they take."""
+    """Parts separated by dots, wrapped to lines."""
     lines = [""]
     for part in text.split(" · "):
         joined = f"{lines[-1]} · {part}" if lines[-1] else part

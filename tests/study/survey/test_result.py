@@ -10,7 +10,7 @@ import headwise
 from headwise import CheckpointError, MissingExtraError, OptionError
 from headwise.models import LanguageModel
 from headwise.study.heads import KINDS
-from headwise.view.survey_terminal import LETTERS
+from headwise.view.terminal import KIND_LETTERS
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +72,13 @@ def test_the_text_has_a_letter_for_every_head_the_telling_ones_and_what_was_skip
     assert "texts:8: empty" in text
     rows = [line.split() for line in text.splitlines() if line[:7] in ("    0  ", "    1  ")]
     assert [len(row) for row in rows] == [4, 4]
-    assert {sign.lower() for row in rows for sign in row[1:]} <= set(LETTERS.values())
+    assert {sign.lower() for row in rows for sign in row[1:]} <= set(KIND_LETTERS.values())
     assert repr(survey).startswith("Survey(2 layers")
 
 
 def test_every_kind_of_head_has_a_letter_of_its_own():
-    assert set(LETTERS) == {*KINDS, "mixed"}
-    assert len(set(LETTERS.values())) == len(LETTERS)
+    assert set(KIND_LETTERS) == {*KINDS, "mixed"}
+    assert len(set(KIND_LETTERS.values())) == len(KIND_LETTERS)
 
 
 def test_the_page_has_every_head_and_shows_text_as_text(survey):

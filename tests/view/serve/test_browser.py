@@ -1,4 +1,4 @@
-"""The live page in a real browser: type, look, switch heads off; no token acts, no other page gets in."""
+"""The live page in a real browser: type, run, switch heads off; no token acts, no other page gets in."""
 
 import signal
 import threading
@@ -59,28 +59,28 @@ def test_a_text_is_typed_and_the_atlas_appears(live, page):
     page.click("#headwise .head[data-place='1.4']")
     wait(page, "document.getElementById('headwise').headwise.stage.shown[0].tiles?.value(5, 4) > 0.1")
     found = page.evaluate("document.getElementById('headwise').headwise.stage.shown[0].tiles.value(5, 4)")
-    look = next(iter(live.looks._kept.values()))
+    look = next(iter(live.runs._kept.values()))
     assert found == pytest.approx(float(look.layer(1)[0, 4, 5, 4]), abs=1e-6)
     page.reload()  # the cookie opens it again
     page.wait_for_selector(".live option", state="attached")
 
 
-def test_a_reload_brings_text_model_look_and_window_back(live, page):
+def test_a_reload_brings_text_model_run_and_window_back(live, page):
     page.goto(live.address)
     ask(page, TEXT, "small")
     atlas(page, 6)
     page.click("#headwise .head[data-place='1.2']")
     wait(page, "location.hash.includes('head=1.2')")
-    before = list(live.looks._kept)
+    before = list(live.runs._kept)
     page.reload()
     page.wait_for_selector(".map-canvas")
     assert page.input_value(".ask-text") == TEXT
     assert page.input_value(".live select") == "small"
     assert page.inner_text(".subject").startswith("Head 1.2")
-    assert list(live.looks._kept) == before, "the same look, not another"
+    assert list(live.runs._kept) == before, "the same run, not another"
 
 
-def test_a_reload_looks_anew_where_the_server_has_forgotten(live, page):
+def test_a_reload_runs_anew_where_the_server_has_forgotten(live, page):
     page.goto(live.address)
     ask(page, TEXT)
     atlas(page, 56)
@@ -88,12 +88,12 @@ def test_a_reload_looks_anew_where_the_server_has_forgotten(live, page):
     page.wait_for_selector(".loss .before")
     page.click(".silent .again")
     wait(page, "document.querySelector('h1').textContent === 'builtin without 1.4'")
-    for name in list(live.looks._kept):
-        live.looks.cancel(name)
+    for name in list(live.runs._kept):
+        live.runs.cancel(name)
     page.reload()
     wait(page, "document.querySelector('h1')?.textContent === 'builtin without 1.4'")
     assert page.inner_text(".chip.off") == "1.4 ×"
-    page.troubles.clear()  # the browser notes that the old look is not there
+    page.troubles.clear()  # the browser notes that the old run is not there
 
 
 def test_a_reload_brings_a_file_back(live, page, tmp_path):
@@ -126,7 +126,7 @@ def test_a_head_is_switched_off_and_the_loss_changes(live, page):
     page.click("#headwise .head[data-place='1.4']")
     others = page.locator(".chooser", has_text="Compare with").locator("option").all_inner_texts()
     assert any(other.startswith("all heads: 1.4") for other in others)
-    assert page.inner_text(".silent .again") == "Look again with all heads"
+    assert page.inner_text(".silent .again") == "Run again with all heads"
     page.click(".silent .chip")
     wait(page, "!document.querySelector('.loss .before')")
     assert page.inner_text(".loss .after") == before
@@ -175,7 +175,7 @@ def test_a_file_is_brought_and_a_binary_one_is_refused_in_words(live, page, tmp_
     page.goto(live.address)
     page.set_input_files(".picker", bad)
     page.wait_for_selector(".status.wrong")
-    assert "no text in UTF-8" in page.inner_text(".status")
+    assert "not UTF-8 text" in page.inner_text(".status")
     page.troubles.clear()  # the browser notes every refusal
     page.set_input_files(".picker", good)
     atlas(page, 56)
@@ -192,7 +192,7 @@ def test_an_empty_text_is_refused_in_words(live, page):
 
 def test_a_long_text_says_from_how_many_rows_it_is_shown(live, page):
     page.goto(live.address)
-    with live.looks:  # nothing is refined meanwhile
+    with live.runs:  # nothing is refined meanwhile
         ask(page, "The captain looked at the sea and the sea looked back. " * 110, "small")
         atlas(page, 6)
         wait(page, "document.querySelector('.status').textContent.includes('256 of 1,322 rows')")
@@ -204,14 +204,14 @@ def test_a_long_text_says_from_how_many_rows_it_is_shown(live, page):
     assert "without 1 head" in page.inner_text(".next")
 
 
-def test_a_look_is_cancelled(live, page):
+def test_a_run_is_cancelled(live, page):
     page.goto(live.address)
     ask(page, "The captain looked at the sea and the sea looked back. " * 300)
     page.wait_for_selector(".stop:not([hidden])")
     page.click(".stop")
     assert page.inner_text(".status") == "Cancelled."
     for _ in range(500):
-        if not any(look.stage in ("waiting", "running", "measuring") for look in live.looks._kept.values()):
+        if not any(look.stage in ("waiting", "running", "measuring") for look in live.runs._kept.values()):
             break
         time.sleep(0.01)
     ask(page, TEXT)
@@ -288,15 +288,13 @@ def test_another_page_of_the_same_browser_gets_nothing(live, page, elsewhere):
     }"""
     own = {"credentials": "include", "headers": {"X-Headwise": "1"}}
     post = {"method": "POST", "body": "hello", "headers": {"Content-Type": "text/plain"}}
-    before = len(live.looks._kept)
+    before = len(live.runs._kept)
     assert page.evaluate(asked, [f"{root}api/models", own]) == "refused"
     assert page.evaluate(asked, [f"{root}api/models", {"credentials": "include"}]) == "refused"
-    assert page.evaluate(asked, [f"{root}api/looks", {"credentials": "include", **post}]) == "refused"
-    assert (
-        page.evaluate(asked, [f"{root}api/looks", {"credentials": "include", "mode": "no-cors", **post}]) == "refused"
-    )
+    assert page.evaluate(asked, [f"{root}api/runs", {"credentials": "include", **post}]) == "refused"
+    assert page.evaluate(asked, [f"{root}api/runs", {"credentials": "include", "mode": "no-cors", **post}]) == "refused"
     assert page.evaluate(asked, [root, {"credentials": "include", "mode": "no-cors"}]) == "refused"
-    assert len(live.looks._kept) == before
+    assert len(live.runs._kept) == before
     framed = """async (address) => { const frame = document.createElement("iframe"); frame.src = address;
       document.body.append(frame); await new Promise((done) => { frame.onload = done; });
       try { return frame.contentDocument === null ? "closed" : frame.contentDocument.body.textContent; }

@@ -12,7 +12,7 @@ from headwise.view.serve import server as server_module
 from serving import TEXT, Process, begun, looked, until
 
 
-def test_it_says_where_it_is_and_looks_at_a_text_and_says_nothing_of_it():
+def test_it_says_where_it_is_and_runs_a_text_and_says_nothing_of_it():
     with Process() as server:
         with server.client() as client:
             told = looked(client)
@@ -25,7 +25,7 @@ def test_it_says_where_it_is_and_looks_at_a_text_and_says_nothing_of_it():
     assert (status, out, err) == (0, "", "")
 
 
-def test_ctrl_c_ends_it_in_the_middle_of_a_look():
+def test_ctrl_c_ends_it_in_the_middle_of_a_run():
     with Process() as server:
         with server.client() as client:
             id = begun(client, "The captain looked at the sea and the sea looked back. " * 300)
@@ -68,14 +68,14 @@ def test_a_busy_port_is_named_with_what_to_do(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--port", "70000"], "--port 70000: expected 0 (any that is free) to 65535"),
+        (["--port", "70000"], "--port 70000: expected 0 (any free port) to 65535"),
         (["--port", "-1"], "--port -1: expected 0"),
         (["--host", "no.such.host.invalid", "--port", "0"], "cannot listen there"),
-        (["--host", "::", "--port", "0"], "say by --allow-host NAME under which name"),
+        (["--host", "::", "--port", "0"], "pass the name it is reached by with --allow-host NAME"),
         (["--model", "nowhere/at/all"], "there is no folder nowhere/at/all"),
         (["--max-tokens", "0"], "--max-tokens 0: expected 1 or more"),
         (["--max-bytes", "-5"], "--max-bytes -5: expected 1 or more"),
-        (["--for", "-1", "--port", "0"], "--for -1: expected seconds from 0 up"),
+        (["--for", "-1", "--port", "0"], "--for -1: expected a non-negative number of seconds"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
@@ -91,7 +91,7 @@ def test_a_port_of_administrators_is_named():
 @pytest.mark.parametrize("token", ["short", "with spaces and more", "ümläutümläutümläut"])
 def test_a_token_that_can_be_guessed_or_mangled_is_refused(token, monkeypatch, capsys):
     monkeypatch.setenv("HEADWISE_TOKEN", token)
-    assert "HEADWISE_TOKEN: expected 16 or more letters" in wrong(["--port", "0"], capsys)
+    assert "HEADWISE_TOKEN: expected at least 16 characters" in wrong(["--port", "0"], capsys)
 
 
 def test_a_missing_extra_is_named_with_its_command(monkeypatch, capsys):
@@ -131,7 +131,7 @@ def test_two_models_of_one_name_are_told_apart(tmp_path):
 
 def test_a_model_that_cannot_be_opened_is_told_when_it_is_asked_for(client_of, tmp_path):
     client = client_of()
-    client.server.looks.models._paths["broken"] = str(tmp_path)
-    answer = client.post("/api/looks", json={"text": TEXT, "model": "broken"})
+    client.server.runs.models._paths["broken"] = str(tmp_path)
+    answer = client.post("/api/runs", json={"text": TEXT, "model": "broken"})
     assert answer.status_code == 422
     assert "weights.safetensors is not in" in answer.json()["error"]

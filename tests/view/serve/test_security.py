@@ -39,7 +39,7 @@ def test_other_names_are_ours_where_they_are_allowed():
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS"])
 def test_a_page_of_another_origin_is_refused(stranger, origin, method):
-    answer = stranger.request(method, "/api/looks", headers={**PAGE, "origin": origin})
+    answer = stranger.request(method, "/api/runs", headers={**PAGE, "origin": origin})
     assert refused(answer, 403, "another origin")
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
@@ -55,9 +55,9 @@ def test_a_link_with_the_token_opens_the_page_from_anywhere(stranger):
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/static/page.js", "/api/models", "/api/looks/x", "/nowhere"])
+@pytest.mark.parametrize("path", ["/", "/static/page.js", "/api/models", "/api/runs/x", "/nowhere"])
 def test_without_the_token_nothing_is_told(stranger, path):
-    assert refused(stranger.get(path, headers={"x-headwise": "1"}), 401, "token is missing or of an earlier run")
+    assert refused(stranger.get(path, headers={"x-headwise": "1"}), 401, "token is missing or from an earlier start")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_without_the_token_nothing_is_told(stranger, path):
 )
 def test_a_wrong_token_opens_nothing(stranger, headers):
     assert stranger.get("/api/models", headers=headers).status_code == 401
-    assert refused(stranger.get("/?token=wrong"), 401, "not the one of this server")
+    assert refused(stranger.get("/?token=wrong"), 401, "not the token of this server")
 
 
 def test_a_token_in_the_address_opens_the_page_alone(stranger):
@@ -89,7 +89,7 @@ def test_the_cookie_is_out_of_reach_for_scripts_and_other_sites(stranger):
 
 
 def test_a_cookie_alone_is_not_enough_for_a_question(stranger):
-    assert refused(stranger.get("/api/models", headers=COOKIE), 403, "must carry the header x-headwise")
+    assert refused(stranger.get("/api/models", headers=COOKIE), 403, "must have the header x-headwise")
     assert stranger.get("/api/models", headers=PAGE).status_code == 200
     assert stranger.get("/", headers=COOKIE).status_code == 200  # a reload
 
@@ -112,7 +112,7 @@ def test_the_policy_lets_no_inline_script_run():
 @pytest.mark.parametrize(
     "path",
     [
-        "/static/../app.py", "/static/..%2fapp.py", "/static/%2e%2e/%2e%2e/looks.py", "/static//etc/passwd",
+        "/static/../app.py", "/static/..%2fapp.py", "/static/%2e%2e/%2e%2e/runs.py", "/static//etc/passwd",
         "/static/..\\app.py", "/static/page.js%00", "/static/", "/static/PAGE.JS", "/static/.",
     ],
 )  # fmt: skip
@@ -121,12 +121,12 @@ def test_only_the_files_of_the_page_can_be_asked_for(stranger, path):
 
 
 def test_a_method_there_is_not_is_refused_in_words(client):
-    assert refused(client.put("/api/looks", json={}), 405, "not by this method")
-    assert refused(client.get("/nowhere"), 404, "nothing at this address")
+    assert refused(client.put("/api/runs", json={}), 405, "not with this method")
+    assert refused(client.get("/nowhere"), 404, "nothing at this URL")
 
 
 def test_no_socket_but_http_is_opened(client):
     from starlette.websockets import WebSocketDisconnect
 
-    with pytest.raises(WebSocketDisconnect), client.websocket_connect("/api/looks", headers=OWN):
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect("/api/runs", headers=OWN):
         pass

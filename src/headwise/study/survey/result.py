@@ -202,7 +202,7 @@ class Survey:
         parts += [f"{many(counts['cut'], 'document')} cut into several"] if counts["cut"] else []
         parts += [f"{many(counts['windows lost'], 'window')} lost"] if counts["windows lost"] else []
         parts += [many(counts["tokens"], "token"), *kinds_in_words(kind_counts(self.placed))]
-        return " · ".join([*parts, "weights, not importance"])
+        return " · ".join([*parts, "attention is not importance"])
 
     def merge(self, *others: "Survey") -> "Survey":
         """This survey and `others` as one, exactly as if their documents had been surveyed together.

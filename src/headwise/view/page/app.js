@@ -1,8 +1,8 @@
-// The page as a whole: sentence, text, atlas or table or map, and what is chosen.
+// The whole page: the sentence, the text, and the atlas, the table or the map.
 
 class App {
   constructor(root, sides) {
-    Object.assign(this, { root, sides, side: sides[0], looker: new Looker(sides), store: new Store() });
+    Object.assign(this, { root, sides, side: sides[0], data: new SubjectData(sides), store: new Store() });
     this.first = this.firstHead();
     if (!Subject.parse(this.store.get("head"), sides)) this.store.values.head = this.first;
     this.reading = new Reading(this);
@@ -15,7 +15,7 @@ class App {
     this.build();
     this.store.listen((changed, fromAddress) => this.changed(changed, fromAddress));
     this.onkey = (event) => this.key(event);
-    this.onscheme = () => this.recolour();
+    this.onscheme = () => this.recolor();
     this.onresize = debounced(() => this.atlas.fit(), 60);
     document.addEventListener("keydown", this.onkey);
     this.scheme.addEventListener("change", this.onscheme);
@@ -31,7 +31,7 @@ class App {
     this.root.replaceChildren();
   }
 
-  // The most telling head that does more than rest, among those whose rows are here.
+  // The most telling head that does one thing clearly, among those whose rows are in the page.
   firstHead() {
     const { manifest, source } = this.side;
     const there = manifest.telling.filter(([l, h]) => !source.hasRows || source.hasRows(l, h));
@@ -44,8 +44,8 @@ class App {
     return chosen ? chosen === "dark" : this.scheme.matches;
   }
 
-  // The theme's colours, as a canvas needs them.
-  colours() {
+  // The colors of the theme, in a form that a canvas accepts.
+  colors() {
     if (this.palette) return this.palette;
     const probe = el("span");
     this.root.append(probe);
@@ -72,7 +72,7 @@ class App {
       ...[["Picture (PNG)", () => this.saving.png()], ["Drawing (SVG)", () => this.saving.svg()], ["All heads (CSV)", () => this.saving.csv()], ["All heads (JSON)", () => this.saving.json()], ["Weights in the window (CSV)", () => this.saving.weights()]]
         .map(([text, run]) => el("button", { type: "button", text, onclick: () => { menu.open = false; run(); } }))));
     const tools = el("div", { class: "tools" }, this.tabs, menu,
-      el("button", { type: "button", class: "icon", text: "◐", "aria-label": "Light or dark", title: "Light or dark  d", onclick: () => this.flipTheme() }),
+      el("button", { type: "button", class: "icon", text: "◐", "aria-label": "Light or dark theme", title: "Light or dark theme  d", onclick: () => this.flipTheme() }),
       el("button", { type: "button", class: "icon", text: "?", "aria-label": "Help", title: "Help  ?", onclick: () => this.help.showModal() }));
     const header = el("header", { class: "top" }, el("div", { class: "top-line" }, el("h1", { text: manifest.title || "What the heads do" }), tools), sentence, this.notes());
     fill(this.root, header, el("div", { class: "columns" }, this.reading.root, this.main), this.help);
@@ -81,12 +81,12 @@ class App {
     this.show();
   }
 
-  // What a reader must know about this file.
+  // What the reader should know about this file.
   notes() {
     const { embedded, T } = this.side.manifest;
     if (!embedded || embedded.weights === "float32") return null;
-    const text = embedded.weights === "float16" ? "Weights are in this file to three digits (float16)."
-      : `${count(T)} tokens: this file holds pictures of every head and, of ${embedded.keys.length || "no"} head${embedded.keys.length === 1 ? "" : "s"}, single weights.`;
+    const text = embedded.weights === "float16" ? "This file stores the weights in float16, to three digits."
+      : `${count(T)} tokens: this file has a picture of every head, and single weights of ${embedded.keys.length || "no"} head${embedded.keys.length === 1 ? "" : "s"}.`;
     return el("p", { class: "soft note", text });
   }
 
@@ -154,25 +154,25 @@ class App {
     const { store } = this;
     const stats = Object.keys(manifest.about).map((name) => [name, statName(name)]);
     const check = el("label", { class: "check" }, el("input", { type: "checkbox", checked: Boolean(store.get("apart")), onchange: (event) => store.set({ apart: event.target.checked ? "1" : "" }) }), "without the first token");
-    const about = manifest.about[store.get("colour")] || manifest.about[store.get("sort")] || "";
+    const about = manifest.about[store.get("color")] || manifest.about[store.get("sort")] || "";
     fill(this.options,
       this.stage.chooser("Sort by", store.get("sort"), [["place", "layer and head"], ...stats], (value) => store.set({ sort: value })),
-      this.stage.chooser("Colour by", store.get("colour"), [["none", "nothing"], ...stats], (value) => store.set({ colour: value })), check,
+      this.stage.chooser("Color by", store.get("color"), [["none", "nothing"], ...stats], (value) => store.set({ color: value })), check,
       el("span", { class: "soft about", text: about }), this.scaleKey());
   }
 
-  // The ramp of all pictures, the same in every page.
+  // The color scale, the same in every page.
   scaleKey() {
     const strip = Float32Array.from({ length: 64 }, (_, i) => (i / 63) ** 2);
     const canvas = paint(strip, 64, 1, "share", this.dark);
     canvas.className = "key-ramp";
-    return el("span", { class: "scale-key", role: "img", "aria-label": "Colours run from 0, dark blue, to 1, yellow, by square root" }, el("span", { text: "0" }), canvas, el("span", { text: "1" }));
+    return el("span", { class: "scale-key", role: "img", "aria-label": "Color scale from 0 (dark blue) to 1 (yellow), by square root" }, el("span", { text: "0" }), canvas, el("span", { text: "1" }));
   }
 
   changed(keys, fromAddress) {
     if (keys.has("view")) this.show();
     else if (this.store.get("view") === "map" && ["head", "with", "show", "kind"].some((key) => keys.has(key))) this.stage.update();
-    else if (["sort", "colour", "apart"].some((key) => keys.has(key))) this.show();
+    else if (["sort", "color", "apart"].some((key) => keys.has(key))) this.show();
     if (fromAddress && keys.has("at") && this.stage.view) {
       this.stage.view.read(this.store.get("at"));
       this.stage.redraw();
@@ -188,10 +188,10 @@ class App {
 
   flipTheme() {
     document.documentElement.dataset.theme = this.dark ? "light" : "dark";
-    this.recolour();
+    this.recolor();
   }
 
-  recolour() {
+  recolor() {
     this.palette = null;
     if (this.store.get("view") === "map") this.stage.update();
     else this.show();

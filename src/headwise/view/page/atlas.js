@@ -1,9 +1,9 @@
-// The atlas: every head as a small picture with what it does, layer by layer or in the order of a number.
+// The atlas: every head as a small picture with what it does, layer by layer or sorted by a number.
 
-const NARROWEST = 50; // pixels of a picture under which its name and number still stand apart
-const ROOMY = 62; // and a word or two of its reading can be read
+const NARROWEST = 50; // pixels: at this width the name and the number of a head do not overlap
+const ROOMY = 62; // at this width, a word or two about the head fit as well
 
-// How many in a row, at most this many, so that all rows are about as long.
+// Heads per row, at most `most`, so that all rows are about equally long.
 const evenly = (heads, most) => Math.ceil(heads / Math.ceil(heads / Math.max(1, most)));
 
 class Atlas {
@@ -37,7 +37,7 @@ class Atlas {
     [canvas.width, canvas.height] = [picture.cols, picture.rows];
     const context = canvas.getContext("2d");
     context.drawImage(painted, 0, 0);
-    const reach = await this.app.looker.reach(new Subject(0, l, h));
+    const reach = await this.app.data.reach(new Subject(0, l, h));
     const { T, S } = this.app.side.manifest;
     for (let row = 0; row < picture.rows; row++) {
       const query = Math.min(T - 1, Math.floor(((row + 1) * T) / picture.rows) - 1);
@@ -57,7 +57,7 @@ class Atlas {
   arrange() {
     const { manifest } = this.app.side;
     const sort = this.app.store.get("sort");
-    this.colour();
+    this.color();
     if (sort === "place") {
       fill(this.body, ...manifest.layers.map((layer, l) => this.layer(layer, l)));
     } else {
@@ -79,31 +79,30 @@ class Atlas {
     return el("div", { class: "layer", role: "group", "aria-label": `Layer ${l}` }, title, el("div", { class: "heads" }, ...parts));
   }
 
-  // Pictures as large as lets the whole atlas be seen at once, if that can be; where a row would leave them no room for
-  // their words, a layer takes several rows.
+  // Pictures as large as possible with the whole atlas in view; if the labels would not fit, a layer takes several rows.
   fit() {
     const { manifest } = this.app.side;
     const heads = Math.max(...manifest.layers.map((layer) => layer.heads.length));
     const groups = Math.max(...manifest.layers.map((layer) => (layer.shared > 1 ? layer.heads.length / layer.shared : 0)));
-    const width = (this.root.clientWidth || 800) - 44 - 6 * groups; // less the layer's number and what stands between groups
+    const width = (this.root.clientWidth || 800) - 44 - 6 * groups; // less the number of the layer and the space between groups
     const height = Math.max(360, this.app.stageHeight() - 60);
     const each = (inRow) => width / inRow - 8;
     const wide = each(heads) >= NARROWEST ? each(heads) : each(evenly(heads, Math.floor(width / (ROOMY + 8))));
-    const tall = height / manifest.layers.length - (this.app.store.get("colour") === "none" ? 46 : 62);
+    const tall = height / manifest.layers.length - (this.app.store.get("color") === "none" ? 46 : 62);
     const size = this.app.store.get("sort") === "place" ? Math.min(wide, Math.max(84, tall)) : 96;
     this.root.style.setProperty("--thumb", `${Math.floor(clamp(size, 36, 128))}px`);
   }
 
-  colour() {
-    const name = this.app.store.get("colour");
-    this.root.classList.toggle("coloured", name !== "none");
+  color() {
+    const name = this.app.store.get("color");
+    this.root.classList.toggle("colored", name !== "none");
     if (name === "none") return;
     for (const [place, cell] of this.cells) {
       const value = this.number(place)(name);
       const share = name === "distance" ? value / Math.max(1, this.app.side.manifest.S) : value;
       const filled = cell.querySelector(".bar-fill");
       filled.style.width = `${100 * clamp(share, 0, 1)}%`;
-      filled.style.background = colourAt("share", share, this.app.dark);
+      filled.style.background = colorAt("share", share, this.app.dark);
       cell.querySelector(".bar-text").textContent = name === "distance" ? value.toFixed(1) : value.toFixed(2);
     }
   }
@@ -116,7 +115,7 @@ class Atlas {
     }
   }
 
-  // Arrows move among pictures by where they stand.
+  // Arrow keys move to the nearest picture in their direction.
   onkey(event) {
     const from = event.target.closest?.(".head");
     const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
@@ -139,6 +138,6 @@ class Atlas {
   }
 }
 
-// "first-token sink 0.45, else local 0.72" in as few words as a picture has room for: "sink · local", and 0.72.
+// "first-token sink 0.45, else local 0.72" short enough for a picture: "sink · local", and 0.72.
 const trait = (reading) => reading.replace("first-token sink", "sink").replace(", else", " ·").replace(/ [\d.]+/g, "");
 const traitNumber = (reading) => (/[\d.]+$/.exec(reading) || [""])[0].replace(/^0/, "");

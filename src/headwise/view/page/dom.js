@@ -1,4 +1,4 @@
-// Elements out of data. Text goes in as text and never as markup, so that a token can do nothing but be read.
+// Elements from data. Text is inserted as text and never as markup, so a token can never run.
 
 function el(name, props = {}, ...children) {
   const made = document.createElement(name);
@@ -18,7 +18,7 @@ function fill(parent, ...children) {
   return parent;
 }
 
-// A canvas whose pixels are the screen's.
+// A canvas with one pixel per screen pixel.
 function sharpen(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;
   const [w, h] = [Math.max(1, Math.round(width * ratio)), Math.max(1, Math.round(height * ratio))];

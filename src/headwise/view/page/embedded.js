@@ -1,11 +1,11 @@
-// Answers out of the page's own sections. What is not embedded is null; the page says so.
+// A source of data from the sections of the page. What is not embedded is null, and the page says so.
 
 class EmbeddedSource {
   constructor(manifest, sections) {
     Object.assign(this, { manifest, sections, pictures: new Map() });
   }
 
-  // The deepest level there are pictures of.
+  // The deepest level that has pictures.
   depth(layer, head, kind) {
     if (this.sections.has(`weights/${layer}.${head}`)) return this.manifest.levels;
     const name = `${kind}/${layer}.${head}`;
@@ -59,7 +59,7 @@ class EmbeddedSource {
     return { rows: shape[1], cols: shape[2], values: values.subarray(head * size, (head + 1) * size) };
   }
 
-  // Numbers at the edges: by query entropy, largest weight and distance; by key what it receives; in bins of `bin`.
+  // Numbers along the edges, in bins of `bin`: entropy, largest weight and distance by query, received weight by key.
   async margins(layer, head) {
     const [rows, received] = await Promise.all([this.sections.get(`rows/${layer}`), this.sections.get(`received/${layer}`)]);
     const [R, C] = [rows.shape[2], received.shape[1]];
@@ -83,7 +83,7 @@ class EmbeddedSource {
     return { keys: Array.from(keys.values.subarray(at, at + most)), weights: Array.from(values.values.subarray(at, at + most)), whole: false };
   }
 
-  // All largest weights that are kept of a head, for drawing them where pictures end.
+  // The largest weights of a head, to draw below the finest picture.
   async known(layer, head) {
     if (this.hasRows(layer, head) !== "top") return null;
     const [keys, values] = await Promise.all(["keys", "values"].map((name) => this.sections.get(`${name}/${layer}.${head}`)));

@@ -1,4 +1,4 @@
-// Moving a map by hand: wheel, drag, pinch, double click, keys.
+// Moving and zooming a map: wheel, drag, pinch, double click, keys.
 
 class Gestures {
   constructor(map, acts) {
@@ -37,14 +37,14 @@ class Gestures {
     this.jump(event);
   }
 
-  // A press on the small map goes there.
+  // A press on the small map moves the window there.
   jump(event) {
     const { mini, pads, view } = this.map;
     const [px, py] = this.at(event);
     if (!mini) return;
     const [x, y] = [px + pads.left - mini.x, py + pads.top - mini.y];
     if (x < 0 || y < 0 || x > mini.w || y > mini.h) return;
-    view.centre(x / mini.scale, y / mini.scale);
+    view.center(x / mini.scale, y / mini.scale);
     this.moved = 99;
     this.acts.moved();
   }
@@ -97,7 +97,7 @@ class Gestures {
     event.stopPropagation();
   }
 
-  // Where keys zoom to: the cursor.
+  // Keys zoom at the cursor.
   focus() {
     const { view, cursor } = this.map;
     if (!cursor) return [view.width / 2, view.height / 2];
@@ -106,13 +106,13 @@ class Gestures {
 
   step(dy, dx, by) {
     const { view } = this.map;
-    const far = by * Math.max(1, Math.round(4 / view.scale)); // at least four pixels, so that one sees it move
+    const far = by * Math.max(1, Math.round(4 / view.scale)); // at least four pixels, to be visible
     const from = this.map.cursor || this.middle() || { query: 0, key: 0 };
     const cell = { query: clamp(from.query + dy * far, 0, view.T - 1), key: clamp(from.key + dx * far, 0, view.S - 1) };
     this.acts.point(cell);
     const [x, y] = this.focus();
     if (x < 0 || y < 0 || x > view.width || y > view.height) {
-      view.centre(cell.key + 0.5, cell.query + 0.5);
+      view.center(cell.key + 0.5, cell.query + 0.5);
       this.acts.moved();
     }
   }

@@ -1,18 +1,18 @@
-// What can be done, on one sheet.
+// The help sheet.
 
 const HELP = [
-  ["Everywhere", [["?", "this sheet"], ["Esc", "back to all heads, or let a word go"], ["1  2  3", "atlas, table, map"], ["/", "find a word"], ["d", "light or dark"], ["[  ]", "previous head, next head"]]],
-  ["Map", [["arrows", "move the cursor, with Shift by ten"], ["+  −", "zoom at the cursor; wheel and pinch too"], ["0", "the whole map"], ["Enter", "lock the word that looks"], ["m  r  p  u", "mass, without first, peak, × uniform"], ["x", "flip through a comparison"]]],
+  ["Everywhere", [["?", "this sheet"], ["Esc", "unlock a word, or go back to all heads"], ["1  2  3", "atlas, table, map"], ["/", "find a word"], ["d", "light or dark theme"], ["[  ]", "previous head, next head"]]],
+  ["Map", [["arrows", "move the cursor, with Shift by ten"], ["+  −", "zoom at the cursor; wheel and pinch too"], ["0", "the whole map"], ["Enter", "lock the query token"], ["m  r  p  u", "mass, without first, peak, × uniform"], ["x", "cycle through a comparison"]]],
   ["Atlas", [["arrows", "move among heads"], ["Enter", "open a head"]]],
   ["Text", [["arrows", "move among words"], ["Enter", "lock a word"]]],
 ];
 
 const TERMS = [
-  ["Weight", "how much of its look a word gives to another. The weights of a row sum to 1. It shows where a head looks, and is no proof of what the model uses."],
-  ["Mass", "what a pixel shows that stands for many weights: summed over its keys, averaged over its queries, so that a row of pixels sums to 1 at every zoom and thin stripes never fade."],
-  ["First token", "many heads rest on it when they have nothing to do. Without first takes it out and scales the rest up to 1."],
-  ["× Uniform", "the weight times the number of keys its query sees: 1 is even attention."],
-  ["Entropy", "0 looks at one key; the logarithm of the number of keys looks at all alike."],
+  ["Weight", "the share of its attention that a query gives to a key. The weights of a row sum to 1. They show where a head attends, not what the model uses."],
+  ["Mass", "the value of a pixel that covers many weights: summed over its keys and averaged over its queries, so that a row of pixels sums to 1 at every zoom and thin stripes never fade."],
+  ["First token", "many heads attend to it when they have nothing to do. “Without first” leaves it out and rescales the other weights to sum to 1."],
+  ["× Uniform", "the weight times the number of keys that its query sees: 1 is uniform attention."],
+  ["Entropy", "0 if a query attends to one key; the logarithm of the number of keys if it attends to all of them equally."],
   ["Received", "the sum of the weights that all queries give to a key."],
 ];
 

@@ -1,4 +1,4 @@
-// Where it begins. A page that stands alone reads its own data; one under a server is given a source that asks it.
+// The entry point. A page without a server reads its own data; the live page calls show with a source that asks the server.
 
 function show(root, manifest, source, against = null) {
   root.headwise?.close();
@@ -13,7 +13,7 @@ function sideOf({ manifest, sections }) {
 }
 
 const data = document.getElementById("headwise-data");
-window.headwise = { show, sideOf, EmbeddedSource, Sections, Reach };
+window.headwise = { show, sideOf, EmbeddedSource, Sections, Reach, wordOf, colorAt };
 if (data) {
   const [side, other] = JSON.parse(data.textContent).map(sideOf);
   show(document.getElementById("headwise"), side.manifest, side.source, other);

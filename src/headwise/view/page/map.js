@@ -1,27 +1,27 @@
-// One head's map on a canvas: tiles, the hidden part hatched, words when there is room, and numbers at the edges.
+// One head's map on a canvas: tiles, hatching over hidden pairs, words if there is room, and numbers along the edges.
 
 class HeadMap {
   constructor(app, view, asked) {
     Object.assign(this, { app, view, asked, cursor: null, frame: 0, drawn: 0 });
-    this.canvas = el("canvas", { class: "map-canvas", tabindex: "0", role: "application", "aria-roledescription": "attention map", "aria-label": "Attention map. Arrow keys move, plus and minus zoom, Enter locks the word that looks." });
+    this.canvas = el("canvas", { class: "map-canvas", tabindex: "0", role: "application", "aria-roledescription": "attention map", "aria-label": "Attention map. Arrow keys move, plus and minus zoom, Enter locks the query token." });
     this.root = el("div", { class: "map-frame" }, this.canvas);
     this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(this.root);
   }
 
   // Show a subject, or the difference of two.
-  async look(subject, minus, kind) {
-    const { looker } = this.app;
-    const { manifest } = looker.side(subject);
+  async show(subject, minus, kind) {
+    const { data } = this.app;
+    const { manifest } = data.side(subject);
     Object.assign(this, { subject, minus, kind, manifest });
     const scale = scaleOf(kind, minus);
     this.scale = scale;
-    const ask = (level, row, col) => (minus ? looker.difference(subject, minus, level, row, col, kind) : looker.tile(subject, level, row, col, kind));
-    const depth = Math.min(looker.depth(subject, kind), minus ? looker.depth(minus, kind) : Infinity);
+    const ask = (level, row, col) => (minus ? data.difference(subject, minus, level, row, col, kind) : data.tile(subject, level, row, col, kind));
+    const depth = Math.min(data.depth(subject, kind), minus ? data.depth(minus, kind) : Infinity);
     this.tiles = new Tiles(ask, depth, manifest.levels, manifest.T, manifest.S, { scale, dark: this.app.dark }, () => this.redraw());
     this.redraw();
     const turn = this.tiles;
-    const [margins, reach] = await Promise.all([looker.margins(subject), looker.reach(subject)]);
+    const [margins, reach] = await Promise.all([data.margins(subject), data.reach(subject)]);
     if (turn !== this.tiles) return;
     Object.assign(this, { margins, reach });
     this.redraw();
@@ -37,10 +37,10 @@ class HeadMap {
     if (!width) return;
     const small = width < 560;
     this.pads = { left: small ? 70 : 104, top: small ? 96 : 104, right: small ? 56 : 112, bottom: 12 };
-    // A map that fills the width leaves no empty paper below it.
+    // A map that fills the width leaves no empty space below it.
     const needed = ((width - this.pads.left - this.pads.right) * this.view.T) / this.view.S + this.pads.top + this.pads.bottom;
     this.root.style.maxHeight = `${Math.max(260, Math.ceil(needed))}px`;
-    const height = this.root.clientHeight; // once it is known how much is needed
+    const height = this.root.clientHeight; // after maxHeight is set
     [this.width, this.height] = [width, height];
     this.view.resize(Math.max(40, width - this.pads.left - this.pads.right), Math.max(40, height - this.pads.top - this.pads.bottom));
     this.redraw();
@@ -59,42 +59,42 @@ class HeadMap {
     const context = sharpen(this.canvas, this.width, this.height);
     this.canvas.style.width = `${this.width}px`;
     this.canvas.style.height = `${this.height}px`;
-    const colours = this.app.colours();
-    this.render(context, colours);
-    this.miniature(context, colours); // for who moves about; a saved picture has none
+    const colors = this.app.colors();
+    this.render(context, colors);
+    this.miniature(context, colors); // for navigation; not in a saved picture
     this.drawn++;
   }
 
-  render(context, colours) {
+  render(context, colors) {
     const { pads, view } = this;
     context.clearRect(0, 0, this.width, this.height);
     context.save();
     context.translate(pads.left, pads.top);
-    // Where the map ends before the frame does, the frame ends with it.
+    // If the map is smaller than the frame, the frame shrinks to it.
     this.plot = { width: Math.min(view.width, (view.S - view.x) * view.scale), height: Math.min(view.height, (view.T - view.y) * view.scale) };
     context.save();
     context.beginPath();
     context.rect(0, 0, this.plot.width, this.plot.height);
     context.clip();
-    context.fillStyle = colours.card;
+    context.fillStyle = colors.card;
     context.fillRect(0, 0, view.width, view.height);
     context.imageSmoothingEnabled = false;
     this.tiles.draw(context, view);
     if (this.exact) this.exact.draw(context, view, this);
-    this.hatch(context, colours, view);
-    if (view.scale >= 30) this.figures(context, colours);
-    this.marks(context, colours);
+    this.hatch(context, colors, view);
+    if (view.scale >= 30) this.figures(context, colors);
+    this.marks(context, colors);
     context.restore();
-    context.strokeStyle = colours.line;
+    context.strokeStyle = colors.line;
     context.strokeRect(-0.5, -0.5, this.plot.width + 1, this.plot.height + 1);
-    this.labels(context, colours);
-    if (this.margins) this.edges(context, colours);
-    this.titles(context, colours);
+    this.labels(context, colors);
+    if (this.margins) this.edges(context, colors);
+    this.titles(context, colors);
     context.restore();
   }
 
-  // Keys a query may not see: paper with thin lines, so that nobody takes them for small weights.
-  hatch(context, colours, view) {
+  // Keys that a query may not see are hatched, to tell them from small weights.
+  hatch(context, colors, view) {
     if (!this.reach) return;
     const step = Math.max(1, Math.floor(1 / view.scale));
     const from = Math.floor(view.y / step) * step;
@@ -107,16 +107,16 @@ class HeadMap {
       if (left > 0) edge.rect(0, y, Math.min(left, view.width), tall);
       if (right < view.width) edge.rect(Math.max(0, right), y, view.width - Math.max(0, right), tall);
     }
-    context.fillStyle = colours.card;
+    context.fillStyle = colors.card;
     context.fill(edge);
-    context.fillStyle = hatching(context, colours.line);
+    context.fillStyle = hatching(context, colors.line);
     context.fill(edge);
   }
 
   // Numbers in the cells, once they are large enough.
-  figures(context, colours) {
+  figures(context, colors) {
     const { view } = this;
-    context.font = `${Math.min(13, view.scale * 0.3)}px ${colours.font}`;
+    context.font = `${Math.min(13, view.scale * 0.3)}px ${colors.font}`;
     [context.textAlign, context.textBaseline] = ["center", "middle"];
     this.each((query, key, x, y) => {
       if (this.reach && !this.reach.sees(query, key, 1)) return;
@@ -128,7 +128,7 @@ class HeadMap {
   }
 
   figure(value) {
-    if (value === 0) return "0"; // of what only rounds to it, more is said
+    if (value === 0) return "0"; // numbers that only round to 0 are written below as <.01
     if (this.scale === "ratio") return value < 0.05 ? "<.1" : value >= 10 ? value.toFixed(0) : value.toFixed(1);
     if (Math.abs(value) < 0.005) return value > 0 ? "<.01" : ">−.01";
     return value.toFixed(2).replace("0.", ".").replace("-", "−");
@@ -141,19 +141,19 @@ class HeadMap {
       for (let key = Math.floor(view.x); key < right; key++) run(query, key, (key - view.x) * view.scale, (query - view.y) * view.scale);
   }
 
-  // The cursor's row and column, and the word that is locked.
-  marks(context, colours) {
+  // The row and column of the cursor, and the locked word.
+  marks(context, colors) {
     const { view, cursor } = this;
     const size = Math.max(view.scale, 3);
     const locked = this.app.locked();
     if (locked !== null) {
-      context.strokeStyle = colours.accent;
+      context.strokeStyle = colors.accent;
       context.lineWidth = 1.5;
       if (locked < view.T) context.strokeRect(-2, (locked - view.y) * view.scale - 0.5, view.width + 4, size + 1);
     }
     if (!cursor) return;
     const [x, y] = [(cursor.key - view.x) * view.scale, (cursor.query - view.y) * view.scale];
-    context.fillStyle = colours.veil;
+    context.fillStyle = colors.veil;
     context.fillRect(0, y, view.width, size);
     context.fillRect(x, 0, size, view.height);
     context.lineWidth = 2;
@@ -164,12 +164,12 @@ class HeadMap {
     context.strokeRect(x - 2.5, y - 2.5, size + 5, size + 5);
   }
 
-  labels(context, colours) {
+  labels(context, colors) {
     const { view, pads, manifest } = this;
     const keys = manifest.keys || manifest.tokens;
     const every = labelStep(view.scale);
     const words = view.scale >= 12;
-    context.font = `${words ? 12 : 11}px ${colours.font}`;
+    context.font = `${words ? 12 : 11}px ${colors.font}`;
     context.textBaseline = "middle";
     const most = pads.left < 80 ? 7 : 11;
     const text = (token, at) => (words ? `${wordOf(token, most)} ${at}` : String(at));
@@ -179,14 +179,14 @@ class HeadMap {
     for (let query = Math.ceil(view.y / every) * every; query < bottom; query += every) {
       const y = (place(query) - view.y) * view.scale;
       if (y < 0 || y > view.height) continue;
-      context.fillStyle = this.cursor?.query === query ? colours.ink : colours.soft;
+      context.fillStyle = this.cursor?.query === query ? colors.ink : colors.soft;
       context.fillText(text(manifest.tokens[query], query), -8, y, pads.left - 32);
     }
     context.textAlign = "left";
     for (let key = Math.ceil(view.x / every) * every; key < right; key += every) {
       const x = (place(key) - view.x) * view.scale;
       if (x < 0 || x > view.width) continue;
-      context.fillStyle = this.cursor?.key === key ? colours.ink : colours.soft;
+      context.fillStyle = this.cursor?.key === key ? colors.ink : colors.soft;
       context.save();
       context.translate(x, -8);
       if (words) context.rotate(-Math.PI / 2);
@@ -196,15 +196,15 @@ class HeadMap {
     }
   }
 
-  // Above: what keys receive. At the right: entropy and distance of queries. They follow the window.
-  edges(context, colours) {
+  // Above: the attention that keys receive. At the right: entropy and distance of queries. They follow the window.
+  edges(context, colors) {
     const { view, margins, pads, plot } = this;
     const band = pads.right < 60 ? 20 : 44;
     const words = view.scale >= 12;
     const top = words ? -pads.top + 17 : -pads.top + 30;
     const [entropy, distance, received] = [margins.entropy, margins.distance, margins.received];
     const most = { entropy: Math.log(Math.max(2, view.S)), distance: largest(distance), received: largest(received) };
-    context.fillStyle = colours.margin;
+    context.fillStyle = colors.margin;
     this.bars(plot.height, view.y, entropy, (at, size, value) => context.fillRect(plot.width + 8, at, (band * value) / most.entropy, size));
     this.bars(plot.height, view.y, distance, (at, size, value) => context.fillRect(plot.width + 8 + band + 8, at, (band * value) / most.distance, size));
     const high = words ? 18 : 34;
@@ -212,8 +212,8 @@ class HeadMap {
       const tall = high * Math.sqrt(value / most.received);
       context.fillRect(at, top + high - tall, size, tall);
     });
-    context.fillStyle = colours.soft;
-    context.font = `10.5px ${colours.font}`;
+    context.fillStyle = colors.soft;
+    context.font = `10.5px ${colors.font}`;
     [context.textAlign, context.textBaseline] = ["left", "bottom"];
     context.fillText(band < 30 ? "ent." : "entropy", plot.width + 8, -4);
     context.fillText(band < 30 ? "dist." : "distance", plot.width + 16 + band, -4);
@@ -221,7 +221,7 @@ class HeadMap {
     context.fillText("received", plot.width + 8, top + high);
   }
 
-  // One bar per screen pixel or per bin, whichever is wider: the mean of what it covers.
+  // One bar per screen pixel or per bin, whichever is wider, with the mean of what it covers.
   bars(length, from, numbers, draw) {
     const { bin } = this.margins;
     const size = Math.max(bin * this.view.scale, 1);
@@ -237,24 +237,24 @@ class HeadMap {
     }
   }
 
-  titles(context, colours) {
+  titles(context, colors) {
     const { pads, plot } = this;
-    context.fillStyle = colours.ink;
-    context.font = `12px ${colours.font}`;
+    context.fillStyle = colors.ink;
+    context.font = `12px ${colors.font}`;
     [context.textAlign, context.textBaseline] = ["left", "top"];
-    context.fillText("the word looked at →", 0, -pads.top + 2);
+    context.fillText("key (attended token) →", 0, -pads.top + 2);
     context.save();
     context.translate(-pads.left + 12, plot.height);
     context.rotate(-Math.PI / 2);
     context.textBaseline = "middle";
-    const text = plot.height < 130 ? "looks" : "← the word that looks";
+    const text = plot.height < 170 ? "query" : "← query (attending token)";
     context.textAlign = "left";
     context.fillText(text, 0, 0);
     context.restore();
   }
 
-  // Where the window lies in the whole.
-  miniature(context, colours) {
+  // A small map that shows the position of the window.
+  miniature(context, colors) {
     const { view, pads } = this;
     this.mini = null;
     if (view.fitted || view.width < 260) return;
@@ -263,20 +263,20 @@ class HeadMap {
     const [w, h] = [view.S * scale, view.T * scale];
     const [x, y] = [pads.left + this.plot.width - w - 10, pads.top + 10];
     const tile = this.tiles.get(0, 0, 0);
-    context.fillStyle = colours.card;
+    context.fillStyle = colors.card;
     context.fillRect(x - 3, y - 3, w + 6, h + 6);
     if (tile && tile.canvas) {
       const span = 2 ** this.tiles.levels;
-      context.imageSmoothingEnabled = true; // smaller than the tile: a stripe fades but does not vanish
+      context.imageSmoothingEnabled = true; // it is smaller than the tile: stripes fade but do not vanish
       context.drawImage(tile.canvas, 0, 0, view.S / span, view.T / span, x, y, w, h);
     }
     context.save();
     context.translate(x, y);
-    this.hatch(context, colours, { x: 0, y: 0, scale, width: w, height: h, T: view.T });
+    this.hatch(context, colors, { x: 0, y: 0, scale, width: w, height: h, T: view.T });
     context.restore();
-    context.strokeStyle = colours.line;
+    context.strokeStyle = colors.line;
     context.strokeRect(x - 2.5, y - 2.5, w + 5, h + 5);
-    context.strokeStyle = colours.second;
+    context.strokeStyle = colors.second;
     context.lineWidth = 2;
     context.strokeRect(x + view.x * scale, y + view.y * scale, Math.max(4, Math.min(view.S, view.width / view.scale) * scale), Math.max(4, Math.min(view.T, view.height / view.scale) * scale));
     context.lineWidth = 1;
@@ -284,7 +284,7 @@ class HeadMap {
   }
 }
 
-// Single weights that are known where pictures end: the largest of every row.
+// Single weights below the finest picture: the largest of every row.
 class KnownWeights {
   constructor(rows, k, scale) {
     Object.assign(this, { keys: rows.keys, weights: rows.weights, k, scale });
@@ -302,7 +302,7 @@ class KnownWeights {
       for (let i = query * this.k; i < (query + 1) * this.k; i++) {
         const x = (this.keys[i] - view.x) * view.scale;
         if (!(this.weights[i] > 0) || x + view.scale < 0 || x > view.width) continue;
-        context.fillStyle = colourAt("share", this.weights[i], map.app.dark);
+        context.fillStyle = colorAt("share", this.weights[i], map.app.dark);
         context.fillRect(x, (query - view.y) * view.scale, view.scale + 0.5, view.scale + 0.5);
       }
   }
@@ -319,14 +319,14 @@ const largest = (numbers) => numbers.reduce((a, b) => Math.max(a, b), 1e-9);
 
 const patterns = new Map();
 
-function hatching(context, colour) {
+function hatching(context, color) {
   const ratio = window.devicePixelRatio || 1;
-  const name = `${colour} ${ratio}`;
+  const name = `${color} ${ratio}`;
   if (!patterns.has(name)) {
     const size = 7;
     const canvas = el("canvas");
     const drawing = sharpen(canvas, size, size);
-    drawing.strokeStyle = colour;
+    drawing.strokeStyle = color;
     drawing.lineWidth = 1;
     drawing.beginPath();
     for (const shift of [-size, 0, size]) {

@@ -1,4 +1,4 @@
-// A head's map as a picture of one number per square of `span` queries and keys, and the same in squares twice as wide.
+// A head's map as a picture with one number per square of `span` queries and keys, at several zoom levels.
 
 const SIDE = 256;
 
@@ -7,7 +7,8 @@ class Picture {
     Object.assign(this, { values, rows, cols, span, T, kind, pairs });
   }
 
-  // Sums over keys and means over queries; the largest weight; means over the pairs that see each other.
+  // The next coarser level. mass: summed over keys, averaged over queries; peak: the largest; uniform: averaged over
+  // visible pairs. The same pooling as in Python (view/pictures.py), for pages without a server.
   halved() {
     const [rows, cols] = [Math.ceil(this.rows / 2), Math.ceil(this.cols / 2)];
     const values = new Float32Array(rows * cols);
@@ -27,7 +28,7 @@ class Picture {
     return new Picture(values, rows, cols, 2 * this.span, this.T, this.kind, pairs);
   }
 
-  // How many queries there are in a row of squares, or in several.
+  // The number of queries in one row of squares, or in several.
   queries(row, rows = 1) {
     return Math.min(this.T, (row + rows) * this.span) - row * this.span;
   }
@@ -45,7 +46,7 @@ class Picture {
   }
 }
 
-// The picture of single weights, T × S, that shows a kind.
+// The finest picture of a kind, from all weights T × S.
 function pictureOfWeights(weights, T, S, kind, reach) {
   if (kind === "mass" || kind === "peak") return new Picture(weights, T, S, 1, T, kind);
   const values = new Float32Array(T * S);

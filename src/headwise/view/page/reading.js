@@ -1,12 +1,13 @@
-// The text. Point at a word: the words it looks at are shaded, those that look at it underlined, with numbers below.
+// The text. Point at a word: the words it attends to are shaded, those that attend to it are underlined, with numbers
+// below.
 
-const BLOCK = 256; // tokens of one piece of text; pieces out of sight are not laid out
+const BLOCK = 256; // tokens per block of text; the browser skips the layout of blocks that are not visible
 
 class Reading {
   constructor(app) {
     this.app = app;
     this.text = el("div", { class: "text", tabindex: "0", role: "listbox", "aria-label": "The text, word by word. Arrow keys move, Enter locks a word.", dir: "auto" });
-    this.note = el("div", { class: "looks", "aria-live": "polite" });
+    this.note = el("div", { class: "details", "aria-live": "polite" });
     this.find = el("input", { type: "search", class: "find", placeholder: "Find a word", "aria-label": "Find a word in the text" });
     this.found = el("span", { class: "found", "aria-live": "polite" });
     this.root = el("section", { class: "reading", "aria-label": "The text" },
@@ -34,10 +35,10 @@ class Reading {
     const { manifest } = this.app.side;
     const tokens = manifest.keys ? null : manifest.tokens;
     const parts = manifest.keys
-      ? [el("h3", { text: "The words that look" }), ...this.blocks(manifest.tokens, "query"), el("h3", { text: "The words looked at" }), ...this.blocks(manifest.keys, "key")]
+      ? [el("h3", { text: "Queries (attending tokens)" }), ...this.blocks(manifest.tokens, "query"), el("h3", { text: "Keys (attended tokens)" }), ...this.blocks(manifest.keys, "key")]
       : this.blocks(tokens, "both");
     fill(this.text, ...parts);
-    // Tokens that bring no spaces of their own, such as numbers or a list of words, would run together.
+    // Tokens without spaces, such as numbers or a list of words, would run together.
     this.text.classList.toggle("spaced", !manifest.tokens.some((token) => /\s/.test(token)));
     this.words = Array.from(this.text.querySelectorAll("[data-i]"));
     this.both = !manifest.keys;
@@ -51,7 +52,7 @@ class Reading {
     for (let start = 0; start < tokens.length; start += BLOCK) {
       const block = el("div", { class: "block" });
       tokens.slice(start, start + BLOCK).forEach((token, i) => {
-        const word = el("span", { class: "word", "data-i": start + i, "data-side": side, dir: "auto", text: readable(token) || "␀" });
+        const word = el("span", { class: "word", "data-i": start + i, "data-side": side, dir: "auto", text: readable(token) });
         block.append(word);
         if (token.includes("\n")) block.append(el("br"));
       });
@@ -96,7 +97,7 @@ class Reading {
     this.query(i)?.scrollIntoView({ block: "nearest", behavior: prefersStill() ? "auto" : "smooth" });
   }
 
-  // Shade around one word; null clears.
+  // Shade the words around one word; null clears.
   async show(at) {
     this.at = at;
     const turn = (this.turn = (this.turn || 0) + 1);
@@ -105,20 +106,20 @@ class Reading {
       return this.invite();
     }
     const subject = this.app.subject();
-    const [row, column] = await Promise.all([this.app.looker.row(subject, at), this.both ? this.app.looker.column(subject, at) : null]);
+    const [row, column] = await Promise.all([this.app.data.row(subject, at), this.both ? this.app.data.column(subject, at) : null]);
     if (turn !== this.turn) return;
     this.clear();
     this.mark(this.query(at), "here");
-    if (row) row.keys.forEach((key, i) => this.shade(this.keyWord(key), "--looks", row.weights[i]));
-    if (column) column.queries.forEach((query, i) => this.shade(this.query(query), "--looked", column.weights[i]));
+    if (row) row.keys.forEach((key, i) => this.shade(this.keyWord(key), "--attends", row.weights[i]));
+    if (column) column.queries.forEach((query, i) => this.shade(this.query(query), "--attended", column.weights[i]));
     this.tell(at, subject, row, column);
   }
 
   clear() {
     for (const word of this.shaded) {
       word.classList.remove("here", "lit");
-      word.style.removeProperty("--looks");
-      word.style.removeProperty("--looked");
+      word.style.removeProperty("--attends");
+      word.style.removeProperty("--attended");
     }
     this.shaded = [];
   }
@@ -130,7 +131,7 @@ class Reading {
   }
 
   shade(word, name, weight) {
-    if (!word || weight < 0.004) return; // below one step of colour
+    if (!word || weight < 0.004) return; // less than one step of color
     this.mark(word, "lit");
     word.style.setProperty(name, `${Math.round(100 * Math.sqrt(weight))}%`);
   }
@@ -138,15 +139,15 @@ class Reading {
   invite() {
     const subject = this.app.subject();
     const { manifest } = this.app.side;
-    fill(this.note, el("p", { class: "soft" }, "Point at a word, or press Tab and the arrow keys: where it looks and who looks at it, in ", el("b", { text: `head ${subject.name(manifest)}` }), ` (${subject.reading(manifest)}).`), this.pairs());
+    fill(this.note, el("p", { class: "soft" }, "Point at a word, or press Tab and the arrow keys, to see what it attends to and what attends to it in ", el("b", { text: `head ${subject.name(manifest)}` }), ` (${subject.reading(manifest)}).`), this.pairs());
   }
 
-  // The strongest looks in all heads: within one text those at words further back.
+  // The strongest pairs of all heads; within one text, only those further back.
   pairs() {
     const { manifest } = this.app.side;
     const keys = manifest.keys || manifest.tokens;
     if (!manifest.pairs.length) return null;
-    return el("div", { class: "pairs" }, el("h3", { text: manifest.keys ? "Strongest looks" : "Strongest looks further back" }), el("ul", {}, ...manifest.pairs.map((pair) =>
+    return el("div", { class: "pairs" }, el("h3", { text: manifest.keys ? "Strongest pairs" : "Strongest pairs further back" }), el("ul", {}, ...manifest.pairs.map((pair) =>
       el("li", {}, el("button", { type: "button", class: "pair", onclick: () => this.app.openPair(pair) },
         el("bdi", { text: wordOf(manifest.tokens[pair.query]) }), " → ", el("bdi", { text: wordOf(keys[pair.key]) }), el("span", { class: "figure", text: `${pair.weight.toFixed(2)}` }), el("span", { class: "soft", text: ` ${pair.layer}.${pair.head}` }))))));
   }
@@ -155,21 +156,21 @@ class Reading {
     const { manifest } = this.app.side;
     const keys = manifest.keys || manifest.tokens;
     const locked = this.app.locked() === at;
-    const title = el("p", { class: "looks-title" }, el("bdi", { class: "token", text: wordOf(manifest.tokens[at], 24) }), el("span", { class: "soft", text: ` ${at} · head ${subject.name(manifest)} · ${locked ? "locked" : "click to lock"}` }), this.repeats(at));
+    const title = el("p", { class: "details-title" }, el("bdi", { class: "token", text: wordOf(manifest.tokens[at], 24) }), el("span", { class: "soft", text: ` ${at} · head ${subject.name(manifest)} · ${locked ? "locked" : "click to lock"}` }), this.repeats(at));
     const none = (text) => el("p", { class: "soft", text });
     const list = (names, places, weights, whole) => el("ol", { class: "list" }, ...weights.slice(0, 5).map((weight, i) => this.line(names[places[i]], places[i], weight)), whole === false ? el("li", { class: "soft", text: "from the 8 largest weights of each row" }) : null);
     if (!row) return fill(this.note, title, this.missing(subject));
     return fill(this.note, title, el("div", { class: "two" },
-      el("div", { class: "to" }, el("h3", { text: "looks at" }), row.keys.length ? list(keys, row.keys, row.weights, row.whole) : none("nothing it could see")),
-      this.both ? el("div", { class: "from" }, el("h3", { text: "is looked at by" }), column ? (column.queries.length ? list(manifest.tokens, column.queries, column.weights, column.whole) : none(column.whole === false ? "no row has it among its 8 largest" : "nobody")) : none("")) : null));
+      el("div", { class: "to" }, el("h3", { text: "attends to" }), row.keys.length ? list(keys, row.keys, row.weights, row.whole) : none("no visible key")),
+      this.both ? el("div", { class: "from" }, el("h3", { text: "attended to by" }), column ? (column.queries.length ? list(manifest.tokens, column.queries, column.weights, column.whole) : none(column.whole === false ? "not among the 8 largest weights of any row" : "no query")) : none("")) : null));
   }
 
-  // Which heads can be asked instead.
+  // The heads whose rows are known.
   missing(subject) {
     const { manifest } = this.app.side;
     const others = this.app.headsWithRows().slice(0, 12);
     const open = (place) => el("button", { type: "button", class: "chip", text: place, onclick: () => this.app.store.set({ head: place }) });
-    return el("p", { class: "soft" }, `The rows of ${subject.single ? `head ${subject.name(manifest)}` : "an average"} are not in this file, which has a budget of bytes. `, others.length ? "Heads with rows: " : "", ...others.map(open));
+    return el("p", { class: "soft" }, `The rows of ${subject.single ? `head ${subject.name(manifest)}` : "an average"} did not fit into this file. `, others.length ? "Heads with rows: " : "", ...others.map(open));
   }
 
   line(token, place, weight) {
@@ -184,7 +185,7 @@ class Reading {
     tokens.forEach((token, i) => token === tokens[at] && i !== at && others.push(i));
     if (!others.length) return null;
     const next = others.find((i) => i > at) ?? others[0];
-    return el("button", { type: "button", class: "chip", text: `${plural(others.length, "more time")} ↷`, title: "Go to the next", onclick: () => this.go(next) });
+    return el("button", { type: "button", class: "chip", text: `${plural(others.length, "more time")} ↷`, title: "Go to the next occurrence", onclick: () => this.go(next) });
   }
 
   go(i) {

@@ -1,4 +1,4 @@
-// What is on the screen as files: the map or the atlas as PNG or SVG, numbers as CSV or JSON.
+// Downloads: the map or the atlas as PNG or SVG, numbers as CSV or JSON.
 
 function download(name, content, type) {
   const link = el("a", { download: name });
@@ -9,7 +9,7 @@ function download(name, content, type) {
 
 const quoted = (value) => {
   const text = String(value);
-  // A cell that begins like a formula would be run by a spreadsheet.
+  // A spreadsheet would run a cell that begins like a formula.
   const safe = /^[=+\-@\t\r]/.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text;
   return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 };
@@ -31,42 +31,42 @@ class Saving {
     download(`${this.name}.png`, await new Promise((done) => canvas.toBlob(done, "image/png")), "image/png");
   }
 
-  // The map on paper, since the screen's canvas is see-through.
+  // With a background, since the canvas on the screen is transparent.
   mapCanvas() {
     const [map] = this.app.stage.shown;
     const canvas = el("canvas");
     const context = sharpen(canvas, map.width, map.height);
-    map.render(context, this.app.colours());
+    map.render(context, this.app.colors());
     context.globalCompositeOperation = "destination-over";
-    context.fillStyle = this.app.colours().paper;
+    context.fillStyle = this.app.colors().paper;
     context.fillRect(0, 0, map.width, map.height);
     return canvas;
   }
 
   atlasCanvas() {
     const { manifest } = this.app.side;
-    const colours = this.app.colours();
+    const colors = this.app.colors();
     const heads = Math.max(...manifest.layers.map((layer) => layer.heads.length));
     const [size, step] = [96, 132];
     const canvas = el("canvas");
     const context = sharpen(canvas, heads * 108 + 40, manifest.layers.length * step + 20);
-    context.fillStyle = colours.paper;
+    context.fillStyle = colors.paper;
     context.fillRect(0, 0, 1e5, 1e5);
     context.imageSmoothingEnabled = false;
-    context.font = `12px ${colours.font}`;
+    context.font = `12px ${colors.font}`;
     for (const [place, cell] of this.app.atlas.cells) {
       const [l, h] = place.split(".").map(Number);
       const [x, y] = [30 + h * 108, 12 + l * step];
       context.drawImage(cell.querySelector("canvas"), x, y, size, size);
-      context.fillStyle = colours.ink;
+      context.fillStyle = colors.ink;
       context.fillText(`${l}.${manifest.layers[l].heads[h].head}`, x, y + size + 14);
-      context.fillStyle = colours.soft;
+      context.fillStyle = colors.soft;
       context.fillText(wordOf(trait(manifest.layers[l].heads[h].reading), 16), x, y + size + 28);
     }
     return canvas;
   }
 
-  // Colours as a picture, words as words.
+  // Colors become an image, words stay text.
   svg() {
     const inMap = this.app.store.get("view") === "map";
     const canvas = inMap ? null : this.atlasCanvas();
@@ -83,11 +83,11 @@ class Saving {
       root.append(made);
     };
     for (const [key, value] of Object.entries({ viewBox: `0 0 ${width} ${height}`, width, height })) root.setAttribute(key, value);
-    const colours = this.app.colours();
-    add("rect", { width, height, fill: colours.paper });
+    const colors = this.app.colors();
+    add("rect", { width, height, fill: colors.paper });
     if (inMap) {
       const recorder = new Recorder(sharpen(el("canvas"), width, height), add, map);
-      map.render(recorder.context, colours);
+      map.render(recorder.context, colors);
       recorder.finish();
     } else add("image", { width, height, href: canvas.toDataURL() });
     download(`${this.name}.svg`, new XMLSerializer().serializeToString(drawing), "image/svg+xml");
@@ -101,7 +101,7 @@ class Saving {
     download("heads.csv", csv(rows), "text/csv");
   }
 
-  // The weights of the window, as far as they are known.
+  // The weights in the window that are known.
   async weights() {
     const { view } = this.app.stage;
     const subject = this.app.subject();
@@ -110,7 +110,7 @@ class Saving {
     const [bottom, right] = [Math.min(view.T, Math.ceil(view.y + view.height / view.scale)), Math.min(view.S, Math.ceil(view.x + view.width / view.scale))];
     const rows = [["query", "query token", "key", "key token", "weight"]];
     for (let query = Math.floor(view.y); query < bottom && rows.length < 500000; query++) {
-      const row = await this.app.looker.row(subject, query);
+      const row = await this.app.data.row(subject, query);
       if (!row) break;
       row.keys.forEach((key, i) => key >= Math.floor(view.x) && key < right && rows.push([query, manifest.tokens[query], key, keys[key], row.weights[i]]));
     }
@@ -123,7 +123,7 @@ class Saving {
   }
 }
 
-// A drawing context that keeps words as words and gives everything else as one picture.
+// A drawing context that records text and draws everything else.
 class Recorder {
   constructor(context, add, map) {
     Object.assign(this, { add, map, words: [] });
@@ -146,9 +146,9 @@ class Recorder {
     const ratio = window.devicePixelRatio || 1;
     this.add("image", { width: this.map.width, height: this.map.height, href: this.canvas.toDataURL() });
     const [anchors, lines] = [{ left: "start", right: "end", center: "middle" }, { top: "hanging", middle: "central", bottom: "text-after-edge" }];
-    for (const { text, x, y, at, font, fill: colour, align, base } of this.words) {
+    for (const { text, x, y, at, font, fill: color, align, base } of this.words) {
       const place = [at.a, at.b, at.c, at.d, at.e, at.f].map((n) => Number((n / ratio).toFixed(4))).join(" ");
-      this.add("text", { transform: `matrix(${place})`, x, y, "font-size": font.slice(0, font.indexOf(" ")), "font-family": font.slice(font.indexOf(" ") + 1), fill: colour, "text-anchor": anchors[align] || "start", "dominant-baseline": lines[base] || "auto" }, text);
+      this.add("text", { transform: `matrix(${place})`, x, y, "font-size": font.slice(0, font.indexOf(" ")), "font-family": font.slice(font.indexOf(" ") + 1), fill: color, "text-anchor": anchors[align] || "start", "dominant-baseline": lines[base] || "auto" }, text);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Sections: numbers in the page, unpacked when they are first asked for.
+// Sections: tensors in the page, unpacked on first use.
 
 async function unpacked(section) {
   const stream = new Blob([bytesOf(section.data)]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -14,7 +14,7 @@ function bytesOf(text) {
   return bytes;
 }
 
-// Codes are few and numbers many: each code is decoded once.
+// There are few codes and many numbers: each code is decoded once.
 function decoded(codes, table) {
   const found = new Float32Array(codes.length);
   for (let i = 0; i < found.length; i++) found[i] = table[codes[i]];

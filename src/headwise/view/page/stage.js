@@ -1,10 +1,10 @@
-// The stage where one head's map stands: what is shown, beside what, how, and what the cursor is on.
+// The map view: which head is shown, what it is compared with, how, and what is under the cursor.
 
 const KINDS = [
   ["mass", "Mass", "weights summed over keys, averaged over queries: a row sums to 1 at every zoom"],
-  ["rest", "Without first", "the first token taken out and the rest scaled up to 1"],
+  ["rest", "Without first", "without the first token, the other weights rescaled to sum to 1"],
   ["peak", "Peak", "the largest weight under each pixel"],
-  ["uniform", "× Uniform", "how many times the even share a weight is"],
+  ["uniform", "× Uniform", "the weight as a multiple of uniform attention"],
 ];
 
 class Stage {
@@ -31,7 +31,7 @@ class Stage {
     this.update();
   }
 
-  // Everything anew for the subject, the one it is compared with, and the kind.
+  // Rebuild for the subject, what it is compared with, and the kind of picture.
   update() {
     const { app, minus } = this;
     const subject = app.subject();
@@ -41,7 +41,7 @@ class Stage {
     const show = !minus ? "a" : comparable ? app.store.get("show") : app.store.get("show") === "b" ? "b" : "both";
     const wanted = { a: [[subject, null]], b: [[minus, null]], difference: [[subject, minus]], both: [[subject, null], [minus, null]] }[show] || [[subject, minus]];
     this.arrange(wanted.length);
-    wanted.forEach(([who, than], i) => this.look(this.shown[i], who, than, kind));
+    wanted.forEach(([who, than], i) => this.showMap(this.shown[i], who, than, kind));
     this.view.limit = Math.min(...wanted.flat().filter(Boolean).map((who) => this.closest(who, kind)));
     this.view.settle();
     this.drawLegend(scaleOf(kind, wanted[0][1]), wanted[0][1] ? [subject, minus] : null);
@@ -49,10 +49,10 @@ class Stage {
     this.tell(this.shown[0].cursor);
   }
 
-  // How many screen pixels a token may take: one by one where single weights are here, else a few to a picture's pixel.
+  // The most screen pixels per token: unlimited if single weights are known, else a few per pixel of the picture.
   closest(subject, kind) {
     const { manifest } = this.app.sides[subject.side];
-    const depth = this.app.looker.depth(subject, kind);
+    const depth = this.app.data.depth(subject, kind);
     const single = depth >= manifest.levels || (this.app.rowsOf(subject) === "top" && (kind === "mass" || kind === "peak"));
     return single ? Infinity : 24 / 2 ** (manifest.levels - Math.max(0, depth));
   }
@@ -77,8 +77,8 @@ class Stage {
     this.maps.classList.toggle("pair", howMany > 1);
   }
 
-  // Two texts of different length have windows of their own.
-  look(map, who, than, kind) {
+  // Two texts of different length have separate windows.
+  showMap(map, who, than, kind) {
     if (who.side && !this.sameSize(who)) {
       const { T, S } = this.app.sides[who.side].manifest;
       if (map.view === this.view || map.view.T !== T) {
@@ -86,7 +86,7 @@ class Stage {
         map.resize();
       }
     }
-    map.look(who, than, kind);
+    map.show(who, than, kind);
     map.exact = null;
     if (than || !who.single || kind === "uniform" || kind === "rest") return;
     const { source } = this.app.sides[who.side];
@@ -178,16 +178,16 @@ class Stage {
     return el("label", { class: "chooser" }, el("span", { text: label }), select);
   }
 
-  // What is known of the pair under the cursor.
+  // What is known about the pair under the cursor.
   async tell(cell) {
     const turn = (this.turn = (this.turn || 0) + 1);
     const { app } = this;
     const { manifest } = app.side;
     if (!cell || cell.query >= manifest.T || cell.key >= manifest.S) {
-      fill(this.info, el("span", { class: "soft", text: "Point at the map. Wheel or pinch zooms, dragging moves, + − and arrow keys do both." }));
+      fill(this.info, el("span", { class: "soft", text: "Point at the map. Zoom with the wheel, a pinch, or + and −. Move by dragging or with the arrow keys." }));
       return;
     }
-    const [found, other] = await Promise.all([app.looker.cell(app.subject(), cell.query, cell.key), this.minus && this.sameSize(this.minus) ? app.looker.cell(this.minus, cell.query, cell.key) : null]);
+    const [found, other] = await Promise.all([app.data.cell(app.subject(), cell.query, cell.key), this.minus && this.sameSize(this.minus) ? app.data.cell(this.minus, cell.query, cell.key) : null]);
     if (turn !== this.turn) return;
     fill(this.info, el("p", {}, ...this.words(cell)), this.figures(found, other), ...this.context(cell));
   }
@@ -196,14 +196,14 @@ class Stage {
     const { manifest } = this.app.side;
     const keys = manifest.keys || manifest.tokens;
     const word = (token, at, kind) => el("span", { class: kind }, el("bdi", { class: "token", text: wordOf(token, 18) }), el("span", { class: "soft", text: ` ${count(at)}` }));
-    return [word(manifest.tokens[cell.query], cell.query, "to-word"), el("span", { class: "soft", text: " looks at " }), word(keys[cell.key], cell.key, "from-word")];
+    return [word(manifest.tokens[cell.query], cell.query, "to-word"), el("span", { class: "soft", text: " attends to " }), word(keys[cell.key], cell.key, "from-word")];
   }
 
   figures(found, other) {
     const figure = (text, name) => el("span", { class: "fact" }, el("b", { text }), el("span", { class: "soft", text: ` ${name}` }));
     if (!found) return el("span", { class: "facts" }, el("span", { class: "soft", text: "this weight is not in the file; the picture shows sums" }));
     if (found.hidden) return el("span", { class: "facts" }, figure("0", "hidden: this query may not see this key"));
-    if (found.weight === null) return el("span", { class: "facts" }, figure(`≤ ${weightText(found.below)}`, "not among the 8 largest of its row, which are in the file"));
+    if (found.weight === null) return el("span", { class: "facts" }, figure(`≤ ${weightText(found.below)}`, "not among the 8 largest of its row; only those are in the file"));
     const facts = [figure(weightText(found.weight), "weight"), figure(timesText(found.weight * found.visible), "uniform"), figure(`${count(found.rank)}`, `of ${count(found.visible)} in its row`)];
     if (Number.isFinite(found.logit)) facts.push(figure(found.logit.toFixed(2).replace("-", "−"), "logit"));
     if (other && other.weight !== null) facts.push(figure(signed(found.weight - other.weight), `against ${weightText(other.weight)}`));
@@ -236,16 +236,16 @@ class Stage {
       mark.style.left = `${(100 * place(tick)) / 255}%`;
       return mark;
     });
-    const names = { share: "share of attention, by square root", ratio: "times the even share", difference: pair ? `${pair[0].name(this.app.side.manifest)} minus ${pair[1].name(this.app.sides[pair[1].side].manifest)}` : "" };
+    const names = { share: "attention weight, square-root scale", ratio: "multiple of uniform attention", difference: pair ? `${pair[0].name(this.app.side.manifest)} minus ${pair[1].name(this.app.sides[pair[1].side].manifest)}` : "" };
     fill(this.legend, el("div", { class: "legend-scale" }, canvas, el("div", { class: "ticks" }, ...marks)), el("div", { class: "soft legend-name" }, names[scale], el("span", { class: "hidden-key" }), " hidden"));
   }
 
   tellLimit(subject, kind) {
-    const { looker, side } = this.app;
-    const depth = looker.depth(subject, kind);
+    const { data, side } = this.app;
+    const depth = data.depth(subject, kind);
     const { levels } = side.manifest;
     const text = depth < 0 ? "There is no picture of this kind for this head in the file; choose Mass." : depth < levels
-      ? `In this file pictures of this head end at ${plural(2 ** (levels - depth), "query")} × ${plural(2 ** (levels - depth), "key")} a pixel`.replace("querys", "queries") + (this.app.rowsOf(subject) === "top" ? "; the 8 largest weights of every row are there as single cells." : "; single weights are not in the file.") : "";
+      ? `The finest picture of this head in the file has ${plural(2 ** (levels - depth), "query")} × ${plural(2 ** (levels - depth), "key")} per pixel`.replace("querys", "queries") + (this.app.rowsOf(subject) === "top" ? "; the 8 largest weights of every row are shown as single cells." : "; single weights are not in the file.") : "";
     this.limit.textContent = text;
     this.limit.hidden = !text;
   }

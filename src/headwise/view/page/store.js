@@ -1,6 +1,6 @@
-// What the reader has chosen, in one place and in the address, so that a view can be sent to somebody.
+// The state of the page, also in the URL, so that a view can be shared as a link.
 
-const DEFAULTS = { view: "atlas", head: "", with: "", show: "difference", kind: "mass", at: "", word: "", sort: "place", colour: "none", apart: "" };
+const DEFAULTS = { view: "atlas", head: "", with: "", show: "difference", kind: "mass", at: "", word: "", sort: "place", color: "none", apart: "" };
 
 class Store {
   constructor() {
@@ -23,7 +23,7 @@ class Store {
     try {
       history.replaceState(history.state, "", text ? `#${text}` : location.pathname + location.search);
     } catch {
-      // A page inside a notebook's frame has no address of its own: the state is kept for as long as it is open.
+      // A page inside the frame of a notebook has no URL of its own: its state lasts while it is open.
     }
   }
 

@@ -1,5 +1,5 @@
-// What is looked at: one head, the average of a layer ("3.*"), of one head over layers ("*.5") or of all ("*.*"),
-// of the first text or, with "b:" before it, of the one it is compared with.
+// What is shown: one head, the average of a layer ("3.*"), of one head over layers ("*.5") or of all ("*.*");
+// of the first text or, with the prefix "b:", of the one it is compared with.
 
 class Subject {
   constructor(side, layer, head) {
@@ -43,8 +43,8 @@ class Subject {
   }
 }
 
-// Answers about subjects: those of a source, averaged over the subject's heads.
-class Looker {
+// Data of subjects: the data of a source, averaged over the heads of the subject.
+class SubjectData {
   constructor(sides) {
     this.sides = sides;
   }
@@ -95,7 +95,7 @@ class Looker {
     return this.list(subject, "column", "queries", key);
   }
 
-  // A row or column; of several heads the average, which needs every weight of each.
+  // A row or column; for several heads the average, which needs all their weights.
   async list(subject, verb, places, index) {
     const { source } = this.side(subject);
     const found = await Promise.all(this.members(subject).map(([l, h]) => source[verb](l, h, index)));

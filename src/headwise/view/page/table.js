@@ -1,4 +1,4 @@
-// The atlas as a table: the same numbers, for sorting, for copying, and for readers who listen.
+// The atlas as a table: the same numbers, for sorting, copying and screen readers.
 
 class HeadTable {
   constructor(app) {
@@ -13,7 +13,7 @@ class HeadTable {
     const sort = store.get("sort");
     const column = (key, text, about) => el("th", { scope: "col", "aria-sort": key === sort ? (key === "place" ? "ascending" : "descending") : null },
       el("button", { type: "button", class: "plain", text, title: about, onclick: () => store.set({ sort: key }) }));
-    const header = el("tr", {}, column("place", "head", "in order of layers"), el("th", { scope: "col", text: "what it does" }), ...names.map((name) => column(name, statName(name), manifest.about[name])));
+    const header = el("tr", {}, column("place", "head", "by layer and head"), el("th", { scope: "col", text: "what it does" }), ...names.map((name) => column(name, statName(name), manifest.about[name])));
     const places = Array.from(this.app.atlas.cells.keys());
     if (sort !== "place") places.sort((a, b) => this.app.atlas.number(b)(sort) - this.app.atlas.number(a)(sort));
     fill(this.root, el("table", {}, el("caption", { text: this.caption() }), el("thead", {}, header), el("tbody", {}, ...places.map((place) => this.row(place, names)))));
@@ -21,7 +21,7 @@ class HeadTable {
 
   caption() {
     const apart = this.app.store.get("apart");
-    return `Means over the queries that have a choice: they see at least two keys, and for local, induction and same-token some keys of the kind and some others. The reading looks at the numbers without the first token${apart ? "; so do the columns here: it is taken out and the rest scaled up to 1" : ""}. A weight shows where a head looks; it is no proof of what the model uses.`;
+    return `Means over the queries that have a choice: at least two visible keys and, for local, induction and same-token, some keys of that kind and some others. What a head does is judged without the first token${apart ? "; the columns also leave it out, with the other weights rescaled to sum to 1" : ""}. A weight shows where a head attends, not what the model uses.`;
   }
 
   row(place, names) {

@@ -1,4 +1,4 @@
-// Painted tiles of what a map shows, kept while they are near; asked for once, drawn from a coarser one until they come.
+// A cache of painted tiles. Each is requested once; until it arrives, a coarser one is drawn.
 
 const KEPT = 128;
 
@@ -7,7 +7,7 @@ class Tiles {
     Object.assign(this, { ask, depth, levels, T, S, look, changed, known: new Map(), waiting: 0 });
   }
 
-  // The finest level whose pixels are not smaller than the screen's, as far as there are pictures.
+  // The finest level whose pixels are not smaller than those of the screen, among those that have pictures.
   level(scale) {
     const ratio = window.devicePixelRatio || 1;
     let level = Math.min(this.depth, this.levels);
@@ -19,7 +19,7 @@ class Tiles {
     const name = `${level}/${row}/${col}`;
     let tile = this.known.get(name);
     if (tile) {
-      this.known.delete(name); // and put last: those not looked at for longest go first
+      this.known.delete(name); // moved to the end: the least recently used go first
       this.known.set(name, tile);
     } else if (urgent) {
       tile = { canvas: null, values: null };
@@ -50,7 +50,7 @@ class Tiles {
       for (let col = Math.floor(view.x / size); col * size < right; col++) this.drawOne(context, view, level, row, col);
   }
 
-  // The tile, or the part of a coarser one that covers it.
+  // Draw the tile, or the part of a coarser one that covers it.
   drawOne(context, view, level, row, col) {
     for (let up = 0; up <= level; up++) {
       const tile = this.get(level - up, row >> up, col >> up, up === 0 || up === level);
@@ -58,9 +58,9 @@ class Tiles {
       const size = SIDE * 2 ** (this.levels - level);
       const [part, span] = [SIDE / 2 ** up, 2 ** (this.levels - level + up)];
       const [left, top] = [(col % 2 ** up) * part, (row % 2 ** up) * part];
-      // Not beyond the last token: there tiles are empty.
+      // Nothing beyond the last token.
       const [wide, tall] = [Math.min(size, this.S - col * size), Math.min(size, this.T - row * size)];
-      // A pixel drawn that large says little about the weights under it: those known one by one stand out.
+      // Very large pixels are faint, so that weights known one by one stand out.
       context.globalAlpha = span * view.scale > 40 && span > 1 ? 0.07 : 1;
       context.drawImage(tile.canvas, left, top, wide / span, tall / span,
         (col * size - view.x) * view.scale, (row * size - view.y) * view.scale, wide * view.scale, tall * view.scale);
@@ -69,7 +69,7 @@ class Tiles {
     }
   }
 
-  // The number a pixel of the deepest level shows, if it is here.
+  // The value of a pixel of the deepest level, if it is loaded.
   value(query, key) {
     const tile = this.known.get(`${this.levels}/${query >> 8}/${key >> 8}`);
     return tile && tile.values ? tile.values[(query & 255) * SIDE + (key & 255)] : null;

@@ -1,4 +1,4 @@
-// Which part of a map is seen: the query and key at the upper left corner, and how many screen pixels a token takes.
+// The visible part of a map: the query and key at the upper left corner, and the number of screen pixels per token.
 
 const CLOSEST = 56;
 
@@ -11,7 +11,7 @@ class Viewport {
     return Math.min(this.width / this.S, this.height / this.T);
   }
 
-  // No closer than there is something to see.
+  // Limited by what can be shown.
   get closest() {
     return Math.max(Math.min(CLOSEST, this.limit), this.fit);
   }
@@ -21,14 +21,14 @@ class Viewport {
     [this.width, this.height] = [width, height];
     if (this.fitted) this.showAll();
     else if (this.asked) this.take(this.asked);
-    else this.centre(...middle);
+    else this.center(...middle);
   }
 
   showAll() {
     [this.scale, this.x, this.y, this.fitted, this.asked] = [this.fit, 0, 0, true, null];
   }
 
-  centre(x, y) {
+  center(x, y) {
     this.asked = null;
     [this.x, this.y] = [x - this.width / this.scale / 2, y - this.height / this.scale / 2];
     this.settle();
@@ -40,7 +40,7 @@ class Viewport {
     this.settle();
   }
 
-  // What is under a screen point stays under it.
+  // The pair under the given point of the screen stays there.
   zoom(factor, px, py) {
     this.asked = null;
     const [x, y] = [this.x + px / this.scale, this.y + py / this.scale];
@@ -56,11 +56,11 @@ class Viewport {
     [this.x, this.y] = [inside(this.x, this.S, this.width), inside(this.y, this.T, this.height)];
   }
 
-  // Bring a pair into view, close enough to read.
+  // Scroll and zoom to a pair.
   reveal(query, key, scale = this.scale) {
     this.scale = clamp(scale, this.fit, this.closest);
     this.fitted = this.scale <= this.fit * 1.001;
-    this.centre(key + 0.5, query + 0.5);
+    this.center(key + 0.5, query + 0.5);
   }
 
   cellAt(px, py) {
@@ -75,7 +75,7 @@ class Viewport {
   read(text) {
     const numbers = text.split(",").map(Number);
     if (numbers.length !== 3 || !numbers.every(Number.isFinite)) return this.showAll();
-    // An address is read before the page is laid out: until somebody moves, every new size begins from what it asked.
+    // The URL is read before the layout: until the user moves the map, every resize starts from it again.
     this.asked = numbers;
     return this.take(numbers);
   }

@@ -1,116 +1,127 @@
-"""The server's answers: which address gives what. Who may ask is decided in `security.py`."""
+"""The HTTP interface: which URL returns what. `security` decides who may use it."""
 
 import asyncio
 import contextlib
+import ctypes
+import functools
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from importlib import resources
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.view.serve import bodies, static
-from headwise.view.serve.answers import cell_of, column_of, row_of, square
-from headwise.view.serve.limits import Limits
-from headwise.view.serve.look import Look
-from headwise.view.serve.looks import Looks, tell_place
+from headwise.view.page import parts, script
+from headwise.view.pictures import KINDS, SIDE, cell, levels, pixels, span_at, tile
 from headwise.view.serve.models import Models
-from headwise.view.serve.refusal import Refusal
+from headwise.view.serve.requests import Limits, Refusal, run_request
+from headwise.view.serve.run import Run
+from headwise.view.serve.runs import Runs, log_place
 from headwise.view.serve.security import Door, Guard
-from headwise.view.tiling import KINDS, levels
 from headwise.weights import AttentionMap
+
+SCRIPTS = ("connection", "live_source", "outcome", "silent_heads", "memory", "live")
+MOST = 256  # entries of a row or column, largest first
+# A pixel of more queries and keys than this is first drawn from one of its queries: at 16,384 tokens a tile of
+# 2048 × 2048 weights takes 12 to 26 ms of one core, depending on its kind, one of 4096 × 4096 up to 90, the whole map
+# up to 800.
+WIDE = 8
 
 
 class Server:
-    """Everything a server knows, and its answers.
+    """The state of a server, and its responses.
 
     Args:
-        models: what can be looked at.
-        door: where it is reached, and what opens it.
-        limits: how much it takes on.
+        models: the models to offer.
+        door: its address and its token.
+        limits: how much it accepts.
     """
 
     def __init__(self, models: Models, door: Door, limits: Limits | None = None) -> None:
         self.limits = Limits() if limits is None else limits
-        self.looks, self.door = Looks(models, self.limits), door
+        self.runs, self.door = Runs(models, self.limits), door
         self._tiles = asyncio.Semaphore(self.limits.tiles)
         self._wanted = 0
-        self.ended = True  # whether nothing ran on when it was closed
+        self.ended = True  # whether all work had ended when it was closed
 
     def app(self) -> Starlette:
-        """The application, guarded."""
+        """The application, behind its guard."""
         routes = [
-            Route("/", _told(self.page)),
-            Route("/static/{name}", _told(self.static)),
-            Route("/api/models", _told(self.models)),
-            Route("/api/looks", _told(self.begin), methods=["POST"]),
-            Route("/api/looks/{id}", _told(self.look), methods=["GET"]),
-            Route("/api/looks/{id}", _told(self.cancel), methods=["DELETE"]),
-            Route("/api/looks/{id}/manifest", _told(self.manifest)),
-            Route("/api/looks/{id}/tile", _told(self.tile)),
-            Route("/api/looks/{id}/row", _told(self.row)),
-            Route("/api/looks/{id}/column", _told(self.column)),
-            Route("/api/looks/{id}/cell", _told(self.cell)),
+            Route("/", _guarded(self.page)),
+            Route("/static/{name}", _guarded(self.static)),
+            Route("/api/models", _guarded(self.models)),
+            Route("/api/runs", _guarded(self.begin), methods=["POST"]),
+            Route("/api/runs/{id}", _guarded(self.run), methods=["GET"]),
+            Route("/api/runs/{id}", _guarded(self.cancel), methods=["DELETE"]),
+            Route("/api/runs/{id}/manifest", _guarded(self.manifest)),
+            Route("/api/runs/{id}/tile", _guarded(self.tile)),
+            Route("/api/runs/{id}/row", _guarded(self.row)),
+            Route("/api/runs/{id}/column", _guarded(self.column)),
+            Route("/api/runs/{id}/cell", _guarded(self.cell)),
         ]
         guard = Middleware(Guard, door=self.door)
         return Starlette(routes=routes, middleware=[guard], lifespan=self._lifespan, exception_handlers=_HANDLERS)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        self.looks.open()
+        self.runs.open()
         yield
-        self.ended = await run_in_threadpool(self.looks.close)
+        self.ended = await run_in_threadpool(self.runs.close)
 
     # The page.
 
     async def page(self, _: Request) -> Response:
         """The page itself, without data."""
-        return Response(static.page(), media_type="text/html; charset=utf-8")
+        return Response(_read("live.html"), media_type="text/html; charset=utf-8")
 
     async def static(self, request: Request) -> Response:
         """A file of the page."""
-        found = static.files().get(request.path_params["name"])
+        found = page_files().get(request.path_params["name"])
         if found is None:
             raise Refusal(404, "there is no such file.")
-        return Response(found.data, media_type=found.kind)
+        return Response(found.data, media_type=found.media_type)
 
     async def models(self, _: Request) -> Response:
-        """Which models there are, and what is allowed."""
-        names = self.looks.models.told()
-        return JSONResponse({"models": names, "limits": {"body": self.limits.body, "tokens": self.limits.tokens}})
+        """The models and the limits."""
+        models = self.runs.models.to_dicts()
+        return JSONResponse({"models": models, "limits": {"body": self.limits.body, "tokens": self.limits.tokens}})
 
-    # Looks.
+    # Runs.
 
     async def begin(self, request: Request) -> Response:
-        """Take on a look."""
-        asked = await bodies.asked(request, self.limits)
-        look = await run_in_threadpool(self.looks.begin, asked)
-        return JSONResponse({"id": look.id, "tokens": look.T}, 201)
+        """Start a run."""
+        wanted = await run_request(request, self.limits)
+        run = await run_in_threadpool(self.runs.begin, wanted)
+        return JSONResponse({"id": run.id, "tokens": run.T}, 201)
 
-    async def look(self, request: Request) -> Response:
-        """How a look stands."""
-        return JSONResponse(self._look(request).told())
+    async def run(self, request: Request) -> Response:
+        """The state of a run."""
+        return JSONResponse(self._run(request).to_dict())
 
     async def cancel(self, request: Request) -> Response:
-        """End a look."""
-        return JSONResponse(self.looks.cancel(request.path_params["id"]).told())
+        """Cancel a run."""
+        return JSONResponse(self.runs.cancel(request.path_params["id"]).to_dict())
 
     async def manifest(self, request: Request) -> Response:
-        """What there is to see of a look."""
-        look = self._look(request)
-        if look.manifest is None:
-            raise Refusal(409, f"there is nothing to see yet: this look is {look.stage}.")
-        return Response(look.manifest, media_type="application/json", headers={"X-Version": str(look.version)})
+        """What the page shows of a run."""
+        run = self._run(request)
+        if run.manifest is None:
+            raise Refusal(409, f"there is nothing to show yet: this run is {run.stage}.")
+        return Response(run.manifest, media_type="application/json", headers={"X-Version": str(run.version)})
 
-    # Places of a map.
+    # Parts of a map.
 
     async def tile(self, request: Request) -> Response:
-        """A tile as 65,536 numbers in float32; from how many of its queries is in a header."""
+        """A tile as 65,536 numbers in float32; a header says from how many of its queries it was made."""
         weights, head = self._map(request)
         deepest = levels(*weights.shape[2:])
         level = _number(request, "level", deepest + 1)
@@ -119,18 +130,18 @@ class Server:
         if kind not in KINDS:
             raise Refusal(422, f"kind: expected one of {', '.join(KINDS)}.")
         exact = request.query_params.get("exact", "0") == "1"
-        found = await self._computed(request, lambda: square(weights, head, level, row, col, kind, exact=exact))
+        found = await self._computed(request, lambda: tile_data(weights, head, level, row, col, kind, exact=exact))
         headers = {"X-Rows": f"{found.rows}/{found.of}"}
         return Response(found.data, media_type="application/octet-stream", headers=headers)
 
     async def row(self, request: Request) -> Response:
-        """Where a query looks."""
+        """The largest weights of a query."""
         weights, head = self._map(request)
         query = _number(request, "query", weights.shape[2])
         return JSONResponse(await self._computed(request, lambda: row_of(weights, head, query)))
 
     async def column(self, request: Request) -> Response:
-        """Who looks at a key."""
+        """The largest weights on a key."""
         weights, head = self._map(request)
         key = _number(request, "key", weights.shape[3])
         return JSONResponse(await self._computed(request, lambda: column_of(weights, head, key)))
@@ -141,46 +152,46 @@ class Server:
         query, key = _number(request, "query", weights.shape[2]), _number(request, "key", weights.shape[3])
         return JSONResponse(await self._computed(request, lambda: cell_of(weights, head, query, key)))
 
-    def _look(self, request: Request) -> Look:
-        return self.looks[request.path_params["id"]]
+    def _run(self, request: Request) -> Run:
+        return self.runs[request.path_params["id"]]
 
     def _map(self, request: Request) -> tuple[AttentionMap, int]:
-        look = self._look(request)
-        if not look.maps:
-            raise Refusal(409, f"there is no map: this look is {look.stage}.")
-        weights = look.layer(_number(request, "layer", len(look.maps)))
+        run = self._run(request)
+        if not run.maps:
+            raise Refusal(409, f"there is no map: this run is {run.stage}.")
+        weights = run.layer(_number(request, "layer", len(run.maps)))
         return weights, _number(request, "head", weights.shape[1])
 
     async def _computed(self, request: Request, compute: Callable[[], Any]) -> Any:
-        """What `compute` gives, in its turn: few at a time, and not for who has gone."""
+        """The result of `compute`, a few at a time, unless the client has disconnected meanwhile."""
         if self._wanted >= self.limits.tiles + self.limits.queue:
-            raise Refusal(429, f"{self.limits.queue} questions are waiting already, the limit.", after=1)
+            raise Refusal(429, f"{self.limits.queue} requests are already waiting, the limit.", after=1)
         self._wanted += 1
         try:
             async with self._tiles:
                 if await request.is_disconnected():
-                    raise Refusal(400, "the request was broken off.")
+                    raise Refusal(400, "the client disconnected.")
                 return await run_in_threadpool(self._undisturbed, compute)
         finally:
             self._wanted -= 1
 
     def _undisturbed(self, compute: Callable[[], Any]) -> Any:
-        with self.looks, torch.no_grad():
+        with self.runs, torch.no_grad():
             return compute()
 
 
 def _number(request: Request, name: str, size: int) -> int:
-    """A whole number of the address, below `size`."""
+    """An integer of the URL, below `size`."""
     given = request.query_params.get(name, "")
     if not (given.isascii() and given.isdigit() and len(given) < 12 and int(given) < size):
-        raise Refusal(422, f"{name}: expected a whole number from 0 to {size - 1}.")
+        raise Refusal(422, f"{name}: expected an integer from 0 to {size - 1}.")
     return int(given)
 
 
-def _told(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """The same, with what it raises put into words; nothing that could hold a part of a text is logged."""
+def _guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """Turns exceptions into responses; nothing that could quote a text is logged."""
 
-    async def told(request: Request) -> Response:
+    async def guarded(request: Request) -> Response:
         try:
             return await answer(request)
         except Refusal as refusal:
@@ -188,16 +199,107 @@ def _told(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request
         except HeadwiseError as error:
             return Refusal(422, str(error)).response()
         except Exception as error:
-            tell_place("an answer", error)
-            return Refusal(500, f"an error of headwise itself ({type(error).__name__}).").response()
+            log_place("a request", error)
+            return Refusal(500, f"an internal error of headwise ({type(error).__name__}).").response()
 
-    return told
+    return guarded
 
 
-async def _not_there(request: Request, error: Exception) -> Response:
-    """An address or a method that there is not."""
+async def _not_found(request: Request, error: Exception) -> Response:
+    """An unknown URL or method."""
     status = getattr(error, "status_code", 404)
-    return Refusal(status, "there is nothing at this address, or not by this method.").response()
+    return Refusal(status, "there is nothing at this URL, or not with this method.").response()
 
 
-_HANDLERS: Any = {404: _not_there, 405: _not_there}
+_HANDLERS: Any = {404: _not_found, 405: _not_found}
+
+
+# The files of the page: the scripts of a page on disk, and those that talk to the server.
+
+
+class PageFile(NamedTuple):
+    """A file as it is sent."""
+
+    data: bytes
+    media_type: str
+
+
+@functools.cache
+def page_files() -> dict[str, PageFile]:
+    """All files by name; nothing else is served."""
+    live = script(*(_read(f"{name}.js") for name in SCRIPTS))
+    return {
+        "page.js": PageFile(live.encode(), "text/javascript; charset=utf-8"),
+        "page.css": PageFile((parts().style + _read("live.css")).encode(), "text/css; charset=utf-8"),
+    }
+
+
+@functools.cache
+def _read(name: str) -> str:
+    return (resources.files("headwise.view.serve") / "page" / name).read_text(encoding="utf-8")
+
+
+# Parts of a map as plain data, exact unless a tile says otherwise.
+
+
+class TileData(NamedTuple):
+    """The numbers of a tile, and how many of its queries they were made from."""
+
+    data: bytes
+    rows: int
+    of: int
+
+
+def tile_data(weights: AttentionMap, head: int, level: int, row: int, col: int, kind: str, *, exact: bool) -> TileData:
+    """256 × 256 numbers, float32, little-endian.
+
+    Args:
+        weights: the map of a layer.
+        head: which of its heads.
+        level: the zoom level; 0 is the whole map.
+        row: the row of the tile.
+        col: the column of the tile.
+        kind: "mass", "rest", "peak" or "uniform".
+        exact: use all queries of the tile; otherwise one per row of pixels if there are many.
+    """
+    T, S = weights.shape[2:]
+    span = span_at(level, T, S)
+    of = max(0, min(T, (row + 1) * SIDE * span) - row * SIDE * span)
+    if exact or span <= WIDE or 0 in (T, S):
+        return TileData(_bytes(tile(weights, head, level, row, col, kind)), of, of)
+    first_queries = torch.arange(row * SIDE, (row + 1) * SIDE) * span
+    rows = (first_queries[first_queries < T] + span // 2).clamp(max=T - 1)
+    part = weights.select(heads=[head], rows=rows)
+    keys = range(col * SIDE * span, max(col * SIDE * span, min(S, (col + 1) * SIDE * span)))
+    found = pixels(part, span, keys, kind, tall=1)[0]
+    found = F.pad(found, (0, SIDE - found.shape[1], 0, SIDE - found.shape[0]))
+    return TileData(_bytes(found), len(rows), of)
+
+
+def row_of(weights: AttentionMap, head: int, query: int) -> dict[str, Any]:
+    """The keys that a query attends to, largest weight first."""
+    return _largest(weights[0, head, query], "keys")
+
+
+def column_of(weights: AttentionMap, head: int, key: int) -> dict[str, Any]:
+    """The queries that attend to a key, largest weight first."""
+    return _largest(weights[0, head, :, key], "queries")
+
+
+def cell_of(weights: AttentionMap, head: int, query: int, key: int) -> dict[str, Any]:
+    """One weight, its logit, its rank in the row, and how many keys the query sees; JSON has no infinity."""
+    found = cell(weights, head, query, key)
+    hidden = {"logit": None, "rank": None} if found.logit == -math.inf else {}
+    return found._asdict() | hidden
+
+
+def _largest(weights: Tensor, name: str) -> dict[str, Any]:
+    best = weights.float().topk(min(MOST, len(weights)))
+    there = int((best.values > 0).sum())
+    whole = len(weights) <= MOST or there < MOST
+    return {name: best.indices[:there].tolist(), "weights": best.values[:there].tolist(), "whole": whole}
+
+
+def _bytes(picture: Tensor) -> bytes:
+    data = picture.float().contiguous()
+    return ctypes.string_at(data.data_ptr(), data.nbytes)

@@ -1,20 +1,34 @@
-"""The models a server offers: named once, opened when first asked for."""
+"""The models that a server offers, and one run of a model: its attention maps, its loss, and likely next tokens."""
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from headwise.errors import CheckpointError, OptionError
-from headwise.models import TextModel, open_model
-from headwise.view.serve.refusal import Refusal
+from headwise.models import LanguageModel, TextModel, open_model
+from headwise.study.interventions import silence
+from headwise.study.watch import attention_layers, watch
+from headwise.view.serve.requests import Refusal
+from headwise.weights import AttentionMap
+
+CHUNK = 1024  # tokens whose logits are in memory at a time
+LOGIT_BYTES = 2**30  # most bytes of logits of a transformers model, which returns them all at once or only the last
+LIKELIEST = 10
+
+HeadPairs = Sequence[tuple[int, int]]
 
 
 class Models:
-    """Models by the name a page shows: "builtin", or that of their folder.
+    """Models by the name that the page shows ("builtin", or the name of the folder), opened on first use.
 
     Args:
-        paths: "builtin" or folders, the first is the one a page begins with.
+        paths: "builtin" or folders; the page starts with the first.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -26,10 +40,10 @@ class Models:
                 raise CheckpointError(f"there is no folder {path}; expected builtin, or the folder of a model.")
             self._paths[self._free_name(path)] = path
         if not self._paths:
-            raise OptionError("no model is named; pass --model builtin or the folder of one.")
+            raise OptionError("no model is given; pass --model builtin or the folder of a model.")
 
     def _free_name(self, path: str) -> str:
-        """The last part of the path; two of the same name are numbered."""
+        """The last part of the path; models of the same name are numbered."""
         name = path if path == "builtin" else Path(path).resolve().name or "model"
         count = sum(known == name or known.startswith(f"{name} (") for known in self._paths)
         return name if count == 0 else f"{name} ({count + 1})"
@@ -40,11 +54,11 @@ class Models:
         return list(self._paths)
 
     def add(self, name: str, model: TextModel) -> None:
-        """Offer a model that is there already."""
+        """Offer a model that is already open."""
         self._paths[name], self._open[name] = name, model
 
     def name_of(self, name: str | None) -> str:
-        """The name, the first unless given; refused where there is none."""
+        """The name, the first by default; refused if no model has it."""
         if name is None:
             return self.names[0]
         if name not in self._paths:
@@ -52,12 +66,151 @@ class Models:
         return name
 
     def __getitem__(self, name: str) -> TextModel:
-        """The model, opened now if it is not yet."""
+        """The model, opened now if necessary."""
         with self._lock:
             if name not in self._open:
                 self._open[name] = open_model(self._paths[name])
             return self._open[name]
 
-    def told(self) -> list[dict[str, Any]]:
+    def to_dicts(self) -> list[dict[str, Any]]:
         """What a page needs to offer them."""
         return [{"name": name, "open": name in self._open} for name in self.names]
+
+
+class NextToken(NamedTuple):
+    """A token that may come next, and its probability."""
+
+    token: str
+    probability: float
+
+
+class Outcome(NamedTuple):
+    """What a model predicts for a text.
+
+    Args:
+        loss: nats per token, over every token but the first; None if there is none.
+        next: the likeliest next tokens.
+        missing: why something is missing.
+    """
+
+    loss: float | None
+    next: tuple[NextToken, ...] = ()
+    missing: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return self._asdict() | {"next": [following._asdict() for following in self.next]}
+
+
+class Cancelled(Exception):  # noqa: N818 - not an error: the user has cancelled
+    """The run is no longer wanted."""
+
+
+def run_model(
+    model: TextModel,
+    ids: Tensor,
+    off: HeadPairs = (),
+    *,
+    maps: bool = True,
+    progress: Callable[[float], None] = lambda _: None,
+) -> tuple[dict[str, AttentionMap], Outcome]:
+    """The maps of all layers in order, and the outcome, without any T×T tensor.
+
+    Args:
+        model: the model.
+        ids: (1, T).
+        off: pairs of layer and head to switch off.
+        maps: False for the outcome only.
+        progress: called before each layer with the share that is done; an exception from it ends the run.
+    """
+    names = list(attention_layers(model.module, "serve"))
+    silent: dict[str, list[int]] = {}
+    for layer, head in off:
+        silent.setdefault(names[layer], []).append(head)
+    with torch.no_grad(), contextlib.ExitStack() as contexts:
+        contexts.enter_context(_between_layers(model, progress))
+        if silent:
+            contexts.enter_context(silence(model.module, silent))
+        seen = contexts.enter_context(watch(model.module)) if maps else {}
+        found = outcome(model, ids)
+    progress(1.0)
+    return {name: seen[name].detach() for name in names if name in seen}, found
+
+
+@contextlib.contextmanager
+def _between_layers(model: TextModel, progress: Callable[[float], None]) -> Iterator[None]:
+    layers = list(attention_layers(model.module, "serve").values())
+
+    def before(index: int) -> Callable[..., None]:
+        return lambda *_: progress(index / len(layers))
+
+    handles = [layer.register_forward_pre_hook(before(i)) for i, layer in enumerate(layers)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def check_off(model: TextModel, off: HeadPairs) -> None:
+    """Refuse layers and heads that do not exist."""
+    layers = list(attention_layers(model.module, "serve").values())
+    for layer, head in off:
+        if layer >= len(layers):
+            raise OptionError(f"layer {layer}: this model has {len(layers)}, counted from 0.")
+        most = _head_count(layers[layer])
+        if most is not None and head >= most:
+            raise OptionError(f"head {layer}.{head}: this layer has {most} heads, counted from 0.")
+
+
+def _head_count(layer: Any) -> int | None:
+    """How many heads an attention layer has, if it says so."""
+    config = getattr(layer, "config", None)
+    for found in (getattr(layer, "num_heads", None), getattr(config, "num_attention_heads", None)):
+        if isinstance(found, int):
+            return found
+    return None
+
+
+def outcome(model: TextModel, ids: Tensor) -> Outcome:
+    """Run the model once over (1, T)."""
+    if isinstance(model, LanguageModel):
+        return _builtin_outcome(model, ids)
+    if not hasattr(model.module, "lm_head") and getattr(model.module, "get_output_embeddings", lambda: None)() is None:
+        model.read(ids)
+        return Outcome(None, missing="This model does not generate text, so there is no loss and no next token.")
+    return _transformers_outcome(model, ids)
+
+
+def vocabulary(model: TextModel) -> int:
+    """The size of the vocabulary."""
+    module: Any = model.module
+    table = module.embedding if isinstance(model, LanguageModel) else module.get_input_embeddings()
+    return int(table.weight.shape[0])
+
+
+def _builtin_outcome(model: LanguageModel, ids: Tensor) -> Outcome:
+    """Computes logits in chunks: all logits of a long text would take gigabytes."""
+    hidden = model.gpt.features(ids)[0]
+    total, count = 0.0, ids.shape[1] - 1
+    for start in range(0, count, CHUNK):
+        targets = ids[0, start + 1 : start + 1 + CHUNK]
+        logits = model.gpt.logits(hidden[start : start + len(targets)])
+        total += float(F.cross_entropy(logits, targets, reduction="sum"))
+    return Outcome(total / count if count else None, _likeliest(model, model.gpt.logits(hidden[-1])))
+
+
+def _transformers_outcome(model: TextModel, ids: Tensor) -> Outcome:
+    length = ids.shape[1]
+    fits = length * vocabulary(model) * 4 <= LOGIT_BYTES
+    logits = model.module(input_ids=ids, use_cache=False, **({} if fits else {"logits_to_keep": 1})).logits[0].float()
+    following = _likeliest(model, logits[-1])
+    if not fits:
+        return Outcome(None, following, f"No loss: the logits of {length:,} tokens would take too much memory.")
+    loss = float(F.cross_entropy(logits[:-1], ids[0, 1:])) if length > 1 else None
+    return Outcome(loss, following)
+
+
+def _likeliest(model: TextModel, logits: Tensor) -> tuple[NextToken, ...]:
+    found = logits.float().softmax(-1).topk(min(LIKELIEST, logits.shape[-1]))
+    return tuple(map(NextToken, model.pieces(found.indices), found.values.tolist()))

@@ -1,14 +1,14 @@
-"""Who may ask: this server's own page and whoever knows its token. Everybody else is refused before anything is read.
+"""Who may send requests: the server's own page and whoever knows its token; others are refused before a body is read.
 
-Four things are checked, each for an attack that the others do not stop:
+Each of the four checks stops an attack that the others do not stop:
 
-    Host      a page of an attacker whose name is made to point at 127.0.0.1 (DNS rebinding) sends its own name here
-    Origin    another page in the same browser, also one of another port of this computer, says where it comes from
-    token     another user of this computer, or a program, does not know it; the page keeps it in a cookie that scripts
-              cannot read and that does not travel with requests of other sites
-    header    a request of another page cannot carry a header of ours without asking first, and is not answered
+    Host      a page of an attacker whose domain resolves to 127.0.0.1 (DNS rebinding) sends its own domain here
+    Origin    another page in the same browser, also one on another port of this computer, sends its own origin
+    token     other users of this computer and other programs do not know it; the page keeps it in a cookie that scripts
+              cannot read and that browsers do not send with requests from other sites
+    header    another page cannot set our header without a preflight request, which is not answered
 
-The cookie is named by the port, because browsers share cookies between ports.
+The name of the cookie contains the port, because browsers share cookies between ports.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ from urllib.parse import parse_qs
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headwise.view.serve.refusal import Refusal
+from headwise.view.serve.requests import Refusal
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-OWN = "x-headwise"  # a header that only our own page sends: see above
+OWN = "x-headwise"  # the header that only our own page sends
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -34,7 +34,7 @@ POLICY = "; ".join(
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",  # text can never become a script, not even by a mistake of ours
+        "require-trusted-types-for 'script'",  # text can never become a script, even if we make a mistake
         "trusted-types 'none'",
     )
 )
@@ -52,12 +52,12 @@ HEADERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Door:
-    """Where a server is reached, and what opens it.
+    """The address of a server, and the token that opens it.
 
     Args:
-        port: it listens on.
+        port: the port it listens on.
         token: the secret.
-        names: under which it may be called, beside those of this computer.
+        names: host names it may be reached by, besides those of this computer.
     """
 
     port: int
@@ -71,23 +71,23 @@ class Door:
 
     @property
     def hosts(self) -> set[str]:
-        """What a Host header may say."""
+        """The accepted values of the Host header."""
         names = {name.lower() for name in (*LOOPBACK, *self.names)}
         return {f"{name}:{self.port}" for name in names} | (names if self.port == 80 else set())
 
     def fits(self, token: str | None) -> bool:
-        """Whether this is the token, in a time that tells nothing about it."""
+        """Whether this is the token, compared in constant time."""
         return token is not None and secrets.compare_digest(token.encode(), self.token.encode())
 
 
 class Guard:
-    """Lets through what may pass, and puts the same headers on every answer."""
+    """Admits or refuses requests, and adds the same headers to every response."""
 
     def __init__(self, app: ASGIApp, door: Door) -> None:
         self.app, self.door = app, door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """Handle an ASGI request."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -110,21 +110,21 @@ class Guard:
         await self.app(scope, receive, guarded)
 
     def _admitted(self, scope: Scope, headers: Headers) -> bool:
-        """Whether the token came in the address, so that the browser is to keep it; raises for who may not pass."""
+        """Whether the token came in the URL, so that the browser should keep it; raises if the request is refused."""
         self._check_host(headers)
-        in_address = parse_qs(scope["query_string"].decode("latin-1")).get("token", [None])[-1]
-        if scope["path"] == "/" and scope["method"] in ("GET", "HEAD") and in_address is not None:
-            if not self.door.fits(in_address):
-                raise Refusal(401, "this token is not the one of this server. Open the address it has printed.")
-            return True  # also from a link in another page: who has the token may come in
+        in_url = parse_qs(scope["query_string"].decode("latin-1")).get("token", [None])[-1]
+        if scope["path"] == "/" and scope["method"] in ("GET", "HEAD") and in_url is not None:
+            if not self.door.fits(in_url):
+                raise Refusal(401, "this is not the token of this server. Open the address that it printed.")
+            return True  # also from a link in another page: the token is enough
         self._check_origin(headers)
         known = self.door.fits(_bearer(headers))
         if not known and not self.door.fits(_cookie(headers, self.door.cookie)):
             raise Refusal(
-                401, "the token is missing or of an earlier run. Open the address that headwise serve has printed."
+                401, "the token is missing or from an earlier start. Open the address that headwise serve printed."
             )
         if not known and scope["path"].startswith("/api/") and OWN not in headers:
-            raise Refusal(403, f"a request with a cookie must carry the header {OWN}, as the page's own do.")
+            raise Refusal(403, f"a request with a cookie must have the header {OWN}, like those of the page itself.")
         return False
 
     def _check_host(self, headers: Headers) -> None:
@@ -132,16 +132,18 @@ class Guard:
         if len(given) != 1 or given[0].lower() not in self.door.hosts:
             raise Refusal(
                 403,
-                f"the Host header does not name this server; expected {', '.join(sorted(self.door.hosts))}. Where it "
-                f"is meant to be reached by another name, start it with --allow-host NAME.",
+                f"the Host header does not name this server; expected {', '.join(sorted(self.door.hosts))}. To use "
+                f"another name, start the server with --allow-host NAME.",
             )
 
     def _check_origin(self, headers: Headers) -> None:
         origin = headers.get("origin")
         if origin is not None and origin.lower() not in {f"http://{host}" for host in self.door.hosts}:
-            raise Refusal(403, "a page of another origin asks; only this server's own page may.")
+            raise Refusal(
+                403, "the request comes from a page of another origin; only this server's own page is allowed."
+            )
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            raise Refusal(403, "a page of another site asks; only this server's own page may.")
+            raise Refusal(403, "the request comes from a page of another site; only this server's own page is allowed.")
 
 
 def _bearer(headers: Headers) -> str | None:

@@ -1,4 +1,4 @@
-"""The process: a socket, a server that ends when it is told to, and the words for what can go wrong before."""
+"""The process: a listening socket, a clean shutdown, and clear errors for what can go wrong before."""
 
 import contextlib
 import errno
@@ -18,14 +18,14 @@ import uvicorn
 
 from headwise.errors import OptionError
 from headwise.view.serve.app import Server
-from headwise.view.serve.limits import Limits
 from headwise.view.serve.models import Models
+from headwise.view.serve.requests import Limits
 from headwise.view.serve.security import Door
 
-ANY = ("0.0.0.0", "::", "")  # noqa: S104 - named in order to be refused without --allow-host
+ANY = ("0.0.0.0", "::", "")  # noqa: S104 - listed to be refused without --allow-host
 LOCAL = ("127.0.0.1", "::1", "localhost")
-SECRET = "HEADWISE_TOKEN"  # noqa: S105 - a name, no secret
-SHORTEST = 16  # letters of a token that a user chooses
+SECRET = "HEADWISE_TOKEN"  # noqa: S105 - a name, not a secret
+SHORTEST = 16  # characters of a token that a user chooses
 
 
 def serve(
@@ -43,21 +43,21 @@ def serve(
 
     Args:
         paths: models, as `headwise serve --model` takes them.
-        host: the address to listen at.
-        port: 0 takes any that is free.
-        names: other names under which it may be reached.
-        limits: how much it takes on.
-        open_browser: show the page.
-        seconds: end after that time.
-        as_json: say where it is as one JSON object.
+        host: the address to listen on.
+        port: 0 for any free one.
+        names: other host names it may be reached by.
+        limits: how much it accepts.
+        open_browser: whether to open the page.
+        seconds: stop after that time.
+        as_json: print the address as one JSON object.
     """
     models = Models(paths)
     if seconds is not None and seconds < 0:
-        raise OptionError(f"--for {seconds:g}: expected seconds from 0 up.")
+        raise OptionError(f"--for {seconds:g}: expected a non-negative number of seconds.")
     if host in ANY and not names:
         raise OptionError(
-            f"--host {host} listens at all addresses of this computer: say by --allow-host NAME under which name it is "
-            f"reached, so that requests meant for others are refused. What is sent is not encrypted."
+            f"--host {host} listens on all addresses of this computer: pass the name it is reached by with "
+            f"--allow-host NAME, so that requests for other names are refused. The connection is not encrypted."
         )
     token = _token()
     with listening(host, port) as listener:
@@ -70,14 +70,14 @@ def serve(
             process.run(sockets=[listener])
     if not as_json:
         print("stopped.", flush=True)
-    if not server.ended:  # a layer of a long text cannot be interrupted: leave without waiting for it
+    if not server.ended:  # a layer cannot be interrupted: exit without waiting for it
         sys.stdout.flush()
         os._exit(0)
     return 0
 
 
 def config_of(server: Server) -> uvicorn.Config:
-    """No log of who asks for what, few connections, an end without long waiting."""
+    """No access log, few connections, and a quick shutdown."""
     return uvicorn.Config(
         server.app(),
         access_log=False,
@@ -90,11 +90,11 @@ def config_of(server: Server) -> uvicorn.Config:
 
 
 class Process(uvicorn.Server):
-    """uvicorn, which ends with status 0 when it is told to end."""
+    """uvicorn, except that it exits with status 0 on SIGINT and SIGTERM."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Without raising the signal again afterwards, as uvicorn does."""
+        """Like that of uvicorn, without raising the signal again afterwards."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -108,15 +108,15 @@ class Process(uvicorn.Server):
 
 @contextlib.contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens, or the reason why there is none."""
+    """A listening socket, or an error that says why there is none."""
     if not 0 <= port < 2**16:
-        raise OptionError(f"--port {port}: expected 0 (any that is free) to 65535.")
+        raise OptionError(f"--port {port}: expected 0 (any free port) to 65535.")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         made = socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         raise OptionError(_why_not(error, host, port)) from error
-    # Only where a socket is known as one of TCP does asyncio send small answers at once; others wait 40 ms.
+    # asyncio sends small responses at once only if the socket is known to be TCP; otherwise they wait 40 ms.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, made.detach()) as listener:
         yield listener
 
@@ -124,21 +124,21 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 def _why_not(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
-            f"port {port} is busy: something listens there already, perhaps another headwise serve. End it, or pass "
-            f"--port {port + 1 if port < 65535 else 8765}, or --port 0 for any that is free."
+            f"port {port} is busy: something already listens there, perhaps another headwise serve. Stop it, or pass "
+            f"--port {port + 1 if port < 65535 else 8765}, or --port 0 for any free one."
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f"port {port} may not be used: those below 1024 are for administrators. Pass --port 8765."
-    return f"--host {host}: cannot listen there ({error.strerror or error}). Pass --host 127.0.0.1, or leave it out."
+        return f"port {port} may not be used: ports below 1024 are for administrators. Pass --port 8765."
+    return f"--host {host}: cannot listen there ({error.strerror or error}). Pass --host 127.0.0.1, or omit it."
 
 
 def _token() -> str:
-    """Of HEADWISE_TOKEN where it is set, so that a page survives a restart; else random."""
+    """HEADWISE_TOKEN if it is set, so that a page survives a restart; otherwise random."""
     given = os.environ.get(SECRET)
     if given is None:
         return secrets.token_urlsafe(24)
     if len(given) < SHORTEST or not given.isascii() or not given.replace("-", "").replace("_", "").isalnum():
-        raise OptionError(f"{SECRET}: expected {SHORTEST} or more letters, of A-Z a-z 0-9 - and _.")
+        raise OptionError(f"{SECRET}: expected at least {SHORTEST} characters from A-Z a-z 0-9 - and _.")
     return given
 
 
@@ -156,9 +156,9 @@ def _announce(address: str, host: str, as_json: bool) -> None:
         print(json.dumps({"address": address, "process": os.getpid()}), flush=True)
         return
     print(f"headwise is at {address}", flush=True)
-    print("Ctrl-C stops it. Texts stay on this computer and are not written down.", flush=True)
+    print("Ctrl-C stops it. Texts stay on this computer and are not stored.", flush=True)
     if host not in LOCAL:
-        print(f"Others can reach {host}, and what is sent is not encrypted.", file=sys.stderr, flush=True)
+        print(f"Other computers can reach {host}, and the connection is not encrypted.", file=sys.stderr, flush=True)
 
 
 def _has_screen() -> bool:
@@ -167,7 +167,7 @@ def _has_screen() -> bool:
 
 @contextlib.contextmanager
 def _browser(address: str, wanted: bool) -> Iterator[None]:
-    """Open the page by a file that only this user can read: an address in a command line can be seen by all."""
+    """Open the page through a file that only this user can read: everyone can see the URLs in command lines."""
     if not wanted or not _has_screen():
         yield
         return
@@ -180,7 +180,7 @@ def _browser(address: str, wanted: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _until(seconds: float | None, process: uvicorn.Server) -> Iterator[None]:
-    """End the process after some time."""
+    """Stop the process after some time."""
     if seconds is None:
         yield
         return

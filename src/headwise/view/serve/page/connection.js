@@ -1,7 +1,7 @@
-// Talking to the server: every request carries what shows that it is this page's own, and says in words what failed.
+// The connection to the server: it adds the header that identifies this page, and turns failures into messages.
 
-class Lost extends Error {} // the server does not answer
-class Locked extends Error {} // it answers, and does not know this page: it was started anew
+class Lost extends Error {} // the server does not respond
+class Locked extends Error {} // the server does not accept our token: it was restarted
 class Refused extends Error {
   constructor(status, words, after) {
     super(words);
@@ -11,7 +11,7 @@ class Refused extends Error {
 
 class Connection {
   constructor() {
-    this.token = null; // only where the cookie is of an earlier run
+    this.token = null; // only while the cookie is from before a restart
     this.onlost = () => {};
     this.onlocked = () => {};
   }
@@ -25,12 +25,12 @@ class Connection {
     } catch (error) {
       if (error.name === "AbortError") throw error;
       this.onlost();
-      throw new Lost("The server does not answer.");
+      throw new Lost("The server does not respond.");
     }
     if (answer.ok) return answer;
     if (answer.status === 401) {
       this.onlocked();
-      throw new Locked("The server was started anew and has another token.");
+      throw new Locked("The server was restarted and has another token.");
     }
     throw new Refused(answer.status, await wordsOf(answer), Number(answer.headers.get("Retry-After")) || 0);
   }
@@ -43,7 +43,7 @@ class Connection {
     return this.json(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
   }
 
-  // A question that may be asked again when the server is busy.
+  // A request that is repeated while the server is busy.
   async patiently(path, options) {
     for (let tries = 0; ; tries++) {
       try {
@@ -55,7 +55,7 @@ class Connection {
     }
   }
 
-  // The token in an address that somebody pastes, or the token itself; a new cookie comes with it.
+  // Takes an address with a token, or the token itself; the response sets a new cookie.
   async unlock(given) {
     const match = /[?&]token=([\w-]+)/.exec(given);
     this.token = match ? match[1] : given.trim();
@@ -68,7 +68,7 @@ async function wordsOf(answer) {
   try {
     return (await answer.json()).error;
   } catch {
-    return `The server answers with status ${answer.status}.`;
+    return `The server responds with status ${answer.status}.`;
   }
 }
 

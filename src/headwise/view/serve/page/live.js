@@ -1,8 +1,8 @@
-// The page under a server: a text is typed, pasted or brought as a file, and looked at by a model that is there.
+// The live page: the user types or pastes a text or opens a file, and the server runs a model on it.
 
-const STAGES = { waiting: "waiting for its turn", running: "the model reads", measuring: "measuring heads", refining: "refining", finished: "", cancelled: "cancelled", failed: "failed" };
+const STAGES = { waiting: "waiting", running: "running the model", measuring: "measuring heads", refining: "refining", finished: "", cancelled: "cancelled", failed: "failed" };
 
-// Which heads a look has, in words.
+// Which heads are on, in words.
 const headsText = (off) => (!off.length ? "all heads" : `without ${off.length > 8 ? plural(off.length, "head") : off.map((pair) => pair.join(".")).join(", ")}`);
 
 class Live {
@@ -17,15 +17,15 @@ class Live {
   }
 
   build() {
-    this.text = el("textarea", { class: "ask-text", rows: "2", "aria-label": "Text to look at", placeholder: "Type or paste a text, or drop a file here", spellcheck: "false", maxlength: "4000000" });
+    this.text = el("textarea", { class: "ask-text", rows: "2", "aria-label": "Text to analyze", placeholder: "Type or paste a text, or drop a file here", spellcheck: "false", maxlength: "4000000" });
     this.text.addEventListener("input", () => this.bring(null));
     this.text.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && this.fresh());
     this.text.addEventListener("dragover", (event) => event.preventDefault());
     this.text.addEventListener("drop", (event) => this.dropped(event));
     this.models = el("select", { "aria-label": "Model", onchange: () => this.asked && this.fresh() });
-    this.picker = el("input", { type: "file", class: "picker", "aria-label": "Open a file of text", onchange: () => this.picked(this.picker.files[0]) });
+    this.picker = el("input", { type: "file", class: "picker", "aria-label": "Open a text file", onchange: () => this.picked(this.picker.files[0]) });
     this.named = el("span", { class: "soft file-name" });
-    this.go = el("button", { type: "button", class: "act go", text: "Look", title: "Ctrl Enter", onclick: () => this.fresh() });
+    this.go = el("button", { type: "button", class: "act go", text: "Run", title: "Ctrl Enter", onclick: () => this.fresh() });
     this.stopper = el("button", { type: "button", class: "act stop", text: "Cancel", hidden: true, onclick: () => this.cancel() });
     this.progress = el("progress", { max: "1", value: "0", hidden: true, "aria-label": "Progress" });
     this.status = el("p", { class: "status soft", role: "status" });
@@ -47,7 +47,7 @@ class Live {
     this.text.focus();
   }
 
-  // After a reload: the text, and its look where the server still has it; else it is looked at anew.
+  // After a reload: the text, and its run if the server still has it; otherwise a new run.
   async resume() {
     const last = kept();
     if (!last || !Array.from(this.models.options).some(({ value }) => value === last.asked.model)) return;
@@ -72,7 +72,7 @@ class Live {
     if (models.some(({ name }) => name === chosen)) this.models.value = chosen;
   }
 
-  // What is brought.
+  // Files.
 
   dropped(event) {
     const file = event.dataTransfer?.files[0];
@@ -95,19 +95,19 @@ class Live {
     this.named.textContent = file ? file.name : "";
   }
 
-  // Looks.
+  // Runs.
 
   fresh() {
     this.silent.forget();
     return this.begin({ maps: true });
   }
 
-  // The same text with other heads switched off: first the loss alone, which takes less.
+  // The same text with other heads switched off: only the loss, which is quicker.
   retry() {
-    if (this.asked && String(this.silent.pairs) !== this.off) this.begin({ maps: false }); // unless it is asked already
+    if (this.asked && String(this.silent.pairs) !== this.off) this.begin({ maps: false }); // unless that is already running
   }
 
-  // Of the text that is in the field now, or once more of the same.
+  // Start a run of the text in the field, or of the same text again.
   async begin({ maps, compare = false, same = compare }) {
     const turn = ++this.turn;
     const off = this.silent.pairs;
@@ -116,14 +116,14 @@ class Live {
     if (!this.asked.file && !this.asked.text) return this.say("The text is empty: type or paste one.", true);
     this.drop();
     this.busy(true);
-    this.say(maps ? "sending" : "the model reads without them");
+    this.say(maps ? "sending" : "running the model without them");
     try {
       const { id } = await this.post(off, maps);
-      if (turn !== this.turn) return this.connection.ask(`/api/looks/${id}`, { method: "DELETE" });
+      if (turn !== this.turn) return this.connection.ask(`/api/runs/${id}`, { method: "DELETE" });
       this.id = id;
       if (maps) keep(this.asked, id, off);
       await this.follow(id, turn, { compare });
-      // Meanwhile the look whose maps are shown may have got better.
+      // Meanwhile the run whose maps are shown may have been refined.
       if (!maps && this.side) await this.follow(this.side.source.id, turn, { compare: Boolean(this.before), version: this.version, told: false });
     } catch (error) {
       this.failed(error, turn);
@@ -133,45 +133,45 @@ class Live {
 
   post(off, maps) {
     const { file, text, model } = this.asked;
-    if (!file) return this.connection.post("/api/looks", { text, model, off, maps });
+    if (!file) return this.connection.post("/api/runs", { text, model, off, maps });
     const query = new URLSearchParams({ model, off: JSON.stringify(off), maps: maps ? "1" : "0" });
-    return this.connection.json(`/api/looks?${query}`, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file.bytes });
+    return this.connection.json(`/api/runs?${query}`, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file.bytes });
   }
 
   async follow(id, turn, { compare, version = 0, told = true }) {
     while (turn === this.turn) {
-      const look = await this.connection.json(`/api/looks/${id}`);
+      const run = await this.connection.json(`/api/runs/${id}`);
       if (turn !== this.turn) return;
-      this.tell(look);
-      if (look.error) return this.end(look.error);
-      if (look.version > version) {
-        await this.see(look, turn, compare);
-        this.version = version = look.version;
+      this.tell(run);
+      if (run.error) return this.end(run.error);
+      if (run.version > version) {
+        await this.see(run, turn, compare);
+        this.version = version = run.version;
       }
-      if (told && look.outcome) this.outcome.show(look);
-      if (look.ready) this.busy(false);
-      if (["finished", "cancelled"].includes(look.stage)) return this.busy(false);
-      await rest(look.stage === "refining" ? 800 : 120);
+      if (told && run.outcome) this.outcome.show(run);
+      if (run.ready) this.busy(false);
+      if (["finished", "cancelled"].includes(run.stage)) return this.busy(false);
+      await rest(run.stage === "refining" ? 800 : 120);
     }
   }
 
-  async see(look, turn, compare) {
-    const { manifest, sections } = await this.connection.json(`/api/looks/${look.id}/manifest`);
+  async see(run, turn, compare) {
+    const { manifest, sections } = await this.connection.json(`/api/runs/${run.id}/manifest`);
     if (turn !== this.turn) return;
-    const source = new LiveSource(manifest, new Sections(sections), this.connection, look.id);
+    const source = new LiveSource(manifest, new Sections(sections), this.connection, run.id);
     source.onrefined = (place) => this.redraw(place);
     source.onrows = () => this.tell(this.last);
     const before = compare ? this.before || this.side : null;
     for (const side of [this.before, this.side]) if (side && side !== before) side.source.close();
-    const name = headsText(look.off);
-    if (look.off.length) manifest.title = `${manifest.title} ${name}`.trim();
-    [this.before, this.side] = [before, { manifest, source, name, off: look.off }];
+    const name = headsText(run.off);
+    if (run.off.length) manifest.title = `${manifest.title} ${name}`.trim();
+    [this.before, this.side] = [before, { manifest, source, name, off: run.off }];
     this.app = show(this.stage, manifest, source, before);
     this.app.store.listen((changed) => changed.has("head") && this.silent.show());
     this.silent.show();
   }
 
-  // A tile that has come whole takes the place of the one that was shown.
+  // A tile that has become exact replaces the one on the screen.
   redraw({ level, row, col }) {
     for (const map of this.app.stage.shown) {
       const tile = map.tiles?.known.get(`${level}/${row}/${col}`);
@@ -185,16 +185,16 @@ class Live {
     this.end("Cancelled.");
   }
 
-  // Nobody waits for the look that is under way: a look whose maps are shown is kept.
+  // Cancel the current run, unless its maps are shown.
   drop() {
     const id = this.id;
     this.id = null;
-    if (id && id !== this.side?.source.id && id !== this.before?.source.id) this.connection.ask(`/api/looks/${id}`, { method: "DELETE" }).catch(() => {});
+    if (id && id !== this.side?.source.id && id !== this.before?.source.id) this.connection.ask(`/api/runs/${id}`, { method: "DELETE" }).catch(() => {});
   }
 
   failed(error, turn) {
     if (turn !== this.turn || error instanceof Lost || error instanceof Locked) return undefined;
-    if (error.status === 404 && this.id) return this.begin({ maps: true }); // the server has forgotten it, or is a new one
+    if (error.status === 404 && this.id) return this.begin({ maps: true }); // the server has dropped it or was restarted
     return this.end(error.message);
   }
 
@@ -203,7 +203,7 @@ class Live {
     this.say(words, true);
   }
 
-  // Words.
+  // Messages.
 
   busy(is) {
     this.progress.hidden = !is;
@@ -211,15 +211,15 @@ class Live {
     if (is) this.progress.removeAttribute("value");
   }
 
-  tell(look) {
-    if (!look) return;
-    this.last = look;
-    this.progress.value = look.done;
-    const [rows, of] = this.side?.source.rows || look.rows;
+  tell(run) {
+    if (!run) return;
+    this.last = run;
+    this.progress.value = run.done;
+    const [rows, of] = this.side?.source.rows || run.rows;
     const part = rows && rows < of ? `${count(rows)} of ${count(of)} rows` : "";
-    const stage = STAGES[look.stage];
-    const share = look.done > 0 && look.done < 1 ? ` ${Math.round(100 * look.done)} %` : "";
-    this.say([part, stage && stage + share, look.note].filter(Boolean).join(" · "));
+    const stage = STAGES[run.stage];
+    const share = run.done > 0 && run.done < 1 ? ` ${Math.round(100 * run.done)} %` : "";
+    this.say([part, stage && stage + share, run.note].filter(Boolean).join(" · "));
   }
 
   say(words, wrong = false) {
@@ -227,14 +227,14 @@ class Live {
     this.status.classList.toggle("wrong", wrong);
   }
 
-  // The server ends and is started again; the text stays here.
+  // When the server restarts, the text stays here.
 
   async reconnect() {
     if (this.trying) return;
     this.trying = true;
     this.turn++;
     this.busy(false);
-    this.warn("The server does not answer. Your text is kept here; this page tries again until it does.");
+    this.warn("The server does not respond. Your text is kept here, and this page keeps trying.");
     for (let wait = 400; ; wait = Math.min(4000, 1.5 * wait)) {
       await rest(wait);
       try {
@@ -259,9 +259,9 @@ class Live {
     if (this.banner.classList.contains("locked")) return;
     this.turn++;
     this.busy(false);
-    const address = el("input", { type: "text", class: "find address", "aria-label": "The new address", placeholder: "http://127.0.0.1:8765/?token=…", autocomplete: "off" });
-    const form = el("form", { onsubmit: (event) => { event.preventDefault(); this.unlock(address.value); } }, address, el("button", { class: "act", text: "Go on" }));
-    this.warn("The server was started anew and has another token. Your text is kept here: paste the address it has printed, and this page goes on.", form);
+    const address = el("input", { type: "text", class: "find address", "aria-label": "New address", placeholder: "http://127.0.0.1:8765/?token=…", autocomplete: "off" });
+    const form = el("form", { onsubmit: (event) => { event.preventDefault(); this.unlock(address.value); } }, address, el("button", { class: "act", text: "Continue" }));
+    this.warn("The server was restarted and has another token. Your text is kept here: paste the address that the server printed to continue.", form);
     this.banner.classList.add("locked");
   }
 

@@ -1,12 +1,12 @@
-// Answers of the server: every tile, row and weight, exact. The wide tiles of long texts come first from a part of their
-// rows, and are asked for again, whole, once nothing else is.
+// A source of data from the server: every tile, row and weight, exact. Wide tiles of long texts are first made from some
+// of their rows, and requested again in full once nothing else is pending.
 
 class LiveSource extends EmbeddedSource {
   constructor(manifest, sections, connection, id) {
     super(manifest, sections);
     Object.assign(this, { connection, id, tiles: new Map(), unfinished: new Map(), running: 0, closed: false });
     this.onrefined = () => {};
-    this.rows = null; // of the widest tile in view that is not whole: [rows, of]
+    this.rows = null; // of the widest tile that is not exact yet: [rows, of]
   }
 
   depth() {
@@ -18,7 +18,7 @@ class LiveSource extends EmbeddedSource {
   }
 
   address(what, query) {
-    return `/api/looks/${this.id}/${what}?${new URLSearchParams(query)}`;
+    return `/api/runs/${this.id}/${what}?${new URLSearchParams(query)}`;
   }
 
   async answer(what, query) {
@@ -26,7 +26,7 @@ class LiveSource extends EmbeddedSource {
     try {
       return await (await this.connection.patiently(this.address(what, query))).json();
     } catch (error) {
-      if (error instanceof Lost || error instanceof Locked || error.status === 404) return null; // a new look follows
+      if (error instanceof Lost || error instanceof Locked || error.status === 404) return null; // a new run follows
       throw error;
     }
   }
@@ -48,7 +48,7 @@ class LiveSource extends EmbeddedSource {
     const place = { layer, head, level, row, col, kind };
     const name = Object.values(place).join("/");
     const known = this.tiles.get(name) || this.fetched(name, place, false);
-    this.tiles.delete(name); // the last that were asked for are kept
+    this.tiles.delete(name); // the most recently used are kept
     this.tiles.set(name, known);
     if (this.tiles.size > 400) this.tiles.delete(this.tiles.keys().next().value);
     return known;
@@ -85,7 +85,7 @@ class LiveSource extends EmbeddedSource {
     if (this.unfinished.size && !this.closed) this.timer = setTimeout(() => this.refine(), 300);
   }
 
-  // The last that was asked for is the likeliest to be looked at.
+  // The last requested tile is the most likely to be visible.
   async refine() {
     if (this.running || this.closed) return;
     const [name, { place }] = Array.from(this.unfinished).at(-1);

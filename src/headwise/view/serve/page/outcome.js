@@ -1,4 +1,4 @@
-// The loss and the tokens expected next, with all heads and without some.
+// The loss and the likeliest next tokens, with all heads and without some.
 
 const lossText = (loss) => (loss === null ? "–" : loss.toFixed(3));
 const percent = (share) => (share >= 0.0995 ? (100 * share).toFixed(0) : (100 * share).toFixed(1)) + " %";
@@ -9,15 +9,15 @@ class OutcomePanel {
     this.root = el("section", { class: "outcome", "aria-label": "Loss and next token", "aria-live": "polite", hidden: true });
   }
 
-  show(look) {
-    const [all, now] = [look.with_all_heads, look.outcome];
+  show(run) {
+    const [all, now] = [run.with_all_heads, run.outcome];
     this.root.hidden = !now;
-    if (now) fill(this.root, this.loss(all, now, look.off.length), this.next(all, now, look.off.length));
+    if (now) fill(this.root, this.loss(all, now, run.off.length), this.next(all, now, run.off.length));
   }
 
   loss(all, now, off) {
     const [title, unit] = [el("h3", { text: "Loss" }), el("span", { class: "soft", text: " nats per token" })];
-    if (now.loss === null) return el("div", { class: "loss" }, title, el("p", { class: "soft", text: now.missing || "One token has no loss: nothing comes before it." }));
+    if (now.loss === null) return el("div", { class: "loss" }, title, el("p", { class: "soft", text: now.missing || "A single token has no loss: nothing comes before it." }));
     const change = off && all ? now.loss - all.loss : 0;
     const told = off && all
       ? [el("span", { class: "before", text: lossText(all.loss) }), " → ", el("b", { class: "after", text: lossText(now.loss) }), unit, el("span", { class: "change", text: ` ${change >= 0 ? "+" : "−"}${Math.abs(change).toFixed(3)}` })]
@@ -25,7 +25,7 @@ class OutcomePanel {
     return el("div", { class: "loss" }, title, el("p", {}, ...told));
   }
 
-  // The likeliest with all heads and without, each with both numbers where both are known.
+  // The likeliest tokens with all heads and without some, each with both numbers if known.
   next(all, now, off) {
     if (!now.next.length) return null;
     const before = new Map((off && all ? all.next : []).map((x) => [x.token, x.probability]));

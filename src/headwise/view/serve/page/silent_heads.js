@@ -1,4 +1,4 @@
-// Heads that are switched off: chosen in the atlas or by the open head, listed, and switched on again.
+// Heads that are switched off: chosen in the atlas or in the map, and listed here.
 
 class SilentHeads {
   constructor(live) {
@@ -61,20 +61,20 @@ class SilentHeads {
     const chips = this.pairs.map(([l, h]) => el("button", { type: "button", class: "chip off", text: `${l}.${h} ×`, "aria-label": `Switch head ${l}.${h} on again`, onclick: () => this.toggle(`${l}.${h}`) }));
     const many = this.places.size;
     fill(this.root, el("h3", { text: "Switched off" }),
-      el("p", { class: "chips" }, ...(many ? chips : [el("span", { class: "soft", text: "none: Shift-click a head, or press o" })])),
+      el("p", { class: "chips" }, ...(many ? chips : [el("span", { class: "soft", text: "none: Shift-click a head or press o" })])),
       el("p", { class: "acts" },
         place ? el("button", { type: "button", class: "act switch", text: `Switch ${place} ${this.places.has(place) ? "on" : "off"}`, onclick: () => this.toggle(place) }) : null,
         many ? el("button", { type: "button", class: "act", text: "All on", onclick: () => this.clear() }) : null,
         this.again()));
   }
 
-  // The maps are of all heads, or without some; what looking again would change is what the button says.
+  // The maps are those of all heads, or without some; the button offers the other.
   again() {
     const [many, shown] = [this.places.size, this.live.side?.off || []];
     const button = (text, title, onclick) => el("button", { type: "button", class: "act again", text, title, onclick });
     const there = shown.length === many && shown.every((pair) => this.places.has(pair.join(".")));
-    if (many && !there) return button(`Look again without ${many === 1 ? "it" : "them"}`, "The maps of the model without these heads, to be compared with those of all", () => this.live.begin({ maps: true, compare: true }));
-    if (shown.length) return button("Look again with all heads", `The maps are of the model ${headsText(shown)}; this brings back those of all heads`, () => this.whole());
+    if (many && !there) return button(`Run again without ${many === 1 ? "it" : "them"}`, "Show the maps of the model without these heads, to compare with those of all heads", () => this.live.begin({ maps: true, compare: true }));
+    if (shown.length) return button("Run again with all heads", `The maps are those of the model ${headsText(shown)}; this shows those of all heads again`, () => this.whole());
     return null;
   }
 

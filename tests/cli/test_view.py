@@ -11,7 +11,7 @@ import torch
 from headwise import load_builtin, view
 from headwise.cli import main
 from headwise.models import builtin
-from headwise.view import Sight
+from headwise.view import View
 
 TEXT = "The captain looked at the sea, and the sea looked at the captain."
 
@@ -70,11 +70,11 @@ def test_a_page_of_ours_is_written_over_and_a_file_of_others_is_not(folder, caps
 
 
 def test_figures_are_the_same_in_python_terminal_and_json(capsys):
-    sight = view(load_builtin(), TEXT)
+    result = view(load_builtin(), TEXT)
     assert main(["view", TEXT, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told == json.loads(json.dumps(sight.to_dict()))
-    for layer, summary in zip(told["layers"], sight.summaries, strict=True):
+    assert told == json.loads(json.dumps(result.to_dict()))
+    for layer, summary in zip(told["layers"], result.summaries, strict=True):
         for one, head in zip(layer["heads"], summary, strict=True):
             assert (one["numbers"], one["apart"], one["reading"]) == (head.numbers, head.apart, head.reading)
             assert "sink" in one["numbers"]
@@ -82,11 +82,11 @@ def test_figures_are_the_same_in_python_terminal_and_json(capsys):
             assert 0 <= one["apart"]["entropy"] <= 1.000001, "as a share of the log of the visible keys"
     assert main(["view", TEXT, "--no-html"]) == 0
     shown = capsys.readouterr().out
-    for head in sight.telling(3):
+    for head in result.telling(3):
         assert f"{head.place}  " in shown
         assert f"{head.trait.share:.2f}  {head.summary.reading}" in shown
-    assert f"{sight.pairs(1)[0].weight:.2f} ({sight.pairs(1)[0].layer}.{sight.pairs(1)[0].head})" in shown
-    assert str(sight) == shown.rstrip("\n")
+    assert f"{result.pairs(1)[0].weight:.2f} ({result.pairs(1)[0].layer}.{result.pairs(1)[0].head})" in shown
+    assert str(result) == shown.rstrip("\n")
 
 
 def test_json_of_one_layer_or_head_is_that_part(capsys):
@@ -197,7 +197,7 @@ def test_of_a_long_text_some_queries_are_looked_at_and_progress_is_told(monkeypa
         monkeypatch.setattr(verb, name, value)
     assert main(["view", TEXT, "--no-html"]) == 0
     told = capsys.readouterr()
-    assert "numbers from 5 of them" in told.out
+    assert "numbers from 5 of these queries" in told.out
     assert "numbers are from 5 of 16 queries" in told.err
     assert "reading: 7 layers done" in told.err
     assert told.err.endswith("headwise view: 16 tokens read.\n")
@@ -265,5 +265,5 @@ def test_a_first_view_imports_no_more_than_it_needs():
 def test_a_sight_may_be_of_maps_alone():
     from headwise import AttentionMap
 
-    sight = Sight({"only": AttentionMap(torch.randn(1, 2, 3, 5), torch.randn(1, 2, 3, 5))})
-    assert sight.to_dict()["layers"][0]["name"] == "only"
+    result = View({"only": AttentionMap(torch.randn(1, 2, 3, 5), torch.randn(1, 2, 3, 5))})
+    assert result.to_dict()["layers"][0]["name"] == "only"

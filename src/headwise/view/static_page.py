@@ -1,4 +1,4 @@
-"""One HTML page that needs nothing else: no network, no script, light or dark as the reader likes."""
+"""The skeleton of a self-contained HTML page without scripts, light or dark as the reader prefers."""
 
 from html import escape
 from string import Template
@@ -35,6 +35,6 @@ $body
 """)
 
 
-def leaf(title: str, style: str, body: str) -> str:
-    """The page: its title as text, what else it needs of style, and its body as HTML."""
+def static_page(title: str, style: str, body: str) -> str:
+    """A page from its title (text), its additional style (CSS) and its body (HTML)."""
     return PAGE.substitute(title=escape(title), style=style.strip(), body=body.strip())

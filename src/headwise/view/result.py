@@ -1,6 +1,6 @@
-"""What a model's heads do with one text: the maps of all layers, the tokens, and what can be said about them.
+"""`View`: what the heads of a model do with one text, from the attention maps of all layers and the tokens.
 
-Everything that shows heads (terminal, page, notebook) reads this object, so that all show the same numbers.
+Terminal, page and notebook all read this object, so they show the same numbers.
 """
 
 import functools
@@ -16,24 +16,22 @@ from headwise.masks.probes import offset, previous_token, sink
 from headwise.models.files import atomically
 from headwise.shapes import check_size
 from headwise.study.heads import Head, kind_counts, kinds_in_words, most_telling
-from headwise.view.cell import Cell, cell
+from headwise.view.pictures import Cell, cell
 from headwise.weights import AttentionMap
 from headwise.weights.summary import Summary
 
-NEAR = sink(1) | offset(0) | previous_token()  # where most heads look most of the time
-
-
-MOST_PAIRS = 32
+NEAR = sink(1) | offset(0) | previous_token()  # where most heads put most of their weight
+MOST_PAIRS = 32  # kept; `pairs` returns the first of them
 
 Progress = Callable[[str, int, int], None]
 
 
 def silent(stage: str, done: int, of: int) -> None:
-    """Progress that nobody asked for."""
+    """Report no progress."""
 
 
 class Pair(NamedTuple):
-    """A word that looks and the word it looks at."""
+    """A query token, a key token, and the weight between them in one head."""
 
     layer: int
     head: int
@@ -42,8 +40,8 @@ class Pair(NamedTuple):
     weight: float
 
 
-class Sight:
-    """What every head does with one text, to print, to save as a page, and to ask; made by `headwise.view`."""
+class View:
+    """What every head does with one text: print it, save it as a page, or query it; made by `headwise.view`."""
 
     def __init__(
         self,
@@ -56,15 +54,15 @@ class Sight:
         progress: Progress = silent,
     ) -> None:
         if not maps:
-            raise OptionError("there is nothing to see: no map is given.")
+            raise OptionError("there is nothing to view: no attention map was given.")
         self.names = tuple(maps)
         self.maps = tuple(weights.detach() for weights in maps.values())
         shapes = {weights.shape[2:] for weights in self.maps}
         if any(weights.shape[0] != 1 for weights in self.maps) or len(shapes) > 1:
             raise ShapeError(
-                f"maps of shapes {[tuple(weights.shape) for weights in self.maps]}: expected one sample, and as many "
-                f"queries and keys in every layer. Take one sample with weights.select(batch=[0]), or some layers "
-                f"with view(..., layers=...)."
+                f"maps of shapes {[tuple(weights.shape) for weights in self.maps]}: expected one sample, and the same "
+                f"number of queries and keys in every layer. Take one sample with weights.select(batch=[0]), or some "
+                f"layers with view(..., layers=...)."
             )
         self.T, self.S = self.maps[0].shape[2:]
         self.tokens = _words(tokens, self.T, "tokens")
@@ -73,8 +71,8 @@ class Sight:
         self.queries, self.progress = _spread(self.T, queries), progress
 
     @property
-    def looked_at(self) -> tuple[AttentionMap, ...]:
-        """The maps that numbers and small pictures are taken from: all queries, or some of them, evenly spread."""
+    def sampled(self) -> tuple[AttentionMap, ...]:
+        """The maps behind numbers and small pictures: of all queries, or of an evenly spaced sample of them."""
         if self.queries is None:
             return self.maps
         return tuple(weights.select(rows=self.queries) for weights in self.maps)
@@ -84,44 +82,44 @@ class Sight:
         """What each head does, layer by layer."""
         ids = self.ids if self.ids is not None and len(self.ids) == self.S else None
         found = []
-        for done, weights in enumerate(self.looked_at, 1):
+        for done, weights in enumerate(self.sampled, 1):
             found.append(weights.summary(ids))
             self.progress("counting", done, len(self.maps))
         return tuple(found)
 
     @property
     def heads(self) -> list[Head]:
-        """All heads in order."""
+        """All heads, layer by layer."""
         return [Head(i, head.head, head) for i, summary in enumerate(self.summaries) for head in summary]
 
     def telling(self, most: int = 5) -> list[Head]:
-        """The heads that do one thing most clearly: first one of every kind, then the others, those of no kind last."""
+        """The `most` heads that do one thing most clearly: first one of each kind, then the rest."""
         return most_telling(self.heads, most)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many heads there are of each kind; one that rests on the first token and else does something is both."""
+        """The number of heads of each kind; a head may attend mostly to the first token and also be of another kind."""
         return kind_counts(self.heads)
 
     @property
     def sentence(self) -> str:
-        """All of it in one line of numbers."""
+        """A one-line summary: the size of the model and the text, and the number of heads of each kind."""
         heads = sorted({weights.shape[1] for weights in self.maps})
         size = f"{_count(len(self.maps), 'layer')} × {' or '.join(map(str, heads))} head{'s' * (heads != [1])}"
         size += f" · {_count(self.T, 'token')}"
-        size += f" looking at {self.S:,}" if self.S != self.T else ""
-        size += "" if self.queries is None else f" · numbers from {len(self.queries):,} of them"
-        return " · ".join([size, *kinds_in_words(self.counts), "weights, not importance"])
+        size += f" attending to {self.S:,}" if self.S != self.T else ""
+        size += "" if self.queries is None else f" · numbers from {len(self.queries):,} of these queries"
+        return " · ".join([size, *kinds_in_words(self.counts), "attention is not importance"])
 
     def pairs(self, most: int = 8) -> list[Pair]:
-        """The `most` strongest looks further back: not at the first token, itself or the one before; each once."""
+        """The `most` largest weights, except on the first token, itself and the previous one; each pair once."""
         return self._pairs[:most]
 
     @functools.cached_property
     def _pairs(self) -> list[Pair]:
-        """The strongest of every layer, together."""
+        """The largest weights of all layers."""
         best: dict[tuple[int, int], Pair] = {}
-        for layer, weights in enumerate(self.looked_at):
+        for layer, weights in enumerate(self.sampled):
             elsewhere = weights.without(NEAR)
             peak = elsewhere.panel(peak=True).peak
             assert peak is not None  # noqa: S101 - asked for
@@ -135,16 +133,24 @@ class Sight:
         return sorted(best.values(), key=lambda pair: -pair.weight)[:MOST_PAIRS]
 
     def pictures(self, rows: int, cols: int) -> list[Tensor]:
-        """Every layer's heads as small pictures (H, rows, cols) whose rows sum to 1."""
-        return [weights.pooled(rows, cols)[0] for weights in self.looked_at]
+        """Small pictures (H, rows, cols) of the heads of every layer; picture rows sum to 1."""
+        return [weights.pooled(rows, cols)[0] for weights in self.sampled]
 
     def cell(self, layer: int, head: int, query: int, key: int) -> Cell:
-        """The weight of a `layer` and `head` from a `query` to a `key`, with its logit, its rank in the row and how
+        """One weight, of a `query` and a `key` in a `layer` and `head`: its size, logit and rank in the row, and how
         many keys the query sees."""
         return cell(self.maps[layer], head, query, key)
 
+    def check_place(self, layer: int, head: int | None = None) -> None:
+        """Refuse a `layer`, or a `head` of it, that does not exist."""
+        if not 0 <= layer < len(self.maps):
+            raise OptionError(f"layer {layer}: the model has {len(self.maps)}, 0 to {len(self.maps) - 1}.")
+        heads = self.maps[layer].shape[1]
+        if head is not None and not 0 <= head < heads:
+            raise OptionError(f"head {layer}.{head}: layer {layer} has {heads} heads, 0 to {heads - 1}.")
+
     def to_dict(self) -> dict[str, Any]:
-        """All numbers as plain data."""
+        """All numbers as plain data, ready for JSON."""
         return {
             "sentence": self.sentence,
             "tokens": self.tokens,
@@ -163,31 +169,31 @@ class Sight:
         }
 
     def plot(self, layer: int, head: int | Sequence[int] | None = None, **options: Any) -> Any:
-        """The heads of one `layer` as matplotlib axes, with the words beside them.
+        """The heads of one `layer` as matplotlib axes, labelled with the tokens.
 
         `head` and `options` as in `AttentionMap.plot`.
         """
         return self.maps[layer].plot(head, **{"tokens": self.tokens, "keys": self.keys, **options})
 
     def _repr_html_(self) -> str:
-        from headwise.view.notebook import sight_html
+        from headwise.view.notebook import view_html
 
-        return sight_html(self)
+        return view_html(self)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        """For notebooks, and for those that show no HTML."""
+        """HTML for notebooks, and plain text for those that do not show HTML."""
         return {"text/html": self._repr_html_(), "text/plain": str(self)}
 
     def save(
-        self, path: str | Path, *, against: "Sight | None" = None, budget: int | None = None, title: str = ""
+        self, path: str | Path, *, against: "View | None" = None, budget: int | None = None, title: str = ""
     ) -> Path:
-        """Write one HTML file that shows all of it and needs nothing else; what was there stays if that fails.
+        """Write one self-contained HTML file; an existing file is kept if writing fails.
 
         Args:
-            path: where to.
-            against: another sight to compare with: of another text, or of another model.
-            budget: bytes the file may take, 5 MB unless given; what does not fit is left out, and the page says so.
-            title: what to call it.
+            path: where to write it.
+            against: another view to compare with, of another text or another model.
+            budget: the largest file size in bytes, 5 MB by default; the page says what did not fit.
+            title: the title of the page.
         """
         from headwise.view.page import standalone
 
@@ -197,10 +203,10 @@ class Sight:
         return path
 
     def __repr__(self) -> str:
-        return f"Sight({len(self.maps)} layers, {self.T} tokens): print(sight) shows it"
+        return f"View({len(self.maps)} layers, {self.T} tokens): print it to see the heads"
 
     def __str__(self) -> str:
-        from headwise.view.colours import Palette
+        from headwise.view.color import Palette
         from headwise.view.terminal import drawn
 
         return drawn(self, 80, Palette(0))
@@ -211,16 +217,16 @@ def _count(number: int, noun: str) -> str:
 
 
 def _words(tokens: Sequence[str] | None, count: int, name: str) -> list[str]:
-    """The tokens as text; their numbers where there is none."""
+    """The tokens as text; their positions if no text is given."""
     if tokens is None:
         return [str(i) for i in range(count)]
     if isinstance(tokens, str) or len(tokens) != count:
-        raise ShapeError(f"{name}: {len(tokens)} are given and the maps have {count}; expected one text per token.")
+        raise ShapeError(f"{name}: {len(tokens)} given, but the maps have {count}; expected one string per token.")
     return [str(token) for token in tokens]
 
 
 def _spread(T: int, queries: int | None) -> Tensor | None:
-    """So many of T queries, evenly spread, the last among them; None for all."""
+    """Evenly spaced positions of so many of T queries, including the last; None for all."""
     if queries is None or check_size("queries", queries) >= T:
         return None
     return (torch.arange(1, queries + 1) * T) // queries - 1

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from headwise import AttentionMap, OptionError, Scoring, causal, view
-from headwise.view.colours import Palette
-from headwise.view.map_screen import FOOTER, HEADER, MapScreen, number, printed, told
-from headwise.view.words import wide
+from headwise.view.color import Palette
+from headwise.view.screen import FOOTER, HEADER, MapScreen, described, number, printed
+from headwise.view.tokens import wide
 
 T = 37
 
@@ -32,7 +32,7 @@ def make(tokens=T, heads=3, layers=2):
 
 
 @pytest.fixture(scope="module")
-def sight():
+def result():
     torch.manual_seed(0)
     return make()
 
@@ -44,8 +44,8 @@ def bare(lines):
 @pytest.mark.parametrize("size", [(40, 12), (80, 24), (200, 60)])
 @pytest.mark.parametrize("depth", [0, 4, 8, 24])
 @pytest.mark.parametrize("keys", ["", "+", "++", "+++", "++++", "t", "-"])
-def test_every_screen_fits(sight, size, depth, keys):
-    screen = MapScreen(sight, 1, 2, Palette(depth), *size)
+def test_every_screen_fits(result, size, depth, keys):
+    screen = MapScreen(result, 1, 2, Palette(depth), *size)
     for key in keys:
         screen.press(key)
     lines = bare(screen.lines())
@@ -55,41 +55,41 @@ def test_every_screen_fits(sight, size, depth, keys):
 
 @pytest.mark.parametrize("tokens", [1, 2, T, 301])
 def test_at_first_the_whole_map_is_shown_and_its_rows_sum_to_one(tokens):
-    sight = make(tokens)
-    screen = MapScreen(sight, 0, 1, Palette(24), 80, 24)
+    result = make(tokens)
+    screen = MapScreen(result, 0, 1, Palette(24), 80, 24)
     picture = screen.picture()
     assert picture.sum(-1) == pytest.approx(torch.ones(len(picture)).numpy(), abs=1e-5)
     assert len(picture) * screen.span >= tokens
 
 
-def test_pixels_are_sums_over_keys_and_means_over_queries(sight):
-    screen = MapScreen(sight, 1, 2, Palette(24), 40, 12)
+def test_pixels_are_sums_over_keys_and_means_over_queries(result):
+    screen = MapScreen(result, 1, 2, Palette(24), 40, 12)
     assert screen.span == 4
-    dense = sight.maps[1][0, 2].double()
+    dense = result.maps[1][0, 2].double()
     expected = torch.stack([block.mean(0) for block in dense.split(4)])
     expected = torch.stack([block.sum(1) for block in expected.split(4, 1)], 1)
     torch.testing.assert_close(screen.picture().double(), expected, atol=1e-6, rtol=1e-5)
 
 
-def test_zooming_in_ends_at_single_weights_in_numbers(sight):
-    screen = MapScreen(sight, 0, 0, Palette(0), 80, 24)
+def test_zooming_in_ends_at_single_weights_in_numbers(result):
+    screen = MapScreen(result, 0, 0, Palette(0), 80, 24)
     for _ in range(20):
         screen.press("+")
     window = screen.window()
     assert window.span == 1
     torch.testing.assert_close(
         screen.picture(),
-        sight.maps[0][0, 0, window.query : window.query + window.rows, window.key : window.key + window.cols],
+        result.maps[0][0, 0, window.query : window.query + window.rows, window.key : window.key + window.cols],
     )
     row = next(line for line in screen.lines() if f"w{screen.query} " in line)
-    assert number(sight.maps[0][0, 0, screen.query, 0].item()) in row
+    assert number(result.maps[0][0, 0, screen.query, 0].item()) in row
     for _ in range(20):
         screen.press("-")
     assert screen.window().rows * screen.span >= T
 
 
-def test_arrows_move_by_a_cell_and_stop_at_the_edges(sight):
-    screen = MapScreen(sight, 0, 0, Palette(24), 80, 48)
+def test_arrows_move_by_a_cell_and_stop_at_the_edges(result):
+    screen = MapScreen(result, 0, 0, Palette(24), 80, 48)
     assert (screen.query, screen.key) == (T - 1, 0)
     for key in ("up", "up", "right", "right", "right", "down", "left"):
         screen.press(key)
@@ -104,8 +104,8 @@ def test_arrows_move_by_a_cell_and_stop_at_the_edges(sight):
     assert screen.key == T - 1
 
 
-def test_the_window_follows_the_cursor(sight):
-    screen = MapScreen(sight, 0, 0, Palette(24), 40, 12)
+def test_the_window_follows_the_cursor(result):
+    screen = MapScreen(result, 0, 0, Palette(24), 40, 12)
     for key in ("+", "+", "+", *["up"] * 30, *["right"] * 11):
         screen.press(key)
         window = screen.window()
@@ -114,31 +114,31 @@ def test_the_window_follows_the_cursor(sight):
         assert 0 <= col < window.cols
 
 
-def test_enter_tells_the_largest_weight_of_the_pixel(sight):
-    screen = MapScreen(sight, 1, 2, Palette(24), 40, 12)
+def test_enter_tells_the_largest_weight_of_the_pixel(result):
+    screen = MapScreen(result, 1, 2, Palette(24), 40, 12)
     span = screen.span
     screen.press("right")
     screen.press("enter")
-    dense = sight.maps[1][0, 2]
+    dense = result.maps[1][0, 2]
     first = (T - 1) // span * span
     block = dense[first:T, span : 2 * span]
     assert dense[screen.query, screen.key] == block.max()
-    cell = sight.cell(1, 2, screen.query, screen.key)
-    assert told(cell) in " · ".join(bare(screen.lines())), "in two lines on a narrow screen"
-    assert f"rank {cell.rank} of {cell.visible}" in told(cell)
+    cell = result.cell(1, 2, screen.query, screen.key)
+    assert described(cell) in " · ".join(bare(screen.lines())), "in two lines on a narrow screen"
+    assert f"rank {cell.rank} of {cell.visible}" in described(cell)
     screen.press("left")
     assert "logit" not in " ".join(bare(screen.lines()))
 
 
-def test_a_hidden_key_is_told_to_be_hidden(sight):
-    screen = MapScreen(sight, 0, 0, Palette(24), 80, 48)
+def test_a_hidden_key_is_told_to_be_hidden(result):
+    screen = MapScreen(result, 0, 0, Palette(24), 80, 48)
     for key in (*["up"] * 5, "end", "right", "right", "enter"):
         screen.press(key)
     assert "may not see this key" in " ".join(bare(screen.lines()))
 
 
-def test_next_and_previous_go_through_all_heads_of_all_layers(sight):
-    screen = MapScreen(sight, 0, 0, Palette(24), 80, 24)
+def test_next_and_previous_go_through_all_heads_of_all_layers(result):
+    screen = MapScreen(result, 0, 0, Palette(24), 80, 24)
     seen = []
     for _ in range(6):
         seen.append((screen.layer, screen.head))
@@ -150,16 +150,16 @@ def test_next_and_previous_go_through_all_heads_of_all_layers(sight):
     assert "1.2" in screen.lines()[0]
 
 
-def test_words_can_be_shown_and_hidden(sight):
-    screen = MapScreen(sight, 0, 0, Palette(24), 80, 48)
+def test_words_can_be_shown_and_hidden(result):
+    screen = MapScreen(result, 0, 0, Palette(24), 80, 48)
     with_words = bare(screen.lines())
     assert any("w36" in line for line in with_words[HEADER:-FOOTER])
     screen.press("t")
     assert not any("w36" in line for line in bare(screen.lines())[HEADER:-FOOTER])
 
 
-def test_other_keys_do_nothing(sight):
-    screen = MapScreen(sight, 0, 0, Palette(24), 80, 24)
+def test_other_keys_do_nothing(result):
+    screen = MapScreen(result, 0, 0, Palette(24), 80, 24)
     before = screen.lines()
     for key in ("x", "", "\x01", "é"):
         screen.press(key)
@@ -168,15 +168,15 @@ def test_other_keys_do_nothing(sight):
 
 
 @pytest.mark.parametrize("place", [(2, 0), (0, 3), (-1, 0)])
-def test_a_head_that_is_not_there_is_refused(sight, place):
+def test_a_head_that_is_not_there_is_refused(result, place):
     with pytest.raises(OptionError, match="0 to"):
-        MapScreen(sight, *place, Palette(0), 80, 24)
+        MapScreen(result, *place, Palette(0), 80, 24)
 
 
 @pytest.mark.parametrize(("tokens", "lines"), [(1, 1), (T, T), (301, 38)])
 def test_printed_once_it_is_letters_with_a_word_a_line(tokens, lines):
-    sight = make(tokens)
-    found = printed(sight, 1, 0, 80)
+    result = make(tokens)
+    found = printed(result, 1, 0, 80)
     assert len(found) == HEADER + lines + 1
     assert max(map(wide, found)) <= 80
     assert all("\x1b" not in line for line in found)
@@ -192,12 +192,12 @@ def test_numbers_take_three_columns():
 PROGRAM = """
 import sys, torch
 from headwise import AttentionMap, Scoring, causal, view
-from headwise.view.colours import palette
-from headwise.view.keys import show
-from headwise.view.map_screen import MapScreen
+from headwise.view.color import palette
+from headwise.view.screen import show
+from headwise.view.screen import MapScreen
 
 torch.manual_seed(0)
-sight = view(AttentionMap(torch.randn(1, 3, 31, 5), torch.randn(1, 3, 31, 5), Scoring(causal())))
+result = view(AttentionMap(torch.randn(1, 3, 31, 5), torch.randn(1, 3, 31, 5), Scoring(causal())))
 
 class Screen(MapScreen):
     def press(self, key):
@@ -205,7 +205,7 @@ class Screen(MapScreen):
             raise RuntimeError("broken on purpose")
         super().press(key)
 
-show(Screen(sight, 0, 1, palette(sys.stdout), 80, 24))
+show(Screen(result, 0, 1, palette(sys.stdout), 80, 24))
 print("gave it back")
 """
 
@@ -266,7 +266,7 @@ def terminal():
         one.close()
 
 
-DRAWN = r"q ends\x1b\[0m\x1b\[K\x1b\[J"
+DRAWN = r"q quits\x1b\[0m\x1b\[K\x1b\[J"
 
 
 def test_keys_work_in_a_real_terminal_and_it_is_given_back(terminal):
@@ -274,7 +274,7 @@ def test_keys_work_in_a_real_terminal_and_it_is_given_back(terminal):
     assert "\x1b[?1049h\x1b[?25l" in one.until(DRAWN)
     assert "head 1" not in one.text
     one.send("\x1b[A\x1bOC")
-    assert "29 “29” looks at 1 “1”" in one.until(r"looks at 1 .*" + DRAWN)
+    assert "29 “29” attends to 1 “1”" in one.until(r"attends to 1 .*" + DRAWN)
     one.send("\r")
     assert re.search(r"weight 0\.\d{4} · logit -?\d+\.\d{3} · rank \d+ of 30 · \d+\.\d\d × uniform", one.until(DRAWN))
     one.send("n")
@@ -324,7 +324,7 @@ def test_the_verb_opens_a_head_in_a_terminal(terminal):
 
 def test_without_colours_the_screen_is_letters(terminal):
     one = terminal(NO_COLOR="1")
-    shown = one.until(r"q ends\x1b\[K\x1b\[J")
+    shown = one.until(r"q quits\x1b\[K\x1b\[J")
     assert not re.search(r"\x1b\[[0-9;]*m", shown)
     one.send("q")
     assert one.process.wait(20) == 0

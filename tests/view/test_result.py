@@ -10,23 +10,23 @@ TEXT = "The captain looked at the sea, and the sea looked at the captain. The ca
 
 
 @pytest.fixture(scope="module")
-def sight():
+def result():
     return view(load_builtin(), TEXT)
 
 
-def test_numbers_are_those_of_the_maps(sight):
+def test_numbers_are_those_of_the_maps(result):
     model = load_builtin()
     ids = model.tokens(TEXT)
     with torch.no_grad(), headwise.watch(model.gpt) as seen:
         model.gpt(ids)
-    for name, summary in zip(sight.names, sight.summaries, strict=True):
+    for name, summary in zip(result.names, result.summaries, strict=True):
         expected = seen[name].summary(ids[0])
         assert [head.numbers for head in summary] == [head.numbers for head in expected]
 
 
-def test_pairs_are_the_largest_weights_further_back(sight):
+def test_pairs_are_the_largest_weights_further_back(result):
     found = []
-    for layer, weights in enumerate(sight.maps):
+    for layer, weights in enumerate(result.maps):
         dense = weights[0].clone()
         dense[:, :, 0] = 0
         for near in (0, 1):
@@ -35,16 +35,18 @@ def test_pairs_are_the_largest_weights_further_back(sight):
     best = {}
     for weight, layer, head, query, key in sorted(found, reverse=True):
         best.setdefault((query, key), (layer, head, weight))
-    for pair in sight.pairs(5):
+    for pair in result.pairs(5):
         layer, head, weight = best[pair.query, pair.key]
         assert (pair.layer, pair.head) == (layer, head)
         assert pair.weight == pytest.approx(weight, abs=1e-5)
-    assert sight.pairs(1)[0].weight == pytest.approx(max(weight for _, _, weight in best.values()), abs=1e-5)
+    assert result.pairs(1)[0].weight == pytest.approx(max(weight for _, _, weight in best.values()), abs=1e-5)
 
 
-def test_the_sentence_counts_what_the_readings_say(sight):
-    resting = sum("first-token sink" in head.summary.reading for head in sight.heads)
-    assert f"7 layers × 8 heads · {sight.T} tokens · {resting} rest on the first token" in sight.sentence
+def test_the_sentence_counts_what_the_readings_say(result):
+    resting = sum("first-token sink" in head.summary.reading for head in result.heads)
+    assert (
+        f"7 layers × 8 heads · {result.T} tokens · {resting} heads attend mostly to the first token" in result.sentence
+    )
 
 
 def test_a_transformers_model_is_seen():
@@ -61,7 +63,7 @@ def test_more_tokens_than_a_model_can_read_are_refused_in_words():
     pytest.importorskip("headwise.huggingface")
     config = transformers.GPT2Config(n_embd=24, n_head=3, n_layer=1, vocab_size=50, n_positions=8)
     model = transformers.GPT2Model._from_config(config, attn_implementation="headwise")
-    with pytest.raises(ShapeError, match=r"view\(GPT2Model\).* more tokens than it can read"):
+    with pytest.raises(ShapeError, match=r"view\(GPT2Model\).* longer than the model can read"):
         view(model, torch.arange(11))
 
 
@@ -76,8 +78,8 @@ def test_one_kind_of_layers_of_an_encoder_and_decoder_is_seen():
     inputs = {"input_ids": torch.arange(4, 11)[None], "decoder_input_ids": torch.arange(4, 9)[None]}
     with pytest.raises(ShapeError, match=r"some layers with view\(..., layers=...\)"):
         view(model, inputs)
-    sight = view(model, inputs, layers=lambda name: "encoder_attn" in name, words=list("abcde"), keys=list("tuvwxyz"))
-    assert sight.sentence.startswith("3 layers × 3 heads · 5 tokens looking at 7")
+    result = view(model, inputs, layers=lambda name: "encoder_attn" in name, words=list("abcde"), keys=list("tuvwxyz"))
+    assert result.sentence.startswith("3 layers × 3 heads · 5 tokens attending to 7")
     assert view(model, inputs, layers=lambda name: name.startswith("encoder")).sentence.startswith(
         "2 layers × 3 heads · 7"
     )
@@ -93,30 +95,30 @@ def test_a_model_of_which_a_part_is_not_seen_is_refused(monkeypatch):
     model.extra = torch.nn.Module()
     model.extra.inner = type("OwnAttention", (torch.nn.Module,), {})()
     monkeypatch.setattr(huggingface, "computes_attention", lambda kind: kind.__name__ == "OwnAttention")
-    with pytest.raises(OptionError, match="OwnAttention of GPT2Model attends by itself.* Choose the layers that are"):
+    with pytest.raises(OptionError, match="OwnAttention of GPT2Model attends by itself.* Choose the layers to view"):
         view(model, torch.arange(9))
     assert view(model, torch.arange(9), layers=lambda name: name.startswith("h.")).sentence.startswith("2 layers")
 
 
 def test_a_cell_is_one_weight_with_its_logit_rank_and_visible_keys():
     query, key = torch.randn(2, 1, 3, 7, 5, dtype=torch.float64).unbind(0)
-    sight = view(AttentionMap(query, key, Scoring(causal())))
+    result = view(AttentionMap(query, key, Scoring(causal())))
     scores = (query[0, 1] @ key[0, 1].T / 5**0.5)[:, :5][4]
     order = scores.argsort(descending=True).tolist()
     for place in range(5):
-        cell = sight.cell(0, 1, 4, place)
+        cell = result.cell(0, 1, 4, place)
         assert cell.weight == pytest.approx(scores.softmax(0)[place].item())
         assert cell.logit == pytest.approx(scores[place].item())
         assert (cell.rank, cell.visible) == (order.index(place) + 1, 5)
         assert cell.times_uniform == pytest.approx(5 * cell.weight)
-    hidden = sight.cell(0, 1, 4, 5)
+    hidden = result.cell(0, 1, 4, 5)
     assert (hidden.weight, hidden.logit, hidden.rank) == (0.0, -float("inf"), 6)
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: view([]), OptionError, "no map is given"),
+        (lambda: view([]), OptionError, "no attention map was given"),
         (lambda: view(["a map"]), OptionError, "a str is among the maps"),
         (lambda: view(3), OptionError, r"view\(int\): expected a model"),
         (lambda: view(torch.nn.Linear(3, 3), "text"), OptionError, "pass token ids"),

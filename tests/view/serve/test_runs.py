@@ -1,4 +1,4 @@
-"""Looks: numbers are those of the maps, long texts come from some rows first, heads fall silent, work can be ended."""
+"""Runs: numbers are those of the maps, long texts come from some rows first, heads fall silent, work can be ended."""
 
 import copy
 import dataclasses
@@ -12,12 +12,12 @@ import torch
 
 import headwise
 from headwise import AttentionMap, Scoring, causal, load_builtin
-from headwise.view.measuring import measure
-from headwise.view.serve import looks as looks_module
-from headwise.view.serve import pictures
-from headwise.view.serve.limits import Limits
-from headwise.view.serve.outcomes import outcome
-from headwise.view.sight import Sight
+from headwise.view.pictures import LayerStatistics
+from headwise.view.result import View
+from headwise.view.serve import app, models, run
+from headwise.view.serve import runs as runs_module
+from headwise.view.serve.models import outcome
+from headwise.view.serve.requests import Limits
 from serving import TEXT, begun, looked, refused, small_model, until
 
 LONG = "The captain looked at the sea and the sea looked back. " * 110  # 1322 tokens
@@ -31,30 +31,30 @@ def maps_of(model, text):
 
 
 def manifest(client, id):
-    return client.get(f"/api/looks/{id}/manifest").json()["manifest"]
+    return client.get(f"/api/runs/{id}/manifest").json()["manifest"]
 
 
 # What is found.
 
 
 @pytest.mark.parametrize("portion", [1, 2**26], ids=["head by head", "layer by layer"])
-def test_numbers_are_those_of_a_sight(client, portion, monkeypatch):
-    monkeypatch.setattr(pictures, "PORTION", portion)
+def test_numbers_are_those_of_a_view(client, portion, monkeypatch):
+    monkeypatch.setattr(run, "PORTION", portion)
     told = looked(client)
     model = load_builtin()
     ids, maps, logits = maps_of(model, TEXT)
-    sight = Sight(maps, model.pieces(ids), ids)
+    result = View(maps, model.pieces(ids), ids)
     found = manifest(client, told["id"])
-    assert found["sentence"] == sight.sentence
-    assert found["tokens"] == sight.tokens
-    for layer, expected in zip(found["layers"], sight.to_dict()["layers"], strict=True):
+    assert found["sentence"] == result.sentence
+    assert found["tokens"] == result.tokens
+    for layer, expected in zip(found["layers"], result.to_dict()["layers"], strict=True):
         assert layer["name"] == expected["name"]
         for head, wanted in zip(layer["heads"], expected["heads"], strict=True):
             assert head["reading"] == wanted["reading"]
             assert head["numbers"] == pytest.approx(wanted["numbers"], abs=1e-5)
-    places = [(p.layer, p.head, p.query, p.key) for p in sight.pairs()]
+    places = [(p.layer, p.head, p.query, p.key) for p in result.pairs()]
     assert [(p["layer"], p["head"], p["query"], p["key"]) for p in found["pairs"]] == places
-    assert [p["weight"] for p in found["pairs"]] == pytest.approx([p.weight for p in sight.pairs()], abs=1e-5)
+    assert [p["weight"] for p in found["pairs"]] == pytest.approx([p.weight for p in result.pairs()], abs=1e-5)
     loss = torch.nn.functional.cross_entropy(logits[0, :-1].double(), ids[0, 1:])
     assert told["outcome"]["loss"] == pytest.approx(float(loss), abs=1e-4)
     best = logits[0, -1].softmax(-1).topk(10)
@@ -64,7 +64,7 @@ def test_numbers_are_those_of_a_sight(client, portion, monkeypatch):
 
 
 def test_one_token_has_no_loss_and_a_next(client):
-    told = until(client, client.post("/api/looks", json={"ids": [0]}).json()["id"], ("finished", "failed"))
+    told = until(client, client.post("/api/runs", json={"ids": [0]}).json()["id"], ("finished", "failed"))
     assert told["error"] is None
     assert told["outcome"]["loss"] is None
     assert len(told["outcome"]["next"]) == 10
@@ -74,20 +74,20 @@ def test_the_loss_of_a_long_text_does_not_depend_on_its_portions(monkeypatch):
     model = small_model()
     ids = torch.arange(3, 103)[None]
     whole = outcome(model, ids)
-    monkeypatch.setattr("headwise.view.serve.outcomes.CHUNK", 7)
+    monkeypatch.setattr(models, "CHUNK", 7)
     assert outcome(model, ids).loss == pytest.approx(whole.loss, abs=1e-5)
 
 
 def test_a_text_beyond_what_the_model_was_made_for_says_so(client):
     told = looked(client, LONG, maps=False)
-    assert "made for 1,024 tokens and reads 1,322" in told["note"]
+    assert "trained on texts of 1,024 tokens and this one has 1,322" in told["note"]
 
 
 # Long texts.
 
 
 def test_a_long_text_is_first_seen_from_256_of_its_rows_and_in_the_end_from_all(client):
-    with client.server.looks:  # nothing is refined meanwhile
+    with client.server.runs:  # nothing is refined meanwhile
         told = looked(client, LONG, model="small")
         id, first = told["id"], manifest(client, told["id"])
     assert (told["stage"], told["rows"], told["version"]) == ("refining", [256, 1322], 1)
@@ -99,12 +99,12 @@ def test_a_long_text_is_first_seen_from_256_of_its_rows_and_in_the_end_from_all(
     assert "numbers from" not in last["sentence"]
     model = small_model()
     ids, maps, _ = maps_of(model, LONG)
-    expected = Sight(maps, model.pieces(ids), ids)
+    expected = View(maps, model.pieces(ids), ids)
     assert last["sentence"] == expected.sentence
     for layer, summary in zip(last["layers"], expected.summaries, strict=True):
         for head, wanted in zip(layer["heads"], summary, strict=True):
             assert head["numbers"] == pytest.approx(wanted.numbers, abs=1e-4)
-    few = Sight(maps, model.pieces(ids), ids, queries=256)
+    few = View(maps, model.pieces(ids), ids, queries=256)
     for layer, summary in zip(first["layers"], few.summaries, strict=True):
         for head, wanted in zip(layer["heads"], summary, strict=True):
             assert head["numbers"] == pytest.approx(wanted.numbers, abs=1e-4)
@@ -112,28 +112,28 @@ def test_a_long_text_is_first_seen_from_256_of_its_rows_and_in_the_end_from_all(
 
 @pytest.mark.parametrize(("T", "counts"), [(7, [7]), (1024, [1024]), (1025, [256, 1025]), (32768, [256, 2048, 32768])])
 def test_pictures_grow_by_steps(T, counts):
-    assert pictures.counts(T) == counts
+    assert run.query_counts(T) == counts
 
 
 def test_what_some_rows_tell_stands_for_all():
     weights = AttentionMap(torch.randn(1, 2, 1100, 5), torch.randn(1, 2, 1100, 5), Scoring(mask=causal()))
-    sight = Sight({"": weights}, queries=100)
-    seen = pictures.stretched(measure(sight.looked_at[0]), sight)
-    exact = measure(weights)
+    result = View({"": weights}, queries=100)
+    seen = LayerStatistics.of(result.sampled[0]).stretched(result.queries, result.T)
+    exact = LayerStatistics.of(weights)
     torch.testing.assert_close(seen.received.sum(-1), torch.full((2,), 1100.0))  # every query gives 1
     assert seen.entropy.shape == exact.entropy.shape
-    for row in sight.queries.tolist():
+    for row in result.queries.tolist():
         torch.testing.assert_close(seen.entropy[:, row - 10 : row + 1], exact.entropy[:, row, None].expand(2, 11))
         torch.testing.assert_close(seen.log_sum_exp[:, row], exact.log_sum_exp[:, row])
 
 
 def test_refining_rests_while_somebody_asks(client):
-    looks = client.server.looks
-    with looks:
+    runs = client.server.runs
+    with runs:
         id = looked(client, LONG, model="small")["id"]
-        time.sleep(2 * looks_module.QUIET)
-        assert inspect.getgeneratorstate(looks._refining[-1][1]) == "GEN_CREATED"
-        told = client.get(f"/api/looks/{id}").json()
+        time.sleep(2 * runs_module.QUIET)
+        assert inspect.getgeneratorstate(runs._refining[-1][1]) == "GEN_CREATED"
+        told = client.get(f"/api/runs/{id}").json()
         assert (told["stage"], told["done"], told["rows"], told["version"]) == ("refining", 0, [256, 1322], 1)
     assert until(client, id, ("finished",))["rows"] == [1322, 1322]
 
@@ -158,22 +158,24 @@ def test_silent_heads_change_the_loss_as_zeros_in_the_output_projection_do(clien
     assert told["off"] == [[0, 3], [4, 2]]
 
 
-def test_maps_of_a_look_with_silent_heads_are_those_of_the_model_without_them(client):
+def test_maps_of_a_run_with_silent_heads_are_those_of_the_model_without_them(client):
     told = looked(client, off=[[0, 1]], model="small")
     model = small_model()
     with headwise.silence(model.gpt, {"blocks.0.attention": [1]}):
         _, maps, _ = maps_of(model, TEXT)
-    row = client.get(f"/api/looks/{told['id']}/row?layer=1&head=2&query=9").json()
+    row = client.get(f"/api/runs/{told['id']}/row?layer=1&head=2&query=9").json()
     expected = maps["blocks.1.attention"][0, 2, 9].sort(descending=True).values
     assert row["weights"] == pytest.approx(expected[: len(row["weights"])].tolist(), abs=1e-5)
     looked(client, model="small")
-    assert "_silent" not in vars(client.server.looks.models["small"].gpt.blocks[0].attention)
+    assert "_silent" not in vars(client.server.runs.models["small"].gpt.blocks[0].attention)
 
 
 def test_what_a_text_gives_with_all_heads_is_computed_once(client, monkeypatch):
     runs = []
-    original = looks_module.run
-    monkeypatch.setattr(looks_module, "run", lambda *args, **options: runs.append(args) or original(*args, **options))
+    original = runs_module.run_model
+    monkeypatch.setattr(
+        runs_module, "run_model", lambda *args, **options: runs.append(args) or original(*args, **options)
+    )
     looked(client, off=[[0, 0]], maps=False, model="small")
     looked(client, off=[[0, 1]], maps=False, model="small")
     assert len(runs) == 3
@@ -201,15 +203,15 @@ def test_a_transformers_model_is_looked_at_and_its_heads_fall_silent(client_of, 
     with torch.no_grad():
         assert told["outcome"]["loss"] == pytest.approx(outcome(quiet, ids).loss, abs=1e-5)
         assert told["with_all_heads"]["loss"] == pytest.approx(outcome(model, ids).loss, abs=1e-5)
-    assert refused(client.post("/api/looks", json={"text": "a", "model": "other", "off": [[0, 3]]}), 422, "has 3 heads")
+    assert refused(client.post("/api/runs", json={"text": "a", "model": "other", "off": [[0, 3]]}), 422, "has 3 heads")
 
 
 def test_an_encoder_has_maps_and_says_why_there_is_no_loss(client_of, tmp_path):
     client = client_of(encoder=opened("bert", "AutoModel", tmp_path))
     told = looked(client, model="encoder")
     assert told["outcome"]["loss"] is None
-    assert "does not write" in told["outcome"]["missing"]
-    answer = client.post("/api/looks", json={"text": "the sea " * 600, "model": "encoder"})
+    assert "does not generate text" in told["outcome"]["missing"]
+    answer = client.post("/api/runs", json={"text": "the sea " * 600, "model": "encoder"})
     assert refused(answer, 413, "the limit is 512")
 
 
@@ -221,88 +223,88 @@ class Gate:
 
     def __init__(self, monkeypatch):
         self.reached, self.open = threading.Event(), threading.Event()
-        original = looks_module.run
+        original = runs_module.run_model
 
-        def held(model, ids, off=(), *, maps=True, told=lambda _: None):
+        def held(model, ids, off=(), *, maps=True, progress=lambda _: None):
             def slowly(done):
                 if done > 0:
                     self.reached.set()
                     assert self.open.wait(20)
-                told(done)
+                progress(done)
 
-            return original(model, ids, off, maps=maps, told=slowly)
+            return original(model, ids, off, maps=maps, progress=slowly)
 
-        monkeypatch.setattr(looks_module, "run", held)
+        monkeypatch.setattr(runs_module, "run_model", held)
 
 
-def test_a_look_is_ended_between_layers_and_the_model_is_left_as_it_was(client, monkeypatch):
+def test_a_run_is_ended_between_layers_and_the_model_is_left_as_it_was(client, monkeypatch):
     gate = Gate(monkeypatch)
     id = begun(client, model="small", off=[[0, 0]])
     assert gate.reached.wait(20)
-    told = client.get(f"/api/looks/{id}").json()
+    told = client.get(f"/api/runs/{id}").json()
     assert told["stage"] == "running"
     assert told["ready"] is False
-    assert refused(client.get(f"/api/looks/{id}/manifest"), 409, "nothing to see yet")
-    assert refused(client.get(f"/api/looks/{id}/tile?layer=0&head=0&level=0&row=0&col=0"), 409, "no map")
-    look = client.server.looks[id]
-    assert client.delete(f"/api/looks/{id}").status_code == 200
+    assert refused(client.get(f"/api/runs/{id}/manifest"), 409, "nothing to show yet")
+    assert refused(client.get(f"/api/runs/{id}/tile?layer=0&head=0&level=0&row=0&col=0"), 409, "no map")
+    look = client.server.runs[id]
+    assert client.delete(f"/api/runs/{id}").status_code == 200
     gate.open.set()
-    assert refused(client.get(f"/api/looks/{id}"), 404, "no such look")
+    assert refused(client.get(f"/api/runs/{id}"), 404, "no such run")
     looked(client, model="small")  # the next one is worked at
     assert look.stage == "cancelled"
     assert look.maps == {}
-    layer = client.server.looks.models["small"].gpt.blocks[0].attention
+    layer = client.server.runs.models["small"].gpt.blocks[0].attention
     assert not layer._forward_pre_hooks
     assert "_silent" not in vars(layer)
     assert "_watchers" not in vars(layer)
 
 
-def test_a_look_that_waits_can_be_ended(client, monkeypatch):
+def test_a_run_that_waits_can_be_ended(client, monkeypatch):
     gate = Gate(monkeypatch)
     first = begun(client, model="small")
     assert gate.reached.wait(20)
     second = begun(client, model="small")
-    assert client.delete(f"/api/looks/{second}").json()["stage"] == "cancelled"
+    assert client.delete(f"/api/runs/{second}").json()["stage"] == "cancelled"
     gate.open.set()
     until(client, first, ("finished",))
 
 
-def test_more_looks_than_may_wait_are_refused(client_of, monkeypatch):
+def test_more_runs_than_may_wait_are_refused(client_of, monkeypatch):
     gate = Gate(monkeypatch)
     client = client_of(dataclasses.replace(Limits(), waiting=2))
     begun(client, model="small")
     assert gate.reached.wait(20)
     begun(client, model="small")
     begun(client, model="small")
-    answer = client.post("/api/looks", json={"text": TEXT, "model": "small"})
-    assert refused(answer, 429, "2 looks are waiting already")
+    answer = client.post("/api/runs", json={"text": TEXT, "model": "small"})
+    assert refused(answer, 429, "2 runs are already waiting")
     assert answer.headers["retry-after"] == "5"
     gate.open.set()
 
 
-def test_the_oldest_looks_are_forgotten(client_of):
-    client = client_of(dataclasses.replace(Limits(), looks=2))
+def test_the_oldest_runs_are_forgotten(client_of):
+    client = client_of(dataclasses.replace(Limits(), runs=2))
     ids = [looked(client, f"Text {i}", model="small")["id"] for i in range(4)]
-    states = [client.get(f"/api/looks/{id}").status_code for id in ids]
+    states = [client.get(f"/api/runs/{id}").status_code for id in ids]
     assert states == [404, 404, 200, 200]
 
 
-def test_looks_are_forgotten_where_their_maps_take_too_much(client_of):
+def test_runs_are_forgotten_where_their_maps_take_too_much(client_of):
     client = client_of(dataclasses.replace(Limits(), memory=1))
     first, second = (looked(client, f"Text {i}", model="small")["id"] for i in range(2))
-    assert client.get(f"/api/looks/{first}").status_code == 404
-    assert client.get(f"/api/looks/{second}").status_code == 200
+    assert client.get(f"/api/runs/{first}").status_code == 404
+    assert client.get(f"/api/runs/{second}").status_code == 200
 
 
 def test_a_failure_of_ours_is_told_without_the_text(client, monkeypatch, caplog):
     def broken(*_, **__):
         raise KeyError("captain")
 
-    monkeypatch.setattr(looks_module, "run", broken)
+    monkeypatch.setattr(runs_module, "run_model", broken)
     with caplog.at_level(logging.DEBUG):
         told = until(client, begun(client), ("failed",))
-    assert told["error"] == "an error of headwise itself (KeyError)."
-    assert "a look failed: KeyError at" in caplog.text
+    assert told["error"] == "an internal error of headwise (KeyError)."
+    assert "a run failed: KeyError at" in caplog.text
     assert "captain" not in caplog.text
 
 
@@ -312,18 +314,18 @@ def test_an_answer_that_fails_is_told_without_the_text(client, monkeypatch, capl
     def broken(*_):
         raise KeyError("captain")
 
-    monkeypatch.setattr("headwise.view.serve.app.row_of", broken)
+    monkeypatch.setattr(app, "row_of", broken)
     with caplog.at_level(logging.DEBUG):
-        answer = client.get(f"/api/looks/{told['id']}/row?layer=0&head=0&query=0")
-    assert refused(answer, 500, "an error of headwise itself (KeyError)")
+        answer = client.get(f"/api/runs/{told['id']}/row?layer=0&head=0&query=0")
+    assert refused(answer, 500, "an internal error of headwise (KeyError)")
     assert "captain" not in caplog.text
 
 
 def test_nothing_of_a_text_is_logged(client, caplog, capfd):
     with caplog.at_level(logging.DEBUG):
         looked(client, "Xylophone zebra", model="small")
-        client.post("/api/looks", content=b'{"text": "Xylophone', headers={"content-type": "application/json"})
-        client.post("/api/looks", json={"text": "Xylophone", "off": [[99, 99]]})
+        client.post("/api/runs", content=b'{"text": "Xylophone', headers={"content-type": "application/json"})
+        client.post("/api/runs", json={"text": "Xylophone", "off": [[99, 99]]})
     printed = capfd.readouterr()
     assert "ylophone" not in caplog.text + printed.out + printed.err
 
@@ -334,4 +336,4 @@ def test_closing_ends_what_is_worked_at(client_of, monkeypatch):
     begun(client, model="small")
     assert gate.reached.wait(20)
     threading.Timer(0.1, gate.open.set).start()
-    assert client.server.looks.close()
+    assert client.server.runs.close()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headwise import OptionError, ShapeError, causal, view
-from headwise.view.dense import map_of
+from headwise.view.maps import map_of
 from headwise.view.terminal import drawn
 from headwise.weights import AttentionMap, Scoring
 
@@ -25,14 +25,14 @@ def test_a_map_of_given_weights_gives_them_back_with_their_statistics():
 
 def test_attentions_of_an_eager_model_can_be_viewed():
     torch.manual_seed(0)
-    sight = view([dense().float(), dense()[0].half()])
-    assert sight.sentence.startswith("2 layers × 3 heads · 11 tokens")
+    result = view([dense().float(), dense()[0].half()])
+    assert result.sentence.startswith("2 layers × 3 heads · 11 tokens")
 
 
 @pytest.mark.parametrize(
     ("weights", "error", "message"),
     [
-        (torch.randn(1, 3, 5, 5), OptionError, "each row with sum 1"),
+        (torch.randn(1, 3, 5, 5), OptionError, "each row sums to 1"),
         (torch.eye(5), ShapeError, r"expected floats \(1, H, T, S\)"),
         (torch.eye(5, dtype=torch.int64).expand(1, 3, 5, 5), ShapeError, "torch.int64"),
     ],
@@ -46,7 +46,7 @@ def test_what_is_no_table_of_weights_is_refused(weights, error, message):
 @pytest.mark.parametrize("text", ["Hello", "The sea is", "The captain looked at the sea, and at the captain."])
 def test_numbers_of_heads_stand_over_their_pictures(text):
     from headwise import load_builtin
-    from headwise.view.colours import Palette
+    from headwise.view.color import Palette
 
     lines = drawn(view(load_builtin(), text), 80, Palette(0)).splitlines()
     place = next(i for i, line in enumerate(lines) if line.split()[:3] == ["0", "1", "2"])

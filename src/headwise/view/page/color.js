@@ -1,25 +1,8 @@
-// Colours of numbers. One ramp from dark to bright in equal steps for every eye (cividis); differences blue to orange.
+// The colors of numbers. The color maps come from Python (view/color.py), in SHARED: 256 colors each.
 
-const CIVIDIS = "00224e,002e6a,1a386f,32436d,434e6c,535a6d,61656f,6f7073,7d7c78,8c8878,9b9476,aba072,bcae6c,cdbb63,dec958,f0d846,fee838";
+const RAMPS = Object.fromEntries(Object.entries(SHARED.colors).map(([name, hex]) => [name, Uint8ClampedArray.from(hex.match(/../g), (byte) => parseInt(byte, 16))]));
 
-function ramp(stops) {
-  const points = stops.split(",").map((hex) => [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16)));
-  const table = new Uint8ClampedArray(256 * 3);
-  for (let i = 0; i < 256; i++) {
-    const at = (i / 255) * (points.length - 1);
-    const [low, part] = [Math.min(points.length - 2, Math.floor(at)), at - Math.min(points.length - 2, Math.floor(at))];
-    for (let c = 0; c < 3; c++) table[3 * i + c] = points[low][c] + part * (points[low + 1][c] - points[low][c]);
-  }
-  return table;
-}
-
-const RAMPS = {
-  share: ramp(CIVIDIS),
-  light: ramp("08306b,2f6db3,8fb8de,f3f1ec,f5b266,cc6a12,7a3500"),
-  dark: ramp("9ecbff,4a8fdc,25528c,1b2027,8a4b10,e08a2e,ffd09a"),
-};
-
-// What a number of each kind looks like: the place on its ramp from 0 to 255.
+// Where a number of each kind lies on its color map, from 0 to 255.
 const SCALES = {
   share: { place: (x) => 255 * Math.sqrt(clamp(x, 0, 1)), ticks: [0, 0.01, 0.1, 0.25, 0.5, 1], text: (x) => String(x) },
   ratio: {
@@ -55,13 +38,13 @@ function paint(values, cols, rows, scale, dark) {
   return canvas;
 }
 
-function colourAt(scale, value, dark) {
+function colorAt(scale, value, dark) {
   const at = 3 * Math.round(SCALES[scale].place(value));
   const table = rampOf(scale, dark);
   return `rgb(${table[at]} ${table[at + 1]} ${table[at + 2]})`;
 }
 
-// Whether dark letters read better on the colour of this number.
+// Whether dark letters are easier to read on the color of this number.
 const bright = (scale, value, dark) => {
   const at = 3 * Math.round(SCALES[scale].place(value));
   const table = rampOf(scale, dark);

@@ -9,9 +9,10 @@ import torch
 
 import headwise
 from headwise import AttentionMap, Scoring, causal
-from headwise.view.serve import answers
-from headwise.view.serve.limits import Limits
-from headwise.view.tiling import KINDS, SIDE, levels
+from headwise.view import pictures
+from headwise.view.pictures import KINDS, SIDE, levels
+from headwise.view.serve import app
+from headwise.view.serve.requests import Limits
 from serving import looked, refused, small_model
 
 LONG = "The captain looked at the sea and the sea looked back. " * 45  # 542 tokens
@@ -19,7 +20,7 @@ LONG = "The captain looked at the sea and the sea looked back. " * 45  # 542 tok
 
 @pytest.fixture(scope="module")
 def dense():
-    """The weights of the look, (layers, H, T, S)."""
+    """The weights of the run, (layers, H, T, S)."""
     model = small_model()
     with torch.no_grad(), headwise.watch(model.gpt) as seen:
         model.gpt(model.tokens(LONG))
@@ -28,7 +29,7 @@ def dense():
 
 @pytest.fixture
 def look(client):
-    return f"/api/looks/{looked(client, LONG, model='small')['id']}"
+    return f"/api/runs/{looked(client, LONG, model='small')['id']}"
 
 
 def picture(answer):
@@ -58,8 +59,8 @@ def test_rows_of_the_whole_sum_to_one(client, look):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_that_of_the_tiling(client, look, kind):
-    weights = client.server.looks[look.rsplit("/", 1)[1]].layer(0)
-    expected = headwise.view.tiling.tile(weights, 0, 1, 0, 0, kind)
+    weights = client.server.runs[look.rsplit("/", 1)[1]].layer(0)
+    expected = pictures.tile(weights, 0, 1, 0, 0, kind)
     found = picture(client.get(f"{look}/tile?layer=0&head=0&level=1&row=0&col=0&kind={kind}"))
     torch.testing.assert_close(found, expected.float())
 
@@ -68,7 +69,7 @@ def test_every_kind_is_that_of_the_tiling(client, look, kind):
 def test_a_wide_tile_comes_from_one_query_for_each_row_of_pixels_and_says_so(kind):
     T = 9000  # pixels of 64 queries
     weights = AttentionMap(torch.randn(1, 2, T, 5) * 2, torch.randn(1, 2, T, 5), Scoring(mask=causal()))
-    quick = answers.square(weights, 1, 0, 0, 0, kind, exact=False)
+    quick = app.tile_data(weights, 1, 0, 0, 0, kind, exact=False)
     pixels = -(-T // 64)
     assert (quick.rows, quick.of) == (pixels, T)
     rows = (torch.arange(pixels) * 64 + 32).clamp(max=T - 1)
@@ -89,19 +90,19 @@ def test_a_wide_tile_comes_from_one_query_for_each_row_of_pixels_and_says_so(kin
 def test_a_wide_tile_is_exact_when_asked_for():
     T = 4200  # pixels of 32 queries
     weights = AttentionMap(torch.randn(1, 1, T, 5) * 2, torch.randn(1, 1, T, 5), Scoring(mask=causal()))
-    exact = answers.square(weights, 0, 0, 0, 0, "mass", exact=True)
+    exact = app.tile_data(weights, 0, 0, 0, 0, "mass", exact=True)
     assert (exact.rows, exact.of) == (T, T)
     found = torch.tensor(array.array("f", exact.data)).view(SIDE, SIDE)
     expected = torch.zeros(SIDE, SIDE)
     cells = -(-T // 32)
-    expected[:cells, :cells] = headwise.view.tiling.pixels(weights, 32, range(T))[0]
+    expected[:cells, :cells] = pictures.pixels(weights, 32, range(T))[0]
     torch.testing.assert_close(found, expected)
 
 
 def test_a_tile_beyond_the_last_query_is_empty_and_quick():
     T = 4200
     weights = AttentionMap(torch.randn(1, 1, T, 5), torch.randn(1, 1, T, 5), Scoring(mask=causal()))
-    found = answers.square(weights, 0, 2, 3, 0, "mass", exact=False)
+    found = app.tile_data(weights, 0, 2, 3, 0, "mass", exact=False)
     assert (found.rows, found.of) == (0, 0)
     assert not any(found.data)
 
@@ -113,9 +114,9 @@ def test_a_row_and_a_column_are_given_strongest_first(client, look, dense):
     assert row["weights"] == sorted(row["weights"], reverse=True)
     assert row["weights"] == pytest.approx([float(dense[0, 1, 37, key]) for key in row["keys"]], abs=1e-6)
     column = client.get(f"{look}/column?layer=0&head=1&key=37").json()
-    assert len(column["queries"]) == answers.MOST
+    assert len(column["queries"]) == app.MOST
     assert not column["whole"]
-    best = dense[0, 1, :, 37].topk(answers.MOST).values
+    best = dense[0, 1, :, 37].topk(app.MOST).values
     assert column["weights"] == pytest.approx(best.tolist(), abs=1e-6)
 
 
@@ -135,18 +136,18 @@ def test_one_weight_has_its_logit_rank_and_number_of_visible_keys(client, look, 
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("tile?layer=2&head=0&level=0&row=0&col=0", "layer: expected a whole number from 0 to 1"),
-        ("tile?layer=0&head=3&level=0&row=0&col=0", "head: expected a whole number from 0 to 2"),
-        ("tile?layer=0&head=0&level=3&row=0&col=0", "level: expected a whole number from 0 to 2"),
-        ("tile?layer=0&head=0&level=1&row=2&col=0", "row: expected a whole number from 0 to 1"),
-        ("tile?layer=0&head=0&level=1&row=0&col=-1", "col: expected a whole number from 0 to 1"),
+        ("tile?layer=2&head=0&level=0&row=0&col=0", "layer: expected an integer from 0 to 1"),
+        ("tile?layer=0&head=3&level=0&row=0&col=0", "head: expected an integer from 0 to 2"),
+        ("tile?layer=0&head=0&level=3&row=0&col=0", "level: expected an integer from 0 to 2"),
+        ("tile?layer=0&head=0&level=1&row=2&col=0", "row: expected an integer from 0 to 1"),
+        ("tile?layer=0&head=0&level=1&row=0&col=-1", "col: expected an integer from 0 to 1"),
         ("tile?layer=0&head=0&level=0&row=0&col=0&kind=nice", "kind: expected one of mass"),
         ("tile", "layer: expected"),
         ("tile?layer=0x0", "layer: expected"),
         ("tile?layer=%C2%B2", "layer: expected"),
         ("tile?layer=" + "9" * 5000, "layer: expected"),
-        ("row?layer=0&head=0&query=542", "query: expected a whole number from 0 to 541"),
-        ("column?layer=0&head=0&key=542", "key: expected a whole number from 0 to 541"),
+        ("row?layer=0&head=0&query=542", "query: expected an integer from 0 to 541"),
+        ("column?layer=0&head=0&key=542", "key: expected an integer from 0 to 541"),
         ("cell?layer=0&head=0&query=0&key=1e3", "key: expected"),
     ],
     ids=lambda x: x[:44],
@@ -155,13 +156,13 @@ def test_places_that_are_not_there_are_refused(client, look, path, words):
     assert refused(client.get(f"{look}/{path}"), 422, words)
 
 
-def test_a_look_that_is_not_there_is_refused(client):
-    assert refused(client.get("/api/looks/nowhere/tile?layer=0"), 404, "no such look")
+def test_a_run_that_is_not_there_is_refused(client):
+    assert refused(client.get("/api/runs/nowhere/tile?layer=0"), 404, "no such run")
 
 
 def test_more_questions_than_may_wait_are_refused(client_of, monkeypatch):
     client = client_of(dataclasses.replace(Limits(), tiles=1, queue=1))
-    look = f"/api/looks/{looked(client, model='small')['id']}"
+    look = f"/api/runs/{looked(client, model='small')['id']}"
     begun, go = threading.Event(), threading.Event()
 
     def slow(*_):
@@ -169,7 +170,7 @@ def test_more_questions_than_may_wait_are_refused(client_of, monkeypatch):
         assert go.wait(20)
         return {}
 
-    monkeypatch.setattr("headwise.view.serve.app.row_of", slow)
+    monkeypatch.setattr(app, "row_of", slow)
     statuses = []
 
     def ask():

@@ -1,24 +1,22 @@
-// Tokens and numbers as readers see them; the same words as in the terminal.
+// How tokens and numbers are written. The rules for tokens come from Python (view/tokens.py), in SHARED.
 
-const UNSEEN = /[\p{C}\p{Zl}\p{Zp}\p{Zs}]/u;
+const { signs: SIGNS, hidden } = SHARED.tokens;
+const HIDDEN = new RegExp(`[${hidden.map((category) => `\\p{${category}}`).join("")}]`, "u");
 
-function visibleLetter(letter) {
-  if (letter === " ") return "␣";
-  if (letter === "\n") return "⏎";
-  if (!UNSEEN.test(letter)) return letter;
-  return "\\x" + letter.codePointAt(0).toString(16).padStart(2, "0");
+function visible(letter) {
+  if (letter in SIGNS) return SIGNS[letter];
+  return HIDDEN.test(letter) ? "\\x" + letter.codePointAt(0).toString(16).padStart(2, "0") : letter;
 }
 
-// One word for labels and lists: outer spaces left out, line ends and control characters shown as such.
+// One word for labels and lists, without the spaces around it.
 function wordOf(token, most = 14) {
   const trimmed = token.replace(/^ +| +$/g, "") || token;
-  const letters = Array.from(trimmed, visibleLetter);
-  const text = letters.join("");
+  const text = Array.from(trimmed, visible).join("") || SIGNS[""];
   return Array.from(text).length <= most ? text : Array.from(text).slice(0, most - 1).join("") + "…";
 }
 
 // For running text: spaces stay spaces.
-const readable = (token) => Array.from(token, (x) => (x === " " ? x : visibleLetter(x))).join("");
+const readable = (token) => Array.from(token, (letter) => (letter === " " ? letter : visible(letter))).join("") || SIGNS[""];
 
 function weightText(weight) {
   if (weight === 0) return "0";

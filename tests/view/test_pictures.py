@@ -1,10 +1,23 @@
-"""Tiles are exact at every zoom: against sums over the dense matrix in float64."""
+"""Tiles are exact at every zoom, against sums over the dense matrix in float64; visible keys are those of the mask."""
 
 import pytest
 import torch
 
-from headwise import AttentionMap, OptionError, Scoring, ShapeError, causal, sink, window
-from headwise.view.tiling import KINDS, SIDE, levels, pixels, span_at, tile, without_first
+from headwise import (
+    AttentionMap,
+    OptionError,
+    Scoring,
+    ShapeError,
+    causal,
+    dense,
+    documents,
+    padding,
+    prefix,
+    sink,
+    window,
+)
+from headwise.view import pictures
+from headwise.view.pictures import KINDS, SIDE, levels, pixels, reach, span_at, tile, without_first
 
 SETTINGS = {
     "causal": ((2, 2, 613, 613), causal()),
@@ -97,10 +110,8 @@ def test_a_tile_does_the_work_of_its_window_alone(monkeypatch):
     weights = made("cross, more keys").clone()
     weights.log_sum_exp()
     seen = []
-    from headwise.view.tiling import Cells
-
-    take = Cells.take
-    monkeypatch.setattr(Cells, "take", lambda self, tile: (seen.append(tile.cols), take(self, tile))[1])
+    take = pictures.PooledCells.take
+    monkeypatch.setattr(pictures.PooledCells, "take", lambda self, tile: (seen.append(tile.cols), take(self, tile))[1])
     tile(weights, 0, levels(307, 1031), 1, 2)
     assert min(cols.start for cols in seen) >= 512
     assert max(cols.stop for cols in seen) <= 768
@@ -136,3 +147,46 @@ def test_the_map_without_its_first_key_follows_from_the_known_log_sum_exp(streng
     expected = AttentionMap(query.double(), key.double(), Scoring(mask=causal())).without(sink(1))
     torch.testing.assert_close(found[:].double(), expected[:], atol=1e-6, rtol=2e-5)
     assert not found[0, :, 0].any()  # the first query has nothing else to see
+
+
+@pytest.mark.parametrize("span", [1, 4, 16])
+def test_a_window_is_pooled_like_the_whole_map(span):
+    weights = AttentionMap(torch.randn(1, 3, 64, 5) * 2, torch.randn(1, 3, 128, 5))
+    whole = weights.pooled(64 // span, 128 // span)[0]
+    torch.testing.assert_close(pixels(weights, span, range(128)), whole)
+    part = pixels(weights.select(rows=slice(16, 48)), span, range(32, 96))
+    torch.testing.assert_close(part, whole[:, 16 // span : 48 // span, 32 // span : 96 // span])
+
+
+QUERIES, KEYS = 53, 71
+MASKS = {
+    "everything": (QUERIES, KEYS, None, True),
+    "causal": (QUERIES, QUERIES, causal(), True),
+    "causal, more keys": (QUERIES, KEYS, causal(), True),
+    "causal, some see nothing": (KEYS, QUERIES, causal(), True),
+    "window": (QUERIES, QUERIES, causal() & window(7), True),
+    "both sides": (QUERIES, QUERIES, window(3, 5), True),
+    "documents": (QUERIES, QUERIES, causal() & documents(lengths=[19, 34]), None),
+    "prefix": (QUERIES, QUERIES, causal() | prefix(11), None),
+    "padding": (QUERIES, QUERIES, padding([47]), None),
+    "holes": (QUERIES, KEYS, dense(torch.arange(QUERIES * KEYS).view(QUERIES, KEYS) % 3 > 0), False),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_first_last_and_number_are_those_of_the_dense_mask(name, monkeypatch):
+    queries, keys, mask, by_rule = MASKS[name]
+    weights = AttentionMap(torch.randn(1, 3, queries, 5), torch.randn(1, 3, keys, 5), Scoring(mask=mask))
+    looked = []
+    original = pictures._reach_of
+    monkeypatch.setattr(pictures, "_reach_of", lambda *given: looked.append(1) or original(*given))
+    found = reach(weights)
+    seen = weights._source().scores()[0, 0] > -torch.inf
+    numbers = torch.arange(keys)
+    assert found.count[0].tolist() == seen.sum(-1).tolist()
+    for query in range(queries):
+        there = numbers[seen[query]]
+        assert int(found.first[0, query]) == (int(there[0]) if len(there) else keys)
+        assert int(found.last[0, query]) == (int(there[-1]) if len(there) else -1)
+    if by_rule is not None:
+        assert bool(looked) is not by_rule

@@ -1,0 +1,255 @@
+"""All runs of a server: one is executed, others wait; finished ones are kept, and refined while the server is idle."""
+
+import contextlib
+import functools
+import hashlib
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from headwise.errors import HeadwiseError, OptionError
+from headwise.models import TextModel
+from headwise.view.serve.models import Cancelled, Models, Outcome, check_off, run_model, vocabulary
+from headwise.view.serve.requests import Limits, Refusal, RunRequest
+from headwise.view.serve.run import Run, Stage
+
+QUIET = 0.25  # seconds without a request after which refining continues
+KNOWN = 64  # outcomes with all heads that are kept
+
+
+class Runs:
+    """The runs, and the threads that execute and refine them.
+
+    It is a context manager for work that has priority over refining, such as a picture that a page is waiting for.
+    """
+
+    def __init__(self, models: Models, limits: Limits) -> None:
+        self.models, self.limits = models, limits
+        self._kept: OrderedDict[str, Run] = OrderedDict()
+        self._waiting: deque[Run] = deque()
+        self._refining: list[tuple[Run, Iterator[None]]] = []
+        self._outcomes: OrderedDict[tuple[str, bytes], Outcome] = OrderedDict()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._answered_at, self._answering, self._working = 0.0, 0, False
+        # Two threads, so that a new run never waits for the refining of an old one.
+        loops = {"headwise runs": self._work, "headwise refining": self._refine}
+        self._threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops.items()]
+
+    def open(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def close(self, seconds: float = 5.0) -> bool:
+        """Stop everything and wait for it; False if a layer is still running after that time."""
+        with self._changed:
+            self._closing = True
+            for run in self._kept.values():
+                run.stop.set()
+            self._changed.notify_all()
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def begin(self, request: RunRequest) -> Run:
+        """Accept a run; it is executed when its turn comes."""
+        name = self.models.name_of(request.model)
+        self._check_queue()
+        model = self.models[name]
+        ids = _ids(model, request)
+        self._check_length(model, ids.shape[1])
+        check_off(model, request.off)
+        run = Run(name, ids, model.pieces(ids), request.off, request.maps, _note(model, ids.shape[1]))
+        with self._changed:
+            self._check_queue()
+            self._kept[run.id] = run
+            self._waiting.append(run)
+            self._changed.notify_all()
+        return run
+
+    def _check_queue(self) -> None:
+        if len(self._waiting) >= self.limits.waiting:
+            raise Refusal(429, f"{self.limits.waiting} runs are already waiting, the limit. Try again later.", after=5)
+
+    def _check_length(self, model: TextModel, length: int) -> None:
+        most = self.limits.tokens if model.limit is None else min(self.limits.tokens, model.limit)
+        if length > most:
+            raise Refusal(413, f"the text is {length:,} tokens long, and the limit is {most:,}. Use a shorter text.")
+
+    def __getitem__(self, id: str) -> Run:
+        with self._changed:
+            if id not in self._kept:
+                raise Refusal(404, f"there is no such run, or no longer: the last {self.limits.runs} are kept.")
+            self._kept.move_to_end(id)
+            return self._kept[id]
+
+    def cancel(self, id: str) -> Run:
+        """Stop a run and forget it."""
+        run = self[id]
+        run.stop.set()
+        with self._changed:
+            self._forget(run)
+            self._changed.notify_all()
+        return run
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._answering += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._answering -= 1
+            self._answered_at = time.monotonic()
+            self._changed.notify_all()
+
+    # The threads.
+
+    def _work(self) -> None:
+        """Execute one run after the other."""
+        self._warm_up()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._waiting)
+                if self._closing:
+                    return
+                run = self._waiting.popleft()
+                self._working = True
+            self._guarded(run, functools.partial(self._execute, run))
+            with self._changed:
+                self._working = False
+                self._changed.notify_all()
+
+    def _warm_up(self) -> None:
+        """Open the first model before anyone waits for it; an error is reported when the model is requested."""
+        with contextlib.suppress(HeadwiseError):
+            self.models[self.models.names[0]]
+
+    def _refine(self) -> None:
+        """Improve the page of the newest run, a portion at a time, while the server is idle."""
+        while (found := self._when_quiet()) is not None:
+            run, steps = found
+            if not self._guarded(run, functools.partial(next, steps, Stage.FINISHED)):
+                with self._changed:
+                    self._refining = [pair for pair in self._refining if pair[0] is not run]
+
+    def _when_quiet(self) -> tuple[Run, Iterator[None]] | None:
+        """What to refine, once the server is idle; None when it closes."""
+        with self._changed:
+            while not self._closing:
+                wait = self._answered_at + QUIET - time.monotonic()
+                busy = self._working or self._waiting or self._answering or not self._refining
+                if not busy and wait <= 0:
+                    return self._refining[-1]
+                self._changed.wait(None if busy else wait)
+            return None
+
+    def _execute(self, run: Run) -> None:
+        model = self.models[run.model]
+        known = self._outcomes.get(_key(run))
+        begin = 0.0
+        if run.off and known is None:  # first the outcome to compare with
+            _, known = run_model(model, run.ids, maps=False, progress=lambda done: run.reached(Stage.RUNNING, done / 2))
+            self._remember(run, known)
+            begin = 0.5
+        run.with_all_heads = known
+
+        def progress(done: float) -> None:
+            run.reached(Stage.RUNNING, begin + (1 - begin) * done)
+
+        run.maps, run.outcome = run_model(model, run.ids, run.off, maps=run.wants_maps, progress=progress)
+        if not run.off:
+            run.with_all_heads = run.outcome
+            self._remember(run, run.outcome)
+        if run.wants_maps:
+            self._make_room(run)
+            run.measure()
+        if run.wants_maps and run.rows < run.T:
+            self._begin_refining(run)
+        else:
+            run.reached(Stage.FINISHED, 1.0)
+
+    def _begin_refining(self, run: Run) -> None:
+        run.reached(Stage.REFINING)
+        with self._changed:
+            self._refining = [*self._refining, (run, run.refinements())]
+            self._changed.notify_all()
+
+    def _guarded(self, run: Run, work: Callable[[], object]) -> bool:
+        """Do some work on a run and record how it ended; whether there is more to do."""
+        try:
+            run.reached(run.stage, run.done)
+            if work() == Stage.FINISHED:
+                run.reached(Stage.FINISHED, 1.0)
+        except Cancelled:
+            run.stage = Stage.CANCELLED
+        except HeadwiseError as error:
+            run.stage, run.error = Stage.FAILED, str(error)
+        except Exception as error:
+            # The message of an error may quote the text, so only its type and place are reported.
+            run.stage, run.error = Stage.FAILED, f"an internal error of headwise ({type(error).__name__})."
+            log_place("a run", error)
+        return not run.stage.ended
+
+    # What is kept.
+
+    def _remember(self, run: Run, outcome: Outcome) -> None:
+        self._outcomes[_key(run)] = outcome
+        while len(self._outcomes) > KNOWN:
+            self._outcomes.popitem(last=False)
+
+    def _make_room(self, newest: Run) -> None:
+        """Forget the oldest runs beyond the limits on number and memory."""
+        with self._changed:
+            ended = [run for run in self._kept.values() if run is not newest and run not in self._waiting]
+            for run in ended:
+                held = sum(other.memory for other in self._kept.values())
+                if len(self._kept) <= self.limits.runs and held <= self.limits.memory:
+                    break
+                run.stop.set()
+                self._forget(run)
+
+    def _forget(self, run: Run) -> None:
+        self._kept.pop(run.id, None)
+        self._refining = [pair for pair in self._refining if pair[0] is not run]
+        if run in self._waiting:
+            self._waiting.remove(run)
+            run.stage = Stage.CANCELLED
+
+
+def log_place(what: str, error: BaseException) -> None:
+    """Log that something failed and where, without anything that could quote a text."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else "an unknown place"
+    logging.getLogger("headwise.view.serve").error("%s failed: %s at %s", what, type(error).__name__, place)
+
+
+def _key(run: Run) -> tuple[str, bytes]:
+    return run.model, hashlib.sha256(str(run.ids.tolist()).encode()).digest()
+
+
+def _ids(model: TextModel, request: RunRequest) -> Tensor:
+    """The token ids of a request, (1, T)."""
+    if request.text is not None:
+        return model.tokens(request.text, most=10**9)
+    ids = request.ids or ()
+    if max(ids) >= vocabulary(model):
+        raise OptionError(f"token {max(ids)}: this model has {vocabulary(model):,}, counted from 0.")
+    return torch.tensor([ids])
+
+
+def _note(model: TextModel, length: int) -> str:
+    if model.trained is None or length <= model.trained:
+        return ""
+    return (
+        f"This model was trained on texts of {model.trained:,} tokens and this one has {length:,}: beyond that, its "
+        f"heads do what they never learned."
+    )

@@ -364,7 +364,7 @@ def _without_the_cache(weights: AttentionMap, scoring: Scoring) -> AttentionMap:
     """The map of a step of generation, which must not hold or depend on the whole cache of keys."""
     if torch.compiler.is_compiling():
         return weights
-    _, sinks, _ = scoring.learnable
+    _, sinks, *_ = scoring.learnable
     smaller = weights._query.shape[1] * weights.shape[2] <= weights._key.shape[1] * weights._key.shape[3]
     return weights.kept() if smaller and sinks is None and not weights.requires_grad else weights.clone()
 

@@ -22,7 +22,7 @@ from headwise.weights import AttentionMap, Scoring
 from headwise.weights.relative import Relative, RelativeBias
 
 if TYPE_CHECKING:
-    from headwise.parallel.spread import Spread
+    from headwise.parallel.shards import Sharding as Spread
 
 ThreeBiases = Three | tuple[None, None, None]
 
@@ -152,7 +152,7 @@ class MultiHeadAttention(nn.Module):
         if self.mask is not None and self.mask.tensors():
             self.mask = self.mask.to(device)
         if isinstance(self.position, Relative):
-            self.position = self.position.with_table(self.position.table.to(device))
+            self.position = self.position.to(device)
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -194,7 +194,7 @@ class MultiHeadAttention(nn.Module):
         """Positions, norms and sinks."""
         arguments.check_position(position, self.num_heads, self.head_dim)
         if isinstance(position, Relative) and device is not None and torch.device(device).type != "meta":
-            position = position.with_table(position.table.to(device))
+            position = position.to(device)
         self.position = position
         self.register_module("q_norm", arguments.norm(qk_norm, self.num_heads, self.head_dim, device, dtype))
         self.register_module("k_norm", arguments.norm(qk_norm, self.num_kv_heads, self.head_dim, device, dtype))
@@ -345,7 +345,7 @@ class MultiHeadAttention(nn.Module):
         rule = self.position() if isinstance(self.position, RelativeBias) else self.position
         if not isinstance(rule, Relative):
             return None
-        return rule if rule.table.device == device else rule.with_table(rule.table.to(device))
+        return rule if rule.table.device == device else rule.to(device)
 
     def make_cache(
         self,

@@ -8,7 +8,15 @@ from torch import Tensor
 from headwise.errors import OptionError
 from headwise.view.tiling import Cells
 from headwise.weights import AttentionMap, streaming
-from headwise.weights.readings import Distance, Entropy, Peak, Pooled, Reading, Received, TopKeys
+from headwise.weights.readings import (
+    DistanceReading,
+    EntropyReading,
+    PeakReading,
+    PooledReading,
+    Reading,
+    ReceivedReading,
+    TopKeysReading,
+)
 from headwise.weights.source import Source, row_blocks
 
 THUMBNAIL = 64  # pixels
@@ -39,9 +47,9 @@ def measure(weights: AttentionMap, *, top: bool = False, cells: dict[str, Cells]
         cells: to fill, by name.
     """
     T, S = weights.shape[2:]
-    thumbnails = Pooled(min(THUMBNAIL, T), min(THUMBNAIL, S))
-    asked: list[Reading] = [thumbnails, Entropy(), Peak(), Distance(), Received()]
-    asked += [TopKeys(min(TOP, S))] if top else []
+    thumbnails = PooledReading(min(THUMBNAIL, T), min(THUMBNAIL, S))
+    asked: list[Reading] = [thumbnails, EntropyReading(), PeakReading(), DistanceReading(), ReceivedReading()]
+    asked += [TopKeysReading(min(TOP, S))] if top else []
     cells = cells or {}
     with torch.no_grad():
         source = weights.detach()._normalised()

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from headwise.errors import OptionError, ShapeError
 from headwise.masks.probes import sink
-from headwise.weights import AttentionMap, indexing, streaming
+from headwise.weights import AttentionMap, streaming
 from headwise.weights.readings import Reading, unflat, zeros
-from headwise.weights.source import Block, Source, Tile
+from headwise.weights.source import Block, Source
+from headwise.weights.tiles import Tile
 
 SIDE = 256  # pixels of a square
 KINDS = ("mass", "rest", "peak", "uniform")
@@ -82,7 +83,7 @@ def without_first(weights: AttentionMap) -> AttentionMap:
     Where the first key has nearly all of a row, that difference would lose digits, and the row is computed anew.
     """
     rest = weights.without(sink(1))
-    left = 1 - indexing.tile(weights._normalised(), range(1))[..., 0]  # (B, H, T)
+    left = 1 - streaming.dense_weights(weights._normalised(), range(1))[..., 0]  # (B, H, T)
     rest._lse = weights.log_sum_exp() + left.clamp(min=0).log()
     doubtful = (left < CLEAR).any(1).any(0).nonzero()[:, 0].cpu()
     if len(doubtful):

@@ -68,7 +68,7 @@ class Flex(Streaming):
         blocks = None if scoring.mask is None else kept_block_mask(scoring.mask, T, S, query.device)
         with torch._dynamo.config.patch(recompile_limit=256):
             output, lse = compiled(fixed_length(T, S))(query, key, value, mod, blocks, scoring.scale, call.grouped)
-        _, sinks, _ = scoring.learnable
+        _, sinks, *_ = scoring.learnable
         if sinks is None:
             return output, lse.detach()
         left = torch.sigmoid(lse - sinks.float()[:, None])  # what the sink leaves of a row; 0 of an empty one

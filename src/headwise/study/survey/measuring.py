@@ -11,7 +11,8 @@ from headwise.study.survey.tally import Fields, written
 from headwise.study.watch import watch
 from headwise.weights import AttentionMap
 from headwise.weights.readings import octave_count
-from headwise.weights.summary import Rows, rows_of
+from headwise.weights.summary import RowStatistics as Rows
+from headwise.weights.summary import rows_of
 
 FAR = 64  # places; peaks are counted by distance up to here, before and after the query
 PEAKS = 2 * FAR + 3  # one bin for each, and one at either end for all that lie further

@@ -227,7 +227,7 @@ class Hiding(Mask):
 def test_what_cannot_be_copied_is_refused_by_name():
     _, weights = attend(*heads(), mask=Hiding(Holder()), return_weights=True)
     weights.entropy()  # as long as nothing is copied
-    with pytest.raises(OptionError, match=r"Hiding keeps a Holder in 'scoring.mask.value', which cannot be copied"):
+    with pytest.raises(OptionError, match=r"Hiding keeps a Holder in 'value', which cannot be copied"):
         weights.clone()
 
 

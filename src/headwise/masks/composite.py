@@ -18,20 +18,24 @@ import enum
 import functools
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from headwise.errors import CheckpointError, OptionError
 
+Value = TypeVar("Value")
 Json = None | bool | int | float | str | list["Json"]
 JSON = (type(None), bool, int, float, str)
+CONTAINERS: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict}
 # Values that hold no tensor, so that they stay as they are when an object is copied or moved.
 PLAIN: tuple[type, ...] = (
     *(*JSON, complex, bytes, range, slice, enum.Enum, type, types.FunctionType, types.BuiltinFunctionType),
     *(torch.dtype, torch.device, torch.layout, torch.SymInt, torch.SymFloat, torch.SymBool),
 )
+
+SIMPLE = frozenset(JSON)  # the exact types of most values, for speed
 
 _known: dict[str, type["Composite"]] = {}
 
@@ -39,24 +43,25 @@ _known: dict[str, type["Composite"]] = {}
 class Composite:
     """An object that consists of tensors and plain values."""
 
-    _slotted = False  # whether some attributes are not in `__dict__`
+    _slots: tuple[str, ...] = ()  # attributes that are not in `__dict__`
+    _derived: frozenset[str] = frozenset()  # attributes that are computed again when needed
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         _known[name_of(cls)] = cls
-        cls._slotted = any(vars(base).get("__slots__") for base in cls.__mro__)
+        attributes = {name: x for base in reversed(cls.__mro__) for name, x in vars(base).items()}
+        cls._slots = tuple(name for base in cls.__mro__ for name in _slots_of(base))
+        cls._derived = frozenset(name for name, x in attributes.items() if isinstance(x, functools.cached_property))
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this object holds, those of nested objects included."""
         found: list[Tensor] = []
-        _collect(_state(self).values() if self._slotted else vars(self).values(), found)
+        _collect(_attributes(self).values(), found)
         return tuple(found)
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
         """A copy of this object in which `change` has been applied to every tensor."""
-        tensors, plan = take_apart(self)
-        made: Self = put_together(plan, {name: change(x) for name, x in tensors.items()})
-        return made
+        return map_tensors(self, change)
 
     def to(self, device: torch.device | str) -> Self:
         """This object with its tensors on `device`."""
@@ -66,7 +71,7 @@ class Composite:
 class Plan(NamedTuple):
     """How to rebuild a value from its tensors. Plans compare by value.
 
-    kind: "tensor", "plain", "object", "tuple", "list" or "dict".
+    kind: "tensor", "plain" or "parts".
     what: the name of the tensor, the plain value, or the type to build.
     parts: the attributes or items of what is built, as (name or key, plan).
     """
@@ -79,65 +84,95 @@ class Plan(NamedTuple):
 def take_apart(value: Any) -> tuple[dict[str, Tensor], Plan]:
     """The tensors in `value`, named by where they are, and the plan that puts it together again."""
     tensors: dict[str, Tensor] = {}
-    return tensors, _plan(value, "", tensors, type(value).__name__)
+
+    def plan(value: Any, path: str, owner: str) -> Plan:
+        if type(value) in SIMPLE:
+            return Plan("plain", value)
+        if isinstance(value, Tensor):
+            tensors[path] = value
+            return Plan("tensor", path)
+        parts = _parts(value, path, owner)
+        if parts is None:
+            return Plan("plain", value)
+        items = (
+            (key, plan(x, f"{path}.{key}" if path else str(key), type(value).__name__)) for key, x in parts.items()
+        )
+        return Plan("parts", type(value), tuple(items))
+
+    return tensors, plan(value, "", "")
 
 
 def put_together(plan: Plan, tensors: Mapping[str, Any]) -> Any:
     """The inverse of `take_apart`. No constructor runs, so anything may take the place of a tensor."""
     kind, what, parts = plan
-    if kind == "tensor":
-        return tensors[what]
-    if kind == "plain":
-        return what
-    values = [put_together(part, tensors) for _, part in parts]
-    if kind == "object":
-        made = object.__new__(what)
-        for (name, _), value in zip(parts, values, strict=True):
-            object.__setattr__(made, name, value)
-        return made
-    if kind == "dict":
-        return what(zip((key for key, _ in parts), values, strict=True))
-    return what._make(values) if hasattr(what, "_make") else what(values)
+    if kind == "parts":
+        return _build(what, {key: put_together(part, tensors) for key, part in parts})
+    return tensors[what] if kind == "tensor" else what
 
 
-def _plan(value: Any, path: str, tensors: dict[str, Tensor], owner: str) -> Plan:
+def map_tensors(value: Value, change: Callable[[Tensor], Tensor], path: str = "", owner: str = "") -> Value:
+    """A copy of `value` in which `change` has been applied to every tensor."""
+    if type(value) in SIMPLE:
+        return value
     if isinstance(value, Tensor):
-        tensors[path] = value
-        return Plan("tensor", path)
+        return change(value)  # type: ignore[return-value]
+    parts = _parts(value, path, owner)
+    if parts is None:
+        return value
+    name = type(value).__name__
+    made: Value = _build(type(value), {key: map_tensors(x, change, str(key), name) for key, x in parts.items()})
+    return made
+
+
+def _parts(value: Any, path: str, owner: str) -> dict[Any, Any] | None:
+    """The attributes or items of a value that may hold tensors; None for a plain value."""
+    if isinstance(value, Composite) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        return _attributes(value)
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, tuple | list):
+        return dict(enumerate(value))
     if isinstance(value, PLAIN):
-        return Plan("plain", value)
-    if isinstance(value, Composite) or dataclasses.is_dataclass(value):
-        kind, owner = "object", type(value).__name__
-        items: dict[Any, Any] = _state(value)
-    elif isinstance(value, dict):
-        kind, items = "dict", value
-    elif isinstance(value, tuple | list):
-        kind, items = "tuple" if isinstance(value, tuple) else "list", dict(enumerate(value))
-    else:
-        raise OptionError(
-            f"{owner} keeps a {type(value).__name__} in {path!r}, which cannot be copied, moved or saved with it. Keep "
-            f"tensors, numbers, strings, dataclasses, or tuples, lists and dicts of these."
-        )
-    parts = ((key, _plan(x, f"{path}.{key}" if path else str(key), tensors, owner)) for key, x in items.items())
-    return Plan(kind, type(value), tuple(parts))
+        return None
+    raise OptionError(
+        f"{owner} keeps a {type(value).__name__} in {path!r}, which cannot be copied, moved or saved with it. Keep "
+        f"tensors, numbers, strings, dataclasses, or tuples, lists and dicts of these."
+    )
 
 
-def _state(value: object) -> dict[str, Any]:
+def _build(cls: type, parts: dict[Any, Any]) -> Any:
+    """The inverse of `_parts`."""
+    if issubclass(cls, dict):
+        return cls(parts)
+    if issubclass(cls, tuple | list):
+        return cls._make(parts.values()) if hasattr(cls, "_make") else cls(parts.values())
+    made = object.__new__(cls)
+    for name, value in parts.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _attributes(value: Any) -> dict[str, Any]:
     """The attributes of an object, without those it can compute again."""
-    found = dict(vars(value)) if hasattr(value, "__dict__") else {}
-    for cls in type(value).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                found[name] = getattr(value, name)
-    for name in list(found):
-        if isinstance(getattr(type(value), name, None), functools.cached_property):
-            del found[name]
-    return found
+    if not isinstance(value, Composite):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if not (value._slots or value._derived):
+        return vars(value)
+    found = {name: getattr(value, name) for name in value._slots if hasattr(value, name)}
+    return found | {name: x for name, x in vars(value).items() if name not in value._derived}
+
+
+def _slots_of(cls: type) -> tuple[str, ...]:
+    slots = vars(cls).get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 def _collect(values: Iterable[Any], found: list[Tensor]) -> None:
+    """Add all tensors in these values to `found`."""
     for value in values:
+        if type(value) in SIMPLE:
+            continue
         if isinstance(value, Tensor):
             found.append(value)
         elif isinstance(value, Composite):
@@ -147,7 +182,7 @@ def _collect(values: Iterable[Any], found: list[Tensor]) -> None:
         elif isinstance(value, dict):
             _collect(value.values(), found)
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            _collect(_state(value).values(), found)
+            _collect(_attributes(value).values(), found)
 
 
 def name_of(cls: type) -> str:
@@ -160,18 +195,23 @@ def _ours(cls: type) -> bool:
 
 
 def plan_to_json(plan: Plan) -> Json:
-    """The plan as JSON. What JSON cannot hold, and classes that are no composites, are refused by name."""
+    """The plan as JSON. What JSON cannot hold, and classes that are not composites, are refused by name."""
     kind, what, parts = plan
-    if kind == "plain" and not isinstance(what, JSON):
+    if kind == "tensor":
+        return ["tensor", what]
+    if kind == "plain":
+        if not isinstance(what, JSON):
+            raise OptionError(f"{what!r} cannot be saved. Files hold tensors, numbers and strings.")
+        return ["plain", what]
+    items: list[Json] = [[_key(key), plan_to_json(part)] for key, part in parts]
+    if what in CONTAINERS.values():
+        return [what.__name__, items]
+    if not issubclass(what, Composite):
         raise OptionError(
-            f"a {type(what).__name__} cannot be saved: {what!r}. Files hold numbers, strings and tensors."
+            f"a {what.__name__} cannot be saved. Use a plain tuple, list or dict, or derive the class from "
+            f"headwise.masks.Composite."
         )
-    if kind == "object" and not issubclass(what, Composite):
-        raise OptionError(f"a {what.__name__} cannot be saved: make it a subclass of headwise.masks.Composite.")
-    if kind in ("tuple", "list", "dict") and what not in (tuple, list, dict):
-        raise OptionError(f"a {what.__name__} cannot be saved. Use a plain tuple, list or dict.")
-    name = name_of(what) if kind == "object" else what if kind in ("plain", "tensor") else None
-    return [kind, name, [[_key(key), plan_to_json(part)] for key, part in parts]]
+    return ["object", name_of(what), items]
 
 
 def _key(key: Any) -> Json:
@@ -182,17 +222,16 @@ def _key(key: Any) -> Json:
 
 def plan_from_json(written: Any) -> Plan:
     """The plan that `plan_to_json` wrote. Only classes that are already defined are used; nothing is imported."""
-    containers = {"tuple": tuple, "list": list, "dict": dict}
     match written:
+        case ["tensor", str(name)]:
+            return Plan("tensor", name)
+        case ["plain", None | bool() | int() | float() | str() as value]:
+            return Plan("plain", value)
+        case ["tuple" | "list" | "dict" as kind, list(items)]:
+            return Plan("parts", CONTAINERS[kind], _parts_from_json(items))
         case ["object", str(name), list(items)]:
             parts = _parts_from_json(items)
-            return Plan("object", _class_for(name, [key for key, _ in parts]), parts)
-        case ["tuple" | "list" | "dict" as kind, None, list(items)]:
-            return Plan(kind, containers[kind], _parts_from_json(items))
-        case ["tensor", str(name), []]:
-            return Plan("tensor", name)
-        case ["plain", None | bool() | int() | float() | str() as value, []]:
-            return Plan("plain", value)
+            return Plan("parts", _class_for(name, [key for key, _ in parts]), parts)
     raise CheckpointError(f"the description of a saved map is broken: {written!r}.")
 
 

@@ -97,9 +97,12 @@ class AttentionMap(TensorLike):
 
     def _watch_changes(self, possible: bool) -> None:
         """Remember how often each tensor has been changed in place. Torch does not count it for inference tensors."""
-        possible = possible and not (self._query.is_inference() or self._key.is_inference())
-        tensors = (self._query, self._key, *self._scoring.tensors()) if possible else ()
-        self._watched = [x for x in tensors if not x.is_inference()]
+        self._watched: list[Tensor] = []
+        if possible and not (self._query.is_inference() or self._key.is_inference()):
+            self._watched = [self._query, self._key]
+            for x in self._scoring.tensors():
+                if not x.is_inference():
+                    self._watched.append(x)
         self._versions = [x._version for x in self._watched]
 
     # What a tensor says about itself.
@@ -224,8 +227,10 @@ class AttentionMap(TensorLike):
     def read(self, reading: readings.Reading) -> tuple[Tensor, ...]:
         """The results of any statistic, such as one of your own; see `headwise.weights.readings` and docs/design.md."""
         if not isinstance(reading, readings.Reading):
-            given = reading.__name__ if isinstance(reading, type) else type(reading).__name__
-            raise OptionError(f"read({given}): expected an object of a class derived from headwise.weights.Reading.")
+            raise OptionError(
+                f"read({getattr(reading, '__name__', type(reading).__name__)}): expected an object of a class derived "
+                f"from headwise.weights.Reading."
+            )
         return self._read([reading])[0]
 
     def _read(self, asked: Sequence[readings.Reading]) -> list[tuple[Tensor, ...]]:
@@ -556,8 +561,9 @@ class AttentionMap(TensorLike):
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "AttentionMap":
         """The map with `change` applied to every tensor."""
         self._source()
-        tensors, context = self._taken_apart()
-        return _together([change(x) for x in tensors.values()], context)
+        lse = None if self._lse is None else change(self._lse)
+        scoring = self._scoring.map_tensors(change)
+        return AttentionMap(change(self._query), change(self._key), scoring, lse, self._frame, self._shards)
 
     def _taken_apart(self) -> tuple[dict[str, Tensor], Any]:
         """The tensors of the map by name, and everything else, which compares by value."""
@@ -608,11 +614,10 @@ def _together(leaves: Iterable[Any], context: Any) -> AttentionMap:
     made._query, made._key = parts["query"], parts["key"]
     made._lse, made._scoring = parts["log_sum_exp"], parts["scoring"]
     made._frame, made._shards, made._cache = _frame_from(frame), shards, None
-    made._watched, made._versions = [], []
     if not all(isinstance(x, Tensor) for x in named.values()):
         made._placeholders = (named, context)
-    elif {type(made._query), type(made._key)} <= {Tensor, torch.nn.Parameter} and not torch.compiler.is_compiling():
-        made._watch_changes(True)
+    real = {type(made._query), type(made._key)} <= {Tensor, torch.nn.Parameter}
+    made._watch_changes(real and not torch.compiler.is_compiling())
     return made
 
 

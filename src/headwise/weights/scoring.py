@@ -80,6 +80,17 @@ class Scoring(Composite):
             relative = relative.with_learnable([x for x in tables if x is not None])
         return dataclasses.replace(self, bias=bias, sinks=sinks, relative=relative)
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor this scoring holds; faster than the general search, because every map is made with it."""
+        found: tuple[Tensor, ...] = ()
+        for x in (self.bias, self.sinks, self.positions):
+            if x is not None and isinstance(x, Tensor):
+                found += (x,)
+        for part in (self.mask, self.relative):
+            if part is not None:
+                found += part.tensors()
+        return found
+
     def bias_at(self, grid: Grid, dtype: torch.dtype) -> Tensor | None:
         """What is added to the scores at `grid`. A bias is rounded to `dtype`, that of the query, as for the output."""
         if self.relative is not None:

@@ -19,7 +19,7 @@ from headwise.errors import OptionError, ShapeError
 from headwise.masks.probes import sink
 from headwise.weights import AttentionMap, streaming
 from headwise.weights.readings import Reading, unflat, zeros
-from headwise.weights.source import Block, Source
+from headwise.weights.source import RowBlock, Source
 from headwise.weights.tiles import Tile
 
 SIDE = 256  # pixels of a square
@@ -126,7 +126,7 @@ class Cells(Reading):
     def finish(self) -> tuple[Tensor, ...]:
         return (unflat(self.values(), self.source),)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         raise AssertionError("pictures to look at are not differentiated")
 
     def halved(self) -> "Cells":

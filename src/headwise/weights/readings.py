@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headwise.errors import OptionError
 from headwise.masks import Mask
-from headwise.weights.source import Block, Source
+from headwise.weights.source import RowBlock, Source
 from headwise.weights.tiles import HIDDEN, Tile
 
 
@@ -50,7 +50,7 @@ class Reading(abc.ABC):
     def finish(self) -> tuple[Tensor, ...]:
         """The results."""
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         """The results for these rows alone, differentiable; for a sum over queries, their share of it."""
         raise NotImplementedError(f"{type(self).__name__} has no dense(block)")
 
@@ -97,7 +97,7 @@ class RowLogSumExp(Reading):
     def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
         return 0, 0
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         scores = block.scores
         empty = (scores == -torch.inf).all(-1)
         if block.sinks is not None:
@@ -140,7 +140,7 @@ class EntropyReading(Reading):
         mass = true_mass(self.mass, self.source)
         return (unflat(self.sum / mass + mass.log(), self.source),)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         return (-(block.weights * block.logs).sum(-1),)
 
 
@@ -169,7 +169,7 @@ class PeakReading(Reading):
     def finish(self) -> tuple[Tensor, ...]:
         return unflat(self.best.exp(), self.source), unflat(self.key, self.source)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         return (block.weights.amax(-1), block.weights.argmax(-1))
 
 
@@ -187,11 +187,11 @@ class DistanceReading(Reading):
     def finish(self) -> tuple[Tensor, ...]:
         return (unflat(self.sum / true_mass(self.mass, self.source), self.source),)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         return ((block.weights * _distances(block, self.source)).sum(-1),)
 
 
-def _distances(block: Block, source: Source) -> Tensor:
+def _distances(block: RowBlock, source: Source) -> Tensor:
     positions = source.scoring.positions
     grid = block.grid if positions is None else block.grid.placed(positions)
     return (grid.position - grid.col).abs()
@@ -234,7 +234,7 @@ class HistogramReading(Reading):
         mean = self.sum / max(self.source.shape[2], 1)
         return (unflat(mean.to(self.source.precise), self.source),)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         share = block.weights.new_zeros(*block.weights.shape[:2], self.bins_of(self.source))
         bins = octave(_distances(block, self.source)).expand(block.weights.shape).flatten(2)
         return (share.scatter_add(-1, bins, block.weights.flatten(2)) / self.source.shape[2],)
@@ -261,7 +261,7 @@ class ReceivedReading(Reading):
     def finish(self) -> tuple[Tensor, ...]:
         return unflat(self.sum.to(self.source.precise), self.source), unflat(self.count, self.source)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         return block.weights.sum(-2), (block.scores > -math.inf).sum(-2).to(block.weights.dtype)
 
 
@@ -297,7 +297,7 @@ class PooledReading(Reading):
         count = rows_per_cell(self.source.shape[2], self.size[0], self.sum.device)
         return (unflat((self.sum / count).to(self.source.precise), self.source),)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         (T, S), (R, C) = self.source.shape[2:], self.size
         B, H, t, _ = block.weights.shape
         rows, keys = (torch.arange(size, device=block.weights.device) for size in (T, S))
@@ -415,7 +415,7 @@ class MassReading(Reading):
     def finish(self) -> tuple[Tensor, ...]:
         return (unflat(self.sum, self.source),)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         return ((block.weights * self.probe.visible(block.grid)).sum(-1),)
 
 
@@ -444,6 +444,6 @@ class TopKeysReading(Reading):
         key = self.key.masked_fill(self.best <= HIDDEN, -1)
         return unflat(self.best.exp(), self.source), unflat(key, self.source)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         top = block.weights.topk(self.k)
         return top.values, top.indices

@@ -69,7 +69,7 @@ class Shards(Protocol):
         ...
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """Some rows of weights, dense: (B, H, t, S)."""
 
     weights: Tensor
@@ -273,14 +273,14 @@ class Source:
         logits, empty, _ = self._logits(scores)
         return logits.softmax(-1)[..., : scores.shape[-1]].masked_fill(empty, 0.0)
 
-    def block(self, rows: slice) -> Block:
+    def block(self, rows: slice) -> RowBlock:
         """These rows of weights, dense and differentiable in query, key, bias, sinks and relative positions."""
         scores = self.scores(rows)
         logits, empty, sinks = self._logits(scores)
         logs = logits.log_softmax(-1)[..., : scores.shape[-1]]
         hidden = (scores == -math.inf) | empty
         weights = logs.exp().masked_fill(hidden, 0.0)
-        return Block(weights, logs.masked_fill(hidden, 0.0), scores, sinks, rows, self.grid(rows))
+        return RowBlock(weights, logs.masked_fill(hidden, 0.0), scores, sinks, rows, self.grid(rows))
 
     def _logits(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Finite logits with a column for the sinks, which rows see nothing (B, H, t, 1), and the sinks."""

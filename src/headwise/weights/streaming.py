@@ -10,7 +10,7 @@ from torch import Tensor
 from headwise.errors import OptionError
 from headwise.masks import Grid
 from headwise.weights.readings import Reading, RowLogSumExp
-from headwise.weights.source import Axis, Block, Source, full_precision, row_blocks
+from headwise.weights.source import Axis, RowBlock, Source, full_precision, row_blocks
 from headwise.weights.tiles import TileWalk
 
 BLOCK_BYTES = 2**26  # a dense block of rows in the backward pass; a few of that size exist at a time
@@ -186,7 +186,7 @@ class Streamed(torch.autograd.Function):
 
 
 def _outputs(
-    readings: Sequence[Reading], block: Block, gradients: Sequence[Tensor]
+    readings: Sequence[Reading], block: RowBlock, gradients: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The differentiable results of one block, and the gradient that arrived for each."""
     outputs, grads, incoming = [], [], iter(gradients)

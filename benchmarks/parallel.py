@@ -26,7 +26,6 @@ from headwise.attention.backends import Call
 from headwise.cli.bench.measurement import interleaved, tensor_peak
 from headwise.models import GPT, GPTConfig
 from headwise.parallel import blocks, context_parallel, shard_sequence, tensor_parallel, unshard_sequence
-from headwise.parallel.pieces import Piece
 
 T = 8192
 LAYERS = {"layer (512, 8)": None, "layer (512, 8), 2 key/value heads": 2}
@@ -121,7 +120,7 @@ def ring_steps() -> None:
             torch.randn(1, heads, t // 2, 128, device="cuda", dtype=torch.bfloat16) for heads in (32, 8, 8, 32)
         )
         engine = blocks.engine_for(Call(query, key, value, Scoring(), 0.0), t, t)
-        piece, met = Piece(range(t // 2), range(t // 2), "all"), blocks.Met(query, key, value)
+        piece, met = blocks.Piece(range(t // 2), range(t // 2), "all"), blocks.Met(query, key, value)
         output, lse = engine.forward(piece, met)
         known = blocks.Known(output, lse, grad)
         into = blocks.Gradients(*(torch.zeros_like(x, dtype=torch.float32) for x in met), [])

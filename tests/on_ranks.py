@@ -1,6 +1,7 @@
 """What the tests of `headwise.parallel` do on every rank: compare with the same thing on one process, in float64."""
 
 import copy
+import dataclasses
 import functools
 
 import torch
@@ -19,10 +20,13 @@ from torch.utils.checkpoint import checkpoint as again
 import headwise
 from headwise import MultiHeadAttention, RelativeBias, Scoring, alibi, causal, documents, padding, rotary, window
 from headwise.attention.backends import Call
+from headwise.masks import Extent, Mask
 from headwise.models import GPT, GPTConfig
 from headwise.parallel import context_parallel, shard_sequence, tensor_parallel, unshard_sequence
-from headwise.parallel.attention import Walk
-from headwise.parallel.order import Order
+from headwise.parallel.ring import RingWalk
+from headwise.parallel.sequence import Order
+from headwise.weights import Reading, Relative
+from headwise.weights.readings import unflat, zeros
 
 close = functools.partial(assert_close, rtol=1e-9, atol=1e-10)
 B = 2
@@ -246,7 +250,7 @@ def the_sequence_is_shared_out(name, mask_name):
 def scores_under_a_causal_mask():
     """How many scores this rank computes, of a layer's forward pass."""
     heads = torch.empty(1, 1, 10, 6)
-    walk = Walk(Order(mesh()), Call(heads, heads, heads, Scoring(mask=causal()), 0.0))
+    walk = RingWalk(Order(mesh()), Call(heads, heads, heads, Scoring(mask=causal()), 0.0))
     found = [piece for step in range(dist.get_world_size()) for half in (0, 1) for piece, *_ in walk.pieces(step, half)]
     return sum(len(piece.rows) * len(piece.cols) / (2 if piece.kind == "causal" else 1) for piece in found)
 
@@ -370,6 +374,135 @@ def a_model_learns_a_text_no_rank_holds():
         for optimiser in optimisers:
             optimiser.step()
             optimiser.zero_grad()
+
+
+# Masks, positions and statistics that only the tests know.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeadSteps(Mask):
+    """Head h sees every (h + 1)-th key, counted back from the query, up to a limit of its own."""
+
+    limits: torch.Tensor  # (H,)
+
+    @property
+    def extent(self):
+        return Extent(heads=len(self.limits))
+
+    def visible(self, grid):
+        distance = grid.position - grid.col
+        return (distance % (grid.head + 1) == 0) & (distance.abs() <= self.limits[grid.head])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Wave(Relative):
+    """`table` (1, H, 2) and another tensor by head, (H,)."""
+
+    phase: torch.Tensor
+
+    @property
+    def num_heads(self):
+        return len(self.phase)
+
+    def at(self, grid, dtype):
+        height, speed = self.table[0].to(dtype).unbind(1)
+        angle = (grid.position - grid.col) * speed[grid.head] + self.phase.to(dtype)[grid.head]
+        return height[grid.head] * angle.sin()
+
+
+class Concentration(Reading):
+    """Σ w² of every row."""
+
+    def start(self, source):
+        self.source, self.sum = source, zeros(source, source.shape[2])
+
+    def take(self, tile):
+        self.sum[tile.heads, tile.rows] += tile.weights.square().sum(-1)
+
+    def finish(self):
+        return (unflat(self.sum, self.source),)
+
+    def dense(self, block):
+        return (block.weights.square().sum(-1),)
+
+
+class Total(Concentration):
+    """Σ w² of every head, which ranks can add up; `Unmerged` does not say so."""
+
+    by_row = False
+    merged = "sum"
+
+    def finish(self):
+        return (super().finish()[0].sum(-1),)
+
+
+class Unmerged(Total):
+    merged = None
+
+
+class Biased(RelativeBias):
+    """A learned position whose rule is a class of the tests."""
+
+    def forward(self):
+        return Shortened(self.weight, 2)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shortened(Relative):
+    """`table` (buckets, H), one row for every `step` distances."""
+
+    step: int
+
+    @property
+    def num_heads(self):
+        return self.table.shape[1]
+
+    def at(self, grid, dtype):
+        row = ((grid.position - grid.col).abs() // self.step).clamp(max=self.table.shape[0] - 1)
+        return self.table.to(dtype)[row, grid.head]
+
+
+def open_layer(name):
+    torch.manual_seed(4)
+    if name == "learned position":
+        return layer_of(kv=4, position=Biased(8, num_buckets=4, max_distance=17, dtype=torch.float64))
+    if name == "position":
+        return layer_of(kv=4, position=Wave(torch.randn(1, 8, 2, dtype=torch.float64), torch.randn(8).double()))
+    return layer_of(kv=4, mask=HeadSteps(torch.arange(3, 11)))
+
+
+def what_the_tests_define_is_shared_out(name):
+    """Output, gradients, maps and statistics over heads, and over the sequence, are those of one process."""
+    one = open_layer(name)
+    heads, sequence = tensor_parallel(copy.deepcopy(one), mesh()), context_parallel(copy.deepcopy(one), mesh())
+    T = length()
+    x = torch.randn(B, T, one.d_in, dtype=torch.float64)
+    output, expected = one(x, return_weights=True)
+    output.square().sum().backward()
+    found, weights = heads(x, return_weights=True)
+    close(found, output)
+    found.square().sum().backward()
+    gradients_agree(one, heads)
+    count = 8 // dist.get_world_size()
+    mine = list(range(dist.get_rank() * count, (dist.get_rank() + 1) * count))
+    close(weights[:], expected[:, mine])
+    close(weights.read(Concentration())[0], expected.read(Concentration())[0][:, mine])
+    close(weights.clone().gather()[:], expected[:])
+    close(weights.gather().detach().read(Total())[0], expected.detach().read(Total())[0])
+    found, weights = sequence(shard_sequence(x, mesh()), return_weights=True)
+    close(unshard_sequence(found, mesh()), output)
+    close(weights.read(Concentration())[0], shard_sequence(expected.read(Concentration())[0], mesh(), 2))
+    close(weights.read(Total())[0], expected.detach().read(Total())[0])
+    close(weights.gather()[:], expected[:])
+
+
+def what_ranks_cannot_merge():
+    weights = context_parallel(layer_of(), mesh())(torch.randn(B, 10, 48).double(), return_weights=True)[1]
+    try:
+        weights.read(Unmerged())
+    except headwise.HeadwiseError as error:
+        return str(error)
+    return "nothing was refused"
 
 
 # Data parallel, sharded weights, activation checkpointing, checkpoints.

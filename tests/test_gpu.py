@@ -286,7 +286,6 @@ def test_a_static_cache_runs_in_a_cuda_graph():
 @pytest.mark.parametrize("cudnn", [True, False])
 def test_pieces_of_a_ring_agree_with_the_reference(kind, dtype, cudnn):
     from headwise.parallel import blocks
-    from headwise.parallel.pieces import Piece
 
     Hkv, T = 3, 257
     mask = {"all": None, "causal": causal(), "some": causal() & window(31)}[kind]
@@ -297,8 +296,9 @@ def test_pieces_of_a_ring_agree_with_the_reference(kind, dtype, cudnn):
         call = Call(*met, Scoring(mask=mask), 0.0)
         engine = blocks.engine_for(call, T, T)
         engine.cudnn = cudnn
-        assert type(engine) is (blocks.Cuda if name == "found" and dtype != torch.float32 else blocks.Plain)
-        piece = Piece(range(T), range(T), kind)
+        on_kernels = name == "found" and dtype != torch.float32
+        assert type(engine) is (blocks.CudaEngine if on_kernels else blocks.ProductEngine)
+        piece = blocks.Piece(range(T), range(T), kind)
         output, lse = engine.forward(piece, met)
         into = blocks.Gradients(*(torch.zeros_like(x, dtype=lse.dtype) for x in met), [])
         part_of_more = torch.nn.functional.pad(lse, (0, 5))[:, :, :T]  # as a chunk of a rank's rows is

@@ -161,7 +161,7 @@ def _without_the_cache(weights: AttentionMap, scoring: Scoring) -> AttentionMap:
     """The map of one generation step, in a form that does not keep the whole key cache alive."""
     if torch.compiler.is_compiling():
         return weights
-    _, sinks, _ = scoring.learnable
+    _, sinks, *_ = scoring.learnable
     smaller = weights._query.shape[1] * weights.shape[2] <= weights._key.shape[1] * weights._key.shape[3]
     return weights.kept() if smaller and sinks is None and not weights.requires_grad else weights.clone()
 

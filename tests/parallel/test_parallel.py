@@ -93,7 +93,7 @@ def test_what_one_rank_cannot_answer_is_said_with_a_cure(two):
         "cache": "generate with tensor_parallel",
         "nested": "pass mask=documents(...)",
         "dropout": "dropout=0.5 on attention weights",
-        "twice": "layer '' is spread over a sequence already",
+        "twice": "layer '' is already divided over a sequence",
         "learned": "Use one with position='rotary'",
         "length": "13 tokens cannot be cut into 4 equal chunks, two for each of 2 ranks. Pad it to 16",
         "odd": "this rank was given 5 tokens; expected two chunks",
@@ -105,10 +105,10 @@ def test_what_one_rank_cannot_answer_is_said_with_a_cure(two):
 
 REFUSED = {
     "five": ("HeadCountError", "has 2 key/value heads and the mesh 4 ranks", "init_device_mesh('cuda', (n, 2)"),
-    "width": ("OptionError", "qk_norm='width', which normalises all heads together"),
+    "width": ("OptionError", "qk_norm='width', which normalizes all heads together"),
     "open": ("OptionError", "out_proj=False: its output would be one rank's heads only"),
     "adapter": ("OptionError", "qkv_proj is a Adapter, and only a plain nn.Linear"),
-    "twice": ("OptionError", "is spread over ranks already"),
+    "twice": ("OptionError", "is already divided over ranks"),
     "none": ("OptionError", "tensor_parallel(Linear): there is no headwise.MultiHeadAttention"),
     "mesh": ("OptionError", "the mesh has 2 axes, of shape (2, 2); expected one: mesh['a']"),
     "no mesh": ("OptionError", "tensor_parallel(mesh=int): expected a DeviceMesh of one axis"),
@@ -122,6 +122,16 @@ def test_layers_that_cannot_be_cut_are_refused_with_a_cure_and_stay_as_they_were
     assert said.startswith(f"{kind}: ")
     for part in parts:
         assert part in said
+
+
+@pytest.mark.parametrize("name", ["mask", "position", "learned position"])
+def test_masks_positions_and_statistics_of_your_own_work_over_ranks(two, name):
+    two.assert_that(on_ranks.what_the_tests_define_is_shared_out, name)
+
+
+def test_a_statistic_that_ranks_cannot_merge_is_refused_by_name(two):
+    (said,) = set(two.run(on_ranks.what_ranks_cannot_merge))
+    assert "Unmerged combines queries, and the queries of this map lie on 2 ranks. Set Unmerged.merged to" in said
 
 
 def test_batches_over_ranks_take_the_steps_of_one(two):

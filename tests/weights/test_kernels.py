@@ -12,8 +12,9 @@ pytest.importorskip("triton")
 from headwise import attend, causal, dense, local, prefix, previous_token, same_token, sink, window
 from headwise.attention.backends import triangles
 from headwise.masks.probes import induction
-from headwise.weights import kernels, readings, streaming
+from headwise.weights import kernels, readings
 from headwise.weights.kernels.structure import structure_of
+from headwise.weights.tiles import TileWalk
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICES = [
@@ -41,32 +42,32 @@ LARGE = {
 def asked(S, device):
     ids = torch.arange(S, device=device) % 5
     return [
-        readings.Entropy(),
-        readings.Peak(),
-        readings.Distance(),
-        readings.Histogram(),
-        readings.Received(),
-        readings.Pooled(min(3, S), min(4, S)),
-        readings.PooledPeak(1, min(4, S)),
-        readings.TopKeys(min(3, S)),
-        readings.Mass(sink(2)),
-        readings.Mass(previous_token()),
-        readings.Mass(local(3)),
-        readings.Mass(same_token(ids)),
-        readings.Mass(induction(ids) & ~sink(1)),
+        readings.EntropyReading(),
+        readings.PeakReading(),
+        readings.DistanceReading(),
+        readings.HistogramReading(),
+        readings.ReceivedReading(),
+        readings.PooledReading(min(3, S), min(4, S)),
+        readings.PooledPeakReading(1, min(4, S)),
+        readings.TopKeysReading(min(3, S)),
+        readings.MassReading(sink(2)),
+        readings.MassReading(previous_token()),
+        readings.MassReading(local(3)),
+        readings.MassReading(same_token(ids)),
+        readings.MassReading(induction(ids) & ~sink(1)),
     ]
 
 
 def compare(source, questions, tolerance):
     """Every reading through kernels and through tiles."""
-    lse = streaming.compute_log_sum_exp(source)
+    lse = TileWalk(source).log_sum_exp()
     found_lse = kernels.log_sum_exp(source)
     torch.testing.assert_close(found_lse, lse.float(), rtol=tolerance, atol=tolerance)
     dense = source.block(slice(None)).weights.float()
     for cols in (range(source.shape[3]), range(1, source.shape[3] - 1)):
         some = kernels.weights(source, lse, cols, torch.float32)
         torch.testing.assert_close(some, dense[..., cols.start : cols.stop], rtol=tolerance, atol=tolerance)
-    expected = streaming.stream(source, lse, questions())
+    expected = TileWalk(source).read(lse, questions())
     found = kernels.read(source, lse, questions())
     assert len(found) == len(expected), "kernels refused a reading"
     for number, reading in enumerate(questions()):
@@ -123,8 +124,10 @@ def test_options_of_scoring_reach_the_kernels(options, device):
 @pytest.mark.parametrize("size", [(16, 8), (2, 32), (1, 1), (64, 64), (5, 7)], ids=str)
 def test_pictures_of_any_size_come_with_and_without_other_statistics(size, device):
     source = kernel_calls.source(1, 2, 1, 128, 128, 16, causal(), torch.float32, device=device)
-    compare(source, lambda: [readings.Pooled(*size), readings.PooledPeak(*size)], 2e-5)
-    compare(source, lambda: [readings.Entropy(), readings.Received(), readings.Pooled(*size)], 2e-5)
+    compare(source, lambda: [readings.PooledReading(*size), readings.PooledPeakReading(*size)], 2e-5)
+    compare(
+        source, lambda: [readings.EntropyReading(), readings.ReceivedReading(), readings.PooledReading(*size)], 2e-5
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -134,15 +137,13 @@ def test_heads_may_lie_anywhere_in_memory(device):
     query, key = packed.transpose(1, 2).unbind(3)
     assert not query.is_contiguous()
     moved = type(source)(query, key, source.scoring, source.frame)
-    compare(moved, lambda: [readings.Entropy(), readings.Received()], 2e-5)
+    compare(moved, lambda: [readings.EntropyReading(), readings.ReceivedReading()], 2e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_part_of_the_rows_keeps_its_place(device):
-    from headwise.weights.source import narrowed
-
     source = kernel_calls.source(1, 2, 1, 60, 60, 16, causal(), torch.float32, device=device)
-    part = narrowed(source, range(1), range(1, 2), range(20, 50))
+    part = source.narrowed(range(1), range(1, 2), range(20, 50))
     compare(part, lambda: asked(60, device), 2e-5)
 
 

@@ -130,6 +130,7 @@ def test_bad_indices_say_what_is_there():
 def test_map_describes_itself_without_computing(monkeypatch):
     weights, _ = made()
     monkeypatch.setattr(torch, "bmm", None)
+    monkeypatch.setattr("headwise.weights.streaming.read", None)
     monkeypatch.setattr("headwise.weights.streaming.normalizer", None)
     assert repr(weights) == "AttentionMap(B=2, H=6, T=5, S=11, float64, cpu)"
     assert weights.shape == (2, 6, 5, 11)

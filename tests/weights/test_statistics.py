@@ -23,7 +23,7 @@ from headwise import (
     token_is,
     window,
 )
-from headwise.weights import streaming
+from headwise.weights import tiles
 
 B, H, Hkv, D = 2, 6, 3, 7
 
@@ -31,9 +31,9 @@ B, H, Hkv, D = 2, 6, 3, 7
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles so small that every length has ragged ones."""
-    monkeypatch.setitem(streaming.TILE, "cpu", 4 * 3 * 5)
-    monkeypatch.setitem(streaming.COLUMNS, "cpu", 5)
-    monkeypatch.setitem(streaming.ROWS, "cpu", (3, 4))
+    monkeypatch.setitem(tiles.TILE, "cpu", 4 * 3 * 5)
+    monkeypatch.setitem(tiles.COLUMNS, "cpu", 5)
+    monkeypatch.setitem(tiles.ROWS, "cpu", (3, 4))
 
 
 SCORINGS = {
@@ -249,7 +249,7 @@ def test_memory_stays_within_the_tile_budget(monkeypatch):
 
     monkeypatch.setattr(torch, "empty", counted)
     AttentionMap(query, key, Scoring(causal())).panel(entropy=True, received=True, pooled=(16, 16))
-    assert max(seen) <= 3 * streaming.TILE["cpu"] < T * T
+    assert max(seen) <= 3 * tiles.TILE["cpu"] < T * T
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.booleans())

@@ -1,16 +1,14 @@
-"""Which keys a query may see: what a mask is, the kinds there are, and probes, which are masks that ask.
+"""Masks, which say what keys a query may see: the class, the kinds, their lowering for backends, and probes.
 
-Imports nothing of ours but errors.
+Imports errors.
 """
 
+from headwise.masks.composite import Composite
 from headwise.masks.kinds import (
     Causal,
-    Dense,
     Documents,
-    KeyMask,
     Lengths,
     Prefix,
-    TensorMask,
     Window,
     as_mask,
     causal,
@@ -21,24 +19,19 @@ from headwise.masks.kinds import (
     reach_back,
     window,
 )
-from headwise.masks.mask import NOUNS, Both, Either, Extent, Grid, Mask, Not, Pair
+from headwise.masks.mask import Both, Either, Extent, Grid, Mask
 
 __all__ = [
-    "NOUNS",
     "Both",
     "Causal",
-    "Dense",
+    "Composite",
     "Documents",
     "Either",
     "Extent",
     "Grid",
-    "KeyMask",
     "Lengths",
     "Mask",
-    "Not",
-    "Pair",
     "Prefix",
-    "TensorMask",
     "Window",
     "as_mask",
     "causal",

@@ -1,8 +1,8 @@
-"""The mask language: who may attend to whom, said without a T×S tensor. True means "may attend".
+"""The kinds of masks: which keys each query may attend to, without a T×S tensor. True means "may attend".
 
     causal()            no key after the query            window(left, right)  keys at most so far behind or ahead
     padding(lengths)    no key beyond a sample's length   documents(ids)       keys of the query's own document
-    prefix(n)           the first n keys                  dense(tensor)        any table you bring
+    prefix(n)           the first n keys                  dense(tensor)        any table you have
 
 Masks combine with `&`, `|` and `~`, and draw themselves when printed:
 
@@ -16,16 +16,15 @@ Masks combine with `&`, `|` and `~`, and draw themselves when printed:
 ····■■■·
 ·····■■■
 
-The last query is aligned with the last key ("bottom-right"): query i stands at key position i + S − T, as it does when
+The last query is aligned with the last key ("bottom-right"): query i is at key position i + S − T, as it is when
 the first keys come from a cache. With T = S this is the usual diagonal.
 """
 
-import abc
 import dataclasses
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any, Self, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -35,12 +34,12 @@ from headwise.masks.mask import Both, Extent, Grid, Mask
 
 
 def causal() -> Mask:
-    """Each query sees its own position and everything before. The last query sees every key (see above)."""
+    """Each query sees its own position and everything before it. The last query sees every key (see above)."""
     return Causal()
 
 
 def window(left: int, right: int | None = None) -> Mask:
-    """Each query sees keys at most `left` positions behind and `right` ahead (as many as `left` unless given).
+    """Each query sees keys at most `left` positions behind and `right` ahead (`right` defaults to `left`).
 
     The query's own position is not counted: a model with `sliding_window=W`, which counts it, is
     `causal() & window(W - 1)`.
@@ -53,8 +52,8 @@ def padding(keep: Tensor | Sequence[int], *, side: str = "right") -> Mask:
     """Hides the padding of each sample.
 
     Args:
-        keep: lengths (B,) of whole numbers (beyond S they count as S), or a key mask (B, S), True or 1 for real tokens.
-        side: where the padding of `lengths` lies, "right" or "left".
+        keep: integer lengths (B,), where more than S counts as S, or a key mask (B, S), True or 1 for real tokens.
+        side: which side is padded, "right" or "left", if `keep` holds lengths.
 
     >>> print(padding([3, 5]).draw(1, 5))
     ■■■··
@@ -175,7 +174,7 @@ class Window(Mask):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Prefix(Mask):
-    """See `prefix`, one number for all samples."""
+    """See `prefix`: one number for all samples."""
 
     n: int
     by_key = True
@@ -196,28 +195,13 @@ class Prefix(Mask):
         return f"prefix({self.n})"
 
 
-class TensorMask(Mask):
-    """A mask that looks its answers up in one tensor."""
-
-    @property
-    @abc.abstractmethod
-    def _tensor(self) -> Tensor: ...
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self._tensor,)
-
-
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Lengths(TensorMask):
-    """See `padding`: so many keys of each sample, counted from one side."""
+class Lengths(Mask):
+    """See `padding`: a number of keys per sample, counted from one side."""
 
     lengths: Tensor  # (B,)
     side: str
     by_key = True
-
-    @property
-    def _tensor(self) -> Tensor:
-        return self.lengths
 
     @property
     def extent(self) -> Extent:
@@ -228,23 +212,16 @@ class Lengths(TensorMask):
         from_side = grid.col if self.side == "right" else grid.S - 1 - grid.col
         return from_side < length
 
-    def to(self, device: torch.device | str) -> Self:
-        return dataclasses.replace(self, lengths=self.lengths.to(device))
-
     def __repr__(self) -> str:
         return f"padding(lengths of {self.lengths.shape[0]} samples, side={self.side!r})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class KeyMask(TensorMask):
-    """See `padding`: one table of keys per sample."""
+class KeyMask(Mask):
+    """See `padding`: a row of keys per sample."""
 
     keys: Tensor  # (B, S) bool
     by_key = True
-
-    @property
-    def _tensor(self) -> Tensor:
-        return self.keys
 
     @property
     def extent(self) -> Extent:
@@ -253,23 +230,16 @@ class KeyMask(TensorMask):
     def visible(self, grid: Grid) -> Tensor:
         return self.keys[grid.batch, grid.col]
 
-    def to(self, device: torch.device | str) -> Self:
-        return dataclasses.replace(self, keys=self.keys.to(device))
-
     def __repr__(self) -> str:
         return f"padding(keys of shape {_shape(self.keys)})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Documents(TensorMask):
+class Documents(Mask):
     """See `documents`."""
 
     ids: Tensor  # (B or 1, S)
     sees_self = True
-
-    @property
-    def _tensor(self) -> Tensor:
-        return self.ids
 
     @property
     def extent(self) -> Extent:
@@ -277,21 +247,18 @@ class Documents(TensorMask):
 
     def visible(self, grid: Grid) -> Tensor:
         batch = grid.batch if self.ids.shape[0] > 1 else grid.batch * 0
-        position = grid.position  # below 0 for queries from before the first key; those belong to no document
+        position = grid.position  # negative before the first key: such queries belong to no document
         own = self.ids[batch, position.clamp(min=0)]
         return (own == self.ids[batch, grid.col]) & (position >= 0)
 
     def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
         if not self.ids.is_cpu or torch.compiler.is_compiling() or self.ids.is_inference():
-            return 0, S  # looking at numbers would make a device wait
+            return 0, S  # reading numbers would make the host wait for the device
         first, last = max(start + S - T, 0), stop + S - T
         if first >= last:
             return 0, 0
         starts, stops = _spans(self, self.ids._version)
         return int(starts[:, first:last].min()), int(stops[:, first:last].max())
-
-    def to(self, device: torch.device | str) -> Self:
-        return dataclasses.replace(self, ids=self.ids.to(device))
 
     def __repr__(self) -> str:
         return f"documents(ids of shape {_shape(self.ids)})"
@@ -299,7 +266,7 @@ class Documents(TensorMask):
 
 @functools.lru_cache(maxsize=8)
 def _spans(mask: Documents, version: int) -> tuple[Tensor, Tensor]:
-    """For every position the first key of its document and the last + 1, (B or 1, S) each."""
+    """For every position the first key of its document and the last + 1, each (B or 1, S)."""
     B, S = mask.ids.shape
     _, names = torch.unique(mask.ids, return_inverse=True)
     place = torch.arange(S).expand(B, S)
@@ -309,21 +276,17 @@ def _spans(mask: Documents, version: int) -> tuple[Tensor, Tensor]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Dense(TensorMask):
+class Dense(Mask):
     """See `dense`."""
 
     table: Tensor  # (B or 1, H or 1, T or 1, S or 1) bool
-
-    @property
-    def _tensor(self) -> Tensor:
-        return self.table
 
     @property
     def extent(self) -> Extent:
         return Extent(*(None if size == 1 else size for size in self.table.shape))
 
     def visible(self, grid: Grid) -> Tensor:
-        B, H, T, S = self.table.shape  # an axis of size 1 is the same for all: look at its only entry
+        B, H, T, S = self.table.shape  # an axis of size 1 has one entry for all
         return self.table[
             grid.batch if B > 1 else grid.batch * 0,
             grid.head if H > 1 else grid.head * 0,
@@ -339,36 +302,33 @@ class Dense(TensorMask):
         """A view of the table: no index is computed."""
         return self.table.expand(-1, -1, T, S)[:, :, rows, cols]
 
-    def to(self, device: torch.device | str) -> Self:
-        return dataclasses.replace(self, table=self.table.to(device))
-
     def __repr__(self) -> str:
         return f"dense(mask of shape {_shape(self.table)})"
 
 
 def reach_back(mask: Mask | None) -> int | None:
-    """How many keys back a query sees at most, if the mask says so and hides all keys ahead; else None.
+    """How many keys back a query can see, if the mask limits that and hides all keys ahead; else None.
 
     >>> reach_back(causal() & window(4)), reach_back(causal())
     (4, None)
     """
     parts = _conjuncts(mask)
-    behind = [part.left for part in parts if isinstance(part, Window)]
-    ahead = any(isinstance(part, Causal) or (isinstance(part, Window) and part.right == 0) for part in parts)
+    behind = [part.left for part in parts if type(part) is Window]
+    ahead = any(type(part) is Causal or (type(part) is Window and part.right == 0) for part in parts)
     return min(behind) if behind and ahead else None
 
 
 def _conjuncts(mask: Mask | None) -> list[Mask]:
     """The masks that `&` joins."""
-    if isinstance(mask, Both):
+    if type(mask) is Both:
         return _conjuncts(mask.a) + _conjuncts(mask.b)
     return [] if mask is None else [mask]
 
 
 def as_mask(mask: "Mask | Tensor | None", B: int, T: int, S: int) -> Mask | None:
-    """What a user passed as `mask`, as a `Mask`; refused where it could mean two things.
+    """The `Mask` a user meant by `mask`; a tensor that could mean two things is refused.
 
-    A bare 2-D tensor is (T, S). One that could as well be (B, S) is never guessed.
+    A bare 2-D tensor is (T, S). If it could also be (B, S), it is refused.
     """
     if mask is None or isinstance(mask, Mask):
         return mask
@@ -398,13 +358,13 @@ def as_mask(mask: "Mask | Tensor | None", B: int, T: int, S: int) -> Mask | None
 
 
 def _as_bool(mask: Tensor, name: str) -> Tensor:
-    """A bool tensor of the same shape; anything that is not 0 or 1 is refused."""
+    """`mask` as a bool tensor; values other than 0 and 1 are refused."""
     if mask.dtype == torch.bool:
         return mask
     if mask.is_complex():
         raise MaskError(f"{name} is {mask.dtype}; expected bool, or 0 and 1.")
     binary = ((mask == 0) | (mask == 1)).all()
-    if torch.compiler.is_compiling():  # no looking at numbers while tracing: the check becomes part of the graph
+    if torch.compiler.is_compiling():  # while tracing there are no numbers: the check becomes part of the graph
         torch._assert_async(binary, f"{name} holds values other than 0 and 1; pass an additive mask as bias=")
         return mask != 0
     if mask.is_meta or binary:
@@ -417,7 +377,7 @@ def _as_bool(mask: Tensor, name: str) -> Tensor:
 
 
 def _as_tensor(name: str, x: object) -> Tensor:
-    """`x` as a tensor; lists and arrays are taken, an empty one as whole numbers."""
+    """`x` as a tensor. An empty list becomes a tensor of integers."""
     if isinstance(x, Tensor):
         return x
     try:
@@ -432,9 +392,9 @@ def _is_whole(x: Tensor) -> bool:
 
 
 def _not_negative(name: str, counts: Tensor) -> Tensor:
-    """`counts`, refused where one is negative; looked at only where that makes no device wait."""
+    """`counts`, refused if one is negative. Only checked on the CPU, where reading numbers is free."""
     if counts.is_cpu and not torch.compiler.is_compiling() and bool((counts < 0).any()):
-        raise MaskError(f"{name}: counts are from 0 up, and {int(counts.min())} was given.")
+        raise MaskError(f"{name}: counts start at 0, and {int(counts.min())} was given.")
     return counts
 
 

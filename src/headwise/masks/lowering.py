@@ -1,6 +1,6 @@
-"""What a backend receives in place of a mask: the cheapest thing that says the same.
+"""The cheapest form of a mask that a backend accepts.
 
-From cheapest to dearest: nothing at all, an `is_causal` flag, a `BlockMask` that skips hidden blocks, a bias of 0 and
+From cheap to expensive: nothing at all, an `is_causal` flag, a `BlockMask` that skips hidden blocks, a bias of 0 and
 minus infinity. Only the last has T·S numbers.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Lowered(NamedTuple):
-    """A mask made ready for a backend. `kind` is "nothing", "causal", "blocks" or "bias"."""
+    """A mask in the form a backend takes. `kind` is "nothing", "causal", "blocks" or "bias"."""
 
     kind: str
     bias: Tensor | None = None
@@ -48,7 +48,7 @@ def lower(
     mask = simplify(mask, T, S)
     if mask is None:
         return NOTHING
-    if "causal" in accepts and isinstance(mask, Causal) and T == S:
+    if "causal" in accepts and type(mask) is Causal and T == S:
         return CAUSAL
     if "blocks" in accepts:
         return Lowered("blocks", blocks=block_mask(mask, T, S, device=device))
@@ -56,7 +56,7 @@ def lower(
 
 
 def simplify(mask: Mask | None, T: int, S: int) -> Mask | None:
-    """The same mask at these lengths in its simplest form; None where it hides nothing at all.
+    """The simplest mask that is the same at these lengths; None if it hides nothing.
 
     >>> from headwise.masks import causal, window
     >>> simplify(causal() & window(7, 0), 5, 5)
@@ -64,45 +64,45 @@ def simplify(mask: Mask | None, T: int, S: int) -> Mask | None:
     """
     if mask is None or mask.hides_nothing(T, S):
         return None
-    if isinstance(mask, Both):
+    if type(mask) is Both:
         a, b = simplify(mask.a, T, S), simplify(mask.b, T, S)
         if a is None or b is None:
             return b if a is None else a
-        for one, other in ((a, b), (b, a)):  # beside causal, how far a window looks ahead plays no part
-            if isinstance(one, Causal) and (isinstance(other, Causal) or reaches_back(other, S)):
+        for one, other in ((a, b), (b, a)):  # with causal, how far a window looks ahead does not matter
+            if type(one) is Causal and (type(other) is Causal or reaches_back(other, S)):
                 return one
         return mask if a is mask.a and b is mask.b else Both(a, b)
-    if isinstance(mask, Window) and mask.right == 0 and reaches_back(mask, S):
+    if type(mask) is Window and mask.right == 0 and reaches_back(mask, S):
         return Causal()
     return mask
 
 
 def reaches_back(mask: Mask, S: int) -> bool:
-    """Whether this is a window that reaches the first key from every query."""
-    return isinstance(mask, Window) and mask.left >= S - 1
+    """Whether this is a window that reaches back to the first key from every query."""
+    return type(mask) is Window and mask.left >= S - 1
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where visible and minus infinity elsewhere, in `dtype`.
 
-    Never a bool and never another dtype: with a bool mask the cuDNN path returns garbage for a row that sees nothing,
-    and with a float32 bias beside float64 queries the CPU path is silently wrong.
+    It is never bool and never of another dtype: given a bool mask, the cuDNN path returns garbage for a row that sees
+    nothing, and given a float32 bias with float64 queries, the CPU path is silently wrong.
     """
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -math.inf)
 
 
 def may_empty_a_row(mask: Mask | None, T: int, S: int) -> bool:
-    """Whether some query might see no key; False only where that is certain from the mask's form."""
+    """Whether a query might see no key. False only if the mask rules it out without its numbers."""
     return mask is not None and not (mask.sees_self and T <= S)
 
 
 BLOCK = 128
-STRIP_BYTES = 2**26  # of the mask, looked at in one go
+STRIP_BYTES = 2**26  # of the mask, examined at a time
 
 
 def block_mask(mask: Mask, T: int, S: int, *, device: torch.device | str | None = None) -> "BlockMask":
-    """The mask as FlexAttention wants it: which blocks hold something, found strip by strip, and the rule within."""
-    from torch.nn.attention.flex_attention import BlockMask  # heavy, and rarely needed
+    """The mask for FlexAttention: which blocks have visible entries, found strip by strip, and the rule within them."""
+    from torch.nn.attention.flex_attention import BlockMask  # slow to import and rarely needed
 
     where = torch.device(device if device is not None else next((t.device for t in mask.tensors()), "cpu"))
     some, every = occupied(mask, T, S, where)
@@ -116,7 +116,7 @@ def block_mask(mask: Mask, T: int, S: int, *, device: torch.device | str | None 
 
 
 def occupied(mask: Mask, T: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For every 128×128 block whether something of it is visible, and whether all is; (B or 1, H or 1, rows, cols)."""
+    """Whether any of each 128×128 block is visible, and whether all of it is, each (B or 1, H or 1, rows, cols)."""
     B, H = (1 if size is None else size for size in mask.extent[:2])
     strip = max(1, STRIP_BYTES // (B * H * S * BLOCK)) * BLOCK
     some: list[Tensor] = []
@@ -133,7 +133,7 @@ def occupied(mask: Mask, T: int, S: int, device: torch.device) -> tuple[Tensor, 
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of each row there are, and which: those first, in order."""
+    """How many blocks each row has, and their indices, first and in order."""
     counts = blocks.sum(-1, dtype=torch.int32)
     indices = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
     return counts, indices.contiguous()

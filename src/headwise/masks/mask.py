@@ -1,7 +1,7 @@
-"""What a mask is, and how masks combine.
+"""What a mask is, and how masks combine with `&`, `|` and `~`.
 
-A `Mask` says True where a query may attend, for any tile of the T×S grid, and never needs the whole grid. The kinds of
-masks are in `masks.py`; here are the idea itself and its `&`, `|` and `~`.
+A `Mask` says True where a query may attend, for any tile of the T×S grid; it never needs the whole grid. The kinds of
+masks are in `kinds.py`.
 """
 
 import abc
@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from headwise.errors import DeviceError, MaskError
+from headwise.masks.composite import Composite
 
 
 class Grid(NamedTuple):
-    """The index tensors of one tile, ready to broadcast to (B, H, t, s), and the lengths of the whole."""
+    """The indices of one tile, which broadcast to (B, H, t, s), and the full lengths T and S."""
 
-    batch: Tensor  # (B, 1, 1, 1), or (1, 1, 1, 1) where nothing depends on the sample
-    head: Tensor  # (1, H, 1, 1), likewise
+    batch: Tensor  # (B, 1, 1, 1), or (1, 1, 1, 1) if nothing depends on the sample
+    head: Tensor  # (1, H, 1, 1) or (1, 1, 1, 1)
     row: Tensor  # (t, 1)
     col: Tensor  # (s,)
     T: int
@@ -26,17 +27,17 @@ class Grid(NamedTuple):
 
     @property
     def position(self) -> Tensor:
-        """Where each query stands among the keys."""
+        """The position of each query among the keys."""
         return self.row + (self.S - self.T)
 
     def placed(self, positions: Tensor) -> "Grid":
-        """The same tile for queries that stand at `positions`, (B or 1, T), and not at the end of the keys."""
+        """The same tile with the queries at `positions`, (B or 1, T), instead of at the end of the keys."""
         batch = self.batch if positions.shape[0] > 1 else self.batch * 0
         return self._replace(row=positions[batch, self.row], T=self.S)
 
 
 class Extent(NamedTuple):
-    """The sizes a mask was made for: (B, H, T, S), None where it fits any size."""
+    """The sizes (B, H, T, S) that a mask requires; None where any size will do."""
 
     batch: int | None = None
     heads: int | None = None
@@ -47,59 +48,55 @@ class Extent(NamedTuple):
 NOUNS = ("samples", "heads", "queries", "keys")
 
 
-class Mask(abc.ABC):
-    """Who may attend to whom. Make one with the functions of `masks.py`; combine with `&`, `|`, `~`."""
+class Mask(Composite, abc.ABC):
+    """Which keys each query may attend to. Combine masks with `&`, `|` and `~`.
+
+    A subclass defines `visible`; everything else has a safe default. Its tensors and other values, kept in attributes
+    or dataclass fields, are copied, moved and saved along with it.
+    """
 
     @abc.abstractmethod
     def visible(self, grid: Grid) -> Tensor:
-        """True where the query may attend; broadcasts to the tile of `grid`. This is the whole meaning of the mask."""
+        """True where the query may attend; broadcasts to the tile of `grid`. This alone defines the mask."""
 
-    # What the fast paths may know without looking at numbers; each default is the careful answer.
+    # Shortcuts for the fast paths, which must not look at numbers. Each default is the cautious answer.
 
     @property
     def extent(self) -> Extent:
-        """The sizes this mask was made for."""
+        """The sizes this mask requires. A mask that differs by sample or head must say how many there are."""
         return Extent()
 
     @property
     def banded(self) -> bool:
-        """Whether only the distance from query to key counts, so that all diagonals are alike."""
+        """Whether the mask depends only on the distance from query to key."""
         return False
 
     @property
     def sees_self(self) -> bool:
-        """Whether every query surely sees its own position, so that with T ≤ S no row is empty."""
+        """Whether every query is certain to see its own position, so that no row is empty if T ≤ S."""
         return False
 
     def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
-        """Keys outside `range(lo, hi)` are surely hidden from the queries `range(start, stop)`."""
+        """A range (lo, hi) outside which all keys are hidden from the queries `range(start, stop)`."""
         return 0, S
 
     def hides_nothing(self, T: int, S: int) -> bool:
-        """Whether at these lengths the mask is surely True everywhere."""
+        """Whether the mask is certain to be True everywhere at these lengths."""
         return False
 
     def shows_all(self, start: int, stop: int, lo: int, hi: int, T: int, S: int) -> bool:
-        """Whether the queries `range(start, stop)` surely see all of the keys `range(lo, hi)`."""
+        """Whether the queries `range(start, stop)` are certain to see all keys `range(lo, hi)`."""
         return self.hides_nothing(T, S)
 
     @property
     def by_key(self) -> bool:
-        """Whether surely only the sample and the key count, so that all queries and heads see the same."""
+        """Whether the mask depends only on the sample and the key: all queries and heads see the same keys."""
         return False
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors this mask looks things up in."""
-        return ()
-
-    def to(self, device: torch.device | str) -> "Mask":
-        """This mask with its tensors on `device`."""
-        return self
-
-    # What everybody uses.
+    # What every mask can do.
 
     def tile(self, rows: slice, cols: slice, T: int, S: int, *, device: torch.device | str | None = None) -> Tensor:
-        """The exact piece `[rows, cols]`, a bool tensor that broadcasts to (B, H, t, s).
+        """The tile `[rows, cols]` as a bool tensor that broadcasts to (B, H, t, s).
 
         >>> from headwise.masks import causal
         >>> causal().tile(slice(0, 2), slice(0, 3), T=5, S=5).shape
@@ -115,13 +112,13 @@ class Mask(abc.ABC):
             T,
             S,
         )
-        if S == 0:  # nothing to look up
+        if S == 0:  # there is nothing to look up
             return torch.zeros(B, H, grid.row.shape[0], 0, dtype=torch.bool, device=device)
         result = self.visible(grid)
         return result[(None,) * (4 - result.dim())].expand(-1, -1, grid.row.shape[0], grid.col.shape[0])
 
     def to_tensor(self, T: int, S: int | None = None, *, device: torch.device | str | None = None) -> Tensor:
-        """The whole mask as a bool tensor (B or 1, H or 1, T, S). It has T·S entries: for looking and testing."""
+        """The whole mask as a bool tensor (B or 1, H or 1, T, S). It has T·S entries, so use it for small sizes."""
         return self.tile(slice(None), slice(None), T, T if S is None else S, device=device)
 
     def check(self, B: int, H: int, T: int, S: int, device: torch.device) -> None:
@@ -141,9 +138,9 @@ class Mask(abc.ABC):
                 )
 
     def draw(self, T: int = 8, S: int | None = None, *, sample: int = 0, head: int = 0, width: int = 64) -> str:
-        """A picture: ■ may attend, · may not; past `width` keys one sign stands for a block, ▒ if it is mixed.
+        """The mask as text: ■ visible, · hidden. Beyond `width` keys a sign stands for a block, ▒ if it is mixed.
 
-        Where samples or heads differ, `sample` and `head` say of which.
+        `sample` and `head` choose which one to draw where they differ.
         """
         S = T if S is None else S
         block = max(1, -(-max(T, S) // width))
@@ -182,8 +179,8 @@ class Mask(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Pair(Mask):
-    """Two masks combined; the sign between them is the subclass's."""
+class Combination(Mask):
+    """Two masks combined by `&` or `|`."""
 
     a: Mask
     b: Mask
@@ -200,14 +197,8 @@ class Pair(Mask):
     def by_key(self) -> bool:
         return self.a.by_key and self.b.by_key
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.a.tensors() + self.b.tensors()
 
-    def to(self, device: torch.device | str) -> Mask:
-        return type(self)(self.a.to(device), self.b.to(device))
-
-
-class Both(Pair):
+class Both(Combination):
     """`a & b`."""
 
     def visible(self, grid: Grid) -> Tensor:
@@ -232,7 +223,7 @@ class Both(Pair):
         return f"{_inner(self.a)} & {_inner(self.b)}"
 
 
-class Either(Pair):
+class Either(Combination):
     """`a | b`."""
 
     def visible(self, grid: Grid) -> Tensor:
@@ -277,19 +268,13 @@ class Not(Mask):
     def by_key(self) -> bool:
         return self.a.by_key
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.a.tensors()
-
-    def to(self, device: torch.device | str) -> Mask:
-        return Not(self.a.to(device))
-
     def __repr__(self) -> str:
         return f"~{_inner(self.a)}"
 
 
 def _indices(piece: slice, size: int, device: torch.device | str | None) -> Tensor:
     """`range(size)[piece]` as a tensor."""
-    if piece == slice(None):  # apart, because `slice.indices` would turn a symbolic size into a number
+    if piece == slice(None):  # `slice.indices` would turn a symbolic size into a number
         return torch.arange(size, device=device)
     start, stop, step = piece.indices(size)
     if step < 0:
@@ -301,7 +286,7 @@ def _joint_extent(a: Mask, b: Mask) -> Extent:
     sizes = []
     for name, x, y in zip(NOUNS, a.extent, b.extent, strict=True):
         if x is not None and y is not None and x != y:
-            raise MaskError(f"{a!r} is made for {x} {name} and {b!r} for {y}; masks that combine must agree.")
+            raise MaskError(f"{a!r} is made for {x} {name} and {b!r} for {y}; combined masks must agree.")
         sizes.append(x if x is not None else y)
     return Extent(*sizes)
 

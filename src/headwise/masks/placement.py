@@ -1,13 +1,11 @@
-"""Masks for queries, keys and heads that stand elsewhere than a mask assumes.
+"""Masks for queries at other positions, for keys whose first ones are gone, and for some of the heads.
 
-A cache needs queries that are not at the end, because samples of different length share its room, and keys without the
-first ones, because a sliding window drops what nobody sees any more. A rank that has some of the heads needs those.
+A cache needs the first two: samples of different length share its buffer, so their queries are not at the end, and a
+sliding window drops keys that no query sees any more. A rank that holds some of the heads needs the last.
 """
 
 import dataclasses
-from typing import Self
 
-import torch
 from torch import Tensor
 
 from headwise.errors import MaskError
@@ -21,9 +19,6 @@ class Placed(Mask):
     inner: Mask
     positions: Tensor  # (B or 1, T)
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (*self.inner.tensors(), self.positions)
-
     @property
     def extent(self) -> Extent:
         B, H, _, S = self.inner.extent
@@ -33,24 +28,21 @@ class Placed(Mask):
     def visible(self, grid: Grid) -> Tensor:
         return self.inner.visible(grid.placed(self.positions))
 
-    def to(self, device: torch.device | str) -> Self:
-        return dataclasses.replace(self, inner=self.inner.to(device), positions=self.positions.to(device))
-
     def __repr__(self) -> str:
         return f"placed({self.inner!r}, positions of shape {tuple(self.positions.shape)})"
 
 
 def placed(mask: Mask, positions: Tensor) -> Mask:
-    """`mask` for queries that stand at `positions` among the keys, (B or 1, T), and not at their end.
+    """`mask` for queries at `positions` among the keys, (B or 1, T), instead of at their end.
 
-    With samples of different length in one batch of keys, no query but that of the longest stands at the end.
+    When a batch of keys holds samples of different length, only the queries of the longest are at the end.
     """
     check_placeable(mask)
     return Placed(mask, positions)
 
 
 def check_placeable(mask: Mask) -> None:
-    """Raise if a mask cannot be seen from elsewhere than the end of the keys."""
+    """Raise if a mask is tied to queries at the end of the keys."""
     if mask.extent.queries is not None:
         raise MaskError(
             f"mask {mask!r} lists its queries one by one, so they cannot be placed elsewhere. In a batch of samples of "
@@ -74,24 +66,18 @@ class Shifted(Mask):
     def by_key(self) -> bool:
         return self.inner.by_key
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.inner.tensors()
-
     def visible(self, grid: Grid) -> Tensor:
         return self.inner.visible(grid._replace(col=grid.col + self.dropped, S=grid.S + self.dropped))
-
-    def to(self, device: torch.device | str) -> Self:
-        return dataclasses.replace(self, inner=self.inner.to(device))
 
     def __repr__(self) -> str:
         return f"shifted({self.inner!r}, {self.dropped})"
 
 
 def shifted(mask: Mask, dropped: int) -> Mask:
-    """`mask` of a text whose first `dropped` keys are no longer there. Where only distances count, it is the same."""
+    """`mask` for a text whose first `dropped` keys are gone. A mask of distances stays as it is."""
     if mask.banded:
         return mask
-    if isinstance(mask, Both):
+    if type(mask) is Both:
         return shifted(mask.a, dropped) & shifted(mask.b, dropped)
     return Shifted(mask, dropped)
 
@@ -108,22 +94,16 @@ class OfHeads(Mask):
     def extent(self) -> Extent:
         return self.inner.extent._replace(heads=self.count)
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.inner.tensors()
-
     def visible(self, grid: Grid) -> Tensor:
         return self.inner.visible(grid._replace(head=grid.head + self.first))
 
     def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
         return self.inner.key_range(start, stop, T, S)
 
-    def to(self, device: torch.device | str) -> Self:
-        return dataclasses.replace(self, inner=self.inner.to(device))
-
     def __repr__(self) -> str:
         return f"of_heads({self.inner!r}, {self.first} to {self.first + self.count - 1})"
 
 
 def of_heads(mask: Mask, first: int, count: int) -> Mask:
-    """`mask` for `count` of its heads from `first` on. Where it is the same for all heads, it is the same."""
+    """`mask` for `count` of its heads, starting at `first`. A mask that is the same for all heads stays as it is."""
     return mask if mask.extent.heads is None else OfHeads(mask, first, count)

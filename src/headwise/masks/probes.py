@@ -1,8 +1,8 @@
-"""Masks that ask questions: where does attention go?
+"""Probes: masks that measure where attention goes.
 
-A mask says who may attend; a probe says who did. `weights.mass(probe)` is the share of every query's attention that
-lies where the probe is True. Every mask is a probe (`causal()`, `window(4)`, `documents(ids)`, ...), and these are made
-for asking. They combine with `&`, `|`, `~` as all masks do.
+`weights.mass(probe)` is the share of each query's attention on the keys where the probe is True. Every mask is a probe
+(`causal()`, `window(4)`, `documents(ids)`, ...); the ones below are made for this purpose. They combine with `&`, `|`
+and `~` like all masks.
 
     previous_token()     the key before the query      same_token(ids)       earlier keys with the query's own token
     offset(n)            the key n before the query    induction(ids)        keys that follow an earlier copy of it
@@ -21,7 +21,7 @@ for asking. They combine with `&`, `|`, `~` as all masks do.
 import dataclasses
 import operator
 from collections.abc import Sequence
-from typing import Self, SupportsIndex
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -39,19 +39,19 @@ def previous_token() -> Mask:
 
 
 def offset(n: int) -> Mask:
-    """The key `n` places before the query; 0 is the query's own place, -1 the one after it."""
+    """The key `n` positions before the query; 0 is the query's own position, -1 the one after it."""
     if isinstance(n, bool) or not isinstance(n, SupportsIndex):
         raise MaskError(f"offset({n!r}): expected a whole number; 1 is the previous token, -1 the next.")
     return Offset(operator.index(n))
 
 
 def sink(n: int = 1) -> Mask:
-    """The first `n` keys, on which many heads rest when they have nothing to do."""
+    """The first `n` keys, where many heads put attention they have no other use for."""
     return prefix(n)
 
 
 def local(n: int) -> Mask:
-    """Keys at most `n` places from the query, before or after."""
+    """Keys at most `n` positions before or after the query."""
     return window(n)
 
 
@@ -66,7 +66,7 @@ def same_token(ids: Tensor | Sequence[int]) -> Mask:
 
 
 def induction(ids: Tensor | Sequence[int]) -> Mask:
-    """Keys that come right after an earlier copy of the query's token: what a head looks at to continue a repetition.
+    """Keys right after an earlier copy of the query's token: where a head looks to continue a repetition.
 
     Args:
         ids: the token of every key position, (S,) or (B, S).
@@ -77,11 +77,11 @@ def induction(ids: Tensor | Sequence[int]) -> Mask:
 
 
 def token_is(ids: Tensor | Sequence[int], which: int | Sequence[int] | Tensor) -> Mask:
-    """Keys whose token is `which`, or one of them: delimiters, a name, all punctuation.
+    """Keys whose token is one of `which`: delimiters, a name, all punctuation.
 
     Args:
         ids: the token of every key position, (S,) or (B, S).
-        which: a token or several.
+        which: one token id or several.
     """
     tokens = _tokens("token_is", ids)
     try:
@@ -111,7 +111,7 @@ class Offset(Mask):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Match(Mask):
-    """Keys that offer what the query asks for, at least `gap` places before it."""
+    """Keys whose `offered` value equals the query's `asked` value, at least `gap` positions before it."""
 
     asked: Tensor  # (B or 1, S), by the query's position
     offered: Tensor  # (B or 1, S), by key
@@ -132,18 +132,12 @@ class Match(Mask):
     def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
         return 0, min(max(stop + S - T - self.gap, 0), S)
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.asked, self.offered
-
-    def to(self, device: torch.device | str) -> Self:
-        return dataclasses.replace(self, asked=self.asked.to(device), offered=self.offered.to(device))
-
     def __repr__(self) -> str:
         return f"{self.name}(ids of shape {tuple(self.asked.shape)})"
 
 
 def _tokens(name: str, ids: Tensor | Sequence[int]) -> Tensor:
-    """Token ids as whole numbers (B or 1, S)."""
+    """Token ids as int64, (B or 1, S)."""
     try:
         tokens = torch.as_tensor(ids)
     except (TypeError, ValueError, RuntimeError) as error:

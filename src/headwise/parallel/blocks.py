@@ -1,16 +1,17 @@
-"""Attention of one piece, queries that meet keys: what they read, its log-sum-exp, and its gradients.
+"""Attention in blocks: the pieces of a chunk of queries and a chunk of keys, and engines that compute them.
 
-Pieces of a row are merged by their log-sum-exp. Backwards, the log-sum-exp of the whole row makes every piece's weights
-the true ones, so gradients of pieces simply add up: no piece needs to know another.
+Chunks are ranges of positions in the whole text, so masks work as they do on one rank. Pieces of a row are merged by
+their log-sum-exp. In the backward pass the log-sum-exp of the whole row gives every piece its true weights, so the
+gradients of pieces simply add up.
 
-    Fused   torch's kernel on the CPU, where it knows the scoring: mask and scale
-    Cuda    torch's kernels on CUDA in half precision, where a piece is seen whole or up to its diagonal
-    Plain   matrix products in full precision, for everything: soft-cap, distances, bias, any device and width
+    FusedEngine     torch's kernel on the CPU, for mask and scale
+    CudaEngine      torch's kernels on CUDA in half precision, for pieces that are visible fully or below the diagonal
+    ProductEngine   matrix products in full precision, for everything: soft-cap, positions, bias, any device and width
 """
 
 import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,17 +19,44 @@ from torch import Tensor
 
 from headwise.attention.backends.base import Call
 from headwise.attention.backends.sdpa import CUDNN, HALF, by_cuda_flash, by_cudnn, cudnn_gradients
-from headwise.masks import Grid
-from headwise.masks.lowering import additive
-from headwise.parallel.pieces import Piece
+from headwise.masks import Causal, Grid, Mask
+from headwise.masks.lowering import additive, simplify
 from headwise.weights.source import Source, full_precision, row_blocks
 
-HEAD_PARTS = 4  # gradients of so many parts of the heads are computed one after the other
-BLOCK_BYTES = 2**25  # scores of one block of rows by products; a few of that size live at a time
+HEAD_PARTS = 4  # the heads are divided in this many parts, whose gradients are computed one after another
+ROWS = 1024  # queries whose mask is examined at a time: fewer skip more keys, more need fewer kernels
+TILE = 2**24  # entries of a mask at a time
+BLOCK_BYTES = 2**25  # scores of one block of rows; a few of that size exist at a time
+
+
+class Piece(NamedTuple):
+    """Queries and keys of the whole text, of which "all", the lower triangle ("causal") or "some" pairs are visible."""
+
+    rows: range
+    cols: range
+    kind: str
+
+
+def pieces(mask: Mask | None, rows: range, cols: range, T: int, S: int) -> Iterator[Piece]:
+    """The pieces of these queries and keys with anything visible, under a mask of the whole (T, S)."""
+    mask = simplify(mask, T, S)
+    if mask is None or mask.shows_all(rows.start, rows.stop, cols.start, cols.stop, T, S):
+        yield Piece(rows, cols, "all")
+    elif type(mask) is Causal and rows == cols and T == S:
+        yield Piece(rows, cols, "causal")
+    else:
+        step = max(1, min(ROWS, TILE // max(len(cols), 1)))
+        for start in range(rows.start, rows.stop, step):
+            part = range(start, min(start + step, rows.stop))
+            lo, hi = mask.key_range(part.start, part.stop, T, S)
+            seen = range(max(lo, cols.start), min(hi, cols.stop))
+            if len(seen):
+                full = mask.shows_all(part.start, part.stop, seen.start, seen.stop, T, S)
+                yield Piece(part, seen, "all" if full else "some")
 
 
 class Met(NamedTuple):
-    """Queries (B, H, t, D), and the keys and values they meet, (B, Hkv, s, D) and (B, Hkv, s, Dv)."""
+    """Queries (B, H, t, D) of a piece, and its keys and values, (B, Hkv, s, D) and (B, Hkv, s, Dv)."""
 
     query: Tensor
     key: Tensor
@@ -36,7 +64,7 @@ class Met(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What is known of whole rows: output (B, H, t, Dv), log-sum-exp (B, H, t), finite, and the output's gradient."""
+    """What is known about whole rows: output (B, H, t, Dv), finite log-sum-exp (B, H, t), and output gradient."""
 
     output: Tensor
     lse: Tensor
@@ -44,7 +72,7 @@ class Known(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Where gradients of a piece's query, key and value, and of what a scoring can learn, are added up."""
+    """Where the gradients of query, key, value and the scoring's learnable tensors are accumulated."""
 
     query: Tensor
     key: Tensor
@@ -52,19 +80,19 @@ class Gradients(NamedTuple):
     learnable: Sequence[Tensor | None]
 
 
-class Engine(abc.ABC):
-    """One way to compute pieces of a call whose whole is (T, S)."""
+class BlockEngine(abc.ABC):
+    """A way to compute the pieces of a call whose whole is (T, S)."""
 
     def __init__(self, call: Call, T: int, S: int) -> None:
         self.scoring, self.T, self.S = call.scoring, T, S
 
     @abc.abstractmethod
     def forward(self, piece: Piece, met: Met) -> tuple[Tensor, Tensor]:
-        """What the queries read (B, H, t, Dv), and the log-sum-exp (B, H, t), minus infinity where nothing is seen."""
+        """The output (B, H, t, Dv) and the log-sum-exp (B, H, t), minus infinity for a row that sees nothing."""
 
     @abc.abstractmethod
     def backward(self, piece: Piece, met: Met, known: Known, into: Gradients) -> None:
-        """Add gradients of what met, given what is known of the whole rows."""
+        """Add the gradients of a piece, given what is known about the whole rows."""
 
     def bias(self, piece: Piece, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The mask of a piece as a bias, and which of its rows see nothing, (B or 1, H or 1, t)."""
@@ -76,12 +104,12 @@ class Engine(abc.ABC):
         return additive(visible, like.dtype), ~visible.any(-1)
 
 
-class Fused(Engine):
-    """torch's kernel on the CPU, which takes a mask as a bias."""
+class FusedEngine(BlockEngine):
+    """torch's kernel on the CPU, which accepts a mask as a bias."""
 
     @staticmethod
     def takes(call: Call) -> bool:
-        """Whether torch's kernel knows what this call asks for; sinks are counted afterwards."""
+        """Whether torch's kernel supports this call; sinks are added afterwards."""
         query, value, scoring = call.query, call.value, call.scoring
         return query.is_cpu and value.shape[3] == query.shape[3] and not scoring.biased and scoring.softcap is None
 
@@ -91,7 +119,7 @@ class Fused(Engine):
         output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, piece.kind == "causal", attn_mask=bias, scale=self.scoring.scale
         )
-        return output, lse if empty is None else lse.masked_fill_(empty, -math.inf)  # the kernel calls it 0
+        return output, lse if empty is None else lse.masked_fill_(empty, -math.inf)  # the kernel returns 0
 
     def backward(self, piece: Piece, met: Met, known: Known, into: Gradients) -> None:
         query, key, value = met
@@ -99,7 +127,7 @@ class Fused(Engine):
         bias, _ = self.bias(piece, query)
         group, Hkv = query.shape[1] // key.shape[1], key.shape[1]
         step = -(-Hkv // HEAD_PARTS)
-        for first in range(0, Hkv, step):  # some heads at a time, so that what the kernel hands out is small
+        for first in range(0, Hkv, step):  # some heads at a time, to keep the kernel's outputs small
             few, many = slice(first, first + step), slice(first * group, (first + step) * group)
             found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 grad[:, many],
@@ -117,7 +145,7 @@ class Fused(Engine):
                 total[:, heads] += part  # type: ignore[index]
 
 
-class Plain(Engine):
+class ProductEngine(BlockEngine):
     """Matrix products, a block of rows at a time."""
 
     def forward(self, piece: Piece, met: Met) -> tuple[Tensor, Tensor]:
@@ -164,7 +192,7 @@ class Plain(Engine):
         key: Tensor,
         learnable: Sequence[Tensor | None],
     ) -> Tensor:
-        """Scores (B, H, t, s) as they enter the softmax, differentiable in everything given."""
+        """The scores (B, H, t, s) before the softmax, differentiable in all arguments."""
         source = Source.whole(query[:, :, rows], key, self.scoring.with_learnable(*learnable))
         B, H, _, _ = query.shape
         device = query.device
@@ -176,12 +204,12 @@ class Plain(Engine):
         return source.finished(products, grid)
 
 
-class Cuda(Engine):
-    """torch's choice of cuDNN or FlashAttention. They take no mask but causal, so the rest goes by products."""
+class CudaEngine(BlockEngine):
+    """torch's choice of cuDNN or FlashAttention. They support only causal masks; the rest uses matrix products."""
 
     def __init__(self, call: Call, T: int, S: int) -> None:
         super().__init__(call, T, S)
-        self.plain = Plain(call, T, S)
+        self.plain = ProductEngine(call, T, S)
         chosen = torch._fused_sdp_choice(
             call.query, call.key, call.value, scale=call.scoring.scale, enable_gqa=call.grouped
         )
@@ -189,7 +217,7 @@ class Cuda(Engine):
 
     @staticmethod
     def takes(call: Call) -> bool:
-        """Whether torch's kernels know what this call asks for."""
+        """Whether torch's kernels support this call."""
         query, value, scoring = call.query, call.value, call.scoring
         D = query.shape[3]
         fits = query.is_cuda and query.dtype in HALF and value.shape[3] == D and D % 8 == 0 and D <= 256
@@ -209,7 +237,7 @@ class Cuda(Engine):
             found = cudnn_gradients((known.grad, *met, known.output), known.lse[..., None], causal, scale)
         else:
             nothing = torch.empty(0, dtype=torch.uint64, device=met.query.device)  # no dropout, no random numbers
-            lse = known.lse.contiguous()  # kernels go by its shape alone
+            lse = known.lse.contiguous()  # kernels ignore its strides
             sizes = (met.query.shape[2], met.key.shape[2], 0.0, causal)
             found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
                 known.grad, *met, known.output, lse, None, None, *sizes, nothing, nothing, scale=scale
@@ -219,14 +247,14 @@ class Cuda(Engine):
         return None
 
 
-def engine_for(call: Call, T: int, S: int) -> Engine:
-    """The fastest engine that takes a call."""
-    kind = Fused if Fused.takes(call) else Cuda if Cuda.takes(call) else Plain
+def engine_for(call: Call, T: int, S: int) -> BlockEngine:
+    """The fastest engine that supports a call."""
+    kind = FusedEngine if FusedEngine.takes(call) else CudaEngine if CudaEngine.takes(call) else ProductEngine
     return kind(call, T, S)
 
 
 def merge(output: Tensor, lse: Tensor, read: Tensor, read_lse: Tensor) -> None:
-    """Add to what rows have read, in place, what they read in one more piece."""
+    """Merge the output of one more piece into the output of rows, in place."""
     total = torch.logaddexp(lse, read_lse)
     finite = total.masked_fill(total == -math.inf, 0.0)
     output.mul_((lse - finite).exp_()[..., None]).addcmul_(read.to(output.dtype), (read_lse - finite).exp_()[..., None])

@@ -21,9 +21,20 @@ from torch import Tensor
 
 from headwise.errors import OptionError, ShapeError
 from headwise.masks.probes import sink
-from headwise.weights import AttentionMap, indexing, streaming
-from headwise.weights.readings import Distance, Entropy, Peak, Pooled, Reading, Received, TopKeys, unflat, zeros
-from headwise.weights.source import Block, Source, Tile, row_blocks
+from headwise.weights import AttentionMap, streaming
+from headwise.weights.readings import (
+    DistanceReading,
+    EntropyReading,
+    PeakReading,
+    PooledReading,
+    Reading,
+    ReceivedReading,
+    TopKeysReading,
+    unflat,
+    zeros,
+)
+from headwise.weights.source import RowBlock, Source, row_blocks
+from headwise.weights.tiles import Tile
 
 SIDE = 256  # pixels along a tile
 KINDS = ("mass", "rest", "peak", "uniform")
@@ -90,7 +101,7 @@ def without_first(weights: AttentionMap) -> AttentionMap:
     Where the first key takes nearly the whole row, that difference would lose digits, so the row is recomputed.
     """
     rest = weights.without(sink(1))
-    left = 1 - indexing.tile(weights._normalised(), range(1))[..., 0]  # (B, H, T)
+    left = 1 - streaming.dense_weights(weights._normalised(), range(1))[..., 0]  # (B, H, T)
     rest._lse = weights.log_sum_exp() + left.clamp(min=0).log()
     doubtful = (left < CLEAR).any(1).any(0).nonzero()[:, 0].cpu()
     if len(doubtful):
@@ -133,7 +144,7 @@ class PooledCells(Reading):
     def finish(self) -> tuple[Tensor, ...]:
         return (unflat(self.values(), self.source),)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         raise AssertionError("pictures of a window are not differentiated")
 
     def halved(self) -> "PooledCells":
@@ -270,9 +281,13 @@ class LayerStatistics:
         """
         T, S = weights.shape[2:]
         readings: list[Reading] = [
-            Pooled(min(THUMBNAIL, T), min(THUMBNAIL, S)), Entropy(), Peak(), Distance(), Received(),
-        ]  # fmt: skip
-        readings += [TopKeys(min(TOP, S))] if top else []
+            PooledReading(min(THUMBNAIL, T), min(THUMBNAIL, S)),
+            EntropyReading(),
+            PeakReading(),
+            DistanceReading(),
+            ReceivedReading(),
+        ]
+        readings += [TopKeysReading(min(TOP, S))] if top else []
         with torch.no_grad():
             source = weights.detach()._normalised()
             found = streaming.read(source, [*readings, *cells])

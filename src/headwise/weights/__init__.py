@@ -1,10 +1,12 @@
-"""Attention weights as a lazy matrix: what one score is, and every statistic of the weights without the matrix.
+"""Attention weights as a lazy matrix: the scoring, the map, and exact statistics that never make the matrix.
 
 Imports masks, shapes and errors.
 """
 
 from headwise.weights.map import AttentionMap, Selector
 from headwise.weights.panel import Panel
+from headwise.weights.readings import Reading
+from headwise.weights.relative import Relative
 from headwise.weights.scoring import Scoring
 
-__all__ = ["AttentionMap", "Panel", "Scoring", "Selector"]
+__all__ = ["AttentionMap", "Panel", "Reading", "Relative", "Scoring", "Selector"]

@@ -1,7 +1,7 @@
-"""What `weights[...]` means: for every axis of a map which indices, in torch's own terms.
+"""The indices that `weights[...]` selects along each axis, with the rules of torch.
 
-Ints, slices, an ellipsis and at most one list or 1-D tensor cut out a block, and only that block is computed. Anything
-else that torch takes (several tensors, None, masks of bool) is answered element by element.
+Ints, slices, an ellipsis and at most one list or 1-D tensor select a block, and only that block is computed. Anything
+else that torch accepts (several tensors, None, bool masks) is looked up element by element.
 """
 
 from collections.abc import Sequence
@@ -11,22 +11,20 @@ import torch
 from torch import Tensor
 
 from headwise.errors import MapIndexError, MapSizeError
-from headwise.masks import Grid
-from headwise.weights import streaming
-from headwise.weights.source import Axis, Source, full_precision
+from headwise.weights.source import Axis
 
-NAMES = ("sample", "head", "query", "key")
+AXES = ("sample", "head", "query", "key")
 
 
 def block_axes(index: Any, shape: Sequence[int]) -> tuple[list[Axis], list[int]] | None:
-    """The indices of each axis and the axes to drop (ints); None if this is no block."""
+    """The indices along each axis and the axes to drop (ints); None if this is not a block."""
     items = _complete(index, len(shape))
     if items is None:
         return None
     axes: list[Axis] = []
     dropped, lists = [], 0
     for number, (item, size) in enumerate(zip(items, shape, strict=True)):
-        found = axis_of(item, size, NAMES[number])
+        found = axis_of(item, size, AXES[number])
         if found is None:
             return None
         if isinstance(item, SupportsIndex) and not _is_list(item):
@@ -37,7 +35,7 @@ def block_axes(index: Any, shape: Sequence[int]) -> tuple[list[Axis], list[int]]
 
 
 def axis_of(item: Any, size: int, name: str) -> Axis | None:
-    """The indices `item` takes from an axis of `size`; None if it is no int, slice, list or 1-D tensor."""
+    """The indices `item` selects from an axis of `size`; None unless it is an int, a slice, a list or a 1-D tensor."""
     if isinstance(item, slice):
         return _from_slice(item, size, name)
     if _is_list(item):
@@ -51,12 +49,12 @@ def axis_of(item: Any, size: int, name: str) -> Axis | None:
 
 
 def pointwise(index: Any, shape: Sequence[int]) -> list[Tensor]:
-    """For every element of `tensor[index]`, its coordinates: one tensor per axis, of the shape of the result."""
+    """The coordinates of every element of `tensor[index]`: one tensor per axis, of the shape of the result."""
     coordinates = []
     items = index if isinstance(index, tuple) else (index,)
     index = tuple(item.cpu() if isinstance(item, Tensor) else item for item in items)
     for number, size in enumerate(shape):
-        ramp = torch.arange(size).view(-1, *[1] * (len(shape) - number - 1)).expand(*shape)  # a view, however large
+        ramp = torch.arange(size).view(-1, *[1] * (len(shape) - number - 1)).expand(*shape)  # a view of any size
         try:
             coordinates.append(ramp[index])
         except (IndexError, TypeError, RuntimeError) as error:
@@ -65,7 +63,7 @@ def pointwise(index: Any, shape: Sequence[int]) -> list[Tensor]:
 
 
 def _complete(index: Any, axes: int) -> list[Any] | None:
-    """One item per axis, with the ellipsis spelled out; None if an item does not belong to one axis."""
+    """One item per axis, with the ellipsis expanded; None if an item does not belong to one axis."""
     items = list(index) if isinstance(index, tuple) else [index]
     if any(item is None or isinstance(item, bool) or _is_flag(item) for item in items):
         return None
@@ -80,7 +78,7 @@ def _complete(index: Any, axes: int) -> list[Any] | None:
 
 
 def _is_flag(item: Any) -> bool:
-    """Whether an item is a single truth value, which torch reads as a mask of a new axis."""
+    """Whether an item is a single bool tensor, which torch reads as a mask of a new axis."""
     return isinstance(item, Tensor) and item.dim() == 0 and item.dtype in (torch.bool, torch.uint8)
 
 
@@ -91,9 +89,7 @@ def _is_list(item: Any) -> bool:
 
 def _from_slice(item: slice, size: int, name: str) -> range:
     if item.step is not None and item.step < 1:
-        raise MapIndexError(
-            f"{name} slice {item}: the step must be above 0. Use .flip() on the result to turn it round."
-        )
+        raise MapIndexError(f"{name} slice {item}: the step must be above 0. Use .flip() on the result to reverse it.")
     found = range(size)[item]
     return found if len(found) else range(0)
 
@@ -123,57 +119,15 @@ def _plural(name: str) -> str:
     return "queries" if name == "query" else f"{name}s"
 
 
-# Exact weights of a source, where somebody looks: a block of them, or single ones, within a limit of bytes.
-
-LIMIT = 2**30  # bytes a dense tensor may take unless the caller says otherwise
-
-
-def tile(source: Source, cols: Axis, dtype: torch.dtype | None = None) -> Tensor:
-    """All rows of the source and these keys, (B, H, t, s), in this dtype, or the precise one."""
-    dtype = dtype or source.precise
-    keys = cols if isinstance(cols, Tensor) else slice(cols.start, cols.stop, cols.step)
-    if 0 in source.shape or len(cols) == 0:
-        B, H, T, _ = source.shape
-        return torch.zeros(B, H, T, len(cols), dtype=dtype, device=source.query.device)
-    found = by_kernel(source, cols, dtype)
-    if found is not None:
-        return found
-    lse = streaming.log_sum_exp(source)
-    empty = lse == -torch.inf
-    scores = source.scores(cols=keys.to(source.query.device) if isinstance(keys, Tensor) else keys)
-    weights = (scores - lse.masked_fill(empty, 0.0)[..., None]).exp()  # an empty row has only scores of minus infinity
-    return weights.to(dtype)
-
-
-def by_kernel(source: Source, cols: Axis, dtype: torch.dtype) -> Tensor | None:
-    """On CUDA, for neighbouring keys and without a gradient, one kernel writes the weights and nothing else."""
-    kernels = streaming.kernels_for(source)
-    if kernels is None or source.learns or 0 in source.shape or isinstance(cols, Tensor) or cols.step != 1:
-        return None
-    found: Tensor | None = kernels.weights(source, streaming.log_sum_exp(source), cols, dtype)
-    return found
-
-
-def elements(source: Source, index: Any, shape: Sequence[int]) -> Tensor:
-    """Weights one by one, for index forms that cut out no block."""
-    batch, head, row, col = (x.to(source.query.device) for x in pointwise(index, shape))
-    check_bytes(col.numel() * source.query.shape[3], source.precise, LIMIT, "weights[...] element by element")
-    frame = source.frame
-    query = source.query[batch, head, row].to(source.precise)  # (..., D)
-    key = source.key[batch, head // source.group, col].to(source.precise)
-    grid = Grid(source.axis("batch")[batch], source.axis("head")[head], source.axis("row")[row], col, frame.T, frame.S)
-    with full_precision(query):
-        scores = source.finished((query * key).sum(-1), grid)
-    lse = streaming.log_sum_exp(source)[batch, head, row]
-    return (scores - lse.masked_fill(lse == -torch.inf, 0.0)).exp().to(source.query.dtype)
+LIMIT = 2**30  # bytes that a dense tensor may take by default
 
 
 def check_bytes(numbers: int, dtype: torch.dtype, limit: int, what: str) -> None:
-    """Raise if `what`, so many numbers, takes more than `limit` bytes."""
+    """Raise if this many numbers for `what` take more than `limit` bytes."""
     size = numbers * torch.finfo(dtype).bits // 8
     if size > limit:
         raise MapSizeError(
-            f"{what} would take {_bytes(size)}, more than the limit of {_bytes(limit)}. Look at a part, such as "
+            f"{what} would take {_bytes(size)}, more than the limit of {_bytes(limit)}. Take a part, such as "
             f"weights[0, 3, :256, :256], ask for a statistic (entropy, received, topk, ...) or a picture "
             f"(weights.pooled(512, 512)), or narrow the map with weights.select(...) and pass to_tensor(limit={size})."
         )
@@ -188,7 +142,7 @@ def _bytes(size: int) -> str:
 
 
 def brief(index: Any) -> str:
-    """An index as one would write it, without the numbers of tensors."""
+    """An index as it would be written, without the numbers of tensors."""
     items = index if isinstance(index, tuple) else (index,)
     return ", ".join("..." if x is Ellipsis else "tensor" if isinstance(x, Tensor) else _slice(x) for x in items)
 

@@ -1,45 +1,62 @@
-"""`AttentionMap`: attention weights that cost nothing until somebody looks.
+"""`AttentionMap`: attention weights that are computed only when they are used.
 
-One weight is exp(score − log-sum-exp of its row), and the log-sum-exp is a by-product of fused attention. So a map
-keeps query, key, scoring and that one number per row, and answers any question about the T×S matrix without making it.
+A weight is exp(score − log-sum-exp of its row), and fused attention returns the log-sum-exp anyway. So a map keeps
+query, key, scoring and that one number per row, and answers any question about the T×S matrix without making it.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree
 
 from headwise import shapes
-from headwise.errors import MapIndexError, OptionError, StaleMapError
-from headwise.masks import Mask
-from headwise.weights import display, map_form, reductions, streaming
-from headwise.weights.indexing import LIMIT, NAMES, axis_of, block_axes, brief, by_kernel, check_bytes, elements, tile
-from headwise.weights.measures import Measures
-from headwise.weights.panel import checked_probe
+from headwise.errors import CheckpointError, MapIndexError, OptionError, StaleMapError, need
+from headwise.masks import Mask, prefix
+from headwise.masks.composite import plan_from_json, plan_to_json, put_together, take_apart
+from headwise.weights import display, readings, streaming
+from headwise.weights.indexing import AXES, LIMIT, axis_of, block_axes, brief, check_bytes, pointwise
+from headwise.weights.panel import (
+    PLAIN,
+    Distances,
+    Panel,
+    Peak,
+    Received,
+    Size,
+    TopKeys,
+    checked_probe,
+    checked_size,
+    octave_edges,
+)
 from headwise.weights.scoring import Scoring
-from headwise.weights.source import Axis, Frame, Source, narrowed, row_blocks
+from headwise.weights.source import Axis, Frame, Shards, Source, row_blocks
 from headwise.weights.tensorlike import TensorLike
 
 if TYPE_CHECKING:
-    from headwise.layer.cache import KVCache
-    from headwise.parallel.spread import Spread
     from headwise.weights.summary import Summary
 
-WORKING_BYTES = 2**26  # numbers in flight while a dense tensor is filled
+FORMAT = "headwise map 3"
+WORKING_BYTES = 2**26  # buffers used while a dense tensor is filled
 
 Selector = int | slice | Sequence[int] | Tensor
 
 
-class AttentionMap(Measures, TensorLike):
-    """Attention weights (B, H, T, S) before dropout, computed where and when they are looked at.
+class Cache(Protocol):
+    """A key/value cache that holds the keys of a map."""
 
-    Indexing gives exact tensors and computes only what it gives. Statistics are exact, stream over the weights and take
-    memory O(T). All is differentiable in query and key, once; only the largest weight of a picture's cell is not. Maps
-    come from `attend(..., return_weights=True)`, from a layer, or from `watch`.
+    rewrites: int  # how often keys that maps use may have been overwritten
+
+
+class AttentionMap(TensorLike):
+    """Attention weights (B, H, T, S) before dropout, computed where and when they are used.
+
+    Indexing gives exact tensors and computes only what it returns. Statistics are exact, stream over the weights and
+    need O(T) memory. Everything is differentiable once in query and key, except the largest weight of a picture's cell.
+    Maps come from `attend(..., return_weights=True)`, from a layer, or from `watch`.
 
     >>> weights = AttentionMap(torch.randn(2, 4, 1000, 16), torch.randn(2, 4, 1000, 16))
     >>> weights
@@ -53,11 +70,13 @@ class AttentionMap(Measures, TensorLike):
         query: (B, H, T, D).
         key: (B, Hkv, S, D).
         scoring: what turns a dot product into a weight: mask, scale, bias, soft-cap, sinks.
-        log_sum_exp: (B, H, T) of the scores, sinks counted, minus infinity for a row that sees nothing; computed when
+        log_sum_exp: (B, H, T) of the scores, sinks included, minus infinity for a row that sees nothing; computed when
             first needed unless given.
-        frame: where this map lies in the whole of which it is a part; a whole one unless given.
-        spread: which other ranks have the rest of it; see `headwise.parallel`.
+        frame: where this map lies in a larger one; by default it is whole.
+        shards: the ranks that hold the rest of it; see `headwise.parallel`.
     """
+
+    _placeholders: tuple[dict[str, Any], Any] | None = None  # what stands for the tensors inside torch's transforms
 
     def __init__(
         self,
@@ -66,21 +85,27 @@ class AttentionMap(Measures, TensorLike):
         scoring: Scoring | None = None,
         log_sum_exp: Tensor | None = None,
         frame: Frame | None = None,
-        spread: "Spread | None" = None,
+        shards: Shards | None = None,
     ) -> None:
-        if scoring is None:  # made by hand; who passes a scoring has checked it
+        if scoring is None:  # made by hand; callers that pass a scoring have checked the shapes
             scoring = Scoring()
             shapes.check_heads(query, key, key)
-        self._query, self._key, self._lse, self._frame, self._spread = query, key, log_sum_exp, frame, spread
-        self._cache: tuple[KVCache, int] | None = None
+        self._query, self._key, self._lse, self._frame, self._shards = query, key, log_sum_exp, frame, shards
         self._scoring = scoring
-        self._versions = None if torch.compiler.is_compiling() else _versions(query, key, self._scoring)
+        self._cache: tuple[Cache, int] | None = None
+        self._watch_changes(not torch.compiler.is_compiling())
 
-    def __reduce__(self) -> Any:
-        """For copy and pickle: versions are counted anew for the copies."""
-        return _together, map_form.apart(self)
+    def _watch_changes(self, possible: bool) -> None:
+        """Remember how often each tensor has been changed in place. Torch does not count it for inference tensors."""
+        self._watched: list[Tensor] = []
+        if possible and not (self._query.is_inference() or self._key.is_inference()):
+            self._watched = [self._query, self._key]
+            for x in self._scoring.tensors():
+                if not x.is_inference():
+                    self._watched.append(x)
+        self._versions = [x._version for x in self._watched]
 
-    # What a tensor would say of itself.
+    # What a tensor says about itself.
 
     @property
     def shape(self) -> torch.Size:
@@ -90,25 +115,25 @@ class AttentionMap(Measures, TensorLike):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the query: the dtype dense weights are given in.
+        """The dtype of the query and of dense weights.
 
-        Statistics are float32, or float64 for float64 queries and where there is a bias.
+        Statistics are float32, or float64 for float64 queries and if there is a bias.
         """
         return self._query.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the query is."""
+        """The device of the query."""
         return self._query.device
 
     @property
     def requires_grad(self) -> bool:
-        """Whether what is computed from this map has a gradient."""
+        """Whether results computed from this map have a gradient."""
         tensors = (self._query, self._key, *self._scoring.learnable)
         return any(x is not None and x.requires_grad for x in tensors)
 
     def __len__(self) -> int:
-        """How many heads there are; iterating gives a map of each."""
+        """The number of heads; iterating gives a map for each."""
         return self.shape[1]
 
     def __iter__(self) -> Iterator["AttentionMap"]:
@@ -128,60 +153,68 @@ class AttentionMap(Measures, TensorLike):
         source = self._with_keys(f"weights[{brief(index)}]")
         found = block_axes(index, self.shape)
         if found is None:
-            return elements(source if source.learns else self._normalised(), index, self.shape)
+            return self._elements(source, index)
         (batch, heads, rows, cols), dropped = found
         size = len(batch) * len(heads) * len(rows) * len(cols)
         check_bytes(size, source.precise, LIMIT, f"weights[{brief(index)}]")
-        block = tile(narrowed(source, batch, heads, rows), cols, self.dtype)
+        block = streaming.dense_weights(source.narrowed(batch, heads, rows), cols, self.dtype)
         return block[tuple(0 if axis in dropped else slice(None) for axis in range(4))]
+
+    def _elements(self, source: Source, index: Any) -> Tensor:
+        """Weights one by one, for an index that is not a block."""
+        source = source if source.learns else self._normalised()
+        places = [x.to(self.device) for x in pointwise(index, self.shape)]
+        width = self._query.shape[3]
+        check_bytes(places[3].numel() * width, source.precise, LIMIT, "weights[...] element by element")
+        return streaming.single_weights(source, *places)
 
     def to_tensor(self, *, limit: int = LIMIT) -> Tensor:
         """All weights as a dense tensor (B, H, T, S).
 
         Args:
-            limit: refuse if it would take more bytes than this.
+            limit: raise an error instead of using more bytes than this.
         """
         source = self._with_keys("to_tensor()")
         check_bytes(self.numel(), self.dtype, limit, "to_tensor()")
         if source.learns:
             return source.block(slice(None)).weights.to(self.dtype)
         B, H, T, S = self.shape
-        written = by_kernel(source, range(S), self.dtype)
+        written = streaming.dense_by_kernel(source, range(S), self.dtype)
         if written is not None:
             return written
         result = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         for rows in row_blocks(T, B * H * S * 8, WORKING_BYTES):
-            part = narrowed(source, range(B), range(H), range(rows.start, rows.stop))
-            result[:, :, rows] = tile(part, range(S), self.dtype)
+            part = source.narrowed(range(B), range(H), range(rows.start, rows.stop))
+            result[:, :, rows] = streaming.dense_weights(part, range(S), self.dtype)
         return result
 
     def select(
         self, *, batch: Selector | None = None, heads: Selector | None = None, rows: Selector | None = None
     ) -> "AttentionMap":
-        """The map of some samples, heads or queries only; nothing is computed. All four axes stay.
+        """The map of some samples, heads or queries only; nothing is computed. All four axes remain.
 
         >>> weights = AttentionMap(torch.randn(2, 4, 9, 16), torch.randn(2, 4, 9, 16))
         >>> weights.select(heads=[0, 2], rows=slice(-3, None)).shape
         torch.Size([2, 2, 3, 9])
 
         Args:
-            batch: which samples: an int, a slice, a list or a 1-D tensor; all unless given.
-            heads: which heads, likewise.
-            rows: which queries, likewise.
+            batch: which samples: an int, a slice, a list or a 1-D tensor; by default all.
+            heads: which heads.
+            rows: which queries.
         """
         axes: list[Axis] = []
         asked = {"batch": batch, "heads": heads, "rows": rows}
-        for (argument, item), size, name in zip(asked.items(), self.shape[:3], NAMES[:3], strict=True):
+        for (argument, item), size, name in zip(asked.items(), self.shape[:3], AXES[:3], strict=True):
             found = range(size) if item is None else axis_of(item, size, name)
             if found is None:
                 raise MapIndexError(f"select({argument}={item!r}): expected an int, a slice, a list or a 1-D tensor.")
             axes.append(found)
-        return self._of(narrowed(self._source(), *axes))
+        return self._of(self._source().narrowed(*axes))
 
     def without(self, probe: Mask) -> "AttentionMap":
-        """The map that would be if the keys where `probe` is True were hidden: the rest sums to 1 again.
+        """The map as it would be if the keys where `probe` is True were hidden: the other weights sum to 1 again.
 
-        `weights.without(sink(1))` shows what heads do apart from resting on the first token.
+        `weights.without(sink(1))` shows what heads do besides attending to the first token.
         """
         source = self._source()
         probe = checked_probe(probe, source)
@@ -189,7 +222,168 @@ class AttentionMap(Measures, TensorLike):
         scoring = dataclasses.replace(self._scoring, mask=mask)
         return self._of(dataclasses.replace(source, scoring=scoring, log_sum_exp=None))
 
-    # Words and pictures.
+    # Statistics.
+
+    def read(self, reading: readings.Reading) -> tuple[Tensor, ...]:
+        """The results of any statistic, such as one of your own; see `headwise.weights.readings` and docs/design.md."""
+        if not isinstance(reading, readings.Reading):
+            raise OptionError(
+                f"read({getattr(reading, '__name__', type(reading).__name__)}): expected an object of a class derived "
+                f"from headwise.weights.Reading."
+            )
+        return self._read([reading])[0]
+
+    def _read(self, asked: Sequence[readings.Reading]) -> list[tuple[Tensor, ...]]:
+        source = self._source()
+        found = streaming.read(source, asked)
+        if self._lse is None and not torch.compiler.is_compiling():
+            self._lse = source.log_sum_exp
+        return found
+
+    def panel(
+        self,
+        *,
+        entropy: bool = False,
+        peak: bool = False,
+        distance: bool = False,
+        histogram: bool = False,
+        received: bool = False,
+        masses: Mapping[str, Mask] | None = None,
+        pooled: Size | None = None,
+        pooled_peak: Size | None = None,
+        topk: int | None = None,
+    ) -> Panel:
+        """Several statistics at once, which share passes over the weights.
+
+        `weights.panel(entropy=True, received=True, masses={"previous": previous_token()}, pooled=(256, 256))`
+
+        Args:
+            entropy: the entropy of every row.
+            peak: the largest weight of every row, and its key.
+            distance: the mean distance of every row.
+            histogram: the share of attention in every octave of distance.
+            received: what every key receives.
+            masses: probes by name, for the share of every row on keys where the probe is True.
+            pooled: rows and columns of a picture.
+            pooled_peak: rows and columns of a picture of the largest weights.
+            topk: how many of the largest weights of every row.
+        """
+        if masses is not None and not isinstance(masses, Mapping):
+            raise OptionError(f"masses={type(masses).__name__}: expected probes by name, such as {{'sink': sink(4)}}.")
+        wanted = {"entropy": entropy, "peak": peak, "distance": distance, "histogram": histogram, "received": received}
+        asked = {name: PLAIN[name]() for name, flag in wanted.items() if flag}
+        if pooled is not None:
+            asked["pooled"] = self._pooled_reading("pooled", pooled)
+        if pooled_peak is not None:
+            asked["pooled_peak"] = self._pooled_reading("pooled_peak", pooled_peak)
+        if topk is not None:
+            asked["topk"] = self._topk_reading(topk)
+        probes = {name: self._mass_reading(probe) for name, probe in dict(masses or {}).items()}
+        every = [*asked.values(), *probes.values()]
+        found = self._read(every) if every else []
+        return Panel.of(dict(zip(asked, found, strict=False)), dict(zip(probes, found[len(asked) :], strict=True)))
+
+    def entropy(self) -> Tensor:
+        """−Σ w log w of every row, (B, H, T), in nats: 0 if all weight is on one key, log(S) if it is uniform."""
+        return self._read([readings.EntropyReading()])[0][0]
+
+    def peak(self) -> Peak:
+        """The largest weight of every row (B, H, T), and its key."""
+        return Peak(*self._read([readings.PeakReading()])[0])
+
+    def distance(self) -> Distances:
+        """How far queries look: the mean of every row (B, H, T), and a histogram over octaves for every head."""
+        (mean,), (histogram,) = self._read([readings.DistanceReading(), readings.HistogramReading()])
+        return Distances(mean, histogram, octave_edges(histogram.shape[-1]))
+
+    def received(self) -> Received:
+        """What every key receives (B, H, S): the sum, and the mean over the queries that can see it."""
+        return Received(*self._read([readings.ReceivedReading()])[0])
+
+    def topk(self, k: int) -> TopKeys:
+        """The k largest weights of every row (B, H, T, k), largest first, and their keys."""
+        return TopKeys(*self._read([self._topk_reading(k)])[0])
+
+    def mass(self, probe: Mask) -> Tensor:
+        """The share of every row's attention on keys where the probe is True, (B, H, T)."""
+        return self._read([self._mass_reading(probe)])[0][0]
+
+    def pooled(self, rows: int, cols: int | None = None, *, peak: bool = False) -> Tensor:
+        """A picture (B, H, rows, cols): weights summed over the keys of a cell and averaged over its queries.
+
+        The rows of the picture sum to 1 at every size, so a narrow stripe does not fade.
+
+        Args:
+            rows: the number of rows, at most T.
+            cols: the number of columns, at most S; by default as many as rows.
+            peak: show the largest weight of each cell instead.
+        """
+        name = "pooled_peak" if peak else "pooled"
+        return self._read([self._pooled_reading(name, (rows, rows if cols is None else cols))])[0][0]
+
+    def log_sum_exp(self) -> Tensor:
+        """The log of every row's sum of exp(score), (B, H, T), sinks included; minus infinity if it sees nothing."""
+        return streaming.log_sum_exp(self._normalised()).clone()
+
+    def _pooled_reading(self, name: str, size: Size) -> readings.Reading:
+        kind = readings.PooledReading if name == "pooled" else readings.PooledPeakReading
+        return kind(*checked_size(name, size, *self.shape[2:]))
+
+    def _topk_reading(self, k: int) -> readings.Reading:
+        S = self.shape[3]
+        if shapes.check_size("topk(k)", k) > S:
+            raise OptionError(f"topk({k}): the map has {S} keys, so k is at most {S}.")
+        return readings.TopKeysReading(int(k))
+
+    def _mass_reading(self, probe: Mask) -> readings.Reading:
+        return readings.MassReading(checked_probe(probe, self._source()))
+
+    # Reductions that need no dense tensor.
+
+    def sum(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
+        """Like `Tensor.sum`, with its `dim`, `keepdim` and `options`; over queries or keys alone it streams."""
+        return self._reduced("sum", options.pop("axis", dim), keepdim, options)
+
+    def mean(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
+        """Like `Tensor.mean`, with its `dim`, `keepdim` and `options`; over queries or keys alone it streams."""
+        return self._reduced("mean", options.pop("axis", dim), keepdim, options)
+
+    def amax(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
+        """Like `Tensor.amax`, with its `dim`, `keepdim` and `options`; over keys alone it streams."""
+        return self._reduced("amax", options.pop("axis", dim), keepdim, options)
+
+    def max(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
+        """Like `Tensor.max`, with its `dim`, `keepdim` and `options`; over keys alone, or over all, it streams."""
+        dim, options = options.pop("axis", dim), _given(options)
+        if dim is None and not options:
+            return self.amax(dim=-1).amax()
+        if dim in (-1, 3) and not options:
+            weight, key = self.peak()
+            weight, key = weight.to(self.dtype), key.clamp(min=0)
+            found = (weight[..., None], key[..., None]) if keepdim else (weight, key)
+            return torch.return_types.max(found)
+        return self.to_tensor().max(*(() if dim is None else (dim, keepdim)), **options)
+
+    def _reduced(self, name: str, dim: Any, keepdim: bool, options: dict[str, Any]) -> Tensor:
+        """The sum, mean or largest weight along `dim`, as a tensor would give it."""
+        options = _given(options)
+        axis = dim[0] if isinstance(dim, tuple | list) and len(dim) == 1 else dim
+        found = None
+        if axis is None and name != "amax" and not options:
+            rows = self._reduced(name, -1, False, {})
+            return rows.sum() if name == "sum" else rows.mean()
+        if axis in (-1, 3) and not options:
+            found = self.peak().weight if name == "amax" else self.mass(prefix(self.shape[3]))
+        elif axis in (-2, 2) and name != "amax" and not options:
+            self._with_keys(f"{name}(dim={dim})")
+            found = self.received().total
+        if found is None:
+            call = {} if dim is None else {"dim": dim, "keepdim": keepdim}
+            return getattr(self.to_tensor(), name)(**call, **options)  # type: ignore[no-any-return]
+        found = found / self.shape[axis] if name == "mean" else found
+        return (found.unsqueeze(axis) if keepdim else found).to(self.dtype)
+
+    # Summaries and plots.
 
     def summary(
         self,
@@ -197,15 +391,15 @@ class AttentionMap(Measures, TensorLike):
         *,
         delimiters: int | Sequence[int] | Tensor | None = None,
     ) -> "Summary":
-        """What each head does: a small table with numbers and a reading in words; see `headwise.weights.summary`.
+        """What each head does: a small table of numbers and a description in words; see `headwise.weights.summary`.
 
         Args:
-            ids: the tokens of the keys, (S,) or (B, S); with them induction and repeated tokens are looked for.
-            delimiters: token ids of punctuation or separators, attention to which is then measured as well.
+            ids: the tokens of the keys, (S,) or (B, S), to look for induction and repeated tokens.
+            delimiters: token ids of punctuation or separators, to measure attention to them as well.
         """
-        from headwise.weights.summary import summarise
+        from headwise.weights.summary import Summary
 
-        return summarise(self, ids, delimiters=delimiters)
+        return Summary.of(self, ids, delimiters)
 
     def plot(
         self,
@@ -216,43 +410,25 @@ class AttentionMap(Measures, TensorLike):
         sample: int = 0,
         ax: Any = None,
     ) -> Any:
-        """The map as matplotlib axes: of one head its axes, of several or all an array of axes.
+        """The map drawn with matplotlib: the axes of one head, or an array of axes for several.
 
-        Long maps are pooled as `pooled` does, so that rows still sum to 1; colours are square roots of shares 0 to 1,
-        and grey is what a query may not see.
+        Long maps are pooled like `pooled`, so that rows still sum to 1. The color shows the square root of the share,
+        from 0 to 1; gray marks keys that a query may not see.
 
         Args:
-            head: which head, or several; all unless given.
-            tokens: a text for every query, and for every key where there are as many.
+            head: which head or heads; by default all.
+            tokens: a text for every query, and for every key if there are as many.
             keys: a text for every key.
-            sample: which of the batch.
-            ax: axes to draw on, one for each head; new ones unless given.
+            sample: which sample of the batch.
+            ax: axes to draw on, one for each head; by default new ones.
         """
         return display.plot(self, head, tokens=tokens, keys=keys, sample=sample, ax=ax)
 
     def _repr_html_(self) -> str:
-        """For notebooks: what each head does, computed when it is displayed; of a long map from some queries."""
+        """For notebooks: what each head does, computed when it is displayed; a long map is sampled."""
         return display.html(self)
 
-    # Reductions that need no dense tensor.
-
-    def sum(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
-        """As of a tensor, with its `dim`, `keepdim` and `options`; over queries or keys alone it streams."""
-        return reductions.reduced(self, "sum", dim, keepdim, options)
-
-    def mean(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
-        """As of a tensor, with its `dim`, `keepdim` and `options`; over queries or keys alone it streams."""
-        return reductions.reduced(self, "mean", dim, keepdim, options)
-
-    def amax(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
-        """As of a tensor, with its `dim`, `keepdim` and `options`; over keys alone it streams."""
-        return reductions.reduced(self, "amax", dim, keepdim, options)
-
-    def max(self, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
-        """As of a tensor, with its `dim`, `keepdim` and `options`; over keys alone, or of everything, it streams."""
-        return reductions.largest(self, dim, keepdim, options)
-
-    # Keeping a look for later.
+    # Copies, and maps on disk.
 
     def detach(self) -> "AttentionMap":
         """The same map without gradients; it does not keep the graph alive."""
@@ -260,18 +436,18 @@ class AttentionMap(Measures, TensorLike):
         lse = None if self._lse is None else self._lse.detach()
         learnable = (None if x is None else x.detach() for x in self._scoring.learnable)
         scoring = self._scoring.with_learnable(*learnable)
-        found = AttentionMap(self._query.detach(), self._key.detach(), scoring, lse, self._frame, self._spread)
+        found = AttentionMap(self._query.detach(), self._key.detach(), scoring, lse, self._frame, self._shards)
         found._cache = self._cache
         return found
 
     def kept(self) -> "AttentionMap":
-        """The same weights held as numbers, T·S of them, instead of query and key: for few queries of many keys.
+        """The same weights stored as T·S numbers instead of query and key; smaller for few queries of many keys.
 
-        In float32 or better, without gradients; where sinks take part rows cannot be told from others, so not for them.
+        They are float32 or better and have no gradient. Maps with sinks are refused.
         """
         self._with_keys("kept()")
         source = self._normalised()
-        if source.scoring.learnable[1] is not None:
+        if source.scoring.sinks is not None:
             raise OptionError("kept() of a map with sinks: its rows sum to less than 1. Use clone().")
         B, H, T, S = self.shape
         with torch.no_grad():
@@ -284,65 +460,67 @@ class AttentionMap(Measures, TensorLike):
         return AttentionMap(query, key, Scoring(bias=logs, scale=1.0), lse)
 
     def to(self, *args: Any, **kwargs: Any) -> "AttentionMap":
-        """The map on another device or in another dtype, with all it looks at; `args` and `kwargs` as of a tensor."""
-        probe = torch.empty(0, dtype=self.dtype, device=self.device).to(*args, **kwargs)
-        moved = self._mapped(lambda x: x.to(probe.device))
-        if probe.dtype == self.dtype:
+        """The map on another device or in another dtype; `args` and `kwargs` as for `Tensor.to`."""
+        like = torch.empty(0, dtype=self.dtype, device=self.device).to(*args, **kwargs)
+        moved = self._mapped(lambda x: x.to(like.device))
+        if like.dtype == self.dtype:
             return moved
-        query, key = moved._query.to(probe.dtype), moved._key.to(probe.dtype)
-        return AttentionMap(query, key, moved._scoring, None, self._frame, self._spread)
+        query, key = moved._query.to(like.dtype), moved._key.to(like.dtype)
+        return AttentionMap(query, key, moved._scoring, None, self._frame, self._shards)
 
     def cpu(self) -> "AttentionMap":
         """The map in main memory."""
         return self._mapped(Tensor.cpu)
 
     def clone(self) -> "AttentionMap":
-        """A map with copies of everything it looks at, safe from changes in place."""
+        """A map with copies of all its tensors, which later changes in place do not affect."""
         return self._mapped(Tensor.clone)
 
     def save(self, path: str | Path) -> None:
-        """Write everything the map looks at to a safetensors file; see `AttentionMap.load`."""
-        from headwise.weights.saving import save
-
-        save(self, path)
+        """Write the map to a safetensors file; see `AttentionMap.load`."""
+        safetensors = need("safetensors.torch", "save", "saved maps")
+        weights = self.detach()
+        weights._with_keys("save()")
+        weights._normalised()  # so that a reader need not compute it
+        tensors, (_, plan, frame, _) = weights._taken_apart()
+        contiguous = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
+        metadata = {"format": FORMAT, "plan": json.dumps(plan_to_json(plan)), "frame": json.dumps(frame)}
+        safetensors.save_file(contiguous, str(path), metadata=metadata)
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> "AttentionMap":
-        """The map that `save` wrote."""
-        from headwise.weights.saving import load
-
-        return load(path, device)
-
-    # The rest of a map of which several ranks have a part.
+        """The map that `save` wrote. If it has a mask or position of your own, import its class first."""
+        safetensors = need("safetensors", "save", "saved maps")
+        with safetensors.safe_open(str(path), framework="pt", device=str(device)) as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise CheckpointError(
+                    f"{path} is not a saved attention map: its format is {metadata.get('format')!r}, expected "
+                    f"{FORMAT!r}. Maps are written by weights.save(path)."
+                )
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        plan, frame = plan_from_json(json.loads(metadata["plan"])), json.loads(metadata["frame"])
+        try:
+            return _together(tensors.values(), (tuple(tensors), plan, frame, None))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path} is a broken attention map: {error!r}.") from error
 
     def gather(self) -> "AttentionMap":
-        """The whole map, on every rank, of which `headwise.parallel` gave each its heads or its queries.
+        """The whole map, on every rank, if `headwise.parallel` gave each rank some of its heads or queries.
 
-        All ranks must call it. It takes the query and key of the whole, never T×S; after `select(heads=...)` only those
-        of these heads. It has no gradients. A map that lies on one rank is whole as it is.
+        All ranks must call it. It needs query and key of the whole, never T×S, and after `select(heads=...)` only those
+        of these heads. It has no gradients. A map on one rank is whole already.
         """
-        if self._spread is None:
-            return self
-        return self._spread.gather(self)
+        return self if self._shards is None else self._shards.gather(self)
 
     # Inside.
 
-    def _with_keys(self, what: str) -> Source:
-        """The source, refused where other ranks have some of its keys."""
-        source = self._source()
-        if source.keys_apart:
-            raise OptionError(
-                f"{what}: the keys of this map lie on several ranks, so there is nothing to look up on one. Ask for a "
-                f"statistic (entropy, received, mass, pooled, ...) on all ranks, or look at weights.gather() or "
-                f"weights.select(heads=...).gather()."
-            )
-        return source
-
     def _source(self) -> Source:
-        """What the weights are made of, unless it has been changed since."""
-        changed = self._versions is not None and self._versions != _versions(self._query, self._key, self._scoring)
-        if self._cache is not None:  # which only writes behind the keys we see, unless it says otherwise
+        """What the weights are computed from; an error if it has changed since."""
+        if self._cache is not None:  # it only writes after the keys of this map, unless it counts a rewrite
             changed = self._cache[0].rewrites != self._cache[1]
+        else:
+            changed = [x._version for x in self._watched] != self._versions
         if changed:
             raise StaleMapError(
                 "the query, key, mask or bias of this map was changed in place after the map was made, so its weights "
@@ -350,50 +528,98 @@ class AttentionMap(Measures, TensorLike):
             )
         if self._frame is None:
             return Source.whole(self._query, self._key, self._scoring, self._lse)
-        return Source(self._query, self._key, self._scoring, self._frame, self._lse, spread=self._spread)
+        return Source(self._query, self._key, self._scoring, self._frame, self._lse, shards=self._shards)
 
     def _normalised(self) -> Source:
         """The source with its log-sum-exp, which is computed once."""
         source = self._source()
         if self._lse is None and not torch.compiler.is_compiling():
             self._lse = streaming.normalizer(source)
-            source = self._source()
+        return source
+
+    def _with_keys(self, what: str) -> Source:
+        """The source; an error if other ranks hold some of its keys."""
+        source = self._source()
+        if source.keys_apart:
+            raise OptionError(
+                f"{what}: the keys of this map lie on several ranks, so one rank cannot look weights up. Ask for a "
+                f"statistic (entropy, received, mass, pooled, ...) on all ranks, or use weights.gather() or "
+                f"weights.select(heads=...).gather()."
+            )
         return source
 
     def _of(self, source: Source) -> "AttentionMap":
-        part = AttentionMap(source.query, source.key, source.scoring, source.log_sum_exp, source.frame, source.spread)
+        part = AttentionMap(source.query, source.key, source.scoring, source.log_sum_exp, source.frame, source.shards)
         part._cache = self._cache
         return part
 
-    def _of_cache(self, cache: "KVCache") -> "AttentionMap":
-        """This map, whose keys lie in a cache."""
+    def _of_cache(self, cache: Cache) -> "AttentionMap":
+        """This map, whose keys are in a cache."""
         self._cache = (cache, cache.rewrites)
         return self
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "AttentionMap":
-        """The map with every tensor changed alike."""
+        """The map with `change` applied to every tensor."""
         self._source()
-        leaves, context = map_form.apart(self)
-        return _together([change(x) for x in leaves], context)
+        lse = None if self._lse is None else change(self._lse)
+        scoring = self._scoring.map_tensors(change)
+        return AttentionMap(change(self._query), change(self._key), scoring, lse, self._frame, self._shards)
+
+    def _taken_apart(self) -> tuple[dict[str, Tensor], Any]:
+        """The tensors of the map by name, and everything else, which compares by value."""
+        if self._placeholders is not None:
+            return self._placeholders
+        parts = {"query": self._query, "key": self._key, "log_sum_exp": self._lse, "scoring": self._scoring}
+        tensors, plan = take_apart(parts)
+        return tensors, (tuple(tensors), plan, _plain_frame(self._frame), self._shards)
+
+    def __reduce__(self) -> Any:
+        """For copy and pickle. Changes in place are counted from now on."""
+        return _together, _flatten(self)
 
 
-def _versions(query: Tensor, key: Tensor, scoring: Scoring) -> tuple[int, ...] | None:
-    """A number for each tensor that grows when it is changed in place; None where torch does not count."""
-    if query.is_inference() or key.is_inference():
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that are set; numpy's functions pass dtype=None and out=None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _plain_frame(frame: Frame | None) -> Any:
+    """The frame as tuples of numbers."""
+    if frame is None:
         return None
-    return (query._version, key._version, *(x._version for x in scoring.tensors() if not x.is_inference()))
+    axes = (tuple(x.tolist()) if isinstance(x, Tensor) else (x.start, x.stop, x.step, "range") for x in frame[:3])
+    return (*axes, *frame[3:])
+
+
+def _frame_from(plain: Any) -> Frame | None:
+    if plain is None:
+        return None
+    batch, head, row = (
+        range(*x[:3]) if len(x) == 4 and x[3] == "range" else torch.tensor(x, dtype=torch.long) for x in plain[:3]
+    )
+    return Frame(batch, head, row, *plain[3:])
+
+
+def _flatten(weights: AttentionMap) -> tuple[list[Any], Any]:
+    tensors, context = weights._taken_apart()
+    return list(tensors.values()), context
 
 
 def _together(leaves: Iterable[Any], context: Any) -> AttentionMap:
-    """The map that was taken apart; where torch's transforms put things that are no tensors, versions do not count."""
+    """The map that was taken apart. Torch's transforms may put anything in the place of its tensors."""
+    names, plan, frame, shards = context
+    named = dict(zip(names, leaves, strict=True))
+    parts = put_together(plan, named)
     made = AttentionMap.__new__(AttentionMap)
-    made._query, made._key, made._scoring, made._lse, made._frame, made._spread = map_form.parts(leaves, context)
-    plain = (Tensor, torch.nn.Parameter)
-    real = type(made._query) in plain and type(made._key) in plain and not torch.compiler.is_compiling()
-    made._cache = None
-    made._versions = _versions(made._query, made._key, made._scoring) if real else None
+    made._query, made._key = parts["query"], parts["key"]
+    made._lse, made._scoring = parts["log_sum_exp"], parts["scoring"]
+    made._frame, made._shards, made._cache = _frame_from(frame), shards, None
+    if not all(isinstance(x, Tensor) for x in named.values()):
+        made._placeholders = (named, context)
+    real = {type(made._query), type(made._key)} <= {Tensor, torch.nn.Parameter}
+    made._watch_changes(real and not torch.compiler.is_compiling())
     return made
 
 
 # A pytree node: torch's transforms take the tensors out and put them back.
-_pytree.register_pytree_node(AttentionMap, map_form.apart, _together, serialized_type_name="headwise.AttentionMap")
+_pytree.register_pytree_node(AttentionMap, _flatten, _together, serialized_type_name="headwise.AttentionMap")

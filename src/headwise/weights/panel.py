@@ -1,4 +1,4 @@
-"""Many statistics asked together: they share passes over the weights."""
+"""The results of statistics: of one, and of several in a `Panel`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -7,16 +7,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.errors import MaskError, OptionError
+from headwise.errors import MaskError
 from headwise.masks import Mask
 from headwise.masks.placement import placed
 from headwise.shapes import check_size
-from headwise.weights import readings, streaming
+from headwise.weights import readings
 from headwise.weights.source import Source
+
+Size = tuple[int, int] | int  # rows and columns of a picture, or one number for both
 
 
 class Peak(NamedTuple):
-    """The largest weight of every query (B, H, T), and the key it lies on; -1 where no key is seen."""
+    """The largest weight of every query (B, H, T), and its key; -1 if the query sees no key."""
 
     weight: Tensor
     key: Tensor
@@ -37,19 +39,19 @@ class Distances(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Received:
-    """What every key receives, (B, H, S): the sum over queries, how many could see it, and the mean over those."""
+    """What every key receives, (B, H, S): the sum over queries, how many can see it, and the mean over those."""
 
     total: Tensor
     count: Tensor
 
     @property
     def mean(self) -> Tensor:
-        """The mean over the queries that could see the key."""
+        """The mean over the queries that can see the key."""
         return self.total / self.count.clamp(min=1)
 
 
 class TopKeys(NamedTuple):
-    """The largest weights of every query, largest first (B, H, T, k), and their keys; -1 where fewer are seen."""
+    """The largest weights of every query, largest first (B, H, T, k), and their keys; -1 if it sees fewer."""
 
     weights: Tensor
     keys: Tensor
@@ -57,7 +59,7 @@ class TopKeys(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Panel:
-    """The statistics that were asked for; the others are None."""
+    """The statistics that were requested; the others are None."""
 
     entropy: Tensor | None = None
     peak: Peak | None = None
@@ -68,6 +70,14 @@ class Panel:
     pooled: Tensor | None = None
     pooled_peak: Tensor | None = None
     topk: TopKeys | None = None
+
+    @classmethod
+    def of(cls, found: Mapping[str, tuple[Tensor, ...]], masses: Mapping[str, tuple[Tensor, ...]]) -> "Panel":
+        """The panel of these results by name."""
+        shaped: dict[str, Any] = {
+            name: SHAPED[name](*result) if name in SHAPED else result[0] for name, result in found.items()
+        }
+        return cls(**shaped, masses={name: mass for name, (mass,) in masses.items()})
 
     def __repr__(self) -> str:
         parts = []
@@ -83,45 +93,14 @@ class Panel:
         return f"Panel({', '.join(parts)})"
 
 
+SHAPED: dict[str, Callable[..., Any]] = {"peak": Peak, "topk": TopKeys, "received": Received}
 PLAIN: dict[str, Callable[[], readings.Reading]] = {
-    "entropy": readings.Entropy,
-    "peak": readings.Peak,
-    "distance": readings.Distance,
-    "histogram": readings.Histogram,
-    "received": readings.Received,
+    "entropy": readings.EntropyReading,
+    "peak": readings.PeakReading,
+    "distance": readings.DistanceReading,
+    "histogram": readings.HistogramReading,
+    "received": readings.ReceivedReading,
 }
-
-
-def take_panel(
-    source: Source, plain: Mapping[str, bool], sized: Mapping[str, Any], masses: Mapping[str, Mask] | None
-) -> Panel:
-    """The panel of a source; see `AttentionMap.panel`. What is asked for plainly is True, what needs a size has one."""
-    if masses is not None and not isinstance(masses, Mapping):
-        raise OptionError(f"masses={type(masses).__name__}: expected probes by name, such as {{'sink': sink(4)}}.")
-    asked = {name: PLAIN[name]() for name, wanted in plain.items() if wanted}
-    asked |= {name: _sized(name, size, source) for name, size in sized.items() if size is not None}
-    probes = {f"mass {name}": readings.Mass(checked_probe(probe, source)) for name, probe in dict(masses or {}).items()}
-    asked |= probes
-    found = dict(zip(asked, streaming.read(source, list(asked.values())), strict=True)) if asked else {}
-    named: dict[str, Any] = {name: _shaped(name, result) for name, result in found.items() if name not in probes}
-    return Panel(**named, masses={name.removeprefix("mass "): found[name][0] for name in probes})
-
-
-def _sized(name: str, size: Any, source: Source) -> readings.Reading:
-    if name == "topk":
-        return readings.TopKeys(_count_of_keys(size, source))
-    kind = readings.Pooled if name == "pooled" else readings.PooledPeak
-    return kind(*picture_size(name, size, source))
-
-
-def _shaped(name: str, result: tuple[Tensor, ...]) -> object:
-    if name == "peak":
-        return Peak(*result)
-    if name == "topk":
-        return TopKeys(*result)
-    if name == "received":
-        return Received(*result)
-    return result[0]
 
 
 def octave_edges(octaves: int) -> Tensor:
@@ -129,27 +108,19 @@ def octave_edges(octaves: int) -> Tensor:
     return torch.tensor([0, *(2**b for b in range(octaves))])
 
 
-def picture_size(name: str, size: tuple[int, int] | int, source: Source) -> tuple[int, int]:
+def checked_size(name: str, size: Size, T: int, S: int) -> tuple[int, int]:
     """Rows and columns of a picture, at most one per query and key."""
     rows, cols = (size, size) if isinstance(size, int) or len(size) != 2 else size
-    T, S = source.shape[2:]
     return min(check_size(f"{name} rows", rows), max(T, 1)), min(check_size(f"{name} columns", cols), max(S, 1))
 
 
 def checked_probe(probe: Mask, source: Source) -> Mask:
-    """`probe`, refused unless it fits the whole that the source is of."""
+    """`probe`, refused unless it fits the whole map that the source belongs to."""
     if not isinstance(probe, Mask):
         raise MaskError(
             f"a probe is a mask, and {type(probe).__name__} was given. Use previous_token(), sink(4), causal(), ... or "
             f"wrap a tensor in dense(...)."
         )
     probe.check(source.frame.B, source.frame.H, source.frame.T, source.frame.S, source.query.device)
-    positions = source.scoring.positions  # probes ask from where the queries stand; one that lists them knows
+    positions = source.scoring.positions  # probes are relative to the queries' positions, unless they list queries
     return probe if positions is None or probe.extent.queries is not None else placed(probe, positions)
-
-
-def _count_of_keys(k: int, source: Source) -> int:
-    S = source.shape[3]
-    if check_size("topk(k)", k) > S:
-        raise OptionError(f"topk({k}): the map has {S} keys, so k is at most {S}.")
-    return int(k)

@@ -1,29 +1,42 @@
-"""Statistics of attention weights, each written twice: over passing tiles, and on a dense block of rows.
+"""Readings: statistics of attention weights, computed tile by tile.
 
-`take(tile)` is the way to compute it: it sees every tile once and keeps O(T). `dense(block)` is the plain formula; its
-gradient is what makes the statistic differentiable. Results are (B, H, ...) in the precise dtype.
+A reading gives two definitions of one statistic. `take(tile)` is how it is computed: it sees every tile once and keeps
+O(T) numbers. `dense(block)` is the plain formula on some rows, which torch differentiates. Results are (B, H, ...) in
+the precise dtype.
 
-    by row   (Entropy, Peak, Distance, Mass, TopKeys)       one result per query
-    summed   (Received, Pooled, Histogram)                  queries add up
-    PooledPeak                                              queries take the maximum
+    by row      entropy, peak, distance, mass, top keys      one result per query
+    summed      received, pooled, histogram                  queries add up
+    maximum     pooled peak                                  the largest over queries
 """
 
 import abc
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from headwise.errors import OptionError
 from headwise.masks import Mask
-from headwise.weights.source import HIDDEN, Block, Source, Tile
+from headwise.weights.source import RowBlock, Source
+from headwise.weights.tiles import HIDDEN, Tile
 
 
 class Reading(abc.ABC):
-    """One statistic of a source, while it is being computed."""
+    """One statistic of a source. Ask for it with `weights.read(reading)`.
+
+    by_row: whether there is one result per query, (B, H, T, ...). Otherwise queries are combined.
+    differentiable: for each result, whether it has a gradient; then `dense` must be defined.
+    merged: how the results of several ranks, each with some of the queries, are combined if they are not by row: "sum",
+        "mean" or "max". None if they cannot be.
+    strip_rows: if it makes a picture, how many rows that has; `tile.strips(strip_rows)` is then computed only once.
+    """
 
     source: Source
-    by_row = True
-    differentiable: tuple[bool, ...] = (True,)  # for each result
+    by_row: ClassVar[bool] = True
+    differentiable: tuple[bool, ...] = (True,)
+    merged: ClassVar[str | None] = None
+    strip_rows: int | None = None
 
     @abc.abstractmethod
     def start(self, source: Source) -> None:
@@ -31,42 +44,88 @@ class Reading(abc.ABC):
 
     @abc.abstractmethod
     def take(self, tile: Tile) -> None:
-        """Add what this tile says."""
+        """Add what this tile contributes."""
 
     @abc.abstractmethod
     def finish(self) -> tuple[Tensor, ...]:
         """The results."""
 
-    @abc.abstractmethod
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
-        """The differentiable results of these rows alone; what is summed is their share of the sum."""
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
+        """The results for these rows alone, differentiable; for a sum over queries, their share of it."""
+        raise NotImplementedError(f"{type(self).__name__} has no dense(block)")
 
     def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
-        """Keys outside `range(lo, hi)` say nothing about the queries `range(start, stop)`."""
+        """A range (lo, hi) outside which keys do not matter for the queries `range(start, stop)`."""
         return 0, S
+
+    def for_ranks(self) -> "Reading":
+        """The reading to use if ranks hold some of the queries each; by default this one."""
+        return self
+
+    def check_differentiable(self) -> None:
+        """Raise if a gradient is wanted that this reading does not define."""
+        if any(self.differentiable) and type(self).dense is Reading.dense:
+            name = type(self).__name__
+            raise OptionError(
+                f"{name} has no dense(block), so it has no gradient. Define {name}.dense, set {name}.differentiable to "
+                f"False for each result, or read weights.detach()."
+            )
+
+    def check_results(self, results: tuple[Tensor, ...]) -> None:
+        """Raise unless `differentiable` has one flag for each result."""
+        if len(results) != len(self.differentiable):
+            name = type(self).__name__
+            raise OptionError(
+                f"{name}.finish() gave {len(results)} results and {name}.differentiable has {len(self.differentiable)} "
+                f"flags; expected one flag for each result."
+            )
+
+
+class RowLogSumExp(Reading):
+    """The row log-sum-exp itself, for the gradient of single weights."""
+
+    def start(self, source: Source) -> None:
+        self.source = source
+
+    def take(self, tile: Tile) -> None:
+        """Nothing: it is known before there are tiles."""
+
+    def finish(self) -> tuple[Tensor, ...]:
+        assert self.source.log_sum_exp is not None  # noqa: S101 - it was needed for the tiles
+        return (self.source.log_sum_exp.detach().clone(),)
+
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        return 0, 0
+
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
+        scores = block.scores
+        empty = (scores == -torch.inf).all(-1)
+        if block.sinks is not None:
+            scores = torch.cat([scores, block.sinks.expand(*scores.shape[:-1], 1)], -1)
+        return (scores.masked_fill(empty[..., None], 0.0).logsumexp(-1).masked_fill(empty, -torch.inf),)
 
 
 def zeros(source: Source, *tail: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Room for one number per flat head and `tail`."""
+    """A tensor (B·H, *tail) of zeros for results."""
     B, H = source.shape[:2]
     return torch.zeros(B * H, *tail, dtype=dtype or source.precise, device=source.query.device)
 
 
 def unflat(result: Tensor, source: Source) -> Tensor:
-    """(B·H, ...) as (B, H, ...)."""
+    """A result (B·H, ...) as (B, H, ...)."""
     B, H = source.shape[:2]
     return result.view(B, H, *result.shape[1:])
 
 
 def true_mass(mass: Tensor, source: Source) -> Tensor:
-    """What to divide rows by that should sum to 1: a log-sum-exp rounded to float32 scales a whole row by up to 1e-6.
+    """What to divide rows by so that they sum to 1: rounding the log-sum-exp to float32 scales a row by up to 1e-6.
 
-    With sinks it is not known what rows sum to, and a row that sees nothing stays as it is.
+    With sinks, what a row sums to is not known, and a row that sees nothing stays as it is.
     """
     return torch.where(mass > 0, mass, 1.0) if source.scoring.sinks is None else torch.ones_like(mass)
 
 
-class Entropy(Reading):
+class EntropyReading(Reading):
     """−Σ w log w over the keys, in nats."""
 
     def start(self, source: Source) -> None:
@@ -81,12 +140,12 @@ class Entropy(Reading):
         mass = true_mass(self.mass, self.source)
         return (unflat(self.sum / mass + mass.log(), self.source),)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         return (-(block.weights * block.logs).sum(-1),)
 
 
-class Peak(Reading):
-    """The largest weight of every query, and the key it lies on (−1 where no key is seen)."""
+class PeakReading(Reading):
+    """The largest weight of every query, and its key (−1 if the query sees no key)."""
 
     differentiable = (True, False)
 
@@ -99,7 +158,7 @@ class Peak(Reading):
         best, key = self.best[tile.heads, tile.rows], self.key[tile.heads, tile.rows]
         top = tile.logs.amax(-1)
         better = top > best
-        if tile.logs.is_cpu:  # finding the place takes ten times as long as the maximum: only where it improves
+        if tile.logs.is_cpu:  # argmax takes ten times as long as amax, so only where it improves
             place = better.nonzero(as_tuple=True)
             if place[0].numel():
                 key[place] = tile.logs[place].argmax(-1) + tile.cols.start
@@ -110,36 +169,36 @@ class Peak(Reading):
     def finish(self) -> tuple[Tensor, ...]:
         return unflat(self.best.exp(), self.source), unflat(self.key, self.source)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         return (block.weights.amax(-1), block.weights.argmax(-1))
 
 
-class Distance(Reading):
-    """Σ w · |position of the query − key|: how far a query looks on average."""
+class DistanceReading(Reading):
+    """Σ w · |position of the query − key|: the mean distance of every query."""
 
     def start(self, source: Source) -> None:
         self.source, self.sum, self.mass = source, zeros(source, source.shape[2]), zeros(source, source.shape[2])
 
     def take(self, tile: Tile) -> None:
-        apart = (tile.position[..., None] - tile.col).abs().to(tile.weights.dtype)
-        self.sum[tile.heads, tile.rows] += torch.mul(tile.weights, apart, out=tile.scratch).sum(-1)
+        distances = (tile.position[..., None] - tile.col).abs().to(tile.weights.dtype)
+        self.sum[tile.heads, tile.rows] += torch.mul(tile.weights, distances, out=tile.scratch).sum(-1)
         self.mass[tile.heads, tile.rows] += tile.mass
 
     def finish(self) -> tuple[Tensor, ...]:
         return (unflat(self.sum / true_mass(self.mass, self.source), self.source),)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
-        return ((block.weights * _apart(block, self.source)).sum(-1),)
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
+        return ((block.weights * _distances(block, self.source)).sum(-1),)
 
 
-def _apart(block: Block, source: Source) -> Tensor:
+def _distances(block: RowBlock, source: Source) -> Tensor:
     positions = source.scoring.positions
     grid = block.grid if positions is None else block.grid.placed(positions)
     return (grid.position - grid.col).abs()
 
 
 def octave_count(T: int, S: int) -> int:
-    """How many octaves hold all distances: 0, 1, 2–3, 4–7, ..."""
+    """How many octaves of distance there are: 0, 1, 2–3, 4–7, ..."""
     return max(T - 1, S - 1, 0).bit_length() + 1
 
 
@@ -148,17 +207,18 @@ def octave(distance: Tensor) -> Tensor:
     return torch.frexp(distance.double()).exponent.long().clamp(min=0)
 
 
-class Histogram(Reading):
+class HistogramReading(Reading):
     """The mean share of attention at distance 0, 1, 2–3, 4–7, ..., (B, H, octaves)."""
 
     by_row = False
+    merged = "mean"  # every rank has the same number of queries
 
     def start(self, source: Source) -> None:
         self.source, self.sum = source, zeros(source, self.bins_of(source), dtype=torch.float64)
 
     @staticmethod
     def bins_of(source: Source) -> int:
-        """How many octaves the longest distance takes."""
+        """How many octaves the longest distance needs."""
         return octave_count(source.frame.T, source.frame.S)
 
     def take(self, tile: Tile) -> None:
@@ -174,17 +234,18 @@ class Histogram(Reading):
         mean = self.sum / max(self.source.shape[2], 1)
         return (unflat(mean.to(self.source.precise), self.source),)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         share = block.weights.new_zeros(*block.weights.shape[:2], self.bins_of(self.source))
-        bins = octave(_apart(block, self.source)).expand(block.weights.shape).flatten(2)
+        bins = octave(_distances(block, self.source)).expand(block.weights.shape).flatten(2)
         return (share.scatter_add(-1, bins, block.weights.flatten(2)) / self.source.shape[2],)
 
 
-class Received(Reading):
+class ReceivedReading(Reading):
     """What every key receives: the sum over queries, and how many queries could see it, (B, H, S)."""
 
     by_row = False
     differentiable = (True, False)
+    merged = "sum"
 
     def start(self, source: Source) -> None:
         S = source.shape[3]
@@ -192,7 +253,7 @@ class Received(Reading):
         self.sum, self.count = zeros(source, S, dtype=torch.float64), zeros(source, S)
 
     def take(self, tile: Tile) -> None:
-        self.sum[tile.heads, tile.cols] += tile.strips.sum(1)
+        self.sum[tile.heads, tile.cols] += tile.strips(tile.strip_rows).sum(1)
         seen = tile.visible
         t = tile.rows.stop - tile.rows.start
         self.count[tile.heads, tile.cols] += t if seen is None else _rows_seeing(seen, t)
@@ -200,22 +261,26 @@ class Received(Reading):
     def finish(self) -> tuple[Tensor, ...]:
         return unflat(self.sum.to(self.source.precise), self.source), unflat(self.count, self.source)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         return block.weights.sum(-2), (block.scores > -math.inf).sum(-2).to(block.weights.dtype)
 
 
 def _rows_seeing(seen: Tensor, t: int) -> Tensor:
-    """How many of the tile's t rows see each key; `seen` may have one row for all."""
+    """How many of the tile's t rows see each key; `seen` may have one row for all of them."""
     return seen.expand(*seen.shape[:-2], t, seen.shape[-1]).sum(-2)
 
 
-class Pooled(Reading):
+class PooledReading(Reading):
     """The picture (B, H, rows, cols): weights summed over a cell's keys and averaged over its queries."""
 
     by_row = False
+    merged: ClassVar[str | None] = "sum"
 
     def __init__(self, rows: int, cols: int) -> None:
-        self.size = (rows, cols)
+        self.size, self.strip_rows = (rows, cols), rows
+
+    def for_ranks(self) -> Reading:
+        return PooledOverRanks(*self.size)
 
     def start(self, source: Source) -> None:
         self.source, self.sum = source, zeros(source, *self.size, dtype=torch.float64)
@@ -226,13 +291,13 @@ class Pooled(Reading):
         first, last = tile.rows.start * R // T, (tile.rows.stop - 1) * R // T  # query i falls into cell i · R // T
         columns = tile.col * C // S
         cells = self.sum[tile.heads, first : last + 1]
-        cells.index_add_(2, columns, tile.strips.to(cells.dtype))
+        cells.index_add_(2, columns, tile.strips(R).to(cells.dtype))
 
     def finish(self) -> tuple[Tensor, ...]:
         count = rows_per_cell(self.source.shape[2], self.size[0], self.sum.device)
         return (unflat((self.sum / count).to(self.source.precise), self.source),)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         (T, S), (R, C) = self.source.shape[2:], self.size
         B, H, t, _ = block.weights.shape
         rows, keys = (torch.arange(size, device=block.weights.device) for size in (T, S))
@@ -242,19 +307,23 @@ class Pooled(Reading):
 
 
 def rows_per_cell(T: int, R: int, device: torch.device) -> Tensor:
-    """How many of T queries fall into each of R rows of cells, (R, 1)."""
+    """How many of T queries are in each of R rows of cells, (R, 1)."""
     edges = -(-torch.arange(R + 1, device=device) * T // R)
     return edges.diff()[:, None].clamp(min=1)
 
 
-class PooledPeak(Reading):
+class PooledPeakReading(Reading):
     """The largest weight in every cell of a picture, (B, H, rows, cols)."""
 
     by_row = False
     differentiable = (False,)
+    merged = "max"
 
     def __init__(self, rows: int, cols: int) -> None:
         self.size = (rows, cols)
+
+    def for_ranks(self) -> Reading:
+        return PooledPeakOverRanks(*self.size)
 
     def start(self, source: Source) -> None:
         self.source, self.best = source, zeros(source, *self.size)
@@ -272,12 +341,55 @@ class PooledPeak(Reading):
     def finish(self) -> tuple[Tensor, ...]:
         return (unflat(self.best, self.source),)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
-        raise AssertionError("a maximum over queries is not differentiated")
+
+class PooledOverRanks(Reading):
+    """`PooledReading` if this rank has some of the queries: cells divide the whole text, and ranks add up."""
+
+    by_row = False
+    differentiable: tuple[bool, ...] = (False,)
+    merged: ClassVar[str | None] = "sum"
+
+    def __init__(self, rows: int, cols: int) -> None:
+        self.size = (rows, cols)
+
+    def start(self, source: Source) -> None:
+        self.source, self.row = source, source.axis("row")
+        self.cells = zeros(source, *self.size, dtype=torch.float64)
+
+    def take(self, tile: Tile) -> None:
+        rows, columns = self._places(tile)
+        narrow = tile.weights.new_zeros(*tile.weights.shape[:2], self.size[1], dtype=torch.float64)
+        narrow.index_add_(2, columns, tile.weights.to(torch.float64))
+        self.cells[tile.heads] = self.cells[tile.heads].index_add(1, rows, narrow)
+
+    def finish(self) -> tuple[Tensor, ...]:
+        count = rows_per_cell(self.source.frame.T, self.size[0], self.cells.device)
+        return (unflat((self.cells / count).to(self.source.precise), self.source),)
+
+    def _places(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        """The row of cells of every query of a tile, and the column of every key."""
+        frame = self.source.frame
+        return self.row[tile.rows] * self.size[0] // frame.T, tile.col * self.size[1] // frame.S
 
 
-class Mass(Reading):
-    """The share of every query's attention that lies where a probe is True."""
+class PooledPeakOverRanks(PooledOverRanks):
+    """`PooledPeakReading` if this rank has some of the queries."""
+
+    merged = "max"
+
+    def take(self, tile: Tile) -> None:
+        rows, columns = self._places(tile)
+        best = self.cells[tile.heads].flatten(1)
+        cell = (rows[:, None] * self.size[1] + columns).flatten()
+        best.scatter_reduce_(1, cell.expand(len(best), -1), tile.weights.flatten(1).to(best.dtype), "amax")
+        self.cells[tile.heads] = best.view(-1, *self.size)
+
+    def finish(self) -> tuple[Tensor, ...]:
+        return (unflat(self.cells.to(self.source.precise), self.source),)
+
+
+class MassReading(Reading):
+    """The share of every query's attention on keys where a probe is True."""
 
     def __init__(self, probe: Mask) -> None:
         self.probe = probe
@@ -303,12 +415,12 @@ class Mass(Reading):
     def finish(self) -> tuple[Tensor, ...]:
         return (unflat(self.sum, self.source),)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         return ((block.weights * self.probe.visible(block.grid)).sum(-1),)
 
 
-class TopKeys(Reading):
-    """The k largest weights of every query, largest first, and their keys (−1 where fewer are seen)."""
+class TopKeysReading(Reading):
+    """The k largest weights of every query, largest first, and their keys (−1 if it sees fewer)."""
 
     differentiable = (True, False)
 
@@ -332,6 +444,6 @@ class TopKeys(Reading):
         key = self.key.masked_fill(self.best <= HIDDEN, -1)
         return unflat(self.best.exp(), self.source), unflat(key, self.source)
 
-    def dense(self, block: Block) -> tuple[Tensor, ...]:
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         top = block.weights.topk(self.k)
         return top.values, top.indices

@@ -1,54 +1,76 @@
-"""Scores that depend on the distance between query and key: ALiBi, and learned buckets as in T5.
+"""Relative positions: ALiBi, learned buckets as in T5, and rules of your own.
 
-Both add a number per head and distance to the scaled score. They are kept as a rule and a small table, never as a T×S
-tensor: a kernel, a tile or a single weight asks for the numbers it needs.
+They add a number per head and distance to the scaled score. Each is a rule with a small table, never a T×S tensor:
+kernels, tiles and single weights ask for the numbers they need.
 """
 
 import abc
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import OptionError, ShapeError
-from headwise.masks import Grid
+from headwise.masks import Composite, Grid
 from headwise.shapes import check_size
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Relative(abc.ABC):
-    """What is added to a score for its distance. `table` holds its numbers, some for each of H heads."""
+class Relative(Composite, abc.ABC):
+    """What is added to a score for the distance from query to key.
+
+    A subclass defines `at` and `num_heads`. Its tensors, `table` and any others, are copied, moved and saved along with
+    it, and those of floating point are differentiated.
+    """
 
     table: Tensor
 
     @abc.abstractmethod
     def at(self, grid: Grid, dtype: torch.dtype) -> Tensor:
-        """The addend at these indices, broadcasting to the tile; differentiable in the table."""
+        """The numbers to add at these indices; broadcasts to the tile and is differentiable in the tensors."""
 
     @property
     @abc.abstractmethod
     def num_heads(self) -> int:
-        """How many heads the table is for."""
+        """How many heads there are numbers for."""
 
     def with_table(self, table: Tensor) -> Self:
-        """The same rule with other numbers."""
-        return dataclasses.replace(self, table=table)
+        """The same rule with another table."""
+        if "__dataclass_fields__" in vars(type(self)):
+            return dataclasses.replace(self, table=table)
+        return self.map_tensors(lambda x: table if x is self.table else x)
+
+    @property
+    def learnable(self) -> tuple[Tensor, ...]:
+        """The tensors that can have a gradient."""
+        return tuple(x for x in self.tensors() if x.is_floating_point())
+
+    def with_learnable(self, tensors: Sequence[Tensor]) -> Self:
+        """The same rule with other tensors in place of `learnable`."""
+        given = iter(tensors)
+        return self.map_tensors(lambda x: next(given) if x.is_floating_point() else x)
 
     def check(self, H: int, device: torch.device) -> None:
         """Raise unless this fits H heads on `device`."""
-        name = {"Slopes": "alibi(...)", "Buckets": "RelativeBias(...)"}.get(type(self).__name__, "relative")
         if self.num_heads != H:
-            raise ShapeError(f"{name} was made for {self.num_heads} heads and there are {H}. Make it for {H}.")
-        if self.table.device != device:
-            raise ShapeError(f"{name} is on {self.table.device} and the query on {device}; move one with .to(...).")
+            raise ShapeError(f"{self._name} was made for {self.num_heads} heads and there are {H}. Make it for {H}.")
+        for x in self.tensors():
+            if x.device != device:
+                raise ShapeError(f"{self._name} is on {x.device} and the query on {device}; move one with .to(...).")
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Slopes(Relative):
     """ALiBi: −slope · distance. `table` is (H,)."""
+
+    _name = "alibi(...)"
 
     @property
     def num_heads(self) -> int:
@@ -64,6 +86,7 @@ class Buckets(Relative):
 
     max_distance: int = 128
     bidirectional: bool = True
+    _name = "RelativeBias(...)"
 
     @property
     def num_heads(self) -> int:
@@ -74,10 +97,29 @@ class Buckets(Relative):
         return self.table.to(dtype)[bucket, grid.head]
 
 
-def bucket_of(ahead: Tensor, buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
-    """The bucket of every distance `ahead` (key minus query), as T5 counts them.
+class RenumberedHeads(Relative):
+    """Any rule with its heads renumbered: head h is head h + `shift` of `inner`. Ranks that share heads need it."""
 
-    Half of the buckets hold one distance each; the others grow like the logarithm up to `max_distance`.
+    def __init__(self, inner: Relative, shift: int, count: int) -> None:
+        self.inner, self.shift, self.count = inner, shift, count
+
+    @property
+    def table(self) -> Tensor:
+        """The table of the inner rule."""
+        return self.inner.table
+
+    @property
+    def num_heads(self) -> int:
+        return self.count
+
+    def at(self, grid: Grid, dtype: torch.dtype) -> Tensor:
+        return self.inner.at(grid._replace(head=grid.head + self.shift), dtype)
+
+
+def bucket_of(ahead: Tensor, buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
+    """The bucket of each distance `ahead` (key minus query), as in T5.
+
+    Half of the buckets hold one distance each; the others grow logarithmically up to `max_distance`.
 
     >>> bucket_of(torch.tensor([0, -1, -8, -500, 3]), buckets=32, max_distance=128, bidirectional=True).tolist()
     [0, 1, 8, 15, 19]
@@ -96,12 +138,12 @@ def bucket_of(ahead: Tensor, buckets: int, max_distance: int, bidirectional: boo
 
 
 def alibi(num_heads: int | None = None, *, slopes: Tensor | Sequence[float] | None = None) -> Slopes:
-    """ALiBi: every score loses slope · distance, with one slope per head.
+    """ALiBi: slope · distance is subtracted from every score, with one slope per head.
 
     Args:
-        num_heads: gives the published slopes: 2^(−8/H), 2^(−16/H), ...; between powers of two, those of the next
-            smaller one and every second of the next larger.
-        slopes: (H,), instead of these.
+        num_heads: use the published slopes, 2^(−8/H), 2^(−16/H), ... If H is not a power of two, these are the slopes
+            of the next smaller one and every second slope of the next larger one.
+        slopes: (H,), to use instead.
 
     >>> alibi(4).table.tolist()
     [0.25, 0.0625, 0.015625, 0.00390625]
@@ -124,7 +166,7 @@ def _published(H: int) -> list[float]:
 
 
 class RelativeBias(nn.Module):
-    """A learned bias per head and bucket of distances, as in T5. Layers may share one: pass the same module to each.
+    """A learned bias per head and bucket of distances, as in T5. To share it, pass the same module to several layers.
 
     >>> bias = RelativeBias(8, num_buckets=32, max_distance=128, bidirectional=False)
     >>> bias.weight.shape
@@ -133,8 +175,8 @@ class RelativeBias(nn.Module):
     Args:
         num_heads: query heads.
         num_buckets: at least 4 if `bidirectional`, else 2.
-        max_distance: from here on all distances share the last bucket.
-        bidirectional: whether keys ahead get buckets of their own; a decoder has none.
+        max_distance: all distances from here on share the last bucket.
+        bidirectional: whether keys ahead have separate buckets; a decoder sees no keys ahead.
     """
 
     def __init__(
@@ -156,32 +198,17 @@ class RelativeBias(nn.Module):
         exact = buckets // fewest
         if self.max_distance <= exact:
             raise OptionError(
-                f"max_distance={max_distance}: the first {exact} distances have a bucket each, so expected more than "
-                f"{exact}."
+                f"max_distance={max_distance}: the first {exact} distances have a bucket each, so it must be more "
+                f"than {exact}."
             )
         self.weight = nn.Parameter(torch.empty(buckets, H, device=device, dtype=dtype))
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self) -> Buckets:
-        """What a scoring takes."""
+        """The rule, for `Scoring(relative=...)`."""
         return Buckets(self.weight, self.max_distance, self.bidirectional)
 
     def extra_repr(self) -> str:
         """The options."""
         buckets, H = self.weight.shape
         return f"{H}, num_buckets={buckets}, max_distance={self.max_distance}, bidirectional={self.bidirectional}"
-
-
-def apart(relative: Relative | None) -> Any:
-    """A description without tensors, for saving; `together` makes the rule of it and its table."""
-    if isinstance(relative, Slopes):
-        return ("Slopes",)
-    if isinstance(relative, Buckets):
-        return ("Buckets", relative.max_distance, relative.bidirectional)
-    return None
-
-
-def together(table: Tensor, description: Any) -> Relative:
-    """The inverse of `apart`."""
-    name, *options = description
-    return Slopes(table) if name == "Slopes" else Buckets(table, *options)

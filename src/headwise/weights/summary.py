@@ -1,27 +1,26 @@
 """What each head does, in numbers and words.
 
-A head that rests on the first token drowns everything else it does, so every number is also given with that token taken
-out and the rest scaled up to 1 (`apart`), and the reading in words looks at those. Where papers define them:
+Attention to the first token can hide everything else a head does. So every number is also given with that token
+excluded and the other weights scaled up to 1 (`apart`), and the description in words is based on those. Definitions:
 
     sink          weight on the first key                                    Xiao 2023, Gu 2024
     previous      weight on the key just before the query; self: on its own  Clark 2019, Elhage 2021
-    local         weight at most 8 places away                               Kovaleva 2019
-    entropy       −Σ w log w, as a share of that of even attention           Clark 2019
+    local         weight at most 8 positions away                            Kovaleva 2019
+    entropy       −Σ w log w, as a share of that of uniform attention        Clark 2019
     peak          largest weight                                             Voita 2019 ("confidence")
-    positional    share of queries whose peak lies at one and the same distance  Voita 2019
+    positional    share of queries whose peak is at the most common distance Voita 2019
     distance      mean distance to the keys attended to                      Vig & Belinkov 2019
     induction     weight on keys that follow an earlier copy of the query's token  Olsson 2022
     same_token    weight on earlier copies of the query's token              Wang 2022
     delimiter     weight on separators and punctuation                       Clark 2019, Kovaleva 2019
 
-All are means over the queries, of all samples, that have a choice: they see at least two keys, and for local,
-induction, same_token and delimiter some keys of the kind and some others. A query whose token never came before says
-nothing about induction, and one whose keys are all near says nothing about looking near. Without such a query a number
-is 0.
+Each is a mean over the queries, in all samples, that have a choice: they see at least two keys, and for local,
+induction, same_token and delimiter both keys of that kind and others. A query whose token is new says nothing about
+induction, and a query whose keys are all near says nothing about looking nearby. Without such queries the number is 0.
 
-A name is given for what even attention would not do anyway: with n the number and e the same number of attention
-spread evenly, (n − e) / (1 − e) must reach a threshold. In a long text e is next to nothing; among five words, looking
-at the one before is no trait. A weight shows where a head looks; it is no proof of what the model uses.
+A head is named only for what uniform attention would not do: if n is its number and e that of uniform attention,
+(n − e) / (1 − e) must reach a threshold. In a long text e is close to 0; among five words, attending to the previous
+one is not a trait. A weight shows where a head attends. It does not prove that the model uses it.
 """
 
 import dataclasses
@@ -40,10 +39,10 @@ from headwise.weights.source import Source
 if TYPE_CHECKING:
     from headwise.weights.map import AttentionMap
 
-NEAR = 8  # places that count as local
+NEAR = 8  # positions that count as local
 SINK = 0.3  # a head whose weight on the first token exceeds this is a sink: ε of Gu 2024
-LEAST = 4  # queries; fewer give no name
-# What a head is called, if this number of it, apart from the sink, is at least so large. The first that fits is taken.
+LEAST = 4  # queries; with fewer, a head is not named
+# What a head is called if this number of it, with the sink excluded, reaches the threshold. The first match is used.
 READINGS = (
     ("induction", "induction", 0.4),
     ("previous", "previous-token", 0.4),
@@ -56,11 +55,11 @@ READINGS = (
     ("entropy", "broad", 0.8),
 )
 RESTING = "first-token sink"
-ONE_KEY = ("sink", "previous", "self", "next")  # of each query one key at most is of this kind
+ONE_KEY = ("sink", "previous", "self", "next")  # kinds of which each query has at most one key
 
 
 class Trait(NamedTuple):
-    """What a head does: its name, the number behind it, and that number beyond what even attention gives."""
+    """What a head does: a name, the number behind it, and how far that exceeds uniform attention."""
 
     name: str
     share: float
@@ -69,7 +68,7 @@ class Trait(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class HeadSummary:
-    """One head: its number, its traits, the numbers, and the numbers apart from the first token."""
+    """One head: its index, its traits, its numbers, and its numbers with the first token excluded."""
 
     head: int
     traits: tuple[Trait, ...]
@@ -78,12 +77,12 @@ class HeadSummary:
 
     @property
     def reading(self) -> str:
-        """In a few words what it does, such as "first-token sink 0.71, else previous-token 0.62"."""
+        """What it does in a few words, such as "first-token sink 0.71, else previous-token 0.62"."""
         return ", else ".join(f"{trait.name} {trait.share:.2f}" for trait in self.traits) or "mixed"
 
     @property
     def kind(self) -> str:
-        """What it is called, such as "previous-token"; of a head that rests, what else it does."""
+        """What it is called, such as "previous-token"; for a first-token sink, what else it does."""
         return self.traits[-1].name if self.traits else "mixed"
 
     def __getitem__(self, name: str) -> float:
@@ -95,6 +94,25 @@ class Summary:
     """The heads of a map, in order. Printing it gives a table."""
 
     heads: tuple[HeadSummary, ...]
+
+    @classmethod
+    def of(
+        cls,
+        weights: "AttentionMap",
+        ids: Tensor | Sequence[int] | None = None,
+        delimiters: int | Sequence[int] | Tensor | None = None,
+    ) -> "Summary":
+        """The summary of a map; see `AttentionMap.summary`."""
+        plain, without = rows_of(weights, ids, delimiters)
+        (numbers, chance), (apart, chance_apart) = _means(plain), _means(without)
+        chance_apart["sink"] = chance["sink"]
+        heads = []
+        for place, name in enumerate(weights._source().axis("head").tolist()):
+            own, rest, even = (
+                {key: float(value[place]) for key, value in x.items()} for x in (numbers, apart, chance_apart)
+            )
+            heads.append(HeadSummary(name, traits(own["sink"], rest, even), own, rest))
+        return cls(tuple(heads))
 
     def __iter__(self) -> Iterator[HeadSummary]:
         return iter(self.heads)
@@ -120,33 +138,14 @@ class Summary:
         return "\n".join(lines)
 
 
-def summarise(
-    weights: "AttentionMap",
-    ids: Tensor | Sequence[int] | None = None,
-    *,
-    delimiters: int | Sequence[int] | Tensor | None = None,
-) -> Summary:
-    """The summary of a map; see `AttentionMap.summary`."""
-    plain, without = rows_of(weights, ids, delimiters)
-    (numbers, chance), (apart, chance_apart) = _means(plain), _means(without)
-    chance_apart["sink"] = chance["sink"]
-    heads = []
-    for place, name in enumerate(weights._source().axis("head").tolist()):
-        own, rest, even = (
-            {key: float(value[place]) for key, value in x.items()} for x in (numbers, apart, chance_apart)
-        )
-        heads.append(HeadSummary(name, traits(own["sink"], rest, even), own, rest))
-    return Summary(tuple(heads))
-
-
 def rows_of(
     weights: "AttentionMap",
     ids: Tensor | Sequence[int] | None = None,
     delimiters: int | Sequence[int] | Tensor | None = None,
     *,
     histogram: bool = False,
-) -> tuple["Rows", "Rows"]:
-    """What a summary is made of: the rows of a map, and those apart from the first token."""
+) -> tuple["RowStatistics", "RowStatistics"]:
+    """The row statistics a summary is computed from: of the map, and with the first token excluded."""
     probes = probes_for(weights, ids, delimiters)
     with torch.no_grad():
         weights = weights.detach()
@@ -160,7 +159,7 @@ def probes_for(
     ids: Tensor | Sequence[int] | None,
     delimiters: int | Sequence[int] | Tensor | None,
 ) -> dict[str, Mask]:
-    """The masses a summary asks for; those about tokens only if tokens are given."""
+    """The probes of a summary; those about tokens only if tokens are given."""
     found = {"previous": previous_token(), "self": offset(0), "next": offset(-1), "local": local(NEAR)}
     if ids is None:
         return found
@@ -170,12 +169,12 @@ def probes_for(
 
 
 def traits(resting: float, apart: Mapping[str, float], chance: Mapping[str, float]) -> tuple[Trait, ...]:
-    """What a head does: whether it rests on the first token, and the first of the readings that fits apart from it.
+    """What a head does: whether it attends to the first token, and the first trait that fits with that token excluded.
 
     Args:
         resting: weight on the first token.
-        apart: the numbers apart from it.
-        chance: the same of even attention; 1 where there is too little to tell.
+        apart: the numbers with that token excluded.
+        chance: the same numbers of uniform attention; 1 if there are too few queries.
     """
 
     def trait(name: str, share: float, even: float, least: float) -> list[Trait]:
@@ -188,7 +187,7 @@ def traits(resting: float, apart: Mapping[str, float], chance: Mapping[str, floa
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """How many keys each query sees (B, H, T), how many of them are of each kind, and the same of the first key."""
+    """How many keys each query sees (B, H, T), how many of each kind, and the same for the first key alone."""
 
     seen: Tensor
     kinds: dict[str, Tensor]
@@ -197,7 +196,7 @@ class Choice:
 
     @classmethod
     def of(cls, source: Source, probes: Mapping[str, Mask]) -> "Choice":
-        """That of the mask, for the probes that are of several keys."""
+        """What the mask allows, for the probes that can match several keys."""
         several = {name: checked_probe(probe, source) for name, probe in probes.items() if name not in ONE_KEY}
         return cls(
             source.keys_seen(),
@@ -207,7 +206,7 @@ class Choice:
         )
 
     def without_first(self) -> "Choice":
-        """That of the same queries if the first key is hidden."""
+        """The same if the first key is hidden."""
         kinds = {name: count - self.kinds_first[name] for name, count in self.kinds.items()}
         return dataclasses.replace(self, seen=self.seen - self.seen_first, kinds=kinds)
 
@@ -218,18 +217,18 @@ class Choice:
         return two if of_kind is None else two & (of_kind >= 1) & (of_kind < self.seen)
 
     def even(self, name: str) -> Tensor:
-        """What even attention would give a kind of keys, (B, H, T)."""
+        """The share that uniform attention gives to a kind of keys, (B, H, T)."""
         return self.kinds.get(name, torch.ones_like(self.seen)) / self.seen.clamp(min=1)
 
 
-class Rows(NamedTuple):
-    """What is measured of every query, before any mean is taken.
+class RowStatistics(NamedTuple):
+    """What is measured for every query, before means are taken.
 
-    numbers: by name, (B, H, T) each.
+    numbers: by name, each (B, H, T).
     masses: which of them are weights on a kind of keys.
-    choice: which queries count for a number, and what even attention would give.
-    offset: how far behind the query its largest weight lies, (B, H, T).
-    histogram: the share of attention in every octave of distance, (B, H, octaves), if it was asked for.
+    choice: which queries count for a number, and what uniform attention would give.
+    offset: how far before the query its largest weight is, (B, H, T).
+    histogram: the share of attention in every octave of distance, (B, H, octaves), if requested.
     """
 
     numbers: dict[str, Tensor]
@@ -239,17 +238,17 @@ class Rows(NamedTuple):
     histogram: Tensor | None
 
 
-def _rows(weights: "AttentionMap", probes: dict[str, Mask], choice: Choice, histogram: bool) -> Rows:
+def _rows(weights: "AttentionMap", probes: dict[str, Mask], choice: Choice, histogram: bool) -> RowStatistics:
     panel = weights.panel(entropy=True, peak=True, distance=True, histogram=histogram, masses=probes)
     assert panel.entropy is not None and panel.peak is not None and panel.distance is not None  # noqa: S101, PT018
-    entropy = panel.entropy / choice.seen.clamp(min=2).log()  # as a share of that of even attention
+    entropy = panel.entropy / choice.seen.clamp(min=2).log()  # as a share of that of uniform attention
     numbers = panel.masses | {"entropy": entropy, "peak": panel.peak.weight, "distance": panel.distance}
     offset = weights._source().positions() - panel.peak.key
-    return Rows(numbers, tuple(panel.masses), choice, offset, panel.histogram)
+    return RowStatistics(numbers, tuple(panel.masses), choice, offset, panel.histogram)
 
 
-def _means(rows: Rows) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Means per head, (H,) each, and those of even attention; 1 with so few queries that no name is to be given."""
+def _means(rows: RowStatistics) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Means per head, each (H,), and those of uniform attention; 1 if there are too few queries to name the head."""
     choice = rows.choice
     found = {name: _mean(number, choice.counted(name)) for name, number in rows.numbers.items()}
     distance = found.pop("distance")
@@ -261,12 +260,12 @@ def _means(rows: Rows) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def _mean(rows: Tensor, counted: Tensor) -> Tensor:
-    """Of (B, H, T) over the queries that count, (H,)."""
+    """The mean of (B, H, T) over the queries that count, (H,)."""
     return (rows * counted).sum((0, 2)) / counted.sum((0, 2)).clamp(min=1)
 
 
 def _positional(offset: Tensor, counted: Tensor) -> Tensor:
-    """The share of counted queries whose peak lies at the commonest distance, (H,)."""
+    """The share of counted queries whose peak is at the most common distance, (H,)."""
     shares = []
     for head in range(offset.shape[1]):
         found = offset[:, head][counted[:, head]]

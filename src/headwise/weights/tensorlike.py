@@ -1,6 +1,6 @@
-"""What lets a lazy map stand where a tensor is expected: torch functions, numpy, arithmetic.
+"""Lets a lazy map be used as a tensor: in torch functions, numpy and arithmetic.
 
-Whatever is asked for here and not known more cheaply makes the dense tensor first, within its byte limit.
+What has no cheaper way makes the dense tensor first, within its byte limit.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,11 +11,11 @@ from torch import Tensor
 
 
 class TensorLike:
-    """A thing that can become a tensor by `to_tensor()`."""
+    """An object that `to_tensor()` turns into a tensor."""
 
     @property
     def shape(self) -> torch.Size:
-        """That of the tensor."""
+        """The shape of the tensor."""
         raise NotImplementedError
 
     def to_tensor(self) -> Tensor:
@@ -47,7 +47,7 @@ class TensorLike:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """torch.anything(weights, ...): with the dense tensor, or our own method of that name."""
+        """torch.anything(weights, ...): our own method of that name, or the function of the dense tensor."""
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         others = [*args[1:], *kwargs.values()]
@@ -56,7 +56,7 @@ class TensorLike:
         return func(*(_dense(x) for x in args), **{key: _dense(x) for key, x in kwargs.items()})
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """The dense weights as a numpy array; bfloat16, which numpy does not know, as float32."""
+        """The dense weights as a numpy array; bfloat16, which numpy lacks, becomes float32."""
         if copy is False:
             raise ValueError("a numpy array of an attention map is always a copy: its numbers are computed now.")
         tensor = self.to_tensor().detach().cpu()
@@ -64,7 +64,7 @@ class TensorLike:
         return array if dtype is None else array.astype(dtype)
 
     def __getattr__(self, name: str) -> Any:
-        """Any method a tensor has: it is called on the dense tensor."""
+        """Any method of a tensor, called on the dense tensor."""
         method = None if name.startswith("_") else getattr(Tensor, name, None)
         if not callable(method):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")  # noqa: TRY004
@@ -81,13 +81,13 @@ class TensorLike:
         return dense_method
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise TypeError("an attention map is read only; weights.to_tensor() gives a tensor of your own to change.")
+        raise TypeError("an attention map is read only; weights.to_tensor() gives a tensor that you can change.")
 
     def __bool__(self) -> bool:
         raise TypeError("the truth of a whole attention map is ambiguous; ask for one weight, or use .any() or .all().")
 
 
-OWN = {"sum", "mean", "amax", "max", "detach"}  # torch functions that are methods of ours
+OWN = {"sum", "mean", "amax", "max", "detach"}  # torch functions for which there is a method here
 
 
 def _dense(x: Any) -> Any:
@@ -116,4 +116,4 @@ def _operator(name: str) -> Callable[..., Any]:
 
 for _name in _operators():
     setattr(TensorLike, _name, _operator(_name))
-TensorLike.__hash__ = object.__hash__  # type: ignore[method-assign]  # comparing element by element would lose it
+TensorLike.__hash__ = object.__hash__  # type: ignore[method-assign]  # defining __eq__ removed it

@@ -19,7 +19,7 @@ from headwise.models.text_model import TextModel
 from headwise.study.watch import watch
 from headwise.weights import AttentionMap
 from headwise.weights.readings import octave_count
-from headwise.weights.summary import Rows, rows_of
+from headwise.weights.summary import RowStatistics, rows_of
 
 ONE = 2.0**64  # how a sum of 1 is stored
 LISTED = 10_000  # skipped documents that are listed; all are counted
@@ -126,7 +126,7 @@ def sums_of(weights: AttentionMap, ids: Tensor, octaves: int) -> Fields:
     return _fields("", plain, octaves) | _fields(APART, apart, octaves)
 
 
-def _fields(kind: str, rows: Rows, octaves: int) -> Fields:
+def _fields(kind: str, rows: RowStatistics, octaves: int) -> Fields:
     found: Fields = {}
     for name, numbers in rows.numbers.items():
         found |= {f"{kind}{name} {what}": value for what, value in _sums(rows, name, numbers).items()}
@@ -137,7 +137,7 @@ def _fields(kind: str, rows: Rows, octaves: int) -> Fields:
     return found
 
 
-def _sums(rows: Rows, name: str, numbers: Tensor) -> Fields:
+def _sums(rows: RowStatistics, name: str, numbers: Tensor) -> Fields:
     """For one number, per head: sums over the queries that count for it, sums over window means, and the counts."""
     counted = rows.choice.counted(name)  # (B, H, T)
     numbers = numbers.double() * counted
@@ -166,14 +166,14 @@ def as_integers(sums: Tensor) -> list[int]:
     return [int(number * ONE) for number in sums.flatten().tolist()]
 
 
-def _octaves(rows: Rows, octaves: int) -> Tensor:
+def _octaves(rows: RowStatistics, octaves: int) -> Tensor:
     """Attention by octave of distance, summed over all queries, (H, octaves)."""
     assert rows.histogram is not None  # noqa: S101 - requested
     found = rows.histogram.double().sum(0) * rows.offset.shape[2]
     return torch.nn.functional.pad(found, (0, octaves - found.shape[1]))
 
 
-def _peaks(rows: Rows) -> Tensor:
+def _peaks(rows: RowStatistics) -> Tensor:
     """How many queries have their largest weight at each distance, (H, PEAKS)."""
     heads = torch.arange(rows.offset.shape[1], device=rows.offset.device)[:, None]
     bins = rows.offset.clamp(-FAR - 1, FAR + 1) + FAR + 1 + heads * PEAKS

@@ -1,7 +1,7 @@
-"""Triton kernels for what no library does: statistics of attention weights without the weights.
+"""Triton kernels for statistics of attention weights, which need no dense weights.
 
-Importing this needs Triton; `engine.py` does so only for CUDA tensors. What kernels cannot take (a bias, an arbitrary
-mask, float64) they leave to the tile engine.
+Importing this requires Triton; `streaming.py` does it only for CUDA tensors. What the kernels do not support (a bias,
+an arbitrary mask, float64, readings of your own) is computed tile by tile.
 """
 
 from collections.abc import Sequence
@@ -14,26 +14,26 @@ from headwise.masks.lowering import simplify
 from headwise.weights.kernels import launch
 from headwise.weights.kernels.structure import FAR, Structure, structure_of
 from headwise.weights.readings import (
-    Distance,
-    Entropy,
-    Histogram,
-    Mass,
-    Peak,
-    Pooled,
-    PooledPeak,
+    DistanceReading,
+    EntropyReading,
+    HistogramReading,
+    MassReading,
+    PeakReading,
+    PooledPeakReading,
+    PooledReading,
     Reading,
-    Received,
-    TopKeys,
+    ReceivedReading,
+    TopKeysReading,
     rows_per_cell,
 )
 from headwise.weights.source import Source
 
-MOST_TOP_KEYS = 16  # beyond, a kernel would search longer than tiles do
+MOST_TOP_KEYS = 16  # with more, the kernel would take longer than tiles
 Answers = dict[int, tuple[Tensor, ...]]
 
 
 def log_sum_exp(source: Source) -> Tensor | None:
-    """The row log-sum-exp (B, H, T), or None where kernels cannot."""
+    """The row log-sum-exp (B, H, T), or None if kernels cannot compute it."""
     structure = _structure(source)
     if structure is None:
         return None
@@ -41,7 +41,7 @@ def log_sum_exp(source: Source) -> Tensor | None:
 
 
 def weights(source: Source, lse: Tensor, cols: range, dtype: torch.dtype) -> Tensor | None:
-    """The weights (B, H, T, len(cols)) of neighbouring keys, or None where kernels cannot."""
+    """The weights (B, H, T, len(cols)) of consecutive keys, or None if kernels cannot compute it."""
     structure = _structure(source)
     if structure is None or dtype not in launch.DTYPES:
         return None
@@ -49,7 +49,7 @@ def weights(source: Source, lse: Tensor, cols: range, dtype: torch.dtype) -> Ten
 
 
 def read(source: Source, lse: Tensor, readings: Sequence[Reading]) -> Answers:
-    """The results of those readings that kernels can answer, by their place in the list."""
+    """The results of those readings that kernels support, by their index in the list."""
     structure = _structure(source)
     if structure is None:
         return {}
@@ -58,9 +58,9 @@ def read(source: Source, lse: Tensor, readings: Sequence[Reading]) -> Answers:
     answers = _row_major(source, structure, lse, readings)
     answers |= _key_major(source, structure, lse, readings, answers)
     for i, reading in enumerate(readings):
-        if isinstance(reading, Histogram):
+        if type(reading) is HistogramReading:
             answers[i] = (launch.histogram(source, structure, lse, reading.bins_of(source)) / source.shape[2],)
-        elif isinstance(reading, TopKeys) and reading.k <= MOST_TOP_KEYS:
+        elif type(reading) is TopKeysReading and reading.k <= MOST_TOP_KEYS:
             answers[i] = launch.top_keys(source, structure, lse, reading.k)
     for i, (probe, span) in wide.items():
         answers[i] = (launch.mass(source, structure, lse, probe, span),)
@@ -73,16 +73,16 @@ def read(source: Source, lse: Tensor, readings: Sequence[Reading]) -> Answers:
 def _probes(
     source: Source, readings: Sequence[Reading]
 ) -> tuple[dict[int, launch.Band], dict[int, tuple[Structure, tuple[int, int]]]]:
-    """Narrow probes, which share a pass, and wide ones with the range of their keys, which take one each."""
+    """Narrow probes, which share a pass, and wide ones with the range of their keys, which need a pass each."""
     narrow: dict[int, launch.Band] = {}
     wide: dict[int, tuple[Structure, tuple[int, int]]] = {}
     T, S = source.frame.T, source.frame.S
     for i, reading in enumerate(readings):
-        if not isinstance(reading, Mass):
+        if type(reading) is not MassReading:
             continue
         probe = reading.probe
         span = probe.key_range(*source.frame.span(slice(None)), T, S)
-        if isinstance(probe, Prefix) and span[1] <= launch.NEAR:
+        if type(probe) is Prefix and span[1] <= launch.NEAR:
             narrow[i] = (FAR, FAR, *span)
             continue
         known = structure_of(probe, source)
@@ -100,21 +100,21 @@ def _structure(source: Source) -> Structure | None:
     if launch.refuses(source):
         return None
     found = structure_of(simplify(source.mask, source.frame.T, source.frame.S), source)
-    return None if found is None or found.match is not None else found  # matches are for probes alone
+    return None if found is None or found.match is not None else found  # matches are only supported in probes
 
 
 def _find(readings: Sequence[Reading], kind: type[Reading]) -> list[int]:
-    return [i for i, reading in enumerate(readings) if isinstance(reading, kind)]
+    return [i for i, reading in enumerate(readings) if type(reading) is kind]
 
 
 def _row_major(source: Source, structure: Structure, lse: Tensor, readings: Sequence[Reading]) -> Answers:
-    """Entropy, peak and distance in one pass, which takes along what keys receive and a picture where it can."""
-    entropy, peak, distance = (_find(readings, kind) for kind in (Entropy, Peak, Distance))
+    """Entropy, peak and distance in one pass, together with what keys receive and a picture if possible."""
+    entropy, peak, distance = (_find(readings, kind) for kind in (EntropyReading, PeakReading, DistanceReading))
     if not (entropy or peak or distance):
         return {}
-    received, pictures = _find(readings, Received), _find(readings, Pooled)
-    size = next((r.size for r in readings if isinstance(r, Pooled)), None)
-    # The counts of a mask with tables come from the key-major pass, and so then does everything about keys.
+    received, pictures = _find(readings, ReceivedReading), _find(readings, PooledReading)
+    size = next((r.size for r in readings if type(r) is PooledReading), None)
+    # If a mask has tables, its counts, and so everything about keys, come from the key-major pass.
     together = bool(received or pictures) and structure.banded_only
     together = together and (size is None or (len(pictures) == 1 and launch.fits_rows(source, size)))
     found = launch.rows(
@@ -145,13 +145,13 @@ def _key_major(
     """What keys receive and the first picture in one pass; further pictures in one each."""
     answers: Answers = {}
     found = None
-    received = [i for i in _find(readings, Received) if i not in known]
+    received = [i for i in _find(readings, ReceivedReading) if i not in known]
     count = bool(received)
     for i, reading in enumerate(readings):
-        if isinstance(reading, Pooled) and i not in known:
+        if type(reading) is PooledReading and i not in known:
             found = launch.columns(source, structure, lse, reading.size, count=count)
             answers[i] = (_mean(found.picture, source),)
-        elif isinstance(reading, PooledPeak):
+        elif type(reading) is PooledPeakReading:
             found = launch.columns(source, structure, lse, reading.size, peaks=True, count=count)
             answers[i] = (found.peaks.view(torch.float32),)
     if received:

@@ -1,11 +1,11 @@
 """Key-major pass: what every key receives, and the pooled picture.
 
-A program owns one block of keys of one head and walks over the query blocks that see it. The log-sum-exp of every query
-is known, so a weight is final the moment it is computed: sums over queries stay in registers, nothing is written per
-pair. Picture cells take one atomic addition per 16 keys and query block (summing whole tiles would make all warps wait
-for each other: measured 13 % slower).
+A program has one block of keys of one head and walks over the query blocks that see it. The log-sum-exp of every query
+is known, so each weight is final when it is computed: sums over queries stay in registers, and nothing is written per
+pair. Picture cells need one atomic addition per 16 keys and query block (summing whole tiles would make all warps wait
+for each other, which was measured to be 13 % slower).
 
-Where cells and blocks divide each other (ALIGNED), blocks follow memory; otherwise blocks are cut at cell borders.
+If cells divide blocks or the reverse (ALIGNED), blocks follow memory; otherwise blocks are cut at cell borders.
 Compare with `reference.attend(...)[1].sum(-2)`.
 """
 
@@ -27,13 +27,13 @@ from headwise.weights.kernels.tile import (
 
 @triton.jit
 def border(cell, size, cells):
-    """The first of `size` indices that falls into `cell`. Long arithmetic: fine pictures of long sequences overflow."""
+    """The first of `size` indices in `cell`. 64-bit arithmetic: fine pictures of long sequences would overflow."""
     return ((tl.cast(cell, tl.int64) * size + cells - 1) // cells).to(tl.int32)
 
 
 @triton.jit
 def cell_of(index, size, cells):
-    """The cell into which an index falls."""
+    """The cell of an index."""
     return (tl.cast(index, tl.int64) * cells // size).to(tl.int32)
 
 
@@ -70,7 +70,7 @@ def columns_kernel(
     cols = first + tl.arange(0, BN)
     k = load_block(key, first, k_row, end_col, BN, D, WIDTH, True)
     last = tl.minimum(first + BN, end_col) - 1
-    # Key j is met by the queries i with j − right <= i + offset <= j + left.
+    # Key j is visible to the queries i with j − right <= i + offset <= j + left.
     lo, clean_lo, clean_hi, hi = reach(
         first, last, -offset, right, left, T, BM, OPEN,
         KEYS or OPEN or DOCUMENTS or (not ALIGNED) or (first + BN > S),
@@ -150,13 +150,13 @@ def columns_kernel(
                     else:
                         c = tl.zeros((BN // BUNCH,), tl.int32) + cell_col
                         tl.atomic_add(picture + cell_row * C + c, bunches, sem="relaxed")
-                if PEAKS:  # never ALIGNED; weights are not negative, so their bits order as whole numbers do
+                if PEAKS:  # never ALIGNED; weights are not negative, so their bits are ordered like integers
                     top = tl.max(tl.max(p, 1), 0)
                     tl.atomic_max(peaks + cell_row * C + cell_col, top.to(tl.int32, bitcast=True), sem="relaxed")
     out = flat.to(tl.int64) * S + cols
     tl.store(received + out, total, mask=cols < end_col)
     if COUNT:
-        if not (KEYS or OPEN or DOCUMENTS):  # of a band it is known
+        if not (KEYS or OPEN or DOCUMENTS):  # for a band it is known
             low = tl.minimum(tl.maximum(cols - right - offset, 0), T)
             high = tl.minimum(tl.maximum(cols + left - offset + 1, 0), T)
             count = (high - low).to(tl.float32)

@@ -1,7 +1,7 @@
-"""How much of a head's attention goes how far: the mass in every octave of distance.
+"""A head's attention by distance: the mass in every octave.
 
-Row-major. A block of keys that lies within one octave of all queries only adds to a block of sums in registers, which
-are emptied into their bin when the octave changes. Blocks that an octave's border crosses are taken apart bin by bin.
+Row-major. A block of keys within one octave of all queries only adds to sums in registers, which are added to their bin
+when the octave changes. Blocks that span several octaves are summed bin by bin.
 Compare with the weights summed where 2**(b−1) <= |position − key| < 2**b.
 """
 
@@ -23,7 +23,7 @@ from headwise.weights.kernels.tile import (
 
 @triton.jit
 def octave(distance):
-    """0 for distance 0, else 1 + floor(log2(distance)); exact, because whole numbers up to 2**24 are exact floats."""
+    """0 for distance 0, else 1 + floor(log2(distance)); exact, because integers up to 2**24 are exact floats."""
     exponent = (distance.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 126
     return tl.where(distance == 0, 0, exponent)
 
@@ -52,7 +52,7 @@ def histogram_kernel(
     position = rows + offset
     last = tl.minimum(first + BM, T) - 1
     lo, _, _, hi = reach(first, last, offset, left, right, S, BN, OPEN, True)
-    pending = tl.zeros((BM,), tl.float32)  # mass of the bin we are in
+    pending = tl.zeros((BM,), tl.float32)  # mass of the current bin
     pending_bin = 0
     for start in range(lo, hi, BN):
         cols = start + tl.arange(0, BN)
@@ -62,7 +62,7 @@ def histogram_kernel(
             position[:, None], cols[None, :], S, left, right, keys, open_keys, documents, KEYS, OPEN, DOCUMENTS
         )
         p = tl.exp2(tl.where(seen, x, HIDDEN))
-        behind = first + offset - (start + BN - 1)  # smallest distance, if all keys lie behind the queries
+        behind = first + offset - (start + BN - 1)  # the smallest distance, if all keys are before the queries
         ahead = start - (last + offset)
         nearest = tl.maximum(tl.maximum(behind, ahead), 0)
         farthest = tl.maximum(tl.maximum(first + BM - 1 + offset - start, start + BN - 1 - first - offset), 0)

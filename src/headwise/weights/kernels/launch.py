@@ -1,4 +1,4 @@
-"""Calls the kernels: what they can take, what they are given, and how large their blocks are."""
+"""Launches the kernels: what they support, their arguments, and their block sizes."""
 
 import functools
 import math
@@ -8,22 +8,20 @@ import torch
 import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
-from headwise.weights.kernels.bands import bands_kernel
 from headwise.weights.kernels.columns import columns_kernel
 from headwise.weights.kernels.histogram import histogram_kernel
-from headwise.weights.kernels.log_sum_exp import log_sum_exp_kernel
-from headwise.weights.kernels.mass import mass_kernel
+from headwise.weights.kernels.mass import bands_kernel, mass_kernel
 from headwise.weights.kernels.rows import rows_kernel
 from headwise.weights.kernels.structure import Structure
 from headwise.weights.kernels.top_keys import top_keys_kernel
-from headwise.weights.kernels.weights import weights_kernel
+from headwise.weights.kernels.weights import log_sum_exp_kernel, weights_kernel
 from headwise.weights.source import Source
 
 WIDEST = 256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class Blocks(NamedTuple):
+class LaunchBlocks(NamedTuple):
     """Block sizes and resources of one launch."""
 
     queries: int
@@ -32,34 +30,34 @@ class Blocks(NamedTuple):
     stages: int
 
     def options(self) -> dict[str, int]:
-        """As kernels take them."""
+        """As keyword arguments of a kernel."""
         return {"BM": self.queries, "BN": self.keys, "num_warps": self.warps, "num_stages": self.stages}
 
 
-# Measured on an H200; (kernel, width of heads up to) -> blocks for 16-bit inputs.
+# (kernel, largest head width) -> blocks for 16-bit inputs, measured on an H200.
 TABLE = {
-    ("rows", 64): Blocks(64, 64, 4, 3),
-    ("rows", 128): Blocks(64, 64, 4, 3),
-    ("rows", 256): Blocks(64, 32, 4, 2),
-    ("both", 64): Blocks(256, 64, 8, 3),
-    ("both", 128): Blocks(256, 64, 8, 3),
-    ("both", 256): Blocks(64, 32, 4, 2),
-    ("short both", 64): Blocks(64, 64, 4, 3),
-    ("short both", 128): Blocks(64, 64, 4, 3),
-    ("short both", 256): Blocks(64, 32, 4, 2),
-    ("columns", 64): Blocks(128, 64, 4, 3),
-    ("columns", 128): Blocks(128, 128, 4, 2),
-    ("short columns", 64): Blocks(128, 64, 4, 3),
-    ("short columns", 128): Blocks(128, 64, 4, 3),
-    ("columns", 256): Blocks(64, 64, 4, 2),
-    ("short columns", 256): Blocks(64, 64, 4, 2),
+    ("rows", 64): LaunchBlocks(64, 64, 4, 3),
+    ("rows", 128): LaunchBlocks(64, 64, 4, 3),
+    ("rows", 256): LaunchBlocks(64, 32, 4, 2),
+    ("both", 64): LaunchBlocks(256, 64, 8, 3),
+    ("both", 128): LaunchBlocks(256, 64, 8, 3),
+    ("both", 256): LaunchBlocks(64, 32, 4, 2),
+    ("short both", 64): LaunchBlocks(64, 64, 4, 3),
+    ("short both", 128): LaunchBlocks(64, 64, 4, 3),
+    ("short both", 256): LaunchBlocks(64, 32, 4, 2),
+    ("columns", 64): LaunchBlocks(128, 64, 4, 3),
+    ("columns", 128): LaunchBlocks(128, 128, 4, 2),
+    ("short columns", 64): LaunchBlocks(128, 64, 4, 3),
+    ("short columns", 128): LaunchBlocks(128, 64, 4, 3),
+    ("columns", 256): LaunchBlocks(64, 64, 4, 2),
+    ("short columns", 256): LaunchBlocks(64, 64, 4, 2),
 }
-SHORT = 16384  # keys below which larger blocks would leave part of the GPU without work
-FLOAT32 = Blocks(32, 32, 4, 2)  # full-precision products take more room
+SHORT = 16384  # with fewer keys, larger blocks would leave part of the GPU idle
+FLOAT32 = LaunchBlocks(32, 32, 4, 2)  # full-precision products need more registers
 
 
-def blocks_for(kernel: str, source: Source) -> Blocks:
-    """The measured choice for this width and dtype."""
+def blocks_for(kernel: str, source: Source) -> LaunchBlocks:
+    """The fastest measured blocks for this width and dtype."""
     if source.query.dtype == torch.float32:
         return FLOAT32
     D = source.query.shape[3]
@@ -68,7 +66,7 @@ def blocks_for(kernel: str, source: Source) -> Blocks:
 
 
 def refuses(source: Source) -> bool:
-    """Whether kernels cannot read this source, whatever its mask."""
+    """Whether kernels cannot read this source, regardless of its mask."""
     query, key = source.query, source.key
     return (
         query.dtype not in DTYPES
@@ -83,7 +81,7 @@ def refuses(source: Source) -> bool:
 
 
 def common(source: Source, structure: Structure) -> tuple[list[Any], list[Any], dict[str, Any]]:
-    """Strides and sizes, the mask's numbers and tables, and compile-time flags, which all kernels take."""
+    """The arguments of all kernels: strides, sizes with the mask's numbers and tables, and compile-time flags."""
     query, key, scoring = source.query, source.key, source.scoring
     D, offset = query.shape[3], offset_of(source)
     _, H, T, S = source.shape
@@ -94,14 +92,14 @@ def common(source: Source, structure: Structure) -> tuple[list[Any], list[Any], 
         "D": D,
         "WIDTH": max(16, triton.next_power_of_2(D)),
         "CAPPED": scoring.softcap is not None,
-        # tf32 would round float32 to 10 bits; with 16-bit inputs the setting plays no part
+        # tf32 would round float32 to 10 bits; with 16-bit inputs the setting has no effect
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
     }
     return strides, sizes + tables(structure, query), flags | switches(structure)
 
 
 def offset_of(source: Source) -> int:
-    """Query i of the source stands at key position i + offset."""
+    """The offset with which query i of the source is at key position i + offset."""
     return (source.frame.first_row or 0) + source.frame.S - source.frame.T
 
 
@@ -121,7 +119,7 @@ def switches(structure: Structure, prefix: str = "") -> dict[str, bool]:
 
 
 def launch(kernel: Any, programs: int, source: Source, arguments: list[Any], options: dict[str, Any]) -> None:
-    """Run `programs` blocks for every head of every sample, on the query's own device."""
+    """Run `programs` blocks for every head of every sample, on the query's device."""
     B, H, _, _ = source.shape
     device = source.query.device
     with torch.cuda.device(device) if device.type == "cuda" else torch.no_grad():
@@ -129,7 +127,7 @@ def launch(kernel: Any, programs: int, source: Source, arguments: list[Any], opt
 
 
 def new(source: Source, *tail: int, dtype: torch.dtype = torch.float32, zero: bool = False) -> Tensor:
-    """Room for (B, H, *tail)."""
+    """A new tensor (B, H, *tail)."""
     make = torch.zeros if zero else torch.empty
     return make(*source.shape[:2], *tail, dtype=dtype, device=source.query.device)
 
@@ -146,8 +144,8 @@ def log_sum_exp(source: Source, structure: Structure) -> Tensor:
     return lse
 
 
-class Rows(NamedTuple):
-    """What the row-major pass gives, (B, H, T) each unless said."""
+class RowPass(NamedTuple):
+    """Results of the row-major pass, each (B, H, T) unless noted."""
 
     entropy: Tensor
     peak: Tensor
@@ -157,7 +155,7 @@ class Rows(NamedTuple):
     picture: Tensor  # (B, H, R, C), averaged over queries
 
 
-LANES = 8  # columns in which a thread of a matrix product keeps its numbers apart anyway
+LANES = 8  # columns that a thread of a matrix product holds separately anyway
 WARP_ROWS = 16  # rows of a matrix product that one warp holds
 Band = tuple[int, int, int, int]  # left, right, first key, last key + 1
 
@@ -172,14 +170,14 @@ def rows(
     distance: bool = False,
     received: bool = False,
     size: tuple[int, int] | None = None,
-) -> Rows:
-    """What is asked for; the rest is left empty. `size` asks for a picture, which `fits_rows` must allow."""
+) -> RowPass:
+    """What was requested; the rest is empty. `size` requests a picture, which `fits_rows` must allow."""
     strides, sizes, flags = common(source, structure)
     blocks = blocks_for("both" if received else "rows", source)
     T, S = source.shape[2:]
     R, C = size or (1, 1)
     row_edge, col_edge = T // R, S // C
-    found = Rows(
+    found = RowPass(
         new(source, T if entropy else 0),
         new(source, T if peak else 0),
         new(source, T if peak else 0, dtype=torch.int32),
@@ -199,19 +197,19 @@ def rows(
 
 
 def fits_rows(source: Source, size: tuple[int, int]) -> bool:
-    """Whether the row-major pass can make this picture: cells and blocks divide each other."""
+    """Whether the row-major pass can make this picture: cell sizes must divide blocks or the reverse."""
     (T, S), (R, C) = source.shape[2:], size
     return _divide(T, R) and _divide(S, C)
 
 
 @functools.lru_cache(maxsize=16)
 def _table(bands: tuple[Band, ...], device: torch.device) -> Tensor:
-    """The bands on the GPU; kept, because copying them there takes longer than answering."""
+    """The bands on the GPU; cached, because copying them takes longer than the kernel."""
     return torch.tensor(bands, dtype=torch.int32, device=device)
 
 
 def mass(source: Source, structure: Structure, lse: Tensor, probe: Structure, span: tuple[int, int]) -> Tensor:
-    """The mass (B, H, T) where the probe is True; all its keys lie within `span`."""
+    """The mass (B, H, T) where the probe is True; all its keys are within `span`."""
     strides, sizes, flags = common(source, structure)
     blocks = blocks_for("rows", source)
     T = source.shape[2]
@@ -226,11 +224,11 @@ def mass(source: Source, structure: Structure, lse: Tensor, probe: Structure, sp
     return found
 
 
-NEAR = 256  # keys up to which a probe is narrow
+NEAR = 256  # the most keys of a narrow probe
 
 
 def is_narrow(band: Band) -> bool:
-    """Whether a probe concerns only the first keys, or those near the query."""
+    """Whether a probe covers only the first keys, or only keys near the query."""
     left, right, _, stop = band
     return stop <= NEAR or max(left, right) <= NEAR
 
@@ -248,7 +246,7 @@ def bands(source: Source, structure: Structure, lse: Tensor, probes: tuple[Band,
 
 
 def weights(source: Source, structure: Structure, lse: Tensor, cols: range, dtype: torch.dtype) -> Tensor:
-    """The weights (B, H, T, len(cols)) themselves, of neighbouring keys."""
+    """The weights (B, H, T, len(cols)) of consecutive keys."""
     strides, sizes, flags = common(source, structure)
     T = source.shape[2]
     queries, keys = (64, 128) if source.query.dtype != torch.float32 else FLOAT32[:2]
@@ -284,8 +282,8 @@ def top_keys(source: Source, structure: Structure, lse: Tensor, k: int) -> tuple
     return found, places.gather(-1, order).long()
 
 
-class Columns(NamedTuple):
-    """What the key-major pass gives."""
+class ColumnPass(NamedTuple):
+    """Results of the key-major pass."""
 
     received: Tensor  # (B, H, S)
     counts: Tensor  # (B, H, S), how many queries see each key
@@ -300,13 +298,13 @@ def columns(
     size: tuple[int, int] | None = None,
     peaks: bool = False,
     count: bool = True,
-) -> Columns:
-    """What every key receives and how many see it; with `size`, also a picture of so many cells, or its peaks."""
+) -> ColumnPass:
+    """What every key receives and how many queries see it; with `size`, also a picture of that size, or its peaks."""
     strides, sizes, flags = common(source, structure)
     queries, keys, warps, stages = blocks_for("columns", source)
     T, S = source.shape[2:]
     R, C = size or (1, 1)
-    found = Columns(
+    found = ColumnPass(
         new(source, S), new(source, S), new(source, R, C, zero=True), new(source, R, C, dtype=torch.int32, zero=True)
     )
     aligned = not peaks and (size is None or (_divide(T, R) and _divide(S, C)))
@@ -328,7 +326,7 @@ def columns(
 
 
 def band_counts(source: Source, structure: Structure) -> Tensor:
-    """How many queries see each key (B, H, S), where only the band counts."""
+    """How many queries see each key (B, H, S), if the mask is only a band."""
     B, H, T, S = source.shape
     counts = _band_counts(T, S, offset_of(source), structure.left, structure.right, source.query.device)
     return counts.expand(B, H, S).clone()
@@ -336,19 +334,19 @@ def band_counts(source: Source, structure: Structure) -> Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _band_counts(T: int, S: int, offset: int, left: int, right: int, device: torch.device) -> Tensor:
-    """(S,); kept, because a handful of small launches takes as long as a statistic of a short sequence."""
-    row = torch.arange(S, device=device) - offset  # the query that stands at each key
+    """(S,); cached, because a few small launches take as long as a statistic of a short sequence."""
+    row = torch.arange(S, device=device) - offset  # the query at each key's position
     lo, hi = (row - right).clamp(0, T), (row + left + 1).clamp(0, T)
     return (hi - lo).float()
 
 
 def _divide(size: int, cells: int) -> bool:
-    """Whether all cells are one power of two wide, so that cells and blocks divide each other."""
+    """Whether all cells have one width, a power of two, so that cells divide blocks or the reverse."""
     edge = size // cells
     return size % cells == 0 and edge & (edge - 1) == 0
 
 
 def _fit(edge: int, largest: int) -> tuple[int, int]:
-    """The block size, at least 16, for cells at most `edge` wide, and how many blocks it takes."""
+    """The block size, at least 16, for cells at most `edge` wide, and how many blocks a cell needs."""
     block = min(largest, max(16, triton.next_power_of_2(edge)))
     return block, -(-edge // block)

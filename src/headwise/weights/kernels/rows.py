@@ -1,14 +1,14 @@
-"""Row-major pass: entropy, peak and mean distance of every query, and on the way what every key receives.
+"""Row-major pass: entropy, peak and mean distance of every query, together with what every key receives.
 
-A program owns one block of queries of one head and walks over the key blocks they see. What a warp can add up alone it
-does, because a sum over the whole block makes all warps wait for each other:
+A program has one block of queries of one head and walks over the key blocks they see. Sums stay within a warp where
+possible, because a sum over the whole block makes all warps wait for each other:
 
-    rows       gathered into LANES columns, each of which one thread holds anyway, until the walk is over
-    keys       summed over the queries a warp holds, 16 at a time, then added by atomics
-    picture    cells of at most 16 queries; those that lie within are stored, larger ones are added up by atomics
+    rows       accumulated in LANES columns, each held by one thread anyway, until the walk is over
+    keys       summed over the queries of a warp, 16 at a time, then added by atomics
+    picture    cells of at most 16 queries; cells within a block are stored, larger ones are added by atomics
 
-For what keys receive alone the key-major pass of `columns.py` is faster; beside the other statistics this is, because
-every weight is computed once. Compare with `reference.attend`.
+The key-major pass of `columns.py` is faster for what keys receive alone. Together with other statistics this pass is
+faster, because every weight is computed once. Compare with `reference.attend`.
 """
 
 # mypy: ignore-errors
@@ -30,7 +30,7 @@ from headwise.weights.kernels.tile import (
 
 @triton.jit
 def _larger(value, place, other, other_place):
-    """The larger of two, the first of equals."""
+    """The larger of two values and its place; the first if they are equal."""
     second = other > value
     return tl.where(second, other, value), tl.where(second, other_place, place)
 
@@ -100,9 +100,9 @@ def rows_kernel(
             mass += here
             if ENTROPY:
                 surprise += tl.sum(tl.reshape(p * x, (BM, BN // LANES, LANES)), 1)
-            if DISTANCE:  # as floats: turning every pair's whole number into a float would cost as much as its exp2
+            if DISTANCE:  # as floats: converting every pair's integer to a float would cost as much as its exp2
                 from_start = place - tl.cast(start, tl.float32)
-                if phase == 1 and BEHIND:  # all keys lie behind: the distance splits at the block's first key
+                if phase == 1 and BEHIND:  # all keys are before the query: the distance splits at the block's first key
                     within = tl.sum(tl.reshape(p * ramp[None, :], (BM, BN // LANES, LANES)), 1)
                     far += from_start[:, None] * here - within
                 else:
@@ -131,7 +131,7 @@ def rows_kernel(
                     tl.store(picture + r.to(tl.int64) * C + c, cells, mask=(r < R) & (c < C))
                 else:
                     tl.atomic_add(picture + r.to(tl.int64) * C + c, cells, mask=(r < R) & (c < C), sem="relaxed")
-            # One float added to thousands of times loses digits: every 32 blocks the sums are put away.
+            # A float that is added to thousands of times loses digits, so the sums are set aside every 32 blocks.
             if phase == 1:  # noqa: SIM102
                 if start // BN % 32 == 0:
                     settled_mass += mass
@@ -141,7 +141,7 @@ def rows_kernel(
                     surprise = tl.zeros((BM, LANES), tl.float32)
                     far = tl.zeros((BM, LANES), tl.float32)
 
-    # A rounded log-sum-exp scales a whole row. Where rows are known to sum to 1 (no sinks) they are brought back to it.
+    # A rounded log-sum-exp scales a whole row. Rows that must sum to 1 (no sinks) are rescaled.
     total = tl.sum(settled_mass + mass, 1)
     total = tl.where((total > 0) & NORMAL, total, 1.0)
     if ENTROPY:

@@ -1,4 +1,4 @@
-"""What kernels know of a mask: a band, sets of keys, documents, matching tokens. Anything else goes through tiles."""
+"""The masks that kernels support: a band, sets of keys, documents, matching tokens. Tiles handle all others."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from headwise.masks import Both, Causal, Documents, Either, Grid, Mask, Window
 from headwise.masks.probes import Match, Offset
 from headwise.weights.source import Source
 
-FAR = 2**30  # a distance that no sequence reaches and that fits into 32 bits when added to one
+FAR = 2**30  # longer than any sequence, and their sum fits into 32 bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,37 +28,37 @@ class Structure:
 
     @property
     def banded_only(self) -> bool:
-        """Whether nothing but the band counts."""
+        """Whether there is nothing but the band."""
         return self.keys is None and self.open_keys is None and self.documents is None and self.match is None
 
 
 def structure_of(mask: Mask | None, source: Source) -> Structure | None:
-    """The structure that says the same as `mask`, or None if there is none."""
+    """The structure equivalent to `mask`, or None if there is none."""
     if mask is None:
         return Structure()
     if mask.by_key:
         return Structure(keys=_table(mask, source))
-    if isinstance(mask, Causal):
+    if type(mask) is Causal:
         return Structure(right=0)
-    if isinstance(mask, Window):
+    if type(mask) is Window:
         return Structure(min(mask.left, FAR), min(mask.right, FAR))
-    if isinstance(mask, Offset) and abs(mask.n) < FAR:
+    if type(mask) is Offset and abs(mask.n) < FAR:
         return Structure(mask.n, -mask.n)
-    if isinstance(mask, Documents):
+    if type(mask) is Documents:
         return Structure(documents=_samples(mask.ids, source))
-    if isinstance(mask, Match):
+    if type(mask) is Match:
         return Structure(right=-mask.gap, match=(_samples(mask.asked, source), _samples(mask.offered, source)))
-    if isinstance(mask, Both):
+    if type(mask) is Both:
         a, b = structure_of(mask.a, source), structure_of(mask.b, source)
         return None if a is None or b is None else _both(a, b)
-    if isinstance(mask, Either):
+    if type(mask) is Either:
         return _either(mask, source)
     return None
 
 
 def _both(a: Structure, b: Structure) -> Structure | None:
     if a.open_keys is not None or b.open_keys is not None:
-        # "open" excuses from its own band only: the other side may bring keys and documents, but no band.
+        # Open keys only escape the band they came with: the other side may have keys and documents but no band.
         if a.open_keys is not None and b.open_keys is not None:
             return None
         free, other = (a, b) if a.open_keys is not None else (b, a)
@@ -88,7 +88,7 @@ def _either(mask: Either, source: Source) -> Structure | None:
 
 
 def _table(mask: Mask, source: Source) -> Tensor:
-    """A mask that only looks at sample and key, as 0 and 1 of shape (B or 1, S)."""
+    """A mask that depends only on sample and key, as 0 and 1 of shape (B or 1, S)."""
     device, frame = source.query.device, source.frame
     batch = source.axis("batch") if mask.extent.batch is not None else torch.zeros(1, dtype=torch.int64, device=device)
     none = torch.zeros(1, 1, dtype=torch.int64, device=device)

@@ -1,6 +1,6 @@
-"""What all kernels share: which keys a block of queries sees, the rows of a block, and log2 weights.
+"""What all kernels share: the keys that a block of queries sees, loading a block, and log2 weights.
 
-Weights are powers of two: log2(weight) = score · log2(e) − normalizer, one fused multiply-add before one exp2.
+Weights are powers of two: log2(weight) = score · log2(e) − normalizer, one fused multiply-add and one exp2.
 """
 
 # mypy: ignore-errors
@@ -13,7 +13,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head):
-    """Pointers to the query and key heads of program `flat` of B·H. Long arithmetic: heads may lie 2**31 apart."""
+    """Pointers to the query and key heads of program `flat` of B·H. 64-bit arithmetic: offsets may exceed 2**31."""
     batch, head = (flat // H).to(tl.int64), flat % H
     query += batch * q_batch + head.to(tl.int64) * q_head
     key += batch * k_batch + (head // group).to(tl.int64) * k_head
@@ -28,7 +28,7 @@ def to_sample(keys, open_keys, documents, batch, keys_batch, open_batch, documen
 
 @triton.jit
 def visible(position, col, S, left, right, keys, open_keys, documents, KEYS, OPEN, DOCUMENTS):
-    """Where the query at `position` sees key `col`; both are 2-D and broadcast against each other.
+    """Where the query at `position` sees key `col`; both are 2-D and broadcast with each other.
 
     (Within the band, or an open key), and an allowed key, and of the same document.
     """
@@ -48,10 +48,10 @@ def visible(position, col, S, left, right, keys, open_keys, documents, KEYS, OPE
 
 @triton.jit
 def reach(first, last, shift, behind, ahead, size, BLOCK: tl.constexpr, EVERYWHERE, UNCLEAR):
-    """Where to walk for the indices `first..last` of the other axis: (lo, clean_lo, clean_hi, hi).
+    """The range to walk for the indices `first..last` of the other axis: (lo, clean_lo, clean_hi, hi).
 
-    Index i meets j where i + shift − behind <= j <= i + shift + ahead. All is within lo..hi; between clean_lo and
-    clean_hi, multiples of BLOCK beyond lo, every pair meets and no mask has to be looked at.
+    Index i sees j if i + shift − behind <= j <= i + shift + ahead. All such j are within lo..hi. Between clean_lo and
+    clean_hi, which are multiples of BLOCK from lo, every pair is visible and needs no mask.
     """
     lo = tl.minimum(tl.maximum(first + shift - behind, 0), size) // BLOCK * BLOCK
     hi = tl.minimum(last + shift + ahead + 1, size)
@@ -74,7 +74,7 @@ def load_block(
 ):
     """BLOCK rows from `start` of a matrix D wide, padded with zeros to WIDTH and, if RAGGED, beyond row `end`."""
     index, width = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
-    # Long arithmetic once for the block; within it, offsets do not change from block to block and are computed once.
+    # 64-bit arithmetic once for the block; offsets within it are the same for all blocks and are computed once.
     places = pointer + tl.cast(start, tl.int64) * stride + (index[:, None] * stride + width[None, :])
     if RAGGED:
         return tl.load(places, mask=(start + index[:, None] < end) & (width[None, :] < D), other=0.0)

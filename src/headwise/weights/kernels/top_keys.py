@@ -1,7 +1,7 @@
 """The k largest weights of every query and where they are, unsorted.
 
-Row-major. Every query keeps its K best so far. A block of keys is searched only while it holds a weight above the worst of
-the best, which after the first blocks is rare. Compare with `weights.topk(k)`.
+Row-major. Every query keeps its K largest so far. A block of keys is searched only while it has a weight above the smallest
+of them, which is rare after the first blocks. Compare with `weights.topk(k)`.
 """
 
 # mypy: ignore-errors
@@ -44,7 +44,7 @@ def top_keys_kernel(
     norm = log2_normalizer(tl.load(lse + flat.to(tl.int64) * T + rows, mask=rows < T, other=float("-inf")))
     position = rows + offset
     lo, _, _, hi = reach(first, tl.minimum(first + BM, T) - 1, offset, left, right, S, BN, OPEN, True)
-    # Slots beyond the wanted k hold plus infinity, so that nothing ever replaces them.
+    # Slots beyond the requested k hold plus infinity, so that nothing replaces them.
     best = tl.zeros((BM, K), tl.float32) + tl.where(slots < wanted, HIDDEN, float("inf"))[None, :]
     best_key = tl.zeros((BM, K), tl.int32) - 1
     for start in range(lo, hi, BN):

@@ -1,4 +1,4 @@
-"""Chunks turned round and put together again, for `backends/triangles.py`.
+"""Reversed chunks of rows, and joining the results, for `backends/triangles.py`.
 
 A chunk is C rows. Its turned copy has C − 1 rows in reverse order: all but the last of a query chunk (`shift` 1), all
 but the first of a key chunk (`shift` 0). Row t of turned chunk c is row (c + shift)·C + C − 1 − shift − t.
@@ -39,8 +39,8 @@ def join_kernel(
     H, T, C, length, chunks, first, count, shift,
     D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """Near chunks (B · chunks, H, length, D), from chunk `first` of the sequence on, and the turned far parts of their
-    rows into (B, H, T, D): weighed by their log-sum-exps (near_lse, far_lse contiguous), or just added."""
+    """Join near chunks (B · chunks, H, length, D), starting at chunk `first` of the sequence, and the turned far parts
+    of their rows into (B, H, T, D): weighted by their log-sum-exps (near_lse, far_lse contiguous), or just added."""
     flat = tl.program_id(1)
     head, chunk = flat % H, flat // H
     batch, number = chunk // chunks, chunk % chunks + first
@@ -66,22 +66,19 @@ def join_kernel(
         of_near, of_far = tl.exp(a - most), tl.exp(b - most)
         total = of_near + of_far
         x = x * (of_near / total)[:, None] + y * (of_far / total)[:, None]
-        # Never over near_lse: warps hold copies of a row's number, and one might read what another has written.
+        # Not over near_lse: several warps read a row's number, and one might read what another has written.
         tl.store(lse + (batch * H + head).to(tl.int64) * T + row, most + tl.log(total), mask=i < length)
     else:
         x += y
     tl.store(joined + row[:, None] * j_row + columns, x.to(joined.dtype.element_ty), mask=inside)
 
 
-# Calls the kernels of `triangles.py`.
-
-
-ROWS = 64  # a program copies this many; what counts is memory, not arithmetic
+ROWS = 64  # rows per program; the time is spent on memory, not arithmetic
 Read = tuple[Tensor, Tensor]  # output and log-sum-exp
 
 
 def turn(x: Tensor, size: int, shift: int) -> Tensor:
-    """Turned chunks (B · n, H, size − 1, D) of (B, H, T, D): of queries with shift 1, of keys with 0."""
+    """Turned chunks (B · n, H, size − 1, D) of (B, H, T, D): shift 1 for queries, 0 for keys."""
     B, H, T, D = x.shape
     x = x if x.stride(3) == 1 else x.contiguous()
     count = -(-T // size) - 1
@@ -92,12 +89,12 @@ def turn(x: Tensor, size: int, shift: int) -> Tensor:
 
 
 def join(near: Read, far: Read, into: Read, size: int, first: int) -> None:
-    """Rows from chunk `first` on, read in two parts, into output (B, H, T, D) and log-sum-exp (B, H, T)."""
+    """Merge two parts of the rows from chunk `first` on into output (B, H, T, D) and log-sum-exp (B, H, T)."""
     _join(near, far, into, size, first, 1, weighted=True)
 
 
 def add(near: Tensor, far: Tensor, into: Tensor, size: int, first: int, shift: int) -> None:
-    """Rows from chunk `first` on, the sum of two parts, into (B, H, T, D)."""
+    """Add two parts of the rows from chunk `first` on into (B, H, T, D)."""
     _join((near, near), (far, far), (into, into), size, first, shift, weighted=False)
 
 

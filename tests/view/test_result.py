@@ -135,3 +135,10 @@ def test_a_cell_is_one_weight_with_its_logit_rank_and_visible_keys():
 def test_bad_input_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(("count", "words"), [(0, []), (1, ["1 head attends mostly to the first token"])])
+def test_heads_on_the_first_token_are_counted_in_words(count, words):
+    weights = torch.full((1, count + 1, 9, 9), 1 / 9)
+    weights[:, :count] = torch.eye(9)[0]
+    assert [part for part in view(weights).sentence.split(" · ") if "first token" in part] == words

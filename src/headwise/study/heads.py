@@ -52,5 +52,7 @@ def kind_counts(heads: Sequence[Head]) -> dict[str, int]:
 
 def kinds_in_words(counts: Mapping[str, int]) -> list[str]:
     """The kinds that occur, such as "3 heads attend mostly to the first token", "2 induction"."""
-    words = [f"{counts[RESTING]} heads attend mostly to the first token"] if counts[RESTING] else []
+    sinks = counts[RESTING]
+    attend = "head attends" if sinks == 1 else "heads attend"
+    words = [f"{sinks} {attend} mostly to the first token"] if sinks else []
     return words + [f"{counts[kind]} {kind}" for kind in KINDS[1:] if counts[kind]]

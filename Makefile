@@ -28,7 +28,7 @@ docs: $(VENV)/.ready-dev  ## the site, into site/; warnings are errors, and no n
 
 unit: $(VENV)/.ready-dev
 	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/pytest -n 2 --dist worksteal
-	TRITON_INTERPRET=1 $(BIN)/pytest tests/weights/test_kernels.py  # the kernels themselves, on the CPU
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal tests/weights/test_kernels.py  # on the CPU
 
 bench: $(VENV)/.ready-dev  ## speed against every peer, and the CPU tables of docs/performance.md
 	$(BIN)/headwise bench --ladder --looking

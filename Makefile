@@ -29,7 +29,7 @@ docs: $(VENV)/.ready-dev  ## build the site into site/; warnings are errors, and
 
 unit: $(VENV)/.ready-dev
 	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/pytest -n 2 --dist worksteal
-	TRITON_INTERPRET=1 $(BIN)/pytest tests/weights/test_kernels.py  # run the Triton kernels on the CPU
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal tests/weights/test_kernels.py  # run the Triton kernels on the CPU
 
 bench: $(VENV)/.ready-dev  ## compare the speed with other libraries, and measure the CPU tables of docs/performance.md
 	$(BIN)/headwise bench --ladder --weights

@@ -152,7 +152,7 @@ class KVCache:
         return torch.tensor(self._lengths, device=self._key.device)[:, None] + steps
 
     def check_mask(self, mask: Mask | None, lengths: Sequence[int] | Tensor | None) -> None:
-        """Raise if samples differ in position and the mask of the call cannot be placed for each of them."""
+        """Raise if samples of these `lengths` differ in position and the mask cannot be placed for each of them."""
         if mask is None:
             return
         if self._filled is not None or lengths is not None or len(set(self._lengths)) > 1:

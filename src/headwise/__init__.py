@@ -2,8 +2,9 @@
 
 import importlib
 
-from headwise import check, reference, textbook, view
+from headwise import reference, textbook, view
 from headwise.attention import attend
+from headwise.check import check
 from headwise.errors import (
     CacheError,
     CheckpointError,
@@ -55,8 +56,10 @@ def _register() -> None:
 
 
 def load_ipython_extension(shell: object) -> None:
-    """`%load_ext headwise` brings the cell magic `%%headwise_check`."""
-    check.load_ipython_extension(shell)
+    """`%load_ext headwise` adds the cell magic `%%headwise_check`."""
+    from headwise.check import load_ipython_extension as load
+
+    load(shell)
 
 
 _after_import("transformers.modeling_utils", _register)

@@ -1,5 +1,6 @@
 """A file may do anything: the answer is a report, in time, and nothing else happens."""
 
+import os
 import subprocess
 import time
 
@@ -76,10 +77,11 @@ def test_home_and_folder_are_empty_and_temporary(tmp_path):
 
 
 def test_children_do_not_outlive_the_check(tmp_path):
-    report = run(tmp_path, IN_FORWARD.format("import subprocess; subprocess.Popen(['sleep', '76543'])"))
+    command = f"sleep {76543 + os.getpid()}"  # that no other run of these tests uses
+    report = run(tmp_path, IN_FORWARD.format(f"import subprocess; subprocess.Popen({command.split()})"))
     assert report.verdict == "right"
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout  # noqa: S607
-    assert "sleep 76543" not in running
+    assert command not in running
 
 
 def test_a_missing_file_is_answered(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class CallSizes:
-    """CallSizes of one test call, different for every axis, so that a tensor's shape says what its axes are.
+    """The sizes of one test call, different for every axis, so that a tensor's shape says what its axes are.
 
     The batch is larger than the width, so that linear maps can be solved for exactly.
     """
@@ -328,7 +328,7 @@ class Built:
         return [name for name in names if constructor_role(name) == role]
 
     def fixed_context(self, T: int) -> list[str]:
-        """What had to be set to the length of the input, in words: a stored mask or table is used whole."""
+        """Arguments that had to equal the length of the input, because a stored mask or table is not sliced."""
         if self.config is not None and self.config._sizes.context == T:
             return ["the context length"]
         return [k for k, v in self.arguments.items() if constructor_role(k) == "context" and v == T]

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def _judge_bound(bound: Bound) -> Report:
     try:
         bound.case.progress("comparing")
         reading = read(bound)
-        _take(report, list(find_faults(bound, reading)))
+        _take(report, find_faults(bound, reading))
         _decide(report, bound, reading)
         if report.exit_code == 0 and reading is not None:
             _take(report, [*report.findings, *find_faults(bound, reading, right=True)])
@@ -68,8 +68,9 @@ def _judge_bound(bound: Bound) -> Report:
     return report
 
 
-def _take(report: Report, found: "list[Finding] | list[Finding | Note]") -> None:
+def _take(report: Report, found: Iterable[Finding | Note]) -> None:
     """Write findings and notes into the report."""
+    found = list(found)
     report.findings = settled(f for f in found if isinstance(f, Finding))
     lists = {"mask": report.masks, "variant": report.variants, "good": report.good, "doubt": report.doubts}
     for note in dict.fromkeys(f for f in found if isinstance(f, Note)):

@@ -2,8 +2,9 @@
 
 import importlib
 
-from headwise import check, reference, textbook
+from headwise import reference, textbook
 from headwise.attention import attend
+from headwise.check import check
 from headwise.errors import (
     CacheError,
     CheckpointError,
@@ -42,15 +43,17 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """`headwise.parallel`, once somebody asks: torch's distributed tensors take a second to import."""
+    """Import `headwise.parallel` on first use: torch's distributed tensors take a second to import."""
     if name == "parallel":
         return importlib.import_module("headwise.parallel")
     raise AttributeError(f"module 'headwise' has no attribute {name!r}")
 
 
 def load_ipython_extension(shell: object) -> None:
-    """`%load_ext headwise` brings the cell magic `%%headwise_check`."""
-    check.load_ipython_extension(shell)
+    """`%load_ext headwise` adds the cell magic `%%headwise_check`."""
+    from headwise.check import load_ipython_extension as load
+
+    load(shell)
 
 
 __all__ = [

@@ -434,6 +434,6 @@ RIGHT = [
 VARIANTS = {
     Grouped: "grouped heads",
     Bookish: "causal", FromConfig: "causal", ListOfHeads: "causal", Renormalised: "causal", MultiQuery: "multi-query",
-    Turned: "rotary", TurnedFromOutside: "rotary", ResidualAndNorm: "follows", NormFirst: "normalised",
+    Turned: "rotary", TurnedFromOutside: "rotary", ResidualAndNorm: "follows", NormFirst: "normalized",
     DistanceBias: "bias", OneHead: "single head",
 }  # fmt: skip

@@ -2,9 +2,9 @@
 
 import pytest
 
-from headwise.check.filing import judge_file
 from headwise.check.mistakes import MISTAKES
-from headwise.check.templates import FAULTS, STYLES, shown_by, write
+from headwise.check.templates import SPOILED_SLOTS, STYLES, shown_by, write
+from headwise.check.verdict import judge_file
 from headwise.errors import OptionError
 
 CASES = [(style, fault) for style in STYLES for fault in shown_by(style)]
@@ -29,11 +29,11 @@ def test_fault_is_named(style, fault, tmp_path):
 
 
 def test_every_fault_is_shown_in_three_styles():
-    assert {name: len(fault.changes) for name, fault in FAULTS.items() if len(fault.changes) < 3} == {}
+    assert {name: len(styles) for name, styles in SPOILED_SLOTS.items() if len(styles) < 3} == {}
 
 
 def test_every_fault_has_words():
-    for name in FAULTS:
+    for name in SPOILED_SLOTS:
         mistake = MISTAKES[name]
         assert mistake.title
         assert mistake.why.endswith(".")

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from headwise.check.filing import judge_file
-from headwise.check.loading import load
+from headwise.check.loader import load
 from headwise.check.templates import write
+from headwise.check.verdict import judge_file
 
 RIGHT = write("separate")
 
@@ -66,7 +66,7 @@ def test_an_output_projection_in_the_class_around_it_is_a_variant(tmp_path):
     block = "\n\nclass Block(nn.Module):\n    def __init__(self, d):\n        super().__init__()\n"
     block += "        self.attention = MultiHeadAttention(d, 4)\n        self.proj = nn.Linear(d, d)\n"
     report = judged(tmp_path, write("separate", "no-out-proj") + block)
-    assert (report.verdict, report.variants) == ("variant", ["the output projection lies in Block"])
+    assert (report.verdict, report.variants) == ("variant", ["the output projection is in Block"])
 
 
 def test_optional_import_is_seen_to_be_missing(tmp_path):

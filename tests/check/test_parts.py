@@ -8,13 +8,9 @@ from right_forms import KeepMask
 from torch import nn
 
 from headwise import reference
-from headwise.check import Report, einops_stub, mutants
-from headwise.check.asking import check
-from headwise.check.fits import fit
-from headwise.check.magic import judge_cell, last_class
-from headwise.check.names import call_role, constructor_role
-from headwise.check.patterns import pattern
-from headwise.check.roles import role
+from headwise.check import Report, check, check_cell, last_class, proof, stubs
+from headwise.check.arguments import call_role, constructor_role
+from headwise.check.reading import fit, pattern, role
 from headwise.check.trace import Trace
 
 
@@ -62,16 +58,16 @@ def test_call_names_have_meanings(name, meaning):
 def test_plain_recipe_is_the_reference():
     x = torch.randn(2, 5, 12, dtype=torch.float64)
     maps = tuple(reference.Linear(torch.randn(12, 12, dtype=torch.float64)) for _ in range(4))
-    ours = mutants.attention(x, x, x, maps, 3, mutants.Recipe())
+    ours = proof.attention(x, x, x, maps, 3, proof.Recipe())
     theirs = reference.multi_head_attention(x, x, x, maps, 3)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize(
     "recipe",
-    [mutants.Recipe(split="view"), mutants.Recipe(scale=1.0), mutants.Recipe(axis="queries"),
-     mutants.Recipe(axis="heads"), mutants.Recipe(axis="batch"), mutants.Recipe(after_factor=0.5),
-     mutants.Recipe(masked_after=True), mutants.Recipe(merge="view"), mutants.Recipe(residual=1.0)],
+    [proof.Recipe(split="view"), proof.Recipe(scale=1.0), proof.Recipe(axis="queries"),
+     proof.Recipe(axis="heads"), proof.Recipe(axis="batch"), proof.Recipe(after_factor=0.5),
+     proof.Recipe(masked_after=True), proof.Recipe(merge="view"), proof.Recipe(residual=1.0)],
     ids=lambda recipe: recipe.deviations[0],
 )  # fmt: skip
 def test_every_mutant_differs_from_the_reference(recipe):
@@ -79,7 +75,7 @@ def test_every_mutant_differs_from_the_reference(recipe):
     maps = tuple(reference.Linear(torch.randn(12, 12, dtype=torch.float64)) for _ in range(4))
     visible = torch.ones(5, 5, dtype=torch.bool).tril()
     right = reference.multi_head_attention(x, x, x, maps, 3, visible=visible)[0]
-    wrong = mutants.attention(x, x, x, maps, 3, recipe, visible=visible)[0]
+    wrong = proof.attention(x, x, x, maps, 3, recipe, visible=visible)[0]
     assert (right - wrong).nan_to_num().abs().max() > 1e-3
 
 
@@ -99,13 +95,13 @@ def test_pattern_of_visible_keys_is_named(table, name):
 
 def test_einops_stand_in_splits_merges_repeats_and_reduces():
     x = torch.arange(24.0).view(2, 3, 4)
-    split = einops_stub.rearrange(x, "b n (h d) -> b h n d", h=2)
+    split = stubs.rearrange(x, "b n (h d) -> b h n d", h=2)
     assert torch.equal(split, x.view(2, 3, 2, 2).transpose(1, 2))
-    assert torch.equal(einops_stub.rearrange(split, "b h n d -> b n (h d)"), x)
-    assert einops_stub.repeat(x, "b n d -> b k n d", k=5).shape == (2, 5, 3, 4)
-    assert torch.equal(einops_stub.reduce(x, "b n d -> b d", "mean"), x.mean(1))
-    assert torch.equal(einops_stub.rearrange(x, "... d -> d ..."), x.permute(2, 0, 1))
-    assert torch.equal(einops_stub.einsum(x, x, "b n d, b m d -> b n m"), x @ x.mT)
+    assert torch.equal(stubs.rearrange(split, "b h n d -> b n (h d)"), x)
+    assert stubs.repeat(x, "b n d -> b k n d", k=5).shape == (2, 5, 3, 4)
+    assert torch.equal(stubs.reduce(x, "b n d -> b d", "mean"), x.mean(1))
+    assert torch.equal(stubs.rearrange(x, "... d -> d ..."), x.permute(2, 0, 1))
+    assert torch.equal(stubs.einsum(x, x, "b n d, b m d -> b n m"), x @ x.mT)
 
 
 def test_trace_sees_products_inside_fused_attention_and_the_line():
@@ -133,11 +129,11 @@ class Shell:
 
 
 def test_magic_runs_the_cell_and_judges_its_class(capsys):
-    judge_cell(Shell(), "", "class MyAttention(KeepMask):\n    pass\n\nclass Other:\n    pass")
+    check_cell(Shell(), "", "class MyAttention(KeepMask):\n    pass\n\nclass Other:\n    pass")
     assert "RIGHT" in capsys.readouterr().out
 
 
 def test_magic_says_what_it_misses(capsys):
-    judge_cell(Shell(), "", "x = 1")
+    check_cell(Shell(), "", "x = 1")
     assert "defines no class" in capsys.readouterr().out
     assert last_class("class A: pass\nclass Head: pass\nclass B: pass") == "Head"

@@ -5,7 +5,7 @@ import torch
 from right_forms import RIGHT, VARIANTS, DropMask, KeepMask, Lengths, Plain
 
 import headwise
-from headwise.check.asking import check
+from headwise.check import check
 
 
 @pytest.mark.parametrize("form", RIGHT, ids=lambda form: form.__name__)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwise.check.filing import judge_file
+from headwise.check.verdict import judge_file
 
 HEAD = "import torch\nfrom torch import nn\n"
 CLASS = """

@@ -5,8 +5,8 @@ import sys
 import pytest
 import unusual_forms as forms
 
-from headwise.check.asking import check
-from headwise.check.filing import judge_file
+from headwise.check import check
+from headwise.check.verdict import judge_file
 
 
 @pytest.mark.parametrize(

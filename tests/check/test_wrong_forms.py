@@ -7,7 +7,7 @@ import torch
 from right_forms import KeepMask, OneHead, heads_of, joined
 from torch import nn
 
-from headwise.check.asking import check
+from headwise.check import check
 
 
 class SharedSmallMatrix(nn.Module):

@@ -1,23 +1,101 @@
-"""Judges anybody's multi-head attention: binds to it, compares it with the reference, and names the mistake.
+"""Judges anybody's multi-head attention: load, bind, trace, read, prove, report.
 
-The package can be called: `headwise.check(MyAttention)` and `headwise.check("attention.py")` give a `Report`.
+`check` runs the whole; `mistakes` is the table of what can be named, `faults` finds them. The machinery is imported by
+the first check. Imports `layer` and everything below it.
 """
 
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
 from typing import Any
 
-from headwise.check.asking import check
-from headwise.check.findings import Finding
-from headwise.check.mistakes import MISTAKES, Mistake
+from headwise.check.mistakes import MISTAKES, Finding, Mistake
 from headwise.check.report import Report
-from headwise.verbs import make_callable
 
 __all__ = ["MISTAKES", "Finding", "Mistake", "Report", "check"]
 
-make_callable(__name__, check)
+
+def check(
+    target: Any,
+    *,
+    name: str | None = None,
+    build: str | None = None,
+    call: str | None = None,
+    thorough: bool = False,
+    solution: bool = False,
+    seconds: float = 60.0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """A report on somebody's multi-head attention: right, wrong with the mistake named, a known variant, or not judged.
+
+    >>> from headwise.textbook import HeadsAtOnce
+    >>> report = check(HeadsAtOnce)
+    >>> report.verdict, report.variants
+    ('variant', ['causal inside'])
+
+    Args:
+        target: a path, which is judged in a process of its own, with limits; or a class, function or object, which runs
+            in this process, so pass only code that you would run yourself.
+        name: the class or function to judge in a file; the best candidate unless given.
+        build: how to make it, such as "MyAttention(32, 4)"; E is the width, H the number of heads, context the longest
+            length.
+        call: how to call it, such as "m(x, x, x)"; q, k, v and x are inputs.
+        thorough: also measure speed and try `torch.compile`.
+        solution: put a right class of the same kind into the report.
+        seconds: time limit for a file.
+        progress: called with a word for every stage.
+    """
+    from headwise.check import sandbox
+
+    if isinstance(target, str | Path):
+        return sandbox.run(
+            Path(target), name=name, build=build, call=call, seconds=seconds, thorough=thorough, solution=solution,
+            progress=progress,
+        )  # fmt: skip
+    from headwise.check.loader import Case
+    from headwise.check.verdict import judge
+
+    called = name or str(getattr(target, "__name__", type(target).__name__))
+    report = judge(Case(called, target, _namespace(target), None, progress, thorough), build, call, solution)
+    report.in_process = True
+    return report
+
+
+def _namespace(target: Any) -> MutableMapping[str, Any]:
+    """A copy of the globals around the target: names that we supply must not be left behind there."""
+    for thing in (target, type(target)):
+        members = [thing] if inspect.isfunction(thing) else list(vars(thing).values()) if inspect.isclass(thing) else []
+        for member in members:
+            space = getattr(member, "__globals__", None)
+            if space is not None:
+                return dict(space)
+    return dict(vars(sys.modules["__main__"]))
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext headwise.check` brings the cell magic `%%headwise_check`."""
-    from headwise.check.magic import load
+    """`%load_ext headwise.check` adds the cell magic `%%headwise_check`."""
+    shell.register_magic_function(lambda line, cell: check_cell(shell, line, cell), "cell", "headwise_check")
 
-    load(shell)
+
+def check_cell(shell: Any, line: str, cell: str) -> None:
+    """Run a notebook cell, then print a report on the class named in the line, or on the last class it defines."""
+    shell.run_cell(cell)
+    name = line.strip() or last_class(cell)
+    if name is None or name not in shell.user_ns:
+        print("%%headwise_check: this cell defines no class; name one, as in %%headwise_check MyAttention")
+    else:
+        print(check(shell.user_ns[name]))
+
+
+def last_class(cell: str) -> str | None:
+    """The class to judge unless one is named: the last whose name mentions attention or heads, else the last."""
+    try:
+        found = [node.name for node in ast.parse(cell).body if isinstance(node, ast.ClassDef)]
+    except SyntaxError:  # the notebook has shown it already
+        return None
+    likely = [name for name in found if "att" in name.lower() or "head" in name.lower()]
+    return (likely or found)[-1] if found else None

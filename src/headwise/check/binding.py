@@ -1,306 +1,605 @@
-"""Finds out how to build and call somebody's attention, by names first and by trying then."""
+"""Finds out how to build and call somebody's attention: first by name, then by trial.
 
+`bind` searches; `bind_as_told` follows --build and --call. Both give a `Bound`: an object that runs, with a trace.
+Missing names and attributes are supplied on the way and remembered, so that they do not hide everything else.
+"""
+
+import ast
 import collections
+import contextlib
 import inspect
 import itertools
+import linecache
+import re
 import time
 from collections.abc import Callable, Iterator, MutableMapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headwise.check import building, core, layouts
-from headwise.check.attempt import Attempt, Failure
-from headwise.check.bound import Bound
-from headwise.check.calling import Form, forms, leaves, make_inputs
-from headwise.check.configs import Config
-from headwise.check.mending import mended
-from headwise.check.names import constructor_role, value_for
-from headwise.check.repairs import Repaired, error_line
-from headwise.check.sizes import SMALL, Sizes, batch_for
+from headwise.check import arguments
+from headwise.check.arguments import (
+    SMALL,
+    Built,
+    CallSizes,
+    StandInConfig,
+    batch_for,
+    constructor_role,
+    is_configuration,
+    value_for,
+)
+from headwise.check.calls import (
+    OTHERS,
+    PLAIN,
+    CallForm,
+    FunctionWithWeights,
+    Inputs,
+    Repaired,
+    Repairs,
+    double_by_default,
+    entry,
+    forms,
+    leaves,
+    make_inputs,
+    modules,
+    prepare,
+    quiet,
+    signature,
+    tensors,
+    tokens_of,
+)
+from headwise.check.loader import Case, globals_read
 from headwise.check.stubs import Stub
-from headwise.check.subject import FunctionWithWeights, entry, modules, prepare, tensors
-from headwise.check.trace import PRODUCTS, TooLongError, Trace
-from headwise.check.usage import globals_read
+from headwise.check.trace import (
+    PRODUCTS,
+    AttentionNodes,
+    TooLongError,
+    Trace,
+    error_line,
+    find_attention,
+    in_layer_constructor,
+    is_deliberate,
+)
+from headwise.errors import OptionError
 
 SECONDS = 8.0  # of processor time, for all attempts together
-SIZES = ("width", "heads", "context", "head_width", "batch")
-FORMS_OF_A_LAYOUT = 3  # another layout is tried with the likeliest calls only
-WIDEST = 2048  # of a width that a class fixes by itself
-MANY = 150  # attempts that raised, after which no other will help
+SIZE_ROLES = ("width", "heads", "context", "head_width", "batch")
+FORMS_PER_LAYOUT = 3  # other layouts are tried with the likeliest calls only
+WIDEST = 2048  # largest width fixed by a class that is tried
+MOST_FAILURES = 150  # after so many, no other attempt will help
+REPAIRS = 6  # in one attempt
+LENGTHS = ("seq_len", "T", "seq_length", "n", "t", "num_tokens", "len", "length", "L")
 
 
-def bind(
-    target: Any,
-    namespace: MutableMapping[str, Any],
-    filename: str | None,
-    late: Callable[[str], bool] | None = None,
-) -> tuple[Bound | None, list[Failure]]:
-    """The best way found, and every attempt that raised. None where nothing ran."""
-    attempt = Attempt(target, namespace, filename, [], time.process_time() + SECONDS, late)
-    best, best_rank = None, 0
-    for sizes in itertools.chain(_sizes_to_try(namespace), _small(attempt), _expected_sizes(attempt)):
-        for bound in _all(attempt, sizes):
-            rank = _rank(bound)
-            if rank > best_rank:
-                best, best_rank = bound, rank
-            if rank == 4:
-                break
-        if best_rank >= 3:
-            break
-    if time.process_time() > attempt.deadline:  # not everything was tried, so that an input of another form might pass
-        for failure in attempt.failures:
+# What runs, and what failed.
+
+
+@dataclass
+class Failure:
+    """One attempt that raised."""
+
+    built: str
+    called: str | None  # None: it failed in the constructor
+    error: BaseException
+    line: int | None
+    repaired: Repaired
+    natural: bool = True  # nothing that was passed was a guess, and every key of a configuration was known
+    guessed: bool = False  # a mask or table of some shape had to be passed
+    without: bool = False  # every fixed argument was None
+    projected: bool = False  # the input had passed a projection: its form was right
+    attended: bool = False  # it reached weights between tokens, with at most one guessed size
+    deliberate: bool = False  # a `raise` of the learner's or of a library
+    made_layer: bool = False  # it failed while making a layer
+
+    def __post_init__(self) -> None:
+        """Read the traceback and drop it: its frames hold every tensor of the call."""
+        self.deliberate, self.made_layer = is_deliberate(self.error), in_layer_constructor(self.error)
+        self.error.__traceback__ = self.error.__context__ = self.error.__cause__ = None
+
+
+@dataclass
+class Instance:
+    """An object that was built, ready to be called."""
+
+    thing: Any
+    built: Built
+    sizes: CallSizes
+    repaired: Repaired
+
+
+@dataclass
+class Bound:
+    """An object that runs: how it was made, how it is called, and the trace of one call."""
+
+    case: Case
+    thing: Any
+    built: Built
+    sizes: CallSizes
+    repaired: Repaired
+    form: CallForm
+    inputs: Inputs
+    trace: Trace
+    returned: Any
+    output: Tensor | None
+    failures: list[Failure] = field(default_factory=list)
+
+    @property
+    def target(self) -> Any:
+        """The class, function or object that is judged."""
+        return self.case.target
+
+    @property
+    def filename(self) -> str | None:
+        """The file whose lines are reported."""
+        return self.case.filename
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """The environment of every call: small faults repaired, no warnings, double precision."""
+        with Repairs(self.filename, self.repaired), quiet(), double_by_default():
+            yield
+
+    def call(self, inputs: Inputs, masks: dict[str, Any] | None = None, thing: Any = None) -> Any:
+        """What one more call returns."""
+        with self.running(), torch.no_grad():
+            return self.form.call(self.thing if thing is None else thing, inputs, masks)
+
+    def output_of(self, inputs: Inputs, masks: dict[str, Any] | None = None, thing: Any = None) -> Tensor | None:
+        """The output of one more call, or None where it raises or returns something else."""
+        try:
+            return self.form.result(self.call(inputs, masks, thing), inputs)
+        except Exception:  # anything can be raised by a learner's code
+            return None
+
+    def called(self, masks: dict[str, Any] | None = None, **changes: Any) -> "Bound":
+        """The same with some fields changed, called and traced once more."""
+        other = replace(self, **changes)
+        other.trace = Trace(self.filename)
+        with other.running(), torch.no_grad(), other.trace:
+            other.returned = other.form.call(other.thing, other.inputs, masks)
+        other.trace.returned = [other.trace.source(leaf) for leaf in leaves(other.returned)]
+        other.output = other.form.result(other.returned, other.inputs)
+        return other
+
+    def rebuilt(self, **changes: Any) -> Any:
+        """A second object, made with some constructor arguments changed."""
+        with quiet():
+            thing = self.built.remake(self.target, self.sizes, changes)
+            prepare(thing)
+        return thing
+
+    @property
+    def rank(self) -> int:
+        """4: attention between tokens and an output; 3: some attention and an output; 2: an output; 1: it ran.
+
+        A call with a length fitted to a stored mask ranks 3, because another may do without.
+        """
+        nodes = find_attention(self.trace)
+        if nodes is None:
+            return 2 if self.output is not None and tensors(self.thing) else 1
+        if self.output is None or (self.form.fixed_tensor and not _is_informed(nodes)):
+            return 2
+        core = next(nodes.arrangements(self.inputs.query.shape[0]), None)
+        between = core is not None and tuple(core.weights.shape[-2:]) == (self.sizes.T, self.sizes.T)
+        widened = self.form.fixed_tensor and nodes.softmax[0].value.dim() > 4  # by a mask of too many axes
+        return 4 if between and not widened and not self.length_fitted else 3
+
+    @property
+    def length_fitted(self) -> bool:
+        """Whether the length of the input had to be that of a stored mask or constant."""
+        return self.form.layout == PLAIN and self.sizes.T != CallSizes().T
+
+    def other_layout(self) -> str | None:
+        """Attention that runs along the batch may mean that the batch is expected second."""
+        nodes = find_attention(self.trace)
+        if nodes is None or self.form.layout != PLAIN:
+            return None
+        return "batch second" if self.sizes.B in nodes.softmax[0].value.shape[-2:] else None
+
+
+def _is_informed(nodes: AttentionNodes) -> bool:
+    """Whether weights are finite and depend on the scores: a mask that we passed may have hidden every key."""
+    weights = nodes.softmax[0].value
+    return bool(torch.isfinite(weights).all()) and float(weights.std()) > 1e-9
+
+
+# The search.
+
+
+def bind(case: Case) -> tuple[Bound | None, list[Failure]]:
+    """The best way that was found to build and call, and every attempt that raised. None where nothing ran."""
+    search = Search(case)
+    best = search.best()
+    if time.process_time() > search.deadline:  # not everything was tried: an input of another form might pass
+        for failure in search.failures:
             failure.projected = False
     if best is not None:
-        best.failures = attempt.failures
-    return best, attempt.failures
+        best.failures = search.failures
+    return best, search.failures
 
 
-def _sizes_to_try(namespace: MutableMapping[str, Any]) -> Iterator[Sizes]:
-    """Ours, written into the module's own constants; then the module's own."""
-    _stand_in(namespace, Sizes())
-    own = _constants(namespace)
-    _write(namespace, Sizes())
-    yield Sizes()
-    namespace.update(own)
-    width = max((v for k, v in own.items() if constructor_role(k) == "width"), default=0)
-    heads = next((v for k, v in own.items() if constructor_role(k) == "heads"), 0)
-    context = next((v for k, v in own.items() if constructor_role(k) == "context"), 16)
-    if 0 < width <= 1024 and heads and width % heads == 0:
-        yield Sizes(B=batch_for(width), H=heads, E=width, context=context)
+class Search:
+    """The search for a way to build and call a case's target."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.failures: list[Failure] = []
+        self.deadline = time.process_time() + SECONDS
+        self.widths: list[int] = []  # inputs that linear layers of built objects expect
+        self.shapes: list[tuple[int, int]] = []  # (heads, width) that built objects say they have
+        self.too_long = False  # a call made so many operations that smaller sizes are needed
+
+    def best(self) -> Bound | None:
+        """The call with the highest rank."""
+        best, best_rank = None, 0
+        for sizes in itertools.chain(self._usual_sizes(), self._small_sizes(), self._expected_sizes()):
+            for bound in self._ways(sizes):
+                rank = bound.rank
+                if rank > best_rank:
+                    best, best_rank = bound, rank
+                if rank == 4:
+                    break
+            if best_rank >= 3:
+                break
+        return best
+
+    def _usual_sizes(self) -> Iterator[CallSizes]:
+        """Our sizes, written into the module's constants; then the module's own."""
+        space = self.case.namespace
+        _stand_in(space, CallSizes())
+        own = _constants(space)
+        _write(space, CallSizes())
+        yield CallSizes()
+        space.update(own)
+        width = max((v for k, v in own.items() if constructor_role(k) == "width"), default=0)
+        heads = next((v for k, v in own.items() if constructor_role(k) == "heads"), 0)
+        context = next((v for k, v in own.items() if constructor_role(k) == "context"), 16)
+        if 0 < width <= 1024 and heads and width % heads == 0:
+            yield CallSizes(B=batch_for(width), H=heads, E=width, context=context)
+
+    def _small_sizes(self) -> Iterator[CallSizes]:
+        """For code that loops over single numbers."""
+        if self.too_long:
+            self.too_long, self.deadline = False, time.process_time() + SECONDS
+            _write(self.case.namespace, SMALL)
+            yield SMALL
+
+    def _expected_sizes(self) -> Iterator[CallSizes]:
+        """Sizes that the class fixes itself: its own heads, or what most of its linear layers take."""
+        self.deadline = max(self.deadline, time.process_time() + SECONDS / 2)
+        for heads, width in dict.fromkeys(self.shapes):
+            if 8 <= width <= WIDEST:
+                yield CallSizes(B=batch_for(width), H=heads, E=width)
+        for width, _ in collections.Counter(self.widths).most_common(2):
+            if width != CallSizes().E and 8 <= width <= 1024:
+                heads = 4 if width % 4 == 0 else next((h for h in (3, 2) if width % h == 0), 1)
+                yield CallSizes(B=batch_for(width), H=heads, E=width)
+
+    @property
+    def _out_of_time(self) -> bool:
+        return time.process_time() > self.deadline or self.too_long
+
+    def _ways(self, sizes: CallSizes) -> Iterator[Bound]:
+        for built in self._builds(sizes):
+            instance = self._make(built, sizes)
+            if time.process_time() > self.deadline or len(self.failures) > MOST_FAILURES:
+                return
+            if instance is None:
+                continue
+            for form in forms(instance.thing, sizes):
+                if self._out_of_time:
+                    return
+                bound = self.try_form(instance, form)
+                if bound is None:
+                    continue
+                yield bound
+                other = bound.other_layout()
+                second = None if other is None else self.try_form(instance, replace(form, layout=other))
+                if second is not None:
+                    yield second
+            yield from self._with_fitted_length(instance)
+            yield from self._with_other_layout(instance)
+
+    def _with_fitted_length(self, instance: Instance) -> Iterator[Bound]:
+        for length, layout in self._fitting_lengths(instance):
+            fixed = replace(instance, sizes=replace(instance.sizes, T=length, context=length))
+            for form in forms(instance.thing, fixed.sizes):
+                bound = self.try_form(fixed, replace(form, layout=layout))
+                if bound is not None:
+                    yield bound
+                    break
+
+    def _fitting_lengths(self, instance: Instance) -> Iterator[tuple[int, str]]:
+        """Lengths of stored masks, and the one that a constant of the module fixes, also without a batch."""
+        yield from ((length, PLAIN) for length in stored_lengths(instance.thing, instance.sizes))
+        read, space = globals_read(self.case.target), self.case.namespace
+        if any(constructor_role(n) == "context" and type(space.get(n)) is int for n in read):
+            yield from ((instance.sizes.context, layout) for layout in (PLAIN, "unbatched"))
+
+    def _with_other_layout(self, instance: Instance) -> Iterator[Bound]:
+        for layout in OTHERS:
+            sizes = instance.sizes
+            T = tokens_of(layout, sizes.T)
+            fitting = replace(instance, sizes=replace(sizes, T=T, S=T + 2, context=64) if T != sizes.T else sizes)
+            for form in itertools.islice(forms(instance.thing, fitting.sizes), FORMS_PER_LAYOUT):
+                if self._out_of_time:
+                    return
+                bound = self.try_form(fitting, replace(form, layout=layout))
+                if bound is not None:
+                    yield bound
+                    break
+
+    def _builds(self, sizes: CallSizes) -> Iterator[Built]:
+        target = self.case.target
+        if inspect.isclass(target):
+            yield from arguments.attempts(target, self.case.namespace, sizes)
+        elif inspect.isfunction(target):
+            wrapped = FunctionWithWeights(target, sizes)
+            text = f"{target.__name__}({', '.join(inspect.signature(target).parameters)})"
+            if wrapped.held or wrapped.constants:
+                yield Built(lambda: FunctionWithWeights(target, sizes), text, {})
+            yield Built(lambda: target, text, {})
+        else:
+            yield Built(lambda: target, type(target).__name__, {})
+
+    def _make(self, built: Built, sizes: CallSizes) -> Instance | None:
+        def build() -> Any:
+            thing = built.make()
+            if entry(thing) is None:
+                raise TypeError(f"{built.text} has no forward")
+            prepare(thing)
+            return thing
+
+        repaired = Repaired()
+        try:
+            torch.manual_seed(0)
+            thing = self._repairing(build, sizes, repaired)
+        except MemoryError:
+            raise  # another attempt would not help
+        except Exception as error:  # whatever a learner's code raises is a result
+            line = error_line(error, self.case.filename)
+            self.failures.append(Failure(built.text, None, error, line, repaired, built.certain))
+            return None
+        self.widths += [m.in_features for m in modules(thing) if isinstance(m, nn.Linear)][:50]
+        self.shapes += _own_heads(thing, sizes)
+        return Instance(thing, built, sizes, repaired)
+
+    def try_form(self, instance: Instance, form: CallForm) -> Bound | None:
+        """One traced call; None where it raises, which is noted among the failures."""
+        inputs = make_inputs(form, instance.sizes)
+        trace = Trace(self.case.filename)
+
+        def call() -> Any:
+            nonlocal trace
+            trace = Trace(self.case.filename)
+            with torch.no_grad(), trace:
+                return form.call(instance.thing, inputs)
+
+        try:
+            returned = self._repairing(call, instance.sizes, instance.repaired, instance.thing)
+        except MemoryError:
+            raise  # another attempt would not help
+        except TooLongError:
+            self.too_long = instance.sizes != SMALL
+            return None
+        except Exception as error:  # whatever a learner's code raises is a result
+            self.failures.append(self._failure(error, instance, form, trace))
+            return None
+        trace.returned = [trace.source(leaf) for leaf in leaves(returned)]
+        output = form.result(returned, inputs)
+        thing, built, sizes, repaired = instance.thing, instance.built, instance.sizes, instance.repaired
+        return Bound(self.case, thing, built, sizes, repaired, form, inputs, trace, returned, output)
+
+    def _failure(self, error: Exception, instance: Instance, form: CallForm, trace: Trace) -> Failure:
+        built, sizes = instance.built, instance.sizes
+        projected = any(node.op in PRODUCTS for node in trace.nodes)
+        width = "shapes cannot be multiplied" in str(error)  # perhaps because of a size that we guessed
+        sizes_known = built.guessed <= 1 and built.config is None  # a configuration's numbers may be related otherwise
+        tables = (node.value.shape[-2:] for node in trace.softmax_nodes()) if sizes_known else ()
+        return Failure(
+            built.text, form.words(), error, error_line(error, self.case.filename), instance.repaired,
+            natural=form.natural and (built.certain or (projected and not width)),
+            guessed=form.fixed_tensor,
+            without=bool(form.fixed) and all(value is None for value in form.fixed.values()),
+            projected=projected,
+            attended=form.layout == PLAIN and any(shape == (sizes.T, sizes.T) for shape in tables),
+        )  # fmt: skip
+
+    def _repairing(self, work: Callable[[], Any], sizes: CallSizes, repaired: Repaired, thing: Any = None) -> Any:
+        """The result of `work`, run again after every missing name or attribute that could be supplied."""
+        for _ in range(REPAIRS):
+            try:
+                with (
+                    Repairs(self.case.filename, repaired),
+                    quiet(),
+                    contextlib.nullcontext() if thing is None else double_by_default(),
+                ):
+                    return work()
+            except NameError as error:
+                name, line = getattr(error, "name", None), error_line(error, self.case.filename)
+                if name is None or isinstance(error, UnboundLocalError):
+                    raise
+                if self.case.define_late(name):
+                    continue
+                if not _supply(self.case.namespace, name, sizes):
+                    raise
+                repaired.names[name] = line
+            except AttributeError as error:
+                if "before Module.__init__() call" in str(error) and inspect.isclass(self.case.target):
+                    repaired.super_missing = True
+                    work = _with_super(self.case.target, work)
+                elif not self._supply_attribute(error, thing, sizes, repaired):
+                    raise
+        return work()
+
+    def _supply_attribute(self, error: AttributeError, thing: Any, sizes: CallSizes, repaired: Repaired) -> bool:
+        line = error_line(error, self.case.filename)
+        match = re.search(r"object has no attribute '(\w+)'", str(error))
+        name = match[1] if match else None
+        role = constructor_role(name) if name else None
+        if thing is None or name is None or role is None or getattr(error, "obj", thing) is not thing:
+            return False
+        text = "" if line is None else linecache.getline(self.case.filename or "", line)
+        called = re.search(rf"\bself\.{name}\(", text)
+        if called and role != "dropout":
+            return False
+        setattr(thing, name, nn.Identity() if called else value_for(role, sizes))
+        repaired.attributes[name] = line
+        return True
 
 
 def _constants(namespace: MutableMapping[str, Any]) -> dict[str, int]:
-    return {name: value for name, value in namespace.items() if type(value) is int and constructor_role(name) in SIZES}
+    """Sizes among the module's constants."""
+    return {n: value for n, value in namespace.items() if type(value) is int and constructor_role(n) in SIZE_ROLES}
 
 
-def _stand_in(namespace: MutableMapping[str, Any], sizes: Sizes) -> None:
-    """Sizes and configurations that a file imports from another one, which is not here, by what their names mean."""
+def _write(namespace: MutableMapping[str, Any], sizes: CallSizes) -> None:
+    for name in _constants(namespace):
+        namespace[name] = int(value_for(str(constructor_role(name)), sizes))
+
+
+def _stand_in(namespace: MutableMapping[str, Any], sizes: CallSizes) -> None:
+    """Replace sizes and configurations imported from a missing file by what their names mean."""
     for name, value in list(namespace.items()):
         if isinstance(value, Stub):
             role = constructor_role(name)
             if role is not None:
                 namespace[name] = value_for(role, sizes)
-            elif building.is_configuration(name):
-                namespace[name] = Config(sizes)
+            elif is_configuration(name):
+                namespace[name] = StandInConfig(sizes)
 
 
-def _write(namespace: MutableMapping[str, Any], sizes: Sizes) -> None:
-    for name in _constants(namespace):
-        namespace[name] = int(value_for(str(constructor_role(name)), sizes))
+def _supply(namespace: MutableMapping[str, Any], name: str, sizes: CallSizes) -> bool:
+    """Define a missing name by its meaning; whether it has one."""
+    known: dict[str, Any] = dict.fromkeys(LENGTHS, sizes.T) | dict.fromkeys(("N", "B", "b"), sizes.B)
+    known["device"] = "cpu"
+    role = constructor_role(name)
+    if name in known:
+        namespace[name] = known[name]
+    elif role is not None:
+        namespace[name] = sizes.T if role == "context" and "max" not in name else value_for(role, sizes)
+    return name in known or role is not None
 
 
-def _small(attempt: Attempt) -> Iterator[Sizes]:
-    """For code that loops over single numbers: the same with fewer of them."""
-    if attempt.too_long:
-        attempt.too_long, attempt.deadline = False, time.process_time() + SECONDS
-        _write(attempt.namespace, SMALL)
-        yield SMALL
+def _with_super(cls: Any, work: Callable[[], Any]) -> Callable[[], Any]:
+    """The same work while the class's constructor calls `nn.Module.__init__` first."""
+    original = cls.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        nn.Module.__init__(self)
+        original(self, *args, **kwargs)
+
+    def patched() -> Any:
+        cls.__init__ = init
+        try:
+            return work()
+        finally:
+            cls.__init__ = original
+
+    return patched
 
 
-def _expected_sizes(attempt: Attempt) -> Iterator[Sizes]:
-    """Sizes that the class fixes by itself: its own heads, or what most of its linear layers take."""
-    attempt.deadline = max(attempt.deadline, time.process_time() + SECONDS / 2)
-    for heads, width in dict.fromkeys(attempt.shapes):
-        if 8 <= width <= WIDEST:
-            yield Sizes(B=batch_for(width), H=heads, E=width)
-    counts = collections.Counter(attempt.widths)
-    for width, _ in counts.most_common(2):
-        if width != Sizes().E and 8 <= width <= 1024:
-            heads = 4 if width % 4 == 0 else next((h for h in (3, 2) if width % h == 0), 1)
-            yield Sizes(B=batch_for(width), H=heads, E=width)
-
-
-def _all(attempt: Attempt, sizes: Sizes) -> Iterator[Bound]:
-    for built in _built(attempt, sizes):
-        repaired = Repaired()
-        thing = _make(attempt, built, sizes, repaired)
-        if time.process_time() > attempt.deadline or len(attempt.failures) > MANY:
-            return
-        if thing is None:
-            continue
-        for form in forms(thing, sizes):
-            if time.process_time() > attempt.deadline or attempt.too_long:
-                return
-            bound = try_form(attempt, thing, built, form, sizes, repaired)
-            if bound is None:
-                continue
-            yield bound
-            other = _other_layout(bound)
-            if other is not None:
-                second = try_form(attempt, thing, built, replace(form, layout=other), sizes, repaired)
-                if second is not None:
-                    yield second
-        yield from _of_stored_length(attempt, thing, built, sizes, repaired)
-        yield from _of_other_layout(attempt, thing, built, sizes, repaired)
-
-
-def _of_stored_length(
-    attempt: Attempt, thing: Any, built: building.Built, sizes: Sizes, repaired: Repaired
-) -> Iterator[Bound]:
-    for length, layout in _fitting_lengths(attempt, thing, sizes):
-        fixed = replace(sizes, T=length, context=length)
-        for form in forms(thing, fixed):
-            bound = try_form(attempt, thing, built, replace(form, layout=layout), fixed, repaired)
-            if bound is not None:
-                yield bound
-                break
-
-
-def _fitting_lengths(attempt: Attempt, thing: Any, sizes: Sizes) -> Iterator[tuple[int, str]]:
-    """Lengths of stored masks, and the one that a constant of the module fixes, also without a batch."""
-    yield from ((length, layouts.PLAIN) for length in stored_lengths(thing, sizes))
-    read = globals_read(attempt.target)
-    if any(constructor_role(n) == "context" and type(attempt.namespace.get(n)) is int for n in read):
-        yield from ((sizes.context, layout) for layout in (layouts.PLAIN, "unbatched"))
-
-
-def _of_other_layout(
-    attempt: Attempt, thing: Any, built: building.Built, sizes: Sizes, repaired: Repaired
-) -> Iterator[Bound]:
-    for layout in layouts.OTHERS:
-        T = layouts.tokens_of(layout, sizes.T)
-        fitting = replace(sizes, T=T, S=T + 2, context=64) if T != sizes.T else sizes
-        for form in itertools.islice(forms(thing, fitting), FORMS_OF_A_LAYOUT):
-            if time.process_time() > attempt.deadline or attempt.too_long:
-                return
-            bound = try_form(attempt, thing, built, replace(form, layout=layout), fitting, repaired)
-            if bound is not None:
-                yield bound
-                break
-
-
-def stored_lengths(thing: Any, sizes: Sizes) -> list[int]:
-    """Sizes of stored square tables: an input of that length passes where a mask is used whole."""
-    tables = [b for m in modules(thing) for b in m.buffers()] + [
-        t for m in modules(thing) for t in vars(m).values() if isinstance(t, Tensor)
-    ]
-    square = {b.shape[-1] for b in tables if b.dim() >= 2 and b.shape[-1] == b.shape[-2] and 1 < b.shape[-1] <= 64}
-    return sorted(square - {sizes.T})
-
-
-def _built(attempt: Attempt, sizes: Sizes) -> Iterator[building.Built]:
-    target = attempt.target
-    if inspect.isclass(target):
-        yield from building.attempts(target, attempt.namespace, sizes)
-    elif inspect.isfunction(target):
-        wrapped = FunctionWithWeights(target, sizes)
-        names = ", ".join(inspect.signature(target).parameters)
-        if wrapped.held or wrapped.constants:
-            yield building.Built(lambda: FunctionWithWeights(target, sizes), f"{target.__name__}({names})", {})
-        yield building.Built(lambda: target, f"{target.__name__}({names})", {})
-    else:
-        yield building.Built(lambda: target, type(target).__name__, {})
-
-
-def _make(attempt: Attempt, built: building.Built, sizes: Sizes, repaired: Repaired) -> Any:
-    def build() -> Any:
-        thing = built.make()
-        if entry(thing) is None:
-            raise TypeError(f"{built.text} has no forward")
-        prepare(thing)
-        return thing
-
-    try:
-        torch.manual_seed(0)
-        thing = mended(build, None, attempt, sizes, repaired)
-    except MemoryError:
-        raise  # trying again in another way would not help
-    except Exception as error:  # whatever a learner's code raises is a result
-        line = error_line(error, attempt.filename)
-        attempt.failures.append(Failure(built.text, None, error, line, repaired, built.certain))
-        return None
-    attempt.widths += [m.in_features for m in modules(thing) if isinstance(m, nn.Linear)][:50]
-    attempt.shapes += _own_heads(thing, sizes)
-    return thing
-
-
-def _own_heads(thing: Any, sizes: Sizes) -> list[tuple[int, int]]:
-    """(heads, width) where an object's attributes say other than what we asked for."""
+def _own_heads(thing: Any, sizes: CallSizes) -> list[tuple[int, int]]:
+    """(heads, width) where an object's attributes differ from what we asked for."""
     held = {constructor_role(k): v for k, v in getattr(thing, "__dict__", {}).items() if type(v) is int}
     heads, each = held.get("heads"), held.get("head_width")
     return [(heads, heads * each)] if heads and each and heads * each != sizes.E and heads != sizes.H else []
 
 
-def try_form(
-    attempt: Attempt, thing: Any, built: building.Built, form: Form, sizes: Sizes, repaired: Repaired
-) -> Bound | None:
-    """One call, traced; None where it raises, which is written down."""
-    inputs = make_inputs(form, sizes)
-    trace = Trace(attempt.filename)
+def stored_lengths(thing: Any, sizes: CallSizes) -> list[int]:
+    """Sizes of stored square tables: where a mask is not sliced, only an input of that length passes."""
+    tables = [b for m in modules(thing) for b in m.buffers()]
+    tables += [t for m in modules(thing) for t in vars(m).values() if isinstance(t, Tensor)]
+    square = {b.shape[-1] for b in tables if b.dim() >= 2 and b.shape[-1] == b.shape[-2] and 1 < b.shape[-1] <= 64}
+    return sorted(square - {sizes.T})
 
-    def call() -> Any:
-        nonlocal trace
-        trace = Trace(attempt.filename)
-        with torch.no_grad(), trace:
-            return form.call(thing, inputs)
 
+# --build and --call.
+
+ROLES = {"q": "query", "query": "query", "k": "key", "key": "key", "v": "value", "value": "value", "x": "self",
+         "memory": "memory", "context": "memory", "y": "memory"}  # fmt: skip
+
+
+def bind_as_told(case: Case, build: str | None, call: str | None) -> Bound | None:
+    """An object made and called as told; an `OptionError` where that is not Python or does not run."""
+    built = _default_build(case) if build is None else _told_build(case, build)
+    thing = built.make()
+    if entry(thing) is None:
+        raise OptionError(f"--build {build!r} gives a {type(thing).__name__}, which has no forward.")
+    prepare(thing)
+    search = Search(case)
+    instance = Instance(thing, built, _measured_sizes(thing), Repaired())
+    if call is None:
+        tried = (search.try_form(replace(instance, repaired=Repaired()), form) for form in forms(thing, instance.sizes))
+        return next((bound for bound in tried if bound is not None), None)
+    bound = search.try_form(instance, _told_form(call, thing))
+    if bound is None and search.failures:
+        error = search.failures[-1].error
+        raise OptionError(f"--call {call!r} raises {type(error).__name__}: {error}")
+    return bound
+
+
+def _told_build(case: Case, build: str) -> Built:
+    sizes = CallSizes()
+    space = dict(case.namespace) | {"E": sizes.E, "H": sizes.H, "D": sizes.D, "context": sizes.context}
+    space.setdefault(case.name, case.target)
+
+    def make() -> Any:
+        try:
+            return eval(build, space)  # noqa: S307 - the learner's own words, in the same process as their file
+        except Exception as error:
+            raise OptionError(f"--build {build!r} raises {type(error).__name__}: {error}") from error
+
+    return Built(make, build, {})
+
+
+def _default_build(case: Case) -> Built:
+    if not isinstance(case.target, type):
+        return Built(lambda: case.target, case.name, {})
+    return next(arguments.attempts(case.target, case.namespace, CallSizes()))
+
+
+def _measured_sizes(thing: Any) -> CallSizes:
+    """Sizes with the width that most of its linear layers take."""
+    widths = collections.Counter(m.in_features for m in modules(thing) if isinstance(m, nn.Linear)).most_common(1)
+    if not widths or widths[0][0] == CallSizes().E:
+        return CallSizes()
+    named = (getattr(thing, name, None) for name in ("num_heads", "n_heads", "heads", "h", "n_head"))
+    heads = next((value for value in named if isinstance(value, int)), 1)
+    return CallSizes(B=batch_for(widths[0][0]), H=heads, E=widths[0][0])
+
+
+def _told_form(call: str, thing: Any) -> CallForm:
+    """`m(x, x, mask=None)`: inputs are x, q, k, v and memory; anything else must be a constant or `mask`."""
     try:
-        returned = mended(call, thing, attempt, sizes, repaired)
-    except MemoryError:
-        raise  # trying again in another way would not help
-    except TooLongError:
-        attempt.too_long = sizes != SMALL
-        return None
-    except Exception as error:  # whatever a learner's code raises is a result
-        projected = any(node.op in PRODUCTS for node in trace.nodes)
-        failure = Failure(built.text, form.words(), error, error_line(error, attempt.filename), repaired)
-        width = "shapes cannot be multiplied" in str(error)  # perhaps by a size that we guessed
-        failure.natural = form.natural and (built.certain or (projected and not width))
-        failure.guessed, failure.projected = form.fixed_tensor, projected
-        # The numbers of a configuration may belong together in another way than we think.
-        sizes_known = built.guessed <= 1 and built.config is None
-        failure.attended = sizes_known and form.layout == layouts.PLAIN and _attended(trace, sizes)
-        failure.without = bool(form.fixed) and all(value is None for value in form.fixed.values())
-        attempt.failures.append(failure)
-        return None
-    trace.returned = [trace.source(leaf) for leaf in leaves(returned)]
-    output = form.result(returned, inputs)
-    space, filename = attempt.namespace, attempt.filename
-    return Bound(thing, attempt.target, built, form, sizes, space, filename, repaired, inputs, trace, returned, output)
+        tree = ast.parse(call, mode="eval").body
+    except SyntaxError as error:
+        raise OptionError(f'--call {call!r} is not Python; write it like "m(x, x, x, mask)".') from error
+    if not isinstance(tree, ast.Call):
+        raise OptionError(f'--call {call!r} is not a call; write it like "m(x, x, x, mask)".')
+    names = [p.name for p in signature(thing)]
+    given = list(zip(names, tree.args, strict=False)) + [(k.arg or "", k.value) for k in tree.keywords]
+    roles, fixed, masks = {}, {}, []
+    inputs = [node.id for _, node in given if isinstance(node, ast.Name) and node.id in ROLES]
+    for position, (name, node) in enumerate(given):
+        if isinstance(node, ast.Name) and "mask" in node.id:
+            masks.append(name)
+        elif isinstance(node, ast.Name) and node.id in ROLES:
+            roles[name] = _told_role(node.id, inputs, position)
+        else:
+            try:
+                fixed[name] = ast.literal_eval(node)
+            except ValueError as error:
+                raise OptionError(
+                    f"--call {call!r}: {ast.unparse(node)} is neither x, q, k, v, memory, mask nor a constant."
+                ) from error
+    return CallForm(roles, fixed, tuple(masks))
 
 
-def _attended(trace: Trace, sizes: Sizes) -> bool:
-    """Whether weights between tokens were made."""
-    return any(node.value.shape[-2:] == (sizes.T, sizes.T) for node in core.softmax_nodes(trace))
-
-
-def _rank(bound: Bound) -> int:
-    """4: attention between tokens, and an output; 3: some attention and an output; 2: an output; 1: it ran.
-
-    An attempt with a length fitted to a stored mask ranks 3: another way may do without.
-    """
-    parts = core.find(bound.trace)
-    if parts is None:
-        return 2 if bound.output is not None and tensors(bound.thing) else 1
-    lengths = _lengths(bound, parts)
-    if bound.output is None:
-        return 2
-    if bound.form.fixed_tensor and not _informed(parts):
-        return 2
-    widened = bound.form.fixed_tensor and parts.softmax[0].value.dim() > 4  # by a mask of too many axes
-    fitted = bound.form.layout == layouts.PLAIN and bound.sizes.T != Sizes().T
-    return 4 if lengths == (bound.sizes.T, bound.sizes.T) and not widened and not fitted else 3
-
-
-def _informed(parts: core.Parts) -> bool:
-    """Whether weights are numbers and depend on the scores: a mask that we passed may have hidden every key."""
-    weights = parts.softmax[0].value
-    return bool(torch.isfinite(weights).all()) and float(weights.std()) > 1e-9
-
-
-def _lengths(bound: Bound, parts: core.Parts) -> tuple[int, int] | None:
-    B = bound.inputs.query.shape[0]
-    arranged = next(iter(core.arrangements(parts, B)), None)
-    return None if arranged is None else (arranged.weights.shape[-2], arranged.weights.shape[-1])
-
-
-def _other_layout(bound: Bound) -> str | None:
-    """Attention that runs along the batch may mean that the batch is expected second."""
-    parts = core.find(bound.trace)
-    if parts is None or bound.form.layout != layouts.PLAIN:
-        return None
-    sizes = parts.softmax[0].value.shape
-    return "batch second" if sizes[-1] == bound.sizes.B or bound.sizes.B in sizes[-2:] else None
+def _told_role(word: str, inputs: list[str], position: int) -> str:
+    """Three times x means query, key and value, in this order."""
+    if word == "x" and inputs.count("x") == 3:
+        return ("query", "key", "value")[min(position, 2)]
+    return ROLES[word]

@@ -1,14 +1,18 @@
-"""Solves for the linear map between two tensors, token by token: any projection, however its weights are stored."""
+"""Solves for the linear map between two tensors, and recognizes the parameter it is made of.
 
+Every projection can be read this way, however its weights are stored.
+"""
+
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 EXACT = 1e-7  # relative residual of a solved map in float64: rounding gives 1e-12, a wrong model gives 1e-1
-
-WIDE = 128  # beyond this, solving takes noticeable time
-FEW = 64  # up to this, solving by singular values takes little
+WIDE = 128  # for wider inputs, solving takes noticeable time
+NARROW = 64  # up to this width, solving by singular values is cheap
+ALIKE = 1 - 1e-9  # cosine of two rows that are multiples of each other
 
 
 class Fit(NamedTuple):
@@ -25,14 +29,14 @@ class Fit(NamedTuple):
 
 
 def fit(x: Tensor, y: Tensor) -> Fit:
-    """The affine map from tokens x (n, in) to tokens y (n, out) with the least squares."""
-    x, y = x.double(), y.double()  # some classes compute in float32 inside, whatever comes in
+    """The least-squares affine map from tokens x (n, in) to tokens y (n, out)."""
+    x, y = x.double(), y.double()  # some classes compute in float32 whatever the input is
     if not torch.isfinite(y).all() or not torch.isfinite(x).all() or len(x) <= x.shape[1] + 1:
         return Fit(y.new_zeros(y.shape[1], x.shape[1]), y.new_zeros(y.shape[1]), float("inf"))
     design = torch.cat([x, x.new_ones(len(x), 1)], 1)
-    rows = min(len(x), x.shape[1] + 64) if x.shape[1] > WIDE else len(x)  # the others only test the solution
+    rows = min(len(x), x.shape[1] + 64) if x.shape[1] > WIDE else len(x)  # the other rows only test the solution
     solved = _solved(design, y, rows, "gelsy")
-    if solved.residual >= EXACT and x.shape[1] <= FEW:  # inputs that do not span their space, as after a norm
+    if solved.residual >= EXACT and x.shape[1] <= NARROW:  # inputs that do not span their space, as after a norm
         solved = _solved(design, y, rows, "gelsd")
     return solved
 
@@ -44,7 +48,7 @@ def _solved(design: Tensor, y: Tensor, rows: int, driver: str) -> Fit:
 
 
 def undetermined(x: Tensor) -> Tensor | None:
-    """The direction (in) in which tokens do not vary, as after a layer norm: no fit can tell a weight along it."""
+    """The direction (in) along which tokens do not vary, as after a layer norm; a fit cannot know weights along it."""
     if len(x) <= x.shape[1] or not torch.isfinite(x).all():
         return None
     _, sizes, directions = torch.linalg.svd(x - x.mean(0), full_matrices=False)
@@ -62,7 +66,74 @@ def side_by_side(heads: Tensor) -> Tensor:
 
 
 def same(a: Tensor, b: Tensor, tolerance: float = 1e-8) -> bool:
-    """Whether two tensors are equal to rounding, relative to their size."""
+    """Whether two finite tensors are equal to rounding, relative to their norms."""
     if a.shape != b.shape or not torch.isfinite(a).all() or not torch.isfinite(b).all():
         return False
     return bool((a - b).norm() <= tolerance * (a.norm() + b.norm() + 1e-300))
+
+
+@dataclass
+class Role:
+    """Rows of a solved map recognized among the parameters."""
+
+    names: list[str]
+    factor: float | None  # map = factor · parameter; None where rows differ in it or are not found
+    plain: bool  # the map only copies its input: no parameter is involved
+    sliced: bool  # every row reads only one head's slice of the input
+    found: bool
+
+
+def role(weight: Tensor, parameters: dict[str, Tensor], head_width: int, free: Tensor | None = None) -> Role:
+    """The role of a solved weight (out, in), which is not determined along the direction `free` (in).
+
+    Rows are compared with rows of every parameter, so the layout of the parameters does not have to be known.
+    """
+    if _copies(weight):
+        return Role([], 1.0, True, False, True)
+    nonzero = weight.abs() > 1e-9 * weight.abs().max()
+    sliced = bool((nonzero.sum(1) <= head_width).all()) and weight.shape[1] > head_width
+    rows = _packed(weight, nonzero, head_width) if sliced else weight
+    matches = {name: _match(rows, p.detach(), None if sliced else free) for name, p in parameters.items()}
+    matches = {name: (hit, factor) for name, (hit, factor) in matches.items() if hit.any()}
+    if not matches:
+        return Role([], None, False, sliced, False)
+    complete = bool(torch.stack([hit for hit, _ in matches.values()]).any(0).all())
+    factors = torch.cat([factor[hit] for hit, factor in matches.values()])
+    uniform = bool((factors - factors[0]).abs().max() <= 1e-6 * factors[0].abs())
+    return Role(list(matches), float(factors[0]) if uniform and complete else None, False, sliced, complete)
+
+
+def _copies(weight: Tensor) -> bool:
+    """Whether every row is a row of the identity, up to one common factor."""
+    largest = weight.abs().max()
+    ones = (weight.abs() > 1e-9 * largest).sum(1)
+    return bool((ones == 1).all()) and bool(torch.isclose(weight.abs().max(1).values, largest).all())
+
+
+def _packed(weight: Tensor, nonzero: Tensor, width: int) -> Tensor:
+    """The nonzero part of every row, which starts at a multiple of the head width."""
+    start = nonzero.float().argmax(1) // width * width
+    columns = start[:, None] + torch.arange(width)
+    return weight.gather(1, columns.clamp_max(weight.shape[1] - 1))
+
+
+def _match(rows: Tensor, parameter: Tensor, free: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Which rows are multiples of rows of the parameter, along any of its axes, and by what factor."""
+    hits = torch.zeros(len(rows), dtype=torch.bool)
+    factors = torch.zeros(len(rows), dtype=torch.float64)
+    if not parameter.is_floating_point() or parameter.dim() < 2:
+        return hits, factors
+    for axis, size in enumerate(parameter.shape):
+        if size != rows.shape[1]:
+            continue
+        candidates = parameter.movedim(axis, -1).reshape(-1, size).double()
+        if free is not None:
+            rows, candidates = (m - (m @ free)[:, None] * free for m in (rows, candidates))
+        norms = candidates.norm(dim=1).clamp_min(1e-300)
+        cosine = (rows @ candidates.T) / (rows.norm(dim=1).clamp_min(1e-300)[:, None] * norms)
+        best, which = cosine.abs().max(1)
+        new = (best > ALIKE) & ~hits
+        signed = rows.norm(dim=1) / norms[which] * cosine.gather(1, which[:, None])[:, 0].sign()
+        factors = torch.where(new, signed, factors)
+        hits = hits | new
+    return hits, factors

@@ -1,16 +1,27 @@
-"""The mistakes that can be named: one table, used by the checker, its tests and the exercises."""
+"""The mistakes that can be named: one table, used by the checker, its tests, `headwise check --list` and the quiz.
 
-from typing import NamedTuple
+To add a mistake, add a row here and a function that finds it to `faults/`.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+ORDER = ("wrong", "fragile", "slow", "style")
 
 
 class Mistake(NamedTuple):
-    """A named mistake. `title` says what is the case, `why` what it does, `hint` one next step, never the solution."""
+    """A named mistake. `title` says what is wrong, `why` what that does, `hint` one next step, never the solution."""
 
     name: str
     severity: str  # wrong, fragile, slow, style
     title: str
     why: str
     hint: str
+    explains: tuple[str, ...] = ()  # mistakes that need not be reported beside this one
+    step: str = ""  # the step of the reference (a field of `Recipe`) that it changes
+    whole: bool = False  # only a complete layer makes it: a single head, which is part of one, does not
+    certain: bool = False  # it is certain even where no call gave a result
 
 
 def _table(*rows: Mistake) -> dict[str, Mistake]:
@@ -21,211 +32,282 @@ M = Mistake
 MISTAKES = _table(
     # scores
     M("scale-missing", "wrong", "scores are not scaled",
-      "A dot product of D terms grows like √D; without the division the softmax saturates and gradients vanish.",
-      "Divide the scores by the square root of the width of one head, before the softmax."),
+      "A dot product of D terms grows like √D. Without the division the softmax saturates and gradients vanish.",
+      "Divide the scores by the square root of the head width before the softmax.", step="scale"),
     M("scale-d_model", "wrong", "scores are divided by the square root of the model width",
-      "Each score is a sum over one head's D numbers, not over all E; this scale makes every head nearly uniform.",
-      "Look at which width the query has at the moment of the product."),
+      "Each score is a sum over the D numbers of one head, not over all E. This scale makes every head nearly uniform.",
+      "Check which width the query has at the moment of the product.", step="scale"),
     M("scale-batch", "wrong", "scores are scaled by the batch size",
       "The same token then gets other weights when it is computed together with more samples.",
-      "Read the width from the last axis of the query, not from its first."),
+      "Read the width from the last axis of the query, not from its first.", step="scale", explains=("batch-leak",)),
     M("scale-length", "wrong", "scores are scaled by the sequence length",
-      "The scale must not change with the text; the sum in a score runs over the head's width.",
-      "Read the width from the last axis of the query."),
+      "The scale must not depend on the text: the sum in a score runs over the head width.",
+      "Read the width from the last axis of the query.", step="scale"),
     M("scale-multiplied", "wrong", "scores are multiplied by √D instead of divided",
-      "This widens the scores where they should be narrowed; the softmax saturates.",
-      "Check the direction: larger heads need smaller scores."),
+      "This spreads the scores where they should be narrowed, and the softmax saturates.",
+      "Check the direction: wider heads need smaller scores.", step="scale"),
     M("scale-no-sqrt", "wrong", "scores are divided by D instead of √D",
       "The scores shrink too far and every head becomes nearly uniform.",
-      "The spread of a sum of D products grows with the square root of D."),
-    M("scale-other", "wrong", "scores have another scale than 1/√D",
-      "The scale is part of the function: trained weights of another layer would give other results here.",
-      "Compare the number you divide by with the square root of the head's width."),
+      "The spread of a sum of D products grows with the square root of D.", step="scale"),
+    M("scale-other", "wrong", "scores have a scale other than 1/√D",
+      "The scale is part of the function: weights trained with the usual scale would give other results here.",
+      "Compare the number you divide by with the square root of the head width.", step="scale"),
     M("scale-after-softmax", "wrong", "the scale is applied after the softmax",
       "Rows then no longer sum to one, and the softmax itself still sees unscaled scores.",
-      "Move the scaling to before the softmax."),
+      "Move the scaling to before the softmax.", step="after_factor", explains=("scale-missing",)),
     M("softmax-missing", "wrong", "there is no softmax",
-      "Scores meet the values as they are: weights may be negative and of any size, and rows do not sum to one.",
-      "Apply a softmax over keys to the scaled scores before they meet the values."),
-    M("rotary-axis", "wrong", "queries and keys are turned by head, not by position",
-      "The table of angles met another axis than that of the tokens, so that no token knows where it stands.",
-      "Line the table up with the axis of tokens: print both shapes where they are multiplied."),
+      "Raw scores meet the values: weights can be negative and of any size, and rows do not sum to one.",
+      "Apply a softmax over the keys to the scaled scores before they meet the values."),
+    M("rotary-axis", "wrong", "queries and keys are rotated by head, not by position",
+      "The table of angles was lined up with another axis than the tokens, so no token knows its position.",
+      "Line up the table with the token axis: print both shapes where they are multiplied."),
     M("softmax-axis", "wrong", "the softmax runs over the wrong axis",
-      "A query's weights over all keys must sum to one. Along another axis tokens compete that should not.",
-      "Ask which axis of the scores counts keys."),
+      "A query's weights over all keys must sum to one. Along another axis, tokens compete that should not.",
+      "Find out which axis of the scores counts keys.", step="axis"),
     # heads
     M("split-view", "wrong", "heads are split by a view where a transpose is needed",
-      "A view only reads the same numbers in the same order, so a head is filled with pieces of other tokens.",
-      "Split the last axis into (heads, width) first; then move the heads in front of the tokens."),
+      "A view reads the same numbers in the same order, so a head is filled with pieces of other tokens.",
+      "Split the last axis into (heads, width) first, then move the heads in front of the tokens.",
+      step="split", explains=("batch-leak",)),
     M("merge-view", "wrong", "heads are merged by a view where a transpose is needed",
-      "A token's output is then put together from the heads of other tokens.",
-      "Bring the heads back behind the tokens before you flatten."),
+      "A token's output is then assembled from the heads of other tokens.",
+      "Move the heads back behind the tokens before you flatten.", step="merge", explains=("batch-leak",)),
     M("attends-over-heads", "wrong", "attention runs between the heads of one token, not between tokens",
-      "The products were taken with the head axis where the token axis belongs, so no token sees another.",
-      "Move the heads in front of the tokens before the first product."),
+      "The head axis is where the token axis belongs in the products, so no token sees another.",
+      "Move the heads in front of the tokens before the first product.",
+      explains=("mask-ignored", "mask-crashes", "cross-length")),
     M("attends-over-features", "wrong", "attention runs between the numbers of a head, not between tokens",
-      "The first product sums over the tokens, so its table has a row and a column for every number of a head.",
-      "Sum over the width of a head in the product of queries and keys."),
-    M("attends-over-batch", "wrong", "attention runs between samples of the batch",
-      "Samples that have nothing to do with each other are mixed.",
-      "Check which axis is the batch in the tensors of the first product."),
+      "The first product sums over the tokens, so its result has a row and a column for every number of a head.",
+      "Sum over the head width in the product of queries and keys.",
+      explains=("mask-ignored", "mask-crashes", "cross-length")),
+    M("attends-over-batch", "wrong", "attention runs between the samples of a batch",
+      "Unrelated samples are mixed.",
+      "Check which axis is the batch in the tensors of the first product.", explains=("batch-leak",)),
     M("batch-leak", "wrong", "one sample's result depends on the other samples of the batch",
-      "Samples must not know of each other; here changing one changes another.",
+      "Samples must be independent; here, changing one changes another.",
       "Look for a view, repeat or softmax that crosses the first axis."),
     M("heads-share-weights", "wrong", "all heads use the same weights",
-      "Every head then computes the same kind of weights, and several heads are no better than one.",
-      "Give each head its own slice of one large projection from the full width."),
-    M("heads-averaged", "wrong", "heads are added up instead of put side by side",
-      "The heads' results lose their identity before the last projection can weigh them.",
+      "Every head then computes the same kind of weights, so several heads are no better than one.",
+      "Give each head its own slice of one large projection of the full width."),
+    M("heads-averaged", "wrong", "heads are added up instead of concatenated",
+      "The output projection can no longer weigh the heads separately.",
       "Concatenate the heads along the last axis."),
-    M("single-head", "wrong", "the number of heads is accepted and not used",
-      "All of the width is one head, so only one pattern of attention can be formed.",
-      "Split queries, keys and values into heads."),
+    M("single-head", "wrong", "the number of heads is accepted but not used",
+      "The full width is one head, so there is only one attention pattern.",
+      "Split queries, keys and values into heads.", whole=True),
     M("no-out-proj", "wrong", "there is no output projection",
-      "The heads lie side by side and are never mixed; the paper's W_O is missing.",
-      "Send the concatenated heads through one more linear layer."),
+      "The concatenated heads are never mixed; the paper's W_O is missing.",
+      "Pass the concatenated heads through one more linear layer.", whole=True, explains=("dead-parameter",)),
     M("no-qkv-proj", "wrong", "queries, keys and values are not projected",
       "Without weights of their own, heads cannot learn what to look for.",
       "Make three learned projections of the input."),
-    M("one-projection", "wrong", "queries, keys and values come from one and the same projection",
-      "Then every token matches itself best, and what is looked for equals what is offered.",
-      "Use three different weight matrices."),
+    M("one-projection", "wrong", "queries, keys and values come from the same projection",
+      "Every token then matches itself best, and what it looks for equals what it offers.",
+      "Use three different weight matrices.", explains=("dead-parameter",)),
     M("wrong-role", "wrong", "a projection or an input is used in the wrong role",
-      "In self-attention this may go unnoticed; with other keys than queries it computes something else.",
-      "Follow query, key and value by name from the argument to the products."),
-    M("values-unused", "wrong", "the weights never meet the values",
-      "The result must be an average of the values; here they take no part in it.",
-      "After the softmax, multiply weights and values."),
+      "Self-attention may hide this; where keys differ from queries, it computes something else.",
+      "Follow query, key and value by name from the argument to the products.", explains=("dead-parameter",)),
     M("too-wide", "wrong", "the output is wider than asked for",
-      "Every head has the full output width, so that concatenation multiplies it by the number of heads.",
-      "Make each head as wide as the output divided by the number of heads."),
+      "Every head has the full output width, so concatenation multiplies it by the number of heads.",
+      "Make each head as wide as the output divided by the number of heads.", whole=True, explains=("no-out-proj",)),
     # masks
     M("mask-ignored", "wrong", "the mask has no effect",
-      "A mask is accepted, and the result is the same with and without it.",
+      "A mask is accepted, but the result is the same with and without it.",
       "Follow the mask argument: it must change the scores before the softmax."),
     M("mask-discarded", "wrong", "the result of masking is thrown away",
-      "`masked_fill` returns a new tensor; without assigning it, the scores stay as they were.",
-      "Assign the result, or use the variant that works in place."),
+      "`masked_fill` returns a new tensor; unless it is assigned, the scores stay as they were.",
+      "Assign the result, or use the in-place variant.", explains=("mask-ignored", "causal-ignored")),
     M("mask-after-softmax", "wrong", "the mask is applied after the softmax",
-      "The hidden keys still took their share of the row, so that the visible weights no longer sum to one.",
-      "Mask the scores, before the softmax."),
+      "The hidden keys still took their share of the row, so the visible weights no longer sum to one.",
+      "Mask the scores before the softmax.", step="masked_after"),
     M("mask-wrong-sample", "wrong", "the mask reaches the wrong sample or head",
       "With heads folded into the batch, a mask repeated in the other order meets other samples.",
-      "Check the order in which batch and heads are folded, and repeat the mask in the same order."),
-    M("mask-additive", "wrong", "a boolean mask is added to the scores",
-      "True counts as 1 there: hidden keys are only a little less visible.",
-      "Turn the mask into minus infinity where a key is hidden."),
-    M("mask-partial", "wrong", "the mask hides other keys than it says",
-      "Some positions that the mask names are not hidden, or others are.",
-      "Print the weights under a small mask and compare zeros."),
+      "Check the order in which batch and heads are folded, and repeat the mask in the same order.",
+      explains=("batch-leak",)),
     M("mask-leaks", "wrong", "masked keys keep some weight",
-      "A score of 0 or of a small number is not hidden: the softmax gives it exp(0) = 1 of weight.",
+      "A score of 0 or of a small number is not hidden: the softmax turns it into a weight of exp(0) = 1.",
       "Fill hidden scores with minus infinity, not with a number near zero."),
     M("mask-crashes", "wrong", "passing a mask raises an error",
-      "The mask path was never run.",
+      "The code for masks was never run.",
       "Call the layer once with a mask of the shape you intend."),
     M("causal-inverted", "wrong", "the causal mask is inverted: tokens see the future and not the past",
-      "In generation the future does not exist; in training the answer is given away.",
+      "The future does not exist during generation, and during training it gives the answer away.",
       "Print the mask: a row is a query, and ones must stand where it may look."),
     M("causal-off-by-one", "wrong", "the causal mask is off by one",
       "A token must see itself and everything before it, and nothing after.",
       "Check the diagonal argument of tril or triu."),
     M("causal-ignored", "wrong", "the causal mask has no effect",
       "A token's result depends on tokens after it.",
-      "Print the weights: above the diagonal there must be zeros."),
-    # states
+      "Print the weights: there must be zeros above the diagonal."),
+    M("mask-misplaced", "wrong", "the mask is passed to another parameter of the function",
+      "By position it lands in a parameter before the one called mask, and is used as something else.",
+      "Pass it by name: mask=mask."),
+    # running
     M("dropout-in-eval", "wrong", "dropout is active in evaluation mode",
       "Two calls with the same input give different results after `eval()`.",
       "Use nn.Dropout, or pass training=self.training."),
     M("layers-in-forward", "wrong", "layers are created in forward",
-      "Their weights are new and random at every call, and no optimiser ever sees them.",
-      "Create layers in __init__ and only use them in forward."),
-    M("buffer-not-sliced", "wrong", "the stored mask is not cut to the length of the input",
-      "Only inputs of exactly the longest length run.",
+      "Their weights are new and random at every call, and no optimizer ever sees them.",
+      "Create layers in __init__ and only use them in forward.",
+      explains=("batch-leak", "cross-length", "dead-parameter", "dropout-in-eval", "dropout-unused", "half-fails",
+                "no-gradient", "slow")),
+    M("buffer-not-sliced", "wrong", "the stored mask is not sliced to the length of the input",
+      "Only inputs of exactly the maximum length run.",
       "Use the first T rows and columns of the stored mask."),
     M("undefined-name", "wrong", "a name is used that was never defined",
-      "It is misspelt, or it works only where other code happens to define it, such as an earlier cell of a notebook.",
-      "Compare its spelling with the lines above; read sizes from the tensor at hand."),
+      "It is misspelled, or it exists only where other code defines it, such as an earlier cell of a notebook.",
+      "Compare its spelling with the lines above; read sizes from the tensors.", certain=True),
     M("missing-attribute", "wrong", "an attribute is used that was never set",
-      "`self.…` is read in forward and not assigned in __init__, or spelled differently there.",
-      "Compare the names in __init__ and forward letter by letter."),
+      "`self.…` is read in forward but not assigned in __init__, or is spelled differently there.",
+      "Compare the names in __init__ and forward letter by letter.", certain=True),
     M("missing-import", "wrong", "an import is missing",
       "The file does not run as it is.",
-      "Add the import at the top."),
+      "Add the import at the top.", certain=True),
     M("missing-super", "wrong", "`super().__init__()` is not called",
-      "nn.Module cannot register layers before it has been set up.",
-      "Make it the first line of __init__."),
+      "nn.Module cannot register layers before it is initialized.",
+      "Make it the first line of __init__.", certain=True),
     M("contiguous", "wrong", "a view of a transposed tensor raises an error",
       "After a transpose the numbers no longer lie in order, and `view` refuses.",
       "Call contiguous() first, or use reshape."),
     M("no-return", "wrong", "forward returns nothing",
-      "Whoever calls the layer gets None.",
-      "Return what the output projection gives."),
+      "The caller gets None.",
+      "Return the result of the output projection.", certain=True),
     M("tokens-alone", "wrong", "no token sees another",
-      "Attention is there to let tokens read from each other; here each output depends on its own token alone.",
+      "Attention lets tokens read from each other; here each output depends only on its own token.",
       "Print the shape of the weights: their last two axes must be tokens and tokens."),
     M("sees-a-part", "wrong", "a token sees only a part of the sequence",
-      "The sequence was cut into pieces that never meet, and nothing in the name says that this is meant.",
-      "Look for a chunk, split or view that cuts the axis of tokens where heads were meant."),
-    M("mask-misplaced", "wrong", "the mask is given to another parameter of the function",
-      "By position it lands in a parameter before the one called mask, and is used as something else.",
-      "Pass it by name: mask=mask."),
+      "The sequence is cut into pieces that never meet, and the class's name does not announce that.",
+      "Look for a chunk, split or view that cuts the token axis where heads were meant."),
     M("crashes", "wrong", "it raises an error",
       "The call ends before there is a result.",
       "Start with the line named here and print the shapes before it."),
-    M("syntax", "wrong", "the file is not valid Python", "Nothing in it can run.", "Mend the line named here first."),
+    M("syntax", "wrong", "the file is not valid Python", "Nothing in it can run.", "Fix the line named here first."),
     M("backward-fails", "wrong", "the gradient cannot be computed",
       "A tensor that backward needs was changed in place.",
-      "Replace the operation that ends in _ by the one that returns a new tensor."),
-    M("no-gradient", "wrong", "the result is cut off from the gradient",
+      "Replace the operation that ends in _ with the one that returns a new tensor."),
+    M("no-gradient", "wrong", "no gradient flows through the result",
       "No parameter can learn.", "Look for detach(), .data, no_grad or a conversion to numpy."),
     M("dead-parameter", "fragile", "a parameter never gets a gradient",
-      "It is stored and counted and has no effect on the result.",
+      "It is stored and counted but has no effect on the result.",
       "Use it or remove it."),
     # robustness
     M("cross-length", "fragile", "keys of another length than the queries fail",
-      "Cross-attention needs it: the decoder's tokens look at an encoder of another length.",
+      "Cross-attention needs this: a decoder attends to an encoder output of another length.",
       "Read the key length from the key, not from the query."),
     M("nan-empty-row", "fragile", "a query that may see no key gives NaN",
-      "The softmax of a row of minus infinities is 0/0; one padded sample then spoils the whole batch.",
+      "The softmax of a row of minus infinities is 0/0; one padded sample can then spoil the whole batch.",
       "Decide what such a row should give, and set it."),
-    M("half-fill", "fragile", "the fill value does not fit float16",
-      "float16 ends at 65504, so −1e9 overflows there.",
+    M("half-fill", "fragile", "the fill value does not fit into float16",
+      "The largest float16 is 65504, so −1e9 overflows.",
       "Use minus infinity, or torch.finfo(scores.dtype).min."),
     M("half-fails", "fragile", "it does not run in half precision",
-      "Somewhere a tensor of fixed type is mixed in.",
+      "A tensor of a fixed type is mixed in somewhere.",
       "Create tensors with the dtype and device of the input."),
     M("not-a-buffer", "fragile", "a tensor is kept as a plain attribute",
-      "`.to(device)`, `.half()` and state_dict do not know it.",
+      "`.to(device)`, `.half()` and state_dict do not include it.",
       "Register it with register_buffer."),
     M("layers-in-list", "wrong", "layers are kept in a plain list",
-      "The module does not know them: no optimiser, state_dict or `.to(device)` reaches their weights.",
+      "They are not registered: no optimizer, state_dict or `.to(device)` reaches their weights.",
       "Use nn.ModuleList."),
-    M("cuda-only", "fragile", "a GPU is hard-wired",
+    M("cuda-only", "fragile", "a GPU is hard-coded",
       "The code cannot run anywhere else.",
       "Take the device from the input."),
-    M("compile-fails", "fragile", "`torch.compile` does not take it as one graph",
-      "The graph breaks, and with it most of what compilation gains.",
+    M("compile-fails", "fragile", "`torch.compile` cannot compile it as one graph",
+      "The graph breaks, and most of the gain from compilation is lost.",
       "Look for numbers read out of tensors, prints, numpy and Python side effects in forward."),
-    M("meta-fails", "fragile", "it cannot be made or called on the meta device",
-      "Large models are planned there, without memory; something reads values that do not exist yet.",
+    M("meta-fails", "fragile", "it cannot be built or called on the meta device",
+      "Large models are planned there without memory; something reads values that do not exist yet.",
       "Create tensors on the device of the input, and read no values from them."),
     M("beyond-buffer", "fragile", "an input longer than the stored mask is not handled",
-      "The longest length is fixed by a table made in the constructor.",
-      "Refuse longer inputs in words, or make the mask from the input's length."),
-    M("grouped-crashes", "fragile", "fewer key/value heads than heads raise an error",
-      "The number of key/value heads is accepted, and only one value of it works.",
+      "A table made in the constructor fixes the maximum length.",
+      "Reject longer inputs with a clear error, or make the mask from the input's length."),
+    M("grouped-crashes", "fragile", "fewer key/value heads than query heads raise an error",
+      "The number of key/value heads can be chosen, but only one choice works.",
       "Repeat every key and value head for the queries of its group before the product."),
     M("grouped-order", "wrong", "key and value heads are shared in different orders",
       "A query head then looks at the keys of one group and reads the values of another.",
-      "Repeat keys and values in the same way; neighbouring heads form a group."),
-    M("dropout-unused", "fragile", "dropout is configured and never applied",
+      "Repeat keys and values in the same way; neighboring heads form a group."),
+    M("dropout-unused", "fragile", "dropout is configured but never applied",
       "Training with dropout is the same as without.",
       "Apply it to the weights after the softmax."),
-    M("names-from-demo", "style", "a name is read from the code around the class",
-      "The class works only inside this file.",
-      "Pass it to the constructor."),
     M("slow", "slow", "it takes longer than the fused layer",
-      "It makes the whole table of weights, T×T for every head.",
+      "It computes the whole matrix of weights, T×T for every head.",
       "torch.nn.functional.scaled_dot_product_attention or headwise.MultiHeadAttention computes the same in blocks."),
 )  # fmt: skip
+
+
+@dataclass
+class Finding:
+    """A mistake that was found: `detail` holds the measured values, the table of mistakes the general words."""
+
+    name: str
+    detail: str = ""
+    line: int | None = None
+    text: str = ""  # the learner's line
+    severity: str = ""  # the table's unless given
+
+    def __post_init__(self) -> None:
+        self.severity = self.severity or self.mistake.severity
+
+    @property
+    def mistake(self) -> Mistake:
+        """The row of the table."""
+        return MISTAKES[self.name]
+
+    @property
+    def title(self) -> str:
+        """What is wrong."""
+        return self.mistake.title
+
+    @property
+    def why(self) -> str:
+        """What that does."""
+        return self.mistake.why
+
+    @property
+    def hint(self) -> str:
+        """One next step."""
+        return self.mistake.hint
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "name": self.name, "severity": self.severity, "title": self.title, "detail": self.detail, "line": self.line,
+            "text": self.text, "why": self.why, "hint": self.hint,
+        }  # fmt: skip
+
+
+class Note(NamedTuple):
+    """Something worth saying that is not a mistake."""
+
+    kind: str  # good: a step that is right; variant: more or less than plain attention; doubt: not understood
+    words: str
+
+
+Found = Iterator[Finding | Note]  # what a fault function gives
+
+
+def good(words: str) -> Note:
+    """A step that was verified."""
+    return Note("good", words)
+
+
+def variant(words: str) -> Note:
+    """A known difference from plain attention that is right."""
+    return Note("variant", words)
+
+
+def doubt(words: str) -> Note:
+    """A step that was not understood; any doubt rules out the verdict "right"."""
+    return Note("doubt", words)
+
+
+def settled(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings that no other one explains, the most serious first, each mistake once."""
+    found = list(findings)
+    explained = {name for finding in found for name in finding.mistake.explains}
+    kept: dict[str, Finding] = {}
+    for finding in sorted(found, key=lambda f: ORDER.index(f.severity)):
+        if finding.name not in explained:
+            kept.setdefault(finding.name, finding)
+    return list(kept.values())

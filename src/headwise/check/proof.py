@@ -1,75 +1,138 @@
-"""What was understood, as a changed reference that must predict the output for fresh inputs."""
+"""The proof: the reference with the steps changed that were read differently, which must predict new outputs."""
 
 import math
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from headwise import reference
-from headwise.check import mutants
-from headwise.check.bound import Bound
-from headwise.check.calling import Inputs, make_inputs
-from headwise.check.diagnosis import Diagnosis
-from headwise.check.patterns import pattern
-from headwise.check.stages import Reading
+from headwise.check.binding import Bound
+from headwise.check.calls import make_inputs
+from headwise.check.reading import AttentionReading, pattern
+
+Maps = tuple[reference.Linear, reference.Linear, reference.Linear, reference.Linear | None]
 
 
-def recipe(reading: Reading) -> tuple[mutants.Recipe, mutants.Maps] | None:
+@dataclass(frozen=True)
+class Recipe:
+    """One choice for every step of attention; the defaults are the reference."""
+
+    split: str = "heads"  # or view: no transpose
+    scale: float | None = None  # 1/√D unless given
+    axis: str = "keys"  # or queries, heads, batch
+    after_factor: float = 1.0  # weights multiplied after the softmax
+    masked_after: bool = False  # the mask zeroes weights instead of scores
+    merge: str = "heads"  # or view
+    residual: float = 0.0  # the input, times this, is added
+
+    @property
+    def deviations(self) -> list[str]:
+        """The steps that differ from the reference."""
+        plain = Recipe()
+        return [f.name for f in fields(self) if getattr(self, f.name) != getattr(plain, f.name)]
+
+
+AXES = {"batch": 0, "heads": 1, "queries": 2, "keys": 3}
+
+
+def attention(
+    query: Tensor,  # (B, T, E)
+    key: Tensor,
+    value: Tensor,
+    maps: Maps,
+    num_heads: int,
+    recipe: Recipe,
+    *,
+    visible: Tensor | None = None,  # broadcasts to (B, H, T, S)
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Output and weights of the changed reference; with a plain recipe they are those of the reference itself.
+
+    >>> x, eye = torch.randn(2, 5, 6), reference.Linear(torch.eye(6))
+    >>> right, _ = attention(x, x, x, (eye, eye, eye, eye), 3, Recipe())
+    >>> wrong, _ = attention(x, x, x, (eye, eye, eye, eye), 3, Recipe(merge="view"))
+    >>> torch.equal(right, wrong)
+    False
+    """
+    if not [name for name in recipe.deviations if name != "scale"]:
+        return reference.multi_head_attention(
+            query, key, value, maps, num_heads, visible=visible, bias=bias, scale=recipe.scale
+        )
+    q, k, v = (split(m(x), num_heads, recipe.split) for m, x in zip(maps[:3], (query, key, value), strict=True))
+    scores = q @ k.transpose(-2, -1) * (1 / math.sqrt(q.shape[-1]) if recipe.scale is None else recipe.scale)
+    scores = scores if bias is None else scores + bias
+    if visible is not None and not recipe.masked_after:
+        scores = scores.masked_fill(~visible, -math.inf)
+    weights = scores.softmax(AXES[recipe.axis]) * recipe.after_factor
+    if visible is not None and recipe.masked_after:
+        weights = weights.masked_fill(~visible, 0.0)
+    merged = merge(weights @ v, recipe.merge)
+    output = merged if maps[3] is None else maps[3](merged)
+    return (output + recipe.residual * query if recipe.residual else output), weights
+
+
+def split(x: Tensor, num_heads: int, how: str) -> Tensor:
+    """(B, T, H·D) as (B, H, T, D), rightly or by a view."""
+    B, T, width = x.shape
+    if how == "view":
+        return x.reshape(B, num_heads, T, width // num_heads)
+    return x.reshape(B, T, num_heads, -1).transpose(1, 2)
+
+
+def merge(heads: Tensor, how: str) -> Tensor:
+    """(B, H, T, D) as (B, T, H·D), rightly or by a view."""
+    B, H, T, D = heads.shape
+    if how == "view":
+        return heads.reshape(B, T, H * D)
+    return heads.transpose(1, 2).flatten(2)
+
+
+def recipe(reading: AttentionReading) -> tuple[Recipe, Maps] | None:
     """What was understood, as a changed reference with the learner's own weights; None where it is not enough."""
-    parts = (reading.query, reading.key, reading.value)
-    out, scores = reading.output, reading.scores
-    if any(p is None or p.position or p.then or p.norm for p in parts) or out is None or scores is None:
+    parts, out, scores = list(reading.projections.values()), reading.output, reading.scores
+    if len(parts) < 3 or any(p.position or p.then or p.norm for p in parts) or out is None or scores is None:
         return None
-    if scores.relative or scores.axis not in mutants.AXES:
+    splits = {p.split for p in parts}
+    if scores.relative or scores.axis not in AXES or len(splits) > 1 or not splits <= {"heads", "view"}:
         return None
-    splits = {p.split for p in parts if p is not None}
-    if len(splits) > 1 or not splits <= {"heads", "view"} or out.merge not in ("heads", "view", "mean") or not out.last:
+    if out.merge not in ("heads", "view", "mean") or not out.last:
         return None
-    maps = [reference.Linear(p.fit.weight, p.fit.bias) for p in parts if p is not None]
-    made = mutants.Recipe(
+    query, key, value = (reference.Linear(p.fit.weight, p.fit.bias) for p in parts)
+    made = Recipe(
         splits.pop(), scores.factor, scores.axis, scores.after_factor if scores.after != "random" else 1.0,
         scores.after == "masked", "heads" if out.merge == "mean" else out.merge, out.residual,
     )  # fmt: skip
-    return made, (maps[0], maps[1], maps[2], reference.Linear(out.fit.weight, out.fit.bias))
+    return made, (query, key, value, reference.Linear(out.fit.weight, out.fit.bias))
 
 
-def predict(
-    reading: Reading, made: tuple[mutants.Recipe, mutants.Maps], inputs: Inputs, visible: Tensor | None
-) -> Tensor:
-    """The output the understanding promises for other inputs."""
-    bias = None if reading.scores is None else reading.scores.bias
-    H = reading.core.heads.shape[1]
-    return mutants.attention(*inputs, made[1], H, made[0], visible=visible, bias=bias)[0]
-
-
-def proven(bound: Bound, reading: Reading, diagnosis: Diagnosis) -> float | None:
-    """The largest difference between prediction and output on fresh inputs; None if nothing is predicted."""
-    made = recipe(reading)
-    if made is None or reading.scores is None or any(f.name == "dropout-in-eval" for f in diagnosis.findings):
+def prediction_error(bound: Bound, reading: AttentionReading) -> float | None:
+    """The largest difference between prediction and output for new inputs; None if nothing is predicted."""
+    made, scores = recipe(reading), reading.scores
+    if made is None or scores is None or scores.after == "random":
         return None
     inputs = make_inputs(bound.form, bound.sizes, seed=7)
     output = bound.form.result(bound.call(inputs), inputs)
-    visible = reading.scores.visible if reading.scores.after != "masked" else reading.core.weights != 0
     if output is None:
         return None
-    promised = predict(reading, made, inputs, visible[:1].expand(visible.shape))
-    gap = (output - promised).abs()
-    if reading.scores.empty is not None:
+    visible, H = reading.visible, reading.core.heads.shape[1]
+    visible = visible[:1].expand(visible.shape)
+    predicted, _ = attention(*inputs, made[1], H, made[0], visible=visible, bias=scores.bias)
+    gap = (output - predicted).abs()
+    if scores.empty is not None:
         gap = gap[torch.isfinite(output)]
     return float(gap.max()) if gap.numel() else None
 
 
-def rightful(bound: Bound, reading: Reading) -> Tensor | None:
-    """What the reference gives with the learner's own weights on the traced inputs."""
-    made = recipe(reading)
-    if made is None or reading.scores is None or made[1][3] is None:
+def reference_output(bound: Bound, reading: AttentionReading) -> Tensor | None:
+    """What the reference gives with the learner's own weights on the traced inputs; None if that is not known."""
+    made, scores = recipe(reading), reading.scores
+    if made is None or scores is None or pattern(scores.visible) not in ("full", "causal"):
         return None
-    D = reading.core.query.shape[-1]
-    factors = [p.role.factor for p in (reading.query, reading.key) if p is not None]
-    if any(f is None for f in factors) or pattern(reading.scores.visible) not in ("full", "causal"):
+    factors = [part.role.factor for name, part in reading.projections.items() if name != "value"]
+    if any(factor is None for factor in factors):
         return None
-    scale = D**-0.5 / abs(math.prod(f for f in factors if f is not None))
-    plain_recipe = mutants.Recipe(scale=scale, residual=made[0].residual)
-    H = reading.core.heads.shape[1]
-    visible = reading.scores.visible[:1]
-    return mutants.attention(*bound.inputs, made[1], H, plain_recipe, visible=visible, bias=reading.scores.bias)[0]
+    D, H = reading.core.query.shape[-1], reading.core.heads.shape[1]
+    scale = D**-0.5 / abs(math.prod(factor for factor in factors if factor is not None))
+    plain = Recipe(scale=scale, residual=made[0].residual)
+    return attention(*bound.inputs, made[1], H, plain, visible=scores.visible[:1], bias=scores.bias)[0]

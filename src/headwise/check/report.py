@@ -3,23 +3,19 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from headwise.check.findings import Finding
+from headwise.check.mistakes import Finding
 
 EXIT = {"right": 0, "variant": 0, "wrong": 1, "unknown": 2}
-WORDS = {
-    "right": "RIGHT",
-    "variant": "RIGHT",
-    "wrong": "WRONG",
-    "unknown": "CANNOT JUDGE",
-}
+WORDS = {"right": "RIGHT", "variant": "RIGHT", "wrong": "WRONG", "unknown": "CANNOT JUDGE"}
 LABEL = {"wrong": "WRONG", "fragile": "FRAGILE", "slow": "SLOW", "style": "STYLE"}
+INDENT = " " * 8
 
 
 @dataclass
 class Report:
     """The result of a check. `str(report)` is the text, `report.to_dict()` plain data, `report.exit_code` 0, 1 or 2."""
 
-    verdict: str  # right, variant (right, and more than plain attention), wrong, unknown
+    verdict: str  # right, variant (right, but more or less than plain attention), wrong, unknown
     subject: str = ""  # MultiHeadAttention(d_model=32, num_heads=4)
     call: str = ""  # forward(query, key, value, mask)
     masks: list[str] = field(default_factory=list)
@@ -42,19 +38,23 @@ class Report:
         return EXIT[self.verdict]
 
     @property
+    def wrong(self) -> list[Finding]:
+        """The findings that make it wrong."""
+        return [finding for finding in self.findings if finding.severity == "wrong"]
+
+    @property
     def cause(self) -> str | None:
-        """Name of the first mistake that makes it wrong."""
-        return next((f.name for f in self.findings if f.severity == "wrong"), None)
+        """The name of the first mistake that makes it wrong."""
+        return next((finding.name for finding in self.wrong), None)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        data = asdict(self)
-        data["findings"] = [finding.to_dict() for finding in self.findings]
-        return data | {"exit_code": self.exit_code, "cause": self.cause}
+        findings = [finding.to_dict() for finding in self.findings]
+        return asdict(self) | {"findings": findings, "exit_code": self.exit_code, "cause": self.cause}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Report":
-        """What `to_dict` wrote."""
+        """The report that `to_dict` wrote as `data`."""
         names = set(cls.__dataclass_fields__)
         made = cls(**{k: v for k, v in data.items() if k in names})
         made.findings = [
@@ -67,49 +67,42 @@ class Report:
 
     def lines(self) -> list[str]:
         """The text, line by line."""
-        out = []
-        if self.subject:
-            called = f" · {self.call}" if self.call else ""
-            out.append(f"{self.subject}{called}")
-        out += [f"mask    {line}" + ("" if "not judged" in line else "   (measured)") for line in self.masks]
-        out += self._verdict()
-        wrong = [finding for finding in self.findings if finding.severity == "wrong"]
-        for finding in wrong:
-            out += _finding(finding)
-        if self.difference:
-            out.append(f"        first difference: {self.difference}")
-        if self.proof:
-            out.append(f"        {self.proof}")
+        out = [f"{self.subject} · {self.call}" if self.call else self.subject] if self.subject else []
+        out += [f"mask    {line}" for line in self.masks]
+        out += self._verdict_lines()
+        for finding in self.wrong:
+            out += _finding_lines(finding)
+        out += [f"{INDENT}first difference: {self.difference}"] if self.difference else []
+        out += [INDENT + self.proof] if self.proof else []
         for finding in self.findings:
-            out += _finding(finding) if finding not in wrong else []
-        if self.good:
-            out.append(f"OK      {' · '.join(self.good)}")
+            out += _finding_lines(finding) if finding.severity != "wrong" else []
+        out += [f"OK      {' · '.join(self.good)}"] if self.good else []
         if self.others:
-            out.append(f"        also in this file: {', '.join(self.others)} (choose with --name)")
+            out.append(f"{INDENT}also in this file: {', '.join(self.others)} (choose with --name)")
         return out
 
-    def _verdict(self) -> list[str]:
+    def _verdict_lines(self) -> list[str]:
         if self.verdict == "right":
             return ["RIGHT   equals the reference with your own weights"]
         if self.verdict == "variant":
             return [f"RIGHT   a known variant: {'; '.join(self.variants)}"]
         if self.verdict == "wrong":
-            return [f"        a variant: {'; '.join(self.variants)}"] if self.variants else []
+            return [f"{INDENT}a variant: {'; '.join(self.variants)}"] if self.variants else []
         lines = ["CANNOT JUDGE: this says nothing about whether it is right"]
-        lines += [f"        not understood: {doubt}" for doubt in self.doubts]
-        lines += [f"        tried: {attempt}" for attempt in self.tried[:5]]
+        lines += [f"{INDENT}not understood: {doubt}" for doubt in self.doubts]
+        lines += [f"{INDENT}tried: {attempt}" for attempt in self.tried[:5]]
         if self.tried:
-            lines.append('        say how: --build "MyClass(512, 8)" --call "m(x, x, x, mask)"')
+            lines.append(f'{INDENT}say how: --build "MyClass(512, 8)" --call "m(x, x, x, mask)"')
         return lines
 
 
-def _finding(finding: Finding) -> list[str]:
+def _finding_lines(finding: Finding) -> list[str]:
     head = f"{LABEL[finding.severity]:<8}{finding.title}"
     lines = [head + (f": {finding.detail}" if finding.detail else "")]
     if finding.line is not None:
-        lines.append(f"        line {finding.line}: {finding.text}".rstrip(": "))
+        lines.append(f"{INDENT}line {finding.line}: {finding.text}".rstrip(": "))
     if finding.severity == "wrong":
-        lines += [f"        why:  {finding.why}", f"        next: {finding.hint}"]
+        lines += [f"{INDENT}why:  {finding.why}", f"{INDENT}next: {finding.hint}"]
     elif finding.severity == "fragile":
-        lines.append(f"        next: {finding.hint}")
+        lines.append(f"{INDENT}next: {finding.hint}")
     return lines

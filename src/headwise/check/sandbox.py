@@ -1,9 +1,16 @@
-"""Runs a learner's file in its own process: limited in time, memory and output, without network, in an empty home."""
+"""Runs a learner's file in a process of its own: limited in time, memory and output, without network, in an empty home.
+
+This module is both sides: `run` in the parent starts `python -m headwise.check.sandbox`, whose `main` sets the limits,
+judges the file and answers line by line.
+"""
 
 import contextlib
+import ctypes
 import json
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +24,13 @@ from headwise.check.report import Report
 SECONDS = 60.0  # for everything; a typical file takes three
 GRACE = 5.0  # more, before the process is killed
 LONGEST = 4 * 2**20  # bytes of answer
+MEMORY = 6 * 2**30  # address space; torch alone maps more than 2 GiB
+FILES = 64 * 2**20
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SYSTEMROOT")
+
+
+# The parent.
 
 
 def run(
@@ -30,17 +44,17 @@ def run(
     solution: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """The report of a file, whatever the file does."""
+    """The report on a file, whatever the file does."""
     if not path.is_file():
         return Report("unknown", subject=str(path), doubts=[f"there is no file {path}"])
     with tempfile.TemporaryDirectory(prefix="headwise-check-") as home:
         reading, writing = os.pipe()
         request = {
-            "channel": writing, "file": str(path.resolve()), "name": name, "build": build, "call": call,
-            "seconds": seconds, "thorough": thorough, "solution": solution,
+            "channel": writing, "seconds": seconds, "file": str(path.resolve()), "name": name, "build": build,
+            "call": call, "thorough": thorough, "solution": solution,
         }  # fmt: skip
         process = subprocess.Popen(  # noqa: S603 - this interpreter, our module
-            [sys.executable, "-P", "-m", "headwise.check.child", json.dumps(request)],
+            [sys.executable, "-P", "-m", "headwise.check.sandbox", json.dumps(request)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -55,7 +69,7 @@ def run(
             listener = threading.Thread(target=_listen, args=(channel, state, progress), daemon=True)
             listener.start()
             error = _wait(process, seconds + GRACE, listener)
-            _end(process)
+            _kill(process)
             listener.join(2.0)
     if state["report"] is not None:
         return Report.from_dict(state["report"])
@@ -63,15 +77,10 @@ def run(
 
 
 def _environment(home: str) -> dict[str, str]:
-    """Ours, with another home and without a GPU; where headwise is found is kept."""
+    """Our environment with another home and without a GPU; headwise is still found."""
     here = str(Path(__file__).resolve().parents[2])
-    kept = {
-        k: v
-        for k, v in os.environ.items()
-        if k in ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SYSTEMROOT")
-    }
     path = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    return kept | {
+    return {k: v for k, v in os.environ.items() if k in KEPT} | {
         "HOME": home, "TMPDIR": home, "PYTHONPATH": path,
         "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg", "WANDB_MODE": "disabled", "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore",
@@ -79,7 +88,7 @@ def _environment(home: str) -> dict[str, str]:
 
 
 def _listen(channel: IO[bytes], state: dict[str, Any], progress: Callable[[str], None]) -> None:
-    """Take progress and report from the child. The first report counts: nothing after it is read."""
+    """Receive progress and report from the child. The first report counts: nothing after it is read."""
     total = 0
     for line in channel:
         total += len(line)
@@ -96,11 +105,11 @@ def _listen(channel: IO[bytes], state: dict[str, Any], progress: Callable[[str],
 
 
 def _wait(process: "subprocess.Popen[bytes]", seconds: float, listener: threading.Thread) -> str:
-    """Until it ends or its time is over; the end of what it wrote to standard error before it was muted."""
+    """Wait until it ends or its time is up; the last of what it wrote to standard error before that was muted."""
     listener.join(seconds)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(1.0)
-    _end(process)
+    _kill(process)
     if process.stderr is None:
         return ""
     with process.stderr as stream:
@@ -108,7 +117,7 @@ def _wait(process: "subprocess.Popen[bytes]", seconds: float, listener: threadin
         return (stream.read(20000) or b"").decode(errors="replace")[-2000:]
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _kill(process: "subprocess.Popen[bytes]") -> None:
     """Kill what is left, with all its children."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -118,13 +127,105 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 def _died(path: Path, code: int | None, stage: str, error: str, seconds: float) -> Report:
     report = Report("unknown", subject=path.name, file=str(path))
-    if code is not None and code < 0 and code != -signal.SIGKILL:
-        how = f"it crashed the interpreter ({signal.Signals(-code).name}) while {stage}"
-    elif code == -signal.SIGKILL:
-        how = f"it was still {stage} after {seconds:.0f} s and was stopped, or it ran out of memory"
+    if code == -signal.SIGKILL:
+        report.doubts.append(f"it was still {stage} after {seconds:.0f} s and was stopped, or it ran out of memory")
+    elif code is not None and code < 0:
+        report.doubts.append(f"it crashed the interpreter ({signal.Signals(-code).name}) while {stage}")
     else:
-        how = f"it ended the process with status {code} while {stage}"
-    report.doubts.append(how)
+        report.doubts.append(f"it ended the process with status {code} while {stage}")
     if error.strip():
         report.doubts.append(error.strip().splitlines()[-1][:200])
     return report
+
+
+# The child.
+
+
+class TooLong(BaseException):
+    """Raised by the alarm. A learner's `except Exception` does not catch it."""
+
+
+def main() -> None:
+    """Read the request, set the limits, judge, and answer with one JSON line, whatever the file does."""
+    request = json.loads(sys.argv[1])
+    seconds = request.pop("seconds")
+    channel = os.fdopen(int(request.pop("channel")), "w", buffering=1)
+    limit_resources(seconds)
+    _mute()
+
+    def tell(kind: str, value: Any) -> None:
+        channel.write(json.dumps({kind: value}) + "\n")
+        channel.flush()
+
+    tell("progress", "starting")
+    signal.signal(signal.SIGALRM, _raise_too_long)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    tell("report", _judged(request, seconds, tell).to_dict())
+    channel.flush()
+    os._exit(0)  # without the threads and exit handlers of the file
+
+
+def _raise_too_long(*_: Any) -> None:
+    raise TooLong
+
+
+def _mute() -> None:
+    """Discard everything that is printed: a file may print megabytes."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+
+
+def _judged(request: dict[str, Any], seconds: float, tell: Callable[[str, Any], None]) -> Report:
+    import torch
+
+    from headwise.check.verdict import judge_file
+
+    torch.set_num_threads(max(1, min(2, os.cpu_count() or 1)))
+    path, stage = Path(request.pop("file")), "loading"
+
+    def progress(words: str) -> None:
+        nonlocal stage
+        stage = words
+        tell("progress", words)
+
+    try:
+        return judge_file(path, progress=progress, **request)
+    except TooLong:
+        words = f"it was still {stage} after {seconds:.0f} s: an endless loop, or too much work"
+    except MemoryError:
+        words = f"it ran out of memory while {stage} (limit {MEMORY >> 30} GiB)"
+    except RecursionError:
+        words = f"it called itself without end while {stage}"
+    except Exception as error:
+        words = f"a fault of the checker itself while {stage}, please report it: {error!r}"
+    except SystemExit:
+        words = f"it ended the program while {stage}: exit() or quit() in code that must run"
+    return Report("unknown", subject=path.name, doubts=[words])
+
+
+def limit_resources(seconds: float) -> None:
+    """Limit processor time, memory and file size, and disable the network."""
+    limits = {
+        resource.RLIMIT_CPU: (int(4 * seconds) + 1, int(4 * seconds) + 2),
+        resource.RLIMIT_AS: (MEMORY, MEMORY),
+        resource.RLIMIT_FSIZE: (FILES, FILES),
+        resource.RLIMIT_CORE: (0, 0),
+    }
+    for kind, limit in limits.items():
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses some
+            resource.setrlimit(kind, limit)
+    if sys.platform == "linux":  # an empty network namespace, where the kernel allows one
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUSER | CLONE_NEWNET)
+    for method in ("connect", "connect_ex", "sendto"):
+        setattr(socket.socket, method, _refuse)
+    socket.getaddrinfo = socket.create_connection = _refuse
+
+
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    raise OSError("the checker runs without a network")
+
+
+if __name__ == "__main__":
+    main()

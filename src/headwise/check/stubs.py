@@ -1,27 +1,158 @@
-"""Stand-ins for packages that are not installed: enough for a file whose demo code, not its attention, needs them."""
+"""Stand-ins for what a learner's file imports and this machine does not have.
 
+There are small helpers that people keep in a file beside their attention, the part of einops that attention uses, and
+`Stub` for anything else, which is enough where only the demo code needs the package.
+"""
+
+import copy
 import importlib.abc
 import importlib.machinery
+import math
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from headwise.check import einops_stub
-from headwise.check.helpers_stub import HELPERS
+
+class Conv1D(nn.Module):
+    """GPT-2's linear layer: (output width, input width), weights stored as (input, output)."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf) * 0.02), nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, nx) to (…, nf)."""
+        return x @ self.weight + self.bias
+
+
+def clones(module: nn.Module, count: int) -> nn.ModuleList:
+    """`count` copies of a layer."""
+    return nn.ModuleList(copy.deepcopy(module) for _ in range(count))
+
+
+HELPERS: dict[str, Callable[..., Any]] = {
+    "clones": clones, "clone_layers": clones, "get_clones": clones, "_get_clones": clones, "clone_modules": clones,
+    "clone": clones, "make_clones": clones, "Conv1D": Conv1D, "LayerNorm": nn.LayerNorm, "RMSNorm": nn.RMSNorm,
+}  # fmt: skip
+
+
+# The part of einops that attention uses: rearrange, repeat, reduce and einsum.
+
+Axes = list[list[str]]
+
+
+def _axes(side: str) -> Axes:
+    """`b n (h d)` as [[b], [n], [h, d]]."""
+    found: Axes = []
+    for group, single in re.findall(r"\(([^)]*)\)|(\S+)", side):
+        found.append([] if single in ("1", "()") else group.split() if not single else [single])
+    return found
+
+
+def _widened(axes: Axes, dims: int, other: Axes) -> tuple[Axes, Axes]:
+    """Both sides with the ellipsis written out as single axes."""
+    flat = [name for group in axes for name in group]
+    if "..." not in flat:
+        return axes, other
+    names = [f"_{i}" for i in range(dims - len(axes) + 1)]
+
+    def spread(groups: Axes) -> Axes:
+        return [g for group in groups for g in ([[n] for n in names] if group == ["..."] else [group])]
+
+    return spread(axes), spread(other)
+
+
+def _split(x: Tensor, axes: Axes, sizes: dict[str, int]) -> Tensor:
+    """The tensor with grouped axes split; sizes that follow from the shape are added to `sizes`."""
+    shape: list[int] = []
+    for group, size in zip(axes, x.shape, strict=True):
+        unknown = [name for name in group if name not in sizes]
+        known = math.prod(sizes.get(name, 1) for name in group)
+        if len(unknown) == 1:
+            sizes[unknown[0]] = size // known
+        if group and known * (sizes[unknown[0]] if unknown else 1) != size:
+            raise ValueError(f"cannot split an axis of {size} into {group} with {sizes}")
+        shape += [sizes[name] for name in group]
+    return x.reshape(shape)
+
+
+def rearrange(x: Any, pattern: str, /, **sizes: int) -> Tensor:
+    """Like `einops.rearrange`."""
+    return repeat(x, pattern, **sizes)
+
+
+def repeat(x: Any, pattern: str, /, **sizes: int) -> Tensor:
+    """Like `einops.repeat`, and like `rearrange` where no axis is new."""
+    x = torch.stack(list(x)) if isinstance(x, list | tuple) else x
+    left, right = (_axes(side) for side in pattern.split("->"))
+    left, right = _widened(left, x.dim(), right)
+    x = _split(x, left, sizes)
+    flat_left = [name for group in left for name in group]
+    flat_right = [name for group in right for name in group]
+    for name in [name for name in flat_right if name not in flat_left]:
+        x = x.unsqueeze(-1).expand(*x.shape, sizes[name])
+        flat_left.append(name)
+    x = x.permute([flat_left.index(name) for name in flat_right])
+    result: Tensor = x.reshape([_product(group, sizes) for group in right])
+    return result
+
+
+def _product(group: list[str], sizes: dict[str, int]) -> int:
+    return math.prod(sizes[name] for name in group)
+
+
+def reduce(x: Tensor, pattern: str, how: str, /, **sizes: int) -> Tensor:
+    """Like `einops.reduce` for mean, sum and max."""
+    left, right = (_axes(side) for side in pattern.split("->"))
+    left, right = _widened(left, x.dim(), right)
+    x = _split(x, left, sizes)
+    flat_left = [name for group in left for name in group]
+    flat_right = [name for group in right for name in group]
+    gone = [i for i, name in enumerate(flat_left) if name not in flat_right]
+    x = x.amax(gone) if how == "max" else getattr(x, how)(gone)
+    kept = [name for name in flat_left if name in flat_right]
+    x = x.permute([kept.index(name) for name in flat_right])
+    return x.reshape([_product(group, sizes) for group in right])
+
+
+def einsum(*operands: Any) -> Tensor:
+    """Like `einops.einsum`: tensors first, axis names of several letters."""
+    *tensors, pattern = operands
+    names = sorted(set(re.findall(r"[A-Za-z_]\w*", pattern)))
+    letters = {name: chr(ord("a") + i) for i, name in enumerate(names)}
+    short = re.sub(r"[A-Za-z_]\w*", lambda m: letters[m[0]], pattern)
+    return torch.einsum(short.replace(" ", ""), *tensors)
+
+
+class Rearrange(nn.Module):
+    """Like `einops.layers.torch.Rearrange`."""
+
+    def __init__(self, pattern: str, **sizes: int) -> None:
+        super().__init__()
+        self.pattern, self.sizes = pattern, sizes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The rearranged tensor."""
+        return rearrange(x, self.pattern, **self.sizes)
+
+
+# Everything else.
 
 
 class StubBase:
-    """What a class becomes that inherits from a stand-in."""
+    """The base of a class that inherits from a stand-in."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.__dict__.update(kwargs)
 
 
 class Stub:
-    """Answers every attribute and call with another stand-in; as a decorator it gives back what it decorates."""
+    """Answers every attribute and call with another stand-in; as a decorator it returns what it decorates."""
 
     def __init__(self, name: str) -> None:
         self._stub_name = name
@@ -58,9 +189,9 @@ class Stub:
 
 
 class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """The last of the finders: what nobody else can import becomes a stand-in, and is written down.
+    """The last import finder: what no other finder finds becomes a stand-in and is noted in `missing`.
 
-    Only for packages that the learner's file names itself: others test for optional packages by importing them.
+    Only for packages that the learner's file names itself: libraries test for optional packages by importing them.
     """
 
     def __init__(self, allowed: set[str]) -> None:
@@ -71,7 +202,7 @@ class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """A spec for anything that reaches this place."""
+        """A spec for every package that the file names and that is not installed."""
         top = fullname.partition(".")[0]
         if (
             not self.active
@@ -82,30 +213,30 @@ class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """A module of stand-ins; einops is small enough to be there in earnest."""
+        """A module of stand-ins; for einops, the functions above."""
         top = spec.name.partition(".")[0]
         if top not in self.missing:
             self.missing.append(top)
         made = StubModule(spec.name)
         if top == "einops":
-            for name in ("rearrange", "repeat", "reduce", "einsum"):
-                setattr(made, name, getattr(einops_stub, name))
+            for function in (rearrange, repeat, reduce, einsum):
+                setattr(made, function.__name__, function)
             if spec.name.endswith("torch"):
-                made.Rearrange = einops_stub.Rearrange  # type: ignore[attr-defined]
+                made.Rearrange = Rearrange  # type: ignore[attr-defined]
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run."""
+        """There is nothing to run."""
 
 
 class StubModule(ModuleType):
-    """A module whose every attribute is a stand-in."""
+    """A module in which every attribute is a stand-in."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
         if name == "Rearrange":
-            return einops_stub.Rearrange
+            return Rearrange
         if name in HELPERS:
             return HELPERS[name]
         return Stub(f"{self.__name__}.{name}")

@@ -1,17 +1,8 @@
-"""Writes attention classes as source: right or with named faults, in several coding styles; for tests and exercises."""
+"""Writes attention classes as source, right or with named mistakes, in several coding styles: for tests and quiz."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from headwise.errors import OptionError
-
-
-class Fault(NamedTuple):
-    """A mistake as changes of a template's slots, by style; a style that is not there cannot show it."""
-
-    mistake: str
-    changes: dict[str, dict[str, str]]
-
 
 SEPARATE = """{imports}
 
@@ -214,196 +205,193 @@ def _scale(separate: str, fused: str, listed: str) -> dict[str, dict[str, str]]:
     return {"separate": {"scale": separate}, "fused": {"scale": fused}, "listed": {"scale": listed}}
 
 
-FAULTS: dict[str, Fault] = {
-    fault.mistake: fault
-    for fault in (
-        Fault("scale-missing", _scale("", "", "")),
-        Fault("scale-d_model", _scale(" / math.sqrt(query.size(-1))", " * C ** -0.5", " * C ** -0.5")),
-        Fault("scale-batch", _scale(" / math.sqrt(batch)", " * B ** -0.5", " * B ** -0.5")),
-        Fault("scale-length", _scale(" / math.sqrt(query.size(1))", " * T ** -0.5", " * T ** -0.5")),
-        Fault("scale-multiplied", _scale(" * math.sqrt(self.head_dim)", " * D ** 0.5", " * self.head_size ** 0.5")),
-        Fault("scale-no-sqrt", _scale(" / self.head_dim", " / D", " / self.head_size")),
-        Fault("scale-after-softmax", {
-            "einsum": {"scale": "1.0", "after": " * (e // self.n_heads) ** -0.5"},
-            "separate": {"scale": "", "after": " / math.sqrt(self.head_dim)"},
-            "fused": {"scale": "", "after": " * D ** -0.5"},
-            "listed": {"scale": "", "after": " * self.head_size ** -0.5"},
-        }),
-        Fault("softmax-axis", {"separate": {"axis": "-2"}, "fused": {"axis": "1"}, "listed": {"axis": "dim=0"}}),
-        Fault("split-view", {
-            "einsum": {k: f"torch.einsum('bte,hed->bthd', x, self.{k}).reshape(b, self.n_heads, t, -1)" for k in "qkv"},
-            "separate": {"split": ".view(batch, self.num_heads, -1, self.head_dim)"},
-            "fused": {"split": ".reshape(B, self.n_head, T, D)"},
-        }),
-        Fault("merge-view", {
-            "einsum": {"out": "heads.reshape(b, t, e) @ self.o.flatten(0, 1)"},
-            "separate": {"merge": ".reshape(batch, -1, self.num_heads * self.head_dim)"},
-            "fused": {"merge": ".contiguous().view(B, T, C)"},
-            "listed": {"cat": "torch.stack([head(x, mask) for head in self.heads], 1).reshape(x.shape)"},
-        }),
-        Fault("attends-over-heads", {
-            "einsum": {"scores": "bhtd,bgtd->bthg", "values": "bthg,bgtd->bhtd"},
-            "separate": {"split": ".view(batch, -1, self.num_heads, self.head_dim)",
-                         "merge": ".reshape(batch, -1, self.num_heads * self.head_dim)"},
-            "fused": {"split": ".view(B, T, self.n_head, D)", "merge": ".reshape(B, T, C)", "mask": "pass"},
-        }),
-        Fault("no-out-proj", {"separate": {"out": "merged"}, "fused": {"out": "y"}, "listed": {"out": "y"}}),
-        Fault("no-qkv-proj", {
-            "einsum": dict.fromkeys("qkv", "x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)"),
-            "separate": {"project_q": "query", "project_k": "key", "project_v": "value"},
-            "fused": {"qkv": "x, x, x"},
-        }),
-        Fault("one-projection", {
-            "separate": {"project_k": "self.w_q(key)", "project_v": "self.w_q(value)"},
-            "fused": {"qkv": "(self.c_attn(x)[..., :C],) * 3"},
-            "listed": {"k": "self.query(x)", "v": "self.query(x)"},
-        }),
-        Fault("wrong-role", {
-            "einsum": {"v": 'torch.einsum("bte,hed->bhtd", x, self.k)'},
-            "separate": {"project_v": "self.w_k(value)"},
-            "listed": {"v": "self.key(x)"},
-        }),
-        Fault("heads-share-weights", {
-            "separate": {"split": "[..., : self.head_dim].unsqueeze(1).expand(-1, self.num_heads, -1, -1)"},
-            "fused": {"split": "[..., :D].unsqueeze(1).expand(-1, self.n_head, -1, -1)"},
-            "listed": {"heads": "self.heads = nn.ModuleList([Head(embed_dim, embed_dim // heads)] * heads)"},
-        }),
-        Fault("heads-averaged", {
-            "separate": {"merge": ".mean(1).repeat(1, 1, self.num_heads)"},
-            "fused": {"merge": ".sum(1).repeat(1, 1, self.n_head)"},
-            "listed": {"cat": "sum(head(x, mask) for head in self.heads).repeat(1, 1, len(self.heads))"},
-        }),
-        Fault("mask-ignored", {
-            "einsum": {"mask": "mask = mask.bool()"},
-            "separate": {"mask": "pass"},
-            "listed": {"cat": "torch.cat([head(x) for head in self.heads], dim=-1)"},
-        }),
-        Fault("mask-discarded", {
-            "separate": {"mask": 'scores.masked_fill(mask == 0, float("-inf"))'},
-            "fused": {"mask": 'att.masked_fill(self.bias[:T, :T] == 0, float("-inf"))'},
-            "listed": {"mask": "scores.masked_fill(mask == 0, -1e9)"},
-        }),
-        Fault("mask-after-softmax", {
-            "separate": {"mask": "pass", "drop": "weights if mask is None else weights.masked_fill(mask == 0, 0.0)"},
-            "fused": {"mask": "pass", "drop": "att.masked_fill(self.bias[:T, :T] == 0, 0.0)"},
-            "listed": {"mask": "pass", "drop": "weights if mask is None else weights * (mask != 0)"},
-        }),
-        Fault("mask-leaks", {
-            "separate": {"mask": "scores = scores.masked_fill(mask == 0, 1e-9)"},
-            "fused": {"mask": "att = att.masked_fill(self.bias[:T, :T] == 0, 0.0)"},
-            "listed": {"mask": "scores = scores * (mask != 0)"},
-            "einsum": {"mask": "scores = scores.masked_fill(~mask.bool(), -1e-9)"},
-        }),
-        Fault("mask-wrong-sample", {
-            "einsum": {"mask": "scores = scores.masked_fill(~mask.bool().roll(2, 0), -1e9)"},
-            "separate": {"mask": 'scores = scores.masked_fill(mask.roll(1, 0) == 0, float("-inf"))'},
-            "listed": {"mask": "scores = scores.masked_fill(mask.flip(0) == 0, -1e9)"},
-        }),
-        Fault("mask-crashes", {
-            "einsum": {"mask": 'scores = scores.masked_fil(~mask.bool(), float("-inf"))'},
-            "separate": {"mask": "scores = scores.mask_fill(mask == 0, -1e9)"},
-            "listed": {"mask": "scores = scores.masked_fill(mask.equal_zero(), -1e9)"},
-        }),
-        Fault("causal-inverted", {
-            "separate": {"batch": CAUSAL_HERE + ".triu()"},
-            "einsum": {"names": CAUSAL + ".triu(1)"},
-            "fused": {"mask": 'att = att.masked_fill(self.bias[:T, :T] == 1, float("-inf"))'},
-            "listed": {"names": "T = x.size(1); mask = torch.triu(torch.ones(T, T))"},
-        }),
-        Fault("causal-off-by-one", {
-            "separate": {"batch": CAUSAL_HERE + ".tril(1)"},
-            "einsum": {"names": CAUSAL + ".tril(1)"},
-            "fused": {"mask": 'att = att.masked_fill(self.bias[:T, :T].tril(-1) == 0, -1e9)'},
-            "listed": {"names": "T = x.size(1); mask = torch.ones(T, T).tril(1)"},
-        }),
-        Fault("dropout-in-eval", {
-            "separate": {"drop": "torch.nn.functional.dropout(weights, 0.1)"},
-            "fused": {"drop": "F.dropout(att, 0.1)"},
-            "listed": {"drop": "nn.Dropout(0.2)(weights)"},
-        }),
-        Fault("layers-in-forward", {
-            "separate": {"out": "nn.Linear(merged.size(-1), merged.size(-1))(merged)"},
-            "fused": {"out": "nn.Linear(C, C)(y)"},
-            "listed": {"out": "nn.Linear(y.size(-1), y.size(-1))(y)"},
-        }),
-        Fault("layers-in-list", {
-            "separate": {"qkv_layers": "self.w = [nn.Linear(d_model, d_model) for _ in range(3)]",
-                         "project_q": "self.w[0](query)",
-                         "project_k": "self.w[1](key)", "project_v": "self.w[2](value)"},
-            "einsum": {"buffer": "self.more = [nn.Linear(dim, dim)]",
-                       "out": 'self.more[0](torch.einsum("bhtd,hde->bte", heads, self.o))'},
-            "listed": {"heads": "self.heads = [Head(embed_dim, embed_dim // heads) for _ in range(heads)]"},
-        }),
-        Fault("not-a-buffer", {
-            "einsum": {"scale": "torch.tensor([dim // n_heads]) ** -0.5"},
-            "separate": {"out_layer": "self.w_o = nn.Linear(d_model, d_model)\n"
-                         "        self.scale = torch.full((1,), self.head_dim ** 0.5)", "scale": " / self.scale"},
-            "fused": {"buffer": "self.bias = torch.tril(torch.ones(block_size, block_size))"},
-        }),
-        Fault("buffer-not-sliced", {
-            "fused": {"mask": 'att = att.masked_fill(self.bias == 0, float("-inf"))'},
-            "separate": {"sizes": SEPARATE_SLOTS["sizes"] + "\n        " + STORED,
-                         "batch": "batch = query.size(0)\n        mask = self.seen"},
-            "einsum": {"buffer": STORED, "names": "b, t, e = x.shape\n        mask = self.seen"},
-        }),
-        Fault("undefined-name", {
-            "separate": {"batch": "pass",
-                         "split": ".view(batch_size, -1, self.num_heads, self.head_dim).transpose(1, 2)",
-                         "merge": ".transpose(1, 2).contiguous().view(batch_size, -1, self.num_heads * self.head_dim)"},
-            "fused": {"merge": ".transpose(1, 2).reshape(B, seq_len, C)"},
-            "listed": {"scale": " * head_size ** -0.5"},
-        }),
-        Fault("missing-attribute", {
-            "separate": {"sizes": "self.num_heads, self.dim_head = num_heads, d_model // num_heads"},
-            "fused": {"split": ".view(B, T, self.num_heads, D).transpose(1, 2)"},
-            "listed": {"scale": " * self.head_dim ** -0.5"},
-        }),
-        Fault("missing-import", {
-            "separate": {"imports": "import torch\nfrom torch import nn\n"},
-            "fused": {"imports": "import torch\nimport torch.nn as nn\n"},
-            "listed": {"imports": "import torch\n"},
-        }),
-        Fault("missing-super", {style: {"super": "pass"} for style in ("separate", "fused", "listed")}),
-        Fault("contiguous", {
-            "separate": {"merge": ".transpose(1, 2).view(batch, -1, self.num_heads * self.head_dim)"},
-            "fused": {"merge": ".transpose(1, 2).view(B, T, C)"},
-            "listed": {"v": "self.value(x).mT.contiguous().mT.view(B * T, -1).view(B, T, -1)"},
-        }),
-        Fault("no-gradient", {
-            "einsum": {"out": "torch.einsum('bhtd,hde->bte', heads.detach(), self.o.data)"},
-            "separate": {"out": "self.w_o(merged).detach()"},
-            "fused": {"out": "self.c_proj(y).data"},
-            "listed": {"out": "self.out(y).detach()"},
-        }),
-        Fault("too-wide", {
-            "separate": {"sizes": "self.num_heads, self.head_dim = num_heads, d_model",
-                         "qkv_layers": "self.w_q, self.w_k, self.w_v = (nn.Linear(d_model, num_heads * d_model)"
-                         " for _ in range(3))", "out": "merged"},
-            "einsum": {"head": "dim", "scale": "dim ** -0.5", "out": "heads.transpose(1, 2).flatten(2)"},
-            "listed": {
-                "heads": "self.heads = nn.ModuleList(Head(embed_dim, embed_dim) for _ in range(heads))", "out": "y",
-            },
-        }),
-    )
+# Mistake → style → the slots that it changes; a style that is not listed cannot show it.
+SPOILED_SLOTS: dict[str, dict[str, dict[str, str]]] = {
+    "scale-missing": _scale("", "", ""),
+    "scale-d_model": _scale(" / math.sqrt(query.size(-1))", " * C ** -0.5", " * C ** -0.5"),
+    "scale-batch": _scale(" / math.sqrt(batch)", " * B ** -0.5", " * B ** -0.5"),
+    "scale-length": _scale(" / math.sqrt(query.size(1))", " * T ** -0.5", " * T ** -0.5"),
+    "scale-multiplied": _scale(" * math.sqrt(self.head_dim)", " * D ** 0.5", " * self.head_size ** 0.5"),
+    "scale-no-sqrt": _scale(" / self.head_dim", " / D", " / self.head_size"),
+    "scale-after-softmax": {
+        "einsum": {"scale": "1.0", "after": " * (e // self.n_heads) ** -0.5"},
+        "separate": {"scale": "", "after": " / math.sqrt(self.head_dim)"},
+        "fused": {"scale": "", "after": " * D ** -0.5"},
+        "listed": {"scale": "", "after": " * self.head_size ** -0.5"},
+    },
+    "softmax-axis": {"separate": {"axis": "-2"}, "fused": {"axis": "1"}, "listed": {"axis": "dim=0"}},
+    "split-view": {
+        "einsum": {k: f"torch.einsum('bte,hed->bthd', x, self.{k}).reshape(b, self.n_heads, t, -1)" for k in "qkv"},
+        "separate": {"split": ".view(batch, self.num_heads, -1, self.head_dim)"},
+        "fused": {"split": ".reshape(B, self.n_head, T, D)"},
+    },
+    "merge-view": {
+        "einsum": {"out": "heads.reshape(b, t, e) @ self.o.flatten(0, 1)"},
+        "separate": {"merge": ".reshape(batch, -1, self.num_heads * self.head_dim)"},
+        "fused": {"merge": ".contiguous().view(B, T, C)"},
+        "listed": {"cat": "torch.stack([head(x, mask) for head in self.heads], 1).reshape(x.shape)"},
+    },
+    "attends-over-heads": {
+        "einsum": {"scores": "bhtd,bgtd->bthg", "values": "bthg,bgtd->bhtd"},
+        "separate": {"split": ".view(batch, -1, self.num_heads, self.head_dim)",
+                     "merge": ".reshape(batch, -1, self.num_heads * self.head_dim)"},
+        "fused": {"split": ".view(B, T, self.n_head, D)", "merge": ".reshape(B, T, C)", "mask": "pass"},
+    },
+    "no-out-proj": {"separate": {"out": "merged"}, "fused": {"out": "y"}, "listed": {"out": "y"}},
+    "no-qkv-proj": {
+        "einsum": dict.fromkeys("qkv", "x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)"),
+        "separate": {"project_q": "query", "project_k": "key", "project_v": "value"},
+        "fused": {"qkv": "x, x, x"},
+    },
+    "one-projection": {
+        "separate": {"project_k": "self.w_q(key)", "project_v": "self.w_q(value)"},
+        "fused": {"qkv": "(self.c_attn(x)[..., :C],) * 3"},
+        "listed": {"k": "self.query(x)", "v": "self.query(x)"},
+    },
+    "wrong-role": {
+        "einsum": {"v": 'torch.einsum("bte,hed->bhtd", x, self.k)'},
+        "separate": {"project_v": "self.w_k(value)"},
+        "listed": {"v": "self.key(x)"},
+    },
+    "heads-share-weights": {
+        "separate": {"split": "[..., : self.head_dim].unsqueeze(1).expand(-1, self.num_heads, -1, -1)"},
+        "fused": {"split": "[..., :D].unsqueeze(1).expand(-1, self.n_head, -1, -1)"},
+        "listed": {"heads": "self.heads = nn.ModuleList([Head(embed_dim, embed_dim // heads)] * heads)"},
+    },
+    "heads-averaged": {
+        "separate": {"merge": ".mean(1).repeat(1, 1, self.num_heads)"},
+        "fused": {"merge": ".sum(1).repeat(1, 1, self.n_head)"},
+        "listed": {"cat": "sum(head(x, mask) for head in self.heads).repeat(1, 1, len(self.heads))"},
+    },
+    "mask-ignored": {
+        "einsum": {"mask": "mask = mask.bool()"},
+        "separate": {"mask": "pass"},
+        "listed": {"cat": "torch.cat([head(x) for head in self.heads], dim=-1)"},
+    },
+    "mask-discarded": {
+        "separate": {"mask": 'scores.masked_fill(mask == 0, float("-inf"))'},
+        "fused": {"mask": 'att.masked_fill(self.bias[:T, :T] == 0, float("-inf"))'},
+        "listed": {"mask": "scores.masked_fill(mask == 0, -1e9)"},
+    },
+    "mask-after-softmax": {
+        "separate": {"mask": "pass", "drop": "weights if mask is None else weights.masked_fill(mask == 0, 0.0)"},
+        "fused": {"mask": "pass", "drop": "att.masked_fill(self.bias[:T, :T] == 0, 0.0)"},
+        "listed": {"mask": "pass", "drop": "weights if mask is None else weights * (mask != 0)"},
+    },
+    "mask-leaks": {
+        "separate": {"mask": "scores = scores.masked_fill(mask == 0, 1e-9)"},
+        "fused": {"mask": "att = att.masked_fill(self.bias[:T, :T] == 0, 0.0)"},
+        "listed": {"mask": "scores = scores * (mask != 0)"},
+        "einsum": {"mask": "scores = scores.masked_fill(~mask.bool(), -1e-9)"},
+    },
+    "mask-wrong-sample": {
+        "einsum": {"mask": "scores = scores.masked_fill(~mask.bool().roll(2, 0), -1e9)"},
+        "separate": {"mask": 'scores = scores.masked_fill(mask.roll(1, 0) == 0, float("-inf"))'},
+        "listed": {"mask": "scores = scores.masked_fill(mask.flip(0) == 0, -1e9)"},
+    },
+    "mask-crashes": {
+        "einsum": {"mask": 'scores = scores.masked_fil(~mask.bool(), float("-inf"))'},
+        "separate": {"mask": "scores = scores.mask_fill(mask == 0, -1e9)"},
+        "listed": {"mask": "scores = scores.masked_fill(mask.equal_zero(), -1e9)"},
+    },
+    "causal-inverted": {
+        "separate": {"batch": CAUSAL_HERE + ".triu()"},
+        "einsum": {"names": CAUSAL + ".triu(1)"},
+        "fused": {"mask": 'att = att.masked_fill(self.bias[:T, :T] == 1, float("-inf"))'},
+        "listed": {"names": "T = x.size(1); mask = torch.triu(torch.ones(T, T))"},
+    },
+    "causal-off-by-one": {
+        "separate": {"batch": CAUSAL_HERE + ".tril(1)"},
+        "einsum": {"names": CAUSAL + ".tril(1)"},
+        "fused": {"mask": 'att = att.masked_fill(self.bias[:T, :T].tril(-1) == 0, -1e9)'},
+        "listed": {"names": "T = x.size(1); mask = torch.ones(T, T).tril(1)"},
+    },
+    "dropout-in-eval": {
+        "separate": {"drop": "torch.nn.functional.dropout(weights, 0.1)"},
+        "fused": {"drop": "F.dropout(att, 0.1)"},
+        "listed": {"drop": "nn.Dropout(0.2)(weights)"},
+    },
+    "layers-in-forward": {
+        "separate": {"out": "nn.Linear(merged.size(-1), merged.size(-1))(merged)"},
+        "fused": {"out": "nn.Linear(C, C)(y)"},
+        "listed": {"out": "nn.Linear(y.size(-1), y.size(-1))(y)"},
+    },
+    "layers-in-list": {
+        "separate": {"qkv_layers": "self.w = [nn.Linear(d_model, d_model) for _ in range(3)]",
+                     "project_q": "self.w[0](query)",
+                     "project_k": "self.w[1](key)", "project_v": "self.w[2](value)"},
+        "einsum": {"buffer": "self.more = [nn.Linear(dim, dim)]",
+                   "out": 'self.more[0](torch.einsum("bhtd,hde->bte", heads, self.o))'},
+        "listed": {"heads": "self.heads = [Head(embed_dim, embed_dim // heads) for _ in range(heads)]"},
+    },
+    "not-a-buffer": {
+        "einsum": {"scale": "torch.tensor([dim // n_heads]) ** -0.5"},
+        "separate": {"out_layer": "self.w_o = nn.Linear(d_model, d_model)\n"
+                     "        self.scale = torch.full((1,), self.head_dim ** 0.5)", "scale": " / self.scale"},
+        "fused": {"buffer": "self.bias = torch.tril(torch.ones(block_size, block_size))"},
+    },
+    "buffer-not-sliced": {
+        "fused": {"mask": 'att = att.masked_fill(self.bias == 0, float("-inf"))'},
+        "separate": {"sizes": SEPARATE_SLOTS["sizes"] + "\n        " + STORED,
+                     "batch": "batch = query.size(0)\n        mask = self.seen"},
+        "einsum": {"buffer": STORED, "names": "b, t, e = x.shape\n        mask = self.seen"},
+    },
+    "undefined-name": {
+        "separate": {"batch": "pass",
+                     "split": ".view(batch_size, -1, self.num_heads, self.head_dim).transpose(1, 2)",
+                     "merge": ".transpose(1, 2).contiguous().view(batch_size, -1, self.num_heads * self.head_dim)"},
+        "fused": {"merge": ".transpose(1, 2).reshape(B, seq_len, C)"},
+        "listed": {"scale": " * head_size ** -0.5"},
+    },
+    "missing-attribute": {
+        "separate": {"sizes": "self.num_heads, self.dim_head = num_heads, d_model // num_heads"},
+        "fused": {"split": ".view(B, T, self.num_heads, D).transpose(1, 2)"},
+        "listed": {"scale": " * self.head_dim ** -0.5"},
+    },
+    "missing-import": {
+        "separate": {"imports": "import torch\nfrom torch import nn\n"},
+        "fused": {"imports": "import torch\nimport torch.nn as nn\n"},
+        "listed": {"imports": "import torch\n"},
+    },
+    "missing-super": {style: {"super": "pass"} for style in ("separate", "fused", "listed")},
+    "contiguous": {
+        "separate": {"merge": ".transpose(1, 2).view(batch, -1, self.num_heads * self.head_dim)"},
+        "fused": {"merge": ".transpose(1, 2).view(B, T, C)"},
+        "listed": {"v": "self.value(x).mT.contiguous().mT.view(B * T, -1).view(B, T, -1)"},
+    },
+    "no-gradient": {
+        "einsum": {"out": "torch.einsum('bhtd,hde->bte', heads.detach(), self.o.data)"},
+        "separate": {"out": "self.w_o(merged).detach()"},
+        "fused": {"out": "self.c_proj(y).data"},
+        "listed": {"out": "self.out(y).detach()"},
+    },
+    "too-wide": {
+        "separate": {"sizes": "self.num_heads, self.head_dim = num_heads, d_model",
+                     "qkv_layers": "self.w_q, self.w_k, self.w_v = (nn.Linear(d_model, num_heads * d_model)"
+                     " for _ in range(3))", "out": "merged"},
+        "einsum": {"head": "dim", "scale": "dim ** -0.5", "out": "heads.transpose(1, 2).flatten(2)"},
+        "listed": {
+            "heads": "self.heads = nn.ModuleList(Head(embed_dim, embed_dim) for _ in range(heads))", "out": "y",
+        },
+    },
 }  # fmt: skip
 
 
-def write(style: str = "separate", *faults: str) -> str:
-    """Source of a class in a style, with the named faults in it.
+def write(style: str = "separate", *mistakes: str) -> str:
+    """The source of a class in a style, with the named mistakes in it.
 
     >>> "math.sqrt" in write("separate"), "math.sqrt" in write("separate", "scale-missing")
     (True, False)
     """
     template, slots = STYLES[style]
     chosen = dict(slots)
-    for name in faults:
-        fault = FAULTS.get(name)
-        if fault is None or style not in fault.changes:
+    for name in mistakes:
+        if style not in SPOILED_SLOTS.get(name, {}):
             raise OptionError(f"style {style!r} cannot show {name!r}; it can show {', '.join(shown_by(style))}.")
-        chosen |= fault.changes[style]
+        chosen |= SPOILED_SLOTS[name][style]
     return template.format(**chosen)
 
 
 def shown_by(style: str) -> Iterator[str]:
-    """Names of the faults that a style can show."""
-    return (name for name, fault in FAULTS.items() if style in fault.changes)
+    """Names of the mistakes that a style can show."""
+    return (name for name, changes in SPOILED_SLOTS.items() if style in changes)

@@ -1,9 +1,15 @@
-"""Records every operation of a call on the way to the kernels: what it was, from what, to what, on which line."""
+"""Records every operation of a call and finds the attention in it, whatever the coding style.
+
+`Trace` records; `find_attention` picks the softmax and the products around it; `Core` arranges them as (B, H, T, S)
+and says on which line of the learner's file each stage happens.
+"""
 
 import heapq
+import linecache
+import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,9 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 PRODUCTS = {"bmm", "mm", "addmm", "baddbmm", "dot", "mv"}
-KEEP_OPERANDS = PRODUCTS | {"_softmax", "_safe_softmax", "exp", "masked_fill", "masked_fill_", "where"}
-
-
+SOFTMAX = {"_softmax", "_safe_softmax"}
+KEEP_OPERANDS = PRODUCTS | SOFTMAX | {"exp", "masked_fill", "masked_fill_", "where"}
+VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias", "unsafe_split", "split", "chunk", "unflatten"}
+SCALES = {"mul", "div", "mul_", "div_", "baddbmm"}
+ROUNDING = ("floor_divide", "floor", "round", "trunc", "ceil")
+RANDOM = ("native_dropout", "bernoulli_", "bernoulli", "rand_like", "rand", "dropout")
+LAYERS = re.compile(r"(Linear|Conv\dd|Embedding|LayerNorm|MultiheadAttention)\.__init__\(\) ")
 MOST = 20_000  # operations of one call
 
 
@@ -29,20 +39,19 @@ class Node:
 
     index: int
     op: str
-    parents: list[int]  # nodes whose results it read, in order of arguments; leaves are left out
+    parents: list[int]  # nodes whose results it read, in argument order; tensors from outside are left out
     value: Tensor
     numbers: list[float]
     line: int | None
-    operands: list[Tensor] = field(default_factory=list)  # kept for products and softmax only
+    operands: list[Tensor] = field(default_factory=list)  # kept for products, softmax and masking only
     operand_nodes: list[int | None] = field(default_factory=list)
-    arguments: tuple[Any, ...] = ()
 
 
 class Trace(TorchDispatchMode):
-    """Records while it is entered.
+    """Records every operation while it is entered.
 
     Operations are seen below autograd, where `einsum`, `@`, `F.linear` and fused attention have all become a handful of
-    products, so that one reader understands every coding style. Results are copied, because learners write in place.
+    products, so one reader understands every coding style. Results are copied, because learners write in place.
     """
 
     def __init__(self, filename: str | None = None) -> None:
@@ -50,7 +59,7 @@ class Trace(TorchDispatchMode):
         self.filename = filename
         self.nodes: list[Node] = []
         self.returned: list[int | None] = []  # nodes of what the call returned
-        self._kept: list[Tensor] = []  # an id is only unique while its object lives
+        self._kept: list[Tensor] = []  # an id is unique only while its object lives
         self._producer: dict[int, int] = {}
         self._written: dict[int, int] = {}  # storage → the last operation that wrote into it
         self._sdpa: Any = None
@@ -62,7 +71,7 @@ class Trace(TorchDispatchMode):
         return False
 
     def __enter__(self) -> "Trace":
-        self._sdpa = sdpa_kernel(SDPBackend.MATH)  # fused attention in its parts
+        self._sdpa = sdpa_kernel(SDPBackend.MATH)  # splits fused attention into its products
         self._sdpa.__enter__()
         self._fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
@@ -75,63 +84,40 @@ class Trace(TorchDispatchMode):
         self._sdpa.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and write it down."""
-        kwargs = kwargs or {}
-        name = func.overloadpacket.__name__
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        """Run the operation and record its results."""
+        name, plain = func.overloadpacket.__name__, tree_leaves(args)
+        given = [leaf for leaf in (*plain, *tree_leaves(kwargs or {})) if isinstance(leaf, Tensor)]
         operands = [t.detach().clone() for t in given] if name in KEEP_OPERANDS else []
         sources = [self.source(t) for t in given]
-        result = func(*args, **kwargs)
+        result = func(*args, **(kwargs or {}))
         if len(self.nodes) > MOST:
             raise TooLongError(f"more than {MOST} operations in one call")
-        numbers = list(_numbers(args))
+        parents = [s for s in sources if s is not None]
+        numbers, line = list(_numbers(plain)), learner_line(self.filename)
         for out in tree_leaves(result):
             if isinstance(out, Tensor):
-                self._add(name, given, sources, operands, out, numbers, args)
+                value = out.detach().clone() if out.device.type != "meta" else out
+                self._add(Node(len(self.nodes), name, parents, value, numbers, line, operands, sources), out)
+                self._kept += given
         return result
 
-    def _add(
-        self,
-        name: str,
-        given: list[Tensor],
-        sources: list[int | None],
-        operands: list[Tensor],
-        out: Tensor,
-        numbers: list[float],
-        args: Any,
-    ) -> None:
-        parents = [s for s in sources if s is not None]
-        plain = tuple(a for a in args if not isinstance(a, Tensor)) if isinstance(args, tuple) else ()
-        value = out.detach().clone() if out.device.type != "meta" else out
-        node = Node(len(self.nodes), name, parents, value, numbers, self._line(), operands, sources, plain)
+    def _add(self, node: Node, out: Tensor) -> None:
         self.nodes.append(node)
         self._kept.append(out)
-        self._kept.extend(given)
         self._producer[id(out)] = node.index
-        if name.endswith("_") and not name.endswith("__"):
+        if node.op.endswith("_") and not node.op.endswith("__"):
             self._written[out.untyped_storage().data_ptr()] = node.index
 
     def source(self, tensor: Tensor) -> int | None:
-        """The node that made a tensor what it is now; None for what came from outside."""
+        """The node that gave a tensor its present values; None for a tensor from outside."""
         made = self._producer.get(id(tensor))
         written = None if tensor.device.type == "meta" else self._written.get(tensor.untyped_storage().data_ptr())
         if made is None or written is None:
             return written if made is None else made
         return max(made, written)
 
-    def _line(self) -> int | None:
-        """The innermost line of the learner's file that is being executed."""
-        if self.filename is None:
-            return None
-        frame: Any = sys._getframe(2)
-        while frame is not None:
-            if frame.f_code.co_filename == self.filename:
-                return int(frame.f_lineno)
-            frame = frame.f_back
-        return None
-
     def ancestors(self, start: Iterable[int | None], stop: set[str] | None = None) -> Iterator[Node]:
-        """Nodes before the given ones, nearest first; past operations named in `stop` it does not go."""
+        """The given nodes and those before them, nearest first; the search does not go past operations in `stop`."""
         seen = {s for s in start if s is not None}
         pending = [-s for s in seen]
         heapq.heapify(pending)
@@ -144,20 +130,354 @@ class Trace(TorchDispatchMode):
                     heapq.heappush(pending, -parent)
 
     def reaches(self, start: int) -> set[int]:
-        """All nodes made, however indirectly, from this one."""
+        """All nodes that depend on this one."""
         found = {start}
         for node in self.nodes[start + 1 :]:
             if any(parent in found for parent in node.parents):
                 found.add(node.index)
         return found
 
+    def dropout_line(self) -> int | None:
+        """The first line that draws random numbers."""
+        return next((n.line for n in self.nodes if n.op in RANDOM), None)
 
-def _numbers(args: Any) -> Iterator[float]:
+    def last_line(self) -> int | None:
+        """The last line of the learner's file that computed something."""
+        return next((n.line for n in reversed(self.nodes) if n.line is not None), None)
+
+    def softmax_nodes(self) -> list[Node]:
+        """Where scores become weights: a softmax, or exponentials divided by their sum."""
+        named = [node for node in self.nodes if node.op in SOFTMAX and node.value.dim() >= 2]
+        return named or list(self._softmax_by_hand())
+
+    def _softmax_by_hand(self) -> Iterator[Node]:
+        for node in self.nodes:
+            if node.op in ("div", "mul", "div_") and node.value.dim() >= 2 and node.value.dtype.is_floating_point:
+                near = [self.nodes[p] for p in node.parents]
+                near += [self.nodes[p] for n in near for p in n.parents]
+                if any(n.op == "exp" for n in near) and (node.value >= 0).all() and _sums_to_one(node.value):
+                    yield node
+
+
+def _numbers(leaves: list[Any]) -> Iterator[float]:
     """Plain numbers among the arguments, and tensors that hold a single one."""
-    for leaf in tree_leaves(args):
+    for leaf in leaves:
         if isinstance(leaf, bool):
             continue
         if isinstance(leaf, int | float) or (
             isinstance(leaf, Tensor) and leaf.numel() == 1 and leaf.device.type != "meta" and not leaf.is_complex()
         ):
             yield float(leaf)
+
+
+def _sums_to_one(weights: Tensor) -> bool:
+    return any(_is_one(weights.sum(axis)) for axis in range(weights.dim())) or _is_one(weights.sum((-1, -2)))
+
+
+def _is_one(sums: Tensor) -> bool:
+    return torch.allclose(sums, torch.ones_like(sums))
+
+
+# Lines of the learner's file, on the stack and in tracebacks.
+
+
+def learner_line(filename: str | None) -> int | None:
+    """The innermost line of the learner's file on the stack."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and filename is not None:
+        if frame.f_code.co_filename == filename:
+            return int(frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+def _steps(error: BaseException) -> Iterator[Any]:
+    step = error.__traceback__
+    while step is not None:
+        yield step
+        step = step.tb_next
+
+
+def error_line(error: BaseException, filename: str | None) -> int | None:
+    """The innermost line of the learner's file in a traceback."""
+    lines = [int(step.tb_lineno) for step in _steps(error) if step.tb_frame.f_code.co_filename == filename]
+    return lines[-1] if lines else None
+
+
+def is_deliberate(error: BaseException) -> bool:
+    """Whether a `raise` in the learner's code or in a library other than torch raised it: our call may be wrong."""
+    steps = list(_steps(error))
+    if not steps or "torch" in steps[-1].tb_frame.f_code.co_filename:
+        return False
+    return linecache.getline(steps[-1].tb_frame.f_code.co_filename, steps[-1].tb_lineno).strip().startswith("raise")
+
+
+def in_layer_constructor(error: BaseException) -> bool:
+    """Whether the call failed while it was making a layer."""
+    codes = [step.tb_frame.f_code for step in _steps(error)]
+    inside = any(
+        code.co_name == "__init__" and "torch" in code.co_filename and "modules" in code.co_filename for code in codes
+    )
+    return inside or LAYERS.match(str(error)) is not None
+
+
+# The attention in a trace.
+
+
+@dataclass
+class AttentionNodes:
+    """The softmax and the products around it, before batch and heads are told apart: one node per product."""
+
+    trace: Trace
+    softmax: list[Node]
+    scores: list[Node]
+    products: list[Node]  # weights times values
+    sides: list[int]  # which operand of the product the weights are
+
+    def arrangements(self, B: int) -> "Iterator[Core]":
+        """Every way to read batch and heads from the products; the caller knows which one makes sense.
+
+        Where scores are a sum of several products, as with relative positions, each may be the query-key product.
+        """
+        yield from self._arrangements(B)
+        if len(self.softmax) == 1 and len(self.scores) > 1:
+            for node in self.scores:
+                yield from replace(self, scores=[node])._arrangements(B)
+
+    def _arrangements(self, B: int) -> "Iterator[Core]":
+        first = self.sides[0] == 0
+        left, right = _operands(self.products)
+        heads = [_batched(n.value) for n in self.products]
+        if not first:  # (weights @ values) computed as (valuesᵀ @ weightsᵀ)ᵀ
+            left, right, heads = [t.mT for t in right], [t.mT for t in left], [t.mT for t in heads]
+        query, key = _operands(self.scores)
+        key = [t.mT for t in key]
+        for order in _orders(left, B):
+            weights4 = order(left)
+            for order_q in _orders(query, B):
+                if order_q.kind != order.kind and len(self.scores) == len(self.products):
+                    continue
+                query4, key4 = order_q(query), order_q(key)
+                if _is_swapped(query4, key4, weights4):
+                    query4, key4 = key4, query4
+                if query4.shape[:2] == weights4.shape[:2]:
+                    softmax = self._softmax_values(left, order) if first else None
+                    yield Core(query4, key4, order(right), weights4, softmax, order(heads), self, first, order.kind)
+
+    def _softmax_values(self, weights: list[Tensor], order: "BatchOrder") -> Tensor | None:
+        """The softmax's own results in the shape in which the product reads them, if no number was added or lost."""
+        values = [n.value for n in self.softmax]
+        if len(values) != len(weights):
+            return None
+        pairs = list(zip(values, weights, strict=True))
+        if any(v.numel() != w.numel() or v.shape[-2:] != w.shape[-2:] for v, w in pairs):
+            return None
+        return order([v.reshape(w.shape) for v, w in pairs])
+
+
+def find_attention(trace: Trace) -> AttentionNodes | None:
+    """The softmax and the products around it, or None where the trace holds no attention."""
+    found = AttentionNodes(trace, [], [], [], [])
+    for node in _behind_output(trace, trace.softmax_nodes()):
+        scores = [n for n in trace.ancestors(node.parents, PRODUCTS) if n.op in PRODUCTS]
+        first = _first_products(trace, node)
+        if not scores or not first:
+            continue
+        found.softmax.append(node)
+        found.scores += sorted((s for s in scores if s not in found.scores), key=lambda n: n.index)
+        for product, side in first:
+            found.products.append(product)
+            found.sides.append(side)
+    return found if found.softmax else None
+
+
+def _behind_output(trace: Trace, nodes: list[Node]) -> list[Node]:
+    """Those that the returned tensors depend on: a second attention, computed only to compare, does not count."""
+    if len(nodes) < 2 or None in trace.returned or not trace.returned:
+        return nodes
+    behind = {node.index for node in trace.ancestors(trace.returned)}
+    return [node for node in nodes if node.index in behind] or nodes
+
+
+def unnormalized_scores(trace: Trace, T: int) -> Node | None:
+    """A product of T×T scores that meets the values in a second product with at most a factor in between."""
+    for node in trace.nodes:
+        if node.op not in PRODUCTS or node.value.shape[-2:] != (T, T):
+            continue
+        for product, side in _first_products(trace, node):
+            weights = _batched(product.operands[side - 2])
+            for scores in (_batched(node.value), _batched(node.value).mT):
+                if weights.shape == scores.shape and _is_multiple(weights, scores):
+                    return node
+    return None
+
+
+def _is_multiple(weights: Tensor, scores: Tensor) -> bool:
+    """Whether weights are one factor times the scores, except for zeros."""
+    kept = weights != 0
+    ratio = weights[kept] / scores[kept]
+    return ratio.numel() > weights.numel() // 3 and torch.allclose(ratio, ratio.median(), rtol=1e-6)
+
+
+def _first_products(trace: Trace, node: Node) -> list[tuple[Node, int]]:
+    """Products that read this node's result with no other product in between, and on which side they read it."""
+    reached, near = trace.reaches(node.index), {node.index}
+    found = []
+    for other in trace.nodes[node.index + 1 :]:
+        if other.index not in reached:
+            continue
+        if other.op in PRODUCTS:
+            sides = [i for i, source in enumerate(other.operand_nodes) if source in near]
+            if sides:
+                found.append((other, sides[-1] - (len(other.operands) - 2)))
+        elif any(parent in near for parent in other.parents) and other.op not in SOFTMAX:
+            near.add(other.index)
+    return found
+
+
+def _is_swapped(query: Tensor, key: Tensor, weights: Tensor) -> bool:
+    """Whether scores were computed as key @ queryᵀ: the rows of the weights then follow the second operand."""
+    rows, columns = weights.shape[-2:]
+    if rows != columns or query.shape[2] != key.shape[2]:
+        return query.shape[2] != rows and key.shape[2] == rows
+    return False
+
+
+@dataclass(frozen=True)
+class BatchOrder:
+    """How batch and heads lie in the products: reads a list of (N, R, C) tensors as one (B, H, R, C)."""
+
+    kind: str
+    B: int
+
+    def __call__(self, parts: list[Tensor]) -> Tensor:
+        """The tensor with separate axes for batch and heads."""
+        shape = parts[0].shape[1:]
+        if self.kind == "one product per head":
+            return torch.stack(parts, 1)
+        if self.kind == "one product per sample":
+            return torch.stack(parts, 0)
+        if self.kind == "one product per sample and head":
+            return torch.cat(parts).reshape(self.B, -1, *shape)
+        if self.kind == "batch first":
+            return parts[0].reshape(self.B, -1, *shape)
+        return parts[0].reshape(-1, self.B, *shape).transpose(0, 1)
+
+
+def _orders(parts: list[Tensor], B: int) -> list[BatchOrder]:
+    N, count = parts[0].shape[0], len(parts)
+    kinds: tuple[str, ...] = ()
+    if any(p.shape != parts[0].shape for p in parts) or parts[0].numel() == 0:
+        return []
+    if count == 1 and N % B == 0:
+        kinds = ("batch first", "heads first") if N > B else ("batch first",)
+    elif N == B:
+        kinds = ("one product per head",)
+    elif count == B:
+        kinds = ("one product per sample",)
+    elif N == 1 and count % B == 0:
+        kinds = ("one product per sample and head",)
+    return [BatchOrder(kind, B) for kind in kinds]
+
+
+def _operands(nodes: list[Node]) -> tuple[list[Tensor], list[Tensor]]:
+    return [_batched(n.operands[-2]) for n in nodes], [_batched(n.operands[-1]) for n in nodes]
+
+
+def _batched(t: Tensor) -> Tensor:
+    return t if t.dim() == 3 else t[None]
+
+
+@dataclass
+class Core:
+    """One softmax (or one per head) and the products around it, as (B, H, T, S), with the lines of each stage."""
+
+    query: Tensor  # (B, H, T, D)
+    key: Tensor  # (B, H, S, D)
+    value: Tensor  # (B, H, S, Dv)
+    weights: Tensor  # (B, H, T, S), as they meet the values
+    softmax: Tensor | None  # (B, H, T, S), as they leave the softmax
+    heads: Tensor  # (B, H, T, Dv)
+    nodes: AttentionNodes
+    weights_first: bool  # weights @ values, not valuesᵀ @ weightsᵀ
+    order: str  # how batch and heads lie in the products' first axis
+
+    @property
+    def trace(self) -> Trace:
+        """The trace it was found in."""
+        return self.nodes.trace
+
+    @property
+    def softmax_line(self) -> int | None:
+        """The line of the softmax."""
+        return self.nodes.softmax[0].line
+
+    @property
+    def score_line(self) -> int | None:
+        """The line of the query-key product."""
+        return self.nodes.scores[0].line
+
+    def before_softmax(self) -> Iterator[Node]:
+        """Operations between the query-key product and the softmax, last first."""
+        return self.trace.ancestors(self.nodes.softmax[0].parents, PRODUCTS)
+
+    def scale_line(self) -> int | None:
+        """The line that scales the scores; without one, the line of the product."""
+        scaled = (n.line for n in self.before_softmax() if n.op in SCALES and n.numbers)
+        return next(scaled, self.score_line)
+
+    def projection_line(self, name: str) -> int | None:
+        """The line that makes queries, keys or values out of the input."""
+        node, side = self.nodes.scores[0], -1 if name == "key" else -2
+        if name == "value":
+            node, side = self.nodes.products[0], -1 if self.weights_first else -2
+        behind = self.trace.ancestors(node.operand_nodes[side:][:1])
+        return next((n.line for n in behind if n.op in PRODUCTS and n.line is not None), None)
+
+    def split_line(self) -> int | None:
+        """The first view between projection and product."""
+        behind = self.trace.ancestors(self.nodes.scores[0].operand_nodes[-2:-1], PRODUCTS)
+        views = [n for n in behind if n.op in VIEWS and n.line != self.score_line]
+        four = [n for n in views if n.value.dim() >= 4] or views
+        return four[-1].line if four else self.score_line
+
+    def merge_line(self) -> int | None:
+        """The last view between the weights-value product and the next product."""
+        start = max(n.index for n in self.nodes.products)
+        reached, line = self.trace.reaches(start), self.nodes.products[-1].line
+        for node in self.trace.nodes[start + 1 :]:
+            if node.op in PRODUCTS:
+                break
+            if node.index in reached and node.op in VIEWS and node.line != self.nodes.products[-1].line:
+                line = node.line
+                if node.value.dim() == 3:
+                    break
+        return line
+
+    def mask_line(self) -> int | None:
+        """The last line before the softmax that masks something."""
+        masking = ("masked_fill", "where", "tril", "triu")
+        before = self.trace.nodes[: self.nodes.softmax[0].index]
+        return next((n.line for n in reversed(before) if n.op.rstrip("_") in masking and n.line), None)
+
+    def rounding(self) -> Node | None:
+        """Where scores are rounded to whole numbers before the softmax."""
+        return next((n for n in self.before_softmax() if n.op.rstrip("_") in ROUNDING), None)
+
+    def idle_mask(self) -> Node | None:
+        """A masking operation before the softmax that hides nothing."""
+        fills = (n for n in self.before_softmax() if n.op.rstrip("_") == "masked_fill" and len(n.operands) > 1)
+        return next((n for n in fills if not bool(n.operands[1].any())), None)
+
+    def discarded_mask(self) -> Node | None:
+        """A masking operation whose result is never used."""
+        for node in self.trace.nodes:
+            if (
+                node.op in ("masked_fill", "where")
+                and node.value.dim() >= 2
+                and node.value.is_floating_point()
+                and node.value.shape[-2:] == self.nodes.softmax[0].value.shape[-2:]
+                and not any(node.index in other.parents for other in self.trace.nodes[node.index + 1 :])
+            ):
+                return node
+        return None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headwise.check import MISTAKES, Report
-from headwise.check.templates import FAULTS, shown_by, write
+from headwise.check.templates import shown_by, write
 from headwise.errors import OptionError
 from headwise.models.files import atomically
 
@@ -42,7 +42,7 @@ def _exercises() -> tuple[Exercise, ...]:
     found: list[Exercise] = []
     for name, mistake in MISTAKES.items():
         styles = [style for style in STYLES if name in by_style[style]]
-        if name in FAULTS and mistake.severity == "wrong" and styles:
+        if mistake.severity == "wrong" and styles:
             found.append(Exercise(len(found) + 1, name, styles[len(found) % len(styles)]))
     return tuple(found)
 

@@ -1,0 +1,519 @@
+"""What people call things: the meaning of names, and constructor arguments chosen by meaning, then by trial."""
+
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class CallSizes:
+    """The sizes of one test call, different for every axis, so that a tensor's shape says what its axes are.
+
+    The batch is larger than the width, so that linear maps can be solved for exactly.
+    """
+
+    B: int = 53
+    T: int = 5
+    S: int = 7
+    H: int = 4
+    E: int = 32
+    context: int = 16
+
+    @property
+    def D(self) -> int:
+        """The width of one head."""
+        return self.E // self.H
+
+
+SMALL = CallSizes(B=9, H=2, E=4)  # for code that loops over single numbers
+
+
+def batch_for(width: int) -> int:
+    """A prime batch size with enough samples at every position to solve for a linear map of this width."""
+    least = width + 20 if width <= 256 else (width + 80) // 4  # wide layers are not tested for rotary positions
+    candidate = least + 1 if least % 2 == 0 else least
+    while any(candidate % factor == 0 for factor in range(2, int(candidate**0.5) + 1)):
+        candidate += 2
+    return candidate
+
+
+# The meaning of a parameter, read from its name.
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+WIDTH = _words(
+    "dmodel embeddim embedsize embedim nembd nembed dim hiddensize hiddendim embdim embsize embeddingdim "
+    "embeddingsize modeldim modelsize din dout infeatures outfeatures inputdim outputdim indim outdim channels "
+    "features width dembed demb embed emb c d e dimin dimout dimmodel inputsize outputsize hidden nhidden nhid "
+    "numhiddens attentiondim attentionsize dattn querysize keysize valuesize size nunits units nfeat nstate nx "
+    "attndim dimembed "
+    "embeddingdimension embeddingdims embeddims dmodels dimension embdsize embdim embddim dimembedding "
+    "hiddendimension modeldimension inputdimension dinput doutput dinp inchannels outchannels featuredim "
+    "dimfeatures nchannels allheadsize hiddenunits dimemb inputchannels contextdim crossdim dcontext "
+    "crossattentiondim querydim innerdim totaldim qkvdim model embedding qsize embeddimension embeddingdepth "
+    "featuresize fdim featdim dhidden hdim dimhidden encdim decdim dimquery inputembdim insize outsize "
+    "dimmodel dmodelsize latentdim embdimension ninp inplanes encoderdim decoderdim"
+)
+HEADS = _words(
+    "numheads nheads nhead heads h numattentionheads headnum headcount numhead nattnheads attentionheads "
+    "numqueryheads nqheads nqueryheads numqheads nh head headsnum numberofheads nattentionheads headsnumber hnum "
+    "attnheads numattnheads nbheads nbhead noheads nofheads numberheads nattentionhead numattentionhead "
+    "attentionhead numsaheads mhaheads mhsaheads"
+)
+KV_HEADS = _words(
+    "numkvheads nkvheads kvheads numkeyvalueheads nkvhead nkeyvalueheads numkvgroups nkvgroups kvhead "
+    "numgroups ngroups groups numberofgroups numquerygroups nquerygroups querygroups groupnum numgroup"
+)
+HEAD_WIDTH = _words(
+    "headdim dk dv dq headsize dimhead dhead keydim valuedim depth dimkey headwidth dimperhead sizeperhead "
+    "headfeatures dkey dvalue dquery qkdim attnheadsize attentionheadsize dimq dimk dimv qdim kdim vdim headembdim "
+    "headembeddim dimv dkv dqk sizehead headdimension perheaddim headchannels qkheaddim vheaddim dimvalue"
+)
+CONTEXT = _words(
+    "contextlength blocksize maxseqlen maxlen seqlen ctxlen maxpositionembeddings nctx contextsize maxlength "
+    "ctxsize maxseqlength sequencelength seqlength contextwindow maxcontext numtokens ntokens maxtokens context "
+    "maxt npositions maxsequencelength contextlen sequencelen maxcontextlength blocklen tokens maxtokenlen "
+    "seqlenmax maxctx maxseq maxcontextlen ctx windowsize numpatches npatches inputlength inputlen seqsize "
+    "maxposition maxpositions maxbatchlen lookback maxseqsize maximumsequencelength"
+)
+BATCH = {"batchsize", "batch", "maxbatchsize", "bs", "nbatch", "bsz"}
+
+QUERY = _words(
+    "q query queries xq queryinput tgt qx inputq qinput queryinputs target inputquery xquery qin qs wquery hq"
+)
+KEY = _words("k key keys xk keyinput kx inputk kinput keyinputs inputkey xkey kin ks hk")
+VALUE = _words("v value values val xv valueinput vx inputv vinput valueinputs inputvalue vs xvalue vin hv")
+SELF = _words(
+    "x input inputs hiddenstates embeddings embedding src embedded tokens seq hidden inp sequence inputtensor xs "
+    "emb embeds embed data inputdata features hs hiddenstate source inputembeddings inputseq e z tensor "
+    "inputembedding inputx inputsequence xin embs feats h batch idx states inputids encoderinput tokenembeddings "
+    "inputsembeds"
+)
+MEMORY = _words(
+    "context memory encoderoutput encoderoutputs encout y kv cond encoderhiddenstates cross crossx mem xkv "
+    "kvinput enc encoderout keyvalue keyvalues keyvaluestates contexts encoutput xcontext encoderstates "
+    "encoutputs keyvalueinput xenc encx enctensor keyvaluesource x2 xother srcencoded"
+)
+MASKS = {"lengths", "seqlens", "bias", "attnbias", "attentionbias", "keypadding", "srclens", "klens"}
+LENGTHS = _words("tgtlen seqlen seqlength length len querylen qlen numtokens targetlen tgtlength sequencelength")
+WEIGHTS_IN = {
+    "wq": "q", "wk": "k", "wv": "v", "wo": "o", "wquery": "q", "wkey": "k", "wvalue": "v", "wout": "o",
+    "qproj": "q", "kproj": "k", "vproj": "v", "oproj": "o", "outproj": "o", "qprojweight": "q", "kprojweight": "k",
+    "vprojweight": "v", "oprojweight": "o", "wqkv": "qkv", "qweight": "q", "kweight": "k", "vweight": "v",
+    "oweight": "o", "woutput": "o", "wconcat": "o", "wqs": "q", "wks": "k", "wvs": "v", "wos": "o",
+}  # fmt: skip
+
+
+def plain(name: str) -> str:
+    """A name without case and underscores: `n_embd`, `nEmbd` and `N_EMBD` become the same."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def constructor_role(name: str) -> str | None:
+    """What a constructor argument, configuration key or module constant means; None where its name does not say."""
+    word = plain(name)
+    for role, known in (
+        ("heads", HEADS), ("kv_heads", KV_HEADS), ("head_width", HEAD_WIDTH), ("context", CONTEXT), ("width", WIDTH),
+        ("batch", BATCH),
+    ):  # fmt: skip
+        if word in known:
+            return role
+    if "drop" in word or re.fullmatch(r"p|dp|p(attn|proj|resid)|(attn|attention|proj|resid|out)p", word):
+        return "dropout"
+    return _by_pieces(word)
+
+
+def _by_pieces(word: str) -> str | None:
+    """A guess from parts of a name that is not in the lists."""
+    if "bias" in word:
+        return "bias"
+    if "kvhead" in word or "keyvaluehead" in word:
+        return "kv_heads"
+    if re.search(r"head\w*(dim|size|width)|(dim|size|width)\w*head", word):
+        return "head_width"
+    if re.search(r"num\w*head|n\w?heads?$|heads$", word):
+        return "heads"
+    if re.search(r"(max|context|seq|block|ctx|position)\w*(len|size|window|embeddings)", word):
+        return "context"
+    if re.search(r"emb(d|ed|$)|hid(d?e?n|$)|dmodel|modeldim|channels", word) and not re.search(
+        r"vocab|num|layers|act|fn|eps|pos", word
+    ):
+        return "width"
+    if re.search(r"(in|input|inputs|out|output|feature|query|key|value|kv)(dim|size|width|features|channels)$", word):
+        return "width"
+    return None
+
+
+def value_for(role: str, sizes: CallSizes) -> int | float | bool:
+    """The value that a constructor argument of this meaning gets."""
+    return {
+        "width": sizes.E,
+        "heads": sizes.H,
+        "kv_heads": sizes.H,  # grouped heads then reduce to ordinary ones
+        "head_width": sizes.D,
+        "context": sizes.context,
+        "dropout": 0.0,
+        "bias": True,
+        "batch": sizes.B,
+    }[role]
+
+
+def call_role(name: str) -> str | None:
+    """What an argument of `forward` means; None where its name does not say."""
+    word = plain(name)
+    for role, known in (("query", QUERY), ("key", KEY), ("value", VALUE), ("memory", MEMORY)):
+        if word in known:
+            return role
+    if "qkv" in word:
+        return "self"
+    if "mask" in word or "valid" in word or re.search(r"pad(s|ding)?$", word) or word in MASKS:
+        return "mask"
+    if word in SELF:
+        return "self"
+    return _call_role_by_pieces(word)
+
+
+def _call_role_by_pieces(word: str) -> str | None:
+    if word in LENGTHS:
+        return "length"
+    if word in ("cos", "sin") or word.startswith(("freq", "rope", "rotary", "positionembedding", "posemb")):
+        return "rotary"
+    if "pos" in word:
+        return "position"
+    for piece, role in (
+        ("quer", "query"),
+        ("key", "key"),
+        ("val", "value"),
+        ("encod", "memory"),
+        ("memory", "memory"),
+        ("decod", "query"),
+    ):
+        if piece in word and "cache" not in word and "past" not in word and "mask" not in word:
+            return role
+    return None
+
+
+# Configurations.
+
+CONSTANTS: dict[str, Any] = {
+    "ropetheta": 10000.0, "rotarybase": 10000.0, "layernormeps": 1e-5, "rmsnormeps": 1e-5, "normeps": 1e-5,
+    "eps": 1e-5, "attnimplementation": "eager", "outputattentions": False, "usecache": False, "vocabsize": 50,
+    "nlayer": 2, "nlayers": 2, "numlayers": 2, "numhiddenlayers": 2, "device": "cpu", "causal": False,
+    "iscausal": False, "flash": False, "layeridx": 0, "positionembeddingtype": "absolute", "isdecoder": False,
+    "slidingwindow": None, "qkvbias": True, "ropescaling": None, "dtype": None, "bias": True, "qknorm": False,
+    "useflash": False, "useflashattention": False, "dff": 64, "ffndim": 64, "intermediatesize": 64,
+    "initializerrange": 0.02, "prunedheads": (), "layernormepsilon": 1e-5,
+}  # fmt: skip
+BASE = 10000.0  # of rotary angles
+
+
+def _is_base(name: str) -> bool:
+    return re.search(r"theta|base|freq", plain(name)) is not None
+
+
+class PerLayer(int):
+    """A size that some configurations hold once per layer: `config.n_heads` and `config.n_heads[3]` both work."""
+
+    def __getitem__(self, layer: int) -> int:
+        return int(self)
+
+
+class StandInConfig:
+    """A configuration that answers any attribute or key: from overrides, by the key's meaning, or from the file's own.
+
+    A name without a meaning raises, as a missing key should, so `getattr(config, "flash", False)` gives its default.
+    Such names are kept in `missed`, and the next attempt can pass values for them in `extra`.
+    """
+
+    def __init__(
+        self, sizes: CallSizes, own: dict[str, Any] | None = None, extra: dict[str, Any] | None = None
+    ) -> None:
+        self.__dict__.update(_sizes=sizes, _own=own or {}, _extra=extra or {}, missed=[], asked=set())
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found, value = self._look_up(name)
+        if not found:
+            self.missed.append(name)
+            raise AttributeError(f"config has no {name!r}")
+        return value
+
+    def _look_up(self, name: str) -> tuple[bool, Any]:
+        self.asked.add(name)
+        if name in self._extra:
+            return True, self._extra[name]
+        if plain(name) in CONSTANTS or _is_base(name):
+            own = self._own.get(name)
+            return True, own if isinstance(own, bool) else CONSTANTS.get(plain(name), BASE)
+        own = self._own.get(name)
+        role = constructor_role(name)
+        if role == "bias" and isinstance(own, bool):
+            return True, own
+        if role is not None and (own is None or isinstance(own, int | float)):
+            value = value_for(role, self._sizes)
+            return True, PerLayer(value) if type(value) is int else value
+        return name in self._own, own
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def __contains__(self, name: object) -> bool:
+        return self._look_up(str(name))[0]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Like `dict.get`."""
+        found, value = self._look_up(name)
+        if not found:
+            self.missed.append(name)
+        return value if found else default
+
+    def keys(self) -> list[str]:
+        """The keys of the file's own configuration: enough for `Class(**config)`."""
+        return list(self._own)
+
+
+# Ways to construct a class.
+
+CONFIG_NAMES = {
+    "config", "cfg", "args", "conf", "params", "hparams", "hp", "modelargs", "opt", "configs", "c", "options",
+    "modelconfig", "gptconfig", "configuration", "settings", "opts", "argument", "param", "self",
+}  # fmt: skip
+BY_NAME: dict[str, Any] = {
+    "device": "cpu", "dtype": None, "layeridx": 0, "layerid": 0, "layernumber": 1, "layeridentifier": 0,
+    "causal": False, "iscausal": False, "mask": False, "masked": False, "eps": 1e-5, "layernormeps": 1e-5,
+    "base": 10000.0, "ropetheta": 10000.0, "theta": 10000.0, "vocabsize": 50, "batchfirst": True, "scale": True,
+    "name": "attention", "usemask": False, "activation": None, "norm": False, "qknorm": False, "usebias": True,
+    "qkvbias": True,
+}  # fmt: skip
+MANY = 9  # how many guesses a second reading of the names counts for
+SCALING = {"scale", "scaled", "usescale", "scaling", "isscale", "doscale", "applyscale"}
+
+
+@dataclass
+class Built:
+    """A way to make the object, and its text, such as `MultiHeadAttention(d_model=32, num_heads=4)`."""
+
+    make: Callable[[], Any]
+    text: str
+    arguments: dict[str, Any]
+    config: StandInConfig | None = None
+    natural: bool = True  # every argument has a known meaning
+    guessed: int = 0  # arguments whose meaning had to be guessed
+
+    @property
+    def certain(self) -> bool:
+        """Whether nothing was guessed: neither an argument nor a key of the configuration."""
+        return self.natural and not (self.config is not None and self.config.missed)
+
+    def remake(self, cls: Callable[..., Any], sizes: CallSizes, changes: dict[str, Any]) -> Any:
+        """Another object, made with some arguments or configuration keys changed."""
+        if self.config is None:
+            return cls(**(self.arguments | changes))
+        config = StandInConfig(sizes, self.config._own, self.config._extra | changes)
+        return cls(**{k: config if v is self.config else v for k, v in self.arguments.items()})
+
+    def names_with_role(self, role: str) -> list[str]:
+        """Arguments, or keys that were asked of the configuration, with this meaning."""
+        names = self.arguments if self.config is None else self.config.asked
+        return [name for name in names if constructor_role(name) == role]
+
+    def fixed_context(self, T: int) -> list[str]:
+        """Arguments that had to equal the length of the input, because a stored mask or table is not sliced."""
+        if self.config is not None and self.config._sizes.context == T:
+            return ["the context length"]
+        return [k for k, v in self.arguments.items() if constructor_role(k) == "context" and v == T]
+
+
+def parameters_of(target: Any) -> list[inspect.Parameter]:
+    """The named parameters of a constructor or function; none where Python cannot tell."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+
+
+def attempts(cls: type, namespace: Mapping[str, Any], sizes: CallSizes) -> Iterator[Built]:
+    """Ways to construct `cls`, most likely first."""
+    parameters = parameters_of(cls)
+    if _takes_config(parameters):
+        yield from _with_config(cls, parameters, namespace, sizes)
+    yield from _with_names(cls, parameters, sizes)
+
+
+def is_configuration(name: str) -> bool:
+    """Whether this is what people call a configuration."""
+    return plain(name) in CONFIG_NAMES or "config" in plain(name)
+
+
+def _takes_config(parameters: list[inspect.Parameter]) -> bool:
+    required = [p for p in parameters if p.default is p.empty]
+    named = [p for p in parameters if is_configuration(p.name)]
+    if any(constructor_role(p.name) == "heads" for p in parameters):  # then a single letter is a size
+        named = [p for p in named if p.default is p.empty and len(p.name) > 2]
+    return bool(named) and len(required) <= len(named) + 2
+
+
+def _with_config(
+    cls: type, parameters: list[inspect.Parameter], namespace: Mapping[str, Any], sizes: CallSizes
+) -> Iterator[Built]:
+    own = _own_configuration(namespace)
+    extra: dict[str, Any] = {}
+    short = replace(sizes, context=sizes.T)  # for a stored mask that is not sliced
+    guesses = (None, None, False, 0, 1, sizes.E, None)
+    for guess, size in zip(guesses, [sizes] * 5 + [short] * 2, strict=True):
+        config = StandInConfig(size, own, dict(extra))
+        arguments: dict[str, Any] = {}
+        for p in parameters:
+            if is_configuration(p.name):
+                arguments[p.name] = config
+            elif p.default is p.empty:
+                value = _value(p, sizes)
+                arguments[p.name] = guess if value is _UNKNOWN else value
+        yield Built(lambda a=arguments: cls(**a), f"{cls.__name__}(config)", arguments, config)  # type: ignore[misc]
+        extra.update(dict.fromkeys(config.missed, guess))
+
+
+def _own_configuration(namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults of every configuration that the file defines, as a class, a dictionary or an object."""
+    found: dict[str, Any] = {}
+    for name, thing in list(namespace.items()):
+        if "config" not in name.lower() and "args" not in name.lower() and "cfg" not in name.lower():
+            continue
+        if isinstance(thing, dict):
+            found.update({k: v for k, v in thing.items() if isinstance(k, str)})
+        elif isinstance(thing, type):
+            found.update(_class_defaults(thing))
+        elif hasattr(thing, "__dict__") and not callable(thing):
+            found.update(vars(thing))
+    return found
+
+
+def _class_defaults(cls: type) -> dict[str, Any]:
+    found = {k: v for k, v in vars(cls).items() if not k.startswith("_") and not callable(v)}
+    try:
+        for p in inspect.signature(cls).parameters.values():
+            if p.default is not p.empty and not isinstance(p.default, type(MISSING)):
+                found[p.name] = p.default
+        found.update(vars(cls()))
+    except Exception:  # noqa: S110 - a configuration that needs arguments gives fewer defaults
+        pass
+    return found
+
+
+def _with_names(cls: type, parameters: list[inspect.Parameter], sizes: CallSizes) -> Iterator[Built]:
+    known: dict[str, Any] = {}
+    unknown: list[str] = []
+    roles = {p.name: constructor_role(p.name) for p in parameters}
+    for p in parameters:
+        value = _value(p, sizes)
+        if value is not _UNKNOWN:
+            known[p.name] = value
+        elif p.default is p.empty:
+            unknown.append(p.name)
+    optional = [name for name, role in roles.items() if role == "width" and name not in known and name not in unknown]
+    if "width" not in {roles[name] for name in known} and optional:
+        preferred = next((name for name in optional if "model" in name or "embed" in name), optional[0])
+        yield _built(cls, known | {preferred: sizes.E} | dict.fromkeys(unknown), parameters)
+    several = {n: sizes.E for n, role in roles.items() if role == "head_width"}
+    if "heads" not in roles.values() and len(several) > 1:  # widths of the inputs, where nothing is split
+        yield _built(cls, known | several | dict.fromkeys(unknown, sizes.E), parameters)
+    meant = "width" in roles.values() or not several  # otherwise a head width may be the model's
+    if not meant and not unknown:
+        yield _built(cls, known | several, parameters, natural=False)
+    for values in _guesses(unknown, roles, sizes):
+        made = _built(cls, known | dict(zip(unknown, values, strict=True)), parameters, natural=not unknown and meant)
+        yield replace(made, guessed=len(unknown) + (not meant))
+    # Names may mislead: a head width where the model width was meant, or the other way round.
+    for name, value in _second_readings(parameters, roles, sizes):
+        for values in _guesses(unknown, roles, sizes):
+            yield _built(
+                cls, known | dict(zip(unknown, values, strict=True)) | {name: value}, parameters, natural=False
+            )
+    if several:
+        for values in _guesses(unknown, roles, sizes):
+            yield _built(cls, known | dict(zip(unknown, values, strict=True)) | several, parameters, natural=False)
+    for p in parameters:  # something on by default may need inputs that we do not know
+        if not unknown and p.name not in known and (p.default is True or _is_count(p.default)):
+            less = False if p.default is True else 1
+            yield _built(cls, known | {p.name: less}, parameters, natural=False)
+
+
+def _is_count(default: Any) -> bool:
+    return type(default) is int and 1 < default <= 64
+
+
+def _second_readings(
+    parameters: list[inspect.Parameter], roles: dict[str, str | None], sizes: CallSizes
+) -> Iterator[tuple[str, Any]]:
+    for p in parameters:
+        other = {"head_width": sizes.E, "width": sizes.D, "context": sizes.T}.get(roles[p.name] or "")
+        if other is not None:
+            yield p.name, other
+
+
+def _built(cls: type, arguments: dict[str, Any], parameters: list[inspect.Parameter], natural: bool = True) -> Built:
+    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
+    first = [arguments[name] for name in positional if name in arguments]
+    named = {name: value for name, value in arguments.items() if name not in positional}
+    text = ", ".join(f"{k}={_short(v)}" for k, v in arguments.items())
+    return Built(
+        lambda: cls(*first, **named), f"{cls.__name__}({text})", arguments, None, natural, 0 if natural else MANY
+    )
+
+
+def _short(value: Any) -> str:
+    return repr(value) if isinstance(value, int | float | bool | str | None) else f"<{type(value).__name__}>"
+
+
+_UNKNOWN = object()
+
+
+def _value(p: inspect.Parameter, sizes: CallSizes) -> Any:
+    """A value by the meaning of the name; a parameter with a default and no known meaning keeps its default."""
+    word, role = plain(p.name), constructor_role(p.name)
+    if word in SCALING and p.default is False:  # an option that is off by default is not a mistake
+        return True
+    if word in BY_NAME:
+        return BY_NAME[word] if p.default is p.empty else _UNKNOWN
+    if role in ("width", "heads", "kv_heads", "head_width", "context", "batch", "dropout"):
+        optional = p.default is None and role in ("head_width", "kv_heads", "width", "context")
+        return _UNKNOWN if optional or isinstance(p.default, bool) else value_for(role, sizes)
+    if role == "bias" and p.default is p.empty:
+        return True
+    if p.default is not p.empty:
+        return _UNKNOWN
+    if p.annotation is bool or p.annotation == "bool":
+        return False
+    if p.annotation is float or p.annotation == "float":
+        return 0.0
+    return _UNKNOWN
+
+
+def _guesses(unknown: list[str], roles: dict[str, str | None], sizes: CallSizes) -> Iterator[tuple[Any, ...]]:
+    if not unknown:
+        yield ()
+        return
+    used = set(roles.values())
+    order: list[Any] = [sizes.E, sizes.H, sizes.context, sizes.D, None, False, 0.0]
+    if "width" in used:
+        order = [sizes.H, sizes.E, sizes.context, sizes.D, None, False, 0.0]
+    if "heads" in used and "width" in used:
+        order = [sizes.context, sizes.D, None, False, 0.0, sizes.E, sizes.H]
+    if len(unknown) == 2 and "heads" not in used:
+        yield (sizes.E, sizes.H)
+        yield (sizes.H, sizes.E)
+    for count, values in enumerate(itertools.product(order, repeat=min(len(unknown), 3))):
+        if count > 60:
+            return
+        yield values + (None,) * (len(unknown) - len(values))

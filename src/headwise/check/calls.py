@@ -1,0 +1,572 @@
+"""The object under test: its tensors, the method that takes the input, and the ways to call it.
+
+`CallForm` says which argument is the query, which the mask, and in which layout; `forms` lists the likely ones.
+`Repairs` keeps a call going over small faults, such as a view that needs `contiguous`, and remembers them.
+"""
+
+import contextlib
+import inspect
+import itertools
+import pdb
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from headwise.check.arguments import WEIGHTS_IN, CallSizes, call_role, constructor_role, parameters_of, plain, value_for
+from headwise.check.trace import learner_line
+
+METHODS = (
+    "forward", "__call__", "call", "attention", "attend", "compute", "prefill", "compute_attention", "apply", "run",
+    "multi_head_attention",
+)  # fmt: skip
+
+
+def entry(thing: Any) -> Callable[..., Any] | None:
+    """The method that takes the input; None where there is none."""
+    if isinstance(thing, nn.Module):
+        if type(thing).forward is not nn.Module.forward:
+            return thing.__call__
+        own = next((name for name in METHODS if name in vars(type(thing))), None)  # a module without a forward
+        return None if own is None else getattr(thing, own)
+    if inspect.isfunction(thing):
+        return thing
+    for name in METHODS:
+        method = getattr(thing, name, None)
+        if callable(method) and not isinstance(thing, type):
+            return method  # type: ignore[no-any-return]
+    return None
+
+
+def signature(thing: Any) -> list[inspect.Parameter]:
+    """The named parameters of that method."""
+    forward = isinstance(thing, nn.Module) and type(thing).forward is not nn.Module.forward
+    target = thing.forward if forward else entry(thing)
+    return [] if target is None else parameters_of(target)
+
+
+def call_parameters(thing: Any) -> list[inspect.Parameter]:
+    """The parameters that a call may fill: those of the method, or what a function's weights leave open."""
+    return thing.free() if isinstance(thing, FunctionWithWeights) else signature(thing)
+
+
+def tensors(thing: Any) -> dict[str, Tensor]:
+    """Every parameter by name, and for a plain class the tensors and modules in its attributes and lists."""
+    registered = thing.named_parameters() if isinstance(thing, nn.Module) else ()
+    return dict(registered) | dict(_loose(thing))
+
+
+def _loose(thing: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """Trainable tensors that are not registered in a module: in attributes, lists and dictionaries."""
+    held: Any = {} if isinstance(thing, Tensor) else getattr(thing, "__dict__", {})
+    if isinstance(thing, list | tuple):
+        held = {str(i): part for i, part in enumerate(thing)}
+    elif isinstance(thing, dict):
+        held = {str(k): part for k, part in thing.items()}
+    for name, part in held.items():
+        if name.startswith("_") and isinstance(thing, nn.Module):
+            continue
+        full = f"{prefix}{name}"
+        if isinstance(part, nn.Module) and not isinstance(thing, nn.Module):
+            for inner, tensor in part.named_parameters():
+                yield f"{full}.{inner}", tensor
+        elif isinstance(part, nn.Parameter) or (isinstance(part, Tensor) and (part.requires_grad or part.dim() > 1)):
+            if not isinstance(thing, nn.Module) or isinstance(part, nn.Parameter) or part.requires_grad:
+                yield full, part
+        elif depth < 3 and isinstance(part, list | tuple | dict):
+            yield from _loose(part, f"{full}.", depth + 1)
+        elif isinstance(part, nn.Module):
+            for inner, tensor in part.named_parameters():
+                yield f"{full}.{inner}", tensor
+
+
+def modules(thing: Any) -> Iterator[nn.Module]:
+    """Every module inside, including those in ordinary lists and in the attributes of a plain class."""
+    if isinstance(thing, nn.Module):
+        yield from thing.modules()
+    held = [*vars(thing).values()] if hasattr(thing, "__dict__") else []
+    for part in held:
+        for item in part if isinstance(part, list | tuple) else [part]:
+            if isinstance(item, nn.Module) and item is not thing:
+                yield from item.modules()
+
+
+def prepare(thing: Any, seed: int = 0) -> None:
+    """Switch to double precision and evaluation mode, and make every parameter random, biases and norms included.
+
+    Small initial values would hide wrong scales, and zero biases wrong biases.
+    """
+    for module in modules(thing):
+        module.double()
+        module.eval()
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in tensors(thing).values():
+        if not tensor.is_floating_point() or tensor.device.type == "meta":
+            continue
+        if tensor.dim() == 0 and not tensor.requires_grad:  # a constant stored as a parameter
+            tensor.data = tensor.data.double()
+            continue
+        if tensor.dtype != torch.float64:
+            tensor.data = tensor.data.double()
+        fan = tensor.shape[-1] if tensor.dim() > 1 else 4
+        if tensor.dim() > 2 and tensor.shape[-1] <= 3:  # a convolution
+            fan = tensor[0].numel()
+        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+        tensor.data.copy_(noise * (1.2 / fan**0.5) + (1.0 if tensor.dim() <= 1 and _is_scale(tensor, thing) else 0.0))
+    if not isinstance(thing, nn.Module):
+        _double_attributes(thing)
+
+
+def _is_scale(tensor: Tensor, thing: Any) -> bool:
+    """Whether it is the weight of a norm, which stays near one."""
+    return any(getattr(module, "weight", None) is tensor for module in modules(thing))
+
+
+def _double_attributes(thing: Any) -> None:
+    for name, part in list(getattr(thing, "__dict__", {}).items()):
+        if isinstance(part, Tensor) and part.is_floating_point() and part.dtype != torch.float64:
+            setattr(thing, name, part.double())
+
+
+class FunctionWithWeights(nn.Module):
+    """A module that holds the weights which a function takes as arguments."""
+
+    def __init__(self, function: Callable[..., Any], sizes: CallSizes) -> None:
+        super().__init__()
+        self.function, self.sizes = [function], sizes
+        self.held: dict[str, str] = {}
+        self.constants: dict[str, Any] = {}
+        for p in inspect.signature(function).parameters.values():
+            word, role = plain(p.name), constructor_role(p.name)
+            if word in WEIGHTS_IN:
+                width = 3 * sizes.E if WEIGHTS_IN[word] == "qkv" else sizes.E
+                self.held[p.name] = f"weight_{p.name}"
+                self.register_parameter(f"weight_{p.name}", nn.Parameter(torch.randn(sizes.E, width)))
+            elif role in ("heads", "kv_heads", "head_width") or (role in ("width", "context") and len(word) > 1):
+                self.constants[p.name] = value_for(role, sizes)
+
+    def free(self) -> list[inspect.Parameter]:
+        """Parameters that remain for the call."""
+        parameters = inspect.signature(self.function[0]).parameters.values()
+        return [p for p in parameters if p.name not in self.held and p.name not in self.constants]
+
+    def forward(self, **named: Any) -> Any:
+        """The function's result with its weights filled in."""
+        weights = {name: getattr(self, held) for name, held in self.held.items()}
+        return self.function[0](**named, **weights, **self.constants)
+
+
+# Layouts: the order of axes in which a class takes its input, and the way back to (B, T, E).
+
+PLAIN = "batch first"
+OTHERS = ("unbatched", "batch second", "channels first", "image", "image, channels last")
+ROWS, COLUMNS = 2, 3  # of an image whose pixels are the tokens
+
+
+def tokens_of(layout: str, T: int) -> int:
+    """The number of tokens: an image needs rows and columns, a single sample needs many tokens."""
+    if layout.startswith("image"):
+        return ROWS * COLUMNS
+    return 43 if layout == "unbatched" else T
+
+
+def lay_out(x: Tensor, layout: str) -> Tensor:
+    """(B, T, E) in the layout that the class expects.
+
+    >>> lay_out(torch.zeros(7, 6, 8), "image").shape
+    torch.Size([7, 8, 2, 3])
+    """
+    if layout == "unbatched":
+        return x[0]
+    if layout == "batch second":
+        return x.transpose(0, 1)
+    if layout == "channels first":
+        return x.transpose(1, 2).contiguous()
+    if layout == "image":
+        return x.transpose(1, 2).contiguous().view(len(x), x.shape[2], ROWS, -1)  # torch crashes in norms of a view
+    return x.reshape(len(x), ROWS, -1, x.shape[2]) if layout == "image, channels last" else x
+
+
+def taken_back(leaf: Tensor, layout: str, B: int, T: int) -> Tensor | None:
+    """A result in this layout as (B, T, …), or None where it has another shape."""
+    shape = tuple(leaf.shape)
+    image = (ROWS, T // ROWS)
+    if layout == "unbatched":
+        return leaf[None] if leaf.dim() == 2 and shape[0] == T else None
+    if layout == "batch second":
+        return leaf.transpose(0, 1) if leaf.dim() == 3 and shape[:2] == (T, B) else None
+    if layout == "channels first":
+        return leaf.transpose(1, 2) if leaf.dim() == 3 and shape[0] == B and shape[2] == T else None
+    if layout == "image":
+        return leaf.flatten(2).transpose(1, 2) if leaf.dim() == 4 and shape[0] == B and shape[2:] == image else None
+    if layout == "image, channels last":
+        return leaf.flatten(1, 2) if leaf.dim() == 4 and shape[:3] == (B, *image) else None
+    if leaf.dim() == 3 and shape[:2] == (B, T):
+        return leaf
+    return leaf.reshape(B, T, -1) if leaf.dim() == 2 and shape[0] == B * T else None
+
+
+def merged(leaf: Tensor, B: int, T: int) -> Tensor | None:
+    """Heads that were returned as (B, H, T, D), side by side; None for anything else, such as attention weights."""
+    if leaf.dim() != 4 or leaf.shape[0] != B or leaf.shape[2] != T or leaf.shape[3] == T:
+        return None
+    return leaf.transpose(1, 2).flatten(2)
+
+
+# Forms of a call.
+
+INPUTS = ("query", "key", "value", "self", "memory")
+NEUTRAL_FLAGS = {
+    "isdecoder": False, "training": False, "usecache": False, "outputattentions": False, "startpos": 0,
+    "causal": False, "iscausal": False, "returnweights": False, "returnattention": False, "masked": False,
+}  # fmt: skip
+
+
+class Inputs(NamedTuple):
+    """The tensors from which queries, keys and values are made."""
+
+    query: Tensor  # (B, T, E)
+    key: Tensor  # (B, S, E)
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """How to call: the role of every input, fixed values for other arguments, and the layout."""
+
+    roles: dict[str, str]  # argument name → query, key, value, self, memory
+    fixed: dict[str, Any] = field(default_factory=dict)
+    masks: tuple[str, ...] = ()
+    positional: tuple[str, ...] = ()
+    layout: str = PLAIN
+    batch: int = 0  # the batch size that fixed tensors were made for
+
+    @property
+    def cross(self) -> bool:
+        """Whether keys can come from another input than queries."""
+        given = set(self.roles.values())
+        return "memory" in given or "key" in given
+
+    @property
+    def separate_values(self) -> bool:
+        """Whether values can come from another input than keys."""
+        return {"key", "value"} <= set(self.roles.values())
+
+    @property
+    def natural(self) -> bool:
+        """Whether everything passed has a known meaning and a sensible value."""
+        known = all(call_role(name) in ("mask", "length") or plain(name) in NEUTRAL_FLAGS for name in self.fixed)
+        named = len(self.roles) == 1 or all(call_role(name) in INPUTS for name in self.roles)
+        given = not any(value is None for value in self.fixed.values())
+        return known and named and given and self.layout == PLAIN
+
+    @property
+    def fixed_tensor(self) -> bool:
+        """Whether it needs a tensor that was made for one length, such as a mask or a rotary table."""
+        return any(isinstance(leaf, Tensor) for leaf in tree_leaves(list(self.fixed.values())))
+
+    def words(self) -> str:
+        """`query, key, value, mask`"""
+        return ", ".join([*self.roles, *self.masks])
+
+    def call(self, thing: Any, inputs: Inputs, masks: dict[str, Any] | None = None) -> Any:
+        """The result of the learner's own call."""
+        given: dict[str, Any] = tree_map(lambda leaf: self._fitted(leaf, inputs.query), dict(self.fixed))
+        for name, role in self.roles.items():
+            given[name] = lay_out(_of_role(inputs, role), self.layout)
+        given.update(masks or {})
+        method = entry(thing)
+        assert method is not None  # noqa: S101 - objects without a method were refused when they were built
+        first = [given.pop(name) for name in self.positional if name in given]
+        return method(*first, **given)
+
+    def _fitted(self, value: Any, like: Tensor) -> Any:
+        """A fixed tensor for a smaller batch, another device or half precision."""
+        if not isinstance(value, Tensor):
+            return value
+        if self.batch and value.dim() > 1 and value.shape[0] == self.batch:
+            value = value[: like.shape[0]]
+        half = value.is_floating_point() and like.dtype != torch.float64
+        return value.to(like.device, like.dtype if half else value.dtype)
+
+    def result(self, returned: Any, inputs: Inputs) -> Tensor | None:
+        """The output among the returned tensors, as (B, T, …)."""
+        B, T = inputs.query.shape[:2]
+        found = [taken_back(leaf, self.layout, B, T) for leaf in leaves(returned)]
+        found += [merged(leaf, B, T) for leaf in leaves(returned) if self.layout == PLAIN]
+        return next((output for output in found if output is not None), None)
+
+
+def leaves(returned: Any) -> list[Tensor]:
+    """Floating-point tensors among what was returned, in order, including those in the attributes of an object."""
+    if not isinstance(returned, Tensor | tuple | list | dict) and hasattr(returned, "__dict__"):
+        returned = list(vars(returned).values())
+    return [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _of_role(inputs: Inputs, role: str) -> Tensor:
+    return inputs.query if role == "self" else inputs.key if role == "memory" else getattr(inputs, role)
+
+
+def make_inputs(
+    form: CallForm, sizes: CallSizes, seed: int = 1, cross: bool = False, dtype: torch.dtype = torch.float64
+) -> Inputs:
+    """Random inputs. They differ by role wherever the form allows it; with `cross`, their lengths differ too."""
+    generator = torch.Generator().manual_seed(seed)
+    B = 1 if form.layout == "unbatched" else sizes.B
+
+    def draw(length: int) -> Tensor:
+        return torch.randn(B, length, sizes.E, generator=generator, dtype=torch.float64).to(dtype)
+
+    query = draw(sizes.T)
+    key = draw(sizes.S if cross else sizes.T) if form.cross else query
+    value = draw(sizes.S if cross else sizes.T) if form.separate_values else key
+    return Inputs(query, key, value)
+
+
+def forms(thing: Any, sizes: CallSizes) -> Iterator[CallForm]:
+    """Ways to call, most likely first."""
+    parameters = call_parameters(thing)
+    plain_form = _by_names(parameters)
+    if plain_form is not None:
+        yield from _with_fixed(replace(plain_form, batch=sizes.B), parameters, sizes)
+    yield from _by_position(parameters)
+
+
+def _by_names(parameters: list[inspect.Parameter]) -> CallForm | None:
+    roles: dict[str, str] = {}
+    masks = []
+    sides = _sides(parameters)
+    for p in parameters:
+        role = None if p.name in sides else call_role(p.name)
+        if role == "mask":
+            masks.append(p.name)
+        elif role in INPUTS and not _is_flag(p) and _passed(p, role):
+            roles[p.name] = role
+    roles = _settled(roles, {p.name: p for p in parameters})
+    if not set(roles.values()) & {"query", "self"}:
+        return None
+    positional = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_ONLY)
+    return CallForm(roles, {}, tuple(masks), positional)
+
+
+def _sides(parameters: list[inspect.Parameter]) -> dict[str, int]:
+    """Arguments for the rows and columns of an image: one row, and as many columns as tokens (written 0)."""
+    words = {plain(p.name): p.name for p in parameters}
+    pair = next(((a, b) for a, b in (("h", "w"), ("height", "width")) if a in words and b in words), None)
+    return {} if pair is None else {words[pair[0]]: 1, words[pair[1]]: 0}
+
+
+def _passed(p: inspect.Parameter, role: str) -> bool:
+    """Whether it is required, or an optional source of keys and values."""
+    return p.default is p.empty or (role in ("key", "value", "memory") and p.default is None)
+
+
+def _is_flag(p: inspect.Parameter) -> bool:
+    return isinstance(p.default, bool | int | float | str)
+
+
+def _settled(roles: dict[str, str], parameters: dict[str, inspect.Parameter]) -> dict[str, str]:
+    """Roles that fit together: a lone q is the input, `x` beside key and value is the query, a second `x` is memory."""
+    given = list(roles.values())
+    if "query" not in given and "self" not in given and given:
+        required = [n for n in roles if parameters[n].default is inspect.Parameter.empty]
+        if len(required) == 1:
+            return {required[0]: "self"}
+    if given.count("self") == 1 and "query" not in given and "key" in given:
+        roles = {n: "query" if r == "self" else r for n, r in roles.items()}
+    elif "query" in given and "self" in given and "key" not in given:
+        roles = {n: "memory" if r == "self" else r for n, r in roles.items()}
+    elif "query" in given and "self" in given:
+        roles = {n: r for n, r in roles.items() if r != "self"}
+    elif given.count("self") == 2 and "memory" not in given:
+        first = next(n for n, r in roles.items() if r == "self")
+        roles = {n: "memory" if r == "self" and n != first else r for n, r in roles.items()}
+    if list(roles.values()) == ["query"]:
+        roles = dict.fromkeys(roles, "self")
+    return roles
+
+
+def _with_fixed(form: CallForm, parameters: list[inspect.Parameter], sizes: CallSizes) -> Iterator[CallForm]:
+    """Values for required arguments that are not inputs: None first, then what their name or type suggests."""
+    open_names = [p for p in parameters if p.default is p.empty and p.name not in form.roles]
+    sides = _sides(parameters)
+    choices = [[sides[p.name] or sizes.T] if p.name in sides else _choices(p, sizes) for p in open_names]
+    # An optional key or memory is passed first, so that cross-attention is seen, and left out afterwards.
+    optional = [p.name for p in parameters if p.name in form.roles and p.default is None]
+    alone = {n: r for n, r in form.roles.items() if n not in optional}
+    for values in itertools.islice(itertools.product(*choices), 40):
+        fixed = dict(zip((p.name for p in open_names), values, strict=True))
+        yield replace(form, fixed=fixed)
+    open_masks = [p for p in parameters if p.name in form.masks and p.default is None]
+    if open_masks:  # a mask that is optional by its default but needed in fact
+        for mask in _neutral_masks(sizes):
+            yield replace(form, fixed={p.name: mask for p in open_masks[:1]})
+    if optional and alone:
+        alone = _settled(alone, {p.name: p for p in parameters})
+        for values in itertools.islice(itertools.product(*choices), 40):
+            yield replace(form, roles=alone, fixed=dict(zip((p.name for p in open_names), values, strict=True)))
+
+
+def _choices(p: inspect.Parameter, sizes: CallSizes) -> list[Any]:
+    role, word = call_role(p.name), plain(p.name)
+    if role == "mask":
+        return [None, *_neutral_masks(sizes)]
+    if word in NEUTRAL_FLAGS:
+        return [NEUTRAL_FLAGS[word], None]
+    if role == "length":
+        return [sizes.T, None]
+    if role == "rotary":
+        embedded = [_position_table(sizes)] if "emb" in word or "enc" in word else []
+        return [*embedded, *_rotary_tables(word, sizes)]
+    if role == "position":
+        return [None, torch.arange(sizes.T), torch.arange(sizes.T)[None], 0, _position_table(sizes)]
+    if p.annotation in (bool, "bool"):
+        return [False]
+    if p.annotation in (int, "int"):
+        return [0, sizes.T, sizes.H]
+    return [None, False, 0, *itertools.islice(_neutral_masks(sizes), 8)]
+
+
+def _neutral_masks(sizes: CallSizes) -> Iterator[Tensor]:
+    """Masks that hide nothing, in the usual shapes and types: 1 = keep, then 1 = hide or added to the scores."""
+    B, T = sizes.B, sizes.T
+    for value in (1, 0):
+        for shape in ((1, 1, T, T), (B, T, T), (T, T), (B, T), (B, 1, 1, T)):
+            whole = torch.full(shape, value)
+            yield from (whole.bool(), whole.double())
+
+
+def _position_table(sizes: CallSizes) -> Tensor:
+    """Position embeddings for every sample, as relative attention takes them."""
+    generator = torch.Generator().manual_seed(2)
+    table = torch.randn(sizes.T, sizes.E, generator=generator, dtype=torch.float64)
+    return table.expand(sizes.B, sizes.T, sizes.E).contiguous()
+
+
+def _rotary_tables(word: str, sizes: CallSizes) -> Iterator[Any]:
+    angles = torch.arange(sizes.T)[:, None] / 10000 ** (torch.arange(0, sizes.D, 2) / sizes.D)
+    angles = angles.double()
+    turns = torch.polar(torch.ones_like(angles), angles)
+    whole = torch.cat([angles, angles], -1)
+    if word in ("cos", "sin"):
+        table = whole.cos() if word == "cos" else whole.sin()
+        yield from (table, table[None], table[None, None], table[:, : sizes.D // 2])
+        return
+    yield from (None, turns, (whole.cos()[None], whole.sin()[None]), angles)
+    yield from ((angles.cos(), angles.sin()), (whole.cos(), whole.sin()))
+
+
+def _by_position(parameters: list[inspect.Parameter]) -> Iterator[CallForm]:
+    """Where names do not help: one, two or three required arguments are inputs."""
+    required = [p.name for p in parameters if p.default is p.empty]
+    masks = tuple(p.name for p in parameters if call_role(p.name) == "mask")
+    free = [name for name in required if name not in masks]
+    nothing = dict.fromkeys((name for name in required if name in masks), None)
+    if len(free) == 1:
+        yield CallForm({free[0]: "self"}, dict(nothing), masks)
+    if len(free) >= 3:
+        roles = dict(zip(free, ("query", "key", "value"), strict=False))
+        yield CallForm(roles, nothing | dict.fromkeys(free[3:], None), masks)
+        yield CallForm({free[0]: "self"}, nothing | dict.fromkeys(free[1:], None), masks)
+    if len(free) == 2:
+        yield CallForm({free[0]: "query", free[1]: "memory"}, dict(nothing), masks)
+        yield CallForm({free[0]: "self"}, {free[1]: None}, masks)
+    if not free and parameters and not nothing:
+        yield CallForm({parameters[0].name: "self"}, {}, masks)
+
+
+# The environment of a call: small faults repaired, no warnings, double precision.
+
+MIXED = {
+    "matmul", "__matmul__", "__rmatmul__", "einsum", "bmm", "baddbmm", "mm", "linear", "scaled_dot_product_attention",
+}  # fmt: skip
+
+
+@dataclass
+class Repaired:
+    """What had to be repaired, and on which line."""
+
+    lines: dict[str, int | None] = field(default_factory=dict)  # contiguous, cuda or precision → line
+    names: dict[str, int | None] = field(default_factory=dict)  # names that were never defined
+    attributes: dict[str, int | None] = field(default_factory=dict)
+    super_missing: bool = False
+
+
+class Repairs(TorchFunctionMode):
+    """While entered, a failing `view` becomes `reshape`, products get one precision, and a GPU becomes the CPU."""
+
+    def __init__(self, filename: str | None, repaired: Repaired) -> None:
+        super().__init__()
+        self.filename, self.repaired = filename, repaired
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, with arguments changed or a second attempt."""
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name == "cuda" and args and isinstance(args[0], Tensor):
+            self._note("cuda")
+            return args[0]
+        if _is_gpu(kwargs.get("device")):
+            self._note("cuda")
+            kwargs["device"] = "cpu"
+        if name == "to" and len(args) > 1 and _is_gpu(args[1]):
+            self._note("cuda")
+            args = (args[0], "cpu", *args[2:])
+        if name == "view" and args and isinstance(args[0], Tensor):
+            return self._viewed(func, args, kwargs)
+        return func(*(self._in_one_precision(args) if name in MIXED else args), **kwargs)
+
+    def _viewed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if "view size is not compatible" not in str(error):
+                raise
+            self._note("contiguous")
+            return torch.Tensor.reshape(*args, **kwargs)
+
+    def _in_one_precision(self, args: Any) -> Any:
+        """Arguments in double precision where a learner's `.float()` meets our doubles."""
+        kinds = {leaf.dtype for leaf in tree_leaves(args) if isinstance(leaf, Tensor)}
+        if kinds != {torch.float32, torch.float64}:
+            return args
+        self._note("precision")
+        return tree_map(lambda leaf: leaf.double() if isinstance(leaf, Tensor) else leaf, args)
+
+    def _note(self, kind: str) -> None:
+        self.repaired.lines.setdefault(kind, learner_line(self.filename))
+
+
+def _is_gpu(device: Any) -> bool:
+    return str(device).startswith(("cuda", "mps")) and isinstance(device, str | torch.device)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings from the learner's code or about it, and no debugger that waits for input."""
+    hook, trace = sys.breakpointhook, pdb.set_trace
+    sys.breakpointhook = pdb.set_trace = lambda *_, **__: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.breakpointhook, pdb.set_trace = hook, trace
+
+
+@contextlib.contextmanager
+def double_by_default() -> Iterator[None]:
+    """Tensors that a call makes itself are double precision too, unless it says otherwise."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

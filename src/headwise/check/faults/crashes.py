@@ -1,0 +1,319 @@
+"""Code that does not run as it is: what its text shows, what had to be repaired, and which error is the learner's own.
+
+Where nothing ran, `judge_unbound` writes the whole report: an error is a mistake only where it is certainly not ours.
+"""
+
+import ast
+import builtins
+import inspect
+import re
+from collections.abc import Iterator
+
+from torch import nn
+
+from headwise.check.binding import Bound, Failure
+from headwise.check.calls import Repaired
+from headwise.check.loader import Case, globals_read, names_used
+from headwise.check.mistakes import Finding, Found, settled
+from headwise.check.reading import AttentionReading
+from headwise.check.report import Report
+from headwise.check.stubs import Stub
+
+INDIRECT = {"setattr", "vars", "__dict__", "__getattr__", "exec", "eval", "locals", "globals"}  # other ways to set
+REGISTERING = {"register_buffer", "register_parameter", "add_module", "register_module"}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+CERTAIN = (NameError, AttributeError, TypeError, IndexError, KeyError, UnboundLocalError, ZeroDivisionError)
+ARGUMENTS = re.compile(r"(?:\w+\.)*(\w+)\(\) (?:missing|takes) ")
+OUR_CALLS = {"forward", "__init__", "__call__"}
+SEVERAL = 4  # guesses, of numbers and of None
+# Perhaps we passed something of another kind.
+OURS = ("values to unpack", "config has no", "NoneType", "Stub", "is not callable")
+
+
+# What the text shows.
+
+
+def text_findings(case: Case) -> list[Finding]:
+    """Attributes and names that are certainly missing, and a missing `super().__init__()`."""
+    if case.loaded is None or case.loaded.syntax is not None:
+        return []
+    tree = ast.parse(case.loaded.source)
+    found: list[Finding] = []
+    definition = definition_of(tree, case.target.__name__) if inspect.isclass(case.target) else None
+    if definition is not None and _inherits_only_torch(case.target):
+        found += [*_missing_super(definition, case.target), *_unset_attributes(definition, case.target)]
+    return [*found, *_undefined_names(tree, case)]
+
+
+def definition_of(tree: ast.Module, name: str) -> ast.ClassDef | None:
+    """The last class of this name at module level."""
+    return next((n for n in reversed(tree.body) if isinstance(n, ast.ClassDef) and n.name == name), None)
+
+
+def _inherits_only_torch(cls: type) -> bool:
+    return all(base is object or base.__module__.startswith("torch.") for base in cls.__mro__[1:])
+
+
+def _missing_super(definition: ast.ClassDef, cls: type) -> Iterator[Finding]:
+    init = next((n for n in definition.body if isinstance(n, Function) and n.name == "__init__"), None)
+    if init is not None and issubclass(cls, nn.Module):
+        names = {getattr(n, "id", None) or getattr(n, "attr", None) for n in ast.walk(init)}
+        if not names & {"super", "__init__"}:
+            yield Finding("missing-super", "", init.lineno)
+
+
+def _unset_attributes(definition: ast.ClassDef, cls: type) -> Iterator[Finding]:
+    words = {n.id for n in ast.walk(definition) if isinstance(n, ast.Name)}
+    words |= {n.attr for n in ast.walk(definition) if isinstance(n, ast.Attribute)}
+    assigned = set(_set_attributes(definition))
+    if words & INDIRECT or "*" in assigned:
+        return
+    known = set(dir(cls)) | set(dir(nn.Module())) | {"training"} | assigned | set(_guarded_attributes(definition))
+    read = [node for node in _of_self(definition) if isinstance(node.ctx, ast.Load) and node.attr not in known]
+    missing: dict[str, int] = {}
+    for node in sorted(read, key=lambda node: node.lineno):
+        missing.setdefault(node.attr, node.lineno)
+    if missing:
+        yield Finding("missing-attribute", ", ".join(f"self.{name}" for name in missing), min(missing.values()))
+
+
+def _of_self(definition: ast.ClassDef) -> Iterator[ast.Attribute]:
+    for method in definition.body:
+        if isinstance(method, Function) and method.args.args:
+            first = method.args.args[0].arg
+            for node in ast.walk(method):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == first:
+                    yield node
+
+
+def _set_attributes(definition: ast.ClassDef) -> Iterator[str]:
+    """Names of attributes that are assigned or registered; `*` for one that is put together at run time."""
+    yield from (node.attr for node in _of_self(definition) if not isinstance(node.ctx, ast.Load))
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in REGISTERING:
+            named = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "name")]
+            yield from (str(n.value) if isinstance(n, ast.Constant) else "*" for n in named)
+
+
+def _guarded_attributes(definition: ast.ClassDef) -> Iterator[str]:
+    """Names in `hasattr(self, "…")` and `getattr(self, "…", …)`."""
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("hasattr", "getattr"):
+            yield from (str(a.value) for a in node.args[1:2] if isinstance(a, ast.Constant))
+
+
+def _undefined_names(tree: ast.Module, case: Case) -> Iterator[Finding]:
+    """Names that the class looks up in its module and that no line of the file binds anywhere."""
+    if any(isinstance(n, ast.ImportFrom) and any(a.name == "*" for a in n.names) for n in ast.walk(tree)):
+        return
+    bound = set(dir(builtins)) | set(_bound_names(tree)) | {"__file__", "__name__", "__class__"}
+    bound |= set() if case.loaded is None else set(case.loaded.missing_imports)  # reported as missing imports
+    missing = {name: line for name, line in globals_read(case.target).items() if name not in bound}
+    if missing:
+        yield Finding("undefined-name", ", ".join(missing), min(missing.values()))
+
+
+def _bound_names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, Function | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((a.asname or a.name).partition(".")[0] for a in node.names)
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            yield from node.names
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            yield node.name
+
+
+# What had to be supplied or repaired before it ran.
+
+
+def supplied(bound: Bound, reading: AttentionReading | None) -> Found:
+    """Imports that were forgotten, and names that only the demo code defines."""
+    yield from _supplied(bound.case)
+
+
+def _supplied(case: Case) -> Iterator[Finding]:
+    if case.loaded is None:
+        return
+    used = names_used(case.target)
+    missing = {n: line for n, line in case.loaded.missing_imports.items() if n in used or not used}
+    if missing:
+        yield Finding("missing-import", ", ".join(sorted(missing)), min(missing.values()))
+    demo = {n: line for n, line in globals_read(case.target).items() if n in case.loaded.only_in_main}
+    if demo:
+        words = f"{', '.join(demo)}: defined only under `if __name__ == '__main__'`"
+        yield Finding("undefined-name", words, min(demo.values()), severity="fragile")
+
+
+def repaired(bound: Bound, reading: AttentionReading | None) -> Found:
+    """Small faults that were repaired so that the call could go on."""
+    yield from _repaired(bound.repaired, bound.case)
+
+
+def _repaired(repairs: Repaired, case: Case) -> Iterator[Finding]:
+    if repairs.super_missing:
+        yield next((f for f in text_findings(case) if f.name == "missing-super"), Finding("missing-super"))
+    assigned = set() if case.loaded is None else case.loaded.assigned  # a name that the file assigns is no fault
+    unknown = {name: line for name, line in repairs.names.items() if name not in assigned}
+    if unknown:
+        yield Finding("undefined-name", ", ".join(unknown), next(iter(unknown.values())))
+    if repairs.attributes:
+        words = ", ".join(f"self.{name}" for name in repairs.attributes)
+        yield Finding("missing-attribute", words, next(iter(repairs.attributes.values())))
+    if "contiguous" in repairs.lines:
+        yield Finding("contiguous", "", repairs.lines["contiguous"])
+    if "cuda" in repairs.lines:
+        yield Finding("cuda-only", "", repairs.lines["cuda"])
+
+
+# What never gave an output.
+
+
+def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> Report:
+    """The report where no attempt gave an output."""
+    report = Report("unknown", subject=case.name, tried=_attempts(failures))
+    own = None if _uses_stand_ins(case) else _own_failure(failures)
+    findings = [*_supplied(case), *_failed_imports(case)]
+    if own is not None:
+        report.subject, report.call = own.built, "" if own.called is None else f"forward({own.called})"
+        findings += [*_repaired(own.repaired, case), _crash(own)]
+    elif bound is not None:
+        findings += _repaired(bound.repaired, case)
+        if bound.returned is None:
+            findings.append(Finding("no-return"))
+        else:
+            report.doubts.append("what it returns does not have the shape (batch, tokens, width)")
+    if own is None:
+        known = {f.name for f in findings}
+        findings += [f for f in text_findings(case) if f.name not in known]
+    if own is not None or any(f.mistake.certain for f in findings):
+        report.verdict = "wrong" if any(f.severity == "wrong" for f in findings) else "unknown"
+    report.findings = settled(findings)
+    return report
+
+
+def _failed_imports(case: Case) -> list[Finding]:
+    """What the class needs and cannot import: gone from a package, or in a file that is not here."""
+    failed = {} if case.loaded is None else case.loaded.failed_imports
+    used = names_used(case.target)
+    return [Finding("missing-import", words, line) for name, (line, words) in failed.items() if name in used][:1]
+
+
+def _uses_stand_ins(case: Case) -> bool:
+    return any(isinstance(case.namespace.get(name), Stub) for name in names_used(case.target))
+
+
+def _attempts(failures: list[Failure]) -> list[str]:
+    seen: dict[str, str] = {}
+    for f in failures:
+        words = f.built if f.called is None else f"{f.built} called with ({f.called})"
+        seen.setdefault(words, f"{words}: {_error_words(f.error, 100)}")
+    return list(seen.values())
+
+
+def _error_words(error: BaseException, most: int) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:most] if str(error) else ''}"
+
+
+def _own_failure(failures: list[Failure]) -> Failure | None:
+    """The failure that is certainly the learner's: in their lines, in the most natural attempt."""
+    inside = [f for f in failures if f.line is not None]
+    if not inside:
+        return None
+    calls = [f for f in inside if f.called is not None]
+    if (sure := _after_attention(calls) or _own_call(calls)) is not None:
+        return sure
+    natural = [f for f in calls if f.natural]
+    simple = [f for f in natural if f.projected and not f.guessed and "NoneType" not in str(f.error)]
+    same_end = [f for f in natural if f.guessed and _end(f) in {_end(g) for g in calls if g.without}]
+    natural = simple or same_end or natural
+    if calls and not natural:
+        return _whatever_we_pass(calls)
+    first = natural[0] if natural else inside[0]
+    return first if _is_own(first, calls, inside) else None
+
+
+def _is_own(first: Failure, calls: list[Failure], inside: list[Failure]) -> bool:
+    if first.called is not None and not _form_is_certain(first, calls):
+        return False
+    kinds = {(type(f.error), str(f.error), f.line) for f in inside if "NoneType" not in str(f.error)}
+    always = len(kinds) == 1 and isinstance(first.error, CERTAIN)
+    if _may_be_ours(first) or not (first.natural or always):
+        return False
+    if isinstance(first.error, CERTAIN) or "only one dimension" in str(first.error):
+        return True
+    guessed = "<" in first.built or "None" in first.built
+    return isinstance(first.error, RuntimeError | ValueError) and not guessed
+
+
+def _may_be_ours(failure: Failure) -> bool:
+    """Whether the code rejected what we passed, or we passed something of the wrong kind."""
+    rejected = isinstance(failure.error, AssertionError) or failure.deliberate
+    return rejected or any(word in str(failure.error) for word in OURS)
+
+
+def _own_call(calls: list[Failure]) -> Failure | None:
+    """A function of the learner's own that is called with too few or too many arguments, whatever we pass."""
+    for f in calls:
+        match = ARGUMENTS.match(str(f.error)) if isinstance(f.error, TypeError) else None
+        if match and match[1] not in OUR_CALLS:
+            return f if f.projected else None
+    return None
+
+
+def _after_attention(calls: list[Failure]) -> Failure | None:
+    """An error after the softmax: the input was right up to there. All calls that come so far must end alike."""
+    late = [f for f in calls if f.attended and not f.guessed]
+    if not late or len({_end(f) for f in late}) > 1:
+        return None
+    return None if _may_be_ours(late[0]) else late[0]
+
+
+def _whatever_we_pass(calls: list[Failure]) -> Failure | None:
+    """An error that does not depend on our guesses: a name that is not defined, or the same error every time."""
+    names = [f for f in calls if isinstance(f.error, NameError) and not isinstance(f.error, UnboundLocalError)]
+    if names and names[0].projected:
+        return names[0]
+    ends = {(type(f.error), str(f.error), f.line) for f in calls}
+    same = len(ends) == 1 and len({f.built for f in calls}) >= SEVERAL and isinstance(calls[0].error, CERTAIN)
+    return calls[0] if same and not any(word in str(calls[0].error) for word in OURS) else None
+
+
+def _form_is_certain(first: Failure, calls: list[Failure]) -> bool:
+    """Whether the error cannot be ours: it does not depend on the input, or the input had passed a projection.
+
+    Where a mask had to be guessed, the call without one must have ended in the same way.
+    """
+    if isinstance(first.error, NameError | AttributeError) and "NoneType" not in str(first.error):
+        return True
+    if all(str(f.error) == str(first.error) for f in calls):  # in every layout
+        return True
+    if first.guessed:
+        without = [f for f in calls if f.without and (f.built, f.called) == (first.built, first.called)]
+        ends = {_end(f) for f in without if f.projected} or {_end(f) for f in calls if f.natural}
+        return _end(first) in ends if without else ends == {_end(first)}
+    return first.projected or (isinstance(first.error, CERTAIN) and not isinstance(first.error, IndexError))
+
+
+def _end(failure: Failure) -> tuple[type, int | None]:
+    return type(failure.error), failure.line
+
+
+def _crash(failure: Failure) -> Finding:
+    """The error as a finding, by its own name where it has one."""
+    error, words = failure.error, _error_words(failure.error, 160)
+    name = "crashes"
+    if isinstance(error, NameError):
+        name = "undefined-name"
+    elif failure.called is not None and failure.made_layer:
+        name = "layers-in-forward"
+    elif "view size is not compatible" in str(error):
+        name = "contiguous"
+    elif "before Module.__init__" in str(error):
+        name = "missing-super"
+    elif isinstance(error, AttributeError) and "object has no attribute" in str(error) and "Tensor" not in str(error):
+        name = "missing-attribute"
+    return Finding(name, words, failure.line)

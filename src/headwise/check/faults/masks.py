@@ -1,0 +1,421 @@
+"""Mistakes with masks. What a mask argument means is measured: which shapes it takes, and whether 1 keeps a key.
+
+None of the usual meanings is wrong. A mask that does nothing, acts after the softmax or meets the wrong sample is.
+"""
+
+import ast
+import contextlib
+import inspect
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from headwise.check.arguments import parameters_of, plain
+from headwise.check.binding import Bound
+from headwise.check.calls import FunctionWithWeights, call_parameters, signature
+from headwise.check.faults.crashes import Function, definition_of
+from headwise.check.faults.portability import half_precision
+from headwise.check.fits import same
+from headwise.check.loader import Case
+from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.reading import AttentionReading, pattern, read
+from headwise.check.trace import Core, error_line, find_attention
+
+SECONDS = 6.0  # for one argument; a typical one takes half a second
+LENGTHS = "(B,) lengths"
+PLAIN_ERRORS = (AttributeError, NameError, TypeError, KeyError)
+MEANING = {"keep": "1 = keep", "drop": "1 = mask out", "additive": "added to the scores"}
+WRONG_MEANING = {
+    "after": "mask-after-softmax", "discarded": "mask-discarded", "wrong sample": "mask-wrong-sample",
+}  # fmt: skip
+# A comment that says the mask is left out; 忽略, 省略 and 未使用 mean ignored, omitted and unused.
+LEFT_OUT = re.compile(
+    r"#[^\n]*(?:mask[^\n]*(?:ignor|not used|unused|忽略|省略|未使用)|(?:ignor|unused|忽略|省略)[^\n]*mask)",
+    re.IGNORECASE,
+)
+CAUSAL_FLAGS = ("causal", "is_causal", "masked", "mask", "use_mask", "causal_mask", "apply_mask", "use_causal_mask")
+CAUSAL_MISTAKES = {
+    "full": "causal-ignored", "future": "causal-inverted", "later": "causal-inverted",
+    "strict": "causal-off-by-one", "ahead": "causal-off-by-one",
+}  # fmt: skip
+
+
+@dataclass
+class TriedMask:
+    """One mask that was passed, and what it did."""
+
+    shape: str
+    mask: Tensor
+    meaning: str = ""  # keep, drop, additive, none, leaks, after, discarded, wrong sample, other; empty if it raised
+    error: Exception | None = None
+    line: int | None = None
+
+
+@dataclass
+class MaskArgument:
+    """What is known about one mask argument."""
+
+    name: str
+    layout: str
+    tried: list[TriedMask] = field(default_factory=list)
+
+    @property
+    def meaning(self) -> str:
+        """The meaning that works for most shapes."""
+        usual = [t.meaning for t in self.tried if t.meaning in MEANING]
+        return max(MEANING, key=usual.count) if usual else ""
+
+    def shapes(self) -> list[str]:
+        """The shapes that work with this meaning."""
+        return list(dict.fromkeys(t.shape for t in self.tried if t.meaning == self.meaning and t.error is None))
+
+    def first(self, meaning: str, shape: str | None = None) -> TriedMask | None:
+        """The first mask with this meaning, of this shape where one is given."""
+        return next((t for t in self.tried if t.meaning == meaning and shape in (None, t.shape)), None)
+
+    def words(self) -> str:
+        """`mask: 1 = keep, shapes (B,1,T,S) (T,S)`"""
+        if not self.tried:
+            return f"{self.name}: not judged, {self.layout}"
+        if self.shapes() == [LENGTHS]:
+            return f"{self.name}: how many keys of each sample are real"
+        meaning = MEANING.get(self.meaning, "what it does could not be determined")
+        return f"{self.name}: {meaning}" + (f", shapes {' '.join(self.shapes())}" if self.shapes() else "")
+
+
+def measured(bound: Bound, reading: AttentionReading | None) -> list[MaskArgument]:
+    """Every mask argument that is not a flag; measured once and kept in the reading."""
+    if reading is None or reading.scores is None:
+        return []
+    if reading.mask_arguments is None:
+        names = [name for name in bound.form.masks[:3] if not _is_flag(bound, name)]
+        reading.mask_arguments = [_measure(bound, reading, name) for name in names]
+    return reading.mask_arguments
+
+
+def _is_flag(bound: Bound, name: str) -> bool:
+    """Whether `mask` is a switch (`mask=True`) rather than a tensor."""
+    return any(p.name == name and _is_boolean(p) for p in call_parameters(bound.thing))
+
+
+def _is_boolean(p: inspect.Parameter) -> bool:
+    return isinstance(p.default, bool) or p.annotation in (bool, "bool")
+
+
+def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument:
+    argument = MaskArgument(name, bound.form.layout)
+    if bound.form.layout not in ("batch first", "batch second"):
+        return argument
+    trial = MaskTrial(bound, reading, name)
+    deadline = time.monotonic() + SECONDS
+    for shape, mask, meant in shaped_masks(*reading.core.weights.shape):
+        if time.monotonic() > deadline:
+            break
+        for dtype in (torch.bool, torch.float64, torch.int64):
+            argument.tried.append(trial(shape, mask.to(dtype), meant))
+            if argument.tried[-1].meaning in MEANING:
+                break
+        else:
+            added = trial(shape, torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -1e9), meant)
+            if added.meaning == "keep":
+                added.meaning = "additive"
+                argument.tried.append(added)
+    if not argument.meaning:
+        B, H, T, S = reading.core.weights.shape
+        lengths = 1 + torch.arange(B) % (S - 1)
+        meant = (torch.arange(S) < lengths[:, None])[:, None, None].expand(B, H, T, S)
+        tried = trial(LENGTHS, lengths, meant)
+        argument.tried += [tried] if tried.meaning == "keep" else []
+    return argument
+
+
+def shaped_masks(B: int, H: int, T: int, S: int) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """(shape in words, mask as passed, what it should mean as (B, H, T, S)).
+
+    The rows and samples of a mask all differ, and no row hides all or nothing.
+    """
+    generator = torch.Generator().manual_seed(3)
+    full = torch.rand(B, T, S, generator=generator) > 0.5
+    full[:, torch.arange(T), torch.arange(T) % S] = True
+    full[:, torch.arange(T), (torch.arange(T) + 1) % S] = False
+    keys = torch.rand(B, S, generator=generator) > 0.5
+    keys[:, 0], keys[:, 1] = True, False
+    by_sample = full[:, None].expand(B, H, T, S)
+    by_key, shared = keys[:, None, None, :].expand(B, H, T, S), full[0].expand(B, H, T, S)
+    yield "(B,1,T,S)", full[:, None], by_sample
+    yield "(B,1,1,S)", keys[:, None, None], by_key
+    yield "(T,S)", full[0], shared
+    yield "(1,1,T,S)", full[:1, None], shared
+    yield "(B,T,S)", full, by_sample
+    yield "(B,1,S)", keys[:, None], by_key
+    yield "(B,S)", keys, by_key
+    yield "(B,H,T,S)", by_sample.contiguous(), by_sample
+    yield "(1,T,S)", full[:1], shared
+
+
+@dataclass
+class MaskTrial:
+    """Passes masks to one argument and finds out what they do to the weights."""
+
+    bound: Bound
+    reading: AttentionReading
+    name: str
+
+    def __call__(self, shape: str, mask: Tensor, meant: Tensor) -> TriedMask:
+        """One call with a mask of this shape that should mean `meant` (B, H, T, S)."""
+        tried = TriedMask(shape, mask.clone())
+        try:
+            other = self.bound.called({self.name: mask})
+        except Exception as error:
+            tried.error, tried.line = error, error_line(error, self.bound.filename)
+            return tried
+        core = self._same_arrangement(other)
+        if core is None or core.weights.shape != self.reading.core.weights.shape:
+            tried.meaning = "other"
+            return tried
+        tried.meaning = self._meaning(core, meant, tried.mask)
+        if tried.meaning == "none" and not _same_output(other.output, self.bound.output):
+            tried.meaning = "other"  # it acts elsewhere, perhaps on the output
+        if tried.meaning == "none" and (discarded := core.discarded_mask()) is not None:
+            tried.meaning, tried.line = "discarded", discarded.line
+        return tried
+
+    def _same_arrangement(self, other: Bound) -> Core | None:
+        """The attention of another call, with batch and heads read as before."""
+        nodes = find_attention(other.trace)
+        cores = () if nodes is None else nodes.arrangements(other.inputs.query.shape[0])
+        return next((core for core in cores if core.order == self.reading.core.order), None)
+
+    def _meaning(self, core: Core, meant: Tensor, mask: Tensor) -> str:
+        scores, weights = self.reading.scores, core.weights.nan_to_num()
+        assert scores is not None  # noqa: S101 - masks are measured only where scores were read
+        if same(weights, self.reading.core.weights.nan_to_num()):
+            return "none"
+        base, seen = scores.visible, weights > 1e-30
+        kept, hidden = _agree(seen, meant & base), _agree(seen, ~meant & base)
+        if scores.axis == "keys" and core.softmax is not None and (kept or hidden):
+            before = (core.softmax.nan_to_num() > 1e-30) & base
+            if bool(before.eq(base).all()) and not _sum_to_one(weights):
+                return "after"
+        if kept or hidden:
+            return "keep" if kept else "drop"
+        if bool(seen.eq(base).all()):
+            return "additive" if self._is_added(core, mask) else "leaks"
+        return _of_another_sample(seen, meant, base)
+
+    def _is_added(self, core: Core, mask: Tensor) -> bool:
+        """Whether the logits changed by the mask itself, up to a constant for each row."""
+        change = core.weights.clamp_min(1e-300).log() - self.reading.core.weights.clamp_min(1e-300).log()
+        for shaped in (mask.double(), mask.double().unsqueeze(1)):
+            with contextlib.suppress(RuntimeError):
+                wide = shaped.expand(change.shape)
+                if same(change - change.mean(-1, keepdim=True), wide - wide.mean(-1, keepdim=True), 1e-6):
+                    return True
+        return False
+
+
+def _same_output(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is None or b is None or same(a.nan_to_num(), b.nan_to_num())
+
+
+def _sum_to_one(weights: Tensor) -> bool:
+    sums = weights.sum(-1)
+    return bool(torch.isclose(sums, torch.ones_like(sums)).all())
+
+
+def _agree(seen: Tensor, meant: Tensor) -> bool:
+    """Whether they are equal in every row in which some key is visible."""
+    rows = meant.any(-1)
+    return bool(rows.any()) and bool((seen[rows] == meant[rows]).all())
+
+
+def _of_another_sample(seen: Tensor, meant: Tensor, base: Tensor) -> str:
+    """`wrong sample` where every table belongs to some sample of the mask, but not to its own."""
+    got = seen.flatten(0, 1).flatten(1)
+    for wanted in (meant & base, ~meant & base):
+        if bool((got[:, None] == wanted[:, 0].flatten(1)[None]).all(-1).any(-1).all()):
+            return "wrong sample"
+    return "other"
+
+
+# The faults.
+
+
+def mask_meanings(bound: Bound, reading: AttentionReading | None) -> Found:
+    """What every mask argument means."""
+    for argument in measured(bound, reading):
+        yield Note("mask", argument.words())
+
+
+def mask_arguments(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A mask argument must hide keys before the softmax, for its own sample."""
+    found: list[Finding] = []
+    for argument in measured(bound, reading):
+        assert reading is not None  # noqa: S101 - otherwise nothing is measured
+        found += _misused(argument, reading)
+        if argument.tried and not argument.meaning and not found:
+            found += _without_effect(argument, bound, reading)
+    yield from found
+
+
+def _misused(argument: MaskArgument, reading: AttentionReading) -> Iterator[Finding]:
+    for meaning, name in WRONG_MEANING.items():
+        tried = argument.first(meaning)
+        if tried is not None and not (meaning == "wrong sample" and _takes_samples(argument)):
+            words = f"argument {argument.name}, shape {tried.shape}"
+            yield Finding(name, words, tried.line or reading.core.softmax_line)
+
+
+def _takes_samples(argument: MaskArgument) -> bool:
+    return any(t.meaning in ("keep", "drop") and t.shape.startswith("(B") for t in argument.tried)
+
+
+def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Iterator[Finding]:
+    meanings = {t.meaning for t in argument.tried if t.error is None}
+    tried = argument.first("leaks")
+    if not meanings:
+        yield from _crash(argument)
+    elif tried is not None and meanings <= {"leaks", "none"}:
+        words = f"argument {argument.name}, shape {tried.shape}: hidden keys keep some weight"
+        yield Finding("mask-leaks", words, reading.core.softmax_line)
+    elif meanings == {"none"} and "mask" in plain(argument.name) and "head" not in plain(argument.name):
+        words = f"argument {argument.name}: every mask it takes leaves all weights as they were"
+        admitted = _is_admitted(bound, reading, argument.name)
+        yield Finding("mask-ignored", words, severity="fragile" if admitted else "")
+
+
+def _crash(argument: MaskArgument) -> Iterator[Finding]:
+    """An error that no shape of the mask avoids."""
+    if all(isinstance(t.error, PLAIN_ERRORS) or "ambiguous" in str(t.error) for t in argument.tried):
+        first = argument.tried[0]
+        yield Finding("mask-crashes", f"{type(first.error).__name__}: {first.error}", first.line)
+
+
+def _is_admitted(bound: Bound, reading: AttentionReading, name: str) -> bool:
+    """Whether a comment says that the mask is left out, or it is never read beside a built-in causal mask."""
+    loaded = bound.case.loaded
+    if loaded is not None and LEFT_OUT.search(loaded.source):
+        return True
+    return reading.pattern == "causal" and _is_never_read(bound.case, name)
+
+
+def _is_never_read(case: Case, name: str) -> bool:
+    """Whether an argument of a method is not mentioned in its body."""
+    definition = None if case.loaded is None else definition_of(ast.parse(case.loaded.source), case.name)
+    body = [] if definition is None else definition.body
+    methods = [n for n in body if isinstance(n, Function) and name in {a.arg for a in n.args.args}]
+    return bool(methods) and not any(
+        isinstance(n, ast.Name) and n.id == name for m in methods for line in m.body for n in ast.walk(line)
+    )
+
+
+def required_mask(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A mask that is None by default must accept None."""
+    defaults = {p.name: p.default for p in signature(bound.thing)}
+    names = [n for n in bound.form.fixed if n in bound.form.masks and defaults.get(n, 0) is None]
+    failed = next((f for f in bound.failures if f.line is not None and f.called is not None), None)
+    if names and failed is not None:
+        words = f"{names[0]}=None, its default, raises {type(failed.error).__name__}: {failed.error}"
+        yield Finding("mask-crashes", words, failed.line, severity="fragile")
+
+
+def misplaced_mask(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A mask must not be passed by position to another parameter of a function that has one called mask."""
+    loaded = bound.case.loaded
+    if loaded is None or reading is None or reading.scores is None:
+        return
+    tree = ast.parse(loaded.source)
+    takes = {n.name: [a.arg for a in n.args.args] for n in ast.walk(tree) if isinstance(n, Function)}
+    definition = definition_of(tree, getattr(bound.target, "__name__", ""))
+    for call in ast.walk(definition) if definition is not None else ():
+        if isinstance(call, ast.Call) and not any(isinstance(a, ast.Starred) for a in call.args):
+            name = str(getattr(call.func, "attr", None) or getattr(call.func, "id", None))
+            names = takes.get(name, [])
+            names = names[1:] if isinstance(call.func, ast.Attribute) and names[:1] == ["self"] else names
+            given = dict(zip(names, call.args, strict=False))
+            by_name = {k.arg for k in call.keywords}
+            for place, value in given.items():
+                if isinstance(value, ast.Name) and value.id == "mask" and "mask" in set(names) - set(given) - by_name:
+                    yield Finding("mask-misplaced", f"{name}(…) takes it as {place!r}", call.lineno)
+                    return
+
+
+def empty_row(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A query that may see no key must not give NaN."""
+    for argument in measured(bound, reading):
+        assert reading is not None  # noqa: S101 - otherwise nothing is measured
+        shape = next((s for s in argument.shapes() if s.startswith("(B") and s != LENGTHS), None)
+        tried = argument.first(argument.meaning, shape)
+        if shape is None or tried is None or argument.meaning not in ("keep", "drop"):
+            continue
+        hidden = torch.full(tried.mask.shape, argument.meaning == "drop")
+        hidden[1:] = ~hidden[1:]
+        out = bound.output_of(bound.inputs, {argument.name: hidden.to(tried.mask.dtype)})
+        if out is not None and torch.isnan(out).any():
+            alone = bool(torch.isfinite(out[1:]).all())
+            words = "its sample becomes NaN" if alone else "the whole batch becomes NaN"
+            yield Finding("nan-empty-row", words, reading.core.softmax_line)
+            return
+
+
+def half_precision_masks(bound: Bound, reading: AttentionReading | None) -> Found:
+    """The number that hides a key must fit into float16."""
+    for argument in measured(bound, reading):
+        tried = argument.first(argument.meaning) if argument.meaning else None
+        if tried is not None and tried.shape != LENGTHS:
+            mask = tried.mask.half() if tried.mask.is_floating_point() else tried.mask
+            found = half_precision(bound, reading, {argument.name: mask})
+            yield from (f for f in found if isinstance(f, Finding) and f.name == "half-fill")
+
+
+def constructor_switch(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A constructor argument that switches a causal mask on must do what it says."""
+    if reading is None or reading.scores is None or bound.built.config is not None:
+        return
+    parameters = {p.name: p for p in parameters_of(bound.target)}
+    for name in CAUSAL_FLAGS:
+        if name in parameters and (
+            _is_boolean(parameters[name]) or parameters[name].default is inspect.Parameter.empty
+        ):
+            with contextlib.suppress(Exception):  # it was not made to be switched, or the switch needs more arguments
+                yield from _switched(read(bound.called(thing=bound.rebuilt(**{name: True}))), name)
+            return
+
+
+def call_switch(bound: Bound, reading: AttentionReading | None) -> Found:
+    """An argument of the call that switches a causal mask on must do what it says."""
+    parameters = [] if isinstance(bound.thing, FunctionWithWeights) else signature(bound.thing)
+    name = next((p.name for p in parameters if _is_causal_switch(p)), None)
+    if name is None:
+        return
+    try:
+        seen = read(bound.called({name: True}))
+    except (NameError, AttributeError, TypeError) as error:
+        words = f"with {name}=True: {type(error).__name__}: {error}"
+        yield Finding("mask-crashes", words, error_line(error, bound.filename))
+    except Exception:
+        return
+    else:
+        yield from _switched(seen, name)
+
+
+def _is_causal_switch(p: inspect.Parameter) -> bool:
+    word = plain(p.name)
+    named = "causal" in word or word in ("mask", "masked", "usemask", "applymask", "lookahead")
+    return _is_boolean(p) and p.default is not True and named
+
+
+def _switched(seen: AttentionReading | None, name: str) -> Iterator[Finding]:
+    """What is wrong with a pattern that should be causal."""
+    if seen is None or seen.scores is None:
+        return
+    words, line = f"with {name}=True", seen.core.softmax_line
+    mistake = CAUSAL_MISTAKES.get(pattern(seen.scores.visible))
+    if seen.scores.after == "masked":
+        yield Finding("mask-after-softmax", words, line)
+    elif mistake is not None and (mistake != "causal-ignored" or "causal" in name):  # `mask=True` may mean another mask
+        yield Finding(mistake, words, line)

@@ -1,0 +1,232 @@
+"""Where else it runs: half precision, another device, without memory, compiled, beyond a stored mask, and how fast."""
+
+import contextlib
+import copy
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.check.arguments import parameters_of
+from headwise.check.binding import Bound, stored_lengths
+from headwise.check.calls import PLAIN, Inputs, double_by_default, make_inputs, modules, quiet
+from headwise.check.faults.stages import stage_findings
+from headwise.check.fits import same
+from headwise.check.loader import names_used
+from headwise.check.mistakes import Finding, Found, variant
+from headwise.check.reading import AttentionReading, pattern, read
+from headwise.check.trace import error_line, is_deliberate
+
+COMPILING = 6.0  # seconds of processor time
+BEYOND = 3  # tokens more than a stored mask holds
+TIMED = 512  # tokens
+SLOWER = 2.5  # times as slow as the fused layer; less may be noise
+CONTEXTS = ("block_size", "context_length", "max_seq_len", "n_positions", "max_position_embeddings", "n_ctx")
+
+
+def unsliced_buffer(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A stored mask must be sliced to the length of the input."""
+    names = ["the size of a stored mask"] if bound.length_fitted else bound.built.fixed_context(bound.sizes.T)
+    if not names:
+        return
+    if (reading is None or reading.pattern == "full") and not stage_findings(bound, reading):
+        yield variant("it takes inputs of one length only")  # a table of positions, not a mask
+        return
+    failed = (f for f in bound.failures if f.called is not None and isinstance(f.error, RuntimeError))
+    line = next((f.line for f in failed if f.line is not None), None)
+    yield Finding("buffer-not-sliced", f"it runs only when {names[0]} equals the length of the input", line)
+
+
+def half_precision(bound: Bound, reading: AttentionReading | None, masks: dict[str, Tensor] | None = None) -> Found:
+    """It must run in float16."""
+    if not isinstance(bound.thing, nn.Module):
+        return
+    try:
+        half = copy.deepcopy(bound.thing).half()
+        with quiet(), torch.no_grad():
+            bound.form.call(half, Inputs(*(x.half() for x in bound.inputs)), masks)
+    except Exception as error:
+        line, words = error_line(error, bound.filename), str(error)
+        if "overflow" in words:
+            yield Finding("half-fill", "the largest float16 is 65504", line)
+        elif "dtype" in words or "Half" in words or "same type" in words:
+            yield Finding("half-fails", words.splitlines()[0][:120], line)
+
+
+def unregistered_state(bound: Bound, reading: AttentionReading | None) -> Found:
+    """Tensors and layers must be registered with the module."""
+    if not isinstance(bound.thing, nn.Module):
+        return
+    held = [
+        (f"{path}.{name}".strip("."), part)
+        for path, module in _never_called(bound).named_modules()
+        for name, part in vars(module).items()
+        if not name.startswith("_")
+    ]
+    plain = [name for name, part in held if isinstance(part, Tensor) and not isinstance(part, nn.Parameter)]
+    lists = [name for name, part in held if isinstance(part, list) and part and isinstance(part[0], nn.Module)]
+    if lists:
+        yield Finding("layers-in-list", ", ".join(lists))
+    elif plain:
+        stuck = not any("device" in p.name for p in parameters_of(bound.target)) and not _can_move(bound)
+        yield Finding("not-a-buffer", ", ".join(plain[:3]), severity="wrong" if stuck else "fragile")
+
+
+def _never_called(bound: Bound) -> nn.Module:
+    """A second object that was never called: what a call stores for later inspection is not part of its state."""
+    with contextlib.suppress(Exception):
+        made = bound.built.make()
+        if isinstance(made, nn.Module):
+            return made
+    return bound.thing  # type: ignore[no-any-return]
+
+
+def _can_move(bound: Bound) -> bool:
+    """Whether a call works after `.to(device)`; the meta device stands for any other."""
+    try:
+        moved = copy.deepcopy(bound.thing).to("meta")
+        with quiet(), torch.no_grad():
+            bound.form.call(moved, Inputs(*(x.to("meta") for x in bound.inputs)))
+    except Exception as error:
+        return "device" not in str(error)
+    return True
+
+
+def speed(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A longer input should not take much more time than in the fused layer of the same size."""
+    from headwise.layer import MultiHeadAttention
+
+    if not bound.case.thorough or bound.form.fixed_tensor or bound.form.layout != PLAIN:
+        return
+    contexts = CONTEXTS if bound.built.config is not None else bound.built.names_with_role("context")
+    try:
+        thing = _with_context(bound, dict.fromkeys(contexts, TIMED))
+        inputs = make_inputs(bound.form, replace(bound.sizes, B=2, T=TIMED, S=TIMED), dtype=torch.float32)
+        theirs = _fastest(lambda: bound.call(inputs, thing=thing))
+        fused = MultiHeadAttention(bound.sizes.E, bound.sizes.H, causal=True).eval()
+        with torch.no_grad():
+            ours = _fastest(lambda: fused(inputs.query))
+    except Exception:
+        return
+    if theirs < SLOWER * ours:
+        return
+    words = f"about {theirs / ours:.1f}× the time of the fused layer at {TIMED} tokens"
+    if "scaled_dot_product_attention" not in names_used(bound.target):
+        words += f"; the matrix of weights takes {2 * bound.sizes.H * TIMED**2 * 4 / 2**20:.0f} MiB"
+    yield Finding("slow", words)
+
+
+def _with_context(bound: Bound, contexts: dict[str, int]) -> Any:
+    """The object in float32, made for a longer context where its constructor has one."""
+    with quiet():
+        if contexts and isinstance(bound.target, type):
+            thing = bound.built.remake(bound.target, bound.sizes, contexts)
+        else:
+            thing = copy.deepcopy(bound.thing)
+        for module in modules(thing):
+            module.float().eval()
+    return thing
+
+
+def _fastest(call: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+# Asked only of code that is right so far.
+
+
+def beyond_buffer(bound: Bound, reading: AttentionReading | None) -> Found:
+    """An input longer than a stored mask must be handled or rejected, not cut off in silence."""
+    lengths = [n for n in stored_lengths(bound.thing, bound.sizes) if n >= bound.sizes.context]
+    if (
+        bound.form.fixed_tensor
+        or bound.form.layout != PLAIN
+        or not lengths
+        or reading is None
+        or reading.scores is None
+    ):
+        return
+    T = lengths[-1] + BEYOND
+    sizes = replace(bound.sizes, T=T, S=T)
+    try:
+        longer = bound.called(sizes=sizes, inputs=make_inputs(bound.form, sizes))
+    except Exception as error:
+        if not isinstance(error, AssertionError) and not is_deliberate(error):
+            words = f"{T} tokens, a stored mask of {lengths[-1]}: {type(error).__name__}"
+            yield Finding("beyond-buffer", words, error_line(error, bound.filename))
+        return
+    seen, before = read(longer), pattern(reading.scores.visible)
+    if longer.output is None or seen is None or seen.scores is None or pattern(seen.scores.visible) == before:
+        return
+    words = f"at {T} tokens, a stored mask of {lengths[-1]}: a token no longer sees what it should ({before})"
+    yield Finding("beyond-buffer", words)
+
+
+def meta_device(bound: Bound, reading: AttentionReading | None) -> Found:
+    """It must be possible to build and call it without memory, as large models are planned."""
+    if not isinstance(bound.thing, nn.Module) or not isinstance(bound.target, type):
+        return
+    inputs = Inputs(*(x.to("meta", torch.float32) for x in bound.inputs))
+    step = "built"
+    try:
+        with quiet(), torch.no_grad(), torch.device("meta"):
+            thing = bound.built.make()
+            step = "called"
+            bound.form.call(thing, inputs)
+    except Exception as error:
+        words = str(error).splitlines()[0][:120] if str(error) else ""
+        words = f"when it is {step}: {type(error).__name__}: {words}"
+        yield Finding("meta-fails", words, error_line(error, bound.filename))
+
+
+def compilation(bound: Bound, reading: AttentionReading | None) -> Found:
+    """`torch.compile` must take it as one graph and give the same result."""
+    stands_in = bound.case.loaded is not None and bool(bound.case.loaded.missing_packages)  # ours may not compile
+    if not bound.case.thorough or stands_in or not isinstance(bound.thing, nn.Module) or bound.repaired.lines:
+        return
+    thing = copy.deepcopy(bound.thing)
+    try:
+        with quiet(), torch.no_grad(), double_by_default(), _time_limit(COMPILING):
+            thing.compile(backend="eager", fullgraph=True)
+            output = bound.form.result(bound.form.call(thing, bound.inputs), bound.inputs)
+    except TimeoutError:
+        return
+    except Exception as error:
+        words = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        words = f"{type(error).__name__}: {words[:140]}"
+        yield Finding("compile-fails", words, error_line(error, bound.filename))
+        return
+    finally:
+        torch.compiler.reset()
+    expected = bound.output
+    if output is not None and expected is not None and not same(output.nan_to_num(), expected.nan_to_num(), 1e-6):
+        yield Finding("compile-fails", "the compiled module gives another result")
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError after so much processor time; has no effect outside the main thread."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

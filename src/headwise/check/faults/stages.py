@@ -1,0 +1,570 @@
+"""Mistakes in the stages of attention: projections, scores, output. Each function asks one question of the reading."""
+
+import ast
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headwise.check.arguments import constructor_role, parameters_of, plain
+from headwise.check.binding import Bound
+from headwise.check.calls import PLAIN, Inputs, leaves, modules, signature, tensors
+from headwise.check.fits import same
+from headwise.check.mistakes import Finding, Found, doubt, good, variant
+from headwise.check.reading import AttentionReading, Projection
+from headwise.check.trace import unnormalized_scores
+
+WEIGHTLESS = "it has no weights of its own"
+SINGLE = "a single head"
+MULTI_HEAD = re.compile(r"multi_?head|mha\b|mhsa\b", re.IGNORECASE)
+# A layer named for the output, and as wide as its input: not the one that predicts words or classes.
+OUTPUT_LAYER = re.compile(
+    r"self\.(\w*proj\w*|\w*out\w*|w_?o|dense|fc_?o\w*|o|linear)\s*=\s*[\w.]*Linear\(\s*([\w.]+)\s*,\s*(\2)\s*[,)]",
+    re.IGNORECASE,
+)
+PARTIAL = re.compile(r"window|local|block|axial|swin|chunk|spars|stride|dilat|band|longformer|bigbird", re.IGNORECASE)
+MOVED = 1e-9  # relative change that counts; everything is computed in double precision
+OUTPUT_CLASS = re.compile(r"\w*(Self|Attention|Attn)\w*Output\b")
+
+Fault = Callable[[Bound, AttentionReading | None], Found]
+
+
+def of_stages(question: Callable[[Bound, AttentionReading], Found]) -> Fault:
+    """Asks a question only where attention between tokens was read."""
+
+    @functools.wraps(question)
+    def asked(bound: Bound, reading: AttentionReading | None) -> Found:
+        if reading is not None and reading.between_tokens:
+            yield from question(bound, reading)
+
+    return asked
+
+
+def unread_attention(bound: Bound, reading: AttentionReading | None) -> Found:
+    """There must be a product of queries and keys that goes through a softmax to the values."""
+    if reading is not None:
+        return
+    bare = unnormalized_scores(bound.trace, bound.inputs.query.shape[1])
+    if bare is not None:
+        yield Finding("softmax-missing", "scores are multiplied with the values as they are", bare.line)
+        return
+    yield from _isolated_tokens(bound)
+    yield doubt("no product of queries and keys that goes through a softmax to values was seen")
+
+
+def _isolated_tokens(bound: Bound) -> Iterator[Finding]:
+    """Tokens that no other token influences, or only some do where the name does not announce it."""
+    moved = influence(bound) if bound.trace.softmax_nodes() else None  # without a softmax it is not attention at all
+    if moved is None or len(moved) < 3:
+        return
+    alone = torch.eye(len(moved), dtype=torch.bool)
+    part = moved.diagonal().all() and torch.equal(moved, moved.T) and not moved.all()
+    if not (moved & ~alone).any():
+        yield Finding("tokens-alone", "a token's output stays the same whatever the other tokens are")
+    elif part and not PARTIAL.search(getattr(bound.target, "__name__", "")):
+        row = int((~moved).any(1).nonzero()[0])
+        unseen = ", ".join(str(int(j)) for j in (~moved[row]).nonzero()[:3])
+        yield Finding("sees-a-part", f"token {row} and token {unseen} do not influence each other")
+
+
+def influence(bound: Bound) -> Tensor | None:
+    """(T, T), True where a change of input token j changes output token i; None where that cannot be found out."""
+    before = bound.output_of(bound.inputs)
+    T = bound.inputs.query.shape[1]
+    if before is None or before.dim() != 3 or before.shape[1] != T or bound.inputs.key.shape[1] != T:
+        return None
+    found = torch.zeros(T, T, dtype=torch.bool)
+    for j in range(T):
+        after = bound.output_of(_changed(bound.inputs, j))
+        if after is None or after.shape != before.shape:
+            return None
+        found[:, j] = (after - before).abs().amax((0, 2)) > MOVED * before.abs().max()
+    return found
+
+
+def _changed(inputs: Inputs, j: int) -> Inputs:
+    """The same inputs with another token at position j; a tensor in several roles stays one tensor."""
+    made: dict[int, Tensor] = {}
+    for x in inputs:
+        if id(x) not in made:
+            other = x.clone()
+            other[:, j] = other[:, j].flip(-1) + 1
+            made[id(x)] = other
+    return Inputs(*(made[id(x)] for x in inputs))
+
+
+def attention_table(bound: Bound, reading: AttentionReading | None) -> Found:
+    """The weights must be a table of queries × keys."""
+    if reading is None or reading.between_tokens:
+        return
+    rows, columns = reading.core.weights.shape[-2:]
+    T, S = bound.inputs.query.shape[1], bound.inputs.key.shape[1]
+    H, line = asked_heads(bound) or bound.sizes.H, reading.core.score_line
+    words = f"the weights are a table of {rows}×{columns} for {T} tokens"
+    if columns == rows == bound.sizes.D != H:
+        yield Finding("attends-over-features", words, line)
+    elif columns == rows == H or columns in (bound.sizes.H, bound.sizes.D):
+        yield Finding("attends-over-heads", f"{words} and {H} heads", line)
+    elif columns == rows == bound.inputs.query.shape[0]:
+        yield Finding("attends-over-batch", words, line)
+    else:
+        yield doubt(f"the weights are a table of {rows}×{columns} for {T} queries and {S} keys")
+
+
+def asked_heads(bound: Bound) -> int | None:
+    """The number of heads that the constructor was given."""
+    given = [v for k, v in bound.built.arguments.items() if constructor_role(k) == "heads" and type(v) is int]
+    if not given and bound.built.config is not None:
+        return bound.sizes.H
+    return given[0] if given else None
+
+
+def _listed(words: list[str]) -> str:
+    """`query, key and value`"""
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+
+
+# Projections.
+
+
+@of_stages
+def unread_projections(bound: Bound, reading: AttentionReading) -> Found:
+    """Queries, keys or values that no map of the input explains."""
+    for name in ("query", "key", "value"):
+        if name not in reading.projections:
+            yield doubt(f"how the {name} of a head follows from the input")
+
+
+@of_stages
+def head_split(bound: Bound, reading: AttentionReading) -> Found:
+    """A head must hold a slice of every token, not pieces of several tokens."""
+    shuffled = _shuffled(reading)
+    if shuffled:
+        words = f"{_listed(shuffled)} of one head hold pieces of several tokens"
+        yield Finding("split-view", words, reading.core.split_line())
+    elif len(reading.projections) == 3:
+        yield good("head split")
+
+
+def _shuffled(reading: AttentionReading) -> list[str]:
+    return [name for name, part in reading.projections.items() if part.split != "heads"]
+
+
+@of_stages
+def norms_and_positions(bound: Bound, reading: AttentionReading) -> Found:
+    """What else is done to queries, keys and values."""
+    for name, part in reading.projections.items():
+        if part.norm:
+            yield variant("the input is normalized first")
+        if part.then == "norm":
+            yield variant("queries and keys are normalized")
+            if not part.normalized:
+                yield doubt(f"the norm of the {name}")
+        elif part.then:
+            yield doubt(f"what happens to the {name} between projection and product")
+        if part.position == "added":
+            yield variant("positions are added inside")
+
+
+@of_stages
+def rotary_positions(bound: Bound, reading: AttentionReading) -> Found:
+    """A rotation of queries and keys must depend only on their distance; values are not rotated."""
+    parts = reading.projections
+    if len(parts) < 3 or "rotary" not in (parts["query"].position, parts["key"].position):
+        return
+    query, key = parts["query"].by_position, parts["key"].by_position
+    if query is None or key is None:
+        yield doubt("queries and keys are treated differently by position")
+        return
+    H, T = reading.core.query.shape[1], min(len(query), len(key))
+    a, b = query.unflatten(1, (H, -1)), key.unflatten(1, (H, -1))
+    near = [torch.einsum("hde,hdf->hef", a[t], b[t]) for t in range(T)]
+    next_to = [torch.einsum("hde,hdf->hef", a[t + 1], b[t]) for t in range(T - 1)]
+    if all(same(m, near[0], 1e-5) for m in near) and all(same(m, next_to[0], 1e-5) for m in next_to):
+        yield variant("rotary positions")
+    else:
+        yield doubt("the map depends on the position, and not only on the distance")
+    if parts["value"].position == "rotary":
+        yield variant("values are rotated by position, too")
+
+
+@of_stages
+def rotary_axis(bound: Bound, reading: AttentionReading) -> Found:
+    """Queries and keys must not be rotated by the number of their head instead of their position."""
+    parts, D = reading.projections, reading.core.query.shape[-1]
+    if len(parts) < 3:
+        return
+    rotated = [name for name in ("query", "key") if _is_only_rotated(parts[name], D, tensors(bound.thing))]
+    if rotated:
+        yield Finding(
+            "rotary-axis", f"{_listed(rotated)}: the same rotation at every position", reading.core.score_line
+        )
+
+
+def _is_only_rotated(part: Projection, D: int, parameters: dict[str, Tensor]) -> bool:
+    """Whether a map that does not depend on position equals a parameter up to a rotation inside every head."""
+    weight = part.fit.weight
+    if part.position or part.then or part.split != "heads" or part.role.found or part.role.plain or weight.shape[0] % D:
+        return False
+    heads = weight.unflatten(0, (-1, D))
+    for parameter in parameters.values():
+        if parameter.dim() != 2 or parameter.shape[1] != weight.shape[1] or parameter.shape[0] % D:
+            continue
+        own = parameter.detach().double().unflatten(0, (-1, D))
+        for first in range(len(own) - len(heads) + 1):
+            pairs = zip(heads, own[first : first + len(heads)], strict=True)
+            if all(same(a.T @ a, b.T @ b, 1e-6) for a, b in pairs):
+                return True
+    return False
+
+
+@of_stages
+def roles(bound: Bound, reading: AttentionReading) -> Found:
+    """Inputs and parameters must be used as their names say."""
+    parts = reading.projections
+    if len(parts) < 3 or _from_one_projection(parts):
+        return
+    line = reading.core.projection_line
+    if {"query", "key", "value"} <= set(bound.form.roles.values()):
+        for name, part in parts.items():
+            if part.source != name:
+                yield Finding("wrong-role", f"the {name} is made from the argument for the {part.source}", line(name))
+    for name, part in parts.items():
+        named = {_role_in(n) for n in part.role.names} - {None}
+        if len(named) == 1 and named != {name} and _is_unused(bound, parts, name):
+            yield Finding("wrong-role", f"the {name} is made by {part.role.names[0]}", line(name))
+
+
+def _role_in(parameter: str) -> str | None:
+    """The role that the name of a parameter states."""
+    for word in (plain(part) for part in parameter.split(".")):
+        short = (
+            word.removesuffix("weight").removesuffix("proj").removesuffix("s").removeprefix("w").removeprefix("proj")
+        )
+        for role in ("query", "key", "value"):
+            if role in word or short in (role[0], f"to{role[0]}", f"fc{role[0]}", f"linear{role[0]}"):
+                return role
+    return None
+
+
+def _is_unused(bound: Bound, parts: dict[str, Projection], name: str) -> bool:
+    """Whether a parameter named for this role takes no part in any projection."""
+    used = {n for part in parts.values() for n in part.role.names}
+    return any(_role_in(n) == name and n not in used for n, t in tensors(bound.thing).items() if t.dim() > 1)
+
+
+@of_stages
+def shared_projections(bound: Bound, reading: AttentionReading) -> Found:
+    """Query, key and value need weights of their own."""
+    parts = reading.projections
+    if len(parts) < 3:
+        return
+    copied = [name for name, part in parts.items() if part.role.plain]
+    query, key, value = parts["query"], parts["key"], parts["value"]
+    if copied and not tensors(bound.thing):
+        yield variant(WEIGHTLESS)
+    elif copied:
+        yield Finding("no-qkv-proj", f"{_listed(copied)} {'are' if len(copied) > 1 else 'is'} the input itself")
+    elif _from_one_projection(parts):
+        yield Finding("one-projection", f"all three use {_listed(query.role.names or ['the same weights'])}")
+    elif _share_weights(query, key):
+        if _is_unused(bound, parts, "query") or _is_unused(bound, parts, "key"):
+            yield Finding("one-projection", "query and key use the same weights")
+        else:  # no projection is left over, so it is intended, as in models that share the two
+            yield variant("queries and keys share a projection")
+    elif _share_weights(key, value):
+        yield Finding("one-projection", "key and value use the same weights")
+
+
+def _from_one_projection(parts: dict[str, Projection]) -> bool:
+    query, key, value = parts["query"], parts["key"], parts["value"]
+    copied = any(part.role.plain for part in parts.values())
+    return not copied and _share_weights(query, key) and _share_weights(query, value)
+
+
+def _share_weights(a: Projection, b: Projection) -> bool:
+    """Whether two maps without rotary positions are multiples of each other."""
+    if "rotary" in (a.position, b.position) or a.fit.weight.shape != b.fit.weight.shape:
+        return False
+    u, v = a.fit.weight.flatten(), b.fit.weight.flatten()
+    return bool(torch.dot(u, v).abs() > (1 - 1e-9) * u.norm() * v.norm())
+
+
+@of_stages
+def shared_heads(bound: Bound, reading: AttentionReading) -> Found:
+    """Every head needs weights of its own; sharing keys and values is a variant."""
+    parts, H = reading.projections, reading.core.weights.shape[1]
+    if len(parts) < 3 or H == 1 or _shuffled(reading):
+        return
+    shared = {name: _is_shared(part, H) for name, part in parts.items()}
+    sliced = any(part.role.sliced for part in parts.values())
+    if all(shared.values()) and sliced:
+        yield Finding("heads-share-weights", "one small matrix is applied to every head's slice of the input")
+    elif all(shared.values()):
+        yield Finding("heads-share-weights", "every head has the same matrix")
+    elif shared["query"] and not shared["key"]:
+        yield Finding("heads-share-weights", "all heads use the same query")
+    elif shared["key"] and shared["value"]:
+        yield variant("one key/value head for all queries (multi-query)")
+    elif sliced:
+        yield variant("every head reads only its own slice of the input")
+
+
+def _is_shared(part: Projection, H: int) -> bool:
+    """Whether all heads have the same block of weights."""
+    width = part.weight.shape[0] // H
+    blocks = part.weight.unflatten(0, (H, width))
+    if part.role.sliced and not part.role.plain and part.weight.shape[1] >= H * width:
+        blocks = torch.stack([blocks[h].narrow(1, h * width, width) for h in range(H)])
+    return same(blocks, blocks[:1].expand_as(blocks), 1e-7)
+
+
+# Scores.
+
+
+@of_stages
+def unread_scores(bound: Bound, reading: AttentionReading) -> Found:
+    """Weights that do not follow from queries and keys."""
+    if reading.scores is not None:
+        return
+    rounded = reading.core.rounding()
+    if rounded is None:
+        yield doubt("how weights follow from queries and keys")
+    else:
+        words = "scores are rounded to whole numbers before the softmax (// is a division that rounds down)"
+        yield Finding("scale-other", words, rounded.line)
+
+
+@of_stages
+def softmax_axis(bound: Bound, reading: AttentionReading) -> Found:
+    """Weights must sum to one over the keys."""
+    if reading.scores is None:
+        return
+    if reading.scores.axis == "keys":
+        yield good("softmax axis")
+    else:
+        words = f"weights sum to 1 over {reading.scores.axis}, not over keys"
+        yield Finding("softmax-axis", words, reading.core.softmax_line)
+
+
+@of_stages
+def after_softmax(bound: Bound, reading: AttentionReading) -> Found:
+    """In evaluation mode, nothing may happen to the weights after the softmax."""
+    scores, core = reading.scores, reading.core
+    if scores is not None and scores.after == "random":
+        words = "weights are dropped at random after eval()"
+        yield Finding("dropout-in-eval", words, core.trace.dropout_line())
+    if scores is not None and scores.after == "masked":
+        yield Finding("mask-after-softmax", "weights are set to zero after the softmax", core.softmax_line)
+
+
+@of_stages
+def added_terms(bound: Bound, reading: AttentionReading) -> Found:
+    """What is added to the scores."""
+    if reading.scores is None:
+        return
+    if reading.scores.leaks:
+        yield Finding("mask-leaks", "future scores are set to a number near zero", reading.core.mask_line())
+    if reading.scores.relative:
+        yield variant("a term by relative position is added to the scores")
+    if reading.scores.bias is not None:
+        yield variant("a bias by position is added to the scores")
+
+
+@of_stages
+def scale(bound: Bound, reading: AttentionReading) -> Found:
+    """Scores must be divided by √D; to give another scale a name of its own, add it to `_scale_name`."""
+    scores, D = reading.scores, reading.core.query.shape[-1]
+    if scores is None or any(p is not None and p.then == "norm" for p in (reading.query, reading.key)):
+        return  # a norm decides the size of the scores
+    if scores.by_head or _has_learned_scale(bound, reading):
+        yield variant("a learned scale")
+        return
+    factors = [None if p is None else p.role.factor for p in (reading.query, reading.key)]
+    total = abs(scores.factor) * math.prod(1.0 if factor is None else abs(factor) for factor in factors)
+    right, after, line = 1 / math.sqrt(D), abs(scores.after_factor), reading.core.scale_line()
+    if _near(total, right):
+        if _near(after, 1.0):
+            yield good(f"scale 1/√{D}")
+    elif _near(total, 1.0) and (scores.bias is not None or _may_add_positions(bound)):
+        yield variant("scores are not scaled, beside a bias (as in T5)")
+    elif None in factors:
+        yield doubt(f"the scale of the scores: {total:.4g} was measured where 1/√{D} = {right:.4g} is usual")
+    else:
+        yield Finding(_scale_name(total, D, bound), _scale_words(total, D), line)
+    if not _near(after, 1.0) and scores.after != "random":
+        words = f"weights are multiplied by {scores.after_factor:.4g} after the softmax"
+        yield Finding("scale-after-softmax", words, line)
+
+
+def _near(a: float, b: float) -> bool:
+    return abs(a - b) <= 1e-4 * abs(b)
+
+
+def _scale_name(total: float, D: int, bound: Bound) -> str:
+    E, (B, T) = bound.sizes.E, bound.inputs.query.shape[:2]
+    known = {
+        "scale-missing": 1.0, "scale-d_model": E**-0.5, "scale-multiplied": D**0.5, "scale-no-sqrt": 1 / D,
+        "scale-batch": B**-0.5, "scale-length": T**-0.5,
+    }  # fmt: skip
+    return next((name for name, value in known.items() if _near(total, value)), "scale-other")
+
+
+def _scale_words(total: float, D: int) -> str:
+    right = f"√{D} = {math.sqrt(D):.3f}, the root of the head width"
+    if _near(total, 1.0) or total == 0:
+        return f"they should be divided by {right}"
+    return f"they are divided by {1 / total:.4g}, not by {right}"
+
+
+def _has_learned_scale(bound: Bound, reading: AttentionReading) -> bool:
+    """Whether there is a parameter of one number, or of one for each head."""
+    H = reading.core.weights.shape[1]
+    return any(t.numel() in {1, H} and t.requires_grad for t in tensors(bound.thing).values())
+
+
+def _may_add_positions(bound: Bound) -> bool:
+    """Whether the class has a switch or an argument for a position bias, which is off here."""
+    names = [p.name for p in signature(bound.thing) + parameters_of(bound.target)]
+    return any(re.search(r"(pos|rel)\w*bias", plain(name)) for name in names)
+
+
+@of_stages
+def built_in_mask(bound: Bound, reading: AttentionReading) -> Found:
+    """A pattern of visible keys must be causal, or at least not look like a causal mask gone wrong."""
+    kind, line = reading.pattern, reading.core.mask_line() or reading.core.softmax_line
+    if kind == "causal":
+        yield variant("causal inside")
+    elif kind in ("future", "later"):
+        yield Finding("causal-inverted", "a token sees the tokens after it and not those before", line)
+    elif kind == "strict":
+        yield Finding("causal-off-by-one", "a token does not see itself", line)
+    elif kind == "ahead":
+        yield Finding("causal-off-by-one", "a token sees the one after it", line)
+    elif kind != "full":
+        yield variant("a fixed pattern of visible keys")
+
+
+@of_stages
+def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
+    """A built-in mask must hide something."""
+    scores, core = reading.scores, reading.core
+    if scores is None or scores.leaks or scores.after == "random" or reading.pattern != "full":
+        return
+    discarded, idle = core.discarded_mask(), core.idle_mask()
+    if discarded is not None:
+        yield Finding("mask-discarded", "the masked scores are not assigned to anything", discarded.line)
+    if idle is not None and not bound.form.fixed_tensor and _stores_a_triangle(bound):
+        words = "a triangular mask is stored, but the part that is read hides nothing"
+        yield Finding("causal-ignored", words, idle.line)
+
+
+def _stores_a_triangle(bound: Bound) -> bool:
+    tables = (b for m in modules(bound.thing) for b in m.buffers() if b.dim() >= 2 and b.shape[-1] == b.shape[-2] > 1)
+    return any(bool((b == b.tril()).all()) != bool((b == b.triu()).all()) for b in tables)
+
+
+# Output.
+
+
+@of_stages
+def head_merge(bound: Bound, reading: AttentionReading) -> Found:
+    """Heads must be put side by side, token by token."""
+    out, core = reading.output, reading.core
+    if out is None:
+        if reading.scores is None or torch.isfinite(core.heads).all():
+            yield doubt("how the output follows from the heads")
+    elif out.merge in ("view", "moved"):
+        yield Finding("merge-view", "the output of one token holds heads of several tokens", core.merge_line())
+    elif out.merge == "mean" and core.heads.shape[1] > 1 and same(core.value, core.value[:, :1].expand_as(core.value)):
+        yield variant("heads share their values and are averaged (interpretable multi-head attention)")
+    elif out.merge == "mean":
+        words = "every head enters the output with the same weight"
+        yield Finding("heads-averaged", words, core.trace.last_line())
+    else:
+        yield good("head merge")
+
+
+@of_stages
+def after_attention(bound: Bound, reading: AttentionReading) -> Found:
+    """What else contributes to the output."""
+    if reading.output is not None and reading.output.residual:
+        yield variant("the input is added to the output (residual)")
+    if reading.output is not None and not reading.output.last:
+        yield variant("something follows the attention (a norm or a further layer), which was not judged")
+
+
+@of_stages
+def head_count(bound: Bound, reading: AttentionReading) -> Found:
+    """There must be as many heads as asked for."""
+    if reading.output is None or reading.core.heads.shape[1] > 1:
+        return
+    asked, Dv = _heads_of_layer(bound, reading), reading.core.heads.shape[-1]
+    if asked and asked > 1:
+        yield Finding("single-head", f"{asked} heads were asked for; the weights are one table of all {Dv} numbers")
+    elif not asked and MULTI_HEAD.search(type(bound.thing).__name__):
+        yield Finding("single-head", "it is called multi-head, but nothing is split into heads")
+    elif not asked:
+        yield variant(SINGLE)
+
+
+def _heads_of_layer(bound: Bound, reading: AttentionReading) -> int | None:
+    """The number of heads asked for; None for one of several heads, which only knows their number."""
+    asked, (H, Dv) = asked_heads(bound), reading.core.heads.shape[1::2]
+    return None if H == 1 and asked and Dv * asked == bound.sizes.E else asked
+
+
+@of_stages
+def output_projection(bound: Bound, reading: AttentionReading) -> Found:
+    """The concatenated heads need one more projection."""
+    out, H, E = reading.output, reading.core.heads.shape[1], bound.sizes.E
+    if out is None or not out.role.plain or not out.last or out.merge == "mean" or not tensors(bound.thing):
+        return
+    if H == 1 and not _heads_of_layer(bound, reading):
+        return
+    width, line = out.fit.weight.shape[0], reading.core.trace.last_line()
+    if width == H * E and H > 1:
+        yield Finding("too-wide", f"{H} heads of {E} give {width} where {E} was asked for", line)
+    separate = not any(leaf.shape[:-1] == bound.inputs.query.shape[:-1] for leaf in leaves(bound.returned))
+    where = _projecting_class(bound)
+    if where is not None and not separate:
+        yield variant(f"the output projection is in {where}")
+    else:
+        how = "one by one, (B, H, T, D)" if separate and bound.form.layout == PLAIN else "side by side"
+        yield Finding("no-out-proj", f"the heads are returned {how}", line)
+
+
+def _projecting_class(bound: Bound) -> str | None:
+    """Another class of the file that calls this one and projects its output, as in BERT."""
+    name = getattr(bound.target, "__name__", "")
+    if bound.filename is None or not name or not Path(bound.filename).is_file():
+        return None
+    try:
+        source = Path(bound.filename).read_text(encoding="utf-8", errors="replace")
+        tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError):
+        return None
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name != name:
+            text = ast.get_source_segment(source, node) or ""
+            if re.search(rf"\b{name}\(", text) and (OUTPUT_LAYER.search(text) or OUTPUT_CLASS.search(text)):
+                return node.name
+    return None
+
+
+STAGES: tuple[Fault, ...] = (
+    unread_attention, attention_table,
+    unread_projections, head_split, norms_and_positions, rotary_positions, rotary_axis, roles, shared_projections,
+    shared_heads,
+    unread_scores, softmax_axis, after_softmax, added_terms, scale, built_in_mask, masks_without_effect,
+    head_merge, after_attention, head_count, output_projection,
+)  # fmt: skip
+
+
+def stage_findings(bound: Bound, reading: AttentionReading | None) -> list[Finding]:
+    """The mistakes in all stages, for another call of the same object."""
+    return [found for fault in STAGES for found in fault(bound, reading) if isinstance(found, Finding)]

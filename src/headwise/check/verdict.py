@@ -1,0 +1,186 @@
+"""The whole judgment: bind, read, look for faults, prove, decide. For a file, of the attention that is found in it."""
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from headwise.check.binding import Bound, Failure, bind, bind_as_told
+from headwise.check.calls import PLAIN
+from headwise.check.faults import find_faults
+from headwise.check.faults.crashes import judge_unbound
+from headwise.check.faults.stages import SINGLE, WEIGHTLESS
+from headwise.check.loader import MULTI, Case, Loaded, candidates, load
+from headwise.check.mistakes import Finding, Note, settled
+from headwise.check.proof import prediction_error, reference_output
+from headwise.check.reading import AttentionReading, read
+from headwise.check.report import Report
+from headwise.check.templates import write
+from headwise.errors import OptionError
+
+TOLERANCE = 1e-6  # of a float64 prediction; scales given as float32 tensors cost 1e-7
+CANDIDATES = 3  # that are tried before giving up
+RANK = {"right": 3, "variant": 3, "wrong": 2, "unknown": 0}
+
+
+def judge(case: Case, build: str | None = None, call: str | None = None, solution: bool = False) -> Report:
+    """The report on one class, function or object, built and called as told or as found out."""
+    start = time.monotonic()
+    case.progress("binding")
+    failures: list[Failure] = []
+    bound = None if build is None and call is None else bind_as_told(case, build, call)
+    if bound is None:
+        bound, failures = bind(case)
+    if bound is None or bound.output is None:
+        report = judge_unbound(case, bound, failures or (bound.failures if bound else []))
+    else:
+        report = _judge_bound(bound)
+    for finding in report.findings:
+        finding.text = finding.text or case.text(finding.line)
+    if solution:
+        report.solution = write("fused" if bound is not None and not bound.form.cross else "separate")
+    report.file = case.filename or ""
+    report.seconds = time.monotonic() - start
+    return report
+
+
+def _judge_bound(bound: Bound) -> Report:
+    name = "forward" if isinstance(bound.thing, torch.nn.Module) else "call"
+    layout = "" if bound.form.layout == PLAIN else f", {bound.form.layout}"
+    report = Report("unknown", bound.built.text, f"{name}({bound.form.words()}){layout}")
+    try:
+        bound.case.progress("comparing")
+        reading = read(bound)
+        _take(report, find_faults(bound, reading))
+        _decide(report, bound, reading)
+        if report.exit_code == 0 and reading is not None:
+            _take(report, [*report.findings, *find_faults(bound, reading, right=True)])
+    except Exception as error:  # a fault of the checker must never read as a fault of the learner
+        step = error.__traceback__
+        while step is not None and step.tb_next is not None:
+            step = step.tb_next
+        place = "" if step is None else f" ({step.tb_frame.f_code.co_name}, line {step.tb_lineno})"
+        words = f"a fault of the checker itself, please report it: {type(error).__name__}: {error}{place}"
+        return Report("unknown", report.subject, report.call, doubts=[words])
+    return report
+
+
+def _take(report: Report, found: Iterable[Finding | Note]) -> None:
+    """Write findings and notes into the report."""
+    found = list(found)
+    report.findings = settled(f for f in found if isinstance(f, Finding))
+    lists = {"mask": report.masks, "variant": report.variants, "good": report.good, "doubt": report.doubts}
+    for note in dict.fromkeys(f for f in found if isinstance(f, Note)):
+        lists[note.kind].append(note.words)
+
+
+def _decide(report: Report, bound: Bound, reading: AttentionReading | None) -> None:
+    """The verdict: wrong with a mistake, unknown with a doubt, right only with a prediction that came true."""
+    error = None if reading is None else prediction_error(bound, reading)
+    if error is not None and not error < TOLERANCE:
+        report.doubts.append(f"on new inputs the output differs by {error:.2g} from what was understood")
+    elif reading is not None and error is None and _is_predictable(reading) and not report.wrong and not report.doubts:
+        report.doubts.append("no prediction could be tested on new inputs")
+    if report.wrong:
+        report.verdict = "wrong"
+        _show_difference(report, bound, reading, error)
+    elif report.doubts:
+        report.verdict = "unknown"
+    else:
+        report.verdict = "variant" if report.variants else "right"
+
+
+def _is_predictable(reading: AttentionReading) -> bool:
+    """Whether nothing was seen that no recipe can express, such as positions, norms or further layers."""
+    special = any(p.position or p.norm or p.then for p in reading.projections.values())
+    relative = reading.scores is not None and reading.scores.relative
+    return not special and not relative and (reading.output is None or reading.output.last)
+
+
+def _show_difference(report: Report, bound: Bound, reading: AttentionReading | None, error: float | None) -> None:
+    """The first difference from the reference, and whether the named changes explain all of it."""
+    changes = [finding for finding in report.wrong if finding.mistake.step]
+    if reading is None or not changes:
+        return
+    expected = reference_output(bound, reading)
+    if expected is not None and bound.output is not None and expected.shape == bound.output.shape:
+        differs = (expected - bound.output).abs() > 1e-6
+        if differs.any():
+            index = tuple(int(i) for i in differs.nonzero()[0])
+            report.difference = (
+                f"output[{', '.join(map(str, index))}] is {float(bound.output[index]):.4f}, "
+                f"the reference gives {float(expected[index]):.4f}"
+            )
+    if error is not None and error < TOLERANCE:
+        one = "that one change" if len(changes) == 1 else "these changes"
+        report.proof = f"with {one} the output equals the reference on new inputs (largest difference {error:.0e})"
+
+
+# Files.
+
+
+def judge_file(
+    path: Path,
+    name: str | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    thorough: bool = True,
+    build: str | None = None,
+    call: str | None = None,
+    solution: bool = False,
+) -> Report:
+    """The report on the best candidate in a file, or on the one named."""
+    progress("loading")
+    loaded = load(path)
+    unknown = Report("unknown", subject=path.name, file=loaded.path)
+    if loaded.syntax is not None:
+        return _syntax_error(loaded, loaded.syntax)
+    found = candidates(loaded)
+    if found and not re.search(r"\btorch|\bnn\.|\bF\.", loaded.source):
+        return replace(unknown, doubts=["nothing in this file uses PyTorch, and only PyTorch can be judged"])
+    if name is not None and name not in loaded.namespace:
+        defined = ", ".join(other for other, _ in found) or "nothing that looks like attention"
+        return Report("unknown", subject=name, doubts=[f"{path.name} defines no {name!r}; it defines {defined}"])
+    if name is not None:
+        found = [(name, loaded.namespace[name])]
+    if not found:
+        doubts = ["nothing in this file looks like attention; name the class with --name"]
+        doubts += [f"line {line} raises {words}" for line, words in loaded.problems[:3]]
+        return replace(unknown, doubts=doubts)
+    cases = [Case(other, target, loaded.namespace, loaded, progress, thorough) for other, target in found]
+    if build is None and call is None:
+        return _best_report(cases, solution)
+    try:
+        return judge(cases[0], build, call, solution)
+    except OptionError as error:
+        return replace(unknown, subject=cases[0].name, doubts=[str(error)])
+
+
+def _best_report(cases: list[Case], solution: bool) -> Report:
+    """The report on the first case that can be judged; a helper or a single head does not speak for the whole class."""
+    reports: list[Report] = []
+    for case in cases[:CANDIDATES]:
+        case.progress(f"judging {case.name}")
+        report = judge(case, solution=solution)
+        reports.append(report)
+        if report.verdict != "unknown" or (len(reports) == 1 and report.masks):
+            break
+    judged = [r for r in reports if r is reports[0] or not (r.verdict == "variant" and WEIGHTLESS in r.variants)]
+    best = max(judged, key=lambda r: RANK[r.verdict])
+    best = reports[0] if best.verdict == "unknown" or _is_only_a_part(cases[0].name, best) else best
+    best.others = [case.name for case in cases if not best.subject.startswith(case.name)][:3]
+    return best
+
+
+def _is_only_a_part(name: str, best: Report) -> bool:
+    """Whether one head was judged in place of the class that puts heads together."""
+    if not MULTI.search(name) or best.subject.startswith(name):
+        return False
+    return SINGLE in best.variants or (bool(best.wrong) and all(f.mistake.whole for f in best.wrong))
+
+
+def _syntax_error(loaded: Loaded, error: SyntaxError) -> Report:
+    finding = Finding("syntax", str(error.msg), error.lineno, loaded.line(error.lineno))
+    return Report("wrong", subject=Path(loaded.path).name, findings=[finding], file=loaded.path)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from headwise.cli.bench.machine import about
 from headwise.cli.bench.measurement import judged, tensor_peak
+from headwise.cli.bench.sweep import about
 
 
 def memory(run: Callable[[], object], device: str) -> float:

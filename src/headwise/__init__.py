@@ -36,7 +36,7 @@ from headwise.study.watch import Watched, watch
 from headwise.view import view
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.panel import Panel
-from headwise.weights.relative import RelativeBias, alibi
+from headwise.weights.scoring import RelativeBias, alibi
 from headwise.weights.summary import HeadSummary, Summary
 
 __version__ = "0.1.0"

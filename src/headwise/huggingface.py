@@ -27,7 +27,7 @@ from headwise.attention.backends import Call, choose
 from headwise.errors import MaskError, MissingExtraError, OptionError
 from headwise.layer.layer import silenced
 from headwise.masks import Extent, Grid, Mask
-from headwise.masks.placement import placed
+from headwise.masks.mask import placed
 from headwise.weights import AttentionMap, Scoring
 
 try:

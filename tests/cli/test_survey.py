@@ -57,7 +57,7 @@ def test_what_cannot_be_done_is_2_in_words(corpus, arguments, message, capsys):
 
 
 def test_several_processes_need_a_result_file(corpus, capsys, monkeypatch):
-    from headwise.study.survey.processes import Processes
+    from headwise.study.survey.job import Processes
 
     processes = Processes()
     processes.size = 2

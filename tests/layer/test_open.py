@@ -13,7 +13,7 @@ from headwise import Mask, MultiHeadAttention, OptionError, ShapeError, attend, 
 from headwise.attention.backends import flex
 from headwise.layer.positions import Rotary, on_device
 from headwise.masks import Grid
-from headwise.weights.relative import Relative
+from headwise.weights.scoring import Relative
 
 B, H, T, D = 2, 3, 7, 4
 E = H * D

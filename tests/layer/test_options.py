@@ -31,7 +31,7 @@ from headwise import (
     yarn,
 )
 from headwise.attention.backends import BACKENDS, Call
-from headwise.weights.relative import bucket_of
+from headwise.weights.scoring import bucket_of
 
 B, H, HKV, T, D = 2, 6, 3, 13, 8
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headwise import OptionError, ShapeError, causal, view
-from headwise.view.maps import map_of
+from headwise.view.result import map_of
 from headwise.view.terminal import drawn
 from headwise.weights import AttentionMap, Scoring
 

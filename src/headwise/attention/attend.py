@@ -12,7 +12,7 @@ from headwise.attention.backends import Call, choose
 from headwise.errors import OptionError
 from headwise.masks import Mask
 from headwise.weights import AttentionMap, Scoring
-from headwise.weights.relative import Relative
+from headwise.weights.scoring import Relative
 
 
 @overload

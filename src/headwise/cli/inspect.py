@@ -9,7 +9,7 @@ from headwise.cli.console import add_json, console, print_json, rich, say, table
 from headwise.learn.cost import human
 from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
 from headwise.shapes import check_size
-from headwise.weights.relative import RelativeBias
+from headwise.weights.scoring import RelativeBias
 
 SUMMARY = "list the attention layers in a checkpoint: heads, widths, options, parameters, cache"
 EXAMPLES = """examples:

@@ -11,10 +11,9 @@ import torch
 from headwise.cli.console import MODEL_HELP, add_json, check_at_least_one, print_json, write_file
 from headwise.errors import OptionError
 from headwise.models import open_model
-from headwise.study.survey.job import SurveyJob
-from headwise.study.survey.processes import processes_from_environment
+from headwise.study.survey.job import SurveyJob, processes_from_environment
 from headwise.study.survey.result import Survey, many
-from headwise.view.survey_terminal import drawn
+from headwise.view.terminal import drawn_survey
 
 SUMMARY = "measure every attention head of a model over a whole corpus; run it with torchrun for several processes"
 EXAMPLES = """examples:
@@ -93,7 +92,7 @@ def _print(found: Survey, options: argparse.Namespace) -> None:
     if options.json:
         print_json(found.to_dict())
     else:
-        print(drawn(found, max(40, shutil.get_terminal_size((120, 24)).columns), every_head=options.all))
+        print(drawn_survey(found, max(40, shutil.get_terminal_size((120, 24)).columns), every_head=options.all))
     if options.out is not None:
         print(f"wrote {options.out}", file=sys.stderr)
     if options.html is not None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from headwise.errors import CacheError, ShapeError
 from headwise.masks import Lengths, Mask
-from headwise.masks.placement import check_placeable, placed, shifted
+from headwise.masks.mask import check_placeable, placed, shifted
 from headwise.shapes import check_size
 from headwise.weights import Scoring
 

@@ -22,7 +22,7 @@ from headwise.layer.options import Widths
 from headwise.layer.positions import Rotary, check_positions, on_device
 from headwise.masks import Extent, Mask
 from headwise.weights import AttentionMap, Scoring
-from headwise.weights.relative import Relative
+from headwise.weights.scoring import Relative
 
 Three = tuple[Tensor, Tensor, Tensor]
 ThreeBiases = Three | tuple[None, None, None]

@@ -12,7 +12,7 @@ from headwise.layer.positions import Rotary
 from headwise.masks import Mask
 from headwise.shapes import check_factor, check_size
 from headwise.weights import Scoring
-from headwise.weights.relative import Relative
+from headwise.weights.scoring import Relative
 
 TEXTBOOK = ("d_in", "d_out", "context_length", "dropout", "num_heads", "qkv_bias")
 

@@ -19,7 +19,7 @@ from headwise.models import families
 from headwise.models.builtin import FOLDER, FORMAT
 from headwise.models.files import TensorSource, config_of, open_tensors
 from headwise.shapes import check_size
-from headwise.weights.relative import RelativeBias
+from headwise.weights.scoring import RelativeBias
 
 # Where the attention layers of a checkpoint are, and how each is laid out.
 

@@ -16,7 +16,7 @@ from headwise.layer.positions import Rotary, Scaling, linear, llama3, rotary, ya
 from headwise.masks import window
 from headwise.models.builtin import FORMAT
 from headwise.weights import Scoring
-from headwise.weights.relative import RelativeBias, alibi
+from headwise.weights.scoring import RelativeBias, alibi
 
 Config = Mapping[str, Any]
 Options = dict[str, Any]

@@ -8,7 +8,6 @@ checkpointing and `torch.distributed.checkpoint` need nothing from here, because
 `docs/scaling.md`. Imports models, layer, attention and weights.
 """
 
-from headwise.parallel.plans import context_parallel, tensor_parallel
-from headwise.parallel.sequence import shard_sequence, unshard_sequence
+from headwise.parallel.plans import context_parallel, shard_sequence, tensor_parallel, unshard_sequence
 
 __all__ = ["context_parallel", "shard_sequence", "tensor_parallel", "unshard_sequence"]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headwise.attention.backends.base import Call
 from headwise.parallel.blocks import BlockEngine, Gradients, Known, Met, Piece, engine_for, merge, pieces
-from headwise.parallel.sequence import Order
+from headwise.parallel.plans import Order
 
 
 def ring_attend(call: Call, order: Order) -> tuple[Tensor, Tensor]:

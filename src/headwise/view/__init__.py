@@ -10,11 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from headwise.models import TextModel
-from headwise.study.heads import Head
 from headwise.study.survey import Survey
 from headwise.view.result import Pair, Progress, View, silent
 from headwise.weights import AttentionMap, display
-from headwise.weights.summary import Summary
+from headwise.weights.summary import Head, Summary
 
 __all__ = ["Head", "Pair", "View", "view"]
 
@@ -51,7 +50,7 @@ def view(
             default. The cost is that many times T instead of T times T.
         progress: called with the name of the stage, the number of layers done, and the number of layers.
     """
-    from headwise.view.maps import collected
+    from headwise.view.result import collected
 
     found = collected(model, tokens, layers, progress)
     words = found.words if words is None else words
@@ -74,16 +73,16 @@ def _(summary: Summary) -> str:
 
 @display.html.register
 def _(survey: Survey) -> str:
-    from headwise.view.survey_page import page
+    from headwise.view.static_page import page
 
     return page(survey)
 
 
 @display.text.register
 def _(survey: Survey, width: int = 120) -> str:
-    from headwise.view.survey_terminal import drawn
+    from headwise.view.terminal import drawn_survey
 
-    return drawn(survey, width)
+    return drawn_survey(survey, width)
 
 
 @display.plot.register

@@ -6,7 +6,6 @@ Imports masks, shapes and errors.
 from headwise.weights.map import AttentionMap, Selector
 from headwise.weights.panel import Panel
 from headwise.weights.readings import Reading
-from headwise.weights.relative import Relative
-from headwise.weights.scoring import Scoring
+from headwise.weights.scoring import Relative, Scoring
 
 __all__ = ["AttentionMap", "Panel", "Reading", "Relative", "Scoring", "Selector"]

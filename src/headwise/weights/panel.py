@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headwise.errors import MaskError
 from headwise.masks import Mask
-from headwise.masks.placement import placed
+from headwise.masks.mask import placed
 from headwise.shapes import check_size
 from headwise.weights import readings
 from headwise.weights.source import Source

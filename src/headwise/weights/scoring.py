@@ -1,17 +1,220 @@
 """What a score is: everything that turns `q·k` into an attention weight.
 
-The reference, every backend and every tile read the same `Scoring`, so they cannot disagree.
+`Scoring` holds the scale, soft-cap, bias, relative position, sinks and mask. Relative positions (ALiBi, learned buckets
+as in T5, and rules of your own) add a number per head and distance to the scaled score. Each is a rule with a small
+table, never a T×S tensor: kernels, tiles and single weights ask for the numbers they need.
 """
 
+import abc
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from headwise.errors import OptionError, ShapeError
 from headwise.masks import Composite, Grid, Mask
 from headwise.masks.lowering import additive, may_empty_a_row, simplify
-from headwise.weights.relative import Relative
+from headwise.shapes import check_size
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Relative(Composite, abc.ABC):
+    """What is added to a score for the distance from query to key.
+
+    A subclass defines `at` and `num_heads`. Its tensors, `table` and any others, are copied, moved and saved along with
+    it, and those of floating point are differentiated.
+    """
+
+    table: Tensor
+
+    @abc.abstractmethod
+    def at(self, grid: Grid, dtype: torch.dtype) -> Tensor:
+        """The numbers to add at these indices; broadcasts to the tile and is differentiable in the tensors."""
+
+    @property
+    @abc.abstractmethod
+    def num_heads(self) -> int:
+        """How many heads there are numbers for."""
+
+    def with_table(self, table: Tensor) -> Self:
+        """The same rule with another table."""
+        if "__dataclass_fields__" in vars(type(self)):
+            return dataclasses.replace(self, table=table)
+        return self.map_tensors(lambda x: table if x is self.table else x)
+
+    @property
+    def learnable(self) -> tuple[Tensor, ...]:
+        """The tensors that can have a gradient."""
+        return tuple(x for x in self.tensors() if x.is_floating_point())
+
+    def with_learnable(self, tensors: Sequence[Tensor]) -> Self:
+        """The same rule with other tensors in place of `learnable`."""
+        given = iter(tensors)
+        return self.map_tensors(lambda x: next(given) if x.is_floating_point() else x)
+
+    def check(self, H: int, device: torch.device) -> None:
+        """Raise unless this fits H heads on `device`."""
+        if self.num_heads != H:
+            raise ShapeError(f"{self._name} was made for {self.num_heads} heads and there are {H}. Make it for {H}.")
+        for x in self.tensors():
+            if x.device != device:
+                raise ShapeError(f"{self._name} is on {x.device} and the query on {device}; move one with .to(...).")
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Slopes(Relative):
+    """ALiBi: −slope · distance. `table` is (H,)."""
+
+    _name = "alibi(...)"
+
+    @property
+    def num_heads(self) -> int:
+        return self.table.shape[0]
+
+    def at(self, grid: Grid, dtype: torch.dtype) -> Tensor:
+        return self.table.to(dtype)[grid.head] * -(grid.position - grid.col).abs().to(dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Buckets(Relative):
+    """T5: one number per head and bucket of distances. `table` is (buckets, H)."""
+
+    max_distance: int = 128
+    bidirectional: bool = True
+    _name = "RelativeBias(...)"
+
+    @property
+    def num_heads(self) -> int:
+        return self.table.shape[1]
+
+    def at(self, grid: Grid, dtype: torch.dtype) -> Tensor:
+        bucket = bucket_of(grid.col - grid.position, self.table.shape[0], self.max_distance, self.bidirectional)
+        return self.table.to(dtype)[bucket, grid.head]
+
+
+class RenumberedHeads(Relative):
+    """Any rule with its heads renumbered: head h is head h + `shift` of `inner`. Ranks that share heads need it."""
+
+    def __init__(self, inner: Relative, shift: int, count: int) -> None:
+        self.inner, self.shift, self.count = inner, shift, count
+
+    @property
+    def table(self) -> Tensor:
+        """The table of the inner rule."""
+        return self.inner.table
+
+    @property
+    def num_heads(self) -> int:
+        return self.count
+
+    def at(self, grid: Grid, dtype: torch.dtype) -> Tensor:
+        return self.inner.at(grid._replace(head=grid.head + self.shift), dtype)
+
+
+def bucket_of(ahead: Tensor, buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
+    """The bucket of each distance `ahead` (key minus query), as in T5.
+
+    Half of the buckets hold one distance each; the others grow logarithmically up to `max_distance`.
+
+    >>> bucket_of(torch.tensor([0, -1, -8, -500, 3]), buckets=32, max_distance=128, bidirectional=True).tolist()
+    [0, 1, 8, 15, 19]
+    """
+    first = torch.zeros_like(ahead)
+    if bidirectional:
+        buckets //= 2
+        first = (ahead > 0) * buckets
+        distance = ahead.abs()
+    else:
+        distance = (-ahead).clamp(min=0)
+    exact = buckets // 2
+    share = (distance.clamp(min=exact).float() / exact).log() / math.log(max_distance / exact)
+    far = (exact + (share * (buckets - exact)).long()).clamp(max=buckets - 1)
+    return first + torch.where(distance < exact, distance, far)
+
+
+def alibi(num_heads: int | None = None, *, slopes: Tensor | Sequence[float] | None = None) -> Slopes:
+    """ALiBi: slope · distance is subtracted from every score, with one slope per head.
+
+    Args:
+        num_heads: use the published slopes, 2^(−8/H), 2^(−16/H), ... If H is not a power of two, these are the slopes
+            of the next smaller one and every second slope of the next larger one.
+        slopes: (H,), to use instead.
+
+    >>> alibi(4).table.tolist()
+    [0.25, 0.0625, 0.015625, 0.00390625]
+    """
+    if (num_heads is None) == (slopes is None):
+        raise OptionError("alibi(): pass either num_heads or slopes=, one of the two.")
+    if slopes is None:
+        return Slopes(torch.tensor(_published(check_size("num_heads", num_heads))))
+    table = torch.as_tensor(slopes, dtype=torch.get_default_dtype() if not isinstance(slopes, Tensor) else None)
+    if table.dim() != 1 or not table.is_floating_point():
+        raise ShapeError(f"slopes of shape {tuple(table.shape)} and {table.dtype}; expected one float per head, (H,).")
+    return Slopes(table)
+
+
+def _published(H: int) -> list[float]:
+    whole = 2 ** int(math.log2(H))
+    slopes = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
+    between = [2 ** (-4 * (i + 1) / whole) for i in range(0, 2 * whole, 2)]
+    return slopes + between[: H - whole]
+
+
+class RelativeBias(nn.Module):
+    """A learned bias per head and bucket of distances, as in T5. To share it, pass the same module to several layers.
+
+    >>> bias = RelativeBias(8, num_buckets=32, max_distance=128, bidirectional=False)
+    >>> bias.weight.shape
+    torch.Size([32, 8])
+
+    Args:
+        num_heads: query heads.
+        num_buckets: at least 4 if `bidirectional`, else 2.
+        max_distance: all distances from here on share the last bucket.
+        bidirectional: whether keys ahead have separate buckets; a decoder sees no keys ahead.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        H, buckets = check_size("num_heads", num_heads), check_size("num_buckets", num_buckets)
+        fewest = 4 if bidirectional else 2
+        if buckets < fewest or buckets % fewest:
+            raise OptionError(f"num_buckets={num_buckets}: expected a multiple of {fewest}, such as 32.")
+        self.max_distance, self.bidirectional = check_size("max_distance", max_distance), bool(bidirectional)
+        exact = buckets // fewest
+        if self.max_distance <= exact:
+            raise OptionError(
+                f"max_distance={max_distance}: the first {exact} distances have a bucket each, so it must be more "
+                f"than {exact}."
+            )
+        self.weight = nn.Parameter(torch.empty(buckets, H, device=device, dtype=dtype))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self) -> Buckets:
+        """The rule, for `Scoring(relative=...)`."""
+        return Buckets(self.weight, self.max_distance, self.bidirectional)
+
+    def extra_repr(self) -> str:
+        """The options."""
+        buckets, H = self.weight.shape
+        return f"{H}, num_buckets={buckets}, max_distance={self.max_distance}, bidirectional={self.bidirectional}"
+
 
 WHOLE = slice(None)
 LEAST = -1e9  # a lower finite bias would hide no more, and would swamp the scores even in float64

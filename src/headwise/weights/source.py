@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from headwise.masks import Grid, Mask
 from headwise.weights.scoring import Scoring
 
 if TYPE_CHECKING:
-    from headwise.weights.map import AttentionMap
     from headwise.weights.readings import Reading
 
 Axis = range | Tensor  # indices into the whole; a tensor holds integers and is on the CPU
@@ -64,8 +63,8 @@ class Shards(Protocol):
         """The row log-sum-exp over keys on several ranks."""
         ...
 
-    def gather(self, weights: "AttentionMap") -> "AttentionMap":
-        """The whole map, on every rank."""
+    def gather(self, weights: Any) -> Any:
+        """The whole `AttentionMap`, on every rank."""
         ...
 
 

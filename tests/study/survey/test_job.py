@@ -14,9 +14,8 @@ from headwise import AttentionMap, CheckpointError, OptionError, Scoring, causal
 from headwise.models import LanguageModel
 from headwise.models.text_model import TokenCodec
 from headwise.study.survey.corpus import cut
-from headwise.study.survey.job import SurveyJob, journal_folder
+from headwise.study.survey.job import Processes, SurveyJob, journal_folder
 from headwise.study.survey.journal import Journal, lock
-from headwise.study.survey.processes import Processes
 from headwise.study.survey.result import Survey
 from headwise.study.survey.tally import Tally, sums_of
 

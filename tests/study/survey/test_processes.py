@@ -12,8 +12,7 @@ import torch.distributed
 
 from headwise import OptionError
 from headwise.cli import main
-from headwise.study.survey.job import journal_folder
-from headwise.study.survey.processes import TorchrunProcesses, shared_word
+from headwise.study.survey.job import TorchrunProcesses, journal_folder, shared_word
 from survey_words import sentence
 
 SURVEY = ["--context", "29", "--batch", "2"]

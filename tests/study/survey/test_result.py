@@ -9,8 +9,8 @@ import torch
 import headwise
 from headwise import CheckpointError, MissingExtraError, OptionError
 from headwise.models import LanguageModel
-from headwise.study.heads import KINDS
 from headwise.view.terminal import KIND_LETTERS
+from headwise.weights.summary import KINDS
 
 
 @pytest.fixture(scope="module")

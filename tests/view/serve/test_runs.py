@@ -14,7 +14,7 @@ import headwise
 from headwise import AttentionMap, Scoring, causal, load_builtin
 from headwise.view.pictures import LayerStatistics
 from headwise.view.result import View
-from headwise.view.serve import app, models, run
+from headwise.view.serve import app, models, runs
 from headwise.view.serve import runs as runs_module
 from headwise.view.serve.models import outcome
 from headwise.view.serve.requests import Limits
@@ -39,7 +39,7 @@ def manifest(client, id):
 
 @pytest.mark.parametrize("portion", [1, 2**26], ids=["head by head", "layer by layer"])
 def test_numbers_are_those_of_a_view(client, portion, monkeypatch):
-    monkeypatch.setattr(run, "PORTION", portion)
+    monkeypatch.setattr(runs, "PORTION", portion)
     told = looked(client)
     model = load_builtin()
     ids, maps, logits = maps_of(model, TEXT)
@@ -112,7 +112,7 @@ def test_a_long_text_is_first_seen_from_256_of_its_rows_and_in_the_end_from_all(
 
 @pytest.mark.parametrize(("T", "counts"), [(7, [7]), (1024, [1024]), (1025, [256, 1025]), (32768, [256, 2048, 32768])])
 def test_pictures_grow_by_steps(T, counts):
-    assert run.query_counts(T) == counts
+    assert runs.query_counts(T) == counts
 
 
 def test_what_some_rows_tell_stands_for_all():

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 from headwise.errors import CheckpointError, OptionError, need
 from headwise.models.files import atomically, write_synced
-from headwise.study.heads import Head, kind_counts, kinds_in_words, most_telling
 from headwise.study.survey.tally import APART, KINDS, ONE, PEAKS, Fields, Skipped, Tally
 from headwise.weights import display
 from headwise.weights.panel import octave_edges
 from headwise.weights.readings import octave_count
-from headwise.weights.summary import LEAST, HeadSummary, traits
+from headwise.weights.summary import LEAST, Head, HeadSummary, kind_counts, kinds_in_words, most_telling, traits
 
 FORMAT = "headwise survey 1"
 TABLES = (".parquet", ".pq")

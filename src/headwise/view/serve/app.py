@@ -24,8 +24,7 @@ from headwise.view.page import parts, script
 from headwise.view.pictures import KINDS, SIDE, cell, levels, pixels, span_at, tile
 from headwise.view.serve.models import Models
 from headwise.view.serve.requests import Limits, Refusal, run_request
-from headwise.view.serve.run import Run
-from headwise.view.serve.runs import Runs, log_place
+from headwise.view.serve.runs import Run, Runs, log_place
 from headwise.view.serve.security import Door, Guard
 from headwise.weights import AttentionMap
 

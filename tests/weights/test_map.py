@@ -35,7 +35,7 @@ from headwise import (
     sink,
     window,
 )
-from headwise.layer.inputs import Inputs
+from headwise.layer.inputs import LayerInputs
 
 B, H, Hkv, T, S, D = 2, 6, 3, 5, 11, 7
 
@@ -400,7 +400,7 @@ def test_weights_come_with_the_output_of_the_same_kernel():
     output, weights = layer(x, return_weights=True)
     assert torch.equal(output, layer(x))
     assert weights._lse is not None, "the fused kernel's log-sum-exp was not taken"
-    call = layer.plan(Inputs(x))
+    call = layer.plan(LayerInputs(x))
     _, truth = reference.attend(*(y.double() for y in call[:3]), visible=causal().to_tensor(800))
     torch.testing.assert_close(weights[:].double(), truth, rtol=1e-4, atol=1e-6)
 

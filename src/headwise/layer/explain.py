@@ -13,7 +13,7 @@ from headwise import attention
 from headwise.attention.backends import BACKENDS, Call
 from headwise.attention.backends.sdpa import HALF, arguments
 from headwise.errors import OptionError
-from headwise.layer.inputs import Inputs
+from headwise.layer.inputs import LayerInputs
 from headwise.layer.layer import MultiHeadAttention
 from headwise.layer.options import check_known
 from headwise.weights import Scoring
@@ -59,7 +59,7 @@ def _explain_layer(layer: MultiHeadAttention, given: dict[str, Any]) -> Explanat
     given.pop("return_weights")
     if given["cache"] is not None:
         given["cache"] = given["cache"].preview()
-    inputs = Inputs(**given)
+    inputs = LayerInputs(**given)
     nested = isinstance(inputs.query, Tensor) and inputs.query.is_nested
     call = layer.plan(layer._pack(inputs) if nested else inputs)
     if layer._spread is None:

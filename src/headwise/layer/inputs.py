@@ -14,7 +14,7 @@ from headwise.masks import Mask, documents
 Positions = Tensor | Sequence[int] | None
 
 
-class Inputs(NamedTuple):
+class LayerInputs(NamedTuple):
     """What one call of a layer receives; `MultiHeadAttention.forward` describes each argument."""
 
     query: Tensor
@@ -34,7 +34,7 @@ class Inputs(NamedTuple):
         """Whether the keys come from another input than the queries."""
         return self.key is not None and self.key is not self.query
 
-    def resolved(self) -> "Inputs":
+    def resolved(self) -> "LayerInputs":
         """The same inputs after telling `mha(x, mask)` from `mha(x, key)` and checking the cache."""
         inputs = self
         if self.key is not None and self.value is None and not isinstance(self.key, Memory):
@@ -43,7 +43,7 @@ class Inputs(NamedTuple):
             _check_cached(self.cache, inputs.key)
         return inputs
 
-    def _key_or_mask(self, second: Tensor | Mask) -> "Inputs":
+    def _key_or_mask(self, second: Tensor | Mask) -> "LayerInputs":
         """In `mha(x, second)`, a tensor of three dimensions is a key; anything else is a mask."""
         if isinstance(second, Tensor) and second.dim() == 3 and second.dtype != torch.bool:
             return self._replace(value=second)
@@ -56,7 +56,7 @@ class Inputs(NamedTuple):
 
     # Samples of different lengths without padding.
 
-    def packed(self, context_length: int | None, always: Mask | None, numbered: bool) -> "Inputs":
+    def packed(self, context_length: int | None, always: Mask | None, numbered: bool) -> "LayerInputs":
         """The samples of a jagged nested tensor (B, *, E) in one row, where each sample sees only itself.
 
         Args:
@@ -79,7 +79,7 @@ class Inputs(NamedTuple):
         samples = torch.arange(len(lengths), device=tokens.device)
         ids = torch.repeat_interleave(samples, lengths, output_size=total)
         positions = torch.arange(total, device=tokens.device) - offsets[:-1][ids] if numbered else None
-        return Inputs(tokens[None], mask=documents(ids), causal=self.causal, positions=positions, offsets=offsets)
+        return LayerInputs(tokens[None], mask=documents(ids), causal=self.causal, positions=positions, offsets=offsets)
 
     def _check_nested(self, always: Mask | None) -> None:
         x = self.query

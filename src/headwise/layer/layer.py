@@ -17,7 +17,7 @@ from headwise.errors import OptionError, ShapeError
 from headwise.layer import checkpoints, options
 from headwise.layer.cache import KVCache, Memory
 from headwise.layer.checkpoints.forms import unpack
-from headwise.layer.inputs import Inputs, Positions, check_keys, check_length, misfit
+from headwise.layer.inputs import LayerInputs, Positions, check_keys, check_length, misfit
 from headwise.layer.options import Widths
 from headwise.layer.positions import Rotary, check_positions, on_device
 from headwise.masks import Extent, Mask
@@ -288,7 +288,7 @@ class MultiHeadAttention(nn.Module):
         """
         if unknown:
             options.check_known("a call", unknown, inspect.signature(self.forward).parameters)
-        inputs = Inputs(query, key, value, mask, bias, causal, positions, key_positions, cache, lengths)
+        inputs = LayerInputs(query, key, value, mask, bias, causal, positions, key_positions, cache, lengths)
         inputs = self._pack(inputs) if isinstance(query, Tensor) and query.is_nested else inputs
         call = self.plan(inputs)
         wanted = self.return_weights if return_weights is None else return_weights
@@ -300,7 +300,7 @@ class MultiHeadAttention(nn.Module):
         output = output if inputs.offsets is None else inputs.unpacked(output)
         return (output, weights) if wanted else output
 
-    def plan(self, inputs: Inputs) -> Call:
+    def plan(self, inputs: LayerInputs) -> Call:
         """The attention call that `forward` makes of these inputs: heads, scoring and dropout, ready to run."""
         if inputs.key is not None or inputs.cache is not None or inputs.lengths is not None:
             inputs = inputs.resolved()
@@ -322,13 +322,13 @@ class MultiHeadAttention(nn.Module):
             scoring = dataclasses.replace(scoring, sinks=self.sinks, relative=self._relative(q.device))
         return Call(q, k, v, scoring, self.dropout if self.training else 0.0)
 
-    def _pack(self, inputs: Inputs) -> Inputs:
+    def _pack(self, inputs: LayerInputs) -> LayerInputs:
         """The samples of a nested query in one row."""
         return inputs.packed(self.context_length, self.mask, numbered=isinstance(self.position, Rotary))
 
     # Project and split.
 
-    def _project(self, inputs: Inputs) -> Three:
+    def _project(self, inputs: LayerInputs) -> Three:
         """Query heads (B, H, T, D), key and value heads (B, Hkv, S, D)."""
         query, key, value = inputs.query, inputs.key, inputs.value
         if isinstance(key, Memory):
@@ -396,7 +396,7 @@ class MultiHeadAttention(nn.Module):
 
     # Normalize and rotate.
 
-    def _normalize_and_rotate(self, q: Tensor, k: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    def _normalize_and_rotate(self, q: Tensor, k: Tensor, inputs: LayerInputs) -> tuple[Tensor, Tensor]:
         """Queries and keys after norms and rotary; remembered keys have had both."""
         remembered, position = isinstance(inputs.key, Memory), self.position
         q = q if self.q_norm is None else self.q_norm(q)
@@ -416,7 +416,7 @@ class MultiHeadAttention(nn.Module):
         keys_at = at if given is None else check_positions("key_positions", given, k.shape[0], k.shape[2], k.device)
         return position.turn(q, at), position.turn(k, keys_at)
 
-    def _query_positions(self, q: Tensor, inputs: Inputs, remembered: bool) -> Tensor:
+    def _query_positions(self, q: Tensor, inputs: LayerInputs, remembered: bool) -> Tensor:
         """The positions of the queries in the text, (T,) or (B, T)."""
         given, T = inputs.positions, q.shape[2]
         if given is None and self._spread is not None:
@@ -432,7 +432,7 @@ class MultiHeadAttention(nn.Module):
 
     # Score.
 
-    def _call_scoring(self, q: Tensor, S: int, inputs: Inputs) -> Scoring:
+    def _call_scoring(self, q: Tensor, S: int, inputs: LayerInputs) -> Scoring:
         """The layer's scoring together with the mask and bias of this call, checked against its sizes."""
         scoring, mask = self._scoring, self._scoring.mask
         if mask is not None and q.is_meta:

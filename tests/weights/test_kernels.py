@@ -211,3 +211,20 @@ def test_two_triangles_are_a_window(T, size, layout, monkeypatch):
     expected.backward(seed.double())
     for mine, truth in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine.grad.double(), truth.grad, rtol=1e-5, atol=1e-5)
+
+
+class Halved(readings.EntropyReading):
+    def finish(self):
+        return (super().finish()[0] / 2,)
+
+
+class Backwards(type(causal())):
+    def visible(self, grid):
+        return grid.col >= grid.position
+
+
+def test_subclasses_of_readings_and_masks_are_left_to_tiles():
+    source = kernel_calls.source(1, 2, 1, 9, 9, 16, None, torch.float32)
+    assert kernels.read(source, torch.zeros(1, 2, 9), [Halved()]) == {}
+    assert structure_of(Backwards(), source) is None
+    assert structure_of(Backwards() & causal(), source) is None

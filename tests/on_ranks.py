@@ -23,8 +23,7 @@ from headwise.attention.backends import Call
 from headwise.masks import Extent, Mask
 from headwise.models import GPT, GPTConfig
 from headwise.parallel import context_parallel, shard_sequence, tensor_parallel, unshard_sequence
-from headwise.parallel.plans import Order
-from headwise.parallel.ring import RingWalk
+from headwise.parallel.ring import Order, RingWalk
 from headwise.weights import Reading, Relative
 from headwise.weights.readings import unflat, zeros
 

@@ -8,6 +8,7 @@ checkpointing and `torch.distributed.checkpoint` need nothing from here, because
 `docs/scaling.md`. Imports models, layer, attention and weights.
 """
 
-from headwise.parallel.plans import context_parallel, shard_sequence, tensor_parallel, unshard_sequence
+from headwise.parallel.plans import context_parallel, tensor_parallel
+from headwise.parallel.ring import shard_sequence, unshard_sequence
 
 __all__ = ["context_parallel", "shard_sequence", "tensor_parallel", "unshard_sequence"]

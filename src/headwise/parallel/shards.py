@@ -17,8 +17,7 @@ from headwise.attention.backends import Call, choose
 from headwise.errors import OptionError, ShapeError
 from headwise.masks.composite import put_together, take_apart
 from headwise.masks.mask import of_heads
-from headwise.parallel.plans import Order, all_parts, unshard_sequence
-from headwise.parallel.ring import Passing, ring_attend
+from headwise.parallel.ring import Order, Passing, all_parts, ring_attend, unshard_sequence
 from headwise.weights import AttentionMap, Reading, Relative, Scoring
 from headwise.weights.scoring import RenumberedHeads
 from headwise.weights.source import Axis, Frame, Source

@@ -1,8 +1,8 @@
 """How a sequence is divided over ranks, and `ring_attend`: exact attention over a sequence that no rank holds whole.
 
-The sequence is divided in chunks from both ends, which balances the work. Of 2n chunks, rank r of n has chunk r and chunk
-2n − 1 − r: for 4 ranks 0 1 2 3 3 2 1 0. Under a causal mask a late chunk sees many keys and an early one few; each pair
-sees the same number.
+The sequence is divided in chunks from both ends, which balances the work. Of 2n chunks, rank r of n has chunk r and
+chunk 2n − 1 − r: for 4 ranks 0 1 2 3 3 2 1 0. Under a causal mask a late chunk sees many keys and an early one few;
+each pair sees the same number.
 """
 
 import dataclasses

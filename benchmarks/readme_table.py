@@ -154,6 +154,7 @@ SHOWN = {  # in the README; docs/performance.md has every peer
     "SDPA by hand",
     "FlexAttention by hand",
     "nn.MHA",
+    "x-transformers flash",
     "textbook class",
 }
 SHOWN_WEIGHTS = {"headwise, a map", "nn.MHA with weights"}

@@ -12,7 +12,7 @@ from headwise.errors import OptionError, need
 from headwise.models.files import atomically
 
 CLEAR_LINE = "\r\033[K"
-MODEL_HELP = "builtin, or a model folder, from transformers or examples/train_gpt.py (default: builtin)"
+MODEL_HELP = "builtin, or a model folder, from transformers or examples/train_gpt.py"
 
 
 def rich(module: str) -> Any:
@@ -98,6 +98,15 @@ def write_file(
     except OSError as error:
         raise OptionError(f"{option} {path}: {error.strerror}. Name a file in a folder that exists.") from error
     print(f"wrote {path}", file=sys.stderr if stream is None else stream)
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Leaves the examples as they are written, and adds each option's default to its help."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False, argparse.SUPPRESS, []):
+            return action.help
+        return f"{action.help} (default: {action.default})"
 
 
 def add_json(parser: argparse._ActionsContainer, instead: str = "tables") -> None:

@@ -35,23 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seq", type=int, metavar="T", help="sequence length (default: 1024, or the model's context if shorter)"
     )
-    parser.add_argument("--batch", type=int, default=1, metavar="B", help="batch size (default: 1)")
+    parser.add_argument("--batch", type=int, default=1, metavar="B", help="batch size")
     parser.add_argument("--causal", action=argparse.BooleanOptionalAction, help="hide later tokens (default: --causal)")
-    parser.add_argument(
-        "--bias", action="store_true", default=None, help="projections have biases (default: no biases)"
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        default="bfloat16",
-        help="dtype of weights, activations and cache (default: bfloat16)",
-    )
-    parser.add_argument(
-        "--bandwidth", type=float, metavar="GB/S", help="memory bandwidth of your machine, for a lower bound on time"
-    )
-    parser.add_argument(
-        "--flops", type=float, metavar="TFLOP/S", help="peak operations of your machine, for a lower bound on time"
-    )
+    parser.add_argument("--bias", action="store_true", default=None, help="projections have biases")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="dtype of weights, activations and cache")
+    parser.add_argument("--bandwidth", type=float, metavar="GB/S", help="memory bandwidth, for a lower bound on time")
+    parser.add_argument("--flops", type=float, metavar="TFLOP/S", help="peak operations, for a lower bound on time")
     add_json(parser)
 
 

@@ -21,15 +21,9 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
-    parser.add_argument(
-        "file", help="a .safetensors, .safetensors.index.json, .pt or .bin file, or a folder with one and a config.json"
-    )
-    parser.add_argument(
-        "--heads", type=int, metavar="H", help="query heads, if neither tensors nor config.json determine them"
-    )
-    parser.add_argument(
-        "--tokens", type=int, default=1, metavar="N", help="number of tokens for the cache size (default: 1)"
-    )
+    parser.add_argument("file", help=".safetensors, .safetensors.index.json, .pt or .bin file, or a folder with one")
+    parser.add_argument("--heads", type=int, metavar="H", help="query heads, if the checkpoint does not say")
+    parser.add_argument("--tokens", type=int, default=1, metavar="N", help="number of tokens for the cache size")
     parser.add_argument(
         "--layout", choices=["head by head", "side by side"], help="layout of a fused projection, if it is ambiguous"
     )

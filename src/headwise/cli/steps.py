@@ -9,17 +9,7 @@ from headwise.cli.console import add_json, console, print_json, rich, shape_text
 from headwise.errors import OptionError
 from headwise.learn import configs, forms
 from headwise.learn.page import steps_page
-from headwise.learn.steps import (
-    FITS,
-    SIX,
-    Explained,
-    Operation,
-    Setting,
-    describe,
-    head_split_text,
-    number_text,
-    trace,
-)
+from headwise.learn.steps import FITS, SIX, Explained, Operation, Setting, describe, head_split_text, number_text, trace
 
 SUMMARY = "walk through attention in ten steps on real tensors: shapes, code, reasons, memory"
 EXAMPLES = """examples:
@@ -38,19 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
     parser.add_argument("--d-model", type=int, metavar="E", help="model width (default: 8)")
     parser.add_argument("--heads", type=int, metavar="H", help="attention heads (default: 2)")
-    parser.add_argument("--seq", type=int, default=4, metavar="T", help="sequence length (default: 4)")
-    parser.add_argument(
-        "--keys", type=int, metavar="S", help="number of keys, for cross-attention (default: as many as tokens)"
-    )
-    parser.add_argument("--batch", type=int, default=1, metavar="B", help="batch size (default: 1)")
+    parser.add_argument("--seq", type=int, default=4, metavar="T", help="sequence length")
+    parser.add_argument("--keys", type=int, metavar="S", help="keys, for cross-attention (default: as many as tokens)")
+    parser.add_argument("--batch", type=int, default=1, metavar="B", help="batch size")
     parser.add_argument(
         "--causal", action=argparse.BooleanOptionalAction, help="hide later tokens (default: as in the form)"
     )
     parser.add_argument("--form", metavar="NAME", help=f"form of the code: {', '.join(forms.FORMS)} (default: course)")
     parser.add_argument("--forms", action="store_true", help="list the forms and how they differ, then exit")
-    parser.add_argument(
-        "--model", metavar="NAME", help="use the widths of a known model, such as gpt2; see headwise cost --models"
-    )
+    parser.add_argument("--model", metavar="NAME", help="use the widths of a known model; see headwise cost --models")
     output = parser.add_mutually_exclusive_group()
     add_json(output)
     output.add_argument("--html", metavar="FILE", type=Path, help="write a self-contained page instead")

@@ -28,11 +28,9 @@ PEERS = {"headwise": OURS, "nn.MultiheadAttention": "nn.MHA", "the textbook's cl
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
-    parser.add_argument(
-        "--tokens", type=int, default=6, metavar="T", help="sequence length of the small example (default: 6)"
-    )
-    parser.add_argument("--width", type=int, default=12, metavar="E", help="its model width (default: 12)")
-    parser.add_argument("--heads", type=int, default=3, metavar="H", help="its attention heads (default: 3)")
+    parser.add_argument("--tokens", type=int, default=6, metavar="T", help="sequence length of the small example")
+    parser.add_argument("--width", type=int, default=12, metavar="E", help="its model width")
+    parser.add_argument("--heads", type=int, default=3, metavar="H", help="its attention heads")
     parser.add_argument("--no-speed", action="store_true", help="skip the timing, which takes a few seconds")
     add_json(parser, "text")
 

@@ -52,11 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head", type=_place, metavar="L.H", help="explore one head full screen: head H of layer L")
     parser.add_argument("--html", type=Path, metavar="PATH", help=f"path of the page (default: {PAGE})")
     parser.add_argument("--no-html", action="store_true", help="do not write a page")
-    parser.add_argument(
-        "--exact",
-        action="store_true",
-        help=f"use every query; above {LONG:,} tokens the default is {QUERIES} queries",
-    )
+    parser.add_argument("--exact", action="store_true", help=f"use every query, not {QUERIES}, above {LONG:,} tokens")
     parser.add_argument("--plain", action="store_true", help="plain text, without colors or keyboard control")
     add_json(parser, "pictures")
 

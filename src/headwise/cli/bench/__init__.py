@@ -36,30 +36,18 @@ LENGTHS = "128,256,512,1024,2048,4096"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
     parser.add_argument("--device", choices=["cpu", "cuda"], help="device (default: cuda if there is a GPU)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype (default: float32)")
-    parser.add_argument("--lengths", default=LENGTHS, metavar="T,T,...", help=f"sequence lengths (default: {LENGTHS})")
-    parser.add_argument("--batch", type=int, default=1, metavar="B", help="batch size (default: 1)")
-    parser.add_argument("--d-model", type=int, default=256, metavar="E", help="model width (default: 256)")
-    parser.add_argument("--heads", type=int, default=4, metavar="H", help="attention heads (default: 4)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype")
+    parser.add_argument("--lengths", default=LENGTHS, metavar="T,T,...", help=f"sequence lengths")
+    parser.add_argument("--batch", type=int, default=1, metavar="B", help="batch size")
+    parser.add_argument("--d-model", type=int, default=256, metavar="E", help="model width")
+    parser.add_argument("--heads", type=int, default=4, metavar="H", help="attention heads")
     parser.add_argument("--backward", action="store_true", help="time forward and backward (default: forward only)")
-    parser.add_argument(
-        "--no-causal", action="store_true", help="no mask; leaves out implementations that are always causal"
-    )
-    parser.add_argument(
-        "--only", metavar="NAME,...", help="only implementations with one of these words in their name; see --list"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=1.5, metavar="S", help="time to spend at each length (default: 1.5)"
-    )
-    parser.add_argument(
-        "--limit", type=float, default=1.5, metavar="S", help="leave out what takes longer per run (default: 1.5)"
-    )
-    parser.add_argument(
-        "--ladder", action="store_true", help="also compare a list of heads, one class and the fused layer"
-    )
-    parser.add_argument(
-        "--weights", action="store_true", help="also measure what attention weights and their column sums cost"
-    )
+    parser.add_argument("--no-causal", action="store_true", help="no mask; leaves out what is always causal")
+    parser.add_argument("--only", metavar="NAME,...", help="only names with one of these words; see --list")
+    parser.add_argument("--seconds", type=float, default=1.5, metavar="S", help="time to spend at each length")
+    parser.add_argument("--limit", type=float, default=1.5, metavar="S", help="leave out what takes longer per run")
+    parser.add_argument("--ladder", action="store_true", help="also compare a list of heads, a class and the layer")
+    parser.add_argument("--weights", action="store_true", help="also measure the cost of weights and column sums")
     parser.add_argument("--list", action="store_true", help="list the implementations and their versions, then exit")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="show a saved result; measure nothing")
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the result as JSON")

@@ -200,13 +200,7 @@ def measured(workload: Workload, lengths: Sequence[int], peers: Sequence[Peer], 
     found = sweep(candidates, lengths, workload.device, effort)
     for row in found.rows:
         row["share"] = round(workload.ceiling_share(row["tokens"], row["ms"], most), 4)
-    return {
-        "subject": "bench",
-        **head,
-        "setting": dataclasses.asdict(workload),
-        "ceilings": most,
-        **found.to_dict(),
-    }
+    return {"subject": "bench", **head, "setting": dataclasses.asdict(workload), "ceilings": most, **found.to_dict()}
 
 
 def with_ladder(result: dict[str, Any], workload: Workload, lengths: Sequence[int], effort: Effort) -> dict[str, Any]:

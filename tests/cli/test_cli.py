@@ -54,7 +54,7 @@ def test_help_ends_in_the_examples(verb, capsys):
 
 def test_tour_shows_steps_agreement_masks_and_speed(capsys, monkeypatch):
     size, _ = tour.measure.__defaults__
-    monkeypatch.setattr(tour.measure, "__defaults__", (size, 1))  # one round at the size that users get
+    monkeypatch.setattr(tour.measure, "__defaults__", (size, 2))  # two rounds at the size that users get
     assert main(["tour"]) == 0
     out = capsys.readouterr().out
     for word in ("READ", "RUN", "MASKS", "SPEED"):

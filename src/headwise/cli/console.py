@@ -41,15 +41,6 @@ def indented(text: str, by: int = 2) -> Any:
     return rich("padding").Padding(text, (0, 0, 0, by))
 
 
-def shape_text(shape: Iterable[int]) -> str:
-    """A shape as torch prints it.
-
-    >>> shape_text([2, 3])
-    '(2, 3)'
-    """
-    return f"({', '.join(map(str, shape))})"
-
-
 def print_json(data: object) -> None:
     """Print one JSON object on one line."""
     print(json.dumps(data))

@@ -14,7 +14,7 @@ from headwise.cli.bench.workload import Problem, Workload
 from headwise.cli.console import add_json, print_json, say
 from headwise.errors import HeadwiseError
 from headwise.layer import MultiHeadAttention
-from headwise.learn.steps import Explained, describe, explain_steps, layer_projections
+from headwise.learn.steps import Explained, explain_steps, layer_projections
 from headwise.masks import Mask, causal, documents, padding, prefix, window
 
 SUMMARY = "see the ten steps, the fused layer against the reference, and its speed on this machine"
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     agreement = [agree(*setting) for setting in SETTINGS]
     speed = None if options.no_speed else measure()
     if options.json:
-        print_json({"steps": describe(steps), "agreement": agreement, "speed": speed})
+        print_json({"steps": [step.to_dict() for step in steps], "agreement": agreement, "speed": speed})
         return 0
     show_steps(steps, layer)
     show_agreement(agreement)

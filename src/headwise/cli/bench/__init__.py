@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
     parser.add_argument("--device", choices=["cpu", "cuda"], help="device (default: cuda if there is a GPU)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype")
-    parser.add_argument("--lengths", default=LENGTHS, metavar="T,T,...", help=f"sequence lengths")
+    parser.add_argument("--lengths", default=LENGTHS, metavar="T,T,...", help="sequence lengths")
     parser.add_argument("--batch", type=int, default=1, metavar="B", help="batch size")
     parser.add_argument("--d-model", type=int, default=256, metavar="E", help="model width")
     parser.add_argument("--heads", type=int, default=4, metavar="H", help="attention heads")

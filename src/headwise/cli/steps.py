@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(_as_data(setting, steps, operations))
     elif options.html is not None:
-        write_file("--html", options.html, steps_page(setting, steps, operations), stream=sys.stdout)
+        write_file("--html", options.html, steps_page(setting, steps, operations), sys.stdout)
     else:
         _show(setting, steps, operations)
     return 0

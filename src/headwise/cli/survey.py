@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context",
         type=int,
         metavar="N",
-        help="tokens per window; longer texts are split (default: the model's, up to 1024)",
+        help="tokens per window (default: the model's, at most 1024)",
     )
     parser.add_argument("--batch", type=int, default=8, metavar="N", help="windows per batch")
     parser.add_argument("--column", default="text", metavar="NAME", help="text field in JSONL and Parquet files")
@@ -58,13 +58,8 @@ def run(options: argparse.Namespace) -> int:
     processes = processes_from_environment()
     model = open_model(options.model, device=_device(options.device), dtype=DTYPES[options.dtype], encoder=False)
     job = SurveyJob.of(model, options.files, context=options.context, batch=options.batch, column=options.column)
-    found = job.run(
-        options.out,
-        processes=processes,
-        resume=options.resume,
-        every=options.save_every,
-        stream=sys.stderr if processes.rank == 0 else None,
-    )
+    stream = sys.stderr if processes.rank == 0 else None
+    found = job.run(options.out, processes=processes, resume=options.resume, every=options.save_every, stream=stream)
     if found is None:
         return 0
     _print(found, options)

@@ -40,7 +40,8 @@ def run(options: argparse.Namespace) -> int:
     shapes.check_size("--tokens", options.tokens)
     torch.manual_seed(0)
     layer = MultiHeadAttention(options.width, options.heads, causal=True)
-    steps = trace(layer, torch.randn(1, options.tokens, options.width))
+    x, visible = torch.randn(1, options.tokens, options.width), causal().to_tensor(options.tokens)
+    steps = explain_steps({"x": x}, layer_projections(layer), layer.num_heads, visible=visible)
     agreement = [agree(*setting) for setting in SETTINGS]
     speed = None if options.no_speed else measure()
     if options.json:
@@ -54,12 +55,6 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def trace(layer: MultiHeadAttention, x: Tensor) -> list[Explained]:
-    """The ten steps of the reference with the layer's weights."""
-    visible = causal().to_tensor(x.shape[1])
-    return explain_steps({"x": x}, layer_projections(layer), layer.num_heads, visible=visible)
-
-
 def show_steps(steps: list[Explained], layer: MultiHeadAttention) -> None:
     """Print one line per step, then the weights of the first head."""
     _, T, E = steps[-1].after["output"].shape
@@ -68,9 +63,8 @@ def show_steps(steps: list[Explained], layer: MultiHeadAttention) -> None:
         names, shape = " ".join(step.after), tuple(next(iter(step.after.values())).shape)
         print(f"  {step.number:>2}  {step.name:<16} {names:<16} {shape!s:<15} {step.operation}")
     weights = next(step for step in steps if step.name == "softmax").after["weights"][0, 0]
-    shown = weights[:10, :10]
     print("\n  weights of head 0: a row is a query and sums to 1" + (", first ten" if T > 10 else ""))
-    for row in shown.tolist():
+    for row in weights[:10, :10].tolist():
         print("    " + " ".join("  ·  " if w == 0 else f"{w:.3f}" for w in row))
 
 

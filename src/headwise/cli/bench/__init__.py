@@ -11,8 +11,8 @@ from headwise.cli.bench import report
 from headwise.cli.bench.measurement import DTYPES
 from headwise.cli.bench.peers import OURS, PEERS, matching
 from headwise.cli.bench.peers.packages import INSTALL, version_of
-from headwise.cli.bench.sweep import Effort, measured, with_ladder
-from headwise.cli.bench.weights import with_weights
+from headwise.cli.bench.sweep import Effort, ladder, measured
+from headwise.cli.bench.weights import weight_costs
 from headwise.cli.bench.workload import Workload
 from headwise.cli.console import add_json, check_positive, console, print_json, table, write_file
 from headwise.errors import OptionError
@@ -77,9 +77,7 @@ def _check_before(options: argparse.Namespace) -> None:
     for name in ("out", "plot"):
         path = getattr(options, name)
         if path is not None and not path.parent.is_dir():
-            raise OptionError(
-                f"--{name} {path}: there is no folder {path.parent}. Name a file in a folder that exists."
-            )
+            raise OptionError(f"--{name} {path}: there is no folder {path.parent}. Name one that exists.")
     if options.plot is not None:
         report.check_drawable(options.plot)
     if not options.json:
@@ -94,10 +92,10 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         options.d_model, options.heads, options.batch, not options.no_causal, options.dtype, device, options.backward
     )
     result = measured(workload, lengths, peers, effort)
-    if options.ladder:
-        result = with_ladder(result, workload, lengths, effort)
+    if options.ladder:  # at the shortest length and at the middle one
+        result["ladder"] = ladder(workload, sorted({lengths[0], lengths[(len(lengths) - 1) // 2]}), effort)
     if options.weights:
-        result = with_weights(result, workload, lengths, effort)
+        result["looking"] = weight_costs(workload, lengths, effort)
     return result
 
 
@@ -149,11 +147,10 @@ def show(result: dict[str, Any]) -> None:
 def _list(as_json: bool) -> int:
     from headwise import __version__
 
-    rows = [(peer.name, peer.about, peer.package, peer.version) for peer in PEERS[1:]]
-    rows = [(OURS, PEERS[0].about, "headwise", __version__), *rows]
-    rows.append(
-        ("flash-colreduce", "column sums, with --weights on CUDA", "flash_colreduce", version_of("flash_colreduce"))
-    )
+    rows = [(peer.name, peer.about, peer.package, version_of(peer.package)) for peer in PEERS]
+    rows[0] = (OURS, PEERS[0].about, "headwise", __version__)
+    colreduce = "flash_colreduce"
+    rows.append(("flash-colreduce", "column sums, with --weights on CUDA", colreduce, version_of(colreduce)))
     if as_json:
         keys = ("name", "about", "package", "version")
         print_json({"peers": [dict(zip(keys, row, strict=True)) for row in rows]})

@@ -26,6 +26,10 @@ BACKWARD_MATRICES = 2  # a backward pass holds about twice the T×T tensors
 PACKAGES = (*dict.fromkeys(peer.package for peer in PEERS if peer.package != "torch"), "flash_colreduce")
 RUNGS = ("textbook list", "textbook class", OURS)
 MODES = {"forward": False, "forward+backward": True}
+SOURCE = Path(__file__).parents[2]
+SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices whose product is timed
+COPIED = {"cpu": 2**27, "cuda": 2**31}  # bytes of the tensor that is copied: far more than caches hold
+TIMES = 12  # runs, of which the fastest is the ceiling
 
 
 class Trial(NamedTuple):
@@ -226,12 +230,6 @@ def _rungs(workload: Workload, tokens: int, effort: Effort) -> list[dict[str, An
         {"name": name, **times[name], "MiB": tensor_peak(run, device), "launches": launches(run, device)}
         for name, run in runs.items()
     ]
-
-
-SOURCE = Path(__file__).parents[2]
-SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices whose product is timed
-COPIED = {"cpu": 2**27, "cuda": 2**31}  # bytes of the tensor that is copied: far more than caches hold
-TIMES = 12  # runs, of which the fastest is the ceiling
 
 
 def about(device: str, packages: Iterable[str] = ()) -> dict[str, object]:

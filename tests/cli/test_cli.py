@@ -52,9 +52,18 @@ def test_help_ends_in_the_examples(verb, capsys):
     assert capsys.readouterr().out.endswith(VERBS[verb].EXAMPLES)
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_names_defaults_once_and_only_where_there_are_some(verb, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main([verb, "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert not re.search(r"\(default: (None|False|\[\]|==SUPPRESS==)\)|\) \(default:", out)
+    assert ("(default: 0.95)" in out) == (verb == "generate")
+
+
 def test_tour_shows_steps_agreement_masks_and_speed(capsys, monkeypatch):
     size, _ = tour.measure.__defaults__
-    monkeypatch.setattr(tour.measure, "__defaults__", (size, 1))  # one round at the size that users get
+    monkeypatch.setattr(tour.measure, "__defaults__", (size, 2))  # two rounds at the size that users get
     assert main(["tour"]) == 0
     out = capsys.readouterr().out
     for word in ("READ", "RUN", "MASKS", "SPEED"):

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from headwise.cli import bench, check, cost, generate, inspect, quiz, serve, steps, survey, tour, view
+from headwise.cli.console import HelpFormatter
 from headwise.errors import HeadwiseError
 
 VERBS = {
@@ -40,17 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="headwise",
         description="Multi-head attention you can read, run and see. `headwise VERB --help` explains a verb.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=_version())
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for name, module in VERBS.items():
         verb = verbs.add_parser(
-            name,
-            help=module.SUMMARY,
-            description=module.SUMMARY,
-            epilog=module.EXAMPLES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            name, help=module.SUMMARY, description=module.SUMMARY, epilog=module.EXAMPLES, formatter_class=HelpFormatter
         )
         module.add_arguments(verb)
         verb.set_defaults(run=module.run)

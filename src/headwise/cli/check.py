@@ -27,14 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
     parser.add_argument("file", nargs="?", type=Path, help="Python file, notebook, or Markdown page with Python blocks")
     parser.add_argument("--name", help="class or function to check (default: the most likely one)")
-    parser.add_argument(
-        "--build", metavar="CODE", help='how to construct it, e.g. "MyMHA(E, H)" with model width E and H heads'
-    )
-    parser.add_argument(
-        "--call", metavar="CODE", help='how to call it, e.g. "m(x, x, x, mask)"; inputs are x, q, k, v, memory'
-    )
+    parser.add_argument("--build", metavar="CODE", help='how to construct it: "MyMHA(E, H)" with width E and H heads')
+    parser.add_argument("--call", metavar="CODE", help='how to call it: "m(x, mask)"; inputs are x, q, k, v, memory')
     parser.add_argument("--solution", action="store_true", help="also print a correct class")
-    parser.add_argument("--seconds", type=float, default=sandbox.SECONDS, help="time limit (default: 60)")
+    parser.add_argument("--seconds", type=float, default=sandbox.SECONDS, help="time limit")
     parser.add_argument("--list", action="store_true", help="list the mistakes that the checker can name, then exit")
     add_json(parser, "text")
 

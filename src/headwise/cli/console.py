@@ -11,8 +11,7 @@ from typing import Any, TextIO
 from headwise.errors import OptionError, need
 from headwise.models.files import atomically
 
-CLEAR_LINE = "\r\033[K"
-MODEL_HELP = "builtin, or a model folder, from transformers or examples/train_gpt.py (default: builtin)"
+MODEL_HELP = "builtin, or a model folder, from transformers or examples/train_gpt.py"
 
 
 def rich(module: str) -> Any:
@@ -20,10 +19,10 @@ def rich(module: str) -> Any:
     return need(f"rich.{module}", "terminal", "tables in the terminal")
 
 
-def console(*, stderr: bool = False) -> Any:
+def console() -> Any:
     """A `rich.console.Console`. Without a terminal it prints plain text, 100 columns wide."""
-    made = rich("console").Console(stderr=stderr, highlight=False)
-    return made if made.is_terminal else rich("console").Console(stderr=stderr, highlight=False, width=100)
+    made = rich("console").Console(highlight=False)
+    return made if made.is_terminal else rich("console").Console(highlight=False, width=100)
 
 
 def table(*columns: str, lines: bool = False, right: Iterable[str] = (), whole: Iterable[str] = ()) -> Any:
@@ -36,20 +35,6 @@ def table(*columns: str, lines: bool = False, right: Iterable[str] = (), whole: 
     return made
 
 
-def indented(text: str, by: int = 2) -> Any:
-    """Text with every line indented."""
-    return rich("padding").Padding(text, (0, 0, 0, by))
-
-
-def shape_text(shape: Iterable[int]) -> str:
-    """A shape as torch prints it.
-
-    >>> shape_text([2, 3])
-    '(2, 3)'
-    """
-    return f"({', '.join(map(str, shape))})"
-
-
 def print_json(data: object) -> None:
     """Print one JSON object on one line."""
     print(json.dumps(data))
@@ -58,7 +43,7 @@ def print_json(data: object) -> None:
 def status(text: str) -> None:
     """Replace the current line of the terminal; nothing is printed if standard error is not a terminal."""
     if sys.stderr.isatty():
-        print(CLEAR_LINE + text, end="", file=sys.stderr, flush=True)
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)  # the escape sequence clears the line
 
 
 def say(text: str) -> None:
@@ -85,9 +70,7 @@ def text_file(path: Path) -> str:
         raise OptionError(f"--file {path} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
 
 
-def write_file(
-    option: str, path: Path, content: str | Callable[[Path], object], *, stream: TextIO | None = None
-) -> None:
+def write_file(option: str, path: Path, content: str | Callable[[Path], object], stream: TextIO | None = None) -> None:
     """Write a file that `option` names, and say so: on standard error, or on `stream`.
 
     `content` is the text, or a function that writes to the path it is given.
@@ -98,6 +81,15 @@ def write_file(
     except OSError as error:
         raise OptionError(f"{option} {path}: {error.strerror}. Name a file in a folder that exists.") from error
     print(f"wrote {path}", file=sys.stderr if stream is None else stream)
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Leaves the examples as they are written, and adds each option's default to its help."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False, argparse.SUPPRESS, []):
+            return action.help
+        return f"{action.help} (default: {action.default})"
 
 
 def add_json(parser: argparse._ActionsContainer, instead: str = "tables") -> None:

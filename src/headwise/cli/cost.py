@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from headwise.cli.console import add_json, check_positive, console, indented, print_json, table
+from headwise.cli.console import add_json, check_positive, console, print_json, rich, table
 from headwise.errors import OptionError
 from headwise.learn import configs
 from headwise.learn.cost import Amount, Cost, alternatives, answers, bound_seconds, human
@@ -35,23 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seq", type=int, metavar="T", help="sequence length (default: 1024, or the model's context if shorter)"
     )
-    parser.add_argument("--batch", type=int, default=1, metavar="B", help="batch size (default: 1)")
+    parser.add_argument("--batch", type=int, default=1, metavar="B", help="batch size")
     parser.add_argument("--causal", action=argparse.BooleanOptionalAction, help="hide later tokens (default: --causal)")
-    parser.add_argument(
-        "--bias", action="store_true", default=None, help="projections have biases (default: no biases)"
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        default="bfloat16",
-        help="dtype of weights, activations and cache (default: bfloat16)",
-    )
-    parser.add_argument(
-        "--bandwidth", type=float, metavar="GB/S", help="memory bandwidth of your machine, for a lower bound on time"
-    )
-    parser.add_argument(
-        "--flops", type=float, metavar="TFLOP/S", help="peak operations of your machine, for a lower bound on time"
-    )
+    parser.add_argument("--bias", action="store_true", default=None, help="projections have biases")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="dtype of weights, activations and cache")
+    parser.add_argument("--bandwidth", type=float, metavar="GB/S", help="memory bandwidth, for a lower bound on time")
+    parser.add_argument("--flops", type=float, metavar="TFLOP/S", help="peak operations, for a lower bound on time")
     add_json(parser)
 
 
@@ -78,16 +67,9 @@ def _cost(options: argparse.Namespace) -> tuple[Cost, configs.Config | None]:
         config = configs.find(options.model)
         seq = min(1024, config.context) if options.seq is None else options.seq
         return Cost.of_model(config, seq, options.batch, item_bytes), config
-    cost = Cost.of(
-        given.pop("d_model", 768),
-        given.pop("heads", 12),
-        given.pop("kv_heads", None),
-        seq=1024 if options.seq is None else options.seq,
-        batch=options.batch,
-        item_bytes=item_bytes,
-        **given,
-    )
-    return cost, None
+    widths = given.pop("d_model", 768), given.pop("heads", 12), given.pop("kv_heads", None)
+    seq = 1024 if options.seq is None else options.seq
+    return Cost.of(*widths, seq=seq, batch=options.batch, item_bytes=item_bytes, **given), None
 
 
 def _speed(name: str, value: float | None, unit: float) -> float | None:
@@ -105,15 +87,10 @@ def _list_models(options: argparse.Namespace) -> int:
     grid = table("model", *numeric, right=numeric, whole=("model", *numeric))
     for config in known:
         cost = Cost.of_model(config, 1)
-        attention = cost.parameters.value * config.layers
         sizes = (config.d_model, config.num_heads, config.num_kv_heads, config.head_dim, config.layers, config.context)
-        grid.add_row(
-            f"[bold cyan]{config.name}[/]",
-            *map(str, sizes),
-            "" if config.window is None else str(config.window),
-            human(attention),
-            human(cost.kv_cache_per_token.value * config.layers, "B", binary=True),
-        )
+        shown = [*map(str, sizes), str(config.window or ""), human(cost.parameters.value * config.layers)]
+        cache = human(cost.kv_cache_per_token.value * config.layers, "B", binary=True)
+        grid.add_row(f"[bold cyan]{config.name}[/]", *shown, cache)
     out = console()
     out.print(grid)
     out.print("[dim]E model width, H and Hkv query and key/value heads, D head dimension, L layers;[/]")
@@ -182,12 +159,15 @@ def _show(cost: Cost, config: configs.Config | None, dtype: str, speeds: tuple[f
     _show_amounts(cost, config)
     _show_kinds(cost)
     if any(speed is not None for speed in speeds):
-        least = {name: human(seconds, "s") for name, seconds in times(cost, *speeds).items() if seconds is not None}
+        prefill, decode = (human(seconds or 0, "s") for seconds in times(cost, *speeds).values())
+        each = " of each text" if cost.batch > 1 else ""
         out.print(
-            f"\n[bold]TIME[/]  at this speed one layer takes at least {least['prefill']} for the text and ", end=""
+            f"\n[bold]TIME[/]  one layer takes at least {prefill} for the text and {decode} for one more token{each}"
         )
-        out.print(f"{least['decode']} for one more token" + (" of each text" if cost.batch > 1 else ""))
-    _show_answers(cost)
+    out.print("\n[bold]INTERVIEW QUESTIONS[/]")
+    for answer in answers(cost):
+        out.print(f"[bold cyan]{answer.question}[/]")
+        out.print(rich("padding").Padding(answer.answer, (0, 0, 0, 2)))
 
 
 def _steps_table(cost: Cost) -> Any:
@@ -267,11 +247,3 @@ def _show_kinds(cost: Cost) -> None:
     out = console()
     out.print()
     out.print(grid)
-
-
-def _show_answers(cost: Cost) -> None:
-    out = console()
-    out.print("\n[bold]INTERVIEW QUESTIONS[/]")
-    for answer in answers(cost):
-        out.print(f"[bold cyan]{answer.question}[/]")
-        out.print(indented(answer.answer))

@@ -18,26 +18,14 @@ EXAMPLES = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
     parser.add_argument("text", help="the beginning of the text; - reads standard input")
-    parser.add_argument("--tokens", type=int, default=100, metavar="N", help="tokens to generate (default: 100)")
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=0.8,
-        metavar="X",
-        help="0 always takes the most likely token (default: 0.8)",
-    )
+    parser.add_argument("--tokens", type=int, default=100, metavar="N", help="tokens to generate")
+    parser.add_argument("--temperature", type=float, default=0.8, metavar="X", help="0 takes the most likely token")
     parser.add_argument("--top-k", type=int, metavar="K", help="sample from the K most likely tokens only")
     parser.add_argument(
-        "--top-p",
-        type=float,
-        default=0.95,
-        metavar="P",
-        help="sample from the most likely tokens that together have probability P (default: 0.95)",
+        "--top-p", type=float, default=0.95, metavar="P", help="sample from the top tokens of total probability P"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="random seed; the same seed gives the same text")
-    parser.add_argument(
-        "--model", default="builtin", help="builtin, or a folder written by examples/train_gpt.py (default: builtin)"
-    )
+    parser.add_argument("--model", default="builtin", help="builtin, or a folder written by examples/train_gpt.py")
     add_json(parser, "streaming the text")
 
 

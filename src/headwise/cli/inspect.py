@@ -21,15 +21,9 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
-    parser.add_argument(
-        "file", help="a .safetensors, .safetensors.index.json, .pt or .bin file, or a folder with one and a config.json"
-    )
-    parser.add_argument(
-        "--heads", type=int, metavar="H", help="query heads, if neither tensors nor config.json determine them"
-    )
-    parser.add_argument(
-        "--tokens", type=int, default=1, metavar="N", help="number of tokens for the cache size (default: 1)"
-    )
+    parser.add_argument("file", help=".safetensors, .safetensors.index.json, .pt or .bin file, or a folder with one")
+    parser.add_argument("--heads", type=int, metavar="H", help="query heads, if the checkpoint does not say")
+    parser.add_argument("--tokens", type=int, default=1, metavar="N", help="number of tokens for the cache size")
     parser.add_argument(
         "--layout", choices=["head by head", "side by side"], help="layout of a fused projection, if it is ambiguous"
     )
@@ -76,23 +70,15 @@ def describe(checkpoint: Checkpoint, tokens: int) -> dict[str, Any]:
 
 def show(checkpoint: Checkpoint, tokens: int) -> None:
     """Print a table with one row for identical layers."""
-    escape = rich("markup").escape
-    out = console()
+    escape, out = rich("markup").escape, console()
     columns = ("layers", "heads", "width", "options", "parameters", "cache")
     rows = table(*columns, right=("parameters", "cache"), whole=("heads", "width"))
-    groups = alike(checkpoint.layers)
-    for layers in groups:
-        first = layers[0]
-        rows.add_row(
-            escape(named(layers)),
-            heads(first),
-            width(first),
-            in_words(first) or "plain",
-            f"{sum(layer.parameters for layer in layers):,}",
-            size(total_cache(layers, tokens)),
-        )
+    for layers in alike(checkpoint.layers):
+        first, count = layers[0], f"{sum(layer.parameters for layer in layers):,}"
+        words = (heads(first), width(first), in_words(first) or "plain")
+        rows.add_row(escape(named(layers)), *words, count, total_cache(layers, tokens))
     out.print(rows)
-    cache = size(total_cache(checkpoint.layers, tokens))
+    cache = total_cache(checkpoint.layers, tokens)
     of = f"{tokens:,} tokens" if tokens != 1 else "token"
     parameters = sum(layer.parameters for layer in checkpoint.layers)
     layouts = ", ".join(dict.fromkeys(layer.layout for layer in checkpoint.layers))
@@ -174,13 +160,12 @@ def _rotary(position: Any) -> str:
     return f"rotary({position.base:g}{part}{scaled}{', neighbours' if position.interleaved else ''})"
 
 
-def total_cache(layers: Sequence[AttentionLayer], tokens: int) -> int | None:
-    """The total cache size of these layers in bytes, or None if one is unknown."""
-    each = [layer.cache_bytes(tokens) for layer in layers]
-    known = [count for count in each if count is not None]
-    return sum(known) if len(known) == len(each) else None
-
-
-def size(count: int | None) -> str:
-    """A readable number of bytes."""
-    return "?" if count is None else human(count, "B", binary=True) if count else "none"
+def total_cache(layers: Sequence[AttentionLayer], tokens: int) -> str:
+    """The cache of these layers in readable bytes, or "?" if one is unknown."""
+    total = 0
+    for layer in layers:
+        size = layer.cache_bytes(tokens)
+        if size is None:
+            return "?"
+        total += size
+    return human(total, "B", binary=True) if total else "none"

@@ -18,7 +18,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
-    parser.add_argument("--folder", type=Path, default=Path("quiz"), help="folder for the exercises (default: quiz)")
+    parser.add_argument("--folder", type=Path, default=Path("quiz"), help="folder for the exercises")
     parser.add_argument("--hint", action="store_true", help="show a hint for the current exercise")
     parser.add_argument("--skip", action="store_true", help="skip the current exercise")
     parser.add_argument("--list", action="store_true", help="list solved and remaining exercises")

@@ -15,17 +15,13 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
-    parser.add_argument("--model", action="append", metavar="MODEL", help=f"{MODEL_HELP}; repeat to serve several")
-    parser.add_argument("--port", type=int, default=8765, metavar="N", help="port; 0 picks a free one (default: 8765)")
+    parser.add_argument("--model", action="append", help=f"{MODEL_HELP}; repeat for several (default: builtin)")
+    parser.add_argument("--port", type=int, default=8765, metavar="N", help="port; 0 picks a free one")
     parser.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="address (default: 127.0.0.1, this computer only)"
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="address; 127.0.0.1 is this computer only"
     )
     parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="accept requests for this host name; repeat for several",
+        "--allow-host", action="append", default=[], metavar="NAME", help="host name to accept; repeat for several"
     )
     parser.add_argument("--max-tokens", type=int, metavar="N", help="the longest text in tokens (default: 32768)")
     parser.add_argument("--max-bytes", type=int, metavar="N", help="the largest request in bytes (default: 4194304)")
@@ -46,12 +42,6 @@ def run(options: argparse.Namespace) -> int:
     given = {"tokens": options.max_tokens, "body": options.max_bytes}
     limits = dataclasses.replace(Limits(), **{name: value for name, value in given.items() if value is not None})
     return serve(
-        options.model or ["builtin"],
-        host=options.host,
-        port=options.port,
-        names=options.allow_host,
-        limits=limits,
-        open_browser=not options.no_open,
-        seconds=options.seconds,
-        as_json=options.json,
-    )
+        options.model or ["builtin"], host=options.host, port=options.port, names=options.allow_host, limits=limits,
+        open_browser=not options.no_open, seconds=options.seconds, as_json=options.json,
+    )  # fmt: skip

@@ -5,21 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from headwise.cli.console import add_json, console, print_json, rich, shape_text, table, write_file
+from headwise.cli.console import add_json, console, print_json, rich, table, write_file
 from headwise.errors import OptionError
-from headwise.learn import configs, forms
+from headwise.learn import Setting, configs, forms, trace
 from headwise.learn.page import steps_page
-from headwise.learn.steps import (
-    FITS,
-    SIX,
-    Explained,
-    Operation,
-    Setting,
-    describe,
-    head_split_text,
-    number_text,
-    trace,
-)
+from headwise.learn.steps import FITS, SIX, Explained, Operation, head_split_text, number_text, shape_text
 
 SUMMARY = "walk through attention in ten steps on real tensors: shapes, code, reasons, memory"
 EXAMPLES = """examples:
@@ -38,19 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
     parser.add_argument("--d-model", type=int, metavar="E", help="model width (default: 8)")
     parser.add_argument("--heads", type=int, metavar="H", help="attention heads (default: 2)")
-    parser.add_argument("--seq", type=int, default=4, metavar="T", help="sequence length (default: 4)")
-    parser.add_argument(
-        "--keys", type=int, metavar="S", help="number of keys, for cross-attention (default: as many as tokens)"
-    )
-    parser.add_argument("--batch", type=int, default=1, metavar="B", help="batch size (default: 1)")
+    parser.add_argument("--seq", type=int, default=4, metavar="T", help="sequence length")
+    parser.add_argument("--keys", type=int, metavar="S", help="keys, for cross-attention (default: as many as tokens)")
+    parser.add_argument("--batch", type=int, default=1, metavar="B", help="batch size")
     parser.add_argument(
         "--causal", action=argparse.BooleanOptionalAction, help="hide later tokens (default: as in the form)"
     )
     parser.add_argument("--form", metavar="NAME", help=f"form of the code: {', '.join(forms.FORMS)} (default: course)")
     parser.add_argument("--forms", action="store_true", help="list the forms and how they differ, then exit")
-    parser.add_argument(
-        "--model", metavar="NAME", help="use the widths of a known model, such as gpt2; see headwise cost --models"
-    )
+    parser.add_argument("--model", metavar="NAME", help="use the widths of a known model; see headwise cost --models")
     output = parser.add_mutually_exclusive_group()
     add_json(output)
     output.add_argument("--html", metavar="FILE", type=Path, help="write a self-contained page instead")
@@ -65,43 +51,33 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(_as_data(setting, steps, operations))
     elif options.html is not None:
-        write_file("--html", options.html, steps_page(setting, steps, operations), stream=sys.stdout)
+        write_file("--html", options.html, steps_page(setting, steps, operations), sys.stdout)
     else:
         _show(setting, steps, operations)
     return 0
 
 
 def _setting(options: argparse.Namespace) -> Setting:
-    given = {"d_model": options.d_model, "num_heads": options.heads}
-    given = {name: n for name, n in given.items() if n is not None}
-    if options.model is None:
-        form = None if options.form is None else forms.find(options.form)
-        more: dict[str, Any] = {"form": form, **given}
-    else:
-        if given or options.form is not None:
+    asked = {"d_model": options.d_model, "num_heads": options.heads, "form": options.form}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if options.model is not None:
+        if given:
             raise OptionError(
                 f"--model {options.model} sets its own widths and form. Leave out --d-model, --heads and --form, or "
                 f"leave out --model."
             )
-        more = {"config": configs.find(options.model)}
-    return Setting.of(seq=options.seq, keys=options.keys, batch=options.batch, causal=options.causal, **more)
+        given["config"] = configs.find(options.model)
+    elif "form" in given:
+        given["form"] = forms.find(options.form)
+    return Setting.of(seq=options.seq, keys=options.keys, batch=options.batch, causal=options.causal, **given)
 
 
 def _list_forms(options: argparse.Namespace) -> int:
     if options.json:
-        described = [
-            {
-                "name": f.name,
-                "aliases": list(f.aliases),
-                "title": f.title,
-                "constructor": f.constructor,
-                "call": f.call,
-                "returns": f.returns,
-            }
-            | {"differences": {str(n): text for n, text in f.differences().items()}}
-            for f in forms.FORMS.values()
-        ]
-        print_json({"forms": described})
+        fields = ("name", "aliases", "title", "constructor", "call", "returns")
+        known = forms.FORMS.values()
+        told = [{key: getattr(form, key) for key in fields} | {"differences": form.differences()} for form in known]
+        print_json({"forms": told})
         return 0
     if options.html is not None:
         raise OptionError("--forms prints a list. Leave out --html, or name one form with --form.")
@@ -112,25 +88,22 @@ def _list_forms(options: argparse.Namespace) -> int:
         grid.add_row(names, made, "\n".join(f"{n}: {t}" for n, t in form.differences().items()))
     out = console()
     out.print(grid)
-    out.print(
-        "All of them compute softmax(q·kᵀ/√D)·v. The order of mask and scale makes no difference: −inf/√D is −inf."
-    )
+    out.print("All compute softmax(q·kᵀ/√D)·v. The order of mask and scale makes no difference: −inf/√D is −inf.")
     return 0
 
 
 def _as_data(setting: Setting, steps: list[Explained], operations: list[Operation]) -> dict[str, Any]:
-    w = setting.widths
+    w, config = setting.widths, setting.config
     sizes = {"batch": setting.batch, "seq": setting.seq, "keys": setting.keys, "d_model": w.d_model}
     sizes |= {"heads": w.num_heads, "kv_heads": w.num_kv_heads, "head_dim": w.head_dim, "d_out": w.d_out}
-    config = setting.config
     return {
         "sizes": sizes,
         "causal": setting.causal,
         "form": None if config is not None else setting.form.name,
         "model": None if config is None else config.name,
-        "also": [] if config is None else config.options(),
-        "steps": describe(steps),
-        "differences": {} if config is not None else {str(n): t for n, t in setting.form.differences().items()},
+        "also": setting.notes(),
+        "steps": [step.to_dict() for step in steps],
+        "differences": setting.differences(),
         "layout": [op.to_dict() for op in operations],
     }
 
@@ -144,7 +117,7 @@ def _show(setting: Setting, steps: list[Explained], operations: list[Operation])
     out.print(f"[dim]{SIX}[/]")
     if setting.device == "meta":
         out.print(f"[dim]{setting.size:,} numbers are too many: only shapes are traced[/]")
-    for note in [] if config is None else config.options():
+    for note in setting.notes():
         out.print(f"[yellow]also[/] {note}: not among the ten steps shown")
     if config is None:
         _show_differences(setting)
@@ -182,9 +155,7 @@ def _show_numbers(steps: list[Explained]) -> None:
     panel = rich("panel").Panel
     panels: list[tuple[int, Any]] = []
     for step in steps:
-        if (
-            step.number in (1, 2) or step.operation == "scores"
-        ):  # step 3 shows the heads; without a mask step 5 changes nothing
+        if step.number in (1, 2) or step.operation == "scores":  # shown by step 3; step 5 without a mask
             continue
         for name, rows in step.numbers().items():
             digits = max(len(number_text(n)) for row in rows for n in row)
@@ -225,7 +196,7 @@ def _show_layout(operations: list[Operation]) -> None:
         grid.add_row(what, f"[green]{shapes}[/]\n{strides}", op.memory)
     out = console()
     out.print(
-        "\n[bold]MEMORY[/]  the four key operations, measured; a stride is how many numbers to skip to advance by one"
+        "\n[bold]MEMORY[/]  the four key operations, measured; a stride is how far apart neighbors on an axis are"
     )
     out.print(grid)
     out.print(_safe(head_split_text()))

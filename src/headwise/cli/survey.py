@@ -30,37 +30,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", type=Path, help="text files, JSONL, Parquet, or folders of them")
     parser.add_argument("--model", default="builtin", help=MODEL_HELP)
     parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="save the result: .parquet or .json; a journal beside it allows --resume",
+        "--out", type=Path, metavar="FILE", help="save as .parquet or .json; a journal beside it allows --resume"
     )
     parser.add_argument("--resume", action="store_true", help="continue an interrupted survey, if there is one")
     parser.add_argument(
         "--context",
         type=int,
         metavar="N",
-        help="window length in tokens; longer documents are split (default: the model's, at most 1024)",
+        help="tokens per window (default: the model's, at most 1024)",
     )
-    parser.add_argument("--batch", type=int, default=8, metavar="N", help="windows per batch (default: 8)")
-    parser.add_argument(
-        "--column",
-        default="text",
-        metavar="NAME",
-        help="field of JSONL and Parquet files that holds the text (default: text)",
-    )
+    parser.add_argument("--batch", type=int, default=8, metavar="N", help="windows per batch")
+    parser.add_argument("--column", default="text", metavar="NAME", help="text field in JSONL and Parquet files")
     parser.add_argument("--device", help="cpu or cuda (default: cuda if there is a GPU)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the model (default: float32)")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads per process (default: 1)")
-    parser.add_argument(
-        "--save-every", type=float, default=10.0, metavar="SECONDS", help="time between saves (default: 10)"
-    )
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the model")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads per process")
+    parser.add_argument("--save-every", type=float, default=10, metavar="SECONDS", help="time between saves")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with every head")
     parser.add_argument("--all", action="store_true", help="print every head, not only the most distinctive ones")
     add_json(parser, "a table")
-    parser.add_argument(
-        "--skipped-is-fine", action="store_true", help="exit with status 0 even if documents were skipped"
-    )
+    parser.add_argument("--skipped-is-fine", action="store_true", help="exit with 0 even if documents were skipped")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -70,13 +58,8 @@ def run(options: argparse.Namespace) -> int:
     processes = processes_from_environment()
     model = open_model(options.model, device=_device(options.device), dtype=DTYPES[options.dtype], encoder=False)
     job = SurveyJob.of(model, options.files, context=options.context, batch=options.batch, column=options.column)
-    found = job.run(
-        options.out,
-        processes=processes,
-        resume=options.resume,
-        every=options.save_every,
-        stream=sys.stderr if processes.rank == 0 else None,
-    )
+    stream = sys.stderr if processes.rank == 0 else None
+    found = job.run(options.out, processes=processes, resume=options.resume, every=options.save_every, stream=stream)
     if found is None:
         return 0
     _print(found, options)

@@ -14,7 +14,7 @@ from headwise.cli.bench.workload import Problem, Workload
 from headwise.cli.console import add_json, print_json, say
 from headwise.errors import HeadwiseError
 from headwise.layer import MultiHeadAttention
-from headwise.learn.steps import Explained, describe, explain_steps, layer_projections
+from headwise.learn.steps import Explained, explain_steps, layer_projections
 from headwise.masks import Mask, causal, documents, padding, prefix, window
 
 SUMMARY = "see the ten steps, the fused layer against the reference, and its speed on this machine"
@@ -28,11 +28,9 @@ PEERS = {"headwise": OURS, "nn.MultiheadAttention": "nn.MHA", "the textbook's cl
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
-    parser.add_argument(
-        "--tokens", type=int, default=6, metavar="T", help="sequence length of the small example (default: 6)"
-    )
-    parser.add_argument("--width", type=int, default=12, metavar="E", help="its model width (default: 12)")
-    parser.add_argument("--heads", type=int, default=3, metavar="H", help="its attention heads (default: 3)")
+    parser.add_argument("--tokens", type=int, default=6, metavar="T", help="sequence length of the small example")
+    parser.add_argument("--width", type=int, default=12, metavar="E", help="its model width")
+    parser.add_argument("--heads", type=int, default=3, metavar="H", help="its attention heads")
     parser.add_argument("--no-speed", action="store_true", help="skip the timing, which takes a few seconds")
     add_json(parser, "text")
 
@@ -42,11 +40,12 @@ def run(options: argparse.Namespace) -> int:
     shapes.check_size("--tokens", options.tokens)
     torch.manual_seed(0)
     layer = MultiHeadAttention(options.width, options.heads, causal=True)
-    steps = trace(layer, torch.randn(1, options.tokens, options.width))
+    x, visible = torch.randn(1, options.tokens, options.width), causal().to_tensor(options.tokens)
+    steps = explain_steps({"x": x}, layer_projections(layer), layer.num_heads, visible=visible)
     agreement = [agree(*setting) for setting in SETTINGS]
     speed = None if options.no_speed else measure()
     if options.json:
-        print_json({"steps": describe(steps), "agreement": agreement, "speed": speed})
+        print_json({"steps": [step.to_dict() for step in steps], "agreement": agreement, "speed": speed})
         return 0
     show_steps(steps, layer)
     show_agreement(agreement)
@@ -54,12 +53,6 @@ def run(options: argparse.Namespace) -> int:
     if speed is not None:
         show_speed(speed)
     return 0
-
-
-def trace(layer: MultiHeadAttention, x: Tensor) -> list[Explained]:
-    """The ten steps of the reference with the layer's weights."""
-    visible = causal().to_tensor(x.shape[1])
-    return explain_steps({"x": x}, layer_projections(layer), layer.num_heads, visible=visible)
 
 
 def show_steps(steps: list[Explained], layer: MultiHeadAttention) -> None:
@@ -70,9 +63,8 @@ def show_steps(steps: list[Explained], layer: MultiHeadAttention) -> None:
         names, shape = " ".join(step.after), tuple(next(iter(step.after.values())).shape)
         print(f"  {step.number:>2}  {step.name:<16} {names:<16} {shape!s:<15} {step.operation}")
     weights = next(step for step in steps if step.name == "softmax").after["weights"][0, 0]
-    shown = weights[:10, :10]
     print("\n  weights of head 0: a row is a query and sums to 1" + (", first ten" if T > 10 else ""))
-    for row in shown.tolist():
+    for row in weights[:10, :10].tolist():
         print("    " + " ".join("  ·  " if w == 0 else f"{w:.3f}" for w in row))
 
 

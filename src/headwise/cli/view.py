@@ -9,21 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.cli.console import (
-    MODEL_HELP,
-    add_json,
-    check_at_least_one,
-    print_json,
-    say,
-    standard_input,
-    status,
-    text_file,
-)
+from headwise.cli import console
+from headwise.cli.console import MODEL_HELP, add_json, check_at_least_one, print_json
 from headwise.errors import OptionError
 from headwise.models import TextModel, open_model
 from headwise.view import View, view
 from headwise.view.color import palette
-from headwise.view.screen import MapScreen, printed
+from headwise.view.screen import MapScreen, printed, show
 from headwise.view.terminal import drawn, drawn_layer
 
 SUMMARY = "show what every attention head of a model does with a text, in 24 lines and as a page"
@@ -52,11 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head", type=_place, metavar="L.H", help="explore one head full screen: head H of layer L")
     parser.add_argument("--html", type=Path, metavar="PATH", help=f"path of the page (default: {PAGE})")
     parser.add_argument("--no-html", action="store_true", help="do not write a page")
-    parser.add_argument(
-        "--exact",
-        action="store_true",
-        help=f"use every query; above {LONG:,} tokens the default is {QUERIES} queries",
-    )
+    parser.add_argument("--exact", action="store_true", help=f"use every query, not {QUERIES}, above {LONG:,} tokens")
     parser.add_argument("--plain", action="store_true", help="plain text, without colors or keyboard control")
     add_json(parser, "pictures")
 
@@ -72,11 +60,9 @@ def run(options: argparse.Namespace) -> int:
     elif options.head is not None:
         _show_head(sight, options)
     else:
-        size = _size()
-        shades = palette(sys.stdout, plain=options.plain)
-        print(
-            drawn(sight, size[0], shades) if options.layer is None else drawn_layer(sight, options.layer, *size, shades)
-        )
+        (width, height), shades = _size(), palette(sys.stdout, plain=options.plain)
+        whole = options.layer is None
+        print(drawn(sight, width, shades) if whole else drawn_layer(sight, options.layer, width, height, shades))
     sys.stdout.flush()  # before the message about the page
     page = _page(sight, options)
     if page is not None:
@@ -92,10 +78,10 @@ def read(options: argparse.Namespace) -> str:
         raise OptionError(
             "no text given. Pass one, such as: headwise view 'The captain looked at the sea.', or use --file."
         )
-    if options.file is None:
-        text = standard_input() if options.text == "-" else str(options.text)
+    if options.file is not None:
+        text = console.text_file(options.file)
     else:
-        text = text_file(options.file)
+        text = console.standard_input() if options.text == "-" else options.text
     if not text.strip():
         raise OptionError("the text is empty; expected at least one word.")
     return text
@@ -155,13 +141,13 @@ def _look(model: TextModel, ids: Tensor, options: argparse.Namespace) -> View:
 
 def _progress(stage: str, done: int, of: int) -> None:
     """One changing line in a terminal, otherwise one line per stage."""
-    status(f"headwise view: {stage}: layer {done} of {of}")
+    console.status(f"headwise view: {stage}: layer {done} of {of}")
     if done == of and not sys.stderr.isatty():
         _say(f"{stage}: {of} layers done")
 
 
 def _say(text: str) -> None:
-    say(f"headwise view: {text}")
+    console.say(f"headwise view: {text}")
 
 
 def _size() -> tuple[int, int]:
@@ -177,8 +163,6 @@ def _show_head(sight: View, options: argparse.Namespace) -> None:
     if options.plain or not (sys.stdin.isatty() and sys.stdout.isatty()):
         print("\n".join(printed(sight, layer, head, width)))
         return
-    from headwise.view.screen import show
-
     show(MapScreen(sight, layer, head, palette(sys.stdout), width, height))
 
 

@@ -79,11 +79,6 @@ class Config:
     note: str = ""
 
     @property
-    def heads_width(self) -> int:
-        """The width of all query heads together."""
-        return self.num_heads * self.head_dim
-
-    @property
     def kind(self) -> str:
         """MHA, GQA or MQA, by the number of key/value heads."""
         return kind_of(self.num_heads, self.num_kv_heads)
@@ -123,7 +118,7 @@ class Config:
         if self.qk_norm:
             notes.append("queries and keys are normalized per head after step 3")
         if self.rotary is not None:
-            local = f", {self.local_rotary.base:.0f} in windowed layers" if self.local_rotary is not None else ""
+            local = "" if self.local_rotary is None else f", {self.local_rotary.base:.0f} in windowed layers"
             notes.append(f"queries and keys are rotated by position (rotary, base {self.rotary.base:.0f}{local})")
         elif self.position == "learned":
             notes.append("learned positions are added to the input before step 1")

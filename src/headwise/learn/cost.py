@@ -55,7 +55,7 @@ class Cost:
         d_model: width of input and output.
         num_heads: query heads.
         num_kv_heads: key/value heads.
-        head_dim: width of a head.
+        head_dim: head dimension.
         seq: sequence length.
         batch: batch size.
         causal: whether a token sees only itself and earlier tokens.
@@ -96,33 +96,10 @@ class Cost:
 
     @classmethod
     def of(
-        cls,
-        d_model: int,
-        num_heads: int,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        *,
-        seq: int,
-        batch: int = 1,
-        causal: bool = True,
-        bias: bool = False,
-        item_bytes: int = 2,
-        layers: int = 1,
-    ) -> Self:
-        """The cost at these sizes, with the same defaults as `MultiHeadAttention`.
-
-        Args:
-            d_model: width of the model.
-            num_heads: query heads.
-            num_kv_heads: key/value heads; `num_heads` by default.
-            head_dim: head dimension; `d_model / num_heads` by default.
-            bias: whether the projections have biases.
-            seq: sequence length, of queries and of keys.
-            batch: batch size.
-            causal: whether later keys are hidden, which a kernel can skip.
-            item_bytes: bytes per number, 2 in bfloat16.
-            layers: layers of the model.
-        """
+        cls, d_model: int, num_heads: int, num_kv_heads: int | None = None, head_dim: int | None = None, *, seq: int,
+        batch: int = 1, causal: bool = True, bias: bool = False, item_bytes: int = 2, layers: int = 1,
+    ) -> Self:  # fmt: skip
+        """The cost at these sizes, described at the class, with the defaults of `MultiHeadAttention`."""
         widths = Widths.complete(d_model, num_heads, num_kv_heads, head_dim)
         return cls(*widths[:4], seq, batch, causal, bias, item_bytes, layers)
 
@@ -131,22 +108,11 @@ class Cost:
         """The cost of a known model (`config` from `CONFIGS`); `seq`, `batch` and `item_bytes` are as in `of`."""
         mixed = 0 < config.windowed_layers < config.layers
         return cls(
-            d_model=config.d_model,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            seq=seq,
-            batch=batch,
-            causal=config.causal,
-            bias=config.bias,
-            item_bytes=item_bytes,
-            layers=config.layers,
-            reach=None if mixed else config.window,
-            windowed_layers=config.windowed_layers if mixed else 0,
-            window=config.window if mixed else None,
-            qk_norm=config.qk_norm,
-            sinks=config.sinks,
-        )
+            config.d_model, config.num_heads, config.num_kv_heads, config.head_dim, seq, batch, config.causal,
+            config.bias, item_bytes, config.layers, reach=None if mixed else config.window,
+            windowed_layers=config.windowed_layers if mixed else 0, window=config.window if mixed else None,
+            qk_norm=config.qk_norm, sinks=config.sinks,
+        )  # fmt: skip
 
     def with_kv_heads(self, num_kv_heads: int) -> Self:
         """The same layer with `num_kv_heads` key/value heads."""
@@ -172,8 +138,6 @@ class Cost:
         """A windowed layer of the same model, if it has layers of both kinds."""
         return dataclasses.replace(self, reach=self.window) if self.windowed_layers else None
 
-    # Parameters.
-
     @property
     def matrices(self) -> Amount:
         """Parameters of the four projections, without biases."""
@@ -193,8 +157,6 @@ class Cost:
             formula, value = f"{formula} + H", value + self.num_heads
         return Amount(formula, value)
 
-    # Operations.
-
     def pairs(self) -> int:
         """Query-key pairs of one head that the mask leaves visible."""
         T, W = self.seq, self.keys
@@ -204,31 +166,23 @@ class Cost:
 
     def steps(self) -> list[StepCost]:
         """Operations of each of the ten steps as the reference performs them, with the whole T×T matrix."""
-        B, T, E, D = self.batch, self.seq, self.d_model, self.head_dim
-        H, Hkv, pairs = self.num_heads, self.num_kv_heads, self.pairs()
-        scores = B * H * T * T
-
-        def matmul(number: int, name: str, formula: str, n: int, visible: int | None = None) -> StepCost:
-            return StepCost(number, name, formula, n, 0, n if visible is None else visible)
-
-        def pointwise(number: int, name: str, formula: str, each: int) -> StepCost:
-            return StepCost(number, name, formula, 0, each * scores, each * B * H * pairs)
-
-        def free(number: int, name: str, formula: str) -> StepCost:
-            return StepCost(number, name, formula, 0, 0, 0)
-
-        return [
-            matmul(1, "project", "2·B·T·E·D·(H + 2·Hkv)", 2 * B * T * E * D * (H + 2 * Hkv)),
-            free(2, "split", "0: a view"),
-            free(3, "transpose", "0: strides change"),
-            matmul(4, "scores", "2·B·H·T²·D", 2 * scores * D, 2 * B * H * pairs * D),
-            free(5, "mask", "0: numbers are replaced"),
-            pointwise(6, "scale", "B·H·T²", 1),
-            pointwise(7, "softmax", f"{SOFTMAX_OPERATIONS}·B·H·T²", SOFTMAX_OPERATIONS),
-            matmul(8, "weighted values", "2·B·H·T²·D", 2 * scores * D, 2 * B * H * pairs * D),
-            free(9, "concat", "0: numbers are copied"),
-            matmul(10, "project", "2·B·T·E·H·D", 2 * B * T * E * H * D),
+        B, T, E, D, H, Hkv = self.batch, self.seq, self.d_model, self.head_dim, self.num_heads, self.num_kv_heads
+        first, last = 2 * B * T * E * D * (H + 2 * Hkv), 2 * B * T * E * H * D
+        scores, visible = B * H * T * T, B * H * self.pairs()
+        n = SOFTMAX_OPERATIONS
+        steps = [
+            ("project", "2·B·T·E·D·(H + 2·Hkv)", first, 0, first),
+            ("split", "0: a view", 0, 0, 0),
+            ("transpose", "0: strides change", 0, 0, 0),
+            ("scores", "2·B·H·T²·D", 2 * scores * D, 0, 2 * visible * D),
+            ("mask", "0: numbers are replaced", 0, 0, 0),
+            ("scale", "B·H·T²", 0, scores, visible),
+            ("softmax", f"{n}·B·H·T²", 0, n * scores, n * visible),
+            ("weighted values", "2·B·H·T²·D", 2 * scores * D, 0, 2 * visible * D),
+            ("concat", "0: numbers are copied", 0, 0, 0),
+            ("project", "2·B·T·E·H·D", last, 0, last),
         ]
+        return [StepCost(number, *step) for number, step in enumerate(steps, start=1)]
 
     @property
     def flops(self) -> int:
@@ -250,8 +204,6 @@ class Cost:
         """The length T above which scores (steps 4 and 8) cost more than projections: E·(1 + Hkv/H)."""
         return self.d_model * (1 + self.num_kv_heads / self.num_heads)
 
-    # Bytes.
-
     @property
     def weight_bytes(self) -> Amount:
         """Bytes of the layer's weights."""
@@ -266,18 +218,14 @@ class Cost:
     def fused_activation_bytes(self) -> Amount:
         """Bytes a fused forward pass saves for backward: input, heads, their output, one number per row."""
         B, T, E, D, H, Hkv = self.batch, self.seq, self.d_model, self.head_dim, self.num_heads, self.num_kv_heads
-        numbers = B * T * (E + D * (2 * H + 2 * Hkv))
-        return Amount(
-            f"B·T·(E + 2·D·(H + Hkv)) · bytes + {LSE_BYTES}·B·H·T", numbers * self.item_bytes + LSE_BYTES * B * H * T
-        )
+        value = B * T * (E + 2 * D * (H + Hkv)) * self.item_bytes + LSE_BYTES * B * H * T
+        return Amount(f"B·T·(E + 2·D·(H + Hkv)) · bytes + {LSE_BYTES}·B·H·T", value)
 
     @property
     def matrix_activation_bytes(self) -> Amount:
         """The same for a pass that stores the T×T matrix, with keys and values repeated for every query head."""
         B, T, E, D, H = self.batch, self.seq, self.d_model, self.head_dim, self.num_heads
         return Amount("B·T·(E + 4·D·H + H·T) · bytes", B * T * (E + 4 * D * H + H * T) * self.item_bytes)
-
-    # Generation.
 
     @property
     def kv_cache_per_token(self) -> Amount:
@@ -322,9 +270,8 @@ class Cost:
     @property
     def prefill_bytes(self) -> int:
         """The fewest bytes a fused pass over the text moves: weights and input in, output and cache out."""
-        return (
-            self.weight_bytes.value + 2 * self.batch * self.seq * self.d_model * self.item_bytes + self.kv_cache.value
-        )
+        text = self.batch * self.seq * self.d_model * self.item_bytes
+        return self.weight_bytes.value + 2 * text + self.kv_cache.value
 
 
 def alternatives(cost: Cost) -> list[Cost]:
@@ -385,8 +332,7 @@ def answers(cost: Cost) -> list[Answer]:
 
 
 def _several_heads(cost: Cost) -> Answer:
-    H, D = cost.num_heads, cost.head_dim
-    one = cost.as_one_head()
+    H, D, one = cost.num_heads, cost.head_dim, cost.as_one_head()
     return Answer(
         "Why several heads instead of one large one?",
         f"One head of width {H * D} takes the same {human(one.matrices.value)} parameters and {human(one.flops)} "
@@ -415,11 +361,9 @@ def _grouped(cost: Cost) -> Answer:
     parts = []
     for c in kinds:
         saved = "" if c is most else f" (1/{most.num_kv_heads // c.num_kv_heads})"
-        cache = human(c.kv_cache_per_token.value, "B", binary=True)
+        cache = f"cache {human(c.kv_cache_per_token.value, 'B', binary=True)} per token and layer{saved}"
         share = c.parameters.value / most.parameters.value
-        parts.append(
-            f"{c.kind} with {c.num_kv_heads}: cache {cache} per token and layer{saved}, parameters {share:.0%}"
-        )
+        parts.append(f"{c.kind} with {c.num_kv_heads}: {cache}, parameters {share:.0%}")
     return Answer(
         "How do grouped-query and multi-query attention compare?",
         f"{'; '.join(parts)}. Scores and weighted values cost the same in all of them: every query head still scores "

@@ -3,7 +3,7 @@
 from html import escape
 from string import Template
 
-from headwise.learn.steps import SIX, Explained, Operation, Setting, head_split_text, number_text
+from headwise.learn.steps import SIX, Explained, Operation, Setting, head_split_text, number_text, shape_text
 from headwise.view.static_page import static_page
 
 STYLE = """
@@ -62,14 +62,11 @@ $layout
 
 def steps_page(setting: Setting, steps: list[Explained], operations: list[Operation]) -> str:
     """The whole page."""
-    differences = {} if setting.config is not None else setting.form.differences()
-    also = [] if setting.config is None else setting.config.options()
+    differences = setting.differences()
     body = BODY.substitute(
         headline=escape(setting.headline()),
         subject=escape(_sentence(setting.subject())),
-        notes="\n".join(
-            f'<p class="differs">Also: {escape(text)}; not among the ten steps shown.</p>' for text in also
-        ),
+        notes="\n".join(f'<p class="differs">Also: {escape(note)}; not shown here.</p>' for note in setting.notes()),
         steps="\n".join(_step(step, differences.get(step.number)) for step in steps),
         six=escape(_sentence(SIX)),
         layout="\n".join(_operation(op) for op in operations),
@@ -84,9 +81,10 @@ def _sentence(text: str) -> str:
 
 def _step(step: Explained, differs: str | None) -> str:
     before, after = (
-        ", ".join(f"<span>{names} {_shape(s)}</span>" for names, s in part.items()) for part in step.shapes()
+        ", ".join(f"<span>{names} {shape_text(s)}</span>" for names, s in part.items()) for part in step.shapes()
     )
-    matrices = "".join(_matrix(name, rows, step) for name, rows in step.numbers().items() if step.number != 2)
+    shown = {} if step.number == 2 else step.numbers()
+    matrices = "".join(_matrix(name, rows, step.name == "softmax") for name, rows in shown.items())
     return (
         f'<li><span class="number">{step.number}</span><div><span class="name">{escape(step.name)}</span> '
         f'<span class="shape">{before} → <b>{after}</b></span>'
@@ -97,12 +95,8 @@ def _step(step: Explained, differs: str | None) -> str:
     )
 
 
-def _shape(shape: tuple[int, ...]) -> str:
-    return f"({', '.join(map(str, shape))})"
-
-
-def _matrix(name: str, rows: list[list[float]], step: Explained) -> str:
-    body = "".join("<tr>" + "".join(_cell(n, step.name == "softmax") for n in row) + "</tr>" for row in rows)
+def _matrix(name: str, rows: list[list[float]], heat: bool) -> str:
+    body = "".join("<tr>" + "".join(_cell(n, heat) for n in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><caption>{escape(name)}</caption>{body}</table></div>'
 
 
@@ -112,10 +106,10 @@ def _cell(n: float, heat: bool) -> str:
 
 
 def _operation(op: Operation) -> str:
-    shape, strides = _shape(op.before.shape), _shape(op.before.strides)
+    shape, strides = shape_text(op.before.shape), shape_text(op.before.strides)
     if op.after is not None:
-        shape += f"<br>→ <b>{_shape(op.after.shape)}</b>"
-        strides += f"<br>→ <b>{_shape(op.after.strides)}</b>"
+        shape += f"<br>→ <b>{shape_text(op.after.shape)}</b>"
+        strides += f"<br>→ <b>{shape_text(op.after.strides)}</b>"
     trap = ' class="trap"' if op.name.startswith("trap") else ""
     return (
         f"<tr><td><strong{trap}>{escape(op.name)}</strong><br><code>{escape(op.code)}</code></td>"

@@ -9,7 +9,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -33,18 +33,11 @@ FITS = 8  # the most rows and columns of numbers that are shown
 MOST_NUMBERS = 2**26  # above this, only shapes are traced, on the meta device
 COPIES = ("aten.clone", "aten._to_copy", "aten.copy_")
 
-# For every step, the step that produced each tensor it reads; step 1 reads the input.
+# The tensors that a step reads, each from the last step that made it; step 1 reads the input.
 READS = {
-    2: {"query": 1, "key": 1, "value": 1},
-    3: {"query": 2, "key": 2, "value": 2},
-    4: {"query": 3, "key": 3},
-    5: {"scores": 4},
-    6: {"scores": 5},
-    7: {"scores": 6},
-    8: {"weights": 7, "value": 3},
-    9: {"heads": 8},
-    10: {"merged": 9},
-}
+    2: ("query", "key", "value"), 3: ("query", "key", "value"), 4: ("query", "key"), 5: ("scores",), 6: ("scores",),
+    7: ("scores",), 8: ("weights", "value"), 9: ("heads",), 10: ("merged",),
+}  # fmt: skip
 
 
 class Explained(NamedTuple):
@@ -69,6 +62,21 @@ class Explained(NamedTuple):
             if not tensor.is_meta and max(slice_.shape) <= FITS:
                 found[name] = slice_.tolist()
         return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for JSON, which has no infinity: hidden scores become None."""
+        return {
+            "number": self.number,
+            "name": self.name,
+            "operation": self.operation,
+            "why": self.why,
+            "before": {name: list(tensor.shape) for name, tensor in self.before.items()},
+            "shapes": {name: list(tensor.shape) for name, tensor in self.after.items()},
+            "numbers": {
+                name: [[n if math.isfinite(n) else None for n in row] for row in rows]
+                for name, rows in self.numbers().items()
+            },
+        }
 
 
 def by_shape(tensors: dict[str, Tensor], *, short: bool = True) -> dict[str, tuple[int, ...]]:
@@ -101,17 +109,9 @@ class Setting:
 
     @classmethod
     def of(
-        cls,
-        form: Form | None = None,
-        config: Config | None = None,
-        *,
-        d_model: int = 8,
-        num_heads: int | None = None,
-        seq: int = 4,
-        keys: int | None = None,
-        batch: int = 1,
-        causal: bool | None = None,
-    ) -> "Setting":
+        cls, form: Form | None = None, config: Config | None = None, *, d_model: int = 8, num_heads: int | None = None,
+        seq: int = 4, keys: int | None = None, batch: int = 1, causal: bool | None = None,
+    ) -> "Setting":  # fmt: skip
         """A complete setting; raises an error if its parts contradict each other.
 
         Args:
@@ -133,10 +133,8 @@ class Setting:
         elif form.name == "head":
             widths = Widths.complete(d_model, 1)
         elif form.widens:  # every head is as wide as d_out
-            check_size("num_heads", num_heads)
-            widths = Widths.complete(
-                d_model, num_heads, head_dim=d_model, d_out=num_heads * check_size("d_out", d_model)
-            )
+            d_out = check_size("num_heads", num_heads) * check_size("d_out", d_model)
+            widths = Widths.complete(d_model, num_heads, head_dim=d_model, d_out=d_out)
         else:
             widths = Widths.complete(d_model, num_heads)
         default = form.own_mask if config is None else config.causal
@@ -149,15 +147,8 @@ class Setting:
                 f"{seq} tokens and {keys} keys: the form {form.name!r} takes one input, {form.call}, so it has as many "
                 f"keys as tokens. Forms that take separate keys: {crossing}."
             )
-        return cls(
-            widths=widths,
-            seq=check_size("seq", seq),
-            keys=check_size("keys", seq if keys is None else keys),
-            batch=check_size("batch", batch),
-            causal=hides,
-            form=form,
-            config=config,
-        )
+        seq, keys = check_size("seq", seq), check_size("keys", seq if keys is None else keys)
+        return cls(widths, seq, keys, check_size("batch", batch), hides, form, config)
 
     @property
     def size(self) -> int:
@@ -204,10 +195,18 @@ class Setting:
 
     def subject(self) -> str:
         """The form or the model, in one line."""
-        form, config = self.form, self.config
-        if config is not None:
-            return f"attention of {config.name}, {config.layers} layers ({config.source})"
+        form = self.form
+        if self.config is not None:
+            return f"attention of {self.config.name}, {self.config.layers} layers ({self.config.source})"
         return f"form {form.name}, {form.title}: {form.constructor}, {form.call} → {form.returns}"
+
+    def differences(self) -> dict[int, str]:
+        """How the form writes the steps that forms write differently; empty for a model."""
+        return self.form.differences() if self.config is None else {}
+
+    def notes(self) -> list[str]:
+        """What the model does in addition to the ten steps; empty for a form."""
+        return [] if self.config is None else self.config.options()
 
     def key_operations(self) -> "list[Operation]":
         """The key operations on tensors of these sizes."""
@@ -230,7 +229,7 @@ def operations(form: Form, group: int = 1, *, hides: bool = True, crosses: bool 
     q, k, v, out = form.projections
     x, y, z = form.inputs if form.crosses else form.inputs * 3
     shared = "" if group == 1 else f".repeat_interleave({group}, 1)"
-    cut = "view(B, T, H, D)" if not crosses else "view(B, -1, H, D)"
+    cut = "view(B, -1, H, D)" if crosses else "view(B, T, H, D)"
     return {
         1: f"{q}({x}), {k}({y}), {v}({z})",
         2: f"[t.{cut if group == 1 else 'unflatten(-1, (-1, D))'} for t in (q, k, v)]",
@@ -246,14 +245,9 @@ def operations(form: Form, group: int = 1, *, hides: bool = True, crosses: bool 
 
 
 def explain_steps(
-    inputs: dict[str, Tensor],
-    projections: Projections,
-    num_heads: int,
-    num_kv_heads: int | None = None,
-    *,
-    visible: Tensor | None = None,
-    form: Form | None = None,
-) -> list[Explained]:
+    inputs: dict[str, Tensor], projections: Projections, num_heads: int, num_kv_heads: int | None = None, *,
+    visible: Tensor | None = None, form: Form | None = None,
+) -> list[Explained]:  # fmt: skip
     """The ten steps of the reference on these tensors, in order.
 
     Args:
@@ -273,17 +267,18 @@ def explain_steps(
         )
     group = num_heads // (num_heads if num_kv_heads is None else num_kv_heads)
     does = operations(form, group, hides=visible is not None, crosses=query.shape[1] != key.shape[1])
-    by_number = {step.number: step.tensors for step in made}
-    D = by_number[3]["query"].shape[-1]
+    D = made[2].tensors["query"].shape[-1]
     here = {6: f" Here √{D} = {math.sqrt(D):.4g}."}
     if visible is None:
         here[5] = " Here nothing is hidden."
     if projections[3] is None:
         here[10] = " This form has no such projection."
     result = []
+    latest: dict[str, Tensor] = {}
     for step in made:
         why = sentences()[step.number] + here.get(step.number, "")
-        before = {name: by_number[source][name] for name, source in READS.get(step.number, {}).items()} or inputs
+        before = {name: latest[name] for name in READS.get(step.number, ())} or inputs
+        latest |= step.tensors
         result.append(Explained(step.number, step.name, does[step.number], why, before, step.tensors))
     return result
 
@@ -312,6 +307,15 @@ def layer_projections(layer: MultiHeadAttention, dtype: torch.dtype | None = Non
     return query, key, value, out[0] if out else None
 
 
+def shape_text(shape: Iterable[int]) -> str:
+    """A shape as torch prints it.
+
+    >>> shape_text([2, 3])
+    '(2, 3)'
+    """
+    return f"({', '.join(map(str, shape))})"
+
+
 def number_text(n: float) -> str:
     """A number as small matrices show it.
 
@@ -319,27 +323,6 @@ def number_text(n: float) -> str:
     ('−1.23', '0.00', '−inf')
     """
     return f"{n:z.2f}".replace("-", "−")
-
-
-def describe(steps: list[Explained]) -> list[dict[str, Any]]:
-    """The steps as plain data, for JSON."""
-    return [
-        {
-            "number": step.number,
-            "name": step.name,
-            "operation": step.operation,
-            "why": step.why,
-            "before": {name: list(tensor.shape) for name, tensor in step.before.items()},
-            "shapes": {name: list(tensor.shape) for name, tensor in step.after.items()},
-            "numbers": {name: _finite(rows) for name, rows in step.numbers().items()},
-        }
-        for step in steps
-    ]
-
-
-def _finite(rows: list[list[float]]) -> list[list[float | None]]:
-    """JSON has no infinity: hidden scores become null."""
-    return [[n if math.isfinite(n) else None for n in row] for row in rows]
 
 
 class MemoryLayout(NamedTuple):
@@ -396,7 +379,6 @@ class _Copies(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation, and count its bytes if it is a copy."""
         result = func(*args, **(kwargs or {}))
         if str(func).startswith(COPIES):
             self.bytes += result.numel() * result.element_size()
@@ -433,8 +415,6 @@ def key_operations(batch: int, seq: int, num_heads: int, head_dim: int, device: 
             "Copies into reading order: the heads of a token become adjacent, so a view can join them.",
         ),
     ]  # fmt: skip
-    if 1 in (T, H):  # both traps are then harmless
-        return measured
     traps = [
         _measure(
             "trap: view after transpose", f"x.view({B}, {T}, {H * D})", heads, lambda: heads.view(B, T, H * D),
@@ -445,7 +425,7 @@ def key_operations(batch: int, seq: int, num_heads: int, head_dim: int, device: 
             "The right shape with the wrong numbers: a head would hold pieces of other heads.",
         ),
     ]  # fmt: skip
-    return measured + traps
+    return measured if 1 in (T, H) else measured + traps  # with one token or one head both traps are harmless
 
 
 def _measure(name: str, code: str, before: Tensor, do: Callable[[], Tensor], why: str) -> Operation:
@@ -460,30 +440,11 @@ def _measure(name: str, code: str, before: Tensor, do: Callable[[], Tensor], why
     return Operation(name, code, MemoryLayout.of(before), MemoryLayout.of(after), shares, copies.bytes, made, why)
 
 
-class HeadSplit(NamedTuple):
-    """Numbered memory, and head 0 as two ways of splitting read it."""
-
-    memory: list[int]
-    right: list[list[int]]  # view, then transpose
-    wrong: list[list[int]]  # view alone
-
-
-def head_split(seq: int = 2, num_heads: int = 2, head_dim: int = 3) -> HeadSplit:
-    """Memory numbered from 0, and head 0 split the right and the wrong way.
-
-    >>> head_split()
-    HeadSplit(memory=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], right=[[0, 1, 2], [6, 7, 8]], wrong=[[0, 1, 2], [3, 4, 5]])
-    """
-    memory = torch.arange(seq * num_heads * head_dim)
-    right = memory.view(seq, num_heads, head_dim).transpose(0, 1)[0]
-    wrong = memory.view(num_heads, seq, head_dim)[0]
-    return HeadSplit(memory.tolist(), right.tolist(), wrong.tolist())
-
-
 def head_split_text() -> str:
-    """The smallest example of why a view alone is wrong, in words."""
-    seen = head_split()
+    """Why a view alone splits heads wrongly: the smallest example, in words."""
+    memory = torch.arange(12)
+    right, wrong = memory.view(2, 2, 3).transpose(0, 1)[0].tolist(), memory.view(2, 2, 3)[0].tolist()
     return (
-        f"Memory of 2 tokens, 2 heads of 3: {' '.join(map(str, seen.memory))}. Head 0 is {seen.right}; a view alone "
-        f"would read {seen.wrong}, all of token 0."
+        f"Memory of 2 tokens, 2 heads of 3: {' '.join(map(str, memory.tolist()))}. Head 0 is {right}; a view alone "
+        f"would read {wrong}, all of token 0."
     )

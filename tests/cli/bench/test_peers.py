@@ -89,7 +89,7 @@ def test_the_weights_of_a_gradient_are_judged():
 def test_a_package_that_is_absent_comes_with_the_command_that_installs_it():
     peer = Peer("absent", PEERS[0].build, "no_such_package_of_anybody")
     assert peer.refuses(workload()) == INSTALL == "not installed: pip install 'headwise[bench]'"
-    assert peer.version is None
+    assert version_of(peer.package) is None
 
 
 def test_a_package_that_breaks_at_import_is_named_with_its_error(tmp_path, monkeypatch):

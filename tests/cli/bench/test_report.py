@@ -8,8 +8,8 @@ import pytest
 from headwise.cli.bench import report
 from headwise.cli.bench.peers import matching
 from headwise.cli.bench.report import draw, figure, spread
-from headwise.cli.bench.sweep import Effort, measured, with_ladder
-from headwise.cli.bench.weights import with_weights
+from headwise.cli.bench.sweep import Effort, ladder, measured
+from headwise.cli.bench.weights import weight_costs
 from headwise.cli.bench.workload import Workload
 from headwise.errors import OptionError
 
@@ -20,7 +20,7 @@ pytest.importorskip("matplotlib")
 def result():
     workload, effort = Workload(12, 3, batch=2), Effort(0.01, 5.0, quiet=True)
     found = measured(workload, [5, 7], matching("headwise,flex,nn.mha"), effort)
-    return with_weights(with_ladder(found, workload, [5, 7], effort), workload, [5, 7], effort)
+    return found | {"ladder": ladder(workload, [5], effort), "looking": weight_costs(workload, [5, 7], effort)}
 
 
 def test_a_result_read_from_json_gives_the_same_tables(result):

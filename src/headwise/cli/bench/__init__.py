@@ -11,8 +11,8 @@ from headwise.cli.bench import report
 from headwise.cli.bench.measurement import DTYPES
 from headwise.cli.bench.peers import OURS, PEERS, matching
 from headwise.cli.bench.peers.packages import INSTALL, version_of
-from headwise.cli.bench.sweep import Effort, measured, with_ladder
-from headwise.cli.bench.weights import with_weights
+from headwise.cli.bench.sweep import Effort, ladder, measured
+from headwise.cli.bench.weights import weight_costs
 from headwise.cli.bench.workload import Workload
 from headwise.cli.console import add_json, check_positive, console, print_json, table, write_file
 from headwise.errors import OptionError
@@ -36,30 +36,18 @@ LENGTHS = "128,256,512,1024,2048,4096"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
     parser.add_argument("--device", choices=["cpu", "cuda"], help="device (default: cuda if there is a GPU)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype (default: float32)")
-    parser.add_argument("--lengths", default=LENGTHS, metavar="T,T,...", help=f"sequence lengths (default: {LENGTHS})")
-    parser.add_argument("--batch", type=int, default=1, metavar="B", help="batch size (default: 1)")
-    parser.add_argument("--d-model", type=int, default=256, metavar="E", help="model width (default: 256)")
-    parser.add_argument("--heads", type=int, default=4, metavar="H", help="attention heads (default: 4)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype")
+    parser.add_argument("--lengths", default=LENGTHS, metavar="T,T,...", help="sequence lengths")
+    parser.add_argument("--batch", type=int, default=1, metavar="B", help="batch size")
+    parser.add_argument("--d-model", type=int, default=256, metavar="E", help="model width")
+    parser.add_argument("--heads", type=int, default=4, metavar="H", help="attention heads")
     parser.add_argument("--backward", action="store_true", help="time forward and backward (default: forward only)")
-    parser.add_argument(
-        "--no-causal", action="store_true", help="no mask; leaves out implementations that are always causal"
-    )
-    parser.add_argument(
-        "--only", metavar="NAME,...", help="only implementations with one of these words in their name; see --list"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=1.5, metavar="S", help="time to spend at each length (default: 1.5)"
-    )
-    parser.add_argument(
-        "--limit", type=float, default=1.5, metavar="S", help="leave out what takes longer per run (default: 1.5)"
-    )
-    parser.add_argument(
-        "--ladder", action="store_true", help="also compare a list of heads, one class and the fused layer"
-    )
-    parser.add_argument(
-        "--weights", action="store_true", help="also measure what attention weights and their column sums cost"
-    )
+    parser.add_argument("--no-causal", action="store_true", help="no mask; leaves out peers that are always causal")
+    parser.add_argument("--only", metavar="NAME,...", help="only peers with one of these words in the name; see --list")
+    parser.add_argument("--seconds", type=float, default=1.5, metavar="S", help="time to spend at each length")
+    parser.add_argument("--limit", type=float, default=1.5, metavar="S", help="leave out what takes longer per run")
+    parser.add_argument("--ladder", action="store_true", help="also compare a list of heads, a class and the layer")
+    parser.add_argument("--weights", action="store_true", help="also measure the cost of weights and column sums")
     parser.add_argument("--list", action="store_true", help="list the implementations and their versions, then exit")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="show a saved result; measure nothing")
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the result as JSON")
@@ -89,9 +77,7 @@ def _check_before(options: argparse.Namespace) -> None:
     for name in ("out", "plot"):
         path = getattr(options, name)
         if path is not None and not path.parent.is_dir():
-            raise OptionError(
-                f"--{name} {path}: there is no folder {path.parent}. Name a file in a folder that exists."
-            )
+            raise OptionError(f"--{name} {path}: there is no folder {path.parent}. Name one that exists.")
     if options.plot is not None:
         report.check_drawable(options.plot)
     if not options.json:
@@ -106,10 +92,10 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         options.d_model, options.heads, options.batch, not options.no_causal, options.dtype, device, options.backward
     )
     result = measured(workload, lengths, peers, effort)
-    if options.ladder:
-        result = with_ladder(result, workload, lengths, effort)
+    if options.ladder:  # at the shortest length and at the middle one
+        result["ladder"] = ladder(workload, sorted({lengths[0], lengths[(len(lengths) - 1) // 2]}), effort)
     if options.weights:
-        result = with_weights(result, workload, lengths, effort)
+        result["looking"] = weight_costs(workload, lengths, effort)
     return result
 
 
@@ -161,11 +147,10 @@ def show(result: dict[str, Any]) -> None:
 def _list(as_json: bool) -> int:
     from headwise import __version__
 
-    rows = [(peer.name, peer.about, peer.package, peer.version) for peer in PEERS[1:]]
-    rows = [(OURS, PEERS[0].about, "headwise", __version__), *rows]
-    rows.append(
-        ("flash-colreduce", "column sums, with --weights on CUDA", "flash_colreduce", version_of("flash_colreduce"))
-    )
+    rows = [(peer.name, peer.about, peer.package, version_of(peer.package)) for peer in PEERS]
+    rows[0] = (OURS, PEERS[0].about, "headwise", __version__)
+    colreduce = "flash_colreduce"
+    rows.append(("flash-colreduce", "column sums, with --weights on CUDA", colreduce, version_of(colreduce)))
     if as_json:
         keys = ("name", "about", "package", "version")
         print_json({"peers": [dict(zip(keys, row, strict=True)) for row in rows]})

@@ -1,7 +1,8 @@
 """A result as tables of text, for the terminal and the documents, and as a plot of time and memory against length."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,16 +16,9 @@ from headwise.learn.cost import human
 # Okabe and Ito's colors, which people with any kind of color vision can tell apart: one for each family of candidates.
 # Members of a family differ in dashes and markers.
 COLORS = {
-    OURS: "#D55E00",
-    "SDPA": "#009E73",
-    "FlexAttention": "#56B4E9",
-    "nn.MHA": "#0072B2",
-    "x-transformers": "#CC79A7",
-    "GPT-2": "#E69F00",
-    "Llama": "#7F7F7F",
-    "keras": "#8C7A00",
-    "textbook": "#000000",
-}
+    OURS: "#D55E00", "SDPA": "#009E73", "FlexAttention": "#56B4E9", "nn.MHA": "#0072B2", "x-transformers": "#CC79A7",
+    "GPT-2": "#E69F00", "Llama": "#7F7F7F", "keras": "#8C7A00", "textbook": "#000000",
+}  # fmt: skip
 SPARE = "#444444"
 STYLES = (("-", "o"), ("--", "s"), (":", "^"))
 PANELS = {"ms": "time, ms", "MiB": "memory, MiB"}
@@ -68,54 +62,52 @@ def tables(result: dict[str, Any]) -> list[Table]:
 
 def layer(result: dict[str, Any]) -> list[Table]:
     """Time and memory of the layer and its peers."""
-    return [_time(result, "time of a layer, ms", share=True), _memory(result, "memory beyond weights and input, MiB")]
+    memory = _by_length(result, "memory beyond weights and input, MiB", "MiB")
+    return [_by_length(result, "time of a layer, ms", "ms", share=True), memory]
 
 
 def weights(result: dict[str, Any]) -> list[Table]:
     """Time and memory of everything that returns weights, or sums of them; empty if it was not measured."""
     made = []
     for name, part in result.get("looking", {}).items():
-        made += [_time(part, f"{TITLES[name]}: ms"), _memory(part, "and its memory, MiB")]
+        made += [_by_length(part, f"{TITLES[name]}: ms", "ms"), _by_length(part, "and its memory, MiB", "MiB")]
     return made
 
 
 def left_out(result: dict[str, Any]) -> list[str]:
     """Which candidates were left out, from which length on, and why."""
     parts = [result, *result.get("looking", {}).values()]
-    return list(dict.fromkeys(_left(entry) for part in parts for entry in part["left_out"]))
+    found = []
+    for entry in (entry for part in parts for entry in part["left_out"]):
+        since = "" if entry["tokens"] is None else f" from {entry['tokens']:,} tokens on"
+        found.append(f"{entry['name']}{since}: {entry['why']}")
+    return list(dict.fromkeys(found))
 
 
-def _left(entry: dict[str, Any]) -> str:
-    since = "" if entry["tokens"] is None else f" from {entry['tokens']:,} tokens on"
-    return f"{entry['name']}{since}: {entry['why']}"
-
-
-def _time(part: dict[str, Any], title: str, *, share: bool = False) -> Table:
-    lengths, names, cells = _grid(part["rows"], lambda row: f"{digits(row['ms'])}±{row['spread'] / 2:.0%}")
-    shares = {row["name"]: f"{row['share']:.2%}" for row in part["rows"] if share and row["tokens"] == lengths[-1]}
+def _by_length(part: dict[str, Any], title: str, key: str, *, share: bool = False) -> Table:
+    """One row for every name, one column for every length, then the growth and, if asked, the ceiling's share."""
+    lengths = sorted({row["tokens"] for row in part["rows"]})
     rows = []
-    for name in names:
-        more = [shares.get(name, "")] if share else []
-        rows.append([name, *(cells.get((name, T), "") for T in lengths), _law(part, name, "ms"), *more])
+    for name, found in _by_name(part["rows"]).items():
+        cells = {row["tokens"]: _time(row) if key == "ms" else digits(row[key]) for row in found}
+        shares = [f"{row['share']:.2%}" for row in found if row["tokens"] == lengths[-1]] if share else []
+        law = _law(part, name, key, "T^{:.2f}")
+        rows.append([name, *(cells.get(T, "") for T in lengths), law, *(shares or [""] * share)])
     return Table(title, ["", *map(_tokens, lengths), "grows", *["ceiling"] * share], rows)
 
 
-def _memory(part: dict[str, Any], title: str) -> Table:
-    lengths, names, cells = _grid(part["rows"], lambda row: digits(row["MiB"]))
-    rows = [[name, *(cells.get((name, T), "") for T in lengths), _law(part, name, "MiB")] for name in names]
-    return Table(title, ["", *map(_tokens, lengths), "grows"], rows)
+def _by_name(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    return {name: [row for row in rows if row["name"] == name] for name in dict.fromkeys(row["name"] for row in rows)}
 
 
-def _grid(rows: list[dict[str, Any]], cell: Any) -> tuple[list[int], list[str], dict[tuple[str, int], str]]:
-    lengths = sorted({row["tokens"] for row in rows})
-    names = list(dict.fromkeys(row["name"] for row in rows))
-    return lengths, names, {(row["name"], row["tokens"]): cell(row) for row in rows}
+def _time(row: dict[str, Any]) -> str:
+    return f"{digits(row['ms'])}±{row['spread'] / 2:.0%}"
 
 
-def _law(part: dict[str, Any], name: str, key: str) -> str:
+def _law(part: dict[str, Any], name: str, key: str, form: str) -> str:
     """T to the fitted power, with a question mark if it was fitted to two points only."""
     found = part["growth"][name][key]
-    return "" if found is None else f"T^{found['exponent']:.2f}" + "?" * is_doubtful(found)
+    return "" if found is None else form.format(found["exponent"]) + "?" * is_doubtful(found)
 
 
 def ladder(rows: list[dict[str, Any]]) -> Table:
@@ -128,7 +120,7 @@ def ladder(rows: list[dict[str, Any]]) -> Table:
     for (tokens, heads, name), found in by.items():
         cells = [f"{name}, {heads} head{'s' * (heads > 1)}, {_tokens(tokens)}"]
         for row in (found[mode] for mode in modes):
-            cells += [f"{digits(row['ms'])}±{row['spread'] / 2:.0%}", digits(row["MiB"]), str(row["launches"])]
+            cells += [_time(row), digits(row["MiB"]), str(row["launches"])]
         made.append(cells)
     title = f"why the class is faster: {', then '.join(modes)}"
     return Table(title, ["", *["ms", "MiB", "launches"] * len(modes)], made)
@@ -149,12 +141,8 @@ def _tokens(n: int) -> str:
 
 def markdown(table: Table) -> list[str]:
     """The lines of a table in Markdown."""
-    lines = [f"*{table.title}*", "", _line(table.head), "|---" * len(table.head) + "|"]
-    return [*lines, *map(_line, table.rows), ""]
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+    head, *rows = (f"| {' | '.join(cells)} |" for cells in (table.head, *table.rows))
+    return [f"*{table.title}*", "", head, "|---" * len(table.head) + "|", *rows, ""]
 
 
 def check_drawable(path: Path) -> None:
@@ -187,45 +175,39 @@ def figure(result: dict[str, Any]) -> Any:
 
 
 def _panel(axes: Any, result: dict[str, Any], key: str, label: str) -> None:
-    lines = {name: points for name, points in _points(result["rows"], key).items() if points}
+    points = {
+        name: [(row["tokens"], row[key]) for row in rows if row[key] > 0]
+        for name, rows in _by_name(result["rows"]).items()
+    }
+    lines = {name: found for name, found in points.items() if found}
     axes.set(xscale="log", yscale="log", xlabel="tokens", title=label)
     lengths = sorted({row["tokens"] for row in result["rows"]})
     axes.set_xticks(lengths, [f"{T:,}" for T in lengths])
     axes.minorticks_off()
-    values = [value for points in lines.values() for _, value in points]
+    values = [value for found in lines.values() for _, value in found]
     if values and max(values) < 30 * min(values):  # too few powers of ten to read values from
         ticker = need("matplotlib.ticker", "bench", "plots")
         axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(color="#DDDDDD", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    for name, (color, dashes, mark) in zip(lines, _styles(list(lines)), strict=True):
-        ours = name == OURS
-        axes.plot(
-            *zip(*lines[name], strict=True),
-            color=color,
-            linestyle=dashes,
-            marker=mark,
-            markersize=5 if ours else 3.5,
-            linewidth=3 if ours else 1.3,
-            zorder=3 if ours else 2,
+    for name, (color, dashes, mark) in _styles(lines).items():
+        look: dict[str, Any] = {"color": color, "linestyle": dashes, "marker": mark}
+        look |= (
+            {"markersize": 5, "linewidth": 3, "zorder": 3} if name == OURS else {"markersize": 3.5, "linewidth": 1.3}
         )
+        axes.plot(*zip(*lines[name], strict=True), **look)
     _name(axes, result, key, lines)
 
 
-def _points(rows: list[dict[str, Any]], key: str) -> dict[str, list[tuple[int, float]]]:
-    names = dict.fromkeys(row["name"] for row in rows)
-    return {name: [(row["tokens"], row[key]) for row in rows if row["name"] == name and row[key] > 0] for name in names}
-
-
-def _styles(names: Sequence[str]) -> list[tuple[str, str, str]]:
+def _styles(names: Iterable[str]) -> dict[str, tuple[str, str, str]]:
     """The color, dashes and marker of each line."""
-    seen: dict[str, int] = {}
-    found = []
+    seen: Counter[str] = Counter()
+    found = {}
     for name in names:
         family = next((word for word in COLORS if name.startswith(word)), name)
-        seen[family] = seen.get(family, -1) + 1
-        found.append((COLORS.get(family, SPARE), *STYLES[seen[family] % len(STYLES)]))
+        found[name] = (COLORS.get(family, SPARE), *STYLES[seen[family] % len(STYLES)])
+        seen[family] += 1
     return found
 
 
@@ -235,28 +217,14 @@ def _name(axes: Any, result: dict[str, Any], key: str, lines: dict[str, list[tup
     low, high = (math.log(y) for y in axes.get_ylim())
     heights = {name: (math.log(y) - low) / (high - low) for name, (_, y) in ends.items()}
     placed = spread(heights)
-    for name, (color, _, _) in zip(lines, _styles(list(lines)), strict=True):
-        law = result["growth"][name][key]
-        power = "" if law is None else f"  $T^{{{law['exponent']:.2f}}}$" + "?" * is_doubtful(law)
+    for name, (color, _, _) in _styles(lines).items():
+        label = name + _law(result, name, key, "  $T^{{{:.2f}}}$")
+        arrow: dict[str, Any] = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "alpha": 0.6}
+        arrow |= {"shrinkA": 2, "shrinkB": 3, "relpos": (0, 0.5)}
         axes.annotate(
-            name + power,
-            ends[name],
-            xytext=(1.06, placed[name]),
-            textcoords="axes fraction",
-            color=color,
-            fontsize=8,
-            fontweight="bold" if name == OURS else "normal",
-            va="center",
-            arrowprops={
-                "arrowstyle": "-",
-                "color": color,
-                "linewidth": 0.5,
-                "alpha": 0.6,
-                "shrinkA": 2,
-                "shrinkB": 3,
-                "relpos": (0, 0.5),
-            },
-        )
+            label, ends[name], xytext=(1.06, placed[name]), textcoords="axes fraction", color=color, fontsize=8,
+            fontweight="bold" if name == OURS else "normal", va="center", arrowprops=arrow,
+        )  # fmt: skip
 
 
 def spread(heights: dict[str, float], gap: float = LINE_HEIGHT) -> dict[str, float]:

@@ -26,6 +26,10 @@ BACKWARD_MATRICES = 2  # a backward pass holds about twice the T×T tensors
 PACKAGES = (*dict.fromkeys(peer.package for peer in PEERS if peer.package != "torch"), "flash_colreduce")
 RUNGS = ("textbook list", "textbook class", OURS)
 MODES = {"forward": False, "forward+backward": True}
+SOURCE = Path(__file__).parents[2]
+SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices whose product is timed
+COPIED = {"cpu": 2**27, "cuda": 2**31}  # bytes of the tensor that is copied: far more than caches hold
+TIMES = 12  # runs, of which the fastest is the ceiling
 
 
 class Trial(NamedTuple):
@@ -78,8 +82,7 @@ class SweepResult(NamedTuple):
 
 def sweep(candidates: Sequence[Candidate], lengths: Sequence[int], device: str, effort: Effort) -> SweepResult:
     """Every candidate at every length, shortest first. A candidate that is dropped stays out."""
-    refused = [{"name": c.name, "tokens": None, "why": c.refuses} for c in candidates if c.refuses is not None]
-    found = SweepResult([], refused)
+    found = SweepResult([], [{"name": c.name, "tokens": None, "why": c.refuses} for c in candidates if c.refuses])
     inside = [c for c in candidates if c.refuses is None]
     for tokens in sorted(lengths):
         effort.tell(f"T={tokens}, candidates: {len(inside)}")
@@ -100,9 +103,7 @@ def sweep(candidates: Sequence[Candidate], lengths: Sequence[int], device: str, 
     return found
 
 
-def _admitted(
-    candidate: Candidate, tokens: int, device: str, effort: Effort
-) -> tuple[Trial, dict[str, float | None]] | str:
+def _admitted(candidate: Candidate, tokens: int, device: str, effort: Effort) -> tuple[Trial, dict[str, float]] | str:
     """The prepared candidate with its error and memory, or the reason why it is dropped."""
     needed, free = candidate.needs(tokens), free_bytes(device)
     if needed > free:
@@ -160,9 +161,7 @@ def _trial(peer: Peer, problem: Problem, tokens: int) -> Trial:
     def judge() -> Verdict:
         with torch.no_grad():
             verdict = problem.judge(module(x), tokens, biases=peer.biases)
-        if verdict.wrong is None and backward:
-            return judged_gradient(module, problem, peer.biases)
-        return verdict
+        return verdict if verdict.wrong or not backward else judged_gradient(module, problem, peer.biases)
 
     return Trial(step(module, x, backward=backward), judge)
 
@@ -200,19 +199,7 @@ def measured(workload: Workload, lengths: Sequence[int], peers: Sequence[Peer], 
     found = sweep(candidates, lengths, workload.device, effort)
     for row in found.rows:
         row["share"] = round(workload.ceiling_share(row["tokens"], row["ms"], most), 4)
-    return {
-        "subject": "bench",
-        **head,
-        "setting": dataclasses.asdict(workload),
-        "ceilings": most,
-        **found.to_dict(),
-    }
-
-
-def with_ladder(result: dict[str, Any], workload: Workload, lengths: Sequence[int], effort: Effort) -> dict[str, Any]:
-    """The result together with the textbook's ladder, at the shortest length and at the middle one."""
-    chosen = sorted({min(lengths), sorted(lengths)[(len(lengths) - 1) // 2]})
-    return {**result, "ladder": ladder(workload, chosen, effort)}
+    return {"subject": "bench", **head, "setting": dataclasses.asdict(workload), "ceilings": most, **found.to_dict()}
 
 
 def ladder(workload: Workload, lengths: Sequence[int], effort: Effort) -> list[dict[str, Any]]:
@@ -243,14 +230,6 @@ def _rungs(workload: Workload, tokens: int, effort: Effort) -> list[dict[str, An
         {"name": name, **times[name], "MiB": tensor_peak(run, device), "launches": launches(run, device)}
         for name, run in runs.items()
     ]
-
-
-# The machine the benchmark runs on: device, versions, commit, free memory, and its measured ceilings.
-
-SOURCE = Path(__file__).parents[2]
-SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices whose product is timed
-COPIED = {"cpu": 2**27, "cuda": 2**31}  # bytes of the tensor that is copied: far more than caches hold
-TIMES = 12  # runs, of which the fastest is the ceiling
 
 
 def about(device: str, packages: Iterable[str] = ()) -> dict[str, object]:

@@ -29,15 +29,15 @@ TITLES = {
 }
 
 
-def with_weights(result: dict[str, Any], workload: Workload, lengths: Sequence[int], effort: Effort) -> dict[str, Any]:
-    """The result together with what weights cost, always forward only."""
+def weight_costs(workload: Workload, lengths: Sequence[int], effort: Effort) -> dict[str, Any]:
+    """The cost of the attention that keys receive and of the weights of every head, always forward only."""
     workload = dataclasses.replace(workload, backward=False)
     parts = {"received": received(workload), "weights": weights_of_every_head(Problem(workload))}
     costs = {}
     for name, candidates in parts.items():
         effort.tell(TITLES[name])
         costs[name] = sweep(candidates, lengths, workload.device, effort).to_dict()
-    return {**result, "looking": costs}
+    return costs
 
 
 def received(workload: Workload) -> list[Candidate]:
@@ -46,11 +46,12 @@ def received(workload: Workload) -> list[Candidate]:
     Query and key are given. Ours is measured twice: after a forward pass, which leaves each row's log-sum-exp behind,
     and without one.
     """
+    no_colreduce = why_not("flash_colreduce") or ("on CUDA only" if workload.device != "cuda" else None)
     return [
         Candidate(FUSED, lambda T: _fused(workload, T)),
         column_sums(f"{OURS}, after a forward pass", workload, _after_forward),
         column_sums(f"{OURS}, from query and key", workload, _from_query_and_key),
-        column_sums("flash-colreduce", workload, _flash_colreduce, refuses=_no_colreduce(workload)),
+        column_sums("flash-colreduce", workload, _flash_colreduce, refuses=no_colreduce),
         column_sums("softmax, then a sum", workload, _dense, matrices=MATRICES),
     ]
 
@@ -80,8 +81,7 @@ def column_sums(
 
 def _judged_columns(workload: Workload, prepare: ColumnSums, tokens: int) -> Verdict:
     query, key = query_and_key(workload, min(tokens, JUDGED))
-    T = query.shape[2]
-    visible = causal().to_tensor(T, device=query.device) if workload.causal else None
+    visible = causal().to_tensor(query.shape[2], device=query.device) if workload.causal else None
     truth, plain = (
         reference.attend(query.to(dtype), key.to(dtype), key.to(dtype), visible=visible)[1].sum(2)
         for dtype in (torch.float64, workload.torch_dtype)
@@ -92,11 +92,7 @@ def _judged_columns(workload: Workload, prepare: ColumnSums, tokens: int) -> Ver
 
 def _fused(workload: Workload, tokens: int) -> Trial:
     query, key = query_and_key(workload, tokens)
-
-    def run() -> Tensor:
-        with torch.no_grad():
-            return F.scaled_dot_product_attention(query, key, key, is_causal=workload.causal)
-
+    run = torch.no_grad()(lambda: F.scaled_dot_product_attention(query, key, key, is_causal=workload.causal))
     return Trial(run, lambda: Verdict(0.0, 0.0))  # torch's own kernel, and no weights to check
 
 
@@ -117,10 +113,6 @@ def _flash_colreduce(workload: Workload, query: Tensor, key: Tensor) -> Callable
     return lambda: reduce(query, key, "sum", is_causal=workload.causal)
 
 
-def _no_colreduce(workload: Workload) -> str | None:
-    return why_not("flash_colreduce") or ("on CUDA only" if workload.device != "cuda" else None)
-
-
 def _dense(workload: Workload, query: Tensor, key: Tensor) -> Callable[[], Tensor]:
     T = query.shape[2]
     hidden = torch.ones(T, T, dtype=torch.bool, device=query.device).triu(1) if workload.causal else None
@@ -135,15 +127,26 @@ def _dense(workload: Workload, query: Tensor, key: Tensor) -> Callable[[], Tenso
 
 def weights_of_every_head(problem: Problem) -> list[Candidate]:
     """Candidates that run a layer and return the weights of every head, as a map or as a tensor (B, H, T, T)."""
+
+    def ours(module: Any, x: Tensor) -> AttentionMap:
+        weights: AttentionMap = module(x, return_weights=True)[1]
+        return weights
+
+    def dense(module: Any, x: Tensor) -> Tensor:
+        return ours(module, x).to_tensor(limit=sys.maxsize)  # free memory is already checked
+
+    def theirs(module: Any, x: Tensor) -> Tensor:
+        weights: Tensor = module.both(x)[1]
+        return weights
+
     return [
-        _layer(f"{OURS}, a map", problem, _ours),
-        _layer(f"{OURS}, a map made dense", problem, _ours_dense, matrices=2),
-        *(_layer(name, problem, _theirs, name) for name in ("nn.MHA with weights", "GPT-2 eager", "Llama eager")),
+        _layer(f"{OURS}, a map", problem, ours),
+        _layer(f"{OURS}, a map made dense", problem, dense, matrices=2),
+        *(_layer(name, problem, theirs, name) for name in ("nn.MHA with weights", "GPT-2 eager", "Llama eager")),
     ]
 
 
-Weights = Tensor | AttentionMap
-WeightsOf = Callable[[Any, Tensor], Weights]
+WeightsOf = Callable[[Any, Tensor], Tensor | AttentionMap]
 
 
 def _layer(name: str, problem: Problem, weights_of: WeightsOf, peer_name: str = OURS, matrices: int = 0) -> Candidate:
@@ -151,27 +154,8 @@ def _layer(name: str, problem: Problem, weights_of: WeightsOf, peer_name: str = 
 
     def trial(tokens: int) -> Trial:
         module, x = built(peer, problem, tokens), problem.x(tokens)
-
-        def run() -> Weights:
-            with torch.no_grad():
-                return weights_of(module, x)
-
+        run: Callable[[], Tensor | AttentionMap] = torch.no_grad()(lambda: weights_of(module, x))
         return Trial(run, lambda: problem.judge_weights(run(), tokens))
 
     count = matrices + peer.matrices
     return Candidate(name, trial, lambda tokens: count * workload.matrix_bytes(tokens), peer.refuses(workload))
-
-
-def _ours(module: Any, x: Tensor) -> Weights:
-    weights: AttentionMap = module(x, return_weights=True)[1]
-    return weights
-
-
-def _ours_dense(module: Any, x: Tensor) -> Weights:
-    weights: Tensor = module(x, return_weights=True)[1].to_tensor(limit=sys.maxsize)  # free memory is already checked
-    return weights
-
-
-def _theirs(module: Any, x: Tensor) -> Weights:
-    weights: Tensor = module.both(x)[1]
-    return weights

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import nn
 
-from headwise.cli.bench.peers.packages import gpt2, keras, llama, version_of, why_not, x_transformers
+from headwise.cli.bench.peers.packages import KerasLayer, gpt2, llama, why_not, x_transformers
 from headwise.cli.bench.peers.torch_layers import flex, hand_wired, heads_at_once, heads_in_a_list, ours, torch_mha
 from headwise.cli.bench.workload import ProjectionWeights, Workload
 from headwise.errors import OptionError
@@ -38,11 +38,6 @@ class Peer:
     causal_only: bool = False
     cuda_only: str | None = None
 
-    @property
-    def version(self) -> str | None:
-        """The installed version."""
-        return version_of(self.package)
-
     def refuses(self, workload: Workload) -> str | None:
         """Why it cannot be measured on this workload, or None."""
         if self.causal_only and not workload.causal:
@@ -60,34 +55,25 @@ PEERS = (
     Peer("FlexAttention by hand", flex, about="one QKV linear, flex_attention compiled", cuda_only=NO_FLEX),
     Peer("nn.MHA", partial(torch_mha, need_weights=False), about="nn.MultiheadAttention, need_weights=False"),
     Peer(
-        "nn.MHA with weights",
-        partial(torch_mha, need_weights=True),
-        about="nn.MultiheadAttention, need_weights=True",
-        matrices=3,
+        "nn.MHA with weights", partial(torch_mha, need_weights=True), "torch",
+        "nn.MultiheadAttention, need_weights=True", matrices=3,
     ),
     Peer(
-        "x-transformers flash",
-        partial(x_transformers, flash=True),
-        "x_transformers",
-        "Attention(flash=True)",
+        "x-transformers flash", partial(x_transformers, flash=True), "x_transformers", "Attention(flash=True)",
         biases=False,
     ),
     Peer(
-        "x-transformers",
-        partial(x_transformers, flash=False),
-        "x_transformers",
-        "Attention(flash=False)",
-        biases=False,
-        matrices=4,
+        "x-transformers", partial(x_transformers, flash=False), "x_transformers", "Attention(flash=False)",
+        biases=False, matrices=4,
     ),
     Peer("GPT-2 sdpa", partial(gpt2, path="sdpa"), "transformers", "GPT2Attention"),
     Peer("GPT-2 eager", partial(gpt2, path="eager"), "transformers", "GPT2Attention", matrices=3),
     Peer("Llama sdpa", partial(llama, path="sdpa"), "transformers", "LlamaAttention, no rotation"),
     Peer("Llama eager", partial(llama, path="eager"), "transformers", "LlamaAttention, no rotation", matrices=4),
-    Peer("keras", keras, "keras", "MultiHeadAttention on torch"),
+    Peer("keras", KerasLayer, "keras", "MultiHeadAttention on torch"),
     Peer("textbook class", heads_at_once, about="textbook.HeadsAtOnce", matrices=3, causal_only=True),
     Peer("textbook list", heads_in_a_list, about="textbook.HeadsInAList and a linear", matrices=1, causal_only=True),
-)
+)  # fmt: skip
 
 
 def peer_named(name: str) -> Peer:

@@ -125,13 +125,9 @@ class LlamaLayer(TransformersLayer):
 def gpt2(workload: Workload, weights: ProjectionWeights, tokens: int, path: str) -> TransformersLayer:
     """GPT2Attention, which stores its matrices transposed."""
     config = load("transformers").GPT2Config(
-        n_embd=workload.d_model,
-        n_head=workload.heads,
-        n_positions=tokens,
-        attn_pdrop=0.0,
-        resid_pdrop=0.0,
+        n_embd=workload.d_model, n_head=workload.heads, n_positions=tokens, attn_pdrop=0.0, resid_pdrop=0.0,
         attn_implementation=path,
-    )
+    )  # fmt: skip
     module = load(f"{MODELS}.gpt2.modeling_gpt2").GPT2Attention(config, layer_idx=0)
     for convolution, given in ((module.c_attn, weights.fused), (module.c_proj, weights.out)):
         fill(convolution, Linear(given.weight.T, given.bias))
@@ -141,14 +137,9 @@ def gpt2(workload: Workload, weights: ProjectionWeights, tokens: int, path: str)
 def llama(workload: Workload, weights: ProjectionWeights, tokens: int, path: str) -> TransformersLayer:
     """LlamaAttention with biases, which its configuration allows although no Llama has them."""
     config = load("transformers").LlamaConfig(
-        hidden_size=workload.d_model,
-        num_attention_heads=workload.heads,
-        num_key_value_heads=workload.heads,
-        head_dim=workload.head_dim,
-        max_position_embeddings=tokens,
-        attention_bias=True,
-        attn_implementation=path,
-    )
+        hidden_size=workload.d_model, num_attention_heads=workload.heads, num_key_value_heads=workload.heads,
+        head_dim=workload.head_dim, max_position_embeddings=tokens, attention_bias=True, attn_implementation=path,
+    )  # fmt: skip
     module = load(f"{MODELS}.llama.modeling_llama").LlamaAttention(config, layer_idx=0)
     for linear, given in zip((module.q_proj, module.k_proj, module.v_proj, module.o_proj), weights, strict=True):
         fill(linear, given)
@@ -168,7 +159,7 @@ def x_transformers(workload: Workload, weights: ProjectionWeights, _tokens: int,
 class KerasLayer(nn.Module):
     """`keras.layers.MultiHeadAttention` on torch, in self-attention, on the measured device."""
 
-    def __init__(self, workload: Workload, weights: ProjectionWeights) -> None:
+    def __init__(self, workload: Workload, weights: ProjectionWeights, _tokens: int) -> None:
         super().__init__()
         self.keras, self.workload = load("keras"), workload
         if self.keras.backend.backend() != "torch":
@@ -194,8 +185,3 @@ def _put(part: object, kernel: Tensor, bias: Tensor | None) -> None:
         if given is not None:
             value: torch.Tensor = getattr(part, name).value
             value.data.copy_(given)
-
-
-def keras(workload: Workload, weights: ProjectionWeights, _tokens: int) -> nn.Module:
-    """keras's layer with these weights."""
-    return KerasLayer(workload, weights)

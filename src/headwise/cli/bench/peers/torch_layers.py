@@ -97,13 +97,7 @@ class TorchLayer(nn.Module):
         """The output (B, T, E), and the weights of every head (B, H, T, T) if `weights` was set."""
         mask = None if self.mask is None else self.mask[: x.shape[1], : x.shape[1]]
         output, weights = self.mha(
-            x,
-            x,
-            x,
-            attn_mask=mask,
-            is_causal=self.causal,
-            need_weights=self.weights,
-            average_attn_weights=False,
+            x, x, x, attn_mask=mask, is_causal=self.causal, need_weights=self.weights, average_attn_weights=False
         )
         return output, weights
 

@@ -275,7 +275,7 @@ class MapScreen:
         near = "a cell is one weight" if window.span == 1 else f"a cell is {window.span:,} × {window.span:,} weights"
         last = min(window.query + window.rows * window.span, self.view.T) - 1
         part = f"{near} · queries {window.query:,}–{last:,} of {self.view.T:,} × {self.view.S:,}"
-        lines = [words, *wrapped(self._described(window), self.width), part][: FOOTER - 1]
+        lines = [words, *wrapped(self._described(window).split(" · "), self.width), part][: FOOTER - 1]
         lines = [cut(line, self.width) for line in lines]
         return [*lines, self.palette.faint(cut(KEYS, self.width))]
 

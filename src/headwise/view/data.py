@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.view.pictures import LayerStatistics, Reach, levels, reach
+from headwise.view.pictures import LayerStatistics, levels, reach
 from headwise.view.result import View
 
 VERSION = 1
@@ -146,13 +146,13 @@ class PageData:
 
     def _add_reach(self) -> None:
         """Which keys queries see, once for all layers that agree."""
-        known: list[Reach] = []
+        known: list[Tensor] = []
         for layer, weights in enumerate(self.view.maps):
             seen = reach(weights)
-            index = next((i for i, other in enumerate(known) if seen.same_as(other)), len(known))
+            numbers = torch.stack([seen.first, seen.last + 1, seen.count])  # last + 1, so that none is negative
+            index = next((i for i, other in enumerate(known) if torch.equal(numbers, other)), len(known))
             if index == len(known):
-                known.append(seen)
-                numbers = torch.stack([seen.first, seen.last + 1, seen.count])  # last + 1, so that none is negative
+                known.append(numbers)
                 self.sections[f"reach/{index}"] = whole_numbers(numbers)
             self.manifest["layers"][layer]["reach"] = index
 

@@ -314,7 +314,7 @@ def test_an_answer_that_fails_is_told_without_the_text(client, monkeypatch, capl
     def broken(*_):
         raise KeyError("captain")
 
-    monkeypatch.setattr(app, "row_of", broken)
+    monkeypatch.setattr(app, "largest_of", broken)
     with caplog.at_level(logging.DEBUG):
         answer = client.get(f"/api/runs/{told['id']}/row?layer=0&head=0&query=0")
     assert refused(answer, 500, "an internal error of headwise (KeyError)")

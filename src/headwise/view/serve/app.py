@@ -6,7 +6,6 @@ import ctypes
 import functools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from importlib import resources
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from starlette.routing import Route
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.view.page import parts, script
+from headwise.view.page import page_file, script
 from headwise.view.pictures import KINDS, SIDE, cell, levels, span_at, tile
 from headwise.view.serve.models import Models
 from headwise.view.serve.requests import Limits, Refusal, run_request
@@ -33,6 +32,8 @@ MOST = 256  # entries of a row or column, largest first
 # 2048 × 2048 weights takes 12 to 26 ms of one core, depending on its kind, one of 4096 × 4096 up to 90, the whole map
 # up to 800.
 WIDE = 8
+
+_read = functools.partial(page_file, package="headwise.view.serve")
 
 
 class Server:
@@ -202,13 +203,8 @@ def page_files() -> dict[str, tuple[str, str]]:
     live = script(*(_read(f"{name}.js") for name in SCRIPTS))
     return {
         "page.js": (live, "text/javascript; charset=utf-8"),
-        "page.css": (parts().style + _read("live.css"), "text/css; charset=utf-8"),
+        "page.css": (page_file("page.css") + _read("live.css"), "text/css; charset=utf-8"),
     }
-
-
-@functools.cache
-def _read(name: str) -> str:
-    return (resources.files("headwise.view.serve") / "page" / name).read_text(encoding="utf-8")
 
 
 class TileData(NamedTuple):

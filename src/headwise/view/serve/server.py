@@ -61,10 +61,11 @@ def serve(
         )
     token = _token()
     with listening(host, port) as listener:
-        door = Door(listener.getsockname()[1], token, _own_names(host, names))
+        own = names[0] if host in ANY else f"[{host}]" if ":" in host else host
+        door = Door(listener.getsockname()[1], token, (own, *names))
         server = Server(models, door, limits)
         process = Process(config_of(server))
-        address = f"http://{_shown(host, names)}:{door.port}/?token={token}"
+        address = f"http://{own}:{door.port}/?token={token}"
         _announce(address, host, as_json)
         with _browser(address, open_browser), _until(seconds, process):
             process.run(sockets=[listener])
@@ -142,15 +143,6 @@ def _token() -> str:
     return given
 
 
-def _own_names(host: str, names: Sequence[str]) -> tuple[str, ...]:
-    own = () if host in (*ANY, *LOCAL) else (f"[{host}]" if ":" in host else host,)
-    return (*own, *names)
-
-
-def _shown(host: str, names: Sequence[str]) -> str:
-    return names[0] if host in ANY else f"[{host}]" if ":" in host else host
-
-
 def _announce(address: str, host: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"address": address, "process": os.getpid()}), flush=True)
@@ -161,14 +153,11 @@ def _announce(address: str, host: str, as_json: bool) -> None:
         print(f"Other computers can reach {host}, and the connection is not encrypted.", file=sys.stderr, flush=True)
 
 
-def _has_screen() -> bool:
-    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
 @contextlib.contextmanager
 def _browser(address: str, wanted: bool) -> Iterator[None]:
     """Open the page through a file that only this user can read: everyone can see the URLs in command lines."""
-    if not wanted or not _has_screen():
+    has_screen = sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if not wanted or not has_screen:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="headwise-") as folder:

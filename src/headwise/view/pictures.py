@@ -310,11 +310,11 @@ class LayerStatistics:
         return dataclasses.replace(self, received=self.received * (T / len(queries)), **by_row)
 
     def check_finite(self, name: str) -> None:
-        """Refuse a layer whose weights are not all numbers."""
+        """Refuse a layer whose weights contain NaN."""
         if not (self.entropy.isfinite().all() and self.received.isfinite().all()):
             raise OptionError(
-                f"{name}: its weights are not all numbers (NaN or infinite queries, keys or biases), so no picture of "
-                f"them would be true. Check the query and key of that layer."
+                f"{name}: its weights contain NaN (from NaN or infinite queries, keys or biases), so they cannot be "
+                f"drawn. Check the query and key of that layer."
             )
 
 

@@ -112,7 +112,7 @@ class View:
         return " · ".join([size, *kinds_in_words(self.counts), "attention is not importance"])
 
     def pairs(self, most: int = 8) -> list[Pair]:
-        """The `most` largest weights, except on the first token, itself and the previous one; each pair once."""
+        """The `most` largest weights that are not on the first, the previous or the same token; each pair once."""
         return self._pairs[:most]
 
     @functools.cached_property
@@ -349,8 +349,8 @@ def map_of(weights: Tensor) -> AttentionMap:
     sums = precise.sum(-1)
     if not bool(((sums - 1).abs() < NEAR_ONE).all()) or bool((precise < 0).any()):
         raise OptionError(
-            f"the rows of these weights sum to {sums.min():.3g} up to {sums.max():.3g}: expected weights after the "
-            "softmax, where each row sums to 1."
+            f"the sums of the rows of these weights range from {sums.min():.3g} to {sums.max():.3g}: expected weights "
+            "after the softmax, where each row sums to 1."
         )
     S = weights.shape[-1]
     keys = torch.eye(S, dtype=precise.dtype, device=precise.device).expand(*weights.shape[:2], S, S)

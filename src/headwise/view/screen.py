@@ -355,7 +355,7 @@ def _full_screen() -> Iterator[Callable[[], str | None]]:
         signal.SIGTSTP: signal.SIG_IGN,  # a stopped process could not restore the terminal
     }
     old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    # Every signal also wakes the wait for a key; one that arrives just before it would be missed otherwise.
+    # Every signal also interrupts the wait for a key; otherwise one that arrives just before it would be missed.
     waker = signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     try:
         tty.setcbreak(place)

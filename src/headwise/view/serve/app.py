@@ -191,7 +191,7 @@ def _guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Requ
 
 async def _not_found(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    return Refusal(status, "there is nothing at this URL, or not with this method.").response()
+    return Refusal(status, "this URL does not exist, or does not accept this method.").response()
 
 
 _HANDLERS: Any = {404: _not_found, 405: _not_found}

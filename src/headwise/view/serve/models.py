@@ -61,7 +61,7 @@ class Models:
         if name is None:
             return self.names[0]
         if name not in self._paths:
-            raise Refusal(404, f"there is no model of this name; there are {', '.join(self.names)}.")
+            raise Refusal(404, f"there is no model with this name; the models are {', '.join(self.names)}.")
         return name
 
     def __getitem__(self, name: str) -> TextModel:
@@ -155,7 +155,7 @@ def check_off(model: TextModel, off: HeadPairs) -> None:
     layers = list(attention_layers(model.module, "serve").values())
     for layer, head in off:
         if layer >= len(layers):
-            raise OptionError(f"layer {layer}: this model has {len(layers)}, counted from 0.")
+            raise OptionError(f"layer {layer}: this model has {len(layers)} layers, counted from 0.")
         most = _head_count(layers[layer])
         if most is not None and head >= most:
             raise OptionError(f"head {layer}.{head}: this layer has {most} heads, counted from 0.")

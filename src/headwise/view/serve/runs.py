@@ -221,7 +221,9 @@ class Runs:
     def __getitem__(self, id: str) -> Run:
         with self._changed:
             if id not in self._kept:
-                raise Refusal(404, f"there is no such run, or no longer: the last {self.limits.runs} are kept.")
+                raise Refusal(
+                    404, f"there is no such run, or it was dropped: the last {self.limits.runs} runs are kept."
+                )
             self._kept.move_to_end(id)
             return self._kept[id]
 
@@ -379,7 +381,7 @@ def _ids(model: TextModel, request: RunRequest) -> Tensor:
         return model.tokens(request.text, most=10**9)
     ids = request.ids or ()
     if max(ids) >= vocabulary(model):
-        raise OptionError(f"token {max(ids)}: this model has {vocabulary(model):,}, counted from 0.")
+        raise OptionError(f"token {max(ids)}: this model has {vocabulary(model):,} tokens, counted from 0.")
     return torch.tensor([ids])
 
 
@@ -387,6 +389,6 @@ def _note(model: TextModel, length: int) -> str:
     if model.trained is None or length <= model.trained:
         return ""
     return (
-        f"This model was trained on texts of {model.trained:,} tokens and this one has {length:,}: beyond that, its "
-        f"heads do what they never learned."
+        f"This model was trained on texts of {model.trained:,} tokens and this one has {length:,}: beyond the training "
+        f"length, its heads are unreliable."
     )

@@ -1,4 +1,4 @@
-"""The process: a listening socket, a clean shutdown, and clear errors for what can go wrong before."""
+"""The server process: a listening socket, a clean shutdown, and clear errors if the server cannot start."""
 
 import contextlib
 import errno
@@ -125,11 +125,11 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 def _why_not(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
-            f"port {port} is busy: something already listens there, perhaps another headwise serve. Stop it, or pass "
+            f"port {port} is in use by another program, perhaps another headwise serve. Stop it, or pass "
             f"--port {port + 1 if port < 65535 else 8765}, or --port 0 for any free one."
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f"port {port} may not be used: ports below 1024 are for administrators. Pass --port 8765."
+        return f"port {port} cannot be used: ports below 1024 require administrator rights. Pass --port 8765."
     return f"--host {host}: cannot listen there ({error.strerror or error}). Pass --host 127.0.0.1, or omit it."
 
 
@@ -147,7 +147,7 @@ def _announce(address: str, host: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"address": address, "process": os.getpid()}), flush=True)
         return
-    print(f"headwise is at {address}", flush=True)
+    print(f"headwise is running at {address}", flush=True)
     print("Ctrl-C stops it. Texts stay on this computer and are not stored.", flush=True)
     if host not in LOCAL:
         print(f"Other computers can reach {host}, and the connection is not encrypted.", file=sys.stderr, flush=True)

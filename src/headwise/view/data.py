@@ -42,9 +42,7 @@ ABOUT = {
     "positional": "share of rows whose largest weight lies at the same distance",
     "distance": "mean distance between query and key, in tokens",
 }
-TYPES = {
-    torch.uint8: "u1", torch.uint16: "u2", torch.uint32: "u4", torch.float16: "f2", torch.float32: "f4",
-}  # fmt: skip
+TYPES = {torch.uint8: "u1", torch.uint16: "u2", torch.uint32: "u4", torch.float16: "f2", torch.float32: "f4"}
 OCTAVE = 12  # steps of a logarithmic byte that double the number
 EVEN = 128  # the byte of a ratio of 1
 
@@ -63,7 +61,6 @@ class Section(NamedTuple):
         return 4 * -(-len(self.data) // 3) + 64
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
         text = base64.b64encode(self.data).decode("ascii")
         return {"type": self.type, "shape": list(self.shape), "code": self.code, "data": text}
 
@@ -124,7 +121,6 @@ class PageData:
         return len(json.dumps(self.manifest)) + sum(len(name) + x.size for name, x in self.sections.items())
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
         return {"manifest": self.manifest, "sections": {name: x.to_dict() for name, x in self.sections.items()}}
 
     def add_layer(self, layer: int, statistics: LayerStatistics) -> None:

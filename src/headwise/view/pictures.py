@@ -163,12 +163,9 @@ class PooledCells(Reading):
 
     def values(self) -> Tensor:
         """The picture, (H, rows, cols)."""
-        return (self.sum / self._queries()[:, None]).to(self.source.precise)
-
-    def _queries(self) -> Tensor:
-        """The number of queries in each row of cells."""
         edges = torch.arange(self.size[0] + 1, device=self.sum.device) * self.tall
-        return edges.clamp(max=self.T).diff()
+        queries = edges.clamp(max=self.T).diff()  # in each row of cells
+        return (self.sum / queries[:, None]).to(self.source.precise)
 
     def _add(self, room: Tensor, tile: Tile, values: Tensor, first: int) -> None:
         squares = _squares(values, tile.rows.start, first, self.tall, self.span).sum((2, 4))
@@ -289,11 +286,9 @@ class LayerStatistics:
             source = weights.detach()._normalised()
             found = streaming.read(source, [*readings, *cells])
         assert source.log_sum_exp is not None  # noqa: S101 - it is normalised
-        thumbnails, entropy, peak, distance, received = (outputs[0][0] for outputs in found[:5])
+        measured = (outputs[0][0] for outputs in found[:5])
         top_weights, top_keys = (output[0] for output in found[5]) if top else (None, None)
-        return cls(
-            thumbnails, entropy, peak, distance, received, source.log_sum_exp[0], top_weights, top_keys,
-        )  # fmt: skip
+        return cls(*measured, source.log_sum_exp[0], top_weights, top_keys)
 
     @classmethod
     def joined(cls, parts: Sequence["LayerStatistics"]) -> "LayerStatistics":

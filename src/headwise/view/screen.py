@@ -183,11 +183,8 @@ class MapScreen:
         space = [""] * (self.height - HEADER - FOOTER - len(body))
         return [*self._header(window), *body, *space, *self._footer(window)][: self.height]
 
-    def picture(self) -> Tensor:
-        """The picture of the window, (rows, cols): weights summed over keys, averaged over queries."""
-        return self._picture(self.window())
-
-    def _picture(self, window: MapWindow) -> Tensor:
+    def picture(self, window: MapWindow) -> Tensor:
+        """The picture of a window, (rows, cols): weights summed over keys, averaged over queries."""
         known = (self.layer, self.head, window)
         if known not in self._pictures:
             rows = slice(window.query, window.query + window.rows * window.span)
@@ -199,7 +196,7 @@ class MapScreen:
         return self._pictures[known]
 
     def _body(self, window: MapWindow) -> list[str]:
-        picture = self._picture(window)
+        picture = self.picture(window)
         levels = self.palette.levels(picture)
         row, col = window.at(self.query, self.key) if self.pointing else (-1, -1)
         lines = []
@@ -275,7 +272,7 @@ class MapScreen:
     def _described(self, window: MapWindow) -> str:
         if self.cell is not None:
             return described(self.cell)
-        mass = float(self._picture(window)[window.at(self.query, self.key)])
+        mass = float(self.picture(window)[window.at(self.query, self.key)])
         if window.span == 1:
             return f"weight {mass:.4f}"
         return f"these {window.span:,} queries put {mass:.4f} of their weight on these {window.span:,} keys"

@@ -167,7 +167,7 @@ class Runs:
         self.models, self.limits = models, limits
         self._kept: OrderedDict[str, Run] = OrderedDict()
         self._waiting: deque[Run] = deque()
-        self._refining: list[tuple[Run, Iterator[None]]] = []
+        self._refining: dict[Run, Iterator[None]] = {}
         self._outcomes: OrderedDict[tuple[str, bytes], Outcome] = OrderedDict()
         self._changed = threading.Condition()
         self._closing = False
@@ -268,7 +268,7 @@ class Runs:
             run, steps = found
             if not self._guarded(run, functools.partial(next, steps, Stage.FINISHED)):
                 with self._changed:
-                    self._refining = [pair for pair in self._refining if pair[0] is not run]
+                    self._refining.pop(run, None)
 
     def _when_quiet(self) -> tuple[Run, Iterator[None]] | None:
         """What to refine, once the server is idle; None when it closes."""
@@ -277,7 +277,7 @@ class Runs:
                 wait = self._answered_at + QUIET - time.monotonic()
                 busy = self._working or self._waiting or self._answering or not self._refining
                 if not busy and wait <= 0:
-                    return self._refining[-1]
+                    return next(reversed(self._refining.items()))
                 self._changed.wait(None if busy else wait)
             return None
 
@@ -306,7 +306,7 @@ class Runs:
             return
         run.reached(Stage.REFINING)
         with self._changed:
-            self._refining.append((run, run.refinements()))
+            self._refining[run] = run.refinements()
             self._changed.notify_all()
 
     def _guarded(self, run: Run, work: Callable[[], object]) -> bool:
@@ -343,7 +343,7 @@ class Runs:
 
     def _forget(self, run: Run) -> None:
         self._kept.pop(run.id, None)
-        self._refining = [pair for pair in self._refining if pair[0] is not run]
+        self._refining.pop(run, None)
         if run in self._waiting:
             self._waiting.remove(run)
             run.stage = Stage.CANCELLED

@@ -286,9 +286,11 @@ class LayerStatistics:
             source = weights.detach()._normalised()
             found = streaming.read(source, [*readings, *cells])
         assert source.log_sum_exp is not None  # noqa: S101 - it is normalised
-        measured = (outputs[0][0] for outputs in found[:5])
+        thumbnails, entropy, peak, distance, received = (outputs[0][0] for outputs in found[:5])
         top_weights, top_keys = (output[0] for output in found[5]) if top else (None, None)
-        return cls(*measured, source.log_sum_exp[0], top_weights, top_keys)
+        return cls(
+            thumbnails, entropy, peak, distance, received, source.log_sum_exp[0], top_weights, top_keys,
+        )  # fmt: skip
 
     @classmethod
     def joined(cls, parts: Sequence["LayerStatistics"]) -> "LayerStatistics":

@@ -206,5 +206,5 @@ def test_a_bias_of_minus_infinity_hides_per_head():
 def test_weights_that_are_no_numbers_are_refused():
     query = torch.randn(1, 2, 5, 3)
     query[0, 1, 2] = torch.nan
-    with pytest.raises(OptionError, match="layer 0: its weights are not all numbers"):
+    with pytest.raises(OptionError, match="layer 0: its weights contain NaN"):
         embedded(view(AttentionMap(query, torch.randn(1, 2, 5, 3))), 10**6)

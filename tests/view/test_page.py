@@ -10,7 +10,7 @@ import torch
 import headwise
 from headwise import AttentionMap, OptionError, Scoring, causal, load_builtin, view, window
 from headwise.view.color import Palette, table
-from headwise.view.page import document, parts
+from headwise.view.page import document, policy
 from headwise.view.terminal import drawn
 from headwise.view.tokens import shown
 
@@ -451,8 +451,8 @@ def test_the_page_without_data_is_small_and_asks_for_nothing():
     page = document([])
     assert len(page.encode()) <= 200_000
     assert not re.search(r"https?://(?!www\.w3\.org/)", page)
-    assert "default-src 'none'" in parts().policy
-    assert "unsafe" not in parts().policy
+    assert "default-src 'none'" in policy()
+    assert "unsafe" not in policy()
 
 
 def test_what_the_page_of_documents_says_runs(tmp_path, monkeypatch):

@@ -57,7 +57,7 @@ def test_every_screen_fits(result, size, depth, keys):
 def test_at_first_the_whole_map_is_shown_and_its_rows_sum_to_one(tokens):
     result = make(tokens)
     screen = MapScreen(result, 0, 1, Palette(24), 80, 24)
-    picture = screen.picture()
+    picture = screen.picture(screen.window())
     assert picture.sum(-1) == pytest.approx(torch.ones(len(picture)).numpy(), abs=1e-5)
     assert len(picture) * screen.span >= tokens
 
@@ -68,7 +68,7 @@ def test_pixels_are_sums_over_keys_and_means_over_queries(result):
     dense = result.maps[1][0, 2].double()
     expected = torch.stack([block.mean(0) for block in dense.split(4)])
     expected = torch.stack([block.sum(1) for block in expected.split(4, 1)], 1)
-    torch.testing.assert_close(screen.picture().double(), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(screen.picture(screen.window()).double(), expected, atol=1e-6, rtol=1e-5)
 
 
 def test_zooming_in_ends_at_single_weights_in_numbers(result):
@@ -78,7 +78,7 @@ def test_zooming_in_ends_at_single_weights_in_numbers(result):
     window = screen.window()
     assert window.span == 1
     torch.testing.assert_close(
-        screen.picture(),
+        screen.picture(screen.window()),
         result.maps[0][0, 0, window.query : window.query + window.rows, window.key : window.key + window.cols],
     )
     row = next(line for line in screen.lines() if f"w{screen.query} " in line)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headwise.models import TextModel
 from headwise.study.survey import Survey
-from headwise.view.result import Pair, Progress, View, silent
+from headwise.view.result import Pair, Progress, View, collected, silent
 from headwise.weights import AttentionMap, display
 from headwise.weights.summary import Head, Summary
 
@@ -50,11 +50,8 @@ def view(
             default. The cost is that many times T instead of T times T.
         progress: called with the name of the stage, the number of layers done, and the number of layers.
     """
-    from headwise.view.result import collected
-
-    found = collected(model, tokens, layers, progress)
-    words = found.words if words is None else words
-    return View(found.maps, words, found.ids, keys, queries=queries, progress=progress)
+    maps, ids, known = collected(model, tokens, layers, progress)
+    return View(maps, known if words is None else words, ids, keys, queries=queries, progress=progress)
 
 
 @display.html.register

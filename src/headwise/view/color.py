@@ -1,4 +1,4 @@
-"""The color maps of every picture (terminal, notebook, page and plots), and the two formats we write ourselves.
+"""The color maps of every picture (terminal, notebook, page and plots), terminal colors, and PNG files.
 
 Attention weights use cividis, which gets brighter in steps that look equal, also to color-blind readers. A weight w is
 drawn at √w along the color map, so that small weights stay visible. The page's script gets the tables from here.

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.view.pictures import LayerStatistics, Reach, levels, reach
+from headwise.view.pictures import LayerStatistics, levels, reach
 from headwise.view.result import View
 
 VERSION = 1
@@ -42,9 +42,7 @@ ABOUT = {
     "positional": "share of rows whose largest weight lies at the same distance",
     "distance": "mean distance between query and key, in tokens",
 }
-TYPES = {
-    torch.uint8: "u1", torch.uint16: "u2", torch.uint32: "u4", torch.float16: "f2", torch.float32: "f4",
-}  # fmt: skip
+TYPES = {torch.uint8: "u1", torch.uint16: "u2", torch.uint32: "u4", torch.float16: "f2", torch.float32: "f4"}
 OCTAVE = 12  # steps of a logarithmic byte that double the number
 EVEN = 128  # the byte of a ratio of 1
 
@@ -63,7 +61,6 @@ class Section(NamedTuple):
         return 4 * -(-len(self.data) // 3) + 64
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
         text = base64.b64encode(self.data).decode("ascii")
         return {"type": self.type, "shape": list(self.shape), "code": self.code, "data": text}
 
@@ -124,7 +121,6 @@ class PageData:
         return len(json.dumps(self.manifest)) + sum(len(name) + x.size for name, x in self.sections.items())
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
         return {"manifest": self.manifest, "sections": {name: x.to_dict() for name, x in self.sections.items()}}
 
     def add_layer(self, layer: int, statistics: LayerStatistics) -> None:
@@ -146,13 +142,13 @@ class PageData:
 
     def _add_reach(self) -> None:
         """Which keys queries see, once for all layers that agree."""
-        known: list[Reach] = []
+        known: list[Tensor] = []
         for layer, weights in enumerate(self.view.maps):
             seen = reach(weights)
-            index = next((i for i, other in enumerate(known) if seen.same_as(other)), len(known))
+            numbers = torch.stack([seen.first, seen.last + 1, seen.count])  # last + 1, so that none is negative
+            index = next((i for i, other in enumerate(known) if torch.equal(numbers, other)), len(known))
             if index == len(known):
-                known.append(seen)
-                numbers = torch.stack([seen.first, seen.last + 1, seen.count])  # last + 1, so that none is negative
+                known.append(numbers)
                 self.sections[f"reach/{index}"] = whole_numbers(numbers)
             self.manifest["layers"][layer]["reach"] = index
 

@@ -1,7 +1,7 @@
 """A view, a map or a summary in a notebook: static HTML without scripts, at most 300 KB, with tokens escaped."""
 
-import html
 from collections.abc import Iterable
+from html import escape
 
 from headwise.errors import HeadwiseError
 from headwise.view.color import png_url
@@ -31,14 +31,14 @@ def view_html(view: View) -> str:
         rows += [_row([f"<b>{layer}</b>" if len(view.maps) > 1 else "", *group]) for group in groups]
     some = f"<p>The {len(telling)} most telling of {total:,} heads:</p>" if total > MOST_HEADS else ""
     return (
-        f"<div><p><b>{_text(view.sentence)}</b></p>{some}<table>{''.join(rows)}</table>"
+        f"<div><p><b>{escape(view.sentence)}</b></p>{some}<table>{''.join(rows)}</table>"
         f"<p>{_pairs(view)}</p><p><small>{LEGEND}</small></p></div>"
     )
 
 
 def map_html(weights: AttentionMap) -> str:
     """What the heads of one map do. A large map is sampled at some queries, and the text says so."""
-    title = f"<p><code>{_text(repr(weights))}</code></p>"
+    title = f"<p><code>{escape(repr(weights))}</code></p>"
     _, H, _, S = weights.shape
     if weights.numel() == 0 or weights.device.type == "meta":
         return f"<div>{title}</div>"
@@ -48,32 +48,28 @@ def map_html(weights: AttentionMap) -> str:
         sample = "<p>The first sample:</p>" if weights.shape[0] > 1 else ""
         return f"<div>{title}{sample}{view_html(view)}</div>"
     except HeadwiseError as error:
-        return f"<div>{title}<p>{_text(str(error))}</p></div>"
+        return f"<div>{title}<p>{escape(str(error))}</p></div>"
 
 
 def summary_html(summary: Summary) -> str:
     """A table of heads and their numbers."""
     if not summary.heads:
         return "<p>no heads</p>"
-    names = list(summary.heads[0].numbers)
-    head = _row(["head", "reading", *names], "th")
+    title = _row(["head", "reading", *summary.heads[0].numbers], "th")
     rows = [
-        _row([str(one.head), _text(one.reading), *(f"{one.numbers[name]:.2f}" for name in names)])
-        for one in summary.heads[:MOST_ROWS]
+        _row([str(head.head), escape(head.reading), *(f"{number:.2f}" for number in head.numbers.values())])
+        for head in summary.heads[:MOST_ROWS]
     ]
     rest = len(summary) - len(rows)
     more = f"<p>and {rest:,} more heads</p>" if rest else ""
-    return f"<div><table>{head}{''.join(rows)}</table>{more}</div>"
+    return f"<div><table>{title}{''.join(rows)}</table>{more}</div>"
 
 
 def _cells(view: View, chosen: set[tuple[int, int]] | None) -> Iterable[list[str]]:
     """The table cells of the heads to show, layer by layer."""
     for layer, summary in enumerate(view.summaries):
         shown_heads = [i for i, head in enumerate(summary) if chosen is None or (layer, head.head) in chosen]
-        if not shown_heads:
-            yield []
-            continue
-        pictures = view.sampled[layer].select(heads=shown_heads).pooled(SIDE, SIDE)[0]
+        pictures = view.sampled[layer].select(heads=shown_heads).pooled(SIDE, SIDE)[0] if shown_heads else ()
         yield [
             _cell(_place(view, layer, summary[i].head), summary[i], *png_url(picture, SIDE))
             for i, picture in zip(shown_heads, pictures, strict=True)
@@ -81,9 +77,9 @@ def _cells(view: View, chosen: set[tuple[int, int]] | None) -> Iterable[list[str
 
 
 def _cell(place: str, head: HeadSummary, url: str, width: int, height: int) -> str:
-    title = f"{place} {_text(head.reading)}"
+    title = f"{place} {escape(head.reading)}"
     picture = f'<img width="{width}" height="{height}" alt="{title}" title="{title}" src="{url}">'
-    return f"{picture}<br><small>{place} {_text(head.kind)}</small>"
+    return f"{picture}<br><small>{place} {escape(head.kind)}</small>"
 
 
 def _pairs(view: View) -> str:
@@ -104,8 +100,4 @@ def _row(cells: Iterable[str], kind: str = "td") -> str:
 
 
 def _word(token: str) -> str:
-    return _text(cut(shown(token), 24))
-
-
-def _text(text: str) -> str:
-    return html.escape(text)
+    return escape(cut(shown(token), 24))

@@ -13,10 +13,9 @@ import functools
 import hashlib
 import importlib.resources
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from string import Template
-from typing import NamedTuple
 
 import torch
 
@@ -37,42 +36,24 @@ SLACK = 0.97  # share of the budget for data; names and escapes take the rest
 BUDGET = 5_000_000  # bytes of a file
 FINEST = 2  # deepest level that is tried for pictures: 1024 pixels
 DENSE = 2**20  # most weights of a head that are ever held in memory at once, here and in the browser
-SHARES = {"keys": 0.45, "kinds": 0.15}  # of the budget, at most; finer pictures take the rest
+KEYS, KINDS = ("keys", "values", "logs"), ("rest", "peak", "uniform")  # sections of a head: largest weights, pictures
+SHARES = {KEYS: 0.45, KINDS: 0.15}  # of the budget, at most; finer pictures take the rest
 # Compressed bytes per number, to estimate sizes before anything is computed: 0.4 (sharp heads) to 0.95 (random ones).
 PACKED = {torch.float32: 3.4, torch.float16: 1.7}
 
 
-class PageParts(NamedTuple):
-    """The parts of a page without data."""
-
-    template: str
-    style: str
-    script: str
-
-    @property
-    def policy(self) -> str:
-        """Only our own style and script may run; pictures are made in the page."""
-        return (
-            f"default-src 'none'; script-src {_hash(self.script)}; style-src {_hash(self.style)}; "
-            f"img-src data: blob:; base-uri 'none'; form-action 'none'"
-        )
-
-
 @functools.cache
-def parts() -> PageParts:
-    """Template, style and script; the script offers `headwise.show(root, manifest, source)` to others."""
-    return PageParts(_file("page.html"), _file("page.css"), script())
-
-
 def script(*more: str) -> str:
-    """All scripts as one, followed by those of a server, in a scope of their own; it begins with the shared tables."""
+    """The shared tables, all scripts and `more` in one scope; it offers `headwise.show(root, manifest, source)`."""
     shared = _json({"colors": page_tables(), "tokens": page_rules()})
-    together = "\n".join([f"const SHARED = {shared};", *(_file(f"{name}.js") for name in SCRIPTS), *more])
+    together = "\n".join([f"const SHARED = {shared};", *(page_file(f"{name}.js") for name in SCRIPTS), *more])
     return f'(() => {{\n"use strict";\n{together}}})();\n'
 
 
-def _file(name: str) -> str:
-    return (importlib.resources.files("headwise.view") / "page" / name).read_text(encoding="utf-8")
+@functools.cache
+def page_file(name: str, package: str = "headwise.view") -> str:
+    """The text of a file in the folder `page/` of a package."""
+    return (importlib.resources.files(package) / "page" / name).read_text(encoding="utf-8")
 
 
 def _json(data: object) -> str:
@@ -94,13 +75,20 @@ def standalone(view: View, *, against: View | None = None, budget: int | None = 
 
 def document(data: Sequence[PageData], title: str = "") -> str:
     """The page around this data."""
-    found = parts()
-    return Template(found.template).substitute(
-        policy=escape(found.policy),
+    return Template(page_file("page.html")).substitute(
+        policy=escape(policy()),
         title=escape(title or "What the heads do"),
-        style=found.style,
-        script=found.script,
+        style=page_file("page.css"),
+        script=script(),
         data=_json([each.to_dict() for each in data]),
+    )
+
+
+def policy() -> str:
+    """Only our own style and script may run; pictures are made in the page."""
+    return (
+        f"default-src 'none'; script-src {_hash(script())}; style-src {_hash(page_file('page.css'))}; "
+        f"img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -111,27 +99,23 @@ def _hash(text: str) -> str:
 def embedded(view: View, budget: int, title: str = "") -> PageData:
     """The data of a page without a server, within a budget of bytes if possible."""
     data = PageData(view, title)
-    dtype = _dtype_that_fits(view, budget)
-    for tried in (dtype, torch.float16) if dtype == torch.float32 else (dtype,) if dtype else ():
-        whole = _with_weights(data, tried)
+    for dtype in _dtypes_that_fit(view, budget):
+        whole = _with_weights(data, dtype)
         if whole.size <= budget:
             return whole
     return _with_pictures(data, budget)
 
 
-# Short texts: every weight.
-
-
-def _dtype_that_fits(view: View, budget: int) -> torch.dtype | None:
-    """The most precise dtype in which all weights may fit, estimated from the number of visible ones."""
+def _dtypes_that_fit(view: View, budget: int) -> list[torch.dtype]:
+    """The dtypes in which all weights may fit, estimated from the number of visible ones; the most precise first."""
     if view.T * view.S > DENSE:
-        return None
+        return []
     seen = sum(int(weights.select(heads=[0])._source().keys_seen().sum()) * weights.shape[1] for weights in view.maps)
-    room = budget * 3 / 4
-    return next((dtype for dtype, packed in PACKED.items() if seen * packed * 0.4 < room), None)
+    return [dtype for dtype, packed in PACKED.items() if seen * packed * 0.4 < budget * 3 / 4]
 
 
 def _with_weights(base: PageData, dtype: torch.dtype) -> PageData:
+    """A short text: every weight of every head."""
     data = base.copy()
     data.manifest["embedded"] = {"weights": str(dtype).removeprefix("torch.")}
     for layer, weights in enumerate(data.view.maps):
@@ -143,28 +127,26 @@ def _with_weights(base: PageData, dtype: torch.dtype) -> PageData:
     return data
 
 
-# Long texts: a picture of every head, and as much more as fits.
-
-
 def _with_pictures(base: PageData, budget: int) -> PageData:
+    """A long text: a picture of every head, and as much more as fits."""
     data, view = base.copy(), base.view
     offers = Offers(data, budget)
     for layer, weights in enumerate(view.maps):
         offers.measure(layer, weights)
-    order = _places(view)
-    room: float = budget - data.size - sum(len(name) + 8 for name in order) - 200
-    coarse = [offers.at(0, head) for head in order]
-    room -= sum(size for _, size in coarse)
-    data.sections |= {name: section for names, _ in coarse for name, section in names.items()}
-    room = _fill(data, (offers.keys(head) for head in order), room, room - budget * SHARES["keys"])
-    room = _fill(data, (offers.kinds(head) for head in order), room, room - budget * SHARES["kinds"])
+    order = places = [f"{layer}.{index}" for layer, index in telling(view)]
+    coarse = {f"mass/{head}": offers.finer[0, head] for head in order}
+    room: float = budget - data.size - sum(len(head) + 8 for head in order) - 200
+    room -= sum(section.size for section in coarse.values())
+    data.sections |= coarse
+    for kinds, share in SHARES.items():
+        room = _fill(data, (offers.named(head, kinds) for head in order), room, room - budget * share)
     if view.T * view.S <= DENSE:
         room = _add_whole_heads(data, order, room)
     order = [head for head in order if f"mass/{head}" in data.sections]
     for level in range(1, offers.finest + 1):
-        finer = (offers.instead(level, head, data.sections[f"mass/{head}"].size) for head in order)
+        finer = ({f"mass/{head}": offers.finer[level, head]} for head in order)
         room = _fill(data, finer, room, 0)
-    single = [head for head in _places(view) if {f"keys/{head}", f"weights/{head}"} & set(data.sections)]
+    single = [head for head in places if {f"keys/{head}", f"weights/{head}"} & set(data.sections)]
     data.manifest["embedded"] = {"weights": None, "keys": single}
     return data
 
@@ -178,7 +160,7 @@ def _add_whole_heads(data: PageData, order: list[str], room: float) -> float:
             f"weights/{head}": plain(weights[0, 0].half()),
             f"logs/{head}": plain(weights.log_sum_exp()[0, 0].float()),
         }
-        replaced = [f"{name}/{head}" for name in ("logs", "mass", "keys", "values", "rest", "peak", "uniform")]
+        replaced = [f"{name}/{head}" for name in ("mass", *KEYS, *KINDS)]
         before = sum(data.sections[name].size for name in replaced if name in data.sections)
         size = sum(section.size for section in whole.values()) - before
         if size > room:
@@ -190,14 +172,11 @@ def _add_whole_heads(data: PageData, order: list[str], room: float) -> float:
     return room
 
 
-Offer = tuple[dict[str, Section], int]  # sections, and how many bytes they add
-
-
 class Offers:
     """Sections that may go into a page if the budget allows.
 
     Args:
-        data: of the page; it gets what every page has.
+        data: the data of the page; what every page has is added to it.
         budget: bytes of the page.
     """
 
@@ -209,7 +188,7 @@ class Offers:
         self.finest = min(FINEST, levels(T, S))
         # The heads whose largest weights may fit: per row 8 keys of 2 or 4 bytes, 8 weights of 2 and a log-sum-exp.
         each = T * (8 * (4 if S < 2**16 else 6) + 4) * 0.4
-        most = max(1, int(budget * SHARES["keys"] * 3 / 4 / each) + 1)
+        most = max(1, int(budget * SHARES[KEYS] * 3 / 4 / each) + 1)
         self.with_keys = set(telling(data.view)[:most])
 
     def measure(self, layer: int, weights: AttentionMap) -> None:
@@ -239,38 +218,19 @@ class Offers:
         self.sections[f"values/{name}"] = plain(statistics.top_weights[head].half())
         self.sections[f"logs/{name}"] = plain(statistics.log_sum_exp[head].float())
 
-    def at(self, level: int, head: str) -> Offer:
-        """The picture of a head at a level, and its size."""
-        section = self.finer[level, head]
-        return {f"mass/{head}": section}, section.size
-
-    def instead(self, level: int, head: str, replaced: int) -> Offer:
-        """The same in place of a coarser picture of size `replaced`."""
-        names, size = self.at(level, head)
-        return names, size - replaced
-
-    def keys(self, head: str) -> Offer:
-        """The largest weights of a head's rows; nothing if they were not kept."""
-        return self._named([f"keys/{head}", f"values/{head}", f"logs/{head}"])
-
-    def kinds(self, head: str) -> Offer:
-        """The other kinds of pictures of a head."""
-        return self._named([f"rest/{head}", f"peak/{head}", f"uniform/{head}"])
-
-    def _named(self, names: Iterable[str]) -> Offer:
-        found = {name: self.sections[name] for name in names if name in self.sections}
-        return found, sum(section.size for section in found.values())
+    def named(self, head: str, kinds: Sequence[str]) -> dict[str, Section]:
+        """The sections of these kinds of a head, as far as they were kept."""
+        return {
+            f"{kind}/{head}": self.sections[f"{kind}/{head}"] for kind in kinds if f"{kind}/{head}" in self.sections
+        }
 
 
-def _fill(data: PageData, offers: Iterator[Offer], room: float, least: float) -> float:
-    """Take offers in order while more than `least` of the room remains; return what remains."""
-    for sections, size in offers:
+def _fill(data: PageData, offers: Iterable[dict[str, Section]], room: float, least: float) -> float:
+    """Add sections, or replace those of the same name, while `least` of the room remains; return what remains."""
+    for sections in offers:
+        replaced = sum(data.sections[name].size for name in sections if name in data.sections)
+        size = sum(section.size for section in sections.values()) - replaced
         if room - size >= max(least, 0):
             data.sections |= sections
             room -= size
     return room
-
-
-def _places(view: View) -> list[str]:
-    """Every head, such as "3.5", the most telling first."""
-    return [f"{layer}.{index}" for layer, index in telling(view)]

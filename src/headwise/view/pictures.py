@@ -56,24 +56,29 @@ def span_at(level: int, T: int, S: int) -> int:
     return int(2 ** (deepest - level))
 
 
-def tile(weights: AttentionMap, head: int, level: int, row: int, col: int, kind: str = "mass") -> Tensor:
+def tile(
+    weights: AttentionMap, head: int, level: int, row: int, col: int, kind: str = "mass", queries: Tensor | None = None
+) -> Tensor:
     """One tile of one head, (256, 256) in float32 or better; zeros beyond the last query and key.
 
     It costs the work of its own queries and keys. Without the first key, or where the map has no log-sum-exp yet, it
-    costs the work of whole rows.
+    costs the work of whole rows. With `queries`, each row of pixels is drawn from one given query only.
 
     >>> weights = AttentionMap(torch.randn(1, 3, 700, 16), torch.randn(1, 3, 700, 16))
     >>> levels(700, 700), tile(weights, 2, 0, 0, 0).shape, tile(weights, 2, 2, 1, 0)[0].sum() < 1
     (2, torch.Size([256, 256]), tensor(True))
     """
-    T, S = _checked(weights, kind)
-    span = span_at(level, T, S)
-    count = 2**level
+    if kind not in KINDS:
+        raise OptionError(f"kind {kind!r}: expected one of {', '.join(KINDS)}.")
+    if weights.shape[0] != 1:
+        raise ShapeError(f"the map has {weights.shape[0]} samples: take one with weights.select(batch=[0]).")
+    T, S = weights.shape[2:]
+    span, count = span_at(level, T, S), 2**level
     if not (0 <= row < count and 0 <= col < count):
         raise OptionError(f"tile ({row}, {col}) of level {level}: there are {count} × {count}, counted from 0.")
-    part = weights.select(heads=[head], rows=slice(row * SIDE * span, (row + 1) * SIDE * span))
-    first = col * SIDE * span
-    found = pixels(part, span, range(first, max(first, min(S, first + SIDE * span))), kind)[0]
+    queries_of, keys_of = (slice(index * SIDE * span, (index + 1) * SIDE * span) for index in (row, col))
+    part = weights.select(heads=[head], rows=queries_of if queries is None else queries)
+    found = pixels(part, span, range(S)[keys_of], kind, tall=None if queries is None else 1)[0]
     return F.pad(found, (0, SIDE - found.shape[1], 0, SIDE - found.shape[0]))
 
 
@@ -158,12 +163,9 @@ class PooledCells(Reading):
 
     def values(self) -> Tensor:
         """The picture, (H, rows, cols)."""
-        return (self.sum / self._queries()[:, None]).to(self.source.precise)
-
-    def _queries(self) -> Tensor:
-        """The number of queries in each row of cells."""
         edges = torch.arange(self.size[0] + 1, device=self.sum.device) * self.tall
-        return edges.clamp(max=self.T).diff()
+        queries = edges.clamp(max=self.T).diff()  # in each row of cells
+        return (self.sum / queries[:, None]).to(self.source.precise)
 
     def _add(self, room: Tensor, tile: Tile, values: Tensor, first: int) -> None:
         squares = _squares(values, tile.rows.start, first, self.tall, self.span).sum((2, 4))
@@ -213,14 +215,6 @@ def _squares(values: Tensor, row: int, col: int, tall: int, wide: int) -> Tensor
     values = F.pad(values, edges) if any(edges) else values
     cut: Tensor = values.unflatten(2, (-1, wide))
     return cut.unflatten(1, (-1, tall))  # type: ignore[no-any-return]
-
-
-def _checked(weights: AttentionMap, kind: str) -> tuple[int, int]:
-    if kind not in KINDS:
-        raise OptionError(f"kind {kind!r}: expected one of {', '.join(KINDS)}.")
-    if weights.shape[0] != 1:
-        raise ShapeError(f"the map has {weights.shape[0]} samples: take one with weights.select(batch=[0]).")
-    return weights.shape[2], weights.shape[3]
 
 
 class Cell(NamedTuple):
@@ -313,11 +307,11 @@ class LayerStatistics:
         return dataclasses.replace(self, received=self.received * (T / len(queries)), **by_row)
 
     def check_finite(self, name: str) -> None:
-        """Refuse a layer whose weights are not all numbers."""
+        """Refuse a layer whose weights contain NaN."""
         if not (self.entropy.isfinite().all() and self.received.isfinite().all()):
             raise OptionError(
-                f"{name}: its weights are not all numbers (NaN or infinite queries, keys or biases), so no picture of "
-                f"them would be true. Check the query and key of that layer."
+                f"{name}: its weights contain NaN (from NaN or infinite queries, keys or biases), so they cannot be "
+                f"drawn. Check the query and key of that layer."
             )
 
 
@@ -328,11 +322,6 @@ class Reach:
     first: Tensor  # (1 or H, T); S where none is visible
     last: Tensor  # −1 where none is visible
     count: Tensor
-
-    def same_as(self, other: "Reach") -> bool:
-        """Whether both are equal."""
-        mine, theirs = (self.first, self.last, self.count), (other.first, other.last, other.count)
-        return all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
 def reach(weights: AttentionMap) -> Reach:

@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,134 +25,6 @@ Progress = Callable[[str, int, int], None]
 Layers = Collection[str] | Callable[[str], bool] | None
 LOG_ZERO = -1e4  # in place of log 0: its exponential is 0 in every precision
 NEAR_ONE = 0.02  # how far the sum of a row may be from 1; half precision rounds
-
-
-class Collected(NamedTuple):
-    """The maps of a model or of the caller by layer name, and what is known about their tokens."""
-
-    maps: Mapping[str, AttentionMap]
-    ids: Tensor | None
-    words: Sequence[str] | None = None
-
-
-def collected(model: Any, tokens: Any, layers: Layers, progress: Progress) -> Collected:
-    """Run a model once and collect the maps of its layers, or take the maps that are given."""
-    if isinstance(model, TextModel):
-        ids = model.tokens(tokens, most=10**9) if isinstance(tokens, str) else _token_ids(tokens)
-        _check_length(model, ids)
-        return Collected(_watched(model.module, lambda: model.read(ids), layers, progress), ids, model.pieces(ids))
-    if not isinstance(model, nn.Module):
-        return Collected(_named(model), None if tokens is None else _token_ids(tokens))
-    if tokens is None or isinstance(tokens, str):
-        raise OptionError(f"view({type(model).__name__}): pass token ids, such as tokenizer(text).input_ids.")
-    if not isinstance(tokens, Mapping):
-        ids = _token_ids(tokens)
-        return Collected(_watched(model, lambda: model(ids), layers, progress), ids)
-    maps = _watched(model, lambda: model(**tokens), layers, progress)
-    T, S = next(iter(maps.values())).shape[2:] if maps else (0, 0)
-    given = tokens.get("input_ids") if T == S else None  # in cross-attention, the keys are another text
-    return Collected(maps, None if given is None else _token_ids(given))
-
-
-def _watched(
-    model: nn.Module, run: Callable[[], object], layers: Layers, progress: Progress
-) -> dict[str, AttentionMap]:
-    """The maps of one run by layer; the last one of a layer that is called several times."""
-    found = 0
-
-    def count(weights: AttentionMap) -> AttentionMap:
-        nonlocal found
-        found += 1
-        progress("reading", min(found, total), total)
-        return weights
-
-    training = model.training
-    try:
-        with torch.no_grad(), _watch(model, layers, count) as seen:
-            total = len(seen._layers)
-            model.eval()
-            run()
-    except IndexError as error:
-        raise ShapeError(
-            f"view({type(model).__name__}): {error}. Is the text longer than the model can read, or are there ids that "
-            "its embedding does not have?"
-        ) from error
-    finally:
-        model.train(training)
-    return dict(seen)
-
-
-def _watch(model: nn.Module, layers: Layers, each: Callable[[AttentionMap], AttentionMap]) -> Watched:
-    """Watch the whole model; if some of its attention cannot be watched, the caller must choose the layers."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error" if layers is None else "ignore", message=".*attends by itself")
-        try:
-            return watch(model, layers=layers, statistics=each)
-        except UserWarning as warning:
-            raise OptionError(f"view: {warning} Choose the layers to view with layers=[...].") from warning
-
-
-def _check_length(model: TextModel, ids: Tensor) -> None:
-    if model.limit is not None and ids.shape[1] > model.limit:
-        raise ShapeError(
-            f"the text is {ids.shape[1]:,} tokens long and the model can read {model.limit:,}. Shorten it, or pass "
-            f"only the first tokens: view(model, model.tokens(text, most=10**9)[:, :{model.limit}])."
-        )
-
-
-def _token_ids(tokens: Any) -> Tensor:
-    """Token ids as (1, T)."""
-    found = torch.as_tensor(tokens)
-    found = found[None] if found.dim() == 1 else found
-    if found.dim() != 2 or found.shape[0] != 1 or found.shape[1] == 0 or found.is_floating_point():
-        raise OptionError(f"tokens of shape {tuple(found.shape)}: expected integers (T,) or (1, T), at least one.")
-    return found
-
-
-def _named(maps: Any) -> Mapping[str, AttentionMap]:
-    """Maps by layer name, from one map, a list or a mapping; plain tensors of weights become maps."""
-    if isinstance(maps, AttentionMap | Tensor):
-        maps = [maps]
-    if isinstance(maps, Mapping):
-        named = dict(maps)
-    elif isinstance(maps, Sequence):
-        named = {f"layer {i}": weights for i, weights in enumerate(maps)}
-    else:
-        raise OptionError(f"view({type(maps).__name__}): expected a model, or attention maps.")
-    named = {name: map_of(weights) if isinstance(weights, Tensor) else weights for name, weights in named.items()}
-    wrong = [type(weights).__name__ for weights in named.values() if not isinstance(weights, AttentionMap)]
-    if wrong:
-        raise OptionError(
-            f"view: a {wrong[0]} is among the maps; expected AttentionMap, as return_weights=True gives, or weights "
-            f"(1, H, T, S) as a tensor."
-        )
-    return named
-
-
-def map_of(weights: Tensor) -> AttentionMap:
-    """A map of given weights (H, T, S) or (1, H, T, S), such as those of `output_attentions=True`.
-
-    A map is made of queries and keys. Here the queries are the logarithms of the weights and key j is unit vector j, so
-    that query times key is the logarithm of a weight, and its softmax is the weight.
-
-    >>> map_of(torch.eye(3).expand(1, 2, 3, 3)).entropy().sum().item()
-    0.0
-    """
-    weights = weights[None] if weights.dim() == 3 else weights
-    if weights.dim() != 4 or not weights.is_floating_point():
-        raise ShapeError(
-            f"weights {tuple(weights.shape)} of {weights.dtype}: expected floats (1, H, T, S) or (H, T, S)."
-        )
-    precise = weights.detach().to(torch.promote_types(weights.dtype, torch.float32))
-    sums = precise.sum(-1)
-    if not bool(((sums - 1).abs() < NEAR_ONE).all()) or bool((precise < 0).any()):
-        raise OptionError(
-            f"the rows of these weights sum to {sums.min():.3g} up to {sums.max():.3g}: expected weights after the "
-            "softmax, where each row sums to 1."
-        )
-    S = weights.shape[-1]
-    keys = torch.eye(S, dtype=precise.dtype, device=precise.device).expand(*weights.shape[:2], S, S)
-    return AttentionMap(precise.log().clamp(min=LOG_ZERO), keys, Scoring(scale=1.0))
 
 
 def silent(stage: str, done: int, of: int) -> None:
@@ -186,8 +58,7 @@ class View:
             raise OptionError("there is nothing to view: no attention map was given.")
         self.names = tuple(maps)
         self.maps = tuple(weights.detach() for weights in maps.values())
-        shapes = {weights.shape[2:] for weights in self.maps}
-        if any(weights.shape[0] != 1 for weights in self.maps) or len(shapes) > 1:
+        if any(weights.shape[0] != 1 for weights in self.maps) or len({weights.shape[2:] for weights in self.maps}) > 1:
             raise ShapeError(
                 f"maps of shapes {[tuple(weights.shape) for weights in self.maps]}: expected one sample, and the same "
                 f"number of queries and keys in every layer. Take one sample with weights.select(batch=[0]), or some "
@@ -241,33 +112,30 @@ class View:
         return " · ".join([size, *kinds_in_words(self.counts), "attention is not importance"])
 
     def pairs(self, most: int = 8) -> list[Pair]:
-        """The `most` largest weights, except on the first token, itself and the previous one; each pair once."""
+        """The `most` largest weights that are not on the first, the previous or the same token; each pair once."""
         return self._pairs[:most]
 
     @functools.cached_property
     def _pairs(self) -> list[Pair]:
-        """The largest weights of all layers."""
-        best: dict[tuple[int, int], Pair] = {}
+        found = []
         for layer, weights in enumerate(self.sampled):
-            elsewhere = weights.without(NEAR)
-            peak = elsewhere.panel(peak=True).peak
-            assert peak is not None  # noqa: S101 - asked for
-            scale = 1 - weights.mass(NEAR)
-            for head, row, key, weight in _largest(peak.weight[0] * scale[0], peak.key[0], 4 * MOST_PAIRS):
+            peak = weights.without(NEAR).peak()
+            largest = (peak.weight * (1 - weights.mass(NEAR))).flatten()
+            values, places = largest.topk(min(4 * MOST_PAIRS, len(largest)))
+            keys = peak.key.flatten()[places]
+            for place, key, weight in zip(places.tolist(), keys.tolist(), values.tolist(), strict=True):
+                head, row = divmod(place, weights.shape[2])
                 query = row if self.queries is None else int(self.queries[row])
-                known = best.get((query, key))
-                if weight > 0 and (known is None or weight > known.weight):
-                    best[query, key] = Pair(layer, head, query, key, weight)
+                found += [Pair(layer, head, query, key, weight)] if weight > 0 else []
             self.progress("pairing", layer + 1, len(self.maps))
-        return sorted(best.values(), key=lambda pair: -pair.weight)[:MOST_PAIRS]
+        return strongest(found)[:MOST_PAIRS]
 
     def pictures(self, rows: int, cols: int) -> list[Tensor]:
         """Small pictures (H, rows, cols) of the heads of every layer; picture rows sum to 1."""
         return [weights.pooled(rows, cols)[0] for weights in self.sampled]
 
     def cell(self, layer: int, head: int, query: int, key: int) -> Cell:
-        """One weight, of a `query` and a `key` in a `layer` and `head`: its size, logit and rank in the row, and how
-        many keys the query sees."""
+        """The weight of a `query` on a `key` in one `layer` and `head`, its logit, its rank, and the visible keys."""
         return cell(self.maps[layer], head, query, key)
 
     def check_place(self, layer: int, head: int | None = None) -> None:
@@ -361,10 +229,129 @@ def _spread(T: int, queries: int | None) -> Tensor | None:
     return (torch.arange(1, queries + 1) * T) // queries - 1
 
 
-def _largest(weights: Tensor, keys: Tensor, most: int) -> list[tuple[int, int, int, float]]:
-    """Head, query, key and weight of the largest entries (H, T)."""
-    values, places = weights.flatten().topk(min(most, weights.numel()))
-    T = weights.shape[1]
-    chosen = keys.flatten()[places]
-    rows = zip(places.tolist(), chosen.tolist(), values.tolist(), strict=True)
-    return [(place // T, place % T, key, value) for place, key, value in rows]
+def strongest(pairs: Iterable[Pair]) -> list[Pair]:
+    """Each pair of tokens once, in the head with the largest weight; the largest weights first."""
+    found: dict[tuple[int, int], Pair] = {}
+    for pair in sorted(pairs, key=lambda pair: -pair.weight):
+        found.setdefault((pair.query, pair.key), pair)
+    return list(found.values())
+
+
+def collected(
+    model: Any, tokens: Any, layers: Layers, progress: Progress
+) -> tuple[Mapping[str, AttentionMap], Tensor | None, Sequence[str] | None]:
+    """Maps by layer name, from one run of a model or as given; the token ids and their text, where known."""
+    if isinstance(model, TextModel):
+        ids = model.tokens(tokens, most=10**9) if isinstance(tokens, str) else _token_ids(tokens)
+        _check_length(model, ids)
+        return _watched(model.module, lambda: model.read(ids), layers, progress), ids, model.pieces(ids)
+    if not isinstance(model, nn.Module):
+        return _named(model), None if tokens is None else _token_ids(tokens), None
+    if tokens is None or isinstance(tokens, str):
+        raise OptionError(f"view({type(model).__name__}): pass token ids, such as tokenizer(text).input_ids.")
+    if not isinstance(tokens, Mapping):
+        ids = _token_ids(tokens)
+        return _watched(model, lambda: model(ids), layers, progress), ids, None
+    maps = _watched(model, lambda: model(**tokens), layers, progress)
+    T, S = next(iter(maps.values())).shape[2:] if maps else (0, 0)
+    given = tokens.get("input_ids") if T == S else None  # in cross-attention, the keys are another text
+    return maps, None if given is None else _token_ids(given), None
+
+
+def _watched(
+    model: nn.Module, run: Callable[[], object], layers: Layers, progress: Progress
+) -> dict[str, AttentionMap]:
+    """The maps of one run by layer; the last one of a layer that is called several times."""
+    found = 0
+
+    def count(weights: AttentionMap) -> AttentionMap:
+        nonlocal found
+        found += 1
+        progress("reading", min(found, total), total)
+        return weights
+
+    training = model.training
+    try:
+        with torch.no_grad(), _watch(model, layers, count) as seen:
+            total = len(seen._layers)
+            model.eval()
+            run()
+    except IndexError as error:
+        raise ShapeError(
+            f"view({type(model).__name__}): {error}. Is the text longer than the model can read, or are there ids that "
+            "its embedding does not have?"
+        ) from error
+    finally:
+        model.train(training)
+    return dict(seen)
+
+
+def _watch(model: nn.Module, layers: Layers, each: Callable[[AttentionMap], AttentionMap]) -> Watched:
+    """Watch the whole model; if some of its attention cannot be watched, the caller must choose the layers."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error" if layers is None else "ignore", message=".*attends by itself")
+        try:
+            return watch(model, layers=layers, statistics=each)
+        except UserWarning as warning:
+            raise OptionError(f"view: {warning} Choose the layers to view with layers=[...].") from warning
+
+
+def _check_length(model: TextModel, ids: Tensor) -> None:
+    if model.limit is not None and ids.shape[1] > model.limit:
+        raise ShapeError(
+            f"the text is {ids.shape[1]:,} tokens long and the model can read {model.limit:,}. Shorten it, or pass "
+            f"only the first tokens: view(model, model.tokens(text, most=10**9)[:, :{model.limit}])."
+        )
+
+
+def _token_ids(tokens: Any) -> Tensor:
+    """Token ids as (1, T)."""
+    found = torch.as_tensor(tokens)
+    found = found[None] if found.dim() == 1 else found
+    if found.dim() != 2 or found.shape[0] != 1 or found.shape[1] == 0 or found.is_floating_point():
+        raise OptionError(f"tokens of shape {tuple(found.shape)}: expected integers (T,) or (1, T), at least one.")
+    return found
+
+
+def _named(maps: Any) -> Mapping[str, AttentionMap]:
+    """Maps by layer name, from one map, a list or a mapping; plain tensors of weights become maps."""
+    if isinstance(maps, AttentionMap | Tensor):
+        maps = [maps]
+    if isinstance(maps, Sequence):
+        maps = {f"layer {i}": weights for i, weights in enumerate(maps)}
+    if not isinstance(maps, Mapping):
+        raise OptionError(f"view({type(maps).__name__}): expected a model, or attention maps.")
+    named = {name: map_of(weights) if isinstance(weights, Tensor) else weights for name, weights in maps.items()}
+    wrong = [type(weights).__name__ for weights in named.values() if not isinstance(weights, AttentionMap)]
+    if wrong:
+        raise OptionError(
+            f"view: a {wrong[0]} is among the maps; expected AttentionMap, as return_weights=True gives, or weights "
+            f"(1, H, T, S) as a tensor."
+        )
+    return named
+
+
+def map_of(weights: Tensor) -> AttentionMap:
+    """A map of given weights (H, T, S) or (1, H, T, S), such as those of `output_attentions=True`.
+
+    A map is made of queries and keys. Here the queries are the logarithms of the weights and key j is unit vector j, so
+    that query times key is the logarithm of a weight, and its softmax is the weight.
+
+    >>> map_of(torch.eye(3).expand(1, 2, 3, 3)).entropy().sum().item()
+    0.0
+    """
+    weights = weights[None] if weights.dim() == 3 else weights
+    if weights.dim() != 4 or not weights.is_floating_point():
+        raise ShapeError(
+            f"weights {tuple(weights.shape)} of {weights.dtype}: expected floats (1, H, T, S) or (H, T, S)."
+        )
+    precise = weights.detach().to(torch.promote_types(weights.dtype, torch.float32))
+    sums = precise.sum(-1)
+    if not bool(((sums - 1).abs() < NEAR_ONE).all()) or bool((precise < 0).any()):
+        raise OptionError(
+            f"the sums of the rows of these weights range from {sums.min():.3g} to {sums.max():.3g}: expected weights "
+            "after the softmax, where each row sums to 1."
+        )
+    S = weights.shape[-1]
+    keys = torch.eye(S, dtype=precise.dtype, device=precise.device).expand(*weights.shape[:2], S, S)
+    return AttentionMap(precise.log().clamp(min=LOG_ZERO), keys, Scoring(scale=1.0))

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,17 +75,13 @@ class MapScreen:
         self.query, self.key = view.T - 1, 0
         self.words = width >= 60
         self.cell: Cell | None = None
-        self.ended = False
-        self.pointing = True
+        self.ended, self.pointing = False, True
         self._pictures: dict[tuple[int, int, MapWindow], Tensor] = {}
         self.top = self.left = 0  # the first cells shown
         self.resize(width, height)
         self.zoom = self._furthest()
 
-    # Layout.
-
     def resize(self, width: int, height: int) -> None:
-        """Adapt to a new size of the screen."""
         self.width, self.height = width, height
 
     @property
@@ -134,8 +130,6 @@ class MapScreen:
         self.left = _around(self.key // self.span, self.left, across, cols)
         return MapWindow(self.top * self.span, self.left * self.span, self.span, down, across)
 
-    # Keys.
-
     def press(self, key: str) -> None:
         """Handle a key; unknown keys do nothing."""
         self.cell = None
@@ -163,8 +157,7 @@ class MapScreen:
     def _zoom(self, *, closer: bool) -> None:
         """Zoom by a factor of 2, keeping the cursor about where it is on the screen."""
         rows, cols = self._room()
-        down = (self.query // self.span - self.top) / rows
-        right = (self.key // self.span - self.left) / cols
+        down, right = (self.query // self.span - self.top) / rows, (self.key // self.span - self.left) / cols
         zoom = self.zoom
         self.zoom = min(NEAREST, zoom + 1) if closer else max(self._furthest(), zoom - 1)
         rows, cols = self._room()
@@ -183,8 +176,6 @@ class MapScreen:
         self.query, self.key = first + place // found.shape[1], key + place % found.shape[1]
         self.cell = self.view.cell(self.layer, self.head, self.query, self.key)
 
-    # Drawing.
-
     def lines(self) -> list[str]:
         """The lines of the screen, which fit its size."""
         window = self.window()
@@ -192,11 +183,8 @@ class MapScreen:
         space = [""] * (self.height - HEADER - FOOTER - len(body))
         return [*self._header(window), *body, *space, *self._footer(window)][: self.height]
 
-    def picture(self) -> Tensor:
-        """The picture of the window, (rows, cols): weights summed over keys, averaged over queries."""
-        return self._picture(self.window())
-
-    def _picture(self, window: MapWindow) -> Tensor:
+    def picture(self, window: MapWindow) -> Tensor:
+        """The picture of a window, (rows, cols): weights summed over keys, averaged over queries."""
         known = (self.layer, self.head, window)
         if known not in self._pictures:
             rows = slice(window.query, window.query + window.rows * window.span)
@@ -208,7 +196,7 @@ class MapScreen:
         return self._pictures[known]
 
     def _body(self, window: MapWindow) -> list[str]:
-        picture = self._picture(window)
+        picture = self.picture(window)
         levels = self.palette.levels(picture)
         row, col = window.at(self.query, self.key) if self.pointing else (-1, -1)
         lines = []
@@ -218,12 +206,11 @@ class MapScreen:
                 at = row - line if row - line in (0, 1) else None
                 lines.append(self._label(window, line, at is not None) + self._halves(levels[line : line + 2], at, col))
             return lines
-        shares = picture.tolist()
-        for line in range(len(levels)):
+        for line, shares in enumerate(picture.tolist()):
             cursor = col if line == row else None
-            for part in range(self.tall):
-                label = self._label(window, line, line == row) if part == 0 else " " * LABEL * self.words
-                lines.append(label + self._solid(levels[line], shares[line] if part == 0 else None, cursor))
+            lines.append(self._label(window, line, line == row) + self._solid(levels[line], shares, cursor))
+            blank = " " * LABEL * self.words + self._solid(levels[line], None, cursor)
+            lines += [blank] * (self.tall - 1)
         return lines
 
     def _halves(self, levels: list[list[int]], at: int | None, cursor: int) -> str:
@@ -237,11 +224,12 @@ class MapScreen:
 
     def _solid(self, levels: list[int], shares: list[float] | None, cursor: int | None) -> str:
         """A line of cells, with their weights as numbers if given and wide enough."""
-        parts = []
-        for place, level in enumerate(levels):
-            text = number(shares[place]) if shares is not None and self.wide >= 4 else ""
-            parts.append(self.palette.cell(level, text, self.wide, cursor=place == cursor))
-        return "".join(parts) + self.palette.reset
+        texts = map(number, shares) if shares is not None and self.wide >= 4 else [""] * len(levels)
+        cells = (
+            self.palette.cell(level, text, self.wide, cursor=place == cursor)
+            for place, (level, text) in enumerate(zip(levels, texts, strict=True))
+        )
+        return "".join(cells) + self.palette.reset
 
     def _label(self, window: MapWindow, line: int, here: bool) -> str:
         """The query token and its position; if a cell covers several, the first, or the one under the cursor."""
@@ -253,15 +241,13 @@ class MapScreen:
 
     def _header(self, window: MapWindow) -> list[str]:
         """What the head does, then labels of key tokens where they fit, always including the one under the cursor."""
-        place = f"{self.layer}.{self.head}"
         reading = self.view.summaries[self.layer][self.head].reading
-        title = self.palette.strong(cut(f"{place}  {reading}", self.width))
+        title = self.palette.strong(cut(f"{self.layer}.{self.head}  {reading}", self.width))
         if not self.words:
             return [title, cut("rows: queries (attending tokens) · columns: keys (attended tokens)", self.width)]
         row = [" "] * (self.width - LABEL)
-        _, cursor = window.at(self.query, self.key)
         if self.pointing:
-            _write(row, cursor * self.wide, self._key_label(self.key, "⌄"))
+            _write(row, window.at(self.query, self.key)[1] * self.wide, self._key_label(self.key, "⌄"))
         for col in range(0, window.cols, max(1, APART // self.wide)):
             _write(row, col * self.wide, self._key_label(window.key + col * window.span))
         return [title, fill("query ↓  key →", LABEL) + "".join(row).rstrip()]
@@ -271,24 +257,25 @@ class MapScreen:
 
     def _footer(self, window: MapWindow) -> list[str]:
         """The pair under the cursor, its weight, the zoom, and the keys."""
-        words = f"{self._named(self.query, self.view.tokens)} attends to {self._named(self.key, self.view.keys)}"
+        query, key = (
+            f"{place:,} “{cut(shown(words[place]), 20)}”"
+            for place, words in ((self.query, self.view.tokens), (self.key, self.view.keys))
+        )
         near = "a cell is one weight" if window.span == 1 else f"a cell is {window.span:,} × {window.span:,} weights"
         last = min(window.query + window.rows * window.span, self.view.T) - 1
         part = f"{near} · queries {window.query:,}–{last:,} of {self.view.T:,} × {self.view.S:,}"
-        lines = [words, *wrapped(self._described(window), self.width), part][: FOOTER - 1]
-        lines = [cut(line, self.width) for line in lines]
-        return [*lines, self.palette.faint(cut(KEYS, self.width))]
+        lines = [f"{query} attends to {key}", *wrapped(self._described(window).split(" · "), self.width), part][
+            : FOOTER - 1
+        ]
+        return [*(cut(line, self.width) for line in lines), self.palette.faint(cut(KEYS, self.width))]
 
     def _described(self, window: MapWindow) -> str:
         if self.cell is not None:
             return described(self.cell)
-        mass = float(self._picture(window)[window.at(self.query, self.key)])
+        mass = float(self.picture(window)[window.at(self.query, self.key)])
         if window.span == 1:
             return f"weight {mass:.4f}"
         return f"these {window.span:,} queries put {mass:.4f} of their weight on these {window.span:,} keys"
-
-    def _named(self, place: int, words: list[str]) -> str:
-        return f"{place:,} “{cut(shown(words[place]), 20)}”"
 
 
 def printed(view: View, layer: int, head: int, width: int) -> list[str]:
@@ -330,25 +317,7 @@ def _write(row: list[str], col: int, text: str) -> None:
     row[col : col + size] = [text, *[""] * (size - 1)]
 
 
-# Full screen.
-
-
-class Screen(Protocol):
-    """What `show` can run."""
-
-    ended: bool
-
-    def resize(self, width: int, height: int) -> None:
-        """The terminal has a new size."""
-
-    def press(self, key: str) -> None:
-        """A key was pressed."""
-
-    def lines(self) -> list[str]:
-        """The lines to show."""
-
-
-def show(screen: Screen) -> None:
+def show(screen: MapScreen) -> None:
     """Run a screen in the terminal until it ends or the user presses Ctrl-C."""
     with suppress(KeyboardInterrupt), _full_screen() as read:
         while not screen.ended:
@@ -361,8 +330,7 @@ def show(screen: Screen) -> None:
 
 def _draw(lines: list[str]) -> None:
     """Write all lines at once, each to its end, without scrolling."""
-    text = "\033[H" + "\n".join(f"{line}\033[K" for line in lines) + "\033[J"
-    sys.stdout.write(text)
+    sys.stdout.write("\033[H" + "\n".join(f"{line}\033[K" for line in lines) + "\033[J")
     sys.stdout.flush()
 
 
@@ -384,7 +352,7 @@ def _full_screen() -> Iterator[Callable[[], str | None]]:
         signal.SIGTSTP: signal.SIG_IGN,  # a stopped process could not restore the terminal
     }
     old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    # Every signal also wakes the wait for a key; one that arrives just before it would be missed otherwise.
+    # Every signal also interrupts the wait for a key; otherwise one that arrives just before it would be missed.
     waker = signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     try:
         tty.setcbreak(place)

@@ -1,4 +1,7 @@
-"""Self-contained HTML pages without scripts, light or dark as the reader prefers; a survey as such a page."""
+"""A survey as one self-contained HTML page without scripts, light or dark as the reader prefers.
+
+`static_page` makes other pages in the same style.
+"""
 
 from html import escape
 from string import Template
@@ -37,15 +40,6 @@ $body
 </body>
 </html>
 """)
-
-
-def static_page(title: str, style: str, body: str) -> str:
-    """A page from its title (text), its additional style (CSS) and its body (HTML)."""
-    return PAGE.substitute(title=escape(title), style=style.strip(), body=body.strip())
-
-
-# A survey as one self-contained HTML page.
-
 SHOWN = ("sink", "previous", "self", "induction", "same_token", "local", "entropy", "peak")  # shaded
 STYLE = """
 body { max-width: 72rem; }
@@ -97,11 +91,16 @@ def page(survey: Survey) -> str:
     return static_page(f"Survey of {model}", STYLE, body)
 
 
+def static_page(title: str, style: str, body: str) -> str:
+    """A page from its title (text), its additional style (CSS) and its body (HTML)."""
+    return PAGE.substitute(title=escape(title), style=style.strip(), body=body.strip())
+
+
 def _atlas(heads: list[Head]) -> str:
     rows: dict[int, list[str]] = {}
     for head in heads:
-        title = f"{head.place}: {head.summary.reading}"
-        link = f'<a href="#{head.place}" title="{escape(title)}">{letter(head)}</a>'
+        title = escape(f"{head.place}: {head.summary.reading}")
+        link = f'<a href="#{head.place}" title="{title}">{letter(head.summary)}</a>'
         rows.setdefault(head.layer, []).append(f"<td {_shade(head.telling)}>{link}</td>")
     return "\n".join(f'<tr><th scope="row">{layer}</th>{"".join(cells)}</tr>' for layer, cells in rows.items())
 

@@ -1,5 +1,7 @@
 """A view as text: a sentence, every head as a small picture, the most telling heads and pairs; and a survey as text."""
 
+from collections.abc import Mapping, Sequence
+
 from torch import Tensor
 
 from headwise.study.survey.result import Survey, SurveyedHead
@@ -15,6 +17,8 @@ SPACINGS = ((4, 2, 2), (4, 2, 1), (3, 2, 0), (3, 1, 0))
 KIND_LETTERS = {RESTING: "s"} | {name: name[0] for _, name, _ in READINGS} | {"same-token": "c", "mixed": "·"}
 MARKS = KIND_LETTERS | {"mixed": " "}  # beside a picture, where a dot would look like a part of it
 LARGEST = 24  # columns of a picture in the view of one layer
+SURVEYED = ("sink", "previous", "induction", "entropy", "peak", "distance")  # columns of a survey's table
+NAMED = 10  # skipped documents that are listed
 
 
 def drawn(view: View, width: int, palette: Palette) -> str:
@@ -40,14 +44,24 @@ def drawn_layer(view: View, layer: int, width: int, height: int, palette: Palett
     tall = max(1, wide // 2)
     pictures = view.sampled[layer].pooled(tall if palette.depth == 0 else 2 * tall, wide)[0]
     size = max(wide, (width + 1) // across - 1)
-    lines = [*wrapped(f"layer {layer} ({view.names[layer]}) · {view.sentence}", width)[:2], ""]
+    lines = [*wrapped([f"layer {layer} ({view.names[layer]})", *view.sentence.split(" · ")], width)[:2], ""]
     for start in range(0, len(heads), across):
         row = range(start, min(start + across, len(heads)))
-        drawings = [_framed(palette.lines(pictures[i]), pictures.shape[2], size) for i in row]
-        lines += [" ".join(parts).rstrip(" ") for parts in zip(*drawings, strict=True)]
+        drawings = [palette.lines(pictures[i]) for i in row]
+        space = " " * (size - pictures.shape[2] + 1)  # escape codes take no columns
+        lines += [space.join(parts).rstrip(" ") for parts in zip(*drawings, strict=True)]
         captions = (fill(f"{layer}.{heads[i].head} {_caption(heads[i])}", size) for i in row)
         lines += [palette.strong(cut(" ".join(captions).rstrip(), width)), ""]
     return "\n".join(lines[:-1])
+
+
+def drawn_survey(survey: Survey, width: int, *, every_head: bool = False) -> str:
+    """The whole survey, for a terminal of this width."""
+    lines = wrapped(survey.sentence.split(" · "), width)
+    if survey.heads:
+        heads = survey.placed if every_head else survey.telling()
+        lines += ["", *_letters(survey, width), "", *_table(heads, width)]
+    return "\n".join([*lines, *_skipped(survey)])
 
 
 def _caption(head: HeadSummary) -> str:
@@ -66,11 +80,6 @@ def _largest(heads: int, T: int, width: int, height: int) -> tuple[int, int]:
     return best
 
 
-def _framed(lines: list[str], wide: int, size: int) -> list[str]:
-    """The lines of a picture, padded to `size` columns; escape codes take none."""
-    return [line + " " * (size - wide) for line in lines]
-
-
 def _sentence(view: View, width: int, palette: Palette) -> list[str]:
     """The sentence, with the letters that stand beside the pictures."""
     there = [kind for kind, count in view.counts.items() if count]
@@ -80,7 +89,7 @@ def _sentence(view: View, width: int, palette: Palette) -> list[str]:
         mark = marks.get(part)
         also = " or capitals" if mark == MARKS[RESTING] else ""
         parts.append(f"{part} ({mark}{also})" if mark else part)
-    first, *rest = wrapped(" · ".join(parts), width)[:3]
+    first, *rest = wrapped(parts, width)[:3]
     return [palette.strong(first), *rest]
 
 
@@ -109,7 +118,7 @@ def _atlas(view: View, width: int, room: int, palette: Palette) -> list[str]:
 def _layer(view: View, layer: int, pictures: Tensor, tall: int, palette: Palette) -> list[str]:
     """The pictures of a layer side by side, with its number and a letter for what each head does."""
     drawings = [palette.lines(picture) for picture in pictures]
-    marks = [_mark(head) for head in view.summaries[layer]]
+    marks = [letter(head, MARKS) for head in view.summaries[layer]]
     lines = []
     for line in range(min(tall, len(drawings[0]))):
         label = palette.faint(f"{layer:>2} ") if line == 0 else "   "
@@ -119,9 +128,9 @@ def _layer(view: View, layer: int, pictures: Tensor, tall: int, palette: Palette
     return lines
 
 
-def _mark(head: HeadSummary) -> str:
-    """The letter of a head, a capital if it also attends mostly to the first token."""
-    return MARKS[head.kind].upper() if len(head.traits) > 1 else MARKS[head.kind]
+def letter(head: HeadSummary, letters: Mapping[str, str] = KIND_LETTERS) -> str:
+    """What a head does, in one letter; a capital if it also attends mostly to the first token."""
+    return letters[head.kind].upper() if len(head.traits) > 1 else letters[head.kind]
 
 
 def _bar(head: Head, width: int, palette: Palette) -> str:
@@ -135,66 +144,39 @@ def _bar(head: Head, width: int, palette: Palette) -> str:
 
 def _pairs(view: View, width: int, most: int) -> list[str]:
     """The strongest pairs of tokens, in at most `most` lines."""
-    lines = [""]
+    texts = []
     for pair in view.pairs():
         words = f"{cut(shown(view.tokens[pair.query]), 14)} → {cut(shown(view.keys[pair.key]), 14)}"
-        text = f"{words} {pair.weight:.2f} ({pair.layer}.{pair.head})"
-        joined = f"{lines[-1]}   {text}" if lines[-1] else text
+        texts.append(f"{words} {pair.weight:.2f} ({pair.layer}.{pair.head})")
+    return wrapped(texts, width, "   ")[:most] if texts else []
+
+
+def wrapped(parts: Sequence[str], width: int, separator: str = " · ") -> list[str]:
+    """Parts with separators between them, broken into lines between parts."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        joined = f"{lines[-1]}{separator}{part}"
         if len(joined) > width:
-            lines.append(text)
-        else:
-            lines[-1] = joined
-    return [cut(line, width) for line in lines[:most] if line]
-
-
-def wrapped(text: str, width: int) -> list[str]:
-    """Parts separated by dots, wrapped to lines."""
-    lines = [""]
-    for part in text.split(" · "):
-        joined = f"{lines[-1]} · {part}" if lines[-1] else part
-        if len(joined) > width and lines[-1]:
             lines.append(part)
         else:
             lines[-1] = joined
     return [cut(line, width) for line in lines]
 
 
-# A survey as text: one sentence, a letter per head, a table of heads, and what was skipped.
-
-
-SHOWN = ("sink", "previous", "induction", "entropy", "peak", "distance")
-NAMED = 10  # skipped documents that are listed
-
-
-def drawn_survey(survey: Survey, width: int, *, every_head: bool = False) -> str:
-    """The whole survey, for a terminal of this width."""
-    lines = wrapped(survey.sentence, width)
-    if survey.heads:
-        heads = survey.placed if every_head else survey.telling()
-        lines += ["", *atlas(survey, width), "", *table(heads, width)]
-    return "\n".join([*lines, *skipped(survey)])
-
-
-def atlas(survey: Survey, width: int) -> list[str]:
-    """A row per layer and a letter per head, a capital if it also attends mostly to the first token."""
+def _letters(survey: Survey, width: int) -> list[str]:
+    """A row per layer and a letter per head, then what the letters mean."""
     rows: dict[int, list[str]] = {}
     for head in survey.placed:
-        rows.setdefault(head.layer, []).append(letter(head))
+        rows.setdefault(head.layer, []).append(letter(head.summary))
     lines = [f"{layer:>5}  {' '.join(letters)}"[:width] for layer, letters in rows.items()]
     there = {head.summary.kind for head in survey.placed}
     legend = [f"{sign} {kind}" for kind, sign in KIND_LETTERS.items() if kind in there]
-    return [*lines, *wrapped(" · ".join([*legend, "capital: also attends mostly to the first token"]), width)]
+    return [*lines, *wrapped([*legend, "capital: also attends mostly to the first token"], width)]
 
 
-def letter(head: Head) -> str:
-    """What a head does, in one letter."""
-    sign = KIND_LETTERS[head.summary.kind]
-    return sign.upper() if len(head.summary.traits) > 1 else sign
-
-
-def table(heads: list[Head], width: int) -> list[str]:
+def _table(heads: list[Head], width: int) -> list[str]:
     """A line per head: means, and their deviation between windows."""
-    names = [name for name in SHOWN if name in heads[0].summary.numbers]
+    names = [name for name in SURVEYED if name in heads[0].summary.numbers]
     lines = [" head  " + " ".join(name.rjust(11) for name in names) + "  reading"]
     for head in heads:
         assert isinstance(head.summary, SurveyedHead)  # noqa: S101 - heads of a survey
@@ -203,8 +185,7 @@ def table(heads: list[Head], width: int) -> list[str]:
     return [line[:width] if width < 100 else line for line in lines]
 
 
-def skipped(survey: Survey) -> list[str]:
-    """The documents that could not be read."""
+def _skipped(survey: Survey) -> list[str]:
     if not survey.skipped:
         return []
     lines = [f"{bad.place}: {bad.reason}" for bad in survey.skipped[:NAMED]]

@@ -1,4 +1,4 @@
-"""How tokens are written: nothing invisible, nothing that moves the cursor, and of a known width.
+"""How tokens are displayed: every character visible, none that moves the cursor, and of known width.
 
 Terminal, notebook and plots call these functions. The page's script follows the same table, which it gets from here.
 """

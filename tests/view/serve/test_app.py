@@ -170,7 +170,7 @@ def test_more_questions_than_may_wait_are_refused(client_of, monkeypatch):
         assert go.wait(20)
         return {}
 
-    monkeypatch.setattr(app, "row_of", slow)
+    monkeypatch.setattr(app, "largest_of", slow)
     statuses = []
 
     def ask():

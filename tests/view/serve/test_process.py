@@ -61,7 +61,7 @@ def test_a_busy_port_is_named_with_what_to_do(capsys):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         said = wrong(["--port", str(port)], capsys)
-    assert f"headwise serve: port {port} is busy" in said
+    assert f"headwise serve: port {port} is in use" in said
     assert f"--port {port + 1}, or --port 0" in said
 
 
@@ -85,7 +85,7 @@ def test_what_keeps_it_from_starting_is_said(arguments, words, capsys):
 
 def test_a_port_of_administrators_is_named():
     error = PermissionError(13, "Permission denied")
-    assert "port 80 may not be used" in server_module._why_not(error, "127.0.0.1", 80)
+    assert "port 80 cannot be used" in server_module._why_not(error, "127.0.0.1", 80)
 
 
 @pytest.mark.parametrize("token", ["short", "with spaces and more", "ümläutümläutümläut"])

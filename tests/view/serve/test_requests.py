@@ -81,7 +81,7 @@ def test_too_many_tokens_are_refused_with_both_numbers(client_of):
         ({"ids": [10**30]}, 422, "non-negative integers"),
         ({"ids": [2_000_000]}, 422, "token 2000000: this model has"),
         ({"text": "a", "model": 3}, 400, "expected its name"),
-        ({"text": "a", "model": "../../etc"}, 404, "no model of this name; there are builtin, small"),
+        ({"text": "a", "model": "../../etc"}, 404, "no model with this name; the models are builtin, small"),
         ({"text": "a", "maps": "yes"}, 400, "true or false"),
         ({"text": "a", "off": {}}, 422, "pairs [layer, head]"),
         ({"text": "a", "off": [[0]]}, 422, "pairs [layer, head]"),
@@ -105,7 +105,7 @@ def test_a_file_of_text_is_read_as_it_is(client):
     assert answer.status_code == 201
     assert answer.json()["tokens"] == looked(client)["tokens"]
     for address, status, words in (
-        ("model=nowhere", 404, "no model of this name"),
+        ("model=nowhere", 404, "no model with this name"),
         ("off=[[99,0]]", 422, "layer 99"),
         ("off=nonsense", 400, "not JSON"),
     ):

@@ -132,7 +132,7 @@ def test_refining_rests_while_somebody_asks(client):
     with runs:
         id = looked(client, LONG, model="small")["id"]
         time.sleep(2 * runs_module.QUIET)
-        assert inspect.getgeneratorstate(runs._refining[-1][1]) == "GEN_CREATED"
+        assert inspect.getgeneratorstate(next(reversed(runs._refining.values()))) == "GEN_CREATED"
         told = client.get(f"/api/runs/{id}").json()
         assert (told["stage"], told["done"], told["rows"], told["version"]) == ("refining", 0, [256, 1322], 1)
     assert until(client, id, ("finished",))["rows"] == [1322, 1322]
@@ -314,7 +314,7 @@ def test_an_answer_that_fails_is_told_without_the_text(client, monkeypatch, capl
     def broken(*_):
         raise KeyError("captain")
 
-    monkeypatch.setattr(app, "row_of", broken)
+    monkeypatch.setattr(app, "largest_of", broken)
     with caplog.at_level(logging.DEBUG):
         answer = client.get(f"/api/runs/{told['id']}/row?layer=0&head=0&query=0")
     assert refused(answer, 500, "an internal error of headwise (KeyError)")

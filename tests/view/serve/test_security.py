@@ -121,8 +121,8 @@ def test_only_the_files_of_the_page_can_be_asked_for(stranger, path):
 
 
 def test_a_method_there_is_not_is_refused_in_words(client):
-    assert refused(client.put("/api/runs", json={}), 405, "not with this method")
-    assert refused(client.get("/nowhere"), 404, "nothing at this URL")
+    assert refused(client.put("/api/runs", json={}), 405, "does not accept this method")
+    assert refused(client.get("/nowhere"), 404, "this URL does not exist")
 
 
 def test_no_socket_but_http_is_opened(client):

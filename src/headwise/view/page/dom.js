@@ -1,4 +1,4 @@
-// Elements from data. Text is inserted as text and never as markup, so a token can never run.
+// DOM elements from data. Text is always inserted as text, never as markup, so a token can never run as code.
 
 function el(name, props = {}, ...children) {
   const made = document.createElement(name);

@@ -1,4 +1,4 @@
-// A source of data from the sections of the page. What is not embedded is null, and the page says so.
+// A data source that reads the sections of the page. Data that is not embedded is null, and the page says so.
 
 class EmbeddedSource {
   constructor(manifest, sections) {

@@ -165,7 +165,7 @@ class Reading {
       this.both ? el("div", { class: "from" }, el("h3", { text: "attended to by" }), column ? (column.queries.length ? list(manifest.tokens, column.queries, column.weights, column.whole) : none(column.whole === false ? "not among the 8 largest weights of any row" : "no query")) : none("")) : null));
   }
 
-  // The heads whose rows are known.
+  // The heads whose rows are in the file.
   missing(subject) {
     const { manifest } = this.app.side;
     const others = this.app.headsWithRows().slice(0, 12);

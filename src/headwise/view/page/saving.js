@@ -66,7 +66,7 @@ class Saving {
     return canvas;
   }
 
-  // Colors become an image, words stay text.
+  // Colors become an image; words stay text.
   svg() {
     const inMap = this.app.store.get("view") === "map";
     const canvas = inMap ? null : this.atlasCanvas();
@@ -101,7 +101,7 @@ class Saving {
     download("heads.csv", csv(rows), "text/csv");
   }
 
-  // The weights in the window that are known.
+  // The known weights in the window.
   async weights() {
     const { view } = this.app.stage;
     const subject = this.app.subject();

@@ -14,7 +14,7 @@ function bytesOf(text) {
   return bytes;
 }
 
-// There are few codes and many numbers: each code is decoded once.
+// Many numbers share a few codes, so each code is decoded only once.
 function decoded(codes, table) {
   const found = new Float32Array(codes.length);
   for (let i = 0; i < found.length; i++) found[i] = table[codes[i]];

@@ -23,7 +23,7 @@ class Store {
     try {
       history.replaceState(history.state, "", text ? `#${text}` : location.pathname + location.search);
     } catch {
-      // A page inside the frame of a notebook has no URL of its own: its state lasts while it is open.
+      // A page in a notebook frame cannot change its URL; its state is lost when it is closed.
     }
   }
 

@@ -58,9 +58,9 @@ class Tiles {
       const size = SIDE * 2 ** (this.levels - level);
       const [part, span] = [SIDE / 2 ** up, 2 ** (this.levels - level + up)];
       const [left, top] = [(col % 2 ** up) * part, (row % 2 ** up) * part];
-      // Nothing beyond the last token.
+      // Draw nothing beyond the last token.
       const [wide, tall] = [Math.min(size, this.S - col * size), Math.min(size, this.T - row * size)];
-      // Very large pixels are faint, so that weights known one by one stand out.
+      // Very large pixels are drawn faintly, so that single known weights stand out.
       context.globalAlpha = span * view.scale > 40 && span > 1 ? 0.07 : 1;
       context.drawImage(tile.canvas, left, top, wide / span, tall / span,
         (col * size - view.x) * view.scale, (row * size - view.y) * view.scale, wide * view.scale, tall * view.scale);

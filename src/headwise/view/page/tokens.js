@@ -15,7 +15,7 @@ function wordOf(token, most = 14) {
   return Array.from(text).length <= most ? text : Array.from(text).slice(0, most - 1).join("") + "…";
 }
 
-// For running text: spaces stay spaces.
+// For running text, where spaces stay spaces.
 const readable = (token) => Array.from(token, (letter) => (letter === " " ? letter : visible(letter))).join("") || SIGNS[""];
 
 function weightText(weight) {

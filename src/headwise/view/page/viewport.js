@@ -11,7 +11,7 @@ class Viewport {
     return Math.min(this.width / this.S, this.height / this.T);
   }
 
-  // Limited by what can be shown.
+  // Keep the window within what can be shown.
   get closest() {
     return Math.max(Math.min(CLOSEST, this.limit), this.fit);
   }
@@ -40,7 +40,7 @@ class Viewport {
     this.settle();
   }
 
-  // The pair under the given point of the screen stays there.
+  // Zoom; the pair under the given point of the screen stays there.
   zoom(factor, px, py) {
     this.asked = null;
     const [x, y] = [this.x + px / this.scale, this.y + py / this.scale];

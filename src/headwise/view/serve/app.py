@@ -6,11 +6,9 @@ import ctypes
 import functools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from importlib import resources
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -20,8 +18,8 @@ from starlette.routing import Route
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.view.page import parts, script
-from headwise.view.pictures import KINDS, SIDE, cell, levels, pixels, span_at, tile
+from headwise.view.page import page_file, script
+from headwise.view.pictures import KINDS, SIDE, cell, levels, span_at, tile
 from headwise.view.serve.models import Models
 from headwise.view.serve.requests import Limits, Refusal, run_request
 from headwise.view.serve.runs import Run, Runs, log_place
@@ -34,6 +32,8 @@ MOST = 256  # entries of a row or column, largest first
 # 2048 × 2048 weights takes 12 to 26 ms of one core, depending on its kind, one of 4096 × 4096 up to 90, the whole map
 # up to 800.
 WIDE = 8
+
+_read = functools.partial(page_file, package="headwise.view.serve")
 
 
 class Server:
@@ -76,48 +76,36 @@ class Server:
         yield
         self.ended = await run_in_threadpool(self.runs.close)
 
-    # The page.
-
     async def page(self, _: Request) -> Response:
-        """The page itself, without data."""
         return Response(_read("live.html"), media_type="text/html; charset=utf-8")
 
     async def static(self, request: Request) -> Response:
-        """A file of the page."""
         found = page_files().get(request.path_params["name"])
         if found is None:
             raise Refusal(404, "there is no such file.")
-        return Response(found.data, media_type=found.media_type)
+        text, media_type = found
+        return Response(text, media_type=media_type)
 
     async def models(self, _: Request) -> Response:
-        """The models and the limits."""
         models = self.runs.models.to_dicts()
         return JSONResponse({"models": models, "limits": {"body": self.limits.body, "tokens": self.limits.tokens}})
 
-    # Runs.
-
     async def begin(self, request: Request) -> Response:
-        """Start a run."""
         wanted = await run_request(request, self.limits)
         run = await run_in_threadpool(self.runs.begin, wanted)
         return JSONResponse({"id": run.id, "tokens": run.T}, 201)
 
     async def run(self, request: Request) -> Response:
-        """The state of a run."""
         return JSONResponse(self._run(request).to_dict())
 
     async def cancel(self, request: Request) -> Response:
-        """Cancel a run."""
         return JSONResponse(self.runs.cancel(request.path_params["id"]).to_dict())
 
     async def manifest(self, request: Request) -> Response:
-        """What the page shows of a run."""
         run = self._run(request)
         if run.manifest is None:
             raise Refusal(409, f"there is nothing to show yet: this run is {run.stage}.")
         return Response(run.manifest, media_type="application/json", headers={"X-Version": str(run.version)})
-
-    # Parts of a map.
 
     async def tile(self, request: Request) -> Response:
         """A tile as 65,536 numbers in float32; a header says from how many of its queries it was made."""
@@ -134,19 +122,16 @@ class Server:
         return Response(found.data, media_type="application/octet-stream", headers=headers)
 
     async def row(self, request: Request) -> Response:
-        """The largest weights of a query."""
         weights, head = self._map(request)
         query = _number(request, "query", weights.shape[2])
-        return JSONResponse(await self._computed(request, lambda: row_of(weights, head, query)))
+        return JSONResponse(await self._computed(request, lambda: largest_of(weights[0, head, query], "keys")))
 
     async def column(self, request: Request) -> Response:
-        """The largest weights on a key."""
         weights, head = self._map(request)
         key = _number(request, "key", weights.shape[3])
-        return JSONResponse(await self._computed(request, lambda: column_of(weights, head, key)))
+        return JSONResponse(await self._computed(request, lambda: largest_of(weights[0, head, :, key], "queries")))
 
     async def cell(self, request: Request) -> Response:
-        """One weight."""
         weights, head = self._map(request)
         query, key = _number(request, "query", weights.shape[2]), _number(request, "key", weights.shape[3])
         return JSONResponse(await self._computed(request, lambda: cell_of(weights, head, query, key)))
@@ -205,40 +190,21 @@ def _guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Requ
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    """An unknown URL or method."""
     status = getattr(error, "status_code", 404)
-    return Refusal(status, "there is nothing at this URL, or not with this method.").response()
+    return Refusal(status, "this URL does not exist, or does not accept this method.").response()
 
 
 _HANDLERS: Any = {404: _not_found, 405: _not_found}
 
 
-# The files of the page: the scripts of a page on disk, and those that talk to the server.
-
-
-class PageFile(NamedTuple):
-    """A file as it is sent."""
-
-    data: bytes
-    media_type: str
-
-
 @functools.cache
-def page_files() -> dict[str, PageFile]:
-    """All files by name; nothing else is served."""
+def page_files() -> dict[str, tuple[str, str]]:
+    """The text and media type of every file by name; nothing else is served."""
     live = script(*(_read(f"{name}.js") for name in SCRIPTS))
     return {
-        "page.js": PageFile(live.encode(), "text/javascript; charset=utf-8"),
-        "page.css": PageFile((parts().style + _read("live.css")).encode(), "text/css; charset=utf-8"),
+        "page.js": (live, "text/javascript; charset=utf-8"),
+        "page.css": (page_file("page.css") + _read("live.css"), "text/css; charset=utf-8"),
     }
-
-
-@functools.cache
-def _read(name: str) -> str:
-    return (resources.files("headwise.view.serve") / "page" / name).read_text(encoding="utf-8")
-
-
-# Parts of a map as plain data, exact unless a tile says otherwise.
 
 
 class TileData(NamedTuple):
@@ -263,26 +229,13 @@ def tile_data(weights: AttentionMap, head: int, level: int, row: int, col: int, 
     """
     T, S = weights.shape[2:]
     span = span_at(level, T, S)
-    of = max(0, min(T, (row + 1) * SIDE * span) - row * SIDE * span)
-    if exact or span <= WIDE or 0 in (T, S):
-        return TileData(_bytes(tile(weights, head, level, row, col, kind)), of, of)
-    first_queries = torch.arange(row * SIDE, (row + 1) * SIDE) * span
-    rows = (first_queries[first_queries < T] + span // 2).clamp(max=T - 1)
-    part = weights.select(heads=[head], rows=rows)
-    keys = range(col * SIDE * span, max(col * SIDE * span, min(S, (col + 1) * SIDE * span)))
-    found = pixels(part, span, keys, kind, tall=1)[0]
-    found = F.pad(found, (0, SIDE - found.shape[1], 0, SIDE - found.shape[0]))
-    return TileData(_bytes(found), len(rows), of)
-
-
-def row_of(weights: AttentionMap, head: int, query: int) -> dict[str, Any]:
-    """The keys that a query attends to, largest weight first."""
-    return _largest(weights[0, head, query], "keys")
-
-
-def column_of(weights: AttentionMap, head: int, key: int) -> dict[str, Any]:
-    """The queries that attend to a key, largest weight first."""
-    return _largest(weights[0, head, :, key], "queries")
+    covered = range(T)[row * SIDE * span : (row + 1) * SIDE * span]
+    queries = None
+    if not (exact or span <= WIDE or 0 in (T, S)):
+        queries = (torch.tensor(covered[::span], dtype=torch.int64) + span // 2).clamp(max=T - 1)
+    data = tile(weights, head, level, row, col, kind, queries).float().contiguous()
+    rows = len(covered if queries is None else queries)
+    return TileData(ctypes.string_at(data.data_ptr(), data.nbytes), rows, len(covered))
 
 
 def cell_of(weights: AttentionMap, head: int, query: int, key: int) -> dict[str, Any]:
@@ -292,13 +245,9 @@ def cell_of(weights: AttentionMap, head: int, query: int, key: int) -> dict[str,
     return found._asdict() | hidden
 
 
-def _largest(weights: Tensor, name: str) -> dict[str, Any]:
+def largest_of(weights: Tensor, name: str) -> dict[str, Any]:
+    """The largest weights of a row or column, largest first, and their places as `name`."""
     best = weights.float().topk(min(MOST, len(weights)))
     there = int((best.values > 0).sum())
     whole = len(weights) <= MOST or there < MOST
     return {name: best.indices[:there].tolist(), "weights": best.values[:there].tolist(), "whole": whole}
-
-
-def _bytes(picture: Tensor) -> bytes:
-    data = picture.float().contiguous()
-    return ctypes.string_at(data.data_ptr(), data.nbytes)

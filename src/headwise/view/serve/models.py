@@ -50,7 +50,6 @@ class Models:
 
     @property
     def names(self) -> list[str]:
-        """In the order they were given."""
         return list(self._paths)
 
     def add(self, name: str, model: TextModel) -> None:
@@ -58,11 +57,11 @@ class Models:
         self._paths[name], self._open[name] = name, model
 
     def name_of(self, name: str | None) -> str:
-        """The name, the first by default; refused if no model has it."""
+        """The name, or that of the first model; refused if no model has it."""
         if name is None:
             return self.names[0]
         if name not in self._paths:
-            raise Refusal(404, f"there is no model of this name; there are {', '.join(self.names)}.")
+            raise Refusal(404, f"there is no model with this name; the models are {', '.join(self.names)}.")
         return name
 
     def __getitem__(self, name: str) -> TextModel:
@@ -98,12 +97,11 @@ class Outcome(NamedTuple):
     missing: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
         return self._asdict() | {"next": [following._asdict() for following in self.next]}
 
 
-class Cancelled(Exception):  # noqa: N818 - not an error: the user has cancelled
-    """The run is no longer wanted."""
+class Cancelled(Exception):  # noqa: N818 - not an error
+    """The user has cancelled the run."""
 
 
 def run_model(
@@ -157,7 +155,7 @@ def check_off(model: TextModel, off: HeadPairs) -> None:
     layers = list(attention_layers(model.module, "serve").values())
     for layer, head in off:
         if layer >= len(layers):
-            raise OptionError(f"layer {layer}: this model has {len(layers)}, counted from 0.")
+            raise OptionError(f"layer {layer}: this model has {len(layers)} layers, counted from 0.")
         most = _head_count(layers[layer])
         if most is not None and head >= most:
             raise OptionError(f"head {layer}.{head}: this layer has {most} heads, counted from 0.")
@@ -166,10 +164,8 @@ def check_off(model: TextModel, off: HeadPairs) -> None:
 def _head_count(layer: Any) -> int | None:
     """How many heads an attention layer has, if it says so."""
     config = getattr(layer, "config", None)
-    for found in (getattr(layer, "num_heads", None), getattr(config, "num_attention_heads", None)):
-        if isinstance(found, int):
-            return found
-    return None
+    counts = (getattr(layer, "num_heads", None), getattr(config, "num_attention_heads", None))
+    return next((count for count in counts if isinstance(count, int)), None)
 
 
 def outcome(model: TextModel, ids: Tensor) -> Outcome:

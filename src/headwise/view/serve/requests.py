@@ -52,7 +52,6 @@ class Refusal(Exception):  # noqa: N818 - it is an answer to the client, not an 
         self.status, self.message, self.after = status, message, after
 
     def response(self) -> JSONResponse:
-        """The HTTP response."""
         headers = {} if self.after is None else {"Retry-After": str(self.after)}
         return JSONResponse({"error": self.message}, self.status, headers)
 
@@ -142,7 +141,7 @@ def _checked(given: dict[str, Any], limits: Limits) -> RunRequest:
     unknown = set(given) - {field.name for field in dataclasses.fields(RunRequest)}
     if unknown:
         raise Refusal(400, f"{len(unknown)} unknown fields; expected text or ids, model, off, maps.")
-    text, ids, model = given.get("text"), given.get("ids"), given.get("model")
+    text, ids, model, maps = given.get("text"), given.get("ids"), given.get("model"), given.get("maps", True)
     if (text is None) == (ids is None):
         raise Refusal(400, "expected either text or ids (its tokens), not both.")
     if text is not None and (not isinstance(text, str) or not text):
@@ -153,10 +152,9 @@ def _checked(given: dict[str, Any], limits: Limits) -> RunRequest:
         raise Refusal(422, f"ids: expected a list of 1 to {limits.tokens:,} non-negative integers.")
     if model is not None and not isinstance(model, str):
         raise Refusal(400, "model: expected its name.")
-    if not isinstance(given.get("maps", True), bool):
+    if not isinstance(maps, bool):
         raise Refusal(400, "maps: expected true or false.")
-    off = _off(given.get("off", []), limits)
-    return RunRequest(text, None if ids is None else tuple(ids), model, off, given.get("maps", True))
+    return RunRequest(text, None if ids is None else tuple(ids), model, _off(given.get("off", []), limits), maps)
 
 
 def _off(given: Any, limits: Limits) -> tuple[tuple[int, int], ...]:

@@ -24,17 +24,18 @@ from headwise.errors import HeadwiseError, OptionError
 from headwise.models import TextModel
 from headwise.view.data import PageData
 from headwise.view.pictures import LayerStatistics
-from headwise.view.result import Pair, View
+from headwise.view.result import View, strongest
 from headwise.view.serve.models import Cancelled, HeadPairs, Models, Outcome, check_off, run_model, vocabulary
 from headwise.view.serve.requests import Limits, Refusal, RunRequest
 from headwise.weights import AttentionMap
 from headwise.weights.summary import HeadSummary, Summary
 
-FIRST = 256  # queries of the first page of a long text
+FIRST, SECOND = 256, 2048  # queries of the first pages of a long text; the last page uses all
 LONG = 1024  # tokens beyond which a text is long
-STEPS = (2048,)  # queries of the pages between the first and the last
 PAIRS = 20
 PORTION = 2**26  # weights that are measured without a pause
+QUIET = 0.25  # seconds without a request after which refining continues
+KNOWN = 64  # outcomes with all heads that are kept
 
 
 class Stage(enum.StrEnum):
@@ -50,7 +51,6 @@ class Stage(enum.StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen."""
         return self in (Stage.FINISHED, Stage.CANCELLED, Stage.FAILED)
 
 
@@ -84,21 +84,16 @@ class Run:
 
     @property
     def T(self) -> int:
-        """The number of tokens."""
         return int(self.ids.shape[1])
 
     @property
     def memory(self) -> int:
-        """Bytes of its queries and keys."""
-        held = {}
-        for weights in self.maps.values():
-            for tensor in (weights._query, weights._key):
-                storage = tensor.untyped_storage()
-                held[storage.data_ptr()] = storage.nbytes()
-        return sum(held.values())
+        """Bytes of its queries and keys; layers may share storage."""
+        tensors = [tensor for weights in self.maps.values() for tensor in (weights._query, weights._key)]
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+        return sum(storage.nbytes() for storage in storages.values())
 
     def layer(self, index: int) -> AttentionMap:
-        """The map of a layer."""
         return list(self.maps.values())[index]
 
     def reached(self, stage: Stage, done: float = 0.0) -> None:
@@ -108,7 +103,7 @@ class Run:
         self.stage, self.done = stage, done
 
     def to_dict(self) -> dict[str, Any]:
-        """Its state, as plain data."""
+        """Its state as plain data."""
         return {
             "id": self.id,
             "model": self.model,
@@ -125,8 +120,6 @@ class Run:
             "error": self.error,
         }
 
-    # The page.
-
     def measure(self) -> None:
         """Make the first page, quickly."""
         for _ in self._page(query_counts(self.T)[0], Stage.MEASURING):
@@ -136,7 +129,6 @@ class Run:
         """Make the page again from more queries, a few heads at a time, and finally from all of them."""
         for count in query_counts(self.T)[1:]:
             yield from self._page(count, Stage.REFINING)
-        self.reached(Stage.FINISHED, 1.0)
 
     def _page(self, count: int, stage: Stage) -> Iterator[None]:
         """Measure all heads at `count` queries, then publish the page."""
@@ -156,39 +148,13 @@ class Run:
                 yield
             summaries.append(Summary(tuple(heads)))
             layers.append(LayerStatistics.joined(parts))
-        view.summaries, view._pairs = tuple(summaries), _strongest(pairs)
-        self._publish(view, layers, count)
-        yield
-
-    def _publish(self, view: View, layers: list[LayerStatistics], rows: int) -> None:
+        view.summaries, view._pairs = tuple(summaries), strongest(pairs)
         data = PageData(view, self.model)
         for layer, statistics in enumerate(layers):
             data.add_layer(layer, statistics)
         self.manifest = json.dumps(data.to_dict(), separators=(",", ":")).encode()
-        self.rows, self.version = rows, self.version + 1
-
-
-def query_counts(T: int) -> list[int]:
-    """The numbers of queries that successive pages are made from."""
-    return [T] if T <= LONG else [FIRST, *(count for count in STEPS if 2 * count < T), T]
-
-
-def _portions(heads: int, weights: int) -> list[slice]:
-    """Heads of `weights` weights each, in portions that take a fraction of a second."""
-    size = max(1, PORTION // max(1, weights))
-    return [slice(start, min(start + size, heads)) for start in range(0, heads, size)]
-
-
-def _strongest(pairs: list[Pair]) -> list[Pair]:
-    """Each pair of tokens once, the strongest first."""
-    found: dict[tuple[int, int], Pair] = {}
-    for pair in sorted(pairs, key=lambda pair: -pair.weight):
-        found.setdefault((pair.query, pair.key), pair)
-    return list(found.values())
-
-
-QUIET = 0.25  # seconds without a request after which refining continues
-KNOWN = 64  # outcomes with all heads that are kept
+        self.rows, self.version = count, self.version + 1
+        yield
 
 
 class Runs:
@@ -201,7 +167,7 @@ class Runs:
         self.models, self.limits = models, limits
         self._kept: OrderedDict[str, Run] = OrderedDict()
         self._waiting: deque[Run] = deque()
-        self._refining: list[tuple[Run, Iterator[None]]] = []
+        self._refining: dict[Run, Iterator[None]] = {}
         self._outcomes: OrderedDict[tuple[str, bytes], Outcome] = OrderedDict()
         self._changed = threading.Condition()
         self._closing = False
@@ -255,7 +221,9 @@ class Runs:
     def __getitem__(self, id: str) -> Run:
         with self._changed:
             if id not in self._kept:
-                raise Refusal(404, f"there is no such run, or no longer: the last {self.limits.runs} are kept.")
+                raise Refusal(
+                    404, f"there is no such run, or it was dropped: the last {self.limits.runs} runs are kept."
+                )
             self._kept.move_to_end(id)
             return self._kept[id]
 
@@ -278,11 +246,10 @@ class Runs:
             self._answered_at = time.monotonic()
             self._changed.notify_all()
 
-    # The threads.
-
     def _work(self) -> None:
-        """Execute one run after the other."""
-        self._warm_up()
+        """Open the first model before anyone waits for it, then execute one run after the other."""
+        with contextlib.suppress(HeadwiseError):  # reported when the model is requested
+            self.models[self.models.names[0]]
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self._waiting)
@@ -295,18 +262,13 @@ class Runs:
                 self._working = False
                 self._changed.notify_all()
 
-    def _warm_up(self) -> None:
-        """Open the first model before anyone waits for it; an error is reported when the model is requested."""
-        with contextlib.suppress(HeadwiseError):
-            self.models[self.models.names[0]]
-
     def _refine(self) -> None:
         """Improve the page of the newest run, a portion at a time, while the server is idle."""
         while (found := self._when_quiet()) is not None:
             run, steps = found
             if not self._guarded(run, functools.partial(next, steps, Stage.FINISHED)):
                 with self._changed:
-                    self._refining = [pair for pair in self._refining if pair[0] is not run]
+                    self._refining.pop(run, None)
 
     def _when_quiet(self) -> tuple[Run, Iterator[None]] | None:
         """What to refine, once the server is idle; None when it closes."""
@@ -315,7 +277,7 @@ class Runs:
                 wait = self._answered_at + QUIET - time.monotonic()
                 busy = self._working or self._waiting or self._answering or not self._refining
                 if not busy and wait <= 0:
-                    return self._refining[-1]
+                    return next(reversed(self._refining.items()))
                 self._changed.wait(None if busy else wait)
             return None
 
@@ -339,15 +301,12 @@ class Runs:
         if run.wants_maps:
             self._make_room(run)
             run.measure()
-        if run.wants_maps and run.rows < run.T:
-            self._begin_refining(run)
-        else:
+        if not run.wants_maps or run.rows == run.T:
             run.reached(Stage.FINISHED, 1.0)
-
-    def _begin_refining(self, run: Run) -> None:
+            return
         run.reached(Stage.REFINING)
         with self._changed:
-            self._refining = [*self._refining, (run, run.refinements())]
+            self._refining[run] = run.refinements()
             self._changed.notify_all()
 
     def _guarded(self, run: Run, work: Callable[[], object]) -> bool:
@@ -365,8 +324,6 @@ class Runs:
             run.stage, run.error = Stage.FAILED, f"an internal error of headwise ({type(error).__name__})."
             log_place("a run", error)
         return not run.stage.ended
-
-    # What is kept.
 
     def _remember(self, run: Run, outcome: Outcome) -> None:
         self._outcomes[_key(run)] = outcome
@@ -386,10 +343,23 @@ class Runs:
 
     def _forget(self, run: Run) -> None:
         self._kept.pop(run.id, None)
-        self._refining = [pair for pair in self._refining if pair[0] is not run]
+        self._refining.pop(run, None)
         if run in self._waiting:
             self._waiting.remove(run)
             run.stage = Stage.CANCELLED
+
+
+def query_counts(T: int) -> list[int]:
+    """The numbers of queries that successive pages are made from."""
+    if T <= LONG:
+        return [T]
+    return [FIRST, SECOND, T] if T > 2 * SECOND else [FIRST, T]
+
+
+def _portions(heads: int, weights: int) -> list[slice]:
+    """Heads of `weights` weights each, in portions that take a fraction of a second."""
+    size = max(1, PORTION // max(1, weights))
+    return [slice(start, min(start + size, heads)) for start in range(0, heads, size)]
 
 
 def log_place(what: str, error: BaseException) -> None:
@@ -411,7 +381,7 @@ def _ids(model: TextModel, request: RunRequest) -> Tensor:
         return model.tokens(request.text, most=10**9)
     ids = request.ids or ()
     if max(ids) >= vocabulary(model):
-        raise OptionError(f"token {max(ids)}: this model has {vocabulary(model):,}, counted from 0.")
+        raise OptionError(f"token {max(ids)}: this model has {vocabulary(model):,} tokens, counted from 0.")
     return torch.tensor([ids])
 
 
@@ -419,6 +389,6 @@ def _note(model: TextModel, length: int) -> str:
     if model.trained is None or length <= model.trained:
         return ""
     return (
-        f"This model was trained on texts of {model.trained:,} tokens and this one has {length:,}: beyond that, its "
-        f"heads do what they never learned."
+        f"This model was trained on texts of {model.trained:,} tokens and this one has {length:,}: beyond the training "
+        f"length, its heads are unreliable."
     )

@@ -1,4 +1,4 @@
-"""The process: a listening socket, a clean shutdown, and clear errors for what can go wrong before."""
+"""The server process: a listening socket, a clean shutdown, and clear errors if the server cannot start."""
 
 import contextlib
 import errno
@@ -61,10 +61,11 @@ def serve(
         )
     token = _token()
     with listening(host, port) as listener:
-        door = Door(listener.getsockname()[1], token, _own_names(host, names))
+        own = names[0] if host in ANY else f"[{host}]" if ":" in host else host
+        door = Door(listener.getsockname()[1], token, (own, *names))
         server = Server(models, door, limits)
         process = Process(config_of(server))
-        address = f"http://{_shown(host, names)}:{door.port}/?token={token}"
+        address = f"http://{own}:{door.port}/?token={token}"
         _announce(address, host, as_json)
         with _browser(address, open_browser), _until(seconds, process):
             process.run(sockets=[listener])
@@ -124,11 +125,11 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 def _why_not(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
-            f"port {port} is busy: something already listens there, perhaps another headwise serve. Stop it, or pass "
+            f"port {port} is in use by another program, perhaps another headwise serve. Stop it, or pass "
             f"--port {port + 1 if port < 65535 else 8765}, or --port 0 for any free one."
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f"port {port} may not be used: ports below 1024 are for administrators. Pass --port 8765."
+        return f"port {port} cannot be used: ports below 1024 require administrator rights. Pass --port 8765."
     return f"--host {host}: cannot listen there ({error.strerror or error}). Pass --host 127.0.0.1, or omit it."
 
 
@@ -142,33 +143,21 @@ def _token() -> str:
     return given
 
 
-def _own_names(host: str, names: Sequence[str]) -> tuple[str, ...]:
-    own = () if host in (*ANY, *LOCAL) else (f"[{host}]" if ":" in host else host,)
-    return (*own, *names)
-
-
-def _shown(host: str, names: Sequence[str]) -> str:
-    return names[0] if host in ANY else f"[{host}]" if ":" in host else host
-
-
 def _announce(address: str, host: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"address": address, "process": os.getpid()}), flush=True)
         return
-    print(f"headwise is at {address}", flush=True)
+    print(f"headwise is running at {address}", flush=True)
     print("Ctrl-C stops it. Texts stay on this computer and are not stored.", flush=True)
     if host not in LOCAL:
         print(f"Other computers can reach {host}, and the connection is not encrypted.", file=sys.stderr, flush=True)
 
 
-def _has_screen() -> bool:
-    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
 @contextlib.contextmanager
 def _browser(address: str, wanted: bool) -> Iterator[None]:
     """Open the page through a file that only this user can read: everyone can see the URLs in command lines."""
-    if not wanted or not _has_screen():
+    has_screen = sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if not wanted or not has_screen:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="headwise-") as folder:

@@ -25,12 +25,12 @@ class Connection {
     } catch (error) {
       if (error.name === "AbortError") throw error;
       this.onlost();
-      throw new Lost("The server does not respond.");
+      throw new Lost("The server is not responding.");
     }
     if (answer.ok) return answer;
     if (answer.status === 401) {
       this.onlocked();
-      throw new Locked("The server was restarted and has another token.");
+      throw new Locked("The server was restarted and has a new token.");
     }
     throw new Refused(answer.status, await wordsOf(answer), Number(answer.headers.get("Retry-After")) || 0);
   }
@@ -43,7 +43,7 @@ class Connection {
     return this.json(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
   }
 
-  // A request that is repeated while the server is busy.
+  // Send a request, and repeat it while the server is busy.
   async patiently(path, options) {
     for (let tries = 0; ; tries++) {
       try {
@@ -68,7 +68,7 @@ async function wordsOf(answer) {
   try {
     return (await answer.json()).error;
   } catch {
-    return `The server responds with status ${answer.status}.`;
+    return `The server returned status ${answer.status}.`;
   }
 }
 

@@ -123,7 +123,7 @@ class Live {
       this.id = id;
       if (maps) keep(this.asked, id, off);
       await this.follow(id, turn, { compare });
-      // Meanwhile the run whose maps are shown may have been refined.
+      // The run whose maps are shown may have been refined in the meantime.
       if (!maps && this.side) await this.follow(this.side.source.id, turn, { compare: Boolean(this.before), version: this.version, told: false });
     } catch (error) {
       this.failed(error, turn);
@@ -234,7 +234,7 @@ class Live {
     this.trying = true;
     this.turn++;
     this.busy(false);
-    this.warn("The server does not respond. Your text is kept here, and this page keeps trying.");
+    this.warn("The server is not responding. Your text is kept here, and this page will keep trying.");
     for (let wait = 400; ; wait = Math.min(4000, 1.5 * wait)) {
       await rest(wait);
       try {
@@ -261,7 +261,7 @@ class Live {
     this.busy(false);
     const address = el("input", { type: "text", class: "find address", "aria-label": "New address", placeholder: "http://127.0.0.1:8765/?token=…", autocomplete: "off" });
     const form = el("form", { onsubmit: (event) => { event.preventDefault(); this.unlock(address.value); } }, address, el("button", { class: "act", text: "Continue" }));
-    this.warn("The server was restarted and has another token. Your text is kept here: paste the address that the server printed to continue.", form);
+    this.warn("The server was restarted and has a new token. Your text is kept here: to continue, paste the address that the server printed.", form);
     this.banner.classList.add("locked");
   }
 

@@ -1,5 +1,5 @@
-// A source of data from the server: every tile, row and weight, exact. Wide tiles of long texts are first made from some
-// of their rows, and requested again in full once nothing else is pending.
+// A data source that asks the server. Every tile, row and weight is exact, except that wide tiles of long texts are first
+// made from some of their rows; they are requested again in full once nothing else is pending.
 
 class LiveSource extends EmbeddedSource {
   constructor(manifest, sections, connection, id) {

@@ -76,11 +76,6 @@ class Loaded:
     flags: int = 0  # of `from __future__ import annotations`
     finder: StubFinder = field(default_factory=lambda: StubFinder(set()))
 
-    @property
-    def missing_packages(self) -> list[str]:
-        """Packages that are not installed and got a stand-in."""
-        return self.finder.missing
-
     def define_late(self, name: str) -> bool:
         """Define a name by the statement that was skipped at first; False where there is none or it fails."""
         statement = self.skipped.pop(name, None)
@@ -117,12 +112,7 @@ class Loaded:
     def _supply_imports(self, tree: ast.Module) -> None:
         """Import what the file uses and forgot to import."""
         star = _has_star_import(tree)
-        local = {
-            a.arg
-            for n in ast.walk(tree)
-            if isinstance(n, ast.arguments)
-            for a in [*n.args, *n.kwonlyargs, *n.posonlyargs]
-        }
+        local = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
         stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         bound = self.assigned | local | stored | _imported(tree)
         for node in ast.walk(tree):
@@ -170,16 +160,13 @@ class Loaded:
         if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
             self.flags = __future__.annotations.compiler_flag
             return
-        try:
-            exec(self._code(statement), self.namespace)  # noqa: S102 - running the learner's file is the job; see sandbox.py
+        error = self._execute(statement)
+        if error is None:
             self._note_missing_neighbor(statement)
-        except MemoryError:
-            raise
-        except (Exception, SystemExit) as error:
-            if "cannot import name" in str(error):
-                self._note_failed(statement, str(error).partition(" (")[0])
-            self.problems.append((statement.lineno, f"{type(error).__name__}: {error}"))
-            self._stand_in(statement)
+            return
+        if "cannot import name" in str(error):
+            self._note_failed(statement, str(error).partition(" (")[0])
+        self._stand_in(statement)
 
     def _stand_in(self, statement: ast.Import | ast.ImportFrom) -> None:
         """Define what an import would have defined: the usual module, a helper, or a stand-in."""
@@ -201,18 +188,17 @@ class Loaded:
         for alias in statement.names:
             self.failed_imports[alias.asname or alias.name] = (statement.lineno, words)
 
-    def _execute(self, statement: ast.stmt) -> None:
-        """Run a statement; an error is noted and not raised, because the attention may not need it."""
+    def _execute(self, statement: ast.stmt) -> BaseException | None:
+        """Run a statement; an error is noted and returned, not raised, because the attention may not need it."""
         try:
-            exec(self._code(statement), self.namespace)  # noqa: S102 - running the learner's file is the job
+            code = compile(ast.Module([statement], []), self.path, "exec", self.flags, dont_inherit=True)
+            exec(code, self.namespace)  # noqa: S102 - running the learner's file is the job; see sandbox.py
         except MemoryError:
             raise
         except (Exception, SystemExit) as error:
             self.problems.append((statement.lineno, f"{type(error).__name__}: {error}"))
-
-    def _code(self, statement: ast.stmt) -> CodeType:
-        code: CodeType = compile(ast.Module([statement], []), self.path, "exec", self.flags, dont_inherit=True)
-        return code
+            return error
+        return None
 
 
 def load(path: Path) -> Loaded:
@@ -374,14 +360,12 @@ OTHER = re.compile(
 def candidates(loaded: Loaded) -> list[tuple[str, Any]]:
     """Names and objects of everything that looks like attention, best first."""
     texts = _definitions(loaded)
-    used = {
-        name: [other for other in texts if other != name and re.search(rf"\b{other}\b", texts[name])] for name in texts
-    }
     scores = {}
     for name, thing in loaded.namespace.items():
         if name.startswith("__") or name not in texts:
             continue
-        body = "\n".join([texts[name], *(texts[other] for other in used[name])])  # with the definitions it mentions
+        used = [text for other, text in texts.items() if other != name and re.search(rf"\b{other}\b", texts[name])]
+        body = "\n".join([texts[name], *used])  # with the definitions it mentions
         if inspect.isclass(thing):
             scores[name] = _class_score(name, thing, texts[name], body)
         elif inspect.isfunction(thing):
@@ -467,10 +451,6 @@ class Case:
         if self.loaded is not None:
             return self.loaded.line(line)
         return "" if line is None or self.filename is None else linecache.getline(self.filename, line).strip()
-
-    def define_late(self, name: str) -> bool:
-        """Define a name by a statement of the file that was skipped at first; whether that worked."""
-        return self.loaded is not None and self.loaded.define_late(name)
 
 
 # Names that a class or function reads.

@@ -228,7 +228,6 @@ class StandInConfig:
         return self._look_up(str(name))[0]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Like `dict.get`."""
         return getattr(self, name, default)
 
     def keys(self) -> list[str]:
@@ -398,10 +397,8 @@ def _built(cls: type, arguments: dict[str, Any], parameters: list[inspect.Parame
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
     first = [arguments[name] for name in positional if name in arguments]
     named = {name: value for name, value in arguments.items() if name not in positional}
-    text = ", ".join(f"{k}={_short(v)}" for k, v in arguments.items())
-    return Built(
-        lambda: cls(*first, **named), f"{cls.__name__}({text})", arguments, None, natural, 0 if natural else MANY
-    )
+    text = f"{cls.__name__}({', '.join(f'{k}={_short(v)}' for k, v in arguments.items())})"
+    return Built(lambda: cls(*first, **named), text, arguments, None, natural, 0 if natural else MANY)
 
 
 def _short(value: Any) -> str:

@@ -1,6 +1,6 @@
 """Finds out how to build and call somebody's attention: first by name, then by trial.
 
-`bind` searches; `bind_as_told` follows --build and --call. Both give a `Bound`: an object that runs, with a trace.
+`bind` searches; `bind_as_told` follows --build and --call. Both return a `Bound`: an object that runs, with a trace.
 Missing names and attributes are supplied on the way and remembered, so that they do not hide everything else.
 """
 
@@ -187,9 +187,6 @@ def _is_informed(nodes: AttentionNodes) -> bool:
     return bool(torch.isfinite(weights).all()) and float(weights.std()) > 1e-9
 
 
-# The search.
-
-
 def bind(case: Case) -> tuple[Bound | None, list[Failure]]:
     """The best way that was found to build and call, and every attempt that raised. None where nothing ran."""
     search = Search(case)
@@ -214,7 +211,6 @@ class Search:
         self.too_long = False  # a call made so many operations that smaller sizes are needed
 
     def best(self) -> Bound | None:
-        """The call with the highest rank."""
         best, best_rank = None, 0
         for sizes in itertools.chain(self._usual_sizes(), self._small_sizes(), self._expected_sizes()):
             for bound in self._ways(sizes):

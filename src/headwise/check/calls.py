@@ -150,7 +150,6 @@ class FunctionWithWeights(nn.Module):
         return [p for p in parameters if p.name not in self.held and p.name not in self.constants]
 
     def forward(self, **named: Any) -> Any:
-        """The function's result with its weights filled in."""
         weights = {name: getattr(self, held) for name, held in self.held.items()}
         return self.function[0](**named, **weights, **self.constants)
 
@@ -244,8 +243,7 @@ class CallForm:
     @property
     def cross(self) -> bool:
         """Whether keys can come from another input than queries."""
-        given = set(self.roles.values())
-        return "memory" in given or "key" in given
+        return not {"memory", "key"}.isdisjoint(self.roles.values())
 
     @property
     def separate_values(self) -> bool:
@@ -270,7 +268,6 @@ class CallForm:
         return ", ".join([*self.roles, *self.masks])
 
     def call(self, thing: Any, inputs: Inputs, masks: dict[str, Any] | None = None) -> Any:
-        """The result of the learner's own call."""
         given: dict[str, Any] = tree_map(lambda leaf: self._fitted(leaf, inputs.query), dict(self.fixed))
         for name, role in self.roles.items():
             given[name] = lay_out(getattr(inputs, SOURCE.get(role, role)), self.layout)
@@ -487,7 +484,6 @@ class Repairs(TorchFunctionMode):
         self.filename, self.repaired = filename, repaired
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, with arguments changed or a second attempt."""
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if name == "cuda" and args and isinstance(args[0], Tensor):

@@ -93,10 +93,8 @@ class Loaded:
         """The syntax tree; None after a syntax error, which is kept."""
         try:
             return ast.parse(self.source, self.path)
-        except SyntaxError as error:
-            self.syntax = error
-        except ValueError as error:
-            self.syntax = SyntaxError(str(error))
+        except (SyntaxError, ValueError) as error:
+            self.syntax = error if isinstance(error, SyntaxError) else SyntaxError(str(error))
         return None
 
     def run(self, tree: ast.Module) -> None:
@@ -111,7 +109,8 @@ class Loaded:
 
     def _supply_imports(self, tree: ast.Module) -> None:
         """Import what the file uses and forgot to import."""
-        star = _has_star_import(tree)
+        imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+        star = any(alias.name == "*" for n in imports for alias in n.names)
         local = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
         stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         bound = self.assigned | local | stored | _imported(tree)
@@ -324,10 +323,6 @@ def _imported(tree: ast.AST) -> set[str]:
     return {(a.asname or a.name).partition(".")[0] for n in imports for a in n.names}
 
 
-def _has_star_import(tree: ast.AST) -> bool:
-    return any(isinstance(n, ast.ImportFrom) and any(a.name == "*" for a in n.names) for n in ast.walk(tree))
-
-
 def _is_main(statement: ast.If) -> bool:
     return "__name__" in ast.dump(statement.test)
 
@@ -421,9 +416,6 @@ def _function_score(name: str, function: Any, body: str) -> int:
     return 5 if NAME.search(name) and name.startswith(("scaled", "attention", "self", "multi")) else 0
 
 
-# One thing to judge.
-
-
 @dataclass
 class Case:
     """One class, function or object to judge, and where it comes from."""
@@ -451,9 +443,6 @@ class Case:
         if self.loaded is not None:
             return self.loaded.line(line)
         return "" if line is None or self.filename is None else linecache.getline(self.filename, line).strip()
-
-
-# Names that a class or function reads.
 
 
 def names_used(target: Any) -> set[str]:

@@ -18,10 +18,6 @@ from headwise.check.trace import PRODUCTS, Core, Node, Trace, find_attention
 HIDDEN = -50.0  # a score this far below the others has no weight in any precision
 AXES = {3: "keys", 2: "queries", 1: "heads", 0: "batch", (2, 3): "queries and keys together"}
 Axis = int | tuple[int, int]
-
-
-# The stages of attention as they were understood.
-
 NO_ROLE = Role([], None, False, False, False)
 
 

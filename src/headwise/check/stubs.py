@@ -123,7 +123,6 @@ class Rearrange(nn.Module):
         self.pattern, self.sizes = pattern, sizes
 
     def forward(self, x: Tensor) -> Tensor:
-        """The rearranged tensor."""
         return rearrange(x, self.pattern, **self.sizes)
 
 

@@ -1,4 +1,4 @@
-"""Writes attention classes as source, right or with named mistakes, in several coding styles: for tests and quiz."""
+"""Writes attention classes as source, right or with named mistakes, in several coding styles, for the tests and the quiz."""
 
 import re
 from collections.abc import Iterator
@@ -122,7 +122,6 @@ class EinsumAttention(nn.Module):
         q = {q:torch.einsum("bte,hed->bhtd", x, self.q)}
         k = {k:torch.einsum("bte,hed->bhtd", x, self.k)}
         v = {v:torch.einsum("bte,hed->bhtd", x, self.v)}
-        pass
         scores = torch.einsum("{scores:bhtd,bhsd->bhts}", q, k) * self.scale
         if mask is not None:
             {mask:scores = scores.masked_fill(~mask.bool(), float("-inf"))}

@@ -85,7 +85,6 @@ class Trace(TorchDispatchMode):
         self._sdpa.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and record its results."""
         name, plain = func.overloadpacket.__name__, tree_leaves(args)
         given = [leaf for leaf in (*plain, *tree_leaves(kwargs or {})) if isinstance(leaf, Tensor)]
         operands = [t.detach().clone() for t in given] if name in KEEP_OPERANDS else []
@@ -211,9 +210,6 @@ def in_layer_constructor(error: BaseException) -> bool:
     return any("torch" in file and "modules" in file for file in files) or LAYERS.match(str(error)) is not None
 
 
-# The attention in a trace.
-
-
 @dataclass
 class AttentionNodes:
     """The softmax and the products around it, before batch and heads are told apart: one node per product."""
@@ -332,7 +328,6 @@ class BatchOrder:
     B: int
 
     def __call__(self, parts: list[Tensor]) -> Tensor:
-        """The tensor with separate axes for batch and heads."""
         shape = parts[0].shape[1:]
         if self.kind == "one product per head":
             return torch.stack(parts, 1)

@@ -118,9 +118,6 @@ def _show_difference(report: Report, bound: Bound, reading: AttentionReading | N
         report.proof = f"with {one} the output equals the reference on new inputs (largest difference {error:.0e})"
 
 
-# Files.
-
-
 def judge_file(
     path: Path,
     name: str | None = None,

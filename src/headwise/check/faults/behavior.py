@@ -24,9 +24,6 @@ def _steady(a: Tensor | None, b: Tensor | None) -> bool | None:
     return None if a is None or b is None else same(a.nan_to_num(), b.nan_to_num())
 
 
-# Another call of the same object.
-
-
 def without_keys(bound: Bound, reading: AttentionReading | None) -> Found:
     """Where keys are optional, the call without them takes another path through the code and must be right as well."""
     optional = [p.name for p in signature(bound.thing) if p.name in bound.form.roles and p.default is None]

@@ -230,9 +230,6 @@ def _of_another_sample(seen: Tensor, meant: Tensor, base: Tensor) -> str:
     return "other"
 
 
-# The faults.
-
-
 def mask_meanings(bound: Bound, reading: AttentionReading | None) -> Found:
     """What every mask argument means."""
     for argument in measured(bound, reading):
@@ -289,7 +286,6 @@ def _is_admitted(bound: Bound, reading: AttentionReading, name: str) -> bool:
 
 
 def _is_never_read(case: Case, name: str) -> bool:
-    """Whether an argument of a method is not mentioned in its body."""
     definition = None if case.loaded is None else definition_of(ast.parse(case.loaded.source), case.name)
     body = [] if definition is None else definition.body
     methods = [n for n in body if isinstance(n, Function) and name in {a.arg for a in n.args.args}]

@@ -1,4 +1,4 @@
-"""Mistakes in the stages of attention: projections, scores, output. Each function asks one question of the reading."""
+"""Mistakes in the stages of attention: projections, scores, output. Each function checks one thing in the reading."""
 
 import ast
 import functools
@@ -34,7 +34,7 @@ Fault = Callable[[Bound, AttentionReading | None], Found]
 
 
 def of_stages(question: Callable[[Bound, AttentionReading], Found]) -> Fault:
-    """Asks a question only where attention between tokens was read."""
+    """Run a check only where attention between tokens was read."""
 
     @functools.wraps(question)
     def asked(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -57,7 +57,7 @@ def unread_attention(bound: Bound, reading: AttentionReading | None) -> Found:
 
 
 def _isolated_tokens(bound: Bound) -> Iterator[Finding]:
-    """Tokens that no other token influences, or only some do where the name does not announce it."""
+    """Tokens that no other token influences, or only some do although the class name does not say so."""
     moved = influence(bound) if bound.trace.softmax_nodes() else None  # without a softmax it is not attention at all
     if moved is None or len(moved) < 3:
         return
@@ -72,7 +72,7 @@ def _isolated_tokens(bound: Bound) -> Iterator[Finding]:
 
 
 def influence(bound: Bound) -> Tensor | None:
-    """(T, T), True where a change of input token j changes output token i; None where that cannot be found out."""
+    """(T, T), True where a change of input token j changes output token i; None where that cannot be measured."""
     before = bound.output_of(bound.inputs)
     T = bound.inputs.query.shape[1]
     if before is None or before.dim() != 3 or before.shape[1] != T or bound.inputs.key.shape[1] != T:
@@ -239,7 +239,6 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
 
 
 def _role_in(parameter: str) -> str | None:
-    """The role that the name of a parameter states."""
     for word in (plain(part) for part in parameter.split(".")):
         short = (
             word.removesuffix("weight").removesuffix("proj").removesuffix("s").removeprefix("w").removeprefix("proj")

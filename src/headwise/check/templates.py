@@ -1,4 +1,4 @@
-"""Writes attention classes as source, right or with named mistakes, in several coding styles, for the tests and the quiz."""
+"""Writes the source of attention classes, right or with named mistakes, in four styles, for the tests and the quiz."""
 
 import re
 from collections.abc import Iterator

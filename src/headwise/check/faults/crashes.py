@@ -262,7 +262,7 @@ def _own_call(calls: list[Failure]) -> Failure | None:
 
 
 def _after_attention(calls: list[Failure]) -> Failure | None:
-    """An error after the softmax: the input was right up to there. All calls that get this far must fail in the same way."""
+    """An error after the softmax: the input was right up to there. All calls that get this far must fail alike."""
     late = [f for f in calls if f.attended and not f.guessed]
     if not late or len({_end(f) for f in late}) > 1:
         return None

@@ -173,10 +173,11 @@ class MaskTrial:
             return tried
         tried.meaning = self._meaning(core, meant, tried.mask)
         before, after = self.bound.output, other.output
-        differs = before is not None and after is not None and not same(before.nan_to_num(), after.nan_to_num())
-        if tried.meaning == "none" and differs:
+        if tried.meaning != "none":
+            return tried
+        if before is not None and after is not None and not same(before.nan_to_num(), after.nan_to_num()):
             tried.meaning = "other"  # it acts elsewhere, perhaps on the output
-        if tried.meaning == "none" and (discarded := core.discarded_mask()) is not None:
+        elif (discarded := core.discarded_mask()) is not None:
             tried.meaning, tried.line = "discarded", discarded.line
         return tried
 

@@ -39,7 +39,7 @@ def test_missing_packages_of_the_demo_code_do_not_matter(tmp_path):
     path = tmp_path / "attention.py"
     path.write_text(head + RIGHT)
     assert judge_file(path, thorough=False).verdict == "right"
-    assert load(path).missing_packages == ["no_such_plotting", "no_such_hub"]
+    assert load(path).finder.missing == ["no_such_plotting", "no_such_hub"]
 
 
 def test_sizes_and_configurations_of_a_file_that_is_not_here_are_read_from_their_names(tmp_path):

@@ -1,5 +1,7 @@
 """What people call things: the meaning of names, and constructor arguments chosen by meaning, then by trial."""
 
+import contextlib
+import functools
 import inspect
 import itertools
 import re
@@ -40,7 +42,7 @@ def batch_for(width: int) -> int:
     return candidate
 
 
-# The meaning of a parameter, read from its name.
+# The meaning of a parameter, read from its name. The lists hold what the patterns below do not recognize.
 
 
 def _words(text: str) -> frozenset[str]:
@@ -48,47 +50,32 @@ def _words(text: str) -> frozenset[str]:
 
 
 WIDTH = _words(
-    "dmodel embeddim embedsize embedim nembd nembed dim hiddensize hiddendim embdim embsize embeddingdim "
-    "embeddingsize modeldim modelsize din dout infeatures outfeatures inputdim outputdim indim outdim channels "
-    "features width dembed demb embed emb c d e dimin dimout dimmodel inputsize outputsize hidden nhidden nhid "
-    "numhiddens attentiondim attentionsize dattn querysize keysize valuesize size nunits units nfeat nstate nx "
-    "attndim dimembed "
-    "embeddingdimension embeddingdims embeddims dmodels dimension embdsize embdim embddim dimembedding "
-    "hiddendimension modeldimension inputdimension dinput doutput dinp inchannels outchannels featuredim "
-    "dimfeatures nchannels allheadsize hiddenunits dimemb inputchannels contextdim crossdim dcontext "
-    "crossattentiondim querydim innerdim totaldim qkvdim model embedding qsize embeddimension embeddingdepth "
-    "featuresize fdim featdim dhidden hdim dimhidden encdim decdim dimquery inputembdim insize outsize "
-    "dimmodel dmodelsize latentdim embdimension ninp inplanes encoderdim decoderdim"
+    "dim embsize modelsize din dout features width c d e dimin dimout dimmodel numhiddens attentiondim "
+    "attentionsize dattn size nunits units nfeat nstate nx attndim dimension inputdimension dinput doutput dinp "
+    "dimfeatures allheadsize contextdim crossdim dcontext crossattentiondim innerdim totaldim model qsize fdim "
+    "featdim hdim encdim decdim dimquery latentdim ninp inplanes encoderdim decoderdim"
 )
-HEADS = _words(
-    "numheads nheads nhead heads h numattentionheads headnum headcount numhead nattnheads attentionheads "
-    "numqueryheads nqheads nqueryheads numqheads nh head headsnum numberofheads nattentionheads headsnumber hnum "
-    "attnheads numattnheads nbheads nbhead noheads nofheads numberheads nattentionhead numattentionhead "
-    "attentionhead numsaheads mhaheads mhsaheads"
-)
+HEADS = _words("h headnum headcount nh head headsnum headsnumber hnum")
 KV_HEADS = _words(
-    "numkvheads nkvheads kvheads numkeyvalueheads nkvhead nkeyvalueheads numkvgroups nkvgroups kvhead "
-    "numgroups ngroups groups numberofgroups numquerygroups nquerygroups querygroups groupnum numgroup"
+    "numkvgroups nkvgroups numgroups ngroups groups numberofgroups numquerygroups nquerygroups querygroups "
+    "groupnum numgroup"
 )
 HEAD_WIDTH = _words(
-    "headdim dk dv dq headsize dimhead dhead keydim valuedim depth dimkey headwidth dimperhead sizeperhead "
-    "headfeatures dkey dvalue dquery qkdim attnheadsize attentionheadsize dimq dimk dimv qdim kdim vdim headembdim "
-    "headembeddim dimv dkv dqk sizehead headdimension perheaddim headchannels qkheaddim vheaddim dimvalue"
+    "dk dv dq dhead keydim valuedim depth dimkey headfeatures dkey dvalue dquery qkdim dimq dimk dimv qdim kdim "
+    "vdim dkv dqk headchannels dimvalue"
 )
 CONTEXT = _words(
-    "contextlength blocksize maxseqlen maxlen seqlen ctxlen maxpositionembeddings nctx contextsize maxlength "
-    "ctxsize maxseqlength sequencelength seqlength contextwindow maxcontext numtokens ntokens maxtokens context "
-    "maxt npositions maxsequencelength contextlen sequencelen maxcontextlength blocklen tokens maxtokenlen "
-    "seqlenmax maxctx maxseq maxcontextlen ctx windowsize numpatches npatches inputlength inputlen seqsize "
-    "maxposition maxpositions maxbatchlen lookback maxseqsize maximumsequencelength"
+    "nctx maxcontext numtokens ntokens maxtokens context maxt npositions tokens maxctx maxseq ctx windowsize "
+    "numpatches npatches inputlength inputlen maxposition maxpositions lookback"
 )
-BATCH = {"batchsize", "batch", "maxbatchsize", "bs", "nbatch", "bsz"}
+CONSTRUCTOR_NAMES = {
+    "heads": HEADS, "kv_heads": KV_HEADS, "head_width": HEAD_WIDTH, "context": CONTEXT, "width": WIDTH,
+    "batch": _words("batchsize batch maxbatchsize bs nbatch bsz"),
+}  # fmt: skip
 
-QUERY = _words(
-    "q query queries xq queryinput tgt qx inputq qinput queryinputs target inputquery xquery qin qs wquery hq"
-)
-KEY = _words("k key keys xk keyinput kx inputk kinput keyinputs inputkey xkey kin ks hk")
-VALUE = _words("v value values val xv valueinput vx inputv vinput valueinputs inputvalue vs xvalue vin hv")
+QUERY = _words("q xq tgt qx inputq qinput target qin qs hq")
+KEY = _words("k xk kx inputk kinput kin ks hk")
+VALUE = _words("v xv vx inputv vinput vs vin hv")
 SELF = _words(
     "x input inputs hiddenstates embeddings embedding src embedded tokens seq hidden inp sequence inputtensor xs "
     "emb embeds embed data inputdata features hs hiddenstate source inputembeddings inputseq e z tensor "
@@ -96,18 +83,18 @@ SELF = _words(
     "inputsembeds"
 )
 MEMORY = _words(
-    "context memory encoderoutput encoderoutputs encout y kv cond encoderhiddenstates cross crossx mem xkv "
-    "kvinput enc encoderout keyvalue keyvalues keyvaluestates contexts encoutput xcontext encoderstates "
-    "encoutputs keyvalueinput xenc encx enctensor keyvaluesource x2 xother srcencoded"
+    "context encout y kv cond cross crossx mem xkv kvinput enc keyvalue keyvalues keyvaluestates contexts "
+    "encoutput xcontext encoutputs keyvalueinput xenc encx enctensor keyvaluesource x2 xother"
 )
 MASKS = {"lengths", "seqlens", "bias", "attnbias", "attentionbias", "keypadding", "srclens", "klens"}
 LENGTHS = _words("tgtlen seqlen seqlength length len querylen qlen numtokens targetlen tgtlength sequencelength")
-WEIGHTS_IN = {
-    "wq": "q", "wk": "k", "wv": "v", "wo": "o", "wquery": "q", "wkey": "k", "wvalue": "v", "wout": "o",
-    "qproj": "q", "kproj": "k", "vproj": "v", "oproj": "o", "outproj": "o", "qprojweight": "q", "kprojweight": "k",
-    "vprojweight": "v", "oprojweight": "o", "wqkv": "qkv", "qweight": "q", "kweight": "k", "vweight": "v",
-    "oweight": "o", "woutput": "o", "wconcat": "o", "wqs": "q", "wks": "k", "wvs": "v", "wos": "o",
+CALL_PIECES = {
+    "quer": "query", "key": "key", "val": "value", "encod": "memory", "memory": "memory", "decod": "query",
 }  # fmt: skip
+WEIGHTS_IN = _words(
+    "wq wk wv wo wquery wkey wvalue wout qproj kproj vproj oproj outproj qprojweight kprojweight vprojweight "
+    "oprojweight wqkv qweight kweight vweight oweight woutput wconcat wqs wks wvs wos"
+)
 
 
 def plain(name: str) -> str:
@@ -115,22 +102,15 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
+@functools.cache
 def constructor_role(name: str) -> str | None:
     """What a constructor argument, configuration key or module constant means; None where its name does not say."""
     word = plain(name)
-    for role, known in (
-        ("heads", HEADS), ("kv_heads", KV_HEADS), ("head_width", HEAD_WIDTH), ("context", CONTEXT), ("width", WIDTH),
-        ("batch", BATCH),
-    ):  # fmt: skip
+    for role, known in CONSTRUCTOR_NAMES.items():
         if word in known:
             return role
     if "drop" in word or re.fullmatch(r"p|dp|p(attn|proj|resid)|(attn|attention|proj|resid|out)p", word):
         return "dropout"
-    return _by_pieces(word)
-
-
-def _by_pieces(word: str) -> str | None:
-    """A guess from parts of a name that is not in the lists."""
     if "bias" in word:
         return "bias"
     if "kvhead" in word or "keyvaluehead" in word:
@@ -153,15 +133,10 @@ def _by_pieces(word: str) -> str | None:
 def value_for(role: str, sizes: CallSizes) -> int | float | bool:
     """The value that a constructor argument of this meaning gets."""
     return {
-        "width": sizes.E,
-        "heads": sizes.H,
+        "width": sizes.E, "heads": sizes.H, "head_width": sizes.D, "context": sizes.context, "batch": sizes.B,
         "kv_heads": sizes.H,  # grouped heads then reduce to ordinary ones
-        "head_width": sizes.D,
-        "context": sizes.context,
-        "dropout": 0.0,
-        "bias": True,
-        "batch": sizes.B,
-    }[role]
+        "dropout": 0.0, "bias": True,
+    }[role]  # fmt: skip
 
 
 def call_role(name: str) -> str | None:
@@ -176,27 +151,15 @@ def call_role(name: str) -> str | None:
         return "mask"
     if word in SELF:
         return "self"
-    return _call_role_by_pieces(word)
-
-
-def _call_role_by_pieces(word: str) -> str | None:
     if word in LENGTHS:
         return "length"
     if word in ("cos", "sin") or word.startswith(("freq", "rope", "rotary", "positionembedding", "posemb")):
         return "rotary"
     if "pos" in word:
         return "position"
-    for piece, role in (
-        ("quer", "query"),
-        ("key", "key"),
-        ("val", "value"),
-        ("encod", "memory"),
-        ("memory", "memory"),
-        ("decod", "query"),
-    ):
-        if piece in word and "cache" not in word and "past" not in word and "mask" not in word:
-            return role
-    return None
+    if "cache" in word or "past" in word:
+        return None
+    return next((role for piece, role in CALL_PIECES.items() if piece in word), None)
 
 
 # Configurations.
@@ -211,10 +174,6 @@ CONSTANTS: dict[str, Any] = {
     "initializerrange": 0.02, "prunedheads": (), "layernormepsilon": 1e-5,
 }  # fmt: skip
 BASE = 10000.0  # of rotary angles
-
-
-def _is_base(name: str) -> bool:
-    return re.search(r"theta|base|freq", plain(name)) is not None
 
 
 class PerLayer(int):
@@ -249,11 +208,9 @@ class StandInConfig:
         self.asked.add(name)
         if name in self._extra:
             return True, self._extra[name]
-        if plain(name) in CONSTANTS or _is_base(name):
-            own = self._own.get(name)
-            return True, own if isinstance(own, bool) else CONSTANTS.get(plain(name), BASE)
-        own = self._own.get(name)
-        role = constructor_role(name)
+        own, word, role = self._own.get(name), plain(name), constructor_role(name)
+        if word in CONSTANTS or re.search(r"theta|base|freq", word):
+            return True, own if isinstance(own, bool) else CONSTANTS.get(word, BASE)
         if role == "bias" and isinstance(own, bool):
             return True, own
         if role is not None and (own is None or isinstance(own, int | float)):
@@ -271,11 +228,7 @@ class StandInConfig:
         return self._look_up(str(name))[0]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Like `dict.get`."""
-        found, value = self._look_up(name)
-        if not found:
-            self.missed.append(name)
-        return value if found else default
+        return getattr(self, name, default)
 
     def keys(self) -> list[str]:
         """The keys of the file's own configuration: enough for `Class(**config)`."""
@@ -295,6 +248,7 @@ BY_NAME: dict[str, Any] = {
     "name": "attention", "usemask": False, "activation": None, "norm": False, "qknorm": False, "usebias": True,
     "qkvbias": True,
 }  # fmt: skip
+GUESSES = 61  # of all unknown arguments together
 MANY = 9  # how many guesses a second reading of the names counts for
 SCALING = {"scale", "scaled", "usescale", "scaling", "isscale", "doscale", "applyscale"}
 
@@ -388,39 +342,31 @@ def _own_configuration(namespace: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults of every configuration that the file defines, as a class, a dictionary or an object."""
     found: dict[str, Any] = {}
     for name, thing in list(namespace.items()):
-        if "config" not in name.lower() and "args" not in name.lower() and "cfg" not in name.lower():
+        if not re.search("config|args|cfg", name.lower()):
             continue
         if isinstance(thing, dict):
-            found.update({k: v for k, v in thing.items() if isinstance(k, str)})
+            found |= {k: v for k, v in thing.items() if isinstance(k, str)}
         elif isinstance(thing, type):
-            found.update(_class_defaults(thing))
+            found |= _class_defaults(thing)
         elif hasattr(thing, "__dict__") and not callable(thing):
-            found.update(vars(thing))
+            found |= vars(thing)
     return found
 
 
 def _class_defaults(cls: type) -> dict[str, Any]:
     found = {k: v for k, v in vars(cls).items() if not k.startswith("_") and not callable(v)}
-    try:
+    with contextlib.suppress(Exception):  # a configuration that needs arguments gives fewer defaults
         for p in inspect.signature(cls).parameters.values():
             if p.default is not p.empty and not isinstance(p.default, type(MISSING)):
                 found[p.name] = p.default
-        found.update(vars(cls()))
-    except Exception:  # noqa: S110 - a configuration that needs arguments gives fewer defaults
-        pass
+        found |= vars(cls())
     return found
 
 
 def _with_names(cls: type, parameters: list[inspect.Parameter], sizes: CallSizes) -> Iterator[Built]:
-    known: dict[str, Any] = {}
-    unknown: list[str] = []
     roles = {p.name: constructor_role(p.name) for p in parameters}
-    for p in parameters:
-        value = _value(p, sizes)
-        if value is not _UNKNOWN:
-            known[p.name] = value
-        elif p.default is p.empty:
-            unknown.append(p.name)
+    known = {p.name: value for p in parameters if (value := _value(p, sizes)) is not _UNKNOWN}
+    unknown = [p.name for p in parameters if p.default is p.empty and p.name not in known]
     optional = [name for name, role in roles.items() if role == "width" and name not in known and name not in unknown]
     if "width" not in {roles[name] for name in known} and optional:
         preferred = next((name for name in optional if "model" in name or "embed" in name), optional[0])
@@ -431,45 +377,28 @@ def _with_names(cls: type, parameters: list[inspect.Parameter], sizes: CallSizes
     meant = "width" in roles.values() or not several  # otherwise a head width may be the model's
     if not meant and not unknown:
         yield _built(cls, known | several, parameters, natural=False)
-    for values in _guesses(unknown, roles, sizes):
-        made = _built(cls, known | dict(zip(unknown, values, strict=True)), parameters, natural=not unknown and meant)
+    filled = [known | dict(zip(unknown, values, strict=True)) for values in _guesses(unknown, roles, sizes)]
+    for arguments in filled:
+        made = _built(cls, arguments, parameters, natural=not unknown and meant)
         yield replace(made, guessed=len(unknown) + (not meant))
     # Names may mislead: a head width where the model width was meant, or the other way round.
-    for name, value in _second_readings(parameters, roles, sizes):
-        for values in _guesses(unknown, roles, sizes):
-            yield _built(
-                cls, known | dict(zip(unknown, values, strict=True)) | {name: value}, parameters, natural=False
-            )
-    if several:
-        for values in _guesses(unknown, roles, sizes):
-            yield _built(cls, known | dict(zip(unknown, values, strict=True)) | several, parameters, natural=False)
+    other = {"head_width": sizes.E, "width": sizes.D, "context": sizes.T}
+    second = [{name: other[role]} for name, role in roles.items() if role in other]
+    for changed in [*second, several] if several else second:
+        for arguments in filled:
+            yield _built(cls, arguments | changed, parameters, natural=False)
     for p in parameters:  # something on by default may need inputs that we do not know
-        if not unknown and p.name not in known and (p.default is True or _is_count(p.default)):
-            less = False if p.default is True else 1
-            yield _built(cls, known | {p.name: less}, parameters, natural=False)
-
-
-def _is_count(default: Any) -> bool:
-    return type(default) is int and 1 < default <= 64
-
-
-def _second_readings(
-    parameters: list[inspect.Parameter], roles: dict[str, str | None], sizes: CallSizes
-) -> Iterator[tuple[str, Any]]:
-    for p in parameters:
-        other = {"head_width": sizes.E, "width": sizes.D, "context": sizes.T}.get(roles[p.name] or "")
-        if other is not None:
-            yield p.name, other
+        count = type(p.default) is int and 1 < p.default <= 64
+        if not unknown and p.name not in known and (p.default is True or count):
+            yield _built(cls, known | {p.name: 1 if count else False}, parameters, natural=False)
 
 
 def _built(cls: type, arguments: dict[str, Any], parameters: list[inspect.Parameter], natural: bool = True) -> Built:
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
     first = [arguments[name] for name in positional if name in arguments]
     named = {name: value for name, value in arguments.items() if name not in positional}
-    text = ", ".join(f"{k}={_short(v)}" for k, v in arguments.items())
-    return Built(
-        lambda: cls(*first, **named), f"{cls.__name__}({text})", arguments, None, natural, 0 if natural else MANY
-    )
+    text = f"{cls.__name__}({', '.join(f'{k}={_short(v)}' for k, v in arguments.items())})"
+    return Built(lambda: cls(*first, **named), text, arguments, None, natural, 0 if natural else MANY)
 
 
 def _short(value: Any) -> str:
@@ -493,17 +422,12 @@ def _value(p: inspect.Parameter, sizes: CallSizes) -> Any:
         return True
     if p.default is not p.empty:
         return _UNKNOWN
-    if p.annotation is bool or p.annotation == "bool":
+    if p.annotation in (bool, "bool"):
         return False
-    if p.annotation is float or p.annotation == "float":
-        return 0.0
-    return _UNKNOWN
+    return 0.0 if p.annotation in (float, "float") else _UNKNOWN
 
 
 def _guesses(unknown: list[str], roles: dict[str, str | None], sizes: CallSizes) -> Iterator[tuple[Any, ...]]:
-    if not unknown:
-        yield ()
-        return
     used = set(roles.values())
     order: list[Any] = [sizes.E, sizes.H, sizes.context, sizes.D, None, False, 0.0]
     if "width" in used:
@@ -513,7 +437,5 @@ def _guesses(unknown: list[str], roles: dict[str, str | None], sizes: CallSizes)
     if len(unknown) == 2 and "heads" not in used:
         yield (sizes.E, sizes.H)
         yield (sizes.H, sizes.E)
-    for count, values in enumerate(itertools.product(order, repeat=min(len(unknown), 3))):
-        if count > 60:
-            return
+    for values in itertools.islice(itertools.product(order, repeat=min(len(unknown), 3)), GUESSES):
         yield values + (None,) * (len(unknown) - len(values))

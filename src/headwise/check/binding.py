@@ -1,6 +1,6 @@
 """Finds out how to build and call somebody's attention: first by name, then by trial.
 
-`bind` searches; `bind_as_told` follows --build and --call. Both give a `Bound`: an object that runs, with a trace.
+`bind` searches; `bind_as_told` follows --build and --call. Both return a `Bound`: an object that runs, with a trace.
 Missing names and attributes are supplied on the way and remembered, so that they do not hide everything else.
 """
 
@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.check import arguments
 from headwise.check.arguments import (
     SMALL,
     Built,
     CallSizes,
     StandInConfig,
+    attempts,
     batch_for,
     constructor_role,
     is_configuration,
@@ -73,9 +73,6 @@ REPAIRS = 6  # in one attempt
 LENGTHS = ("seq_len", "T", "seq_length", "n", "t", "num_tokens", "len", "length", "L")
 
 
-# What runs, and what failed.
-
-
 @dataclass
 class Failure:
     """One attempt that raised."""
@@ -110,14 +107,10 @@ class Instance:
 
 
 @dataclass
-class Bound:
+class Bound(Instance):
     """An object that runs: how it was made, how it is called, and the trace of one call."""
 
     case: Case
-    thing: Any
-    built: Built
-    sizes: CallSizes
-    repaired: Repaired
     form: CallForm
     inputs: Inputs
     trace: Trace
@@ -125,20 +118,10 @@ class Bound:
     output: Tensor | None
     failures: list[Failure] = field(default_factory=list)
 
-    @property
-    def target(self) -> Any:
-        """The class, function or object that is judged."""
-        return self.case.target
-
-    @property
-    def filename(self) -> str | None:
-        """The file whose lines are reported."""
-        return self.case.filename
-
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """The environment of every call: small faults repaired, no warnings, double precision."""
-        with Repairs(self.filename, self.repaired), quiet(), double_by_default():
+        with Repairs(self.case.filename, self.repaired), quiet(), double_by_default():
             yield
 
     def call(self, inputs: Inputs, masks: dict[str, Any] | None = None, thing: Any = None) -> Any:
@@ -156,7 +139,7 @@ class Bound:
     def called(self, masks: dict[str, Any] | None = None, **changes: Any) -> "Bound":
         """The same with some fields changed, called and traced once more."""
         other = replace(self, **changes)
-        other.trace = Trace(self.filename)
+        other.trace = Trace(self.case.filename)
         with other.running(), torch.no_grad(), other.trace:
             other.returned = other.form.call(other.thing, other.inputs, masks)
         other.trace.returned = [other.trace.source(leaf) for leaf in leaves(other.returned)]
@@ -166,7 +149,7 @@ class Bound:
     def rebuilt(self, **changes: Any) -> Any:
         """A second object, made with some constructor arguments changed."""
         with quiet():
-            thing = self.built.remake(self.target, self.sizes, changes)
+            thing = self.built.remake(self.case.target, self.sizes, changes)
             prepare(thing)
         return thing
 
@@ -191,21 +174,17 @@ class Bound:
         """Whether the length of the input had to be that of a stored mask or constant."""
         return self.form.layout == PLAIN and self.sizes.T != CallSizes().T
 
-    def other_layout(self) -> str | None:
-        """Attention that runs along the batch may mean that the batch is expected second."""
-        nodes = find_attention(self.trace)
-        if nodes is None or self.form.layout != PLAIN:
-            return None
-        return "batch second" if self.sizes.B in nodes.softmax[0].value.shape[-2:] else None
+    @property
+    def along_batch(self) -> bool:
+        """Whether attention runs along the batch, which may mean that the batch is expected second."""
+        nodes = find_attention(self.trace) if self.form.layout == PLAIN else None
+        return nodes is not None and self.sizes.B in nodes.softmax[0].value.shape[-2:]
 
 
 def _is_informed(nodes: AttentionNodes) -> bool:
     """Whether weights are finite and depend on the scores: a mask that we passed may have hidden every key."""
     weights = nodes.softmax[0].value
     return bool(torch.isfinite(weights).all()) and float(weights.std()) > 1e-9
-
-
-# The search.
 
 
 def bind(case: Case) -> tuple[Bound | None, list[Failure]]:
@@ -232,7 +211,6 @@ class Search:
         self.too_long = False  # a call made so many operations that smaller sizes are needed
 
     def best(self) -> Bound | None:
-        """The call with the highest rank."""
         best, best_rank = None, 0
         for sizes in itertools.chain(self._usual_sizes(), self._small_sizes(), self._expected_sizes()):
             for bound in self._ways(sizes):
@@ -295,21 +273,15 @@ class Search:
                 if bound is None:
                     continue
                 yield bound
-                other = bound.other_layout()
-                second = None if other is None else self.try_form(instance, replace(form, layout=other))
-                if second is not None:
+                if bound.along_batch and (second := self.try_form(instance, replace(form, layout="batch second"))):
                     yield second
             yield from self._with_fitted_length(instance)
             yield from self._with_other_layout(instance)
 
     def _with_fitted_length(self, instance: Instance) -> Iterator[Bound]:
         for length, layout in self._fitting_lengths(instance):
-            fixed = replace(instance, sizes=replace(instance.sizes, T=length, context=length))
-            for form in forms(instance.thing, fixed.sizes):
-                bound = self.try_form(fixed, replace(form, layout=layout))
-                if bound is not None:
-                    yield bound
-                    break
+            sizes = replace(instance.sizes, T=length, context=length)
+            yield from self._first_that_runs(replace(instance, sizes=sizes), layout)
 
     def _fitting_lengths(self, instance: Instance) -> Iterator[tuple[int, str]]:
         """Lengths of stored masks, and the one that a constant of the module fixes, also without a batch."""
@@ -320,21 +292,23 @@ class Search:
 
     def _with_other_layout(self, instance: Instance) -> Iterator[Bound]:
         for layout in OTHERS:
-            sizes = instance.sizes
-            T = tokens_of(layout, sizes.T)
-            fitting = replace(instance, sizes=replace(sizes, T=T, S=T + 2, context=64) if T != sizes.T else sizes)
-            for form in itertools.islice(forms(instance.thing, fitting.sizes), FORMS_PER_LAYOUT):
-                if self._out_of_time:
-                    return
-                bound = self.try_form(fitting, replace(form, layout=layout))
-                if bound is not None:
-                    yield bound
-                    break
+            sizes, T = instance.sizes, tokens_of(layout, instance.sizes.T)
+            sizes = replace(sizes, T=T, S=T + 2, context=64) if T != sizes.T else sizes
+            yield from self._first_that_runs(replace(instance, sizes=sizes), layout, FORMS_PER_LAYOUT)
+
+    def _first_that_runs(self, instance: Instance, layout: str, most: int | None = None) -> Iterator[Bound]:
+        for form in itertools.islice(forms(instance.thing, instance.sizes), most):
+            if self._out_of_time:
+                return
+            bound = self.try_form(instance, replace(form, layout=layout))
+            if bound is not None:
+                yield bound
+                return
 
     def _builds(self, sizes: CallSizes) -> Iterator[Built]:
         target = self.case.target
         if inspect.isclass(target):
-            yield from arguments.attempts(target, self.case.namespace, sizes)
+            yield from attempts(target, self.case.namespace, sizes)
         elif inspect.isfunction(target):
             wrapped = FunctionWithWeights(target, sizes)
             text = f"{target.__name__}({', '.join(inspect.signature(target).parameters)})"
@@ -388,9 +362,8 @@ class Search:
             self.failures.append(self._failure(error, instance, form, trace))
             return None
         trace.returned = [trace.source(leaf) for leaf in leaves(returned)]
-        output = form.result(returned, inputs)
-        thing, built, sizes, repaired = instance.thing, instance.built, instance.sizes, instance.repaired
-        return Bound(self.case, thing, built, sizes, repaired, form, inputs, trace, returned, output)
+        made = {"case": self.case, "form": form, "inputs": inputs, "trace": trace, "returned": returned}
+        return Bound(**vars(instance), **made, output=form.result(returned, inputs))
 
     def _failure(self, error: Exception, instance: Instance, form: CallForm, trace: Trace) -> Failure:
         built, sizes = instance.built, instance.sizes
@@ -411,17 +384,14 @@ class Search:
         """The result of `work`, run again after every missing name or attribute that could be supplied."""
         for _ in range(REPAIRS):
             try:
-                with (
-                    Repairs(self.case.filename, repaired),
-                    quiet(),
-                    contextlib.nullcontext() if thing is None else double_by_default(),
-                ):
+                precision = contextlib.nullcontext() if thing is None else double_by_default()
+                with Repairs(self.case.filename, repaired), quiet(), precision:
                     return work()
             except NameError as error:
                 name, line = getattr(error, "name", None), error_line(error, self.case.filename)
                 if name is None or isinstance(error, UnboundLocalError):
                     raise
-                if self.case.define_late(name):
+                if self.case.loaded is not None and self.case.loaded.define_late(name):
                     continue
                 if not _supply(self.case.namespace, name, sizes):
                     raise
@@ -473,8 +443,7 @@ def _stand_in(namespace: MutableMapping[str, Any], sizes: CallSizes) -> None:
 
 def _supply(namespace: MutableMapping[str, Any], name: str, sizes: CallSizes) -> bool:
     """Define a missing name by its meaning; whether it has one."""
-    known: dict[str, Any] = dict.fromkeys(LENGTHS, sizes.T) | dict.fromkeys(("N", "B", "b"), sizes.B)
-    known["device"] = "cpu"
+    known: dict[str, Any] = dict.fromkeys(LENGTHS, sizes.T) | dict.fromkeys("NBb", sizes.B) | {"device": "cpu"}
     role = constructor_role(name)
     if name in known:
         namespace[name] = known[name]
@@ -558,7 +527,7 @@ def _told_build(case: Case, build: str) -> Built:
 def _default_build(case: Case) -> Built:
     if not isinstance(case.target, type):
         return Built(lambda: case.target, case.name, {})
-    return next(arguments.attempts(case.target, case.namespace, CallSizes()))
+    return next(attempts(case.target, case.namespace, CallSizes()))
 
 
 def _measured_sizes(thing: Any) -> CallSizes:
@@ -572,7 +541,7 @@ def _measured_sizes(thing: Any) -> CallSizes:
 
 
 def _told_form(call: str, thing: Any) -> CallForm:
-    """`m(x, x, mask=None)`: inputs are x, q, k, v and memory; anything else must be a constant or `mask`."""
+    """The form of `m(x, x, mask=None)`: inputs are x, q, k, v and memory; the rest must be constants or `mask`."""
     try:
         tree = ast.parse(call, mode="eval").body
     except SyntaxError as error:
@@ -582,24 +551,17 @@ def _told_form(call: str, thing: Any) -> CallForm:
     names = [p.name for p in signature(thing)]
     given = list(zip(names, tree.args, strict=False)) + [(k.arg or "", k.value) for k in tree.keywords]
     roles, fixed, masks = {}, {}, []
-    inputs = [node.id for _, node in given if isinstance(node, ast.Name) and node.id in ROLES]
+    three = [getattr(node, "id", "") for _, node in given].count("x") == 3  # query, key and value, in this order
     for position, (name, node) in enumerate(given):
         if isinstance(node, ast.Name) and "mask" in node.id:
             masks.append(name)
         elif isinstance(node, ast.Name) and node.id in ROLES:
-            roles[name] = _told_role(node.id, inputs, position)
+            in_order = three and node.id == "x"
+            roles[name] = ("query", "key", "value")[min(position, 2)] if in_order else ROLES[node.id]
         else:
             try:
                 fixed[name] = ast.literal_eval(node)
             except ValueError as error:
-                raise OptionError(
-                    f"--call {call!r}: {ast.unparse(node)} is neither x, q, k, v, memory, mask nor a constant."
-                ) from error
+                words = f"{ast.unparse(node)} is neither x, q, k, v, memory, mask nor a constant."
+                raise OptionError(f"--call {call!r}: {words}") from error
     return CallForm(roles, fixed, tuple(masks))
-
-
-def _told_role(word: str, inputs: list[str], position: int) -> str:
-    """Three times x means query, key and value, in this order."""
-    if word == "x" and inputs.count("x") == 3:
-        return ("query", "key", "value")[min(position, 2)]
-    return ROLES[word]

@@ -73,17 +73,15 @@ def _loose(thing: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, 
         if name.startswith("_") and isinstance(thing, nn.Module):
             continue
         full = f"{prefix}{name}"
-        if isinstance(part, nn.Module) and not isinstance(thing, nn.Module):
+        if isinstance(part, nn.Module):
             for inner, tensor in part.named_parameters():
                 yield f"{full}.{inner}", tensor
-        elif isinstance(part, nn.Parameter) or (isinstance(part, Tensor) and (part.requires_grad or part.dim() > 1)):
-            if not isinstance(thing, nn.Module) or isinstance(part, nn.Parameter) or part.requires_grad:
+        elif isinstance(part, Tensor):
+            matrix = part.dim() > 1 and not isinstance(thing, nn.Module)
+            if isinstance(part, nn.Parameter) or part.requires_grad or matrix:
                 yield full, part
         elif depth < 3 and isinstance(part, list | tuple | dict):
             yield from _loose(part, f"{full}.", depth + 1)
-        elif isinstance(part, nn.Module):
-            for inner, tensor in part.named_parameters():
-                yield f"{full}.{inner}", tensor
 
 
 def modules(thing: Any) -> Iterator[nn.Module]:
@@ -109,29 +107,24 @@ def prepare(thing: Any, seed: int = 0) -> None:
     for tensor in tensors(thing).values():
         if not tensor.is_floating_point() or tensor.device.type == "meta":
             continue
-        if tensor.dim() == 0 and not tensor.requires_grad:  # a constant stored as a parameter
-            tensor.data = tensor.data.double()
-            continue
         if tensor.dtype != torch.float64:
             tensor.data = tensor.data.double()
+        if tensor.dim() == 0 and not tensor.requires_grad:  # a constant stored as a parameter
+            continue
         fan = tensor.shape[-1] if tensor.dim() > 1 else 4
         if tensor.dim() > 2 and tensor.shape[-1] <= 3:  # a convolution
             fan = tensor[0].numel()
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
         tensor.data.copy_(noise * (1.2 / fan**0.5) + (1.0 if tensor.dim() <= 1 and _is_scale(tensor, thing) else 0.0))
-    if not isinstance(thing, nn.Module):
-        _double_attributes(thing)
+    held = {} if isinstance(thing, nn.Module) else getattr(thing, "__dict__", {})
+    for name, part in list(held.items()):
+        if isinstance(part, Tensor) and part.is_floating_point() and part.dtype != torch.float64:
+            setattr(thing, name, part.double())
 
 
 def _is_scale(tensor: Tensor, thing: Any) -> bool:
     """Whether it is the weight of a norm, which stays near one."""
     return any(getattr(module, "weight", None) is tensor for module in modules(thing))
-
-
-def _double_attributes(thing: Any) -> None:
-    for name, part in list(getattr(thing, "__dict__", {}).items()):
-        if isinstance(part, Tensor) and part.is_floating_point() and part.dtype != torch.float64:
-            setattr(thing, name, part.double())
 
 
 class FunctionWithWeights(nn.Module):
@@ -145,7 +138,7 @@ class FunctionWithWeights(nn.Module):
         for p in inspect.signature(function).parameters.values():
             word, role = plain(p.name), constructor_role(p.name)
             if word in WEIGHTS_IN:
-                width = 3 * sizes.E if WEIGHTS_IN[word] == "qkv" else sizes.E
+                width = 3 * sizes.E if word == "wqkv" else sizes.E
                 self.held[p.name] = f"weight_{p.name}"
                 self.register_parameter(f"weight_{p.name}", nn.Parameter(torch.randn(sizes.E, width)))
             elif role in ("heads", "kv_heads", "head_width") or (role in ("width", "context") and len(word) > 1):
@@ -157,7 +150,6 @@ class FunctionWithWeights(nn.Module):
         return [p for p in parameters if p.name not in self.held and p.name not in self.constants]
 
     def forward(self, **named: Any) -> Any:
-        """The function's result with its weights filled in."""
         weights = {name: getattr(self, held) for name, held in self.held.items()}
         return self.function[0](**named, **weights, **self.constants)
 
@@ -222,6 +214,7 @@ def merged(leaf: Tensor, B: int, T: int) -> Tensor | None:
 # Forms of a call.
 
 INPUTS = ("query", "key", "value", "self", "memory")
+SOURCE = {"self": "query", "memory": "key"}  # which of `Inputs` they take
 NEUTRAL_FLAGS = {
     "isdecoder": False, "training": False, "usecache": False, "outputattentions": False, "startpos": 0,
     "causal": False, "iscausal": False, "returnweights": False, "returnattention": False, "masked": False,
@@ -250,8 +243,7 @@ class CallForm:
     @property
     def cross(self) -> bool:
         """Whether keys can come from another input than queries."""
-        given = set(self.roles.values())
-        return "memory" in given or "key" in given
+        return not {"memory", "key"}.isdisjoint(self.roles.values())
 
     @property
     def separate_values(self) -> bool:
@@ -276,10 +268,9 @@ class CallForm:
         return ", ".join([*self.roles, *self.masks])
 
     def call(self, thing: Any, inputs: Inputs, masks: dict[str, Any] | None = None) -> Any:
-        """The result of the learner's own call."""
         given: dict[str, Any] = tree_map(lambda leaf: self._fitted(leaf, inputs.query), dict(self.fixed))
         for name, role in self.roles.items():
-            given[name] = lay_out(_of_role(inputs, role), self.layout)
+            given[name] = lay_out(getattr(inputs, SOURCE.get(role, role)), self.layout)
         given.update(masks or {})
         method = entry(thing)
         assert method is not None  # noqa: S101 - objects without a method were refused when they were built
@@ -308,10 +299,6 @@ def leaves(returned: Any) -> list[Tensor]:
     if not isinstance(returned, Tensor | tuple | list | dict) and hasattr(returned, "__dict__"):
         returned = list(vars(returned).values())
     return [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-
-
-def _of_role(inputs: Inputs, role: str) -> Tensor:
-    return inputs.query if role == "self" else inputs.key if role == "memory" else getattr(inputs, role)
 
 
 def make_inputs(
@@ -345,9 +332,10 @@ def _by_names(parameters: list[inspect.Parameter]) -> CallForm | None:
     sides = _sides(parameters)
     for p in parameters:
         role = None if p.name in sides else call_role(p.name)
+        optional_source = role in ("key", "value", "memory") and p.default is None
         if role == "mask":
             masks.append(p.name)
-        elif role in INPUTS and not _is_flag(p) and _passed(p, role):
+        elif role in INPUTS and (p.default is p.empty or optional_source):
             roles[p.name] = role
     roles = _settled(roles, {p.name: p for p in parameters})
     if not set(roles.values()) & {"query", "self"}:
@@ -361,15 +349,6 @@ def _sides(parameters: list[inspect.Parameter]) -> dict[str, int]:
     words = {plain(p.name): p.name for p in parameters}
     pair = next(((a, b) for a, b in (("h", "w"), ("height", "width")) if a in words and b in words), None)
     return {} if pair is None else {words[pair[0]]: 1, words[pair[1]]: 0}
-
-
-def _passed(p: inspect.Parameter, role: str) -> bool:
-    """Whether it is required, or an optional source of keys and values."""
-    return p.default is p.empty or (role in ("key", "value", "memory") and p.default is None)
-
-
-def _is_flag(p: inspect.Parameter) -> bool:
-    return isinstance(p.default, bool | int | float | str)
 
 
 def _settled(roles: dict[str, str], parameters: dict[str, inspect.Parameter]) -> dict[str, str]:
@@ -401,17 +380,15 @@ def _with_fixed(form: CallForm, parameters: list[inspect.Parameter], sizes: Call
     # An optional key or memory is passed first, so that cross-attention is seen, and left out afterwards.
     optional = [p.name for p in parameters if p.name in form.roles and p.default is None]
     alone = {n: r for n, r in form.roles.items() if n not in optional}
-    for values in itertools.islice(itertools.product(*choices), 40):
-        fixed = dict(zip((p.name for p in open_names), values, strict=True))
-        yield replace(form, fixed=fixed)
-    open_masks = [p for p in parameters if p.name in form.masks and p.default is None]
+    combined = itertools.islice(itertools.product(*choices), 40)
+    fixed = [dict(zip((p.name for p in open_names), values, strict=True)) for values in combined]
+    yield from (replace(form, fixed=values) for values in fixed)
+    open_masks = [p.name for p in parameters if p.name in form.masks and p.default is None]
     if open_masks:  # a mask that is optional by its default but needed in fact
-        for mask in _neutral_masks(sizes):
-            yield replace(form, fixed={p.name: mask for p in open_masks[:1]})
+        yield from (replace(form, fixed={open_masks[0]: mask}) for mask in _neutral_masks(sizes))
     if optional and alone:
         alone = _settled(alone, {p.name: p for p in parameters})
-        for values in itertools.islice(itertools.product(*choices), 40):
-            yield replace(form, roles=alone, fixed=dict(zip((p.name for p in open_names), values, strict=True)))
+        yield from (replace(form, roles=alone, fixed=values) for values in fixed)
 
 
 def _choices(p: inspect.Parameter, sizes: CallSizes) -> list[Any]:
@@ -507,7 +484,6 @@ class Repairs(TorchFunctionMode):
         self.filename, self.repaired = filename, repaired
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, with arguments changed or a second attempt."""
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if name == "cuda" and args and isinstance(args[0], Tensor):

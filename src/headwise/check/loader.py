@@ -76,11 +76,6 @@ class Loaded:
     flags: int = 0  # of `from __future__ import annotations`
     finder: StubFinder = field(default_factory=lambda: StubFinder(set()))
 
-    @property
-    def missing_packages(self) -> list[str]:
-        """Packages that are not installed and got a stand-in."""
-        return self.finder.missing
-
     def define_late(self, name: str) -> bool:
         """Define a name by the statement that was skipped at first; False where there is none or it fails."""
         statement = self.skipped.pop(name, None)
@@ -98,10 +93,8 @@ class Loaded:
         """The syntax tree; None after a syntax error, which is kept."""
         try:
             return ast.parse(self.source, self.path)
-        except SyntaxError as error:
-            self.syntax = error
-        except ValueError as error:
-            self.syntax = SyntaxError(str(error))
+        except (SyntaxError, ValueError) as error:
+            self.syntax = error if isinstance(error, SyntaxError) else SyntaxError(str(error))
         return None
 
     def run(self, tree: ast.Module) -> None:
@@ -116,13 +109,9 @@ class Loaded:
 
     def _supply_imports(self, tree: ast.Module) -> None:
         """Import what the file uses and forgot to import."""
-        star = _has_star_import(tree)
-        local = {
-            a.arg
-            for n in ast.walk(tree)
-            if isinstance(n, ast.arguments)
-            for a in [*n.args, *n.kwonlyargs, *n.posonlyargs]
-        }
+        imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+        star = any(alias.name == "*" for n in imports for alias in n.names)
+        local = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
         stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         bound = self.assigned | local | stored | _imported(tree)
         for node in ast.walk(tree):
@@ -170,16 +159,13 @@ class Loaded:
         if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
             self.flags = __future__.annotations.compiler_flag
             return
-        try:
-            exec(self._code(statement), self.namespace)  # noqa: S102 - running the learner's file is the job; see sandbox.py
+        error = self._execute(statement)
+        if error is None:
             self._note_missing_neighbor(statement)
-        except MemoryError:
-            raise
-        except (Exception, SystemExit) as error:
-            if "cannot import name" in str(error):
-                self._note_failed(statement, str(error).partition(" (")[0])
-            self.problems.append((statement.lineno, f"{type(error).__name__}: {error}"))
-            self._stand_in(statement)
+            return
+        if "cannot import name" in str(error):
+            self._note_failed(statement, str(error).partition(" (")[0])
+        self._stand_in(statement)
 
     def _stand_in(self, statement: ast.Import | ast.ImportFrom) -> None:
         """Define what an import would have defined: the usual module, a helper, or a stand-in."""
@@ -201,18 +187,17 @@ class Loaded:
         for alias in statement.names:
             self.failed_imports[alias.asname or alias.name] = (statement.lineno, words)
 
-    def _execute(self, statement: ast.stmt) -> None:
-        """Run a statement; an error is noted and not raised, because the attention may not need it."""
+    def _execute(self, statement: ast.stmt) -> BaseException | None:
+        """Run a statement; an error is noted and returned, not raised, because the attention may not need it."""
         try:
-            exec(self._code(statement), self.namespace)  # noqa: S102 - running the learner's file is the job
+            code = compile(ast.Module([statement], []), self.path, "exec", self.flags, dont_inherit=True)
+            exec(code, self.namespace)  # noqa: S102 - running the learner's file is the job; see sandbox.py
         except MemoryError:
             raise
         except (Exception, SystemExit) as error:
             self.problems.append((statement.lineno, f"{type(error).__name__}: {error}"))
-
-    def _code(self, statement: ast.stmt) -> CodeType:
-        code: CodeType = compile(ast.Module([statement], []), self.path, "exec", self.flags, dont_inherit=True)
-        return code
+            return error
+        return None
 
 
 def load(path: Path) -> Loaded:
@@ -338,10 +323,6 @@ def _imported(tree: ast.AST) -> set[str]:
     return {(a.asname or a.name).partition(".")[0] for n in imports for a in n.names}
 
 
-def _has_star_import(tree: ast.AST) -> bool:
-    return any(isinstance(n, ast.ImportFrom) and any(a.name == "*" for a in n.names) for n in ast.walk(tree))
-
-
 def _is_main(statement: ast.If) -> bool:
     return "__name__" in ast.dump(statement.test)
 
@@ -374,14 +355,12 @@ OTHER = re.compile(
 def candidates(loaded: Loaded) -> list[tuple[str, Any]]:
     """Names and objects of everything that looks like attention, best first."""
     texts = _definitions(loaded)
-    used = {
-        name: [other for other in texts if other != name and re.search(rf"\b{other}\b", texts[name])] for name in texts
-    }
     scores = {}
     for name, thing in loaded.namespace.items():
         if name.startswith("__") or name not in texts:
             continue
-        body = "\n".join([texts[name], *(texts[other] for other in used[name])])  # with the definitions it mentions
+        used = [text for other, text in texts.items() if other != name and re.search(rf"\b{other}\b", texts[name])]
+        body = "\n".join([texts[name], *used])  # with the definitions it mentions
         if inspect.isclass(thing):
             scores[name] = _class_score(name, thing, texts[name], body)
         elif inspect.isfunction(thing):
@@ -437,9 +416,6 @@ def _function_score(name: str, function: Any, body: str) -> int:
     return 5 if NAME.search(name) and name.startswith(("scaled", "attention", "self", "multi")) else 0
 
 
-# One thing to judge.
-
-
 @dataclass
 class Case:
     """One class, function or object to judge, and where it comes from."""
@@ -467,13 +443,6 @@ class Case:
         if self.loaded is not None:
             return self.loaded.line(line)
         return "" if line is None or self.filename is None else linecache.getline(self.filename, line).strip()
-
-    def define_late(self, name: str) -> bool:
-        """Define a name by a statement of the file that was skipped at first; whether that worked."""
-        return self.loaded is not None and self.loaded.define_late(name)
-
-
-# Names that a class or function reads.
 
 
 def names_used(target: Any) -> set[str]:

@@ -5,7 +5,7 @@ To add a mistake, add a row here and a function that finds it to `faults/`.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 ORDER = ("wrong", "fragile", "slow", "style")
 
@@ -24,12 +24,8 @@ class Mistake(NamedTuple):
     certain: bool = False  # it is certain even where no call gave a result
 
 
-def _table(*rows: Mistake) -> dict[str, Mistake]:
-    return {row.name: row for row in rows}
-
-
 M = Mistake
-MISTAKES = _table(
+_ROWS = (
     # scores
     M("scale-missing", "wrong", "scores are not scaled",
       "A dot product of D terms grows like √D. Without the division the softmax saturates and gradients vanish.",
@@ -128,8 +124,7 @@ MISTAKES = _table(
       "A score of 0 or of a small number is not hidden: the softmax turns it into a weight of exp(0) = 1.",
       "Fill hidden scores with minus infinity, not with a number near zero."),
     M("mask-crashes", "wrong", "passing a mask raises an error",
-      "The code for masks was never run.",
-      "Call the layer once with a mask of the shape you intend."),
+      "The code for masks was never run.", "Call the layer once with a mask of the shape you intend."),
     M("causal-inverted", "wrong", "the causal mask is inverted: tokens see the future and not the past",
       "The future does not exist during generation, and during training it gives the answer away.",
       "Print the mask: a row is a query, and ones must stand where it may look."),
@@ -137,8 +132,7 @@ MISTAKES = _table(
       "A token must see itself and everything before it, and nothing after.",
       "Check the diagonal argument of tril or triu."),
     M("causal-ignored", "wrong", "the causal mask has no effect",
-      "A token's result depends on tokens after it.",
-      "Print the weights: there must be zeros above the diagonal."),
+      "A token's result depends on tokens after it.", "Print the weights: there must be zeros above the diagonal."),
     M("mask-misplaced", "wrong", "the mask is passed to another parameter of the function",
       "By position it lands in a parameter before the one called mask, and is used as something else.",
       "Pass it by name: mask=mask."),
@@ -152,8 +146,7 @@ MISTAKES = _table(
       explains=("batch-leak", "cross-length", "dead-parameter", "dropout-in-eval", "dropout-unused", "half-fails",
                 "no-gradient", "slow")),
     M("buffer-not-sliced", "wrong", "the stored mask is not sliced to the length of the input",
-      "Only inputs of exactly the maximum length run.",
-      "Use the first T rows and columns of the stored mask."),
+      "Only inputs of exactly the maximum length run.", "Use the first T rows and columns of the stored mask."),
     M("undefined-name", "wrong", "a name is used that was never defined",
       "It is misspelled, or it exists only where other code defines it, such as an earlier cell of a notebook.",
       "Compare its spelling with the lines above; read sizes from the tensors.", certain=True),
@@ -161,8 +154,7 @@ MISTAKES = _table(
       "`self.…` is read in forward but not assigned in __init__, or is spelled differently there.",
       "Compare the names in __init__ and forward letter by letter.", certain=True),
     M("missing-import", "wrong", "an import is missing",
-      "The file does not run as it is.",
-      "Add the import at the top.", certain=True),
+      "The file does not run as it is.", "Add the import at the top.", certain=True),
     M("missing-super", "wrong", "`super().__init__()` is not called",
       "nn.Module cannot register layers before it is initialized.",
       "Make it the first line of __init__.", certain=True),
@@ -170,8 +162,7 @@ MISTAKES = _table(
       "After a transpose the numbers no longer lie in order, and `view` refuses.",
       "Call contiguous() first, or use reshape."),
     M("no-return", "wrong", "forward returns nothing",
-      "The caller gets None.",
-      "Return the result of the output projection.", certain=True),
+      "The caller gets None.", "Return the result of the output projection.", certain=True),
     M("tokens-alone", "wrong", "no token sees another",
       "Attention lets tokens read from each other; here each output depends only on its own token.",
       "Print the shape of the weights: their last two axes must be tokens and tokens."),
@@ -179,8 +170,7 @@ MISTAKES = _table(
       "The sequence is cut into pieces that never meet, and the class's name does not announce that.",
       "Look for a chunk, split or view that cuts the token axis where heads were meant."),
     M("crashes", "wrong", "it raises an error",
-      "The call ends before there is a result.",
-      "Start with the line named here and print the shapes before it."),
+      "The call ends before there is a result.", "Start with the line named here and print the shapes before it."),
     M("syntax", "wrong", "the file is not valid Python", "Nothing in it can run.", "Fix the line named here first."),
     M("backward-fails", "wrong", "the gradient cannot be computed",
       "A tensor that backward needs was changed in place.",
@@ -188,8 +178,7 @@ MISTAKES = _table(
     M("no-gradient", "wrong", "no gradient flows through the result",
       "No parameter can learn.", "Look for detach(), .data, no_grad or a conversion to numpy."),
     M("dead-parameter", "fragile", "a parameter never gets a gradient",
-      "It is stored and counted but has no effect on the result.",
-      "Use it or remove it."),
+      "It is stored and counted but has no effect on the result.", "Use it or remove it."),
     # robustness
     M("cross-length", "fragile", "keys of another length than the queries fail",
       "Cross-attention needs this: a decoder attends to an encoder output of another length.",
@@ -198,20 +187,16 @@ MISTAKES = _table(
       "The softmax of a row of minus infinities is 0/0; one padded sample can then spoil the whole batch.",
       "Decide what such a row should give, and set it."),
     M("half-fill", "fragile", "the fill value does not fit into float16",
-      "The largest float16 is 65504, so −1e9 overflows.",
-      "Use minus infinity, or torch.finfo(scores.dtype).min."),
+      "The largest float16 is 65504, so −1e9 overflows.", "Use minus infinity, or torch.finfo(scores.dtype).min."),
     M("half-fails", "fragile", "it does not run in half precision",
-      "A tensor of a fixed type is mixed in somewhere.",
-      "Create tensors with the dtype and device of the input."),
+      "A tensor of a fixed type is mixed in somewhere.", "Create tensors with the dtype and device of the input."),
     M("not-a-buffer", "fragile", "a tensor is kept as a plain attribute",
-      "`.to(device)`, `.half()` and state_dict do not include it.",
-      "Register it with register_buffer."),
+      "`.to(device)`, `.half()` and state_dict do not include it.", "Register it with register_buffer."),
     M("layers-in-list", "wrong", "layers are kept in a plain list",
       "They are not registered: no optimizer, state_dict or `.to(device)` reaches their weights.",
       "Use nn.ModuleList."),
     M("cuda-only", "fragile", "a GPU is hard-coded",
-      "The code cannot run anywhere else.",
-      "Take the device from the input."),
+      "The code cannot run anywhere else.", "Take the device from the input."),
     M("compile-fails", "fragile", "`torch.compile` cannot compile it as one graph",
       "The graph breaks, and most of the gain from compilation is lost.",
       "Look for numbers read out of tensors, prints, numpy and Python side effects in forward."),
@@ -228,12 +213,12 @@ MISTAKES = _table(
       "A query head then looks at the keys of one group and reads the values of another.",
       "Repeat keys and values in the same way; neighboring heads form a group."),
     M("dropout-unused", "fragile", "dropout is configured but never applied",
-      "Training with dropout is the same as without.",
-      "Apply it to the weights after the softmax."),
+      "Training with dropout is the same as without.", "Apply it to the weights after the softmax."),
     M("slow", "slow", "it takes longer than the fused layer",
       "It computes the whole matrix of weights, T×T for every head.",
       "torch.nn.functional.scaled_dot_product_attention or headwise.MultiHeadAttention computes the same in blocks."),
 )  # fmt: skip
+MISTAKES = {row.name: row for row in _ROWS}
 
 
 @dataclass
@@ -278,28 +263,17 @@ class Finding:
 
 
 class Note(NamedTuple):
-    """Something worth saying that is not a mistake."""
+    """Something worth saying that is not a mistake.
 
-    kind: str  # good: a step that is right; variant: more or less than plain attention; doubt: not understood
+    good: a step that is right; variant: a known difference from plain attention that is right; doubt: a step that was
+    not understood, which rules out the verdict "right"; mask: what a mask argument means.
+    """
+
+    kind: Literal["good", "variant", "doubt", "mask"]
     words: str
 
 
 Found = Iterator[Finding | Note]  # what a fault function gives
-
-
-def good(words: str) -> Note:
-    """A step that was verified."""
-    return Note("good", words)
-
-
-def variant(words: str) -> Note:
-    """A known difference from plain attention that is right."""
-    return Note("variant", words)
-
-
-def doubt(words: str) -> Note:
-    """A step that was not understood; any doubt rules out the verdict "right"."""
-    return Note("doubt", words)
 
 
 def settled(findings: Iterable[Finding]) -> list[Finding]:

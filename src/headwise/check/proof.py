@@ -9,6 +9,7 @@ from torch import Tensor
 from headwise import reference
 from headwise.check.binding import Bound
 from headwise.check.calls import make_inputs
+from headwise.check.fits import side_by_side
 from headwise.check.reading import AttentionReading, pattern
 
 Maps = tuple[reference.Linear, reference.Linear, reference.Linear, reference.Linear | None]
@@ -83,9 +84,7 @@ def split(x: Tensor, num_heads: int, how: str) -> Tensor:
 def merge(heads: Tensor, how: str) -> Tensor:
     """(B, H, T, D) as (B, T, H·D), rightly or by a view."""
     B, H, T, D = heads.shape
-    if how == "view":
-        return heads.reshape(B, T, H * D)
-    return heads.transpose(1, 2).flatten(2)
+    return heads.reshape(B, T, H * D) if how == "view" else side_by_side(heads)
 
 
 def recipe(reading: AttentionReading) -> tuple[Recipe, Maps] | None:

@@ -18,10 +18,6 @@ from headwise.check.trace import PRODUCTS, Core, Node, Trace, find_attention
 HIDDEN = -50.0  # a score this far below the others has no weight in any precision
 AXES = {3: "keys", 2: "queries", 1: "heads", 0: "batch", (2, 3): "queries and keys together"}
 Axis = int | tuple[int, int]
-
-
-# The stages of attention as they were understood.
-
 NO_ROLE = Role([], None, False, False, False)
 
 
@@ -392,8 +388,8 @@ def _explained(weights: Tensor, raw: Tensor, visible: Tensor, axis: Axis) -> Sco
     a, b = _centered(logits, visible, axis), _centered(raw, visible, axis)
     if float(b.norm()) == 0:
         return None
-    factor = float((a * b).sum() / (b * b).sum())
-    if float((a - factor * b).norm()) <= 1e-6 * float(a.norm()) + 1e-9:
+    factor = _multiple(a, b, 1e-9)
+    if factor is not None:
         return Scores(factor, AXES[axis], visible)
     factors = (a * b).sum((0, 2, 3)) / (b * b).sum((0, 2, 3)).clamp_min(1e-300)
     if float((a - factors[:, None, None] * b).norm()) <= 1e-6 * float(a.norm()):
@@ -408,8 +404,8 @@ def _leaking(logits: Tensor, raw: Tensor, visible: Tensor, axis: Axis) -> Scores
     if axis != 3 or T != S or not bool(visible.all()):
         return None
     a, b = _centered(logits, past, axis), _centered(raw, past, axis)
-    factor = float((a * b).sum() / (b * b).sum().clamp_min(1e-300))
-    if float((a - factor * b).norm()) > 1e-6 * float(a.norm()):
+    factor = _multiple(a, b)
+    if factor is None:
         return None
     level = (logits - factor * raw).diagonal(dim1=-2, dim2=-1)[..., None]  # minus the logarithm of each row's sum
     future = (logits - level)[~past]
@@ -422,11 +418,8 @@ def _with_bias(logits: Tensor, raw: Tensor, visible: Tensor, axis: Axis) -> Scor
     if not same(visible.double(), visible[:1].double().expand_as(visible)):
         return None
     a, b = _centered(logits, visible, axis), _centered(raw, visible, axis)
-    within_a, within_b = a - a.mean(0), b - b.mean(0)
-    factor = float((within_a * within_b).sum() / (within_b * within_b).sum())
-    if float((within_a - factor * within_b).norm()) > 1e-6 * float(within_a.norm()):
-        return None
-    return Scores(factor, AXES[axis], visible, bias=(a - factor * b).mean(0))
+    factor = _multiple(a - a.mean(0), b - b.mean(0))
+    return None if factor is None else Scores(factor, AXES[axis], visible, bias=(a - factor * b).mean(0))
 
 
 def _with_relative(weights: Tensor, raw: Tensor, visible: Tensor, axis: Axis, core: Core) -> Scores | None:
@@ -436,20 +429,20 @@ def _with_relative(weights: Tensor, raw: Tensor, visible: Tensor, axis: Axis, co
         if node.op not in ("add", "add_", "sub") or node.value.numel() != raw.numel():
             continue
         total = _centered(node.value.reshape(raw.shape), visible, axis)
-        factor = float((logits * total).sum() / (total * total).sum().clamp_min(1e-300))
-        if float((logits - factor * total).norm()) > 1e-6 * float(logits.norm()):
+        factor = _multiple(logits, total)
+        if factor is None:
             continue
         for parent in node.parents:
             part = core.trace.nodes[parent].value
-            if part.numel() == raw.numel() and (share := _share(part.reshape(raw.shape), raw)):
+            if part.numel() == raw.numel() and (share := _multiple(part.reshape(raw.shape), raw)):
                 return Scores(factor * share, AXES[axis], visible, relative=True)
     return None
 
 
-def _share(part: Tensor, raw: Tensor) -> float:
-    """The factor by which a term of the scores is the query-key product; 0 where it is something else."""
-    factor = float((part * raw).sum() / (raw * raw).sum())
-    return factor if same(part, factor * raw, 1e-6) else 0.0
+def _multiple(a: Tensor, b: Tensor, rounding: float = 0.0) -> float | None:
+    """The factor for which a = factor · b; None where there is none."""
+    factor = float((a * b).sum() / (b * b).sum().clamp_min(1e-300))
+    return factor if float((a - factor * b).norm()) <= 1e-6 * float(a.norm()) + rounding else None
 
 
 def _centered(x: Tensor, visible: Tensor, axis: Axis) -> Tensor:

@@ -1,7 +1,7 @@
 """Runs a learner's file in a process of its own: limited in time, memory and output, without network, in an empty home.
 
-This module is both sides: `run` in the parent starts `python -m headwise.check.sandbox`, whose `main` sets the limits,
-judges the file and answers line by line.
+This module holds both sides: `run` in the parent starts `python -m headwise.check.sandbox`, whose `main` sets the
+limits, judges the file and answers line by line.
 """
 
 import contextlib

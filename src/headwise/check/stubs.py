@@ -35,12 +35,6 @@ def clones(module: nn.Module, count: int) -> nn.ModuleList:
     return nn.ModuleList(copy.deepcopy(module) for _ in range(count))
 
 
-HELPERS: dict[str, Callable[..., Any]] = {
-    "clones": clones, "clone_layers": clones, "get_clones": clones, "_get_clones": clones, "clone_modules": clones,
-    "clone": clones, "make_clones": clones, "Conv1D": Conv1D, "LayerNorm": nn.LayerNorm, "RMSNorm": nn.RMSNorm,
-}  # fmt: skip
-
-
 # The part of einops that attention uses: rearrange, repeat, reduce and einsum.
 
 Axes = list[list[str]]
@@ -56,9 +50,6 @@ def _axes(side: str) -> Axes:
 
 def _widened(axes: Axes, dims: int, other: Axes) -> tuple[Axes, Axes]:
     """Both sides with the ellipsis written out as single axes."""
-    flat = [name for group in axes for name in group]
-    if "..." not in flat:
-        return axes, other
     names = [f"_{i}" for i in range(dims - len(axes) + 1)]
 
     def spread(groups: Axes) -> Axes:
@@ -81,43 +72,38 @@ def _split(x: Tensor, axes: Axes, sizes: dict[str, int]) -> Tensor:
     return x.reshape(shape)
 
 
-def rearrange(x: Any, pattern: str, /, **sizes: int) -> Tensor:
-    """Like `einops.rearrange`."""
-    return repeat(x, pattern, **sizes)
-
-
 def repeat(x: Any, pattern: str, /, **sizes: int) -> Tensor:
     """Like `einops.repeat`, and like `rearrange` where no axis is new."""
     x = torch.stack(list(x)) if isinstance(x, list | tuple) else x
-    left, right = (_axes(side) for side in pattern.split("->"))
-    left, right = _widened(left, x.dim(), right)
-    x = _split(x, left, sizes)
-    flat_left = [name for group in left for name in group]
-    flat_right = [name for group in right for name in group]
-    for name in [name for name in flat_right if name not in flat_left]:
+    x, names, right = _taken_apart(x, pattern, sizes)
+    for name in [name for group in right for name in group if name not in names]:
         x = x.unsqueeze(-1).expand(*x.shape, sizes[name])
-        flat_left.append(name)
-    x = x.permute([flat_left.index(name) for name in flat_right])
-    result: Tensor = x.reshape([_product(group, sizes) for group in right])
-    return result
+        names.append(name)
+    return _put_together(x, names, right, sizes)
 
 
-def _product(group: list[str], sizes: dict[str, int]) -> int:
-    return math.prod(sizes[name] for name in group)
+rearrange = repeat
 
 
 def reduce(x: Tensor, pattern: str, how: str, /, **sizes: int) -> Tensor:
     """Like `einops.reduce` for mean, sum and max."""
+    x, names, right = _taken_apart(x, pattern, sizes)
+    kept = [name for name in names if any(name in group for group in right)]
+    gone = [i for i, name in enumerate(names) if name not in kept]
+    return _put_together(x.amax(gone) if how == "max" else getattr(x, how)(gone), kept, right, sizes)
+
+
+def _taken_apart(x: Tensor, pattern: str, sizes: dict[str, int]) -> tuple[Tensor, list[str], Axes]:
+    """The tensor with one axis per name, these names, and the axes of the result."""
     left, right = (_axes(side) for side in pattern.split("->"))
     left, right = _widened(left, x.dim(), right)
-    x = _split(x, left, sizes)
-    flat_left = [name for group in left for name in group]
-    flat_right = [name for group in right for name in group]
-    gone = [i for i, name in enumerate(flat_left) if name not in flat_right]
-    x = x.amax(gone) if how == "max" else getattr(x, how)(gone)
-    kept = [name for name in flat_left if name in flat_right]
-    x = x.permute([kept.index(name) for name in flat_right])
-    return x.reshape([_product(group, sizes) for group in right])
+    return _split(x, left, sizes), [name for group in left for name in group], right
+
+
+def _put_together(x: Tensor, names: list[str], axes: Axes, sizes: dict[str, int]) -> Tensor:
+    """Axes with these names, ordered and grouped as in `axes`."""
+    x = x.permute([names.index(name) for group in axes for name in group])
+    return x.reshape([math.prod(sizes[name] for name in group) for group in axes])
 
 
 def einsum(*operands: Any) -> Tensor:
@@ -137,11 +123,16 @@ class Rearrange(nn.Module):
         self.pattern, self.sizes = pattern, sizes
 
     def forward(self, x: Tensor) -> Tensor:
-        """The rearranged tensor."""
         return rearrange(x, self.pattern, **self.sizes)
 
 
 # Everything else.
+
+HELPERS: dict[str, Callable[..., Any]] = {
+    "clones": clones, "clone_layers": clones, "get_clones": clones, "_get_clones": clones, "clone_modules": clones,
+    "clone": clones, "make_clones": clones, "Conv1D": Conv1D, "LayerNorm": nn.LayerNorm, "RMSNorm": nn.RMSNorm,
+    "Rearrange": Rearrange,
+}  # fmt: skip
 
 
 class StubBase:
@@ -204,11 +195,8 @@ class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         """A spec for every package that the file names and that is not installed."""
         top = fullname.partition(".")[0]
-        if (
-            not self.active
-            or top not in self.allowed
-            or (top in sys.modules and not isinstance(sys.modules[top], StubModule))
-        ):
+        installed = top in sys.modules and not isinstance(sys.modules[top], StubModule)
+        if not self.active or top not in self.allowed or installed:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
@@ -219,10 +207,7 @@ class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             self.missing.append(top)
         made = StubModule(spec.name)
         if top == "einops":
-            for function in (rearrange, repeat, reduce, einsum):
-                setattr(made, function.__name__, function)
-            if spec.name.endswith("torch"):
-                made.Rearrange = Rearrange  # type: ignore[attr-defined]
+            vars(made).update(rearrange=rearrange, repeat=repeat, reduce=reduce, einsum=einsum)
         return made
 
     def exec_module(self, module: ModuleType) -> None:
@@ -235,8 +220,4 @@ class StubModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        if name == "Rearrange":
-            return Rearrange
-        if name in HELPERS:
-            return HELPERS[name]
-        return Stub(f"{self.__name__}.{name}")
+        return HELPERS.get(name) or Stub(f"{self.__name__}.{name}")

@@ -1,98 +1,78 @@
-"""Writes attention classes as source, right or with named mistakes, in several coding styles: for tests and quiz."""
+"""Writes the source of attention classes, right or with named mistakes, in four styles, for the tests and the quiz."""
 
+import re
 from collections.abc import Iterator
 
 from headwise.errors import OptionError
 
-SEPARATE = """{imports}
+# A slot is {name:text}, with the right text; {name} repeats it.
+SLOT = re.compile(r"\{(\w+)(?::([^}]*))?\}")
+
+SEPARATE = """\
+{imports:import math
+import torch
+from torch import nn
+}
 
 class MultiHeadAttention(nn.Module):
     def __init__(self, d_model, num_heads, dropout=0.1):
-        {super}
-        {sizes}
-        {qkv_layers}
-        {out_layer}
+        {super:super().__init__()}
+        {sizes:self.num_heads, self.head_dim = num_heads, d_model // num_heads}
+        {qkv_layers:self.w_q, self.w_k, self.w_v = (nn.Linear(d_model, d_model) for _ in range(3))}
+        {out_layer:self.w_o = nn.Linear(d_model, d_model)}
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, query, key, value, mask=None):
-        {batch}
-        q = {project_q}{split}
-        k = {project_k}{split}
-        v = {project_v}{split}
-        scores = torch.matmul(q, k.transpose(-2, -1)){scale}
+        {batch:batch = query.size(0)}
+        q = {project_q:self.w_q(query)}{split:.view(batch, -1, self.num_heads, self.head_dim).transpose(1, 2)}
+        k = {project_k:self.w_k(key)}{split}
+        v = {project_v:self.w_v(value)}{split}
+        scores = torch.matmul(q, k.transpose(-2, -1)){scale: / math.sqrt(self.head_dim)}
         if mask is not None:
-            {mask}
-        weights = torch.softmax(scores, dim={axis}){after}
-        weights = {drop}
+            {mask:scores = scores.masked_fill(mask == 0, float("-inf"))}
+        weights = torch.softmax(scores, dim={axis:-1}){after:}
+        weights = {drop:self.dropout(weights)}
         heads = torch.matmul(weights, v)
-        merged = heads{merge}
-        return {out}
+        merged = heads{merge:.transpose(1, 2).contiguous().view(batch, -1, self.num_heads * self.head_dim)}
+        return {out:self.w_o(merged)}
 """
 
-SEPARATE_SLOTS = {
-    "imports": "import math\nimport torch\nfrom torch import nn\n",
-    "super": "super().__init__()",
-    "sizes": "self.num_heads, self.head_dim = num_heads, d_model // num_heads",
-    "qkv_layers": "self.w_q, self.w_k, self.w_v = (nn.Linear(d_model, d_model) for _ in range(3))",
-    "out_layer": "self.w_o = nn.Linear(d_model, d_model)",
-    "batch": "batch = query.size(0)",
-    "project_q": "self.w_q(query)",
-    "project_k": "self.w_k(key)",
-    "project_v": "self.w_v(value)",
-    "split": ".view(batch, -1, self.num_heads, self.head_dim).transpose(1, 2)",
-    "scale": " / math.sqrt(self.head_dim)",
-    "mask": 'scores = scores.masked_fill(mask == 0, float("-inf"))',
-    "axis": "-1",
-    "after": "",
-    "drop": "self.dropout(weights)",
-    "merge": ".transpose(1, 2).contiguous().view(batch, -1, self.num_heads * self.head_dim)",
-    "out": "self.w_o(merged)",
+FUSED = """\
+{imports:import torch
+import torch.nn as nn
+from torch.nn import functional as F
 }
-
-FUSED = """{imports}
 
 class CausalSelfAttention(nn.Module):
     def __init__(self, n_embd, n_head, block_size, dropout=0.0):
-        {super}
+        {super:super().__init__()}
         self.n_head = n_head
         self.c_attn = nn.Linear(n_embd, 3 * n_embd)
         self.c_proj = nn.Linear(n_embd, n_embd)
         self.drop = dropout
-        {buffer}
+        {buffer:self.register_buffer("bias", torch.tril(torch.ones(block_size, block_size)))}
 
     def forward(self, x):
         B, T, C = x.size()
-        {layers}
-        q, k, v = {qkv}
-        k = k{split}
+        D = C // self.n_head
+        q, k, v = {qkv:self.c_attn(x).split(C, dim=2)}
+        k = k{split:.view(B, T, self.n_head, D).transpose(1, 2)}
         q = q{split}
         v = v{split}
-        att = (q @ k.transpose(-2, -1)){scale}
-        {mask}
-        att = F.softmax(att, dim={axis}){after}
-        att = {drop}
+        att = (q @ k.transpose(-2, -1)){scale: * D ** -0.5}
+        {mask:att = att.masked_fill(self.bias[:T, :T] == 0, float("-inf"))}
+        att = F.softmax(att, dim={axis:-1}){after:}
+        att = {drop:F.dropout(att, self.drop, self.training)}
         y = att @ v
-        y = y{merge}
-        return {out}
+        y = y{merge:.transpose(1, 2).reshape(B, T, C)}
+        return {out:self.c_proj(y)}
 """
 
-FUSED_SLOTS = {
-    "imports": "import torch\nimport torch.nn as nn\nfrom torch.nn import functional as F\n",
-    "super": "super().__init__()",
-    "buffer": 'self.register_buffer("bias", torch.tril(torch.ones(block_size, block_size)))',
-    "layers": "D = C // self.n_head",
-    "qkv": "self.c_attn(x).split(C, dim=2)",
-    "split": ".view(B, T, self.n_head, D).transpose(1, 2)",
-    "scale": " * D ** -0.5",
-    "mask": 'att = att.masked_fill(self.bias[:T, :T] == 0, float("-inf"))',
-    "axis": "-1",
-    "after": "",
-    "drop": "F.dropout(att, self.drop, self.training)",
-    "merge": ".transpose(1, 2).reshape(B, T, C)",
-    "out": "self.c_proj(y)",
+LISTED = """\
+{imports:import torch
+import torch.nn as nn
+import torch.nn.functional as F
 }
-
-LISTED = """{imports}
 
 class Head(nn.Module):
     def __init__(self, width, head_size):
@@ -103,98 +83,55 @@ class Head(nn.Module):
         self.head_size = head_size
 
     def forward(self, x, mask=None):
-        {names}
-        scores = torch.einsum("bqd,bkd->bqk", {q}, {k}){scale}
+        {names:B, T, C = x.shape}
+        scores = torch.einsum("bqd,bkd->bqk", {q:self.query(x)}, {k:self.key(x)}){scale: * self.head_size ** -0.5}
         if mask is not None:
-            {mask}
-        weights = scores.softmax({axis}){after}
-        weights = {drop}
-        return torch.einsum("bqk,bkd->bqd", weights, {v})
+            {mask:scores = scores.masked_fill(mask == 0, -1e9)}
+        weights = scores.softmax({axis:dim=-1}){after:}
+        weights = {drop:weights}
+        return torch.einsum("bqk,bkd->bqd", weights, {v:self.value(x)})
 
 
 class MultiHead(nn.Module):
     def __init__(self, embed_dim, heads):
-        {super}
-        {heads}
-        self.out = nn.Linear({merged_width}, embed_dim)
+        {super:super().__init__()}
+        {heads:self.heads = nn.ModuleList([Head(embed_dim, embed_dim // heads) for _ in range(heads)])}
+        self.out = nn.Linear(embed_dim, embed_dim)
 
     def forward(self, x, mask=None):
-        y = {cat}
-        return {out}
+        y = {cat:torch.cat([head(x, mask) for head in self.heads], dim=-1)}
+        return {out:self.out(y)}
 """
 
-LISTED_SLOTS = {
-    "imports": "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n",
-    "super": "super().__init__()",
-    "names": "B, T, C = x.shape",
-    "q": "self.query(x)",
-    "k": "self.key(x)",
-    "v": "self.value(x)",
-    "scale": " * self.head_size ** -0.5",
-    "mask": "scores = scores.masked_fill(mask == 0, -1e9)",
-    "axis": "dim=-1",
-    "after": "",
-    "drop": "weights",
-    "heads": "self.heads = nn.ModuleList([Head(embed_dim, embed_dim // heads) for _ in range(heads)])",
-    "merged_width": "embed_dim",
-    "cat": "torch.cat([head(x, mask) for head in self.heads], dim=-1)",
-    "out": "self.out(y)",
+EINSUM = """\
+{imports:import torch
+from torch import nn
 }
-
-EINSUM = """{imports}
 
 class EinsumAttention(nn.Module):
     def __init__(self, dim, n_heads, max_len=16):
-        {super}
-        self.n_heads, self.scale = n_heads, {scale}
-        head = {head}
-        {weights}
+        {super:super().__init__()}
+        self.n_heads, self.scale = n_heads, {scale:(dim // n_heads) ** -0.5}
+        head = {head:dim // n_heads}
+        self.q, self.k, self.v = (nn.Parameter(torch.randn(n_heads, dim, head) * 0.02) for _ in range(3))
         self.o = nn.Parameter(torch.randn(n_heads, head, dim) * 0.02)
-        {buffer}
+        {buffer:self.max_len = max_len}
 
     def forward(self, x, mask=None):
-        {names}
-        q = {q}
-        k = {k}
-        v = {v}
-        {shuffle}
-        scores = torch.einsum("{scores}", q, k) * self.scale
+        {names:b, t, e = x.shape}
+        q = {q:torch.einsum("bte,hed->bhtd", x, self.q)}
+        k = {k:torch.einsum("bte,hed->bhtd", x, self.k)}
+        v = {v:torch.einsum("bte,hed->bhtd", x, self.v)}
+        scores = torch.einsum("{scores:bhtd,bhsd->bhts}", q, k) * self.scale
         if mask is not None:
-            {mask}
-        weights = scores.softmax({axis}){after}
-        weights = {drop}
-        heads = torch.einsum("{values}", weights, v)
-        return {out}
+            {mask:scores = scores.masked_fill(~mask.bool(), float("-inf"))}
+        weights = scores.softmax({axis:dim=-1}){after:}
+        weights = {drop:weights}
+        heads = torch.einsum("{values:bhts,bhsd->bhtd}", weights, v)
+        return {out:torch.einsum("bhtd,hde->bte", heads, self.o)}
 """
 
-EINSUM_SLOTS = {
-    "imports": "import torch\nfrom torch import nn\n",
-    "super": "super().__init__()",
-    "scale": "(dim // n_heads) ** -0.5",
-    "head": "dim // n_heads",
-    "weights": "self.q, self.k, self.v = (nn.Parameter(torch.randn(n_heads, dim, head) * 0.02) for _ in range(3))",
-    "buffer": "self.max_len = max_len",
-    "names": "b, t, e = x.shape",
-    "q": 'torch.einsum("bte,hed->bhtd", x, self.q)',
-    "k": 'torch.einsum("bte,hed->bhtd", x, self.k)',
-    "v": 'torch.einsum("bte,hed->bhtd", x, self.v)',
-    "shuffle": "pass",
-    "scores": "bhtd,bhsd->bhts",
-    "mask": 'scores = scores.masked_fill(~mask.bool(), float("-inf"))',
-    "axis": "dim=-1",
-    "after": "",
-    "drop": "weights",
-    "values": "bhts,bhsd->bhtd",
-    "out": 'torch.einsum("bhtd,hde->bte", heads, self.o)',
-}
-
-STYLES = {
-    "separate": (SEPARATE, SEPARATE_SLOTS),
-    "fused": (FUSED, FUSED_SLOTS),
-    "listed": (LISTED, LISTED_SLOTS),
-    "einsum": (EINSUM, EINSUM_SLOTS),
-}
-
+STYLES = {"separate": SEPARATE, "fused": FUSED, "listed": LISTED, "einsum": EINSUM}
 
 CAUSAL = "mask = torch.ones(x.size(1), x.size(1))"
 CAUSAL_HERE = "batch = query.size(0)\n        mask = torch.ones(query.size(1), key.size(1))"
@@ -332,7 +269,7 @@ SPOILED_SLOTS: dict[str, dict[str, dict[str, str]]] = {
     },
     "buffer-not-sliced": {
         "fused": {"mask": 'att = att.masked_fill(self.bias == 0, float("-inf"))'},
-        "separate": {"sizes": SEPARATE_SLOTS["sizes"] + "\n        " + STORED,
+        "separate": {"sizes": "self.num_heads, self.head_dim = num_heads, d_model // num_heads\n        " + STORED,
                      "batch": "batch = query.size(0)\n        mask = self.seen"},
         "einsum": {"buffer": STORED, "names": "b, t, e = x.shape\n        mask = self.seen"},
     },
@@ -377,19 +314,19 @@ SPOILED_SLOTS: dict[str, dict[str, dict[str, str]]] = {
 }  # fmt: skip
 
 
-def write(style: str = "separate", *mistakes: str) -> str:
-    """The source of a class in a style, with the named mistakes in it.
+def write(style: str = "separate", *mistakes: str, **slots: str) -> str:
+    """The source of a class in a style, with the named mistakes and changed slots in it.
 
     >>> "math.sqrt" in write("separate"), "math.sqrt" in write("separate", "scale-missing")
     (True, False)
     """
-    template, slots = STYLES[style]
-    chosen = dict(slots)
+    chosen: dict[str, str] = {}
     for name in mistakes:
         if style not in SPOILED_SLOTS.get(name, {}):
             raise OptionError(f"style {style!r} cannot show {name!r}; it can show {', '.join(shown_by(style))}.")
         chosen |= SPOILED_SLOTS[name][style]
-    return template.format(**chosen)
+    chosen |= slots
+    return SLOT.sub(lambda slot: chosen.setdefault(slot[1], slot[2]), STYLES[style])
 
 
 def shown_by(style: str) -> Iterator[str]:

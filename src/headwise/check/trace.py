@@ -8,6 +8,7 @@ import heapq
 import linecache
 import re
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -84,7 +85,6 @@ class Trace(TorchDispatchMode):
         self._sdpa.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and record its results."""
         name, plain = func.overloadpacket.__name__, tree_leaves(args)
         given = [leaf for leaf in (*plain, *tree_leaves(kwargs or {})) if isinstance(leaf, Tensor)]
         operands = [t.detach().clone() for t in given] if name in KEEP_OPERANDS else []
@@ -112,9 +112,7 @@ class Trace(TorchDispatchMode):
         """The node that gave a tensor its present values; None for a tensor from outside."""
         made = self._producer.get(id(tensor))
         written = None if tensor.device.type == "meta" else self._written.get(tensor.untyped_storage().data_ptr())
-        if made is None or written is None:
-            return written if made is None else made
-        return max(made, written)
+        return max((node for node in (made, written) if node is not None), default=None)
 
     def ancestors(self, start: Iterable[int | None], stop: set[str] | None = None) -> Iterator[Node]:
         """The given nodes and those before them, nearest first; the search does not go past operations in `stop`."""
@@ -162,11 +160,11 @@ class Trace(TorchDispatchMode):
 def _numbers(leaves: list[Any]) -> Iterator[float]:
     """Plain numbers among the arguments, and tensors that hold a single one."""
     for leaf in leaves:
-        if isinstance(leaf, bool):
-            continue
-        if isinstance(leaf, int | float) or (
-            isinstance(leaf, Tensor) and leaf.numel() == 1 and leaf.device.type != "meta" and not leaf.is_complex()
-        ):
+        if isinstance(leaf, Tensor):
+            number = leaf.numel() == 1 and leaf.device.type != "meta" and not leaf.is_complex()
+        else:
+            number = isinstance(leaf, int | float) and not isinstance(leaf, bool)
+        if number:
             yield float(leaf)
 
 
@@ -191,37 +189,25 @@ def learner_line(filename: str | None) -> int | None:
     return None
 
 
-def _steps(error: BaseException) -> Iterator[Any]:
-    step = error.__traceback__
-    while step is not None:
-        yield step
-        step = step.tb_next
-
-
 def error_line(error: BaseException, filename: str | None) -> int | None:
     """The innermost line of the learner's file in a traceback."""
-    lines = [int(step.tb_lineno) for step in _steps(error) if step.tb_frame.f_code.co_filename == filename]
+    steps = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in steps if frame.f_code.co_filename == filename]
     return lines[-1] if lines else None
 
 
 def is_deliberate(error: BaseException) -> bool:
     """Whether a `raise` in the learner's code or in a library other than torch raised it: our call may be wrong."""
-    steps = list(_steps(error))
-    if not steps or "torch" in steps[-1].tb_frame.f_code.co_filename:
-        return False
-    return linecache.getline(steps[-1].tb_frame.f_code.co_filename, steps[-1].tb_lineno).strip().startswith("raise")
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    file = frame.f_code.co_filename
+    return "torch" not in file and linecache.getline(file, line).strip().startswith("raise")
 
 
 def in_layer_constructor(error: BaseException) -> bool:
     """Whether the call failed while it was making a layer."""
-    codes = [step.tb_frame.f_code for step in _steps(error)]
-    inside = any(
-        code.co_name == "__init__" and "torch" in code.co_filename and "modules" in code.co_filename for code in codes
-    )
-    return inside or LAYERS.match(str(error)) is not None
-
-
-# The attention in a trace.
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    files = [code.co_filename for code in codes if code.co_name == "__init__"]
+    return any("torch" in file and "modules" in file for file in files) or LAYERS.match(str(error)) is not None
 
 
 @dataclass
@@ -258,7 +244,7 @@ class AttentionNodes:
                 if order_q.kind != order.kind and len(self.scores) == len(self.products):
                     continue
                 query4, key4 = order_q(query), order_q(key)
-                if _is_swapped(query4, key4, weights4):
+                if query4.shape[2] != weights4.shape[2] == key4.shape[2]:  # computed as key @ queryᵀ
                     query4, key4 = key4, query4
                 if query4.shape[:2] == weights4.shape[:2]:
                     softmax = self._softmax_values(left, order) if first else None
@@ -285,9 +271,8 @@ def find_attention(trace: Trace) -> AttentionNodes | None:
             continue
         found.softmax.append(node)
         found.scores += sorted((s for s in scores if s not in found.scores), key=lambda n: n.index)
-        for product, side in first:
-            found.products.append(product)
-            found.sides.append(side)
+        found.products += [product for product, _ in first]
+        found.sides += [side for _, side in first]
     return found if found.softmax else None
 
 
@@ -335,14 +320,6 @@ def _first_products(trace: Trace, node: Node) -> list[tuple[Node, int]]:
     return found
 
 
-def _is_swapped(query: Tensor, key: Tensor, weights: Tensor) -> bool:
-    """Whether scores were computed as key @ queryᵀ: the rows of the weights then follow the second operand."""
-    rows, columns = weights.shape[-2:]
-    if rows != columns or query.shape[2] != key.shape[2]:
-        return query.shape[2] != rows and key.shape[2] == rows
-    return False
-
-
 @dataclass(frozen=True)
 class BatchOrder:
     """How batch and heads lie in the products: reads a list of (N, R, C) tensors as one (B, H, R, C)."""
@@ -351,7 +328,6 @@ class BatchOrder:
     B: int
 
     def __call__(self, parts: list[Tensor]) -> Tensor:
-        """The tensor with separate axes for batch and heads."""
         shape = parts[0].shape[1:]
         if self.kind == "one product per head":
             return torch.stack(parts, 1)
@@ -366,17 +342,16 @@ class BatchOrder:
 
 def _orders(parts: list[Tensor], B: int) -> list[BatchOrder]:
     N, count = parts[0].shape[0], len(parts)
-    kinds: tuple[str, ...] = ()
     if any(p.shape != parts[0].shape for p in parts) or parts[0].numel() == 0:
         return []
     if count == 1 and N % B == 0:
-        kinds = ("batch first", "heads first") if N > B else ("batch first",)
+        kinds = ["batch first", "heads first"] if N > B else ["batch first"]
     elif N == B:
-        kinds = ("one product per head",)
+        kinds = ["one product per head"]
     elif count == B:
-        kinds = ("one product per sample",)
-    elif N == 1 and count % B == 0:
-        kinds = ("one product per sample and head",)
+        kinds = ["one product per sample"]
+    else:
+        kinds = ["one product per sample and head"] if N == 1 and count % B == 0 else []
     return [BatchOrder(kind, B) for kind in kinds]
 
 
@@ -404,12 +379,10 @@ class Core:
 
     @property
     def trace(self) -> Trace:
-        """The trace it was found in."""
         return self.nodes.trace
 
     @property
     def softmax_line(self) -> int | None:
-        """The line of the softmax."""
         return self.nodes.softmax[0].line
 
     @property
@@ -471,13 +444,7 @@ class Core:
 
     def discarded_mask(self) -> Node | None:
         """A masking operation whose result is never used."""
-        for node in self.trace.nodes:
-            if (
-                node.op in ("masked_fill", "where")
-                and node.value.dim() >= 2
-                and node.value.is_floating_point()
-                and node.value.shape[-2:] == self.nodes.softmax[0].value.shape[-2:]
-                and not any(node.index in other.parents for other in self.trace.nodes[node.index + 1 :])
-            ):
-                return node
-        return None
+        table, nodes = self.nodes.softmax[0].value.shape[-2:], self.trace.nodes
+        masked = (n for n in nodes if n.op in ("masked_fill", "where") and n.value.is_floating_point())
+        tables = (n for n in masked if n.value.dim() >= 2 and n.value.shape[-2:] == table)
+        return next((n for n in tables if not any(n.index in m.parents for m in nodes[n.index + 1 :])), None)

@@ -2,6 +2,7 @@
 
 import re
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -59,11 +60,9 @@ def _judge_bound(bound: Bound) -> Report:
         if report.exit_code == 0 and reading is not None:
             _take(report, [*report.findings, *find_faults(bound, reading, right=True)])
     except Exception as error:  # a fault of the checker must never read as a fault of the learner
-        step = error.__traceback__
-        while step is not None and step.tb_next is not None:
-            step = step.tb_next
-        place = "" if step is None else f" ({step.tb_frame.f_code.co_name}, line {step.tb_lineno})"
-        words = f"a fault of the checker itself, please report it: {type(error).__name__}: {error}{place}"
+        step = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"({step.name}, line {step.lineno})"
+        words = f"a fault of the checker itself, please report it: {type(error).__name__}: {error} {place}"
         return Report("unknown", report.subject, report.call, doubts=[words])
     return report
 
@@ -117,9 +116,6 @@ def _show_difference(report: Report, bound: Bound, reading: AttentionReading | N
     if error is not None and error < TOLERANCE:
         one = "that one change" if len(changes) == 1 else "these changes"
         report.proof = f"with {one} the output equals the reference on new inputs (largest difference {error:.0e})"
-
-
-# Files.
 
 
 def judge_file(

@@ -12,7 +12,7 @@ from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, leaves, make_inputs, modules, signature, tensors
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
-from headwise.check.mistakes import Finding, Found, good, variant
+from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, Projection, read
 from headwise.check.trace import error_line, is_deliberate, learner_line
 
@@ -22,9 +22,6 @@ GROUPED = re.compile(r"group|gqa", re.IGNORECASE)
 def _steady(a: Tensor | None, b: Tensor | None) -> bool | None:
     """Whether two outputs agree; None where one of them is missing."""
     return None if a is None or b is None else same(a.nan_to_num(), b.nan_to_num())
-
-
-# Another call of the same object.
 
 
 def without_keys(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -48,7 +45,7 @@ def layers_in_forward(bound: Bound, reading: AttentionReading | None) -> Found:
     original = nn.Parameter.__new__
 
     def counting(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        created.append(learner_line(bound.filename))
+        created.append(learner_line(bound.case.filename))
         return original(cls, *args, **kwargs)
 
     nn.Parameter.__new__ = counting  # type: ignore[method-assign]
@@ -104,7 +101,7 @@ def gradients(bound: Bound, reading: AttentionReading | None) -> Found:
                 out.nan_to_num().pow(2).sum().backward()
     except Exception as error:
         if isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error):
-            yield Finding("backward-fails", str(error).split(":")[0][:150], error_line(error, bound.filename))
+            yield Finding("backward-fails", str(error).split(":")[0][:150], error_line(error, bound.case.filename))
         return
     if out is None or not named:
         return
@@ -146,7 +143,7 @@ def small_batch(bound: Bound, reading: AttentionReading | None) -> Found:
             out = bound.form.result(bound.call(part), part)
         except Exception as error:
             words = f"with a batch of {count}: {type(error).__name__}: {error}"
-            yield Finding("crashes", words, error_line(error, bound.filename), severity="fragile")
+            yield Finding("crashes", words, error_line(error, bound.case.filename), severity="fragile")
             return
         if whole is not None and _steady(out, whole[:count]) is False:
             if _steady(bound.output_of(bound.inputs), whole):
@@ -165,7 +162,7 @@ def other_length(bound: Bound, reading: AttentionReading | None) -> Found:
         returned = bound.call(inputs)
     except Exception as error:
         words = f"{words}: {type(error).__name__}: {error}"
-        yield Finding("cross-length", words, error_line(error, bound.filename), severity=severity)
+        yield Finding("cross-length", words, error_line(error, bound.case.filename), severity=severity)
         return
     if bound.form.result(returned, inputs) is None:
         yield Finding("cross-length", f"{words} give another shape", severity=severity)
@@ -175,7 +172,7 @@ def returned_weights(bound: Bound, reading: AttentionReading | None) -> Found:
     """Whether the weights are returned as well, of every head or as their mean."""
     weights = None if reading is None else reading.core.weights
     if weights is not None and any(same(t, weights) or same(t, weights.mean(1)) for t in leaves(bound.returned)):
-        yield good("returned weights")
+        yield Note("good", "returned weights")
 
 
 # Fewer key/value heads than query heads.
@@ -189,25 +186,23 @@ def grouped_heads(bound: Bound, reading: AttentionReading | None) -> Found:
     try:
         other = bound.called(thing=bound.rebuilt(**dict.fromkeys(names, fewer)))
     except Exception as error:
-        if isinstance(error, AssertionError) or is_deliberate(error):
-            found = []
-        else:
-            words = (
-                f"{names[0]}={fewer} for {bound.sizes.H} heads: {type(error).__name__}: {str(error).splitlines()[0]}"
-            )
-            severity = "wrong" if GROUPED.search(getattr(bound.target, "__name__", "")) else ""  # then it is the point
-            found = [Finding("grouped-crashes", words[:200], error_line(error, bound.filename), severity=severity)]
+        found = []
+        if not isinstance(error, AssertionError) and not is_deliberate(error):
+            words = f"{names[0]}={fewer} for {bound.sizes.H} heads: {type(error).__name__}: {error}".splitlines()[0]
+            is_the_point = GROUPED.search(getattr(bound.case.target, "__name__", ""))
+            severity, line = "wrong" if is_the_point else "", error_line(error, bound.case.filename)
+            found = [Finding("grouped-crashes", words[:200], line, severity=severity)]
     else:
         seen = read(other)
         found = [] if seen is None else _judged_groups(other, seen, f"with {names[0]}={fewer}", fewer)
     yield from found
     if not any(finding.name.startswith("grouped") for finding in found):
-        yield variant(f"grouped heads (also tried with {names[0]}={fewer})")
+        yield Note("variant", f"grouped heads (also tried with {names[0]}={fewer})")
 
 
 def _kv_names(bound: Bound) -> list[str]:
     config = bound.built.config
-    names = [p.name for p in parameters_of(bound.target)] if config is None else config.asked
+    names = [p.name for p in parameters_of(bound.case.target)] if config is None else config.asked
     return [name for name in names if constructor_role(name) == "kv_heads"]
 
 

@@ -30,9 +30,6 @@ SEVERAL = 4  # guesses, of numbers and of None
 OURS = ("values to unpack", "config has no", "NoneType", "Stub", "is not callable")
 
 
-# What the text shows.
-
-
 def text_findings(case: Case) -> list[Finding]:
     """Attributes and names that are certainly missing, and a missing `super().__init__()`."""
     if case.loaded is None or case.loaded.syntax is not None:
@@ -265,7 +262,7 @@ def _own_call(calls: list[Failure]) -> Failure | None:
 
 
 def _after_attention(calls: list[Failure]) -> Failure | None:
-    """An error after the softmax: the input was right up to there. All calls that come so far must end alike."""
+    """An error after the softmax: the input was right up to there. All calls that get this far must fail alike."""
     late = [f for f in calls if f.attended and not f.guessed]
     if not late or len({_end(f) for f in late}) > 1:
         return None

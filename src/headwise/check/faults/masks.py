@@ -29,9 +29,7 @@ SECONDS = 6.0  # for one argument; a typical one takes half a second
 LENGTHS = "(B,) lengths"
 PLAIN_ERRORS = (AttributeError, NameError, TypeError, KeyError)
 MEANING = {"keep": "1 = keep", "drop": "1 = mask out", "additive": "added to the scores"}
-WRONG_MEANING = {
-    "after": "mask-after-softmax", "discarded": "mask-discarded", "wrong sample": "mask-wrong-sample",
-}  # fmt: skip
+WRONG_MEANING = {"after": "mask-after-softmax", "discarded": "mask-discarded", "wrong sample": "mask-wrong-sample"}
 # A comment that says the mask is left out; 忽略, 省略 and 未使用 mean ignored, omitted and unused.
 LEFT_OUT = re.compile(
     r"#[^\n]*(?:mask[^\n]*(?:ignor|not used|unused|忽略|省略|未使用)|(?:ignor|unused|忽略|省略)[^\n]*mask)",
@@ -92,14 +90,10 @@ def measured(bound: Bound, reading: AttentionReading | None) -> list[MaskArgumen
     if reading is None or reading.scores is None:
         return []
     if reading.mask_arguments is None:
-        names = [name for name in bound.form.masks[:3] if not _is_flag(bound, name)]
+        flags = {p.name for p in call_parameters(bound.thing) if _is_boolean(p)}  # `mask=True` is a switch
+        names = [name for name in bound.form.masks[:3] if name not in flags]
         reading.mask_arguments = [_measure(bound, reading, name) for name in names]
     return reading.mask_arguments
-
-
-def _is_flag(bound: Bound, name: str) -> bool:
-    """Whether `mask` is a switch (`mask=True`) rather than a tensor."""
-    return any(p.name == name and _is_boolean(p) for p in call_parameters(bound.thing))
 
 
 def _is_boolean(p: inspect.Parameter) -> bool:
@@ -171,16 +165,19 @@ class MaskTrial:
         try:
             other = self.bound.called({self.name: mask})
         except Exception as error:
-            tried.error, tried.line = error, error_line(error, self.bound.filename)
+            tried.error, tried.line = error, error_line(error, self.bound.case.filename)
             return tried
         core = self._same_arrangement(other)
         if core is None or core.weights.shape != self.reading.core.weights.shape:
             tried.meaning = "other"
             return tried
         tried.meaning = self._meaning(core, meant, tried.mask)
-        if tried.meaning == "none" and not _same_output(other.output, self.bound.output):
+        before, after = self.bound.output, other.output
+        if tried.meaning != "none":
+            return tried
+        if before is not None and after is not None and not same(before.nan_to_num(), after.nan_to_num()):
             tried.meaning = "other"  # it acts elsewhere, perhaps on the output
-        if tried.meaning == "none" and (discarded := core.discarded_mask()) is not None:
+        elif (discarded := core.discarded_mask()) is not None:
             tried.meaning, tried.line = "discarded", discarded.line
         return tried
 
@@ -199,7 +196,8 @@ class MaskTrial:
         kept, hidden = _agree(seen, meant & base), _agree(seen, ~meant & base)
         if scores.axis == "keys" and core.softmax is not None and (kept or hidden):
             before = (core.softmax.nan_to_num() > 1e-30) & base
-            if bool(before.eq(base).all()) and not _sum_to_one(weights):
+            sums = weights.sum(-1)
+            if bool(before.eq(base).all()) and not torch.allclose(sums, torch.ones_like(sums)):
                 return "after"
         if kept or hidden:
             return "keep" if kept else "drop"
@@ -218,15 +216,6 @@ class MaskTrial:
         return False
 
 
-def _same_output(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is None or b is None or same(a.nan_to_num(), b.nan_to_num())
-
-
-def _sum_to_one(weights: Tensor) -> bool:
-    sums = weights.sum(-1)
-    return bool(torch.isclose(sums, torch.ones_like(sums)).all())
-
-
 def _agree(seen: Tensor, meant: Tensor) -> bool:
     """Whether they are equal in every row in which some key is visible."""
     rows = meant.any(-1)
@@ -240,9 +229,6 @@ def _of_another_sample(seen: Tensor, meant: Tensor, base: Tensor) -> str:
         if bool((got[:, None] == wanted[:, 0].flatten(1)[None]).all(-1).any(-1).all()):
             return "wrong sample"
     return "other"
-
-
-# The faults.
 
 
 def mask_meanings(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -263,15 +249,12 @@ def mask_arguments(bound: Bound, reading: AttentionReading | None) -> Found:
 
 
 def _misused(argument: MaskArgument, reading: AttentionReading) -> Iterator[Finding]:
+    by_sample = any(t.meaning in ("keep", "drop") and t.shape.startswith("(B") for t in argument.tried)
     for meaning, name in WRONG_MEANING.items():
         tried = argument.first(meaning)
-        if tried is not None and not (meaning == "wrong sample" and _takes_samples(argument)):
+        if tried is not None and not (meaning == "wrong sample" and by_sample):
             words = f"argument {argument.name}, shape {tried.shape}"
             yield Finding(name, words, tried.line or reading.core.softmax_line)
-
-
-def _takes_samples(argument: MaskArgument) -> bool:
-    return any(t.meaning in ("keep", "drop") and t.shape.startswith("(B") for t in argument.tried)
 
 
 def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Iterator[Finding]:
@@ -304,7 +287,6 @@ def _is_admitted(bound: Bound, reading: AttentionReading, name: str) -> bool:
 
 
 def _is_never_read(case: Case, name: str) -> bool:
-    """Whether an argument of a method is not mentioned in its body."""
     definition = None if case.loaded is None else definition_of(ast.parse(case.loaded.source), case.name)
     body = [] if definition is None else definition.body
     methods = [n for n in body if isinstance(n, Function) and name in {a.arg for a in n.args.args}]
@@ -330,7 +312,7 @@ def misplaced_mask(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     tree = ast.parse(loaded.source)
     takes = {n.name: [a.arg for a in n.args.args] for n in ast.walk(tree) if isinstance(n, Function)}
-    definition = definition_of(tree, getattr(bound.target, "__name__", ""))
+    definition = definition_of(tree, getattr(bound.case.target, "__name__", ""))
     for call in ast.walk(definition) if definition is not None else ():
         if isinstance(call, ast.Call) and not any(isinstance(a, ast.Starred) for a in call.args):
             name = str(getattr(call.func, "attr", None) or getattr(call.func, "id", None))
@@ -376,11 +358,10 @@ def constructor_switch(bound: Bound, reading: AttentionReading | None) -> Found:
     """A constructor argument that switches a causal mask on must do what it says."""
     if reading is None or reading.scores is None or bound.built.config is not None:
         return
-    parameters = {p.name: p for p in parameters_of(bound.target)}
+    parameters = {p.name: p for p in parameters_of(bound.case.target)}
     for name in CAUSAL_FLAGS:
-        if name in parameters and (
-            _is_boolean(parameters[name]) or parameters[name].default is inspect.Parameter.empty
-        ):
+        p = parameters.get(name)
+        if p is not None and (_is_boolean(p) or p.default is p.empty):
             with contextlib.suppress(Exception):  # it was not made to be switched, or the switch needs more arguments
                 yield from _switched(read(bound.called(thing=bound.rebuilt(**{name: True}))), name)
             return
@@ -396,7 +377,7 @@ def call_switch(bound: Bound, reading: AttentionReading | None) -> Found:
         seen = read(bound.called({name: True}))
     except (NameError, AttributeError, TypeError) as error:
         words = f"with {name}=True: {type(error).__name__}: {error}"
-        yield Finding("mask-crashes", words, error_line(error, bound.filename))
+        yield Finding("mask-crashes", words, error_line(error, bound.case.filename))
     except Exception:
         return
     else:

@@ -1,11 +1,11 @@
-"""Where else it runs: half precision, another device, without memory, compiled, beyond a stored mask, and how fast."""
+"""Where else it runs: half precision, other devices, the meta device, compiled, beyond a stored mask; and how fast."""
 
 import contextlib
 import copy
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+import timeit
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from headwise.check.calls import PLAIN, Inputs, double_by_default, make_inputs, 
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
 from headwise.check.loader import names_used
-from headwise.check.mistakes import Finding, Found, variant
+from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, pattern, read
 from headwise.check.trace import error_line, is_deliberate
 
@@ -35,7 +35,7 @@ def unsliced_buffer(bound: Bound, reading: AttentionReading | None) -> Found:
     if not names:
         return
     if (reading is None or reading.pattern == "full") and not stage_findings(bound, reading):
-        yield variant("it takes inputs of one length only")  # a table of positions, not a mask
+        yield Note("variant", "it takes inputs of one length only")  # a table of positions, not a mask
         return
     failed = (f for f in bound.failures if f.called is not None and isinstance(f.error, RuntimeError))
     line = next((f.line for f in failed if f.line is not None), None)
@@ -51,7 +51,7 @@ def half_precision(bound: Bound, reading: AttentionReading | None, masks: dict[s
         with quiet(), torch.no_grad():
             bound.form.call(half, Inputs(*(x.half() for x in bound.inputs)), masks)
     except Exception as error:
-        line, words = error_line(error, bound.filename), str(error)
+        line, words = error_line(error, bound.case.filename), str(error)
         if "overflow" in words:
             yield Finding("half-fill", "the largest float16 is 65504", line)
         elif "dtype" in words or "Half" in words or "same type" in words:
@@ -73,7 +73,7 @@ def unregistered_state(bound: Bound, reading: AttentionReading | None) -> Found:
     if lists:
         yield Finding("layers-in-list", ", ".join(lists))
     elif plain:
-        stuck = not any("device" in p.name for p in parameters_of(bound.target)) and not _can_move(bound)
+        stuck = not any("device" in p.name for p in parameters_of(bound.case.target)) and not _can_move(bound)
         yield Finding("not-a-buffer", ", ".join(plain[:3]), severity="wrong" if stuck else "fragile")
 
 
@@ -107,16 +107,16 @@ def speed(bound: Bound, reading: AttentionReading | None) -> Found:
     try:
         thing = _with_context(bound, dict.fromkeys(contexts, TIMED))
         inputs = make_inputs(bound.form, replace(bound.sizes, B=2, T=TIMED, S=TIMED), dtype=torch.float32)
-        theirs = _fastest(lambda: bound.call(inputs, thing=thing))
+        theirs = min(timeit.repeat(lambda: bound.call(inputs, thing=thing), repeat=5, number=1))
         fused = MultiHeadAttention(bound.sizes.E, bound.sizes.H, causal=True).eval()
         with torch.no_grad():
-            ours = _fastest(lambda: fused(inputs.query))
+            ours = min(timeit.repeat(lambda: fused(inputs.query), repeat=5, number=1))
     except Exception:
         return
     if theirs < SLOWER * ours:
         return
     words = f"about {theirs / ours:.1f}× the time of the fused layer at {TIMED} tokens"
-    if "scaled_dot_product_attention" not in names_used(bound.target):
+    if "scaled_dot_product_attention" not in names_used(bound.case.target):
         words += f"; the matrix of weights takes {2 * bound.sizes.H * TIMED**2 * 4 / 2**20:.0f} MiB"
     yield Finding("slow", words)
 
@@ -124,8 +124,8 @@ def speed(bound: Bound, reading: AttentionReading | None) -> Found:
 def _with_context(bound: Bound, contexts: dict[str, int]) -> Any:
     """The object in float32, made for a longer context where its constructor has one."""
     with quiet():
-        if contexts and isinstance(bound.target, type):
-            thing = bound.built.remake(bound.target, bound.sizes, contexts)
+        if contexts and isinstance(bound.case.target, type):
+            thing = bound.built.remake(bound.case.target, bound.sizes, contexts)
         else:
             thing = copy.deepcopy(bound.thing)
         for module in modules(thing):
@@ -133,28 +133,15 @@ def _with_context(bound: Bound, contexts: dict[str, int]) -> Any:
     return thing
 
 
-def _fastest(call: Callable[[], Any]) -> float:
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 # Asked only of code that is right so far.
 
 
 def beyond_buffer(bound: Bound, reading: AttentionReading | None) -> Found:
-    """An input longer than a stored mask must be handled or rejected, not cut off in silence."""
+    """An input longer than a stored mask must be handled or rejected, not silently cut off."""
     lengths = [n for n in stored_lengths(bound.thing, bound.sizes) if n >= bound.sizes.context]
-    if (
-        bound.form.fixed_tensor
-        or bound.form.layout != PLAIN
-        or not lengths
-        or reading is None
-        or reading.scores is None
-    ):
+    if bound.form.fixed_tensor or bound.form.layout != PLAIN or not lengths:
+        return
+    if reading is None or reading.scores is None:
         return
     T = lengths[-1] + BEYOND
     sizes = replace(bound.sizes, T=T, S=T)
@@ -163,7 +150,7 @@ def beyond_buffer(bound: Bound, reading: AttentionReading | None) -> Found:
     except Exception as error:
         if not isinstance(error, AssertionError) and not is_deliberate(error):
             words = f"{T} tokens, a stored mask of {lengths[-1]}: {type(error).__name__}"
-            yield Finding("beyond-buffer", words, error_line(error, bound.filename))
+            yield Finding("beyond-buffer", words, error_line(error, bound.case.filename))
         return
     seen, before = read(longer), pattern(reading.scores.visible)
     if longer.output is None or seen is None or seen.scores is None or pattern(seen.scores.visible) == before:
@@ -174,7 +161,7 @@ def beyond_buffer(bound: Bound, reading: AttentionReading | None) -> Found:
 
 def meta_device(bound: Bound, reading: AttentionReading | None) -> Found:
     """It must be possible to build and call it without memory, as large models are planned."""
-    if not isinstance(bound.thing, nn.Module) or not isinstance(bound.target, type):
+    if not isinstance(bound.thing, nn.Module) or not isinstance(bound.case.target, type):
         return
     inputs = Inputs(*(x.to("meta", torch.float32) for x in bound.inputs))
     step = "built"
@@ -186,12 +173,12 @@ def meta_device(bound: Bound, reading: AttentionReading | None) -> Found:
     except Exception as error:
         words = str(error).splitlines()[0][:120] if str(error) else ""
         words = f"when it is {step}: {type(error).__name__}: {words}"
-        yield Finding("meta-fails", words, error_line(error, bound.filename))
+        yield Finding("meta-fails", words, error_line(error, bound.case.filename))
 
 
 def compilation(bound: Bound, reading: AttentionReading | None) -> Found:
     """`torch.compile` must take it as one graph and give the same result."""
-    stands_in = bound.case.loaded is not None and bool(bound.case.loaded.missing_packages)  # ours may not compile
+    stands_in = bound.case.loaded is not None and bool(bound.case.loaded.finder.missing)  # ours may not compile
     if not bound.case.thorough or stands_in or not isinstance(bound.thing, nn.Module) or bound.repaired.lines:
         return
     thing = copy.deepcopy(bound.thing)
@@ -204,7 +191,7 @@ def compilation(bound: Bound, reading: AttentionReading | None) -> Found:
     except Exception as error:
         words = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         words = f"{type(error).__name__}: {words[:140]}"
-        yield Finding("compile-fails", words, error_line(error, bound.filename))
+        yield Finding("compile-fails", words, error_line(error, bound.case.filename))
         return
     finally:
         torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""Mistakes in the stages of attention: projections, scores, output. Each function asks one question of the reading."""
+"""Mistakes in the stages of attention: projections, scores, output. Each function checks one thing in the reading."""
 
 import ast
 import functools
@@ -14,7 +14,7 @@ from headwise.check.arguments import constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, leaves, modules, signature, tensors
 from headwise.check.fits import same
-from headwise.check.mistakes import Finding, Found, doubt, good, variant
+from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, Projection
 from headwise.check.trace import unnormalized_scores
 
@@ -34,7 +34,7 @@ Fault = Callable[[Bound, AttentionReading | None], Found]
 
 
 def of_stages(question: Callable[[Bound, AttentionReading], Found]) -> Fault:
-    """Asks a question only where attention between tokens was read."""
+    """Run a check only where attention between tokens was read."""
 
     @functools.wraps(question)
     def asked(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -53,11 +53,11 @@ def unread_attention(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Finding("softmax-missing", "scores are multiplied with the values as they are", bare.line)
         return
     yield from _isolated_tokens(bound)
-    yield doubt("no product of queries and keys that goes through a softmax to values was seen")
+    yield Note("doubt", "no product of queries and keys that goes through a softmax to values was seen")
 
 
 def _isolated_tokens(bound: Bound) -> Iterator[Finding]:
-    """Tokens that no other token influences, or only some do where the name does not announce it."""
+    """Tokens that no other token influences, or only some do although the class name does not say so."""
     moved = influence(bound) if bound.trace.softmax_nodes() else None  # without a softmax it is not attention at all
     if moved is None or len(moved) < 3:
         return
@@ -65,14 +65,14 @@ def _isolated_tokens(bound: Bound) -> Iterator[Finding]:
     part = moved.diagonal().all() and torch.equal(moved, moved.T) and not moved.all()
     if not (moved & ~alone).any():
         yield Finding("tokens-alone", "a token's output stays the same whatever the other tokens are")
-    elif part and not PARTIAL.search(getattr(bound.target, "__name__", "")):
+    elif part and not PARTIAL.search(getattr(bound.case.target, "__name__", "")):
         row = int((~moved).any(1).nonzero()[0])
         unseen = ", ".join(str(int(j)) for j in (~moved[row]).nonzero()[:3])
         yield Finding("sees-a-part", f"token {row} and token {unseen} do not influence each other")
 
 
 def influence(bound: Bound) -> Tensor | None:
-    """(T, T), True where a change of input token j changes output token i; None where that cannot be found out."""
+    """(T, T), True where a change of input token j changes output token i; None where that cannot be measured."""
     before = bound.output_of(bound.inputs)
     T = bound.inputs.query.shape[1]
     if before is None or before.dim() != 3 or before.shape[1] != T or bound.inputs.key.shape[1] != T:
@@ -112,7 +112,7 @@ def attention_table(bound: Bound, reading: AttentionReading | None) -> Found:
     elif columns == rows == bound.inputs.query.shape[0]:
         yield Finding("attends-over-batch", words, line)
     else:
-        yield doubt(f"the weights are a table of {rows}×{columns} for {T} queries and {S} keys")
+        yield Note("doubt", f"the weights are a table of {rows}×{columns} for {T} queries and {S} keys")
 
 
 def asked_heads(bound: Bound) -> int | None:
@@ -136,7 +136,7 @@ def unread_projections(bound: Bound, reading: AttentionReading) -> Found:
     """Queries, keys or values that no map of the input explains."""
     for name in ("query", "key", "value"):
         if name not in reading.projections:
-            yield doubt(f"how the {name} of a head follows from the input")
+            yield Note("doubt", f"how the {name} of a head follows from the input")
 
 
 @of_stages
@@ -147,7 +147,7 @@ def head_split(bound: Bound, reading: AttentionReading) -> Found:
         words = f"{_listed(shuffled)} of one head hold pieces of several tokens"
         yield Finding("split-view", words, reading.core.split_line())
     elif len(reading.projections) == 3:
-        yield good("head split")
+        yield Note("good", "head split")
 
 
 def _shuffled(reading: AttentionReading) -> list[str]:
@@ -159,15 +159,15 @@ def norms_and_positions(bound: Bound, reading: AttentionReading) -> Found:
     """What else is done to queries, keys and values."""
     for name, part in reading.projections.items():
         if part.norm:
-            yield variant("the input is normalized first")
+            yield Note("variant", "the input is normalized first")
         if part.then == "norm":
-            yield variant("queries and keys are normalized")
+            yield Note("variant", "queries and keys are normalized")
             if not part.normalized:
-                yield doubt(f"the norm of the {name}")
+                yield Note("doubt", f"the norm of the {name}")
         elif part.then:
-            yield doubt(f"what happens to the {name} between projection and product")
+            yield Note("doubt", f"what happens to the {name} between projection and product")
         if part.position == "added":
-            yield variant("positions are added inside")
+            yield Note("variant", "positions are added inside")
 
 
 @of_stages
@@ -178,18 +178,18 @@ def rotary_positions(bound: Bound, reading: AttentionReading) -> Found:
         return
     query, key = parts["query"].by_position, parts["key"].by_position
     if query is None or key is None:
-        yield doubt("queries and keys are treated differently by position")
+        yield Note("doubt", "queries and keys are treated differently by position")
         return
     H, T = reading.core.query.shape[1], min(len(query), len(key))
     a, b = query.unflatten(1, (H, -1)), key.unflatten(1, (H, -1))
     near = [torch.einsum("hde,hdf->hef", a[t], b[t]) for t in range(T)]
     next_to = [torch.einsum("hde,hdf->hef", a[t + 1], b[t]) for t in range(T - 1)]
     if all(same(m, near[0], 1e-5) for m in near) and all(same(m, next_to[0], 1e-5) for m in next_to):
-        yield variant("rotary positions")
+        yield Note("variant", "rotary positions")
     else:
-        yield doubt("the map depends on the position, and not only on the distance")
+        yield Note("doubt", "the map depends on the position, and not only on the distance")
     if parts["value"].position == "rotary":
-        yield variant("values are rotated by position, too")
+        yield Note("variant", "values are rotated by position, too")
 
 
 @of_stages
@@ -200,9 +200,8 @@ def rotary_axis(bound: Bound, reading: AttentionReading) -> Found:
         return
     rotated = [name for name in ("query", "key") if _is_only_rotated(parts[name], D, tensors(bound.thing))]
     if rotated:
-        yield Finding(
-            "rotary-axis", f"{_listed(rotated)}: the same rotation at every position", reading.core.score_line
-        )
+        words = f"{_listed(rotated)}: the same rotation at every position"
+        yield Finding("rotary-axis", words, reading.core.score_line)
 
 
 def _is_only_rotated(part: Projection, D: int, parameters: dict[str, Tensor]) -> bool:
@@ -240,7 +239,6 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
 
 
 def _role_in(parameter: str) -> str | None:
-    """The role that the name of a parameter states."""
     for word in (plain(part) for part in parameter.split(".")):
         short = (
             word.removesuffix("weight").removesuffix("proj").removesuffix("s").removeprefix("w").removeprefix("proj")
@@ -266,7 +264,7 @@ def shared_projections(bound: Bound, reading: AttentionReading) -> Found:
     copied = [name for name, part in parts.items() if part.role.plain]
     query, key, value = parts["query"], parts["key"], parts["value"]
     if copied and not tensors(bound.thing):
-        yield variant(WEIGHTLESS)
+        yield Note("variant", WEIGHTLESS)
     elif copied:
         yield Finding("no-qkv-proj", f"{_listed(copied)} {'are' if len(copied) > 1 else 'is'} the input itself")
     elif _from_one_projection(parts):
@@ -275,7 +273,7 @@ def shared_projections(bound: Bound, reading: AttentionReading) -> Found:
         if _is_unused(bound, parts, "query") or _is_unused(bound, parts, "key"):
             yield Finding("one-projection", "query and key use the same weights")
         else:  # no projection is left over, so it is intended, as in models that share the two
-            yield variant("queries and keys share a projection")
+            yield Note("variant", "queries and keys share a projection")
     elif _share_weights(key, value):
         yield Finding("one-projection", "key and value use the same weights")
 
@@ -309,9 +307,9 @@ def shared_heads(bound: Bound, reading: AttentionReading) -> Found:
     elif shared["query"] and not shared["key"]:
         yield Finding("heads-share-weights", "all heads use the same query")
     elif shared["key"] and shared["value"]:
-        yield variant("one key/value head for all queries (multi-query)")
+        yield Note("variant", "one key/value head for all queries (multi-query)")
     elif sliced:
-        yield variant("every head reads only its own slice of the input")
+        yield Note("variant", "every head reads only its own slice of the input")
 
 
 def _is_shared(part: Projection, H: int) -> bool:
@@ -333,46 +331,32 @@ def unread_scores(bound: Bound, reading: AttentionReading) -> Found:
         return
     rounded = reading.core.rounding()
     if rounded is None:
-        yield doubt("how weights follow from queries and keys")
+        yield Note("doubt", "how weights follow from queries and keys")
     else:
         words = "scores are rounded to whole numbers before the softmax (// is a division that rounds down)"
         yield Finding("scale-other", words, rounded.line)
 
 
 @of_stages
-def softmax_axis(bound: Bound, reading: AttentionReading) -> Found:
-    """Weights must sum to one over the keys."""
-    if reading.scores is None:
-        return
-    if reading.scores.axis == "keys":
-        yield good("softmax axis")
-    else:
-        words = f"weights sum to 1 over {reading.scores.axis}, not over keys"
-        yield Finding("softmax-axis", words, reading.core.softmax_line)
-
-
-@of_stages
-def after_softmax(bound: Bound, reading: AttentionReading) -> Found:
-    """In evaluation mode, nothing may happen to the weights after the softmax."""
+def softmax(bound: Bound, reading: AttentionReading) -> Found:
+    """Weights must sum to one over the keys, and in evaluation mode nothing may happen to them afterwards."""
     scores, core = reading.scores, reading.core
-    if scores is not None and scores.after == "random":
-        words = "weights are dropped at random after eval()"
-        yield Finding("dropout-in-eval", words, core.trace.dropout_line())
-    if scores is not None and scores.after == "masked":
-        yield Finding("mask-after-softmax", "weights are set to zero after the softmax", core.softmax_line)
-
-
-@of_stages
-def added_terms(bound: Bound, reading: AttentionReading) -> Found:
-    """What is added to the scores."""
-    if reading.scores is None:
+    if scores is None:
         return
-    if reading.scores.leaks:
-        yield Finding("mask-leaks", "future scores are set to a number near zero", reading.core.mask_line())
-    if reading.scores.relative:
-        yield variant("a term by relative position is added to the scores")
-    if reading.scores.bias is not None:
-        yield variant("a bias by position is added to the scores")
+    if scores.axis == "keys":
+        yield Note("good", "softmax axis")
+    else:
+        yield Finding("softmax-axis", f"weights sum to 1 over {scores.axis}, not over keys", core.softmax_line)
+    if scores.after == "random":
+        yield Finding("dropout-in-eval", "weights are dropped at random after eval()", core.trace.dropout_line())
+    if scores.after == "masked":
+        yield Finding("mask-after-softmax", "weights are set to zero after the softmax", core.softmax_line)
+    if scores.leaks:
+        yield Finding("mask-leaks", "future scores are set to a number near zero", core.mask_line())
+    if scores.relative:
+        yield Note("variant", "a term by relative position is added to the scores")
+    if scores.bias is not None:
+        yield Note("variant", "a bias by position is added to the scores")
 
 
 @of_stages
@@ -382,18 +366,18 @@ def scale(bound: Bound, reading: AttentionReading) -> Found:
     if scores is None or any(p is not None and p.then == "norm" for p in (reading.query, reading.key)):
         return  # a norm decides the size of the scores
     if scores.by_head or _has_learned_scale(bound, reading):
-        yield variant("a learned scale")
+        yield Note("variant", "a learned scale")
         return
     factors = [None if p is None else p.role.factor for p in (reading.query, reading.key)]
     total = abs(scores.factor) * math.prod(1.0 if factor is None else abs(factor) for factor in factors)
     right, after, line = 1 / math.sqrt(D), abs(scores.after_factor), reading.core.scale_line()
     if _near(total, right):
         if _near(after, 1.0):
-            yield good(f"scale 1/√{D}")
+            yield Note("good", f"scale 1/√{D}")
     elif _near(total, 1.0) and (scores.bias is not None or _may_add_positions(bound)):
-        yield variant("scores are not scaled, beside a bias (as in T5)")
+        yield Note("variant", "scores are not scaled, beside a bias (as in T5)")
     elif None in factors:
-        yield doubt(f"the scale of the scores: {total:.4g} was measured where 1/√{D} = {right:.4g} is usual")
+        yield Note("doubt", f"the scale of the scores: {total:.4g} was measured where 1/√{D} = {right:.4g} is usual")
     else:
         yield Finding(_scale_name(total, D, bound), _scale_words(total, D), line)
     if not _near(after, 1.0) and scores.after != "random":
@@ -429,7 +413,7 @@ def _has_learned_scale(bound: Bound, reading: AttentionReading) -> bool:
 
 def _may_add_positions(bound: Bound) -> bool:
     """Whether the class has a switch or an argument for a position bias, which is off here."""
-    names = [p.name for p in signature(bound.thing) + parameters_of(bound.target)]
+    names = [p.name for p in signature(bound.thing) + parameters_of(bound.case.target)]
     return any(re.search(r"(pos|rel)\w*bias", plain(name)) for name in names)
 
 
@@ -438,7 +422,7 @@ def built_in_mask(bound: Bound, reading: AttentionReading) -> Found:
     """A pattern of visible keys must be causal, or at least not look like a causal mask gone wrong."""
     kind, line = reading.pattern, reading.core.mask_line() or reading.core.softmax_line
     if kind == "causal":
-        yield variant("causal inside")
+        yield Note("variant", "causal inside")
     elif kind in ("future", "later"):
         yield Finding("causal-inverted", "a token sees the tokens after it and not those before", line)
     elif kind == "strict":
@@ -446,7 +430,7 @@ def built_in_mask(bound: Bound, reading: AttentionReading) -> Found:
     elif kind == "ahead":
         yield Finding("causal-off-by-one", "a token sees the one after it", line)
     elif kind != "full":
-        yield variant("a fixed pattern of visible keys")
+        yield Note("variant", "a fixed pattern of visible keys")
 
 
 @of_stages
@@ -473,29 +457,24 @@ def _stores_a_triangle(bound: Bound) -> bool:
 
 @of_stages
 def head_merge(bound: Bound, reading: AttentionReading) -> Found:
-    """Heads must be put side by side, token by token."""
+    """Heads must be put side by side, token by token; whatever else contributes to the output is a variant."""
     out, core = reading.output, reading.core
     if out is None:
         if reading.scores is None or torch.isfinite(core.heads).all():
-            yield doubt("how the output follows from the heads")
+            yield Note("doubt", "how the output follows from the heads")
     elif out.merge in ("view", "moved"):
         yield Finding("merge-view", "the output of one token holds heads of several tokens", core.merge_line())
     elif out.merge == "mean" and core.heads.shape[1] > 1 and same(core.value, core.value[:, :1].expand_as(core.value)):
-        yield variant("heads share their values and are averaged (interpretable multi-head attention)")
+        yield Note("variant", "heads share their values and are averaged (interpretable multi-head attention)")
     elif out.merge == "mean":
         words = "every head enters the output with the same weight"
         yield Finding("heads-averaged", words, core.trace.last_line())
     else:
-        yield good("head merge")
-
-
-@of_stages
-def after_attention(bound: Bound, reading: AttentionReading) -> Found:
-    """What else contributes to the output."""
-    if reading.output is not None and reading.output.residual:
-        yield variant("the input is added to the output (residual)")
-    if reading.output is not None and not reading.output.last:
-        yield variant("something follows the attention (a norm or a further layer), which was not judged")
+        yield Note("good", "head merge")
+    if out is not None and out.residual:
+        yield Note("variant", "the input is added to the output (residual)")
+    if out is not None and not out.last:
+        yield Note("variant", "something follows the attention (a norm or a further layer), which was not judged")
 
 
 @of_stages
@@ -509,7 +488,7 @@ def head_count(bound: Bound, reading: AttentionReading) -> Found:
     elif not asked and MULTI_HEAD.search(type(bound.thing).__name__):
         yield Finding("single-head", "it is called multi-head, but nothing is split into heads")
     elif not asked:
-        yield variant(SINGLE)
+        yield Note("variant", SINGLE)
 
 
 def _heads_of_layer(bound: Bound, reading: AttentionReading) -> int | None:
@@ -532,7 +511,7 @@ def output_projection(bound: Bound, reading: AttentionReading) -> Found:
     separate = not any(leaf.shape[:-1] == bound.inputs.query.shape[:-1] for leaf in leaves(bound.returned))
     where = _projecting_class(bound)
     if where is not None and not separate:
-        yield variant(f"the output projection is in {where}")
+        yield Note("variant", f"the output projection is in {where}")
     else:
         how = "one by one, (B, H, T, D)" if separate and bound.form.layout == PLAIN else "side by side"
         yield Finding("no-out-proj", f"the heads are returned {how}", line)
@@ -540,11 +519,11 @@ def output_projection(bound: Bound, reading: AttentionReading) -> Found:
 
 def _projecting_class(bound: Bound) -> str | None:
     """Another class of the file that calls this one and projects its output, as in BERT."""
-    name = getattr(bound.target, "__name__", "")
-    if bound.filename is None or not name or not Path(bound.filename).is_file():
+    name = getattr(bound.case.target, "__name__", "")
+    if bound.case.filename is None or not name or not Path(bound.case.filename).is_file():
         return None
     try:
-        source = Path(bound.filename).read_text(encoding="utf-8", errors="replace")
+        source = Path(bound.case.filename).read_text(encoding="utf-8", errors="replace")
         tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError):
         return None
@@ -560,8 +539,8 @@ STAGES: tuple[Fault, ...] = (
     unread_attention, attention_table,
     unread_projections, head_split, norms_and_positions, rotary_positions, rotary_axis, roles, shared_projections,
     shared_heads,
-    unread_scores, softmax_axis, after_softmax, added_terms, scale, built_in_mask, masks_without_effect,
-    head_merge, after_attention, head_count, output_projection,
+    unread_scores, softmax, scale, built_in_mask, masks_without_effect,
+    head_merge, head_count, output_projection,
 )  # fmt: skip
 
 

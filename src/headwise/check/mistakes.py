@@ -167,7 +167,7 @@ _ROWS = (
       "Attention lets tokens read from each other; here each output depends only on its own token.",
       "Print the shape of the weights: their last two axes must be tokens and tokens."),
     M("sees-a-part", "wrong", "a token sees only a part of the sequence",
-      "The sequence is cut into pieces that never meet, and the class's name does not announce that.",
+      "The sequence is cut into pieces that never attend to each other, and the name of the class does not say so.",
       "Look for a chunk, split or view that cuts the token axis where heads were meant."),
     M("crashes", "wrong", "it raises an error",
       "The call ends before there is a result.", "Start with the line named here and print the shapes before it."),

@@ -196,7 +196,7 @@ def _judged(request: dict[str, Any], seconds: float, tell: Callable[[str, Any], 
     except MemoryError:
         words = f"it ran out of memory while {stage} (limit {MEMORY >> 30} GiB)"
     except RecursionError:
-        words = f"it called itself without end while {stage}"
+        words = f"it recursed without end while {stage}"
     except Exception as error:
         words = f"a fault of the checker itself while {stage}, please report it: {error!r}"
     except SystemExit:

@@ -266,7 +266,7 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
         words = f"argument {argument.name}, shape {tried.shape}: hidden keys keep some weight"
         yield Finding("mask-leaks", words, reading.core.softmax_line)
     elif meanings == {"none"} and "mask" in plain(argument.name) and "head" not in plain(argument.name):
-        words = f"argument {argument.name}: every mask it takes leaves all weights as they were"
+        words = f"argument {argument.name}: no mask that it accepts changes any weight"
         admitted = _is_admitted(bound, reading, argument.name)
         yield Finding("mask-ignored", words, severity="fragile" if admitted else "")
 

@@ -133,7 +133,7 @@ def _with_context(bound: Bound, contexts: dict[str, int]) -> Any:
     return thing
 
 
-# Asked only of code that is right so far.
+# These run only if nothing else is wrong.
 
 
 def beyond_buffer(bound: Bound, reading: AttentionReading | None) -> Found:

@@ -354,7 +354,7 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
     if scores.leaks:
         yield Finding("mask-leaks", "future scores are set to a number near zero", core.mask_line())
     if scores.relative:
-        yield Note("variant", "a term by relative position is added to the scores")
+        yield Note("variant", "a relative position term is added to the scores")
     if scores.bias is not None:
         yield Note("variant", "a bias by position is added to the scores")
 

@@ -61,13 +61,7 @@ class HeadsInAList(nn.Module):
     """
 
     def __init__(
-        self,
-        d_in: int,
-        d_out: int,
-        context_length: int,
-        dropout: float,
-        num_heads: int,
-        qkv_bias: bool = False,
+        self, d_in: int, d_out: int, context_length: int, dropout: float, num_heads: int, qkv_bias: bool = False
     ) -> None:
         super().__init__()
         head_dim = width_of_one_head(d_out, num_heads)  # not d_out: concatenation multiplies by num_heads
@@ -104,13 +98,7 @@ class HeadsAtOnce(nn.Module):
     mask: Tensor
 
     def __init__(
-        self,
-        d_in: int,
-        d_out: int,
-        context_length: int,
-        dropout: float,
-        num_heads: int,
-        qkv_bias: bool = False,
+        self, d_in: int, d_out: int, context_length: int, dropout: float, num_heads: int, qkv_bias: bool = False
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -129,11 +117,7 @@ class HeadsAtOnce(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The mixed context vectors (B, T, d_out) of the tokens `x` (B, T, d_in)."""
         T = checked_length(x, self.mask)
-        query, key, value = (
-            self.split(self.W_query(x)),
-            self.split(self.W_key(x)),
-            self.split(self.W_value(x)),
-        )
+        query, key, value = (self.split(self.W_query(x)), self.split(self.W_key(x)), self.split(self.W_value(x)))
         scores = query @ key.transpose(2, 3)  # (B, H, T, T)
         scores = scores.masked_fill(self.mask[:T, :T], -torch.inf)
         weights = (scores / self.head_dim**0.5).softmax(dim=-1)

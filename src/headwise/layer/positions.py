@@ -94,11 +94,7 @@ def _turn_neighbors(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotary(
-    base: float = 10000.0,
-    *,
-    width: int | None = None,
-    interleaved: bool = False,
-    scaling: Scaling | None = None,
+    base: float = 10000.0, *, width: int | None = None, interleaved: bool = False, scaling: Scaling | None = None
 ) -> Rotary:
     """Rotary positions for a layer: `MultiHeadAttention(512, 8, position=rotary())`.
 
@@ -212,11 +208,7 @@ def yarn(
 
 
 def llama3(
-    factor: float = 8.0,
-    *,
-    low_freq_factor: float = 1.0,
-    high_freq_factor: float = 4.0,
-    original_length: int = 8192,
+    factor: float = 8.0, *, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0, original_length: int = 8192
 ) -> Scaling:
     """Llama 3.1: pairs with few turns within `original_length` are slowed down, with a smooth transition.
 

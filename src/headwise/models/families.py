@@ -292,10 +292,7 @@ def modernbert(config: Config, place: LayerPlace) -> Options:
     bases = {"sliding_attention": "local_rope_theta", "full_attention": "global_rope_theta"}
     if config.get("rope_parameters") is None:
         config = {**config, "rope_theta": config[bases[kind]]}
-    return {
-        "mask": window(reach, reach) if kind == "sliding_attention" else None,
-        "position": _rotary(config, kind),
-    }
+    return {"mask": window(reach, reach) if kind == "sliding_attention" else None, "position": _rotary(config, kind)}
 
 
 def _layer_type(config: Config, place: LayerPlace) -> str:

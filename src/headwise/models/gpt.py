@@ -220,11 +220,7 @@ class Sampler:
     """
 
     def __init__(
-        self,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
+        self, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, seed: int | None = None
     ) -> None:
         if not 0 <= temperature < float("inf"):
             raise OptionError(f"temperature={temperature}: expected 0 or more.")

@@ -39,19 +39,15 @@ class Backend(Protocol):
 
     def refuses(self, call: Call) -> str | None:
         """Why this backend does not run the call, or None if it does."""
-        ...
 
     def run(self, call: Call) -> Tensor:
         """What every head reads, (B, H, T, Dv)."""
-        ...
 
     def dense_bytes(self, call: Call) -> int:
         """The size of the largest T×S tensor that this backend makes, or 0."""
-        ...
 
     def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
         """The same, and the row log-sum-exp (B, H, T) if the kernel returns it at no extra cost."""
-        ...
 
 
 class Streaming:

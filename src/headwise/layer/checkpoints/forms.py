@@ -22,11 +22,9 @@ class Arrangement(Protocol):
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
         """Convert their tensors to ours."""
-        ...
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
         """Convert our tensors to theirs."""
-        ...
 
 
 class Correspondence(NamedTuple):

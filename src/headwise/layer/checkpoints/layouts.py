@@ -135,7 +135,8 @@ class XTransformers(Linears):
             return rules
         axes = {"q_proj.weight": 0, "q_proj.bias": 0, "out_proj.weight": 1}
         return [
-            rule._replace(form=forms.HeadsInterleaved(axes[rule.ours[0]])) if rule.ours[0] in axes else rule for rule in rules
+            rule._replace(form=forms.HeadsInterleaved(axes[rule.ours[0]])) if rule.ours[0] in axes else rule
+            for rule in rules
         ]
 
 
@@ -154,7 +155,9 @@ class KeysWithValues(Layout):
         rules = linear(names, self.query, "q_proj")
         for kind in KINDS:
             if f"{self.pair}.{kind}" in names:
-                rules.append(Correspondence((f"{self.pair}.{kind}",), (f"k_proj.{kind}", f"v_proj.{kind}"), forms.EqualParts(2)))
+                rules.append(
+                    Correspondence((f"{self.pair}.{kind}",), (f"k_proj.{kind}", f"v_proj.{kind}"), forms.EqualParts(2))
+                )
         return rules + last(names, self.outs)
 
 

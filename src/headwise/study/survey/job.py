@@ -1,7 +1,8 @@
-"""A survey from beginning to end: take units, read and measure them, write the result; on one process or several.
+"""A survey from beginning to end, on one process or several: take units, measure them, write the result.
 
-Under torchrun the processes share torch's key-value store. A process takes the next unit whenever it is free, so a slow
-process or a long document does not delay the others.
+`SurveyJob` runs a survey, `Processes` hands out the units of work, and `ProgressLine` reports. Under torchrun the
+processes share torch's key-value store. A process takes the next unit whenever it is free, so a slow process or a long
+document does not delay the others.
 """
 
 import dataclasses
@@ -24,11 +25,14 @@ from headwise.study.survey.journal import Journal, digest, prepare
 from headwise.study.survey.result import Survey, check_path, many
 from headwise.study.survey.tally import NotFiniteError, Skipped, Tally, sums_by_layer
 
-POLL = 0.1  # seconds between two looks into the store
+CONTEXT = 1024  # tokens of a window by default, if the model can read that many
+BYTES_PER_TOKEN = 4  # roughly; a unit then holds about as much text as one batch of full windows
+OFTEN, SELDOM = 0.5, 10.0  # seconds between two progress lines, on a terminal and in a log
+POLL = 0.1  # seconds between two reads of the store
 
 
 class Processes:
-    """The processes that share the work of a survey: this one alone, unless a subclass knows others."""
+    """The processes that share the work of a survey: this one alone, unless a subclass adds others."""
 
     rank, size = 0, 1
 
@@ -60,15 +64,13 @@ class TorchrunProcesses(Processes):
         self.store, self.rank, self.size = store, rank, size
 
     def count(self, name: str, amount: int) -> int:
-        """Add to the shared counter."""
         return int(self.store.add(name, amount))
 
     def run_first(self, prepare: Callable[[], None]) -> None:
-        """Call it on the first process; if it fails, the others exit without repeating the error."""
         if self.rank:
             self._wait("ready")
             if self.store.get("ready") != b"yes":
-                raise SystemExit(2)
+                raise SystemExit(2)  # the first process reports the error
             return
         try:
             prepare()
@@ -78,11 +80,10 @@ class TorchrunProcesses(Processes):
         self.store.set("ready", "yes")
 
     def finish(self, meanwhile: Callable[[], None]) -> bool:
-        """Report it; the first process waits. If a process dies, torchrun stops every process."""
         if self.rank:
             self.store.set(f"done {self.rank}", "yes")
             return False
-        for rank in range(1, self.size):
+        for rank in range(1, self.size):  # if one dies, torchrun stops every process
             self._wait(f"done {rank}", meanwhile)
         return True
 
@@ -130,9 +131,43 @@ def shared_word(store: Any, rank: int, size: int) -> str:
     return word
 
 
-CONTEXT = 1024  # tokens of a window by default, if the model can read so many
-BYTES_PER_TOKEN = 4  # roughly; a unit then holds about as much text as one batch of full windows
-OFTEN, SELDOM = 0.5, 10.0  # seconds between two progress lines, on a terminal and in a log
+class ProgressLine:
+    """Reports progress, rate and remaining time on a stream.
+
+    Args:
+        total: bytes of the corpus.
+        before: bytes that an earlier run has done.
+        stream: where to write; None writes nothing.
+    """
+
+    def __init__(self, total: float, before: float, stream: TextIO | None = None) -> None:
+        self.total, self.before, self.stream = max(total, 1.0), before, stream
+        self.live = stream is not None and stream.isatty()
+        self.start = self.shown = time.monotonic()
+
+    def show(self, done: float, tokens: int, documents: int, *, last: bool = False) -> None:
+        """Write what this run has done so far, if the last line was long enough ago."""
+        now = time.monotonic()
+        if self.stream is None or (not last and now - self.shown < (OFTEN if self.live else SELDOM)):
+            return
+        self.shown = now
+        text = self._line(done, tokens, documents, now - self.start)
+        end = "\n" if last or not self.live else ""
+        print(f"\r\033[K{text}" if self.live else text, end=end, file=self.stream, flush=True)
+
+    def _line(self, done: float, tokens: int, documents: int, seconds: float) -> str:
+        share = min(1.0, (self.before + done) / self.total)
+        rate = tokens / max(seconds, 1e-9)
+        left = max(0.0, self.total - self.before - done) * seconds / done if done else None
+        remaining = "" if left is None or share >= 1 else f" · about {_duration(left)} left"
+        counts = f"{many(documents, 'document')} · {tokens:,} tokens, {rate:,.0f} per second"
+        return f"{100 * share:.0f} % · {counts}{remaining}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,18 +193,12 @@ class SurveyJob:
     ) -> Self:
         """Check the options and find the documents; see `headwise.survey`."""
         context = _checked_context(context, model)
-        step = _unit_bytes(context, check_size("batch", batch))
+        step = BYTES_PER_TOKEN * context * check_size("batch", batch)
         if (paths is None) == (texts is None):
             raise OptionError("no documents are given; pass the paths of files, or texts=[...].")
         corpus = open_corpus(paths, step, column) if paths is not None else text_corpus(texts or (), step)
-        settings = {
-            "model": model.name,
-            "fingerprint": model.fingerprint(),
-            "context": context,
-            "batch": batch,
-            "column": column,
-            "device": model.device.type,
-        }
+        settings = {"model": model.name, "fingerprint": model.fingerprint(), "context": context, "batch": batch}
+        settings |= {"column": column, "device": model.device.type}
         return cls(model, corpus, context, batch, settings)
 
     def run(
@@ -218,7 +247,7 @@ class SurveyJob:
                 continue
             tally = self.tally_of(unit)
             journal.add(unit, tally)
-            report(False, corpus.bytes_of(unit), tally.counts["tokens"], tally.counts["documents"])
+            report(done=corpus.bytes_of(unit), tokens=tally.counts["tokens"], documents=tally.counts["documents"])
         journal.save()
         return report
 
@@ -234,7 +263,7 @@ class SurveyJob:
 
     def _windows(self, documents: Iterable[Document | Skipped], tally: Tally) -> Iterator[TokenWindow]:
         """The windows of documents; documents read and skipped are counted on the way."""
-        codec, step = self.model.codec, _unit_bytes(self.context, self.batch)
+        codec, step = self.model.codec, BYTES_PER_TOKEN * self.context * self.batch
         for document in documents:
             if isinstance(document, Skipped):
                 _skip(document, tally)
@@ -276,10 +305,10 @@ class SurveyJob:
 
 
 def _checked_context(context: int | None, model: TextModel) -> int:
-    """The number of tokens in a window: what was asked for, or the model's own up to `CONTEXT`."""
-    least = len(model.codec.before) + len(model.codec.after) + 1
+    """The number of tokens in a window: as given, or the model's own up to `CONTEXT`."""
     if context is None:
         return min(CONTEXT, model.context or CONTEXT)
+    least = len(model.codec.before) + len(model.codec.after) + 1
     if context < least or context > (model.context or context):
         bound = f" to {model.context}, the context of {model.name}" if model.context else " or more"
         raise OptionError(f"context={context}: expected {least}{bound}.")
@@ -291,50 +320,6 @@ def _skip(skipped: Skipped, tally: Tally) -> None:
     tally.skip([skipped])
 
 
-def _unit_bytes(context: int, batch: int) -> int:
-    """About how many bytes a unit has."""
-    return BYTES_PER_TOKEN * context * batch
-
-
 def journal_folder(out: Path) -> Path:
     """Where the journals of an unfinished survey are."""
     return out.with_name(f"{out.name}.journal")
-
-
-class ProgressLine:
-    """Reports progress, rate and remaining time on a stream.
-
-    Args:
-        total: bytes of the corpus.
-        before: bytes that an earlier run has done.
-        stream: where to write; None writes nothing.
-    """
-
-    def __init__(self, total: float, before: float, stream: TextIO | None = None) -> None:
-        self.total, self.before, self.stream = max(total, 1.0), before, stream
-        self.live = stream is not None and stream.isatty()
-        self.start = self.shown = time.monotonic()
-
-    def show(self, done: float, tokens: int, documents: int, *, last: bool = False) -> None:
-        """Write what this run has done so far, if the last line was long enough ago."""
-        now = time.monotonic()
-        if self.stream is None or (not last and now - self.shown < (OFTEN if self.live else SELDOM)):
-            return
-        self.shown = now
-        text = self._line(done, tokens, documents, now - self.start)
-        end = "\n" if last or not self.live else ""
-        print(f"\r\033[K{text}" if self.live else text, end=end, file=self.stream, flush=True)
-
-    def _line(self, done: float, tokens: int, documents: int, seconds: float) -> str:
-        share = min(1.0, (self.before + done) / self.total)
-        rate = tokens / max(seconds, 1e-9)
-        left = max(0.0, self.total - self.before - done) * seconds / done if done else None
-        remaining = "" if left is None or share >= 1 else f" · about {_duration(left)} left"
-        counts = f"{many(documents, 'document')} · {tokens:,} tokens, {rate:,.0f} per second"
-        return f"{100 * share:.0f} % · {counts}{remaining}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -52,10 +52,10 @@ class Journal:
 
     def __enter__(self) -> Self:
         """Read what was done, and lock this process's journal."""
-        if self.path is not None:
+        if self.folder is not None and self.path is not None:
             self._lock = lock(self.path.with_suffix(".lock"))
             try:
-                self._read(self.path.parent)
+                self._read(self.folder)
             except BaseException:
                 self._lock.close()
                 raise

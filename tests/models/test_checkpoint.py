@@ -484,7 +484,7 @@ def test_a_rotary_scaling_that_depends_on_the_text_is_refused():
     config = {"model_type": "llama", "num_attention_heads": H, "hidden_size": E}
     config["rope_scaling"] = {"rope_type": "dynamic", "factor": 2.0}
     checkpoint = open_checkpoint(state, config=config)
-    assert "rotary positions of the type 'dynamic'" in checkpoint.layers[0].problem
+    assert "rotary positions of type 'dynamic'" in checkpoint.layers[0].problem
     with pytest.raises(CheckpointError, match="Pass position= to choose another"):
         checkpoint.read("layers.0.self_attn")
 

@@ -23,14 +23,9 @@ class Whole(Backend):
     def run(self, call: Call) -> Tensor:
         query, key, value, scoring, dropout = call
         visible = scoring.visible(query.shape[2], key.shape[2], query.device)
-        bias, sinks = scoring.whole_bias(query, key.shape[2]), scoring.learnable[1]
-        options: dict[str, Any] = {
-            "scale": scoring.scale,
-            "softcap": scoring.softcap,
-            "sinks": sinks,
-            "dropout": dropout,
-        }
-        return reference.attend(query, key, value, visible=visible, bias=bias, **options)[0]
+        bias = scoring.whole_bias(query, key.shape[2])
+        options: dict[str, Any] = {"scale": scoring.scale, "softcap": scoring.softcap, "sinks": scoring.learnable[1]}
+        return reference.attend(query, key, value, visible=visible, bias=bias, dropout=dropout, **options)[0]
 
     def dense_bytes(self, call: Call) -> int:
         B, H, T, _ = call.query.shape

@@ -498,16 +498,8 @@ class MultiHeadAttention(nn.Module):
         """
         like = next(self.parameters())
         reach = None if static or capacity is not None else masks.reach_back(self.mask)
-        return KVCache(
-            batch,
-            self.num_kv_heads,
-            self.head_dim,
-            capacity=capacity,
-            window=reach,
-            static=static,
-            device=like.device if device is None else device,
-            dtype=like.dtype if dtype is None else dtype,
-        )
+        where: dict[str, Any] = {"device": device or like.device, "dtype": dtype or like.dtype}
+        return KVCache(batch, self.num_kv_heads, self.head_dim, capacity=capacity, window=reach, static=static, **where)
 
     def remember(self, key: Tensor, value: Tensor | None = None, *, positions: Positions = None) -> Memory:
         """The keys and values of an encoder's output, projected once for all later calls: `mha(x, memory)`.

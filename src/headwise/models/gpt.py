@@ -70,12 +70,9 @@ class TransformerBlock(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.d_model, eps=1e-6)
+        position = rotary() if config.position == "rotary" else None
         self.attention = MultiHeadAttention(
-            config.d_model,
-            config.num_heads,
-            causal=True,
-            bias=False,
-            position=rotary() if config.position == "rotary" else None,
+            config.d_model, config.num_heads, causal=True, bias=False, position=position
         )
         self.feed_forward_norm = nn.RMSNorm(config.d_model, eps=1e-6)
         self.feed_forward = FeedForward(config.d_model)

@@ -149,14 +149,9 @@ def block_bias(call: Call, rows: slice, cols: slice, known: dict[tuple[int, ...]
 
 def by_fused(call: Call, rows: slice, cols: slice, bias: Tensor | None) -> Tensor:
     """One block through torch's fused kernel."""
-    return F.scaled_dot_product_attention(
-        call.query[:, :, rows],
-        call.key[:, :, cols],
-        call.value[:, :, cols],
-        attn_mask=bias,
-        scale=call.scoring.scale,
-        enable_gqa=call.grouped,
-    )
+    query, key, value = call.query[:, :, rows], call.key[:, :, cols], call.value[:, :, cols]
+    scale, grouped = call.scoring.scale, call.grouped
+    return F.scaled_dot_product_attention(query, key, value, bias, scale=scale, enable_gqa=grouped)
 
 
 def by_products(call: Call, rows: slice, cols: slice, bias: Tensor | None) -> Tensor:

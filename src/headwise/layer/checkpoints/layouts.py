@@ -388,7 +388,7 @@ NEOX = Fused(
 
 
 def side_by_side(name: str, *outs: str, turned: bool = False) -> Fused:
-    """A fused projection with all queries first."""
+    """A fused projection with all queries first, then all keys, then all values."""
     return Fused(name, outs, SideBySide(), title=f"{name}, {outs[0]}", order="side by side", turned=turned)
 
 

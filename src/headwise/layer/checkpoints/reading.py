@@ -27,7 +27,7 @@ class Found(NamedTuple):
     unsaid: dict[str, str]  # options that layers of this layout usually have and that no tensor shows
 
     def check_said(self, options: Mapping[str, Any]) -> None:
-        """Raise if an option is missing that the tensors do not show and that layers of this layout usually have."""
+        """Raise if an option of `unsaid` is given neither here nor by a tensor."""
         for name, cure in self.unsaid.items():
             if name not in options and not any(x.startswith(f"{name}.") for x in self.state):
                 raise CheckpointError(f"{self.layout.title}: the tensors do not determine {name}=; {cure}.")
@@ -35,18 +35,20 @@ class Found(NamedTuple):
     def arranged(self, fused: bool) -> dict[str, Tensor]:
         """The state dict of our layer, with query, key and value projections fused or separate."""
         state = dict(self.state)
-        if not fused:
-            return state
-        for kind in ("weight", "bias"):
-            parts = [state.pop(f"{x}_proj.{kind}", None) for x in "qkv"]
-            if parts[0] is not None and parts[1] is not None and parts[2] is not None:
-                state[f"qkv_proj.{kind}"] = pack(parts[0], parts[1], parts[2], *self.sizes)
+        for kind in ("weight", "bias") if fused else ():
+            q, k, v = (state.pop(f"{x}_proj.{kind}", None) for x in "qkv")
+            if q is not None and k is not None and v is not None:
+                state[f"qkv_proj.{kind}"] = pack(q, k, v, *self.sizes)
         return state
 
     def written(self, names: State, layer: State, title: str) -> dict[str, Tensor]:
         """Their tensors, from the state dict of our layer; those that did not change are returned bit for bit."""
         state = self._separated(layer)
-        self._refuse_losses(state, title)
+        # A shared relative bias is written by its owner.
+        if lost := sorted(x for x in state if x not in self.state and not x.startswith("position.")):
+            raise CheckpointError(
+                f"{title}: the layer has {', '.join(lost)}, which the checkpoint does not; writing it would lose them."
+            )
         result: dict[str, Tensor] = {}
         for rule in self.rules:
             theirs = [names[x] for x in rule.theirs]
@@ -72,14 +74,6 @@ class Found(NamedTuple):
                 state |= zip((f"{part}_proj.{kind}" for part in "qkv"), parts, strict=True)
         return state
 
-    def _refuse_losses(self, state: State, title: str) -> None:
-        """Raise if the layer has a tensor that the checkpoint lacks; its owner writes a shared relative bias."""
-        lost = sorted(x for x in state if x not in self.state and not x.startswith("position."))
-        if lost:
-            raise CheckpointError(
-                f"{title}: the layer has {', '.join(lost)}, which the checkpoint does not; writing it would lose them."
-            )
-
     def _fitting(self, state: State, name: str, title: str) -> Tensor:
         """A tensor of the layer, refused unless it has the shape it was read in."""
         was = tuple(self.state[name].shape)
@@ -102,10 +96,8 @@ def read(
             f"a {type(state_dict).__name__} is given; expected a state dict, names to tensors, as "
             f"module.state_dict() returns."
         )
-    if num_heads is not None:
-        num_heads = check_size("num_heads", num_heads)
-    if num_kv_heads is not None:
-        num_kv_heads = check_size("num_kv_heads", num_kv_heads)
+    num_heads = None if num_heads is None else check_size("num_heads", num_heads)
+    num_kv_heads = None if num_kv_heads is None else check_size("num_kv_heads", num_kv_heads)
     names = {name[len(prefix) :]: tensor for name, tensor in state_dict.items() if name.startswith(prefix)}
     shapes = {name: tensor.shape for name, tensor in names.items()}
     found = choose(shapes, prefix, layout, made_by_us(getattr(state_dict, "_metadata", None), prefix))
@@ -257,12 +249,8 @@ def merge(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 def check_options(given: State, expected: State) -> None:
     """Raise unless the checkpoint holds the parameters of the layer's options and no others. A relative bias that is
     not in it stays as it was passed."""
-    cures = {
-        "q_norm": "qk_norm=",
-        "k_norm": "qk_norm=",
-        "sinks": "scoring=Scoring(sinks=True)",
-        "position": "position=",
-    }
+    cures = {"sinks": "scoring=Scoring(sinks=True)", "position": "position="}
+    cures |= dict.fromkeys(("q_norm", "k_norm"), "qk_norm=")
     for name in sorted(set(given) ^ set(expected)):
         option = cures.get(name.split(".")[0])
         if option is None or (name.startswith("position.") and name in expected):
@@ -292,14 +280,15 @@ def _heads(layout: Layout, names: Shapes, given: int | None) -> int:
         told = sinks[0]
     if told is None and len(table) == 2:
         told = table[1]
-    if told is not None and given not in (None, told):
-        raise CheckpointError(f"{layout.title}: num_heads={given} is given and the tensors have {told} heads.")
-    if told is None and given is None:
+    found = given if told is None else told
+    if found is None:
         raise CheckpointError(
             f"{layout.title}: num_heads is not given, and the tensors do not determine how many heads there are. "
             f"Pass num_heads=."
         )
-    return told if told is not None else given  # type: ignore[return-value]
+    if given not in (None, found):
+        raise CheckpointError(f"{layout.title}: num_heads={given} is given and the tensors have {told} heads.")
+    return found
 
 
 def _kv_heads(layout: Layout, names: Shapes, heads: int, given: int | None) -> int:

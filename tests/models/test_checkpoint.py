@@ -647,7 +647,7 @@ def test_mixed_and_quantised_tensors():
     mixed = {name: tensor.half() if "W_q" in name else tensor.float() for name, tensor in state.items()}
     assert open_checkpoint(mixed, num_heads=H).read("").qkv_proj.weight.dtype == torch.float32
     small = {name: tensor.to(torch.int8) for name, tensor in state.items()}
-    with pytest.raises(CheckpointError, match=r"W_q.weight is torch.int8, quantised; dequantise"):
+    with pytest.raises(CheckpointError, match=r"W_q.weight is torch.int8, quantized; dequantize"):
         open_checkpoint(small, num_heads=H).read("")
 
 

@@ -152,7 +152,7 @@ def test_a_text_without_tokens_is_refused(folder):
     model = open_model(folder("gpt2"))
     with pytest.raises(OptionError, match="at least one character"):
         model.tokens("")
-    with pytest.raises(OptionError, match="makes no token of it"):
+    with pytest.raises(OptionError, match="produces no tokens for it"):
         model.tokens("  ")
     assert "GPT2LMHeadModel" in repr(model)
 

@@ -29,7 +29,7 @@ ThreeBiases = Three | tuple[None, None, None]
 
 
 class Distribution(Protocol):
-    """What a layer asks when its heads or its sequence are spread over ranks; `headwise.parallel` answers."""
+    """How a layer runs with its heads or its sequence spread over ranks; implemented in `headwise.parallel`."""
 
     @property
     def heads(self) -> Any:
@@ -238,7 +238,7 @@ class MultiHeadAttention(nn.Module):
         self.register_module("k_norm", options.norm(qk_norm, self.num_kv_heads, self.head_dim, device, dtype))
         learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if self._scoring.sinks else None
         self.register_parameter("sinks", None if learned is None else nn.Parameter(learned))
-        self._note_options()  # registering goes past __setattr__
+        self._note_options()  # registering bypasses __setattr__
 
     def forward(
         self,

@@ -280,9 +280,9 @@ class Checkpoint:
         asked = site.layout.unsaid(shapes, site.prefix)
         kind = None if self.config is None else families.unknown(self.config, site.prefix)
         if kind is not None:
-            asked |= dict.fromkeys(("causal", "position"), f"the family {kind!r} is not known: say both")
+            asked |= dict.fromkeys(("causal", "position"), f"the family {kind!r} is not known, so pass both")
         if site.layout.anchor == "to_q.weight" and any("rotary" in x or "rel_pos" in x for x in self.source):
-            asked |= {"position": "the model has positions that its layers share"}
+            asked |= {"position": "the model has positional parameters that its layers share"}
         return {name: cure for name, cure in asked.items() if name not in said and f"{name}.weight" not in shapes}
 
     def _check_heads(self, site: Site, layer: MultiHeadAttention) -> None:

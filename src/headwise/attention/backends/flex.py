@@ -119,7 +119,7 @@ _kept: "OrderedDict[Any, tuple[Mask, BlockMask]]" = OrderedDict()
 
 
 def kept_block_mask(mask: Mask, T: int, S: int, device: torch.device) -> "BlockMask":
-    """The mask in FlexAttention's form. The last few are kept, since a layer asks for the same one again and again."""
+    """The mask in FlexAttention's form. The last few are kept, since a layer uses the same one again and again."""
     place = (fingerprint(mask), T, S, device)
     if place not in _kept:
         _kept[place] = (mask, block_mask(mask, T, S, device=device))  # the mask stays alive, and with it every id

@@ -57,7 +57,7 @@ class Sdpa(Backend):
 
 
 class Ordinary(Sdpa):
-    """The same for a call that `Call.ordinary` is true of: nothing to lower, which short sequences notice."""
+    """The same for ordinary calls (`Call.ordinary`): nothing is lowered, which matters for short sequences."""
 
     def run(self, call: Call) -> Tensor:
         query, key, value, scoring, dropout = call
@@ -109,7 +109,7 @@ def kernels_by_name(call: Call) -> bool:
 
 
 def straight(call: Call) -> tuple[Tensor, Tensor] | None:
-    """An ordinary call straight to cuDNN, if torch would choose it; small layers notice the overhead of the rest."""
+    """An ordinary call straight to cuDNN, if torch would choose it. Small layers gain by skipping the rest."""
     query, key, value, scoring, _ = call
     if query.dtype not in HALF:
         return None

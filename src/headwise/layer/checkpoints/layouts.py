@@ -18,7 +18,7 @@ META_TURNED = (
     "Meta's own files rotate neighboring pairs: position=rotary(base, interleaved=True). Files converted to halves: "
     "position=rotary(base)"
 )
-TURNED = "models with these names turn queries and keys: position=rotary(base). If yours does not: position=None"
+TURNED = "models with these names rotate queries and keys: position=rotary(base). If yours does not: position=None"
 T5_TABLE = "relative_attention_bias.weight"
 # Tensors that may be stored next to a layer and take no part in it: computed positions, masks, and the norm that
 # follows.
@@ -37,9 +37,9 @@ class Layout(abc.ABC):
     order: str | None = None  # of the rows of a fused projection, if two layouts share its name
     causal = False  # whether the names are those of a decoder
 
-    @abc.abstractmethod
     def matches(self, names: Shapes) -> bool:
         """Whether these names belong to this layout."""
+        return self.anchor in names
 
     @abc.abstractmethod
     def rules(self, names: Shapes) -> list[Correspondence]:
@@ -172,9 +172,6 @@ class HeadList(Layout):
         self.anchor = f"heads.0.{query}.weight"
         self.example = f"{self.anchor}, heads.0.{key}.weight, heads.0.{value}.weight, heads.1.{query}.weight, ..."
 
-    def matches(self, names: Shapes) -> bool:
-        return self.anchor in names
-
     def heads(self, names: Shapes) -> int:
         pattern = re.compile(rf"heads\.(\d+)\.({'|'.join(self.parts)})\.(weight|bias)")
         numbers = {int(match[1]) for name in names if (match := pattern.fullmatch(name))}
@@ -209,9 +206,6 @@ class Torch(Layout):
 
     def __init__(self, anchor: str) -> None:
         self.anchor = anchor
-
-    def matches(self, names: Shapes) -> bool:
-        return self.anchor in names
 
     def rules(self, names: Shapes) -> list[Correspondence]:
         if "bias_k" in names or "bias_v" in names:

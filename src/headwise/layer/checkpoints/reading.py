@@ -167,7 +167,7 @@ def _applied(title: str, rule: Correspondence, theirs: list[Tensor], sizes: Size
     """Our tensors by one rule; raises with the shapes if they do not fit."""
     for name, tensor in zip(rule.theirs, theirs, strict=True):
         if not tensor.is_floating_point() or tensor.element_size() == 1:
-            raise CheckpointError(f"{title}: {name} is {tensor.dtype}, quantised; dequantise the checkpoint first.")
+            raise CheckpointError(f"{title}: {name} is {tensor.dtype}, quantized; dequantize the checkpoint first.")
     try:
         return dict(zip(rule.ours, rule.form.ours(theirs, sizes), strict=True))
     except (RuntimeError, IndexError, ValueError, ZeroDivisionError) as error:

@@ -249,7 +249,7 @@ class LinesFile(MappedFile):
             return self._skipped(start, f"not a JSON object but a {type(record).__name__}")
         if self.column not in record:
             there = ", ".join(map(repr, list(record)[:5])) or "none"
-            return self._skipped(start, f"no field {self.column!r} (there are: {there}); choose one with --column")
+            return self._skipped(start, f"no field {self.column!r} (found: {there}); choose one with --column")
         return Document.checked(record[self.column], partial(self._skipped, start))
 
     def _skipped(self, start: int, reason: str) -> Skipped:
@@ -336,7 +336,7 @@ class TableFile(DocumentSource):
             schema, about = file.schema_arrow, file.metadata
             if self.column not in schema.names:
                 there = ", ".join(schema.names[:5])
-                self.problem = f"no column {self.column!r} (there are: {there}); choose one with --column"
+                self.problem = f"no column {self.column!r} (found: {there}); choose one with --column"
             elif not _is_text(self._arrow.types, schema.field(self.column).type):
                 self.problem = f"column {self.column!r} is not text but {schema.field(self.column).type}"
             elif not about.num_rows:

@@ -213,7 +213,7 @@ class SurveyJob:
         """The survey, written to `out`; None on processes other than the first."""
         processes = processes or Processes()
         if out is None and processes.size > 1:
-            raise OptionError("several processes need --out: they keep their journals beside it.")
+            raise OptionError("several processes need --out, because they keep their journals beside it.")
         if out is not None and resume and self._is_finished(out):
             return Survey.load(out) if processes.rank == 0 else None
         folder = None if out is None else journal_folder(out)
@@ -274,7 +274,7 @@ class SurveyJob:
                     count += 1
                     yield TokenWindow(ids, document.skipped)
             if not count and document.passages == 1:
-                _skip(document.skipped("no tokens: the tokenizer makes none of it"), tally)
+                _skip(document.skipped("the tokenizer produces no tokens for it"), tally)
             elif document.number == 0:
                 tally.counts["documents"] += 1
                 tally.counts["cut"] += count > 1 or document.passages > 1

@@ -32,12 +32,7 @@ from headwise.weights import AttentionMap, Scoring
 
 try:
     from transformers import AttentionInterface
-    from transformers.masking_utils import (
-        AttentionMaskInterface,
-        causal_mask_function,
-        prepare_padding_mask,
-        sdpa_mask,
-    )
+    from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, prepare_padding_mask, sdpa_mask
 except ImportError as error:
     raise MissingExtraError(
         "headwise.huggingface needs transformers 5.22 or newer. Install it with: pip install 'headwise[huggingface]'."

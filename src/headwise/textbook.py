@@ -61,13 +61,7 @@ class HeadsInAList(nn.Module):
     """
 
     def __init__(
-        self,
-        d_in: int,
-        d_out: int,
-        context_length: int,
-        dropout: float,
-        num_heads: int,
-        qkv_bias: bool = False,
+        self, d_in: int, d_out: int, context_length: int, dropout: float, num_heads: int, qkv_bias: bool = False
     ) -> None:
         super().__init__()
         head_dim = width_of_one_head(d_out, num_heads)  # not d_out: concatenation multiplies by num_heads
@@ -104,13 +98,7 @@ class HeadsAtOnce(nn.Module):
     mask: Tensor
 
     def __init__(
-        self,
-        d_in: int,
-        d_out: int,
-        context_length: int,
-        dropout: float,
-        num_heads: int,
-        qkv_bias: bool = False,
+        self, d_in: int, d_out: int, context_length: int, dropout: float, num_heads: int, qkv_bias: bool = False
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -129,11 +117,7 @@ class HeadsAtOnce(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The mixed context vectors (B, T, d_out) of the tokens `x` (B, T, d_in)."""
         T = checked_length(x, self.mask)
-        query, key, value = (
-            self.split(self.W_query(x)),
-            self.split(self.W_key(x)),
-            self.split(self.W_value(x)),
-        )
+        query, key, value = self.split(self.W_query(x)), self.split(self.W_key(x)), self.split(self.W_value(x))
         scores = query @ key.transpose(2, 3)  # (B, H, T, T)
         scores = scores.masked_fill(self.mask[:T, :T], -torch.inf)
         weights = (scores / self.head_dim**0.5).softmax(dim=-1)
@@ -149,9 +133,8 @@ class HeadsAtOnce(nn.Module):
         first = heads[0].W_query
         d_out = first.out_features * len(heads)
         has_bias = first.bias is not None
-        result = cls(first.in_features, d_out, len(heads[0].mask), heads[0].dropout.p, len(heads), has_bias).to(
-            first.weight
-        )
+        result = cls(first.in_features, d_out, len(heads[0].mask), heads[0].dropout.p, len(heads), has_bias)
+        result = result.to(first.weight)
         with torch.no_grad():
             for name in ("W_query", "W_key", "W_value"):
                 linear = getattr(result, name)
@@ -165,14 +148,9 @@ class HeadsAtOnce(nn.Module):
     def to_list(self) -> HeadsInAList:
         """The second rung with these weights. It has no output projection, so it returns this rung's step 9."""
         has_bias = self.W_query.bias is not None
-        result = HeadsInAList(
-            self.W_query.in_features,
-            self.num_heads * self.head_dim,
-            len(self.mask),
-            self.dropout.p,
-            self.num_heads,
-            has_bias,
-        ).to(self.W_query.weight)
+        d_in, d_out = self.W_query.in_features, self.W_query.out_features
+        result = HeadsInAList(d_in, d_out, len(self.mask), self.dropout.p, self.num_heads, has_bias)
+        result = result.to(self.W_query.weight)
         with torch.no_grad():
             for i, head in enumerate(result.heads):
                 rows = slice(i * self.head_dim, (i + 1) * self.head_dim)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headwise import Mask, MultiHeadAttention, OptionError, ShapeError, attend, causal, explain, rotary
 from headwise.attention.backends import flex
-from headwise.layer.positions import Rotary, on_device
+from headwise.layer.positions import Rotary
 from headwise.masks import Grid
 from headwise.weights.scoring import Relative
 
@@ -156,7 +156,7 @@ def test_an_own_position_moves_with_the_layer(position):
     assert layer(torch.randn(B, T, E, device="meta")).is_meta
     rule = position()
     if not isinstance(rule, nn.Module):
-        moved = on_device(rule, "meta")
+        moved = rule.to("meta")
         assert type(moved) is type(rule)
         tensors = [x for x in vars(moved).values() if isinstance(x, Tensor)]
         assert all(x.is_meta for x in tensors)

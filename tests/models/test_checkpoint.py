@@ -484,7 +484,7 @@ def test_a_rotary_scaling_that_depends_on_the_text_is_refused():
     config = {"model_type": "llama", "num_attention_heads": H, "hidden_size": E}
     config["rope_scaling"] = {"rope_type": "dynamic", "factor": 2.0}
     checkpoint = open_checkpoint(state, config=config)
-    assert "rotary positions of the type 'dynamic'" in checkpoint.layers[0].problem
+    assert "rotary positions of type 'dynamic'" in checkpoint.layers[0].problem
     with pytest.raises(CheckpointError, match="Pass position= to choose another"):
         checkpoint.read("layers.0.self_attn")
 
@@ -647,7 +647,7 @@ def test_mixed_and_quantised_tensors():
     mixed = {name: tensor.half() if "W_q" in name else tensor.float() for name, tensor in state.items()}
     assert open_checkpoint(mixed, num_heads=H).read("").qkv_proj.weight.dtype == torch.float32
     small = {name: tensor.to(torch.int8) for name, tensor in state.items()}
-    with pytest.raises(CheckpointError, match=r"W_q.weight is torch.int8, quantised; dequantise"):
+    with pytest.raises(CheckpointError, match=r"W_q.weight is torch.int8, quantized; dequantize"):
         open_checkpoint(small, num_heads=H).read("")
 
 

@@ -104,7 +104,7 @@ def test_the_verb_takes_a_folder(folder, capsys, tmp_path, monkeypatch):
     assert json.loads(told.out)["tokens"] == TEXT.split()
     assert told.err == "", "transformers reports nothing"
     assert main(["view", f"{TEXT} {TEXT} {TEXT}", "--model", str(path), "--no-html"]) == 2
-    assert "18 tokens long and the model can read 13. Look at its beginning with --tokens 13" in capsys.readouterr().err
+    assert "18 tokens long and the model can read 13. Show its beginning with --tokens 13" in capsys.readouterr().err
     assert main(["view", f"{TEXT} {TEXT} {TEXT}", "--model", str(path), "--no-html", "--tokens", "13"]) == 0
 
 
@@ -152,7 +152,7 @@ def test_a_text_without_tokens_is_refused(folder):
     model = open_model(folder("gpt2"))
     with pytest.raises(OptionError, match="at least one character"):
         model.tokens("")
-    with pytest.raises(OptionError, match="makes no token of it"):
+    with pytest.raises(OptionError, match="produces no tokens for it"):
         model.tokens("  ")
     assert "GPT2LMHeadModel" in repr(model)
 

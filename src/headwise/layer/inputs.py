@@ -48,9 +48,12 @@ class LayerInputs(NamedTuple):
         if isinstance(second, Tensor) and second.dim() == 3 and second.dtype != torch.bool:
             return self._replace(value=second)
         if self.mask is not None:
+            given = f"a {type(second).__name__}"
+            if isinstance(second, Tensor):
+                given = f"a tensor of shape {tuple(second.shape)} and {second.dtype}"
             raise ShapeError(
-                f"the second argument is not a key (B, S, E) but {_describe(second)}, and a mask is given as well. "
-                f"Pass one mask, as mask=."
+                f"the second argument is not a key (B, S, E) but {given}, and a mask is given as well. Pass one mask, "
+                f"as mask=."
             )
         return self._replace(key=None, mask=second)
 
@@ -101,10 +104,6 @@ class LayerInputs(NamedTuple):
                 f"samples, or use masks that depend on distance alone: causal(), window(...)."
             )
 
-    def unpacked(self, output: Tensor) -> Tensor:
-        """The output (1, total, E) of packed samples as a nested tensor; any other output as it is."""
-        return output if self.offsets is None else torch.nested.nested_tensor_from_jagged(output[0], self.offsets)
-
 
 def _check_cached(cache: KVCache | None, key: object) -> None:
     if cache is None:
@@ -119,10 +118,6 @@ def _check_cached(cache: KVCache | None, key: object) -> None:
             "a cache is for self-attention, and a separate key is given. Project an encoder's output once with "
             "layer.remember(memory) and pass that as key."
         )
-
-
-def _describe(x: object) -> str:
-    return f"a tensor of shape {tuple(x.shape)} and {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
 
 
 def misfit(name: str, x: Any, width: int, option: str) -> Exception:

@@ -19,7 +19,7 @@ from headwise.layer.cache import KVCache, Memory
 from headwise.layer.checkpoints.forms import unpack
 from headwise.layer.inputs import LayerInputs, Positions, check_keys, check_length, misfit
 from headwise.layer.options import Widths
-from headwise.layer.positions import Rotary, check_positions, on_device
+from headwise.layer.positions import Rotary, check_positions
 from headwise.masks import Extent, Mask
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.scoring import Relative
@@ -29,46 +29,37 @@ ThreeBiases = Three | tuple[None, None, None]
 
 
 class Distribution(Protocol):
-    """What a layer asks when its heads or its sequence are spread over ranks; `headwise.parallel` answers."""
+    """How a layer runs with its heads or its sequence spread over ranks; implemented in `headwise.parallel`."""
 
     @property
     def heads(self) -> Any:
         """Which heads this rank holds; None for all. Only `headwise.parallel` reads it."""
-        ...
 
     @property
     def order(self) -> Any:
         """How the sequence is laid out over ranks; None if it is not. Only `headwise.parallel` reads it."""
-        ...
 
     @property
     def ring(self) -> str | None:
         """How keys travel between ranks, in words; None if every rank holds all keys."""
-        ...
 
     def sizes(self, sizes: Sequence[int]) -> tuple[int, int, int, int]:
         """(B, H, T, S) over all ranks, from this rank's; masks and biases refer to these."""
-        ...
 
     def positions(self, query: Tensor) -> Tensor | None:
         """The positions of this rank's queries in the text; None if the whole text is here."""
-        ...
 
     def check_call(self, *, crossing: bool, cached: bool, packed: bool) -> None:
         """Raise if this kind of call cannot be distributed."""
-        ...
 
     def local(self, call: Call) -> Call:
         """The call restricted to this rank's heads."""
-        ...
 
     def attend(self, call: Call) -> Tensor:
         """What this rank's queries and heads read, (B, H, t, Dv)."""
-        ...
 
     def attend_and_look(self, call: Call) -> tuple[Tensor, AttentionMap]:
         """The same, with the map of this rank's queries and heads."""
-        ...
 
 
 class MultiHeadAttention(nn.Module):
@@ -200,7 +191,7 @@ class MultiHeadAttention(nn.Module):
         if self.mask is not None and (moved := self.mask.to(device)) is not self.mask:
             self.mask = moved
         if (rule := self.__dict__.get("position")) is not None:  # a module has moved already
-            self.__dict__["position"] = on_device(rule, device)
+            self.__dict__["position"] = rule.to(device)
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -242,12 +233,12 @@ class MultiHeadAttention(nn.Module):
         self.position = position
         rule = self.__dict__.get("position")
         if rule is not None and device is not None and torch.device(device).type != "meta":
-            self.__dict__["position"] = on_device(rule, device)
+            self.__dict__["position"] = rule.to(device)
         self.register_module("q_norm", options.norm(qk_norm, self.num_heads, self.head_dim, device, dtype))
         self.register_module("k_norm", options.norm(qk_norm, self.num_kv_heads, self.head_dim, device, dtype))
         learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if self._scoring.sinks else None
         self.register_parameter("sinks", None if learned is None else nn.Parameter(learned))
-        self._note_options()  # registering goes past __setattr__
+        self._note_options()  # registering bypasses __setattr__
 
     def forward(
         self,
@@ -297,7 +288,8 @@ class MultiHeadAttention(nn.Module):
         else:
             read = choose(call).run(call) if self._spread is None else self._spread.attend(call)
         output = self._merge(read)
-        output = output if inputs.offsets is None else inputs.unpacked(output)
+        if inputs.offsets is not None:
+            output = torch.nested.nested_tensor_from_jagged(output[0], inputs.offsets)
         return (output, weights) if wanted else output
 
     def plan(self, inputs: LayerInputs) -> Call:
@@ -331,30 +323,26 @@ class MultiHeadAttention(nn.Module):
     def _project(self, inputs: LayerInputs) -> Three:
         """Query heads (B, H, T, D), key and value heads (B, Hkv, S, D)."""
         query, key, value = inputs.query, inputs.key, inputs.value
-        if isinstance(key, Memory):
-            return self._project_with_memory(query, key, value)
         if not isinstance(query, Tensor) or query.dim() != 3 or query.shape[2] != self.d_in:
             raise misfit("query", query, self.d_in, "d_in")
+        if isinstance(key, Memory):
+            return self._project_with_memory(query, key, value)
         if key is None and value is not None:
             raise ShapeError("value is given without key; pass mha(query, key, value), or mha(x).")
         if key is None or (key is query and value is query):
             if self.fused:
                 return self._project_fused(query)
-            key = value = self._checked_for_all(query)
+            if not self.d_in == self.d_key == self.d_value:
+                raise ShapeError(
+                    f"this layer takes queries {self.d_in} wide, keys {self.d_key} and values {self.d_value}, so one "
+                    f"input cannot be all three. Pass mha(query, key, value)."
+                )
+            key = value = query
         else:
             value = key if value is None else value
             check_keys(query, key, value, self.d_key, self.d_value)
         q, k, v = self._project_apart(q=query, k=key, v=value)
         return q, k, v
-
-    def _checked_for_all(self, x: Tensor) -> Tensor:
-        """`x`, refused unless it can be query, key and value at once."""
-        if not self.d_in == self.d_key == self.d_value:
-            raise ShapeError(
-                f"this layer takes queries {self.d_in} wide, keys {self.d_key} and values {self.d_value}, so one input "
-                f"cannot be all three. Pass mha(query, key, value)."
-            )
-        return x
 
     def _project_fused(self, x: Tensor) -> Three:
         """The heads of self-attention from one matrix product."""
@@ -385,8 +373,6 @@ class MultiHeadAttention(nn.Module):
         """Query heads, and the keys and values that `remember` has projected."""
         if value is not None:
             raise OptionError("value is given beside remembered keys, which include their values. Leave it out.")
-        if not isinstance(query, Tensor) or query.dim() != 3 or query.shape[2] != self.d_in:
-            raise misfit("query", query, self.d_in, "d_in")
         if memory.key.shape[0] != query.shape[0] or memory.key.shape[1::2] != (self.num_kv_heads, self.head_dim):
             raise ShapeError(
                 f"remembered keys of shape {tuple(memory.key.shape)} do not fit a query of {query.shape[0]} samples "
@@ -408,7 +394,7 @@ class MultiHeadAttention(nn.Module):
                     "biases follow the order of queries and keys."
                 )
             return q, k
-        position = on_device(position, q.device) if q.is_meta else position
+        position = position.to(q.device) if q.is_meta else position
         at = self._query_positions(q, inputs, remembered)
         if remembered:
             return position.turn(q, at), k
@@ -462,7 +448,7 @@ class MultiHeadAttention(nn.Module):
         rule = position() if isinstance(position, nn.Module) else position
         if not isinstance(rule, Relative):
             return None
-        return rule if rule.table.device == device else on_device(rule, device)
+        return rule if rule.table.device == device else rule.to(device)
 
     # Attend, merge and project.
 
@@ -512,16 +498,8 @@ class MultiHeadAttention(nn.Module):
         """
         like = next(self.parameters())
         reach = None if static or capacity is not None else masks.reach_back(self.mask)
-        return KVCache(
-            batch,
-            self.num_kv_heads,
-            self.head_dim,
-            capacity=capacity,
-            window=reach,
-            static=static,
-            device=like.device if device is None else device,
-            dtype=like.dtype if dtype is None else dtype,
-        )
+        where: dict[str, Any] = {"device": device or like.device, "dtype": dtype or like.dtype}
+        return KVCache(batch, self.num_kv_heads, self.head_dim, capacity=capacity, window=reach, static=static, **where)
 
     def remember(self, key: Tensor, value: Tensor | None = None, *, positions: Positions = None) -> Memory:
         """The keys and values of an encoder's output, projected once for all later calls: `mha(x, memory)`.
@@ -553,9 +531,7 @@ class MultiHeadAttention(nn.Module):
             return tuple(x.weight for x in linears), tuple(x.bias for x in linears)  # type: ignore[return-value]
         weights = unpack(self.qkv_proj.weight, self.num_heads, self.num_kv_heads)
         bias: Tensor | None = self.qkv_proj.bias
-        if bias is None:
-            return weights, (None, None, None)
-        return weights, unpack(bias, self.num_heads, self.num_kv_heads)
+        return weights, (None, None, None) if bias is None else unpack(bias, self.num_heads, self.num_kv_heads)
 
     @classmethod
     def from_state_dict(

@@ -40,7 +40,7 @@ ELSEWHERE = {
     "kdim": "d_key=",
     "vdim": "d_value=",
     "batch_first": "nothing: the batch is always first",
-    "attn_mask": "mask=~attn_mask if it is bool (True sees here), bias=attn_mask if it is float",
+    "attn_mask": "mask=~attn_mask if it is bool (here True means visible), bias=attn_mask if it is float",
     "key_padding_mask": "mask=padding(~key_padding_mask), True for real tokens",
     "attention_mask": "mask=padding(attention_mask), 1 for real tokens",
     "need_weights": "return_weights=",

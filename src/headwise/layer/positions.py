@@ -5,18 +5,17 @@ The dot product of two rotated heads then depends on their distance alone. Pairs
 """
 
 import abc
-import copy
 import dataclasses
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.errors import OptionError, ShapeError
+from headwise.masks import Composite
 
 
-class Scaling(abc.ABC):
+class Scaling(Composite, abc.ABC):
     """How the speeds of a rotary change for longer texts. A subclass defines `speeds`."""
 
     attention_factor = 1.0  # rotated heads are multiplied by this
@@ -27,7 +26,7 @@ class Scaling(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rotary:
+class Rotary(Composite):
     """Rotary positions, made by `rotary`. A subclass may override `speeds`, or `turn` as a whole."""
 
     base: float = 10000.0
@@ -94,11 +93,7 @@ def _turn_neighbors(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotary(
-    base: float = 10000.0,
-    *,
-    width: int | None = None,
-    interleaved: bool = False,
-    scaling: Scaling | None = None,
+    base: float = 10000.0, *, width: int | None = None, interleaved: bool = False, scaling: Scaling | None = None
 ) -> Rotary:
     """Rotary positions for a layer: `MultiHeadAttention(512, 8, position=rotary())`.
 
@@ -212,11 +207,7 @@ def yarn(
 
 
 def llama3(
-    factor: float = 8.0,
-    *,
-    low_freq_factor: float = 1.0,
-    high_freq_factor: float = 4.0,
-    original_length: int = 8192,
+    factor: float = 8.0, *, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0, original_length: int = 8192
 ) -> Scaling:
     """Llama 3.1: pairs with few turns within `original_length` are slowed down, with a smooth transition.
 
@@ -243,25 +234,6 @@ def check_positions(name: str, positions: object, B: int, T: int, device: torch.
             f"(B, T) = ({B}, {T})."
         )
     return found.to(device)
-
-
-def on_device(rule: Any, device: torch.device | str) -> Any:
-    """A rotary or relative rule with its tensors on `device`, whatever its class: by its `to`, or field by field."""
-    if callable(own := getattr(rule, "to", None)):
-        return own(device)
-    names = {*getattr(rule, "__dict__", ()), *(field.name for field in dataclasses.fields(rule))}
-    parts = {name: x for name in names if _movable(x := getattr(rule, name))}
-    moved = {name: on_device(x, device) for name, x in parts.items()}
-    if all(moved[name] is x for name, x in parts.items()):
-        return rule
-    changed = copy.copy(rule)
-    for name, x in moved.items():
-        object.__setattr__(changed, name, x)  # the class may be frozen
-    return changed
-
-
-def _movable(x: object) -> bool:
-    return isinstance(x, Tensor) or (dataclasses.is_dataclass(x) and not isinstance(x, type))
 
 
 def _positive(name: str, value: float) -> float:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
 from headwise.errors import CheckpointError, HeadwiseError
 from headwise.layer import MultiHeadAttention
-from headwise.layer.checkpoints.layouts import LAYOUTS, T5_TABLE, Layout
+from headwise.layer.checkpoints.layouts import LAYOUTS, T5_TABLE, Layout, Shapes
 from headwise.layer.checkpoints.reading import choose, made_by_us, take
 from headwise.masks import Window
 from headwise.models import families
@@ -20,8 +20,6 @@ from headwise.models.builtin import FOLDER, FORMAT
 from headwise.models.files import TensorSource, config_of, open_tensors
 from headwise.shapes import check_size
 from headwise.weights.scoring import RelativeBias
-
-# Where the attention layers of a checkpoint are, and how each is laid out.
 
 
 class Site(NamedTuple):
@@ -53,6 +51,10 @@ class TensorNames:
         """The tensors under a prefix, by the remainder of their names."""
         return {name[len(prefix) :]: self.sketches[name] for name in self.under(prefix)}
 
+    def shapes(self, prefix: str) -> dict[str, Size]:
+        """The shapes of those tensors."""
+        return {name: tensor.shape for name, tensor in self.part(prefix).items()}
+
 
 def find_sites(names: TensorNames, order: str | None, notes: object) -> dict[str, Site]:
     """All attention layers, in the order of the file; the first layout in the table that fits is taken."""
@@ -62,18 +64,15 @@ def find_sites(names: TensorNames, order: str | None, notes: object) -> dict[str
             prefix = name[: -len(layout.anchor)]
             if not name.endswith(layout.anchor) or (prefix and prefix[-1] not in "./") or prefix in found:
                 continue
-            shapes = {rest: tensor.shape for rest, tensor in names.part(prefix).items()}
+            shapes = names.shapes(prefix)
             if layout.matches(shapes):
-                found[prefix] = _site(prefix, layout, shapes, order, notes)
+                try:
+                    chosen = choose(shapes, prefix, order, made_by_us(notes, prefix))
+                    found[prefix] = Site(prefix, chosen or layout)
+                except CheckpointError as error:
+                    found[prefix] = Site(prefix, layout, str(error))
                 break
     return found | _incomplete(names, found)
-
-
-def _site(prefix: str, layout: Layout, shapes: Mapping[str, object], order: str | None, notes: object) -> Site:
-    try:
-        return Site(prefix, choose(shapes, prefix, order, made_by_us(notes, prefix)) or layout)  # type: ignore[arg-type]
-    except CheckpointError as error:
-        return Site(prefix, layout, str(error))
 
 
 def _incomplete(names: TensorNames, found: Mapping[str, Site]) -> dict[str, Site]:
@@ -85,23 +84,22 @@ def _incomplete(names: TensorNames, found: Mapping[str, Site]) -> dict[str, Site
     for pattern, site in kinds.items():
         if "#" not in pattern:
             continue
-        shapes = {rest: tensor.shape for rest, tensor in names.part(site.prefix).items()}
-        parts = {rest for rule in site.layout.rules(shapes) for rest in rule.theirs}
+        parts = {rest for rule in site.layout.rules(names.shapes(site.prefix)) for rest in rule.theirs}
         for name in names.sketches:
             for rest in parts:
                 prefix = name[: -len(rest)]
                 if name.endswith(rest) and prefix not in found and _numberless(prefix) == pattern:
-                    missing.setdefault(prefix, Site(prefix, site.layout, _gap(site.layout, names.part(prefix))))
+                    missing.setdefault(prefix, Site(prefix, site.layout, _gap(site.layout, names.shapes(prefix))))
     return missing
 
 
-def _gap(layout: Layout, part: Mapping[str, Tensor]) -> str:
+def _gap(layout: Layout, shapes: Shapes) -> str:
     """What a layer is missing."""
     try:
-        layout.rules({rest: tensor.shape for rest, tensor in part.items()})
+        layout.rules(shapes)
     except CheckpointError as error:
         return str(error)
-    return f"some tensors of the layout {layout.title} are missing; found {', '.join(part)}."
+    return f"some tensors of the layout {layout.title} are missing; found {', '.join(shapes)}."
 
 
 def _numberless(prefix: str) -> str:
@@ -278,13 +276,13 @@ class Checkpoint:
 
     def _open_questions(self, site: Site, said: Mapping[str, Any]) -> dict[str, str]:
         """The options of a layer that are needed and not given, and how to give them."""
-        shapes = {name: tensor.shape for name, tensor in self._names.part(site.prefix).items()}
+        shapes = self._names.shapes(site.prefix)
         asked = site.layout.unsaid(shapes, site.prefix)
         kind = None if self.config is None else families.unknown(self.config, site.prefix)
         if kind is not None:
-            asked |= dict.fromkeys(("causal", "position"), f"the family {kind!r} is not known: say both")
+            asked |= dict.fromkeys(("causal", "position"), f"the family {kind!r} is not known, so pass both")
         if site.layout.anchor == "to_q.weight" and any("rotary" in x or "rel_pos" in x for x in self.source):
-            asked |= {"position": "the model has positions that its layers share"}
+            asked |= {"position": "the model has positional parameters that its layers share"}
         return {name: cure for name, cure in asked.items() if name not in said and f"{name}.weight" not in shapes}
 
     def _check_heads(self, site: Site, layer: MultiHeadAttention) -> None:
@@ -296,8 +294,7 @@ class Checkpoint:
 
     def _describe(self, site: Site) -> AttentionLayer:
         """A layer's description, without reading data: it is built on the meta device."""
-        names, problem = self._names.part(site.prefix), site.problem
-        options: dict[str, Any] = {}
+        names, problem, options = self._names.part(site.prefix), site.problem, dict[str, Any]()
         used = list(names.values())
         try:
             options = self._said(site)

@@ -64,11 +64,14 @@ def options(config: Config, name: str, given: Mapping[str, Any] | None = None) -
     if kind not in FAMILIES:
         return {key: value for key, value in _heads(config, place).items() if value is not None}
     config = {**DEFAULTS.get(kind, {}), **{key: value for key, value in config.items() if value is not None}}
-    if (given or {}).get("num_heads") is not None:
-        config.setdefault("num_attention_heads", (given or {})["num_heads"])
-    _refuse(config, kind)
+    if given and given.get("num_heads") is not None:
+        config.setdefault("num_attention_heads", given["num_heads"])
+    for key in ("clip_qkv", "use_bidirectional_attention", "use_qk_norm", "qk_layernorm"):
+        if config.get(key):
+            raise CheckpointError(f"{kind!r} with {key}={config[key]}: our layer does not support this.")
     try:
-        found = {**_heads(config, place), "dropout": _dropout(config), **FAMILIES[kind](config, place)}
+        dropout = _first(config, "attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
+        found = {**_heads(config, place), "dropout": dropout, **FAMILIES[kind](config, place)}
     except (KeyError, IndexError, TypeError, ZeroDivisionError) as error:
         raise CheckpointError(
             f"the configuration of {kind!r} lacks what its attention needs, or has an unknown form ({error!r}). "
@@ -88,13 +91,6 @@ def unknown(config: Config, name: str) -> str | None:
     """The family of this layer if it is named but not known, else None."""
     kind = _part(config, name).get("model_type", config.get("model_type"))
     return None if kind is None or str(kind) in FAMILIES else str(kind)
-
-
-def _refuse(config: Config, kind: str) -> None:
-    """Raise for options that change attention in a way our layer does not support."""
-    for key in ("clip_qkv", "use_bidirectional_attention", "use_qk_norm", "qk_layernorm"):
-        if config.get(key):
-            raise CheckpointError(f"{kind!r} with {key}={config[key]}: our layer does not support this.")
 
 
 def _part(config: Config, name: str) -> Config:
@@ -123,14 +119,9 @@ def _first(config: Config, *names: str) -> Any:
 
 
 def _heads(config: Config, place: LayerPlace) -> Options:
-    """Query and key/value heads."""
     side = "decoder_attention_heads" if place.decoder else "encoder_attention_heads"
     heads = _first(config, "num_attention_heads", "n_head", "n_heads", "num_heads", side, "attention_heads")
     return {"num_heads": heads, "num_kv_heads": _first(config, "num_key_value_heads")}
-
-
-def _dropout(config: Config) -> float | None:
-    return _first(config, "attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")  # type: ignore[no-any-return]
 
 
 def _head_dim(config: Config) -> int:
@@ -156,14 +147,10 @@ def _rope(config: Config, layer_type: str) -> Mapping[str, Any]:
 
 
 def _rotary(config: Config, layer_type: str = "full_attention", interleaved: bool = False) -> Rotary:
-    rope = _rope(config, layer_type)
-    width = int(_head_dim(config) * rope.get("partial_rotary_factor", 1.0))
-    return rotary(
-        rope["rope_theta"],
-        width=None if width == _head_dim(config) else width,
-        interleaved=interleaved,
-        scaling=_scaling(rope, config),
-    )
+    rope, D = _rope(config, layer_type), _head_dim(config)
+    width = int(D * rope.get("partial_rotary_factor", 1.0))
+    part = None if width == D else width
+    return rotary(rope["rope_theta"], width=part, interleaved=interleaved, scaling=_scaling(rope, config))
 
 
 def _scaling(rope: Mapping[str, Any], config: Config) -> Scaling | None:
@@ -208,11 +195,6 @@ def decoder(config: Config, place: LayerPlace) -> Options:
 def pair(config: Config, place: LayerPlace) -> Options:
     """BART and others: an encoder, and a decoder that also attends to it."""
     return {"causal": place.decoder or None, "position": None}
-
-
-def whisper(config: Config, place: LayerPlace) -> Options:
-    """Whisper: keys have no bias."""
-    return pair(config, place) | {"bias": {"q", "v", "out"}}
 
 
 def headwise_gpt(config: Config, place: LayerPlace) -> Options:
@@ -269,6 +251,9 @@ def t5(config: Config, place: LayerPlace) -> Options:
     return {"causal": place.decoder or None, "scoring": Scoring(scale=1.0), "position": bias}
 
 
+NORMS = {"head": nn.RMSNorm, "width": WidthNorm, "zero-centred": ZeroCentredNorm}
+
+
 def llama(config: Config, place: LayerPlace, *, interleaved: bool = False, norm: str | None = None) -> Options:
     """Llama and others: rotary positions and grouped heads; some have windows, soft-caps, sinks and norms of heads."""
     kind = _layer_type(config, place)
@@ -279,7 +264,7 @@ def llama(config: Config, place: LayerPlace, *, interleaved: bool = False, norm:
         "mask": window(int(config["sliding_window"]) - 1) if kind == "sliding_attention" else None,
         "position": _rotary(config, kind, interleaved) if turned else None,
         "scoring": _scoring(config),
-        "qk_norm": _norm(norm, config.get("rms_norm_eps", 1e-6)),
+        "qk_norm": norm and functools.partial(NORMS[norm], eps=config.get("rms_norm_eps", 1e-6)),
     }
 
 
@@ -292,10 +277,7 @@ def modernbert(config: Config, place: LayerPlace) -> Options:
     bases = {"sliding_attention": "local_rope_theta", "full_attention": "global_rope_theta"}
     if config.get("rope_parameters") is None:
         config = {**config, "rope_theta": config[bases[kind]]}
-    return {
-        "mask": window(reach, reach) if kind == "sliding_attention" else None,
-        "position": _rotary(config, kind),
-    }
+    return {"mask": window(reach, reach) if kind == "sliding_attention" else None, "position": _rotary(config, kind)}
 
 
 def _layer_type(config: Config, place: LayerPlace) -> str:
@@ -305,12 +287,10 @@ def _layer_type(config: Config, place: LayerPlace) -> str:
         return str(kinds[place.number])
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return "full_attention"
-    every = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": config.get("sliding_window_pattern", 6)}
-    if config.get("model_type") in ("qwen2", "qwen3", "qwen3_moe") and place.number < config.get(
-        "max_window_layers", 0
-    ):
+    family = str(config.get("model_type"))
+    if family in ("qwen2", "qwen3", "qwen3_moe") and place.number < config.get("max_window_layers", 0):
         return "full_attention"
-    period = every.get(str(config.get("model_type")))
+    period = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": config.get("sliding_window_pattern", 6)}.get(family)
     return "full_attention" if period and (place.number + 1) % period == 0 else "sliding_attention"
 
 
@@ -320,15 +300,9 @@ def _scoring(config: Config) -> Scoring | None:
     scale = config.get("attention_multiplier") if given is None else given**-0.5
     sinks = config.get("model_type") == "gpt_oss"
     cap = config.get("attn_logit_softcapping")
-    return (
-        None if scale is None and cap is None and not sinks else Scoring(scale=scale, softcap=cap, sinks=sinks or None)
-    )
-
-
-def _norm(kind: str | None, eps: float) -> Any:
-    """The constructor of the norm of queries and keys."""
-    made = {"head": nn.RMSNorm, "width": WidthNorm, "zero-centred": ZeroCentredNorm}
-    return None if kind is None else functools.partial(made[kind], eps=eps)
+    if scale is None and cap is None and not sinks:
+        return None
+    return Scoring(scale=scale, softcap=cap, sinks=sinks or None)
 
 
 # Defaults of the families, for keys that a configuration leaves out.
@@ -367,10 +341,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 FAMILIES: dict[str, Callable[[Config, LayerPlace], Options]] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert"), encoder),
-    **dict.fromkeys(
-        ("vit", "deit", "dinov2", "clip_vision_model", "siglip_vision_model", "siglip_text_model"), encoder
-    ),
-    **dict.fromkeys(("wav2vec2", "hubert"), encoder),
+    **dict.fromkeys(("vit", "deit", "dinov2", "clip_vision_model", "siglip_vision_model"), encoder),
+    **dict.fromkeys(("siglip_text_model", "wav2vec2", "hubert"), encoder),
     **dict.fromkeys(("opt", "clip_text_model", "xglm"), decoder),
     **dict.fromkeys(("bart", "mbart", "marian", "pegasus", "blenderbot", "m2m_100"), pair),
     **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "gemma", "gemma2", "phi", "phi3", "stablelm"), llama),
@@ -387,6 +359,6 @@ FAMILIES: dict[str, Callable[[Config, LayerPlace], Options]] = {
     "falcon": falcon,
     "t5": t5,
     "mt5": t5,
-    "whisper": whisper,
+    "whisper": lambda config, place: pair(config, place) | {"bias": {"q", "v", "out"}},  # keys have none
     "modernbert": modernbert,
 }

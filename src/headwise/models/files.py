@@ -35,6 +35,8 @@ TRAINER_FILES = ("training_args", "optimizer", "scheduler", "scaler", "rng_state
 class TensorSource(Mapping[str, Tensor], abc.ABC):
     """Tensors by name, read when they are asked for."""
 
+    notes: object = None  # metadata beside the tensors that may tell which library wrote them
+
     @abc.abstractmethod
     def sketch(self, name: str) -> Tensor:
         """A tensor of the same shape and dtype on the meta device; no data is read."""
@@ -42,11 +44,6 @@ class TensorSource(Mapping[str, Tensor], abc.ABC):
     @abc.abstractmethod
     def write(self, path: Path, changed: Mapping[str, Tensor]) -> None:
         """Write the same checkpoint to another path, with some tensors changed."""
-
-    @property
-    def notes(self) -> object:
-        """Metadata beside the tensors that may tell which library wrote them."""
-        return None
 
     @property
     def config(self) -> dict[str, Any] | None:
@@ -59,6 +56,7 @@ class StateDict(TensorSource):
 
     def __init__(self, tensors: Mapping[str, Tensor], outer: Any = None) -> None:
         self.tensors, self.outer = tensors, outer
+        self.notes = getattr(tensors, "_metadata", None)  # the versions that torch keeps beside a state dict
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -70,7 +68,6 @@ class StateDict(TensorSource):
         return len(self.tensors)
 
     def sketch(self, name: str) -> Tensor:
-        """Of a tensor in memory."""
         return torch.empty_like(self.tensors[name], device="meta")
 
     def write(self, path: Path, changed: Mapping[str, Tensor]) -> None:
@@ -84,11 +81,6 @@ class StateDict(TensorSource):
             whole = {name: tensors if part is self.tensors else part for name, part in self.outer.items()}
         path.parent.mkdir(parents=True, exist_ok=True)
         atomically(path, lambda beside: torch.save(whole, beside))
-
-    @property
-    def notes(self) -> object:
-        """The versions that torch keeps beside a state dict."""
-        return getattr(self.tensors, "_metadata", None)
 
 
 class TorchShards(StateDict):
@@ -146,7 +138,6 @@ class Safetensors(TensorSource):
         return len(self.places)
 
     def sketch(self, name: str) -> Tensor:
-        """From the file's header."""
         part = self.open[self.places[name]].get_slice(name)
         return torch.empty(part.get_shape(), dtype=DTYPES.get(part.get_dtype(), torch.uint8), device="meta")
 
@@ -317,7 +308,7 @@ def _is_zip(path: Path) -> bool:
 
 
 def _tensors(found: object, where: str) -> Mapping[str, Tensor]:
-    """The object if it is a state dict, else an error."""
+    """`found`, refused unless it is a state dict."""
     whole = isinstance(found, Mapping) and found and all(isinstance(x, Tensor) for x in found.values())
     if not isinstance(found, Mapping) or not whole or not all(isinstance(name, str) for name in found):
         kinds = sorted({type(x).__name__ for x in found.values()}) if isinstance(found, Mapping) else []

@@ -70,12 +70,9 @@ class TransformerBlock(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.d_model, eps=1e-6)
+        position = rotary() if config.position == "rotary" else None
         self.attention = MultiHeadAttention(
-            config.d_model,
-            config.num_heads,
-            causal=True,
-            bias=False,
-            position=rotary() if config.position == "rotary" else None,
+            config.d_model, config.num_heads, causal=True, bias=False, position=position
         )
         self.feed_forward_norm = nn.RMSNorm(config.d_model, eps=1e-6)
         self.feed_forward = FeedForward(config.d_model)
@@ -220,11 +217,7 @@ class Sampler:
     """
 
     def __init__(
-        self,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
+        self, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, seed: int | None = None
     ) -> None:
         if not 0 <= temperature < float("inf"):
             raise OptionError(f"temperature={temperature}: expected 0 or more.")

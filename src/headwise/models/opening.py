@@ -127,8 +127,11 @@ def _open_transformers(folder: Path, device: torch.device | str, dtype: torch.dt
     if not safe:
         open_tensors(weights)  # refuses a torch file that holds code, and says why
     with _wrapped(folder, "a transformers model"), _quiet(transformers):
-        options = {} if dtype is None else {"dtype": dtype}
-        module = _loaded(_auto_class(transformers, config), folder, use_safetensors=safe, **options)
+        # The class that reads the weights under the names they were saved with.
+        saved = " ".join(getattr(config, "architectures", None) or [])
+        causal = "CausalLM" in saved or "LMHead" in saved
+        kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
+        module = _loaded(kind, folder, use_safetensors=safe, **({} if dtype is None else {"dtype": dtype}))
     if config.is_encoder_decoder:
         module = _encoder_of(module, config.model_type, encoder)
     trained = getattr(config, "max_position_embeddings", None)
@@ -148,12 +151,6 @@ def _loaded(kind: Any, folder: Path, **options: Any) -> Any:
             f"would be random; save the whole model with model.save_pretrained(folder)."
         )
     return module
-
-
-def _auto_class(transformers: Any, config: Any) -> Any:
-    """The class that reads the weights under the names they were saved with."""
-    names = " ".join(getattr(config, "architectures", None) or [])
-    return transformers.AutoModelForCausalLM if "CausalLM" in names or "LMHead" in names else transformers.AutoModel
 
 
 def _encoder_of(module: Any, kind: str, encoder: bool) -> Any:

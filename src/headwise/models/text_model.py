@@ -93,7 +93,7 @@ class TextModel:
             raise OptionError(f"text={text!r}: expected a text of at least one character.")
         ids = [*self.codec.before, *self.codec.encode(text), *self.codec.after]
         if not ids:
-            raise OptionError(f"text={text!r}: the tokenizer makes no token of it.")
+            raise OptionError(f"text={text!r}: the tokenizer produces no tokens for it.")
         most = self.context if most is None else most
         if most is not None and len(ids) > most:
             raise ShapeError(

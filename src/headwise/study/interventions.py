@@ -12,7 +12,6 @@ output and its later heads may change, which says more about a head's importance
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Self
 
 from torch import nn
@@ -40,9 +39,7 @@ class Silenced:
         self._stack.enter_context(without_fastpath(self._layers[name] for name in self.heads))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         for name, before in self._before.items():
             self._layers[name]._silent = before
             if not before:

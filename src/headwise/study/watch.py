@@ -15,7 +15,6 @@ Panel(entropy=(1, 4, 10), masses['sink']=(1, 4, 10))
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -45,15 +44,12 @@ class Watched(Mapping[str, Any]):
         if self._watchers:
             raise OptionError("this watch is already open; make another with headwise.watch(model).")
         for name, layer in self._layers.items():
-            watcher = self._watcher(name)
-            self._watchers[name] = watcher
+            watcher = self._watchers[name] = self._watcher(name)
             layer._watchers = (*getattr(layer, "_watchers", ()), watcher)
         self._stack.enter_context(without_fastpath(self._layers.values()))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         for name, watcher in self._watchers.items():
             layer = self._layers[name]
             layer._watchers = tuple(other for other in layer._watchers if other is not watcher)
@@ -92,10 +88,8 @@ class Watched(Mapping[str, Any]):
         return len(self.calls)
 
     def __repr__(self) -> str:
-        counts = (
-            f"{name!r}: {len(calls)} calls" if len(calls) != 1 else f"{name!r}" for name, calls in self.calls.items()
-        )
-        return f"Watched({', '.join(counts)})"
+        counts = {name: f": {len(calls)} calls" if len(calls) != 1 else "" for name, calls in self.calls.items()}
+        return f"Watched({', '.join(f'{name!r}{count}' for name, count in counts.items())})"
 
 
 def watch(

@@ -74,7 +74,7 @@ def test_bad_lines_are_named_with_their_number_and_the_others_read(tmp_path, mon
         reasons = [reason for _, reason in bad]
         assert reasons[0].startswith("not JSON: Expecting property name")
         assert reasons[1] == "not a JSON object but a list"
-        assert reasons[2] == "no field 'text' (there are: 'body'); choose one with --column"
+        assert reasons[2] == "no field 'text' (found: 'body'); choose one with --column"
         assert reasons[3:6] == ["not text but int", "not text but null", "empty"]
         assert "not UTF-8 text: invalid start byte" in reasons[6]
         assert "lone surrogate" in reasons[7]
@@ -145,7 +145,7 @@ def test_bad_tables_and_bad_rows_are_named_and_the_others_read(tmp_path):
     ]  # fmt: skip
     reasons = [reason for _, reason in bad]
     assert reasons[:2] == ["not text but null", "empty"]
-    assert reasons[2] == "no column 'text' (there are: body); choose one with --column"
+    assert reasons[2] == "no column 'text' (found: body); choose one with --column"
     assert reasons[3] == "column 'text' is not text but double"
     assert reasons[4].startswith("cannot be read as Parquet: ")
     assert reasons[5].startswith("20 rows from here cannot be read: ")

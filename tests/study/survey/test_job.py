@@ -209,7 +209,7 @@ def test_going_on_with_another_survey_is_refused(tiny, corpus, tmp_path):
         SurveyJob.of(load_builtin(), [corpus], context=CONTEXT).run(out, resume=True)
     other = LanguageModel(copy.deepcopy(tiny.gpt), tiny.tokenizer)
     other.gpt.norm.weight.data[0] += 1e-3
-    with pytest.raises(OptionError, match="a model of this name with other weights or another tokenizer"):
+    with pytest.raises(OptionError, match="a model of the same name with other weights or another tokenizer"):
         SurveyJob.of(other, [corpus], context=CONTEXT).run(out, resume=True)
 
 

@@ -1,6 +1,7 @@
 """What a backend is: a name, a reason to refuse a call, and the run itself."""
 
-from typing import NamedTuple, Protocol
+import abc
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -31,35 +32,28 @@ class Call(NamedTuple):
         return self.query.size(1) != self.key.size(1)
 
 
-class Backend(Protocol):
+class Backend(abc.ABC):
     """One way to compute attention. The table in `backends/__init__.py` is tried from top to bottom."""
 
     name: str
     summary: str
 
+    @abc.abstractmethod
     def refuses(self, call: Call) -> str | None:
         """Why this backend does not run the call, or None if it does."""
-        ...
 
+    @abc.abstractmethod
     def run(self, call: Call) -> Tensor:
         """What every head reads, (B, H, T, Dv)."""
-        ...
 
     def dense_bytes(self, call: Call) -> int:
-        """The size of the largest T×S tensor that this backend makes, or 0."""
-        ...
+        """The size of the largest T×S tensor that this backend makes; 0 if it makes none."""
+        return 0
 
     def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        """The same, and the row log-sum-exp (B, H, T) if the kernel returns it at no extra cost."""
-        ...
-
-
-class Streaming:
-    """Base of the backends that make no T×S tensor."""
-
-    def dense_bytes(self, call: Call) -> int:
-        """Zero."""
-        return 0
+        """The same, and the row log-sum-exp (B, H, T) if the kernel returns it at no extra cost. Otherwise it is
+        computed when it is needed."""
+        return self.run(call), None
 
 
 def repeat_heads(tensor: Tensor, H: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise.attention.backends.base import Call, Streaming, repeat_heads
+from headwise.attention.backends.base import Backend, Call, repeat_heads
 from headwise.masks import Causal, Mask
 from headwise.masks.lowering import simplify
 
@@ -30,14 +30,14 @@ class Rule(NamedTuple):
 # Measured by benchmarks/cpu_blocks.py on 2 Zen 4 cores with torch 2.13: time against one call of torch's kernel.
 TABLE = {
     # (bfloat16?, what hides keys)
-    (False, "causal"): Rule("fused", 384, 639, 128, 6000),  # T = 512: 0.81×, with backward 0.84×; later torch skips too
-    (True, "nothing"): Rule(
-        "products", 48, 512, 512, 512
-    ),  # T = 128: 0.53×, with backward 0.34×; T = 512: 0.54×, 0.48×
-    (True, "causal"): Rule("products", 48, 512, 128, 1536),  # T = 128: 0.62×, 0.30×; T = 512: 0.47×, 0.48×
-    (True, "mask"): Rule(
-        "products", 48, 512, 128, 1536
-    ),  # T = 512: window(128) 0.34×, 0.32×; with padding 0.70×, 0.58×
+    # T = 512: 0.81×, with backward 0.84×; later torch skips too
+    (False, "causal"): Rule("fused", 384, 639, 128, 6000),
+    # T = 128: 0.53×, with backward 0.34×; T = 512: 0.54×, 0.48×
+    (True, "nothing"): Rule("products", 48, 512, 512, 512),
+    # T = 128: 0.62×, 0.30×; T = 512: 0.47×, 0.48×
+    (True, "causal"): Rule("products", 48, 512, 128, 1536),
+    # T = 512: window(128) 0.34×, 0.32×; with padding 0.70×, 0.58×
+    (True, "mask"): Rule("products", 48, 512, 128, 1536),
 }  # "products" round scores to bfloat16. They would win up to T = 1024, but no row longer than 512 is rounded.
 SHORTEST = min(rule.shortest for rule in TABLE.values())
 # Masks that torch accepts only as a bias, under which it skips nothing: windows, padding or documents with causal.
@@ -50,14 +50,13 @@ WORTHWHILE = 0.7  # BIASED pays if at most this share of the T×S grid is left
 PRODUCT_BYTES = 2**27  # all scores of a call by "products", which are kept for the backward pass
 
 
-class QueryBlocks(Streaming):
+class QueryBlocks(Backend):
     """Query blocks, each with the keys it sees."""
 
     name = "blocks"
     summary = "query blocks that skip hidden keys, on the CPU"
 
     def refuses(self, call: Call) -> str | None:
-        """Every call that the table does not list."""
         query = call.query
         if not query.is_cpu:
             return "it is for the CPU"
@@ -69,14 +68,9 @@ class QueryBlocks(Streaming):
         return rule if isinstance(rule, str) else None
 
     def run(self, call: Call) -> Tensor:
-        """One small attention per block, concatenated."""
         rule = choose_rule(call)
         assert isinstance(rule, Rule)  # noqa: S101 - refuses() has checked
         return in_blocks(call, rule)
-
-    def run_with_lse(self, call: Call) -> tuple[Tensor, None]:
-        """Blocks are for short rows and narrow windows, whose log-sum-exp is cheap to compute when it is needed."""
-        return self.run(call), None
 
 
 def in_blocks(call: Call, rule: Rule) -> Tensor:
@@ -155,14 +149,9 @@ def block_bias(call: Call, rows: slice, cols: slice, known: dict[tuple[int, ...]
 
 def by_fused(call: Call, rows: slice, cols: slice, bias: Tensor | None) -> Tensor:
     """One block through torch's fused kernel."""
-    return F.scaled_dot_product_attention(
-        call.query[:, :, rows],
-        call.key[:, :, cols],
-        call.value[:, :, cols],
-        attn_mask=bias,
-        scale=call.scoring.scale,
-        enable_gqa=call.grouped,
-    )
+    query, key, value = call.query[:, :, rows], call.key[:, :, cols], call.value[:, :, cols]
+    scale, grouped = call.scoring.scale, call.grouped
+    return F.scaled_dot_product_attention(query, key, value, bias, scale=scale, enable_gqa=grouped)
 
 
 def by_products(call: Call, rows: slice, cols: slice, bias: Tensor | None) -> Tensor:

@@ -7,58 +7,41 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from headwise import reference
-from headwise.attention.backends.base import Call, Streaming
+from headwise.attention.backends.base import Backend, Call
 from headwise.weights.source import Source, full_precision, row_blocks
 
 
-class Whole:
+class Whole(Backend):
     """`reference.attend` on the whole T×S grid."""
 
     name = "reference"
     summary = "the reference, with the whole T×S matrix"
 
     def refuses(self, call: Call) -> str | None:
-        """Never."""
         return None
 
     def run(self, call: Call) -> Tensor:
-        """The algorithm of `reference.py`."""
         query, key, value, scoring, dropout = call
         visible = scoring.visible(query.shape[2], key.shape[2], query.device)
-        output, _ = reference.attend(
-            query,
-            key,
-            value,
-            visible=visible,
-            bias=scoring.whole_bias(query, key.shape[2]),
-            scale=scoring.scale,
-            softcap=scoring.softcap,
-            sinks=scoring.learnable[1],
-            dropout=dropout,
-        )
-        return output
+        bias = scoring.whole_bias(query, key.shape[2])
+        options: dict[str, Any] = {"scale": scoring.scale, "softcap": scoring.softcap, "sinks": scoring.learnable[1]}
+        return reference.attend(query, key, value, visible=visible, bias=bias, dropout=dropout, **options)[0]
 
     def dense_bytes(self, call: Call) -> int:
-        """The size of all weights."""
         B, H, T, _ = call.query.shape
         return B * H * T * call.key.shape[2] * call.query.element_size()
-
-    def run_with_lse(self, call: Call) -> tuple[Tensor, None]:
-        """The output alone: the reference returns no log-sum-exp."""
-        return self.run(call), None
 
 
 BLOCK_BYTES = 2**26  # scores of one block
 
 
-class RowByRow(Streaming):
+class RowByRow(Backend):
     """One block of rows after the other: any scoring, any device, memory for one block at a time."""
 
     name = "rows"
     summary = "blocks of rows, each whole in memory, by matrix products in full precision"
 
     def refuses(self, call: Call) -> str | None:
-        """Only empty tensors, and compiled graphs."""
         if call.query.numel() == 0 or call.value.numel() == 0:
             return "an axis has size 0"
         if torch.compiler.is_compiling():
@@ -66,7 +49,6 @@ class RowByRow(Streaming):
         return None
 
     def run(self, call: Call) -> Tensor:
-        """Block by block, concatenated."""
         query, key, value, scoring, dropout = call
         B, H, T, _ = query.shape
         S = key.shape[2]
@@ -81,10 +63,6 @@ class RowByRow(Streaming):
         else:
             parts = [_computed_again(source, value, rows, dropout) for rows in blocks]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-
-    def run_with_lse(self, call: Call) -> tuple[Tensor, None]:
-        """The output alone: a log-sum-exp is computed when it is needed."""
-        return self.run(call), None
 
 
 def read_block(source: Source, value: Tensor, rows: slice, dropout: float) -> Tensor:

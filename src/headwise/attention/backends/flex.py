@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from headwise.attention.backends.base import Call, Streaming
+from headwise.attention.backends.base import Backend, Call
 from headwise.masks import Causal, Grid, Mask
 from headwise.masks.lowering import block_mask, simplify
 from headwise.weights import Scoring
@@ -27,14 +27,13 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-class FlexKernel(Streaming):
+class FlexKernel(Backend):
     """`torch.nn.attention.flex_attention`, compiled on first use."""
 
     name = "flex"
     summary = "torch's FlexAttention, compiled for this mask and scoring"
 
     def refuses(self, call: Call) -> str | None:
-        """Calls it does not support, and calls that torch's own kernels run faster."""
         query, key, value, scoring, dropout = call
         if not query.is_cuda:
             return "it is for CUDA: on the CPU it is slower than torch's attention and has no backward pass"
@@ -56,11 +55,9 @@ class FlexKernel(Streaming):
         return None
 
     def run(self, call: Call) -> Tensor:
-        """One compiled call."""
         return self.run_with_lse(call)[0]
 
     def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        """One compiled call, which also returns the row log-sum-exp."""
         query, key, value, scoring, _ = call
         T, S = query.shape[2], key.shape[2]
         scoring = scoring.simplified(T, S)
@@ -71,10 +68,9 @@ class FlexKernel(Streaming):
         _, sinks, *_ = scoring.learnable
         if sinks is None:
             return output, lse.detach()
-        left = torch.sigmoid(
-            lse - sinks.float()[:, None]
-        )  # the share that the sink leaves; 0 for a row that sees no key
-        counted = torch.where(lse > -torch.inf, torch.logaddexp(lse, sinks.float()[:, None]), lse)
+        sink = sinks.float()[:, None]
+        left = torch.sigmoid(lse - sink)  # the share that the sink leaves; 0 for a row that sees no key
+        counted = torch.where(lse > -torch.inf, torch.logaddexp(lse, sink), lse)
         return (output * left[..., None]).to(query.dtype), counted.detach()
 
 
@@ -123,7 +119,7 @@ _kept: "OrderedDict[Any, tuple[Mask, BlockMask]]" = OrderedDict()
 
 
 def kept_block_mask(mask: Mask, T: int, S: int, device: torch.device) -> "BlockMask":
-    """The mask in FlexAttention's form. The last few are kept, since a layer asks for the same one again and again."""
+    """The mask in FlexAttention's form. The last few are kept, since a layer uses the same one again and again."""
     place = (fingerprint(mask), T, S, device)
     if place not in _kept:
         _kept[place] = (mask, block_mask(mask, T, S, device=device))  # the mask stays alive, and with it every id

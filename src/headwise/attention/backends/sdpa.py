@@ -9,21 +9,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from headwise.attention.backends.base import Call, repeat_heads
+from headwise.attention.backends.base import Backend, Call, repeat_heads
 from headwise.masks import Causal
 from headwise.masks.lowering import lower, simplify
 
 HALF = (torch.float16, torch.bfloat16)
 
 
-class Sdpa:
+class Sdpa(Backend):
     """The public `scaled_dot_product_attention`; torch picks the kernel (CPU flash, cuDNN, FlashAttention, ...)."""
 
     name = "sdpa"
     summary = "torch's fused scaled_dot_product_attention"
 
     def refuses(self, call: Call) -> str | None:
-        """Only empty tensors, and scores that torch cannot compute."""
         if call.query.numel() == 0 or call.value.numel() == 0:
             return "an axis has size 0, for which some fused kernels return nothing"
         if call.scoring.beyond_sdpa:
@@ -31,7 +30,6 @@ class Sdpa:
         return None
 
     def run(self, call: Call) -> Tensor:
-        """One fused call."""
         return F.scaled_dot_product_attention(**arguments(call))
 
     def dense_bytes(self, call: Call) -> int:
@@ -45,7 +43,6 @@ class Sdpa:
         return B * H * T * S * query.element_size()
 
     def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        """One fused call, with the row log-sum-exp if torch's kernel for it returns one."""
         if not hands_out_lse(call):
             return self.run(call), None
         given = arguments(call)
@@ -60,10 +57,9 @@ class Sdpa:
 
 
 class Ordinary(Sdpa):
-    """The same for a call that `Call.ordinary` is true of: nothing to lower, which short sequences notice."""
+    """The same for ordinary calls (`Call.ordinary`): nothing is lowered, which matters for short sequences."""
 
     def run(self, call: Call) -> Tensor:
-        """One fused call."""
         query, key, value, scoring, dropout = call
         grouped = call.grouped
         if grouped and query.is_cuda and query.dtype not in HALF:
@@ -113,7 +109,7 @@ def kernels_by_name(call: Call) -> bool:
 
 
 def straight(call: Call) -> tuple[Tensor, Tensor] | None:
-    """An ordinary call straight to cuDNN, if torch would choose it; small layers notice the overhead of the rest."""
+    """An ordinary call straight to cuDNN, if torch would choose it. Small layers gain by skipping the rest."""
     query, key, value, scoring, _ = call
     if query.dtype not in HALF:
         return None

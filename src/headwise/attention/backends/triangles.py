@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise.attention.backends.base import Call, Streaming
+from headwise.attention.backends.base import Backend, Call
 from headwise.attention.backends.sdpa import CUDNN, CUDNN_KERNEL, HALF, cudnn_gradients, kernels_by_name
 from headwise.masks import Both, Causal, Mask, Window
 from headwise.masks.lowering import simplify
@@ -26,14 +26,13 @@ WORTHWHILE = 2**17  # tokens of a window × width of a head from which two calls
 WIDTHS = range(64, 129, 8)
 
 
-class Triangles(Streaming):
+class Triangles(Backend):
     """cuDNN's causal kernel over chunks as long as the window, and again over reversed chunks."""
 
     name = "triangles"
     summary = "torch's fused causal kernel over chunks as long as the window, and again over reversed chunks"
 
     def refuses(self, call: Call) -> str | None:
-        """Calls it does not support, and calls that FlexAttention runs as fast."""
         if not call.query.is_cuda:
             return "it is for CUDA"
         query, key, value, scoring, _ = call
@@ -50,19 +49,14 @@ class Triangles(Streaming):
             return f"it is for windows of at least {least} tokens, in sequences of at least two windows"
         if importlib.util.find_spec("triton") is None:
             return "Triton is not installed"
-        chosen = torch._fused_sdp_choice(
-            query, key, value, None, 0.0, True, scale=scoring.scale, enable_gqa=call.grouped
-        )
-        if chosen != CUDNN:
-            return "torch would not choose cuDNN here"
-        return None
+        options: dict[str, Any] = {"scale": scoring.scale, "enable_gqa": call.grouped}
+        chosen = torch._fused_sdp_choice(query, key, value, None, 0.0, True, **options)
+        return None if chosen == CUDNN else "torch would not choose cuDNN here"
 
     def run(self, call: Call) -> Tensor:
-        """Both triangles, joined."""
         return self.run_with_lse(call)[0]
 
     def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        """Both triangles, joined, and their joint log-sum-exp."""
         query, key, value, scoring, _ = call
         size = window_size(simplify(scoring.mask, query.shape[2], key.shape[2]))
         output, lse = TwoTriangles.apply(query, key, value, size, scoring.scale)  # type: ignore[no-untyped-call]

@@ -22,11 +22,9 @@ class Arrangement(Protocol):
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
         """Convert their tensors to ours."""
-        ...
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
         """Convert our tensors to theirs."""
-        ...
 
 
 class Correspondence(NamedTuple):
@@ -41,11 +39,9 @@ class Same:
     """One tensor, unchanged."""
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """The same."""
         return theirs
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """The same."""
         return ours
 
 
@@ -53,11 +49,9 @@ class Transposed:
     """A weight stored as (in, out), for `x @ weight`."""
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """(out, in)."""
         return [x.T for x in theirs]
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """(in, out)."""
         return [x.T for x in ours]
 
 
@@ -68,34 +62,25 @@ class SideBySide:
         self.transposed = transposed
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """Split after the queries and after the keys."""
         (fused,) = (x.T if self.transposed else x for x in theirs)
         D = fused.shape[0] // (sizes.heads + 2 * sizes.kv_heads)
         return torch.split(fused, [sizes.heads * D, sizes.kv_heads * D, sizes.kv_heads * D])
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """Concatenated."""
         fused = torch.cat(list(ours))
         return [fused.T if self.transposed else fused]
 
 
-class Thirds(SideBySide):
-    """Three equal parts, whatever the number of heads."""
+class EqualParts:
+    """One tensor in `count` equal parts, whatever the number of heads."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """Queries, keys, values."""
-        return theirs[0].chunk(3)
-
-
-class Halves:
-    """One tensor with all keys, then all values."""
-
-    def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """Split in the middle."""
-        return theirs[0].chunk(2)
+        return theirs[0].chunk(self.count)
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """Concatenated."""
         return [torch.cat(list(ours))]
 
 
@@ -103,11 +88,9 @@ class HeadByHead:
     """One tensor in groups: the queries that share a key, the key, the value; see `pack`."""
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """Queries, keys and values, separately."""
         return unpack(theirs[0], *sizes)
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """Group by group."""
         query, key, value = ours
         return [pack(query, key, value, *sizes)]
 
@@ -119,11 +102,9 @@ class HeadsInterleaved:
         self.axis = axis
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """Group after group."""
         return [self._transposed(theirs[0], sizes.heads // sizes.kv_heads, sizes.kv_heads)]
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """Interleaved."""
         return [self._transposed(ours[0], sizes.kv_heads, sizes.heads // sizes.kv_heads)]
 
     def _transposed(self, x: Tensor, outer: int, inner: int) -> Tensor:
@@ -136,11 +117,9 @@ class Listed:
     """One tensor per head."""
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """All heads in one tensor."""
         return [torch.cat(list(theirs))]
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """One tensor per head."""
         return ours[0].chunk(sizes.heads)
 
 
@@ -151,12 +130,10 @@ class Kernel:
         self.which = which
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """Heads one after the other, (out, in)."""
         (x,) = theirs
         return [x.flatten(1).T if x.dim() == 3 else x.flatten()]
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """With an axis for heads."""
         (x,) = ours
         heads = getattr(sizes, self.which)
         return [x.T.unflatten(1, (heads, -1)) if x.dim() == 2 else x.unflatten(0, (heads, -1))]
@@ -166,11 +143,9 @@ class OutKernel:
     """An output weight (heads, width, out)."""
 
     def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """(out, heads · width)."""
         return [theirs[0].flatten(0, 1).T]
 
     def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
-        """With an axis for heads."""
         return [ours[0].T.unflatten(0, (sizes.heads, -1))]
 
 

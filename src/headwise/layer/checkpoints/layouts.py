@@ -7,20 +7,8 @@ from collections.abc import Mapping
 from torch import Size
 
 from headwise.errors import CheckpointError
-from headwise.layer.checkpoints.forms import (
-    Arrangement,
-    Correspondence,
-    Halves,
-    HeadByHead,
-    HeadsInterleaved,
-    Kernel,
-    Listed,
-    OutKernel,
-    Same,
-    SideBySide,
-    Thirds,
-    Transposed,
-)
+from headwise.layer.checkpoints import forms
+from headwise.layer.checkpoints.forms import Arrangement, Correspondence, HeadByHead, Same, SideBySide
 
 Shapes = Mapping[str, Size]
 PARTS = ("q_proj", "k_proj", "v_proj")
@@ -30,7 +18,7 @@ META_TURNED = (
     "Meta's own files rotate neighboring pairs: position=rotary(base, interleaved=True). Files converted to halves: "
     "position=rotary(base)"
 )
-TURNED = "models with these names turn queries and keys: position=rotary(base). If yours does not: position=None"
+TURNED = "models with these names rotate queries and keys: position=rotary(base). If yours does not: position=None"
 T5_TABLE = "relative_attention_bias.weight"
 # Tensors that may be stored next to a layer and take no part in it: computed positions, masks, and the norm that
 # follows.
@@ -49,9 +37,9 @@ class Layout(abc.ABC):
     order: str | None = None  # of the rows of a fused projection, if two layouts share its name
     causal = False  # whether the names are those of a decoder
 
-    @abc.abstractmethod
     def matches(self, names: Shapes) -> bool:
         """Whether these names belong to this layout."""
+        return self.anchor in names
 
     @abc.abstractmethod
     def rules(self, names: Shapes) -> list[Correspondence]:
@@ -114,12 +102,10 @@ class Linears(Layout):
         self.example = f"{query}.weight, {key}.weight, {value}.weight, {outs[0]}.weight"
 
     def matches(self, names: Shapes) -> bool:
-        """All three projections exist, and the output projection if this layout requires it."""
         there = all(f"{part}.weight" in names for part in self.parts)
         return there and not (self.complete and not any(f"{out}.weight" in names for out in self.outs))
 
     def rules(self, names: Shapes) -> list[Correspondence]:
-        """Heads are one after the other in the rows, as in our separate projections."""
         rules = [rule for theirs, ours in zip(self.parts, PARTS, strict=True) for rule in linear(names, theirs, ours)]
         rules += [Correspondence((theirs,), (ours,), Same()) for theirs, ours in self.more.items() if theirs in names]
         return rules + last(names, self.outs)
@@ -143,15 +129,14 @@ class XTransformers(Linears):
         super().__init__("to_q", "to_k", "to_v", ("to_out.0", "to_out"), title="x-transformers' to_q, to_out")
 
     def rules(self, names: Shapes) -> list[Correspondence]:
-        """As for any four linear maps, unless heads share keys."""
         rules = super().rules(names)
+        # Diffusers, which names the last one to_out.0, shares keys between neighboring heads, as we do.
         if names["to_k.weight"][:1] == names["to_q.weight"][:1] or "to_out.weight" not in names:
-            return (
-                rules  # diffusers, which names the last one to_out.0, shares keys between neighboring heads, as we do
-            )
+            return rules
         axes = {"q_proj.weight": 0, "q_proj.bias": 0, "out_proj.weight": 1}
         return [
-            rule._replace(form=HeadsInterleaved(axes[rule.ours[0]])) if rule.ours[0] in axes else rule for rule in rules
+            rule._replace(form=forms.HeadsInterleaved(axes[rule.ours[0]])) if rule.ours[0] in axes else rule
+            for rule in rules
         ]
 
 
@@ -164,15 +149,15 @@ class KeysWithValues(Layout):
         self.example = f"{query}.weight, {pair}.weight, {outs[0]}.weight"
 
     def matches(self, names: Shapes) -> bool:
-        """Both exist."""
         return f"{self.query}.weight" in names and self.anchor in names
 
     def rules(self, names: Shapes) -> list[Correspondence]:
-        """Key rows before value rows."""
         rules = linear(names, self.query, "q_proj")
         for kind in KINDS:
             if f"{self.pair}.{kind}" in names:
-                rules.append(Correspondence((f"{self.pair}.{kind}",), (f"k_proj.{kind}", f"v_proj.{kind}"), Halves()))
+                rules.append(
+                    Correspondence((f"{self.pair}.{kind}",), (f"k_proj.{kind}", f"v_proj.{kind}"), forms.EqualParts(2))
+                )
         return rules + last(names, self.outs)
 
 
@@ -187,12 +172,7 @@ class HeadList(Layout):
         self.anchor = f"heads.0.{query}.weight"
         self.example = f"{self.anchor}, heads.0.{key}.weight, heads.0.{value}.weight, heads.1.{query}.weight, ..."
 
-    def matches(self, names: Shapes) -> bool:
-        """The first head exists."""
-        return self.anchor in names
-
     def heads(self, names: Shapes) -> int:
-        """The length of the list."""
         pattern = re.compile(rf"heads\.(\d+)\.({'|'.join(self.parts)})\.(weight|bias)")
         numbers = {int(match[1]) for name in names if (match := pattern.fullmatch(name))}
         if numbers != set(range(len(numbers))):
@@ -200,14 +180,13 @@ class HeadList(Layout):
         return len(numbers)
 
     def rules(self, names: Shapes) -> list[Correspondence]:
-        """Stack the heads."""
         rules = []
         for ours, theirs in zip(PARTS, self.parts, strict=True):
             for kind in KINDS:
                 rows = tuple(f"heads.{i}.{theirs}.{kind}" for i in range(self.heads(names)))
                 if any(row in names for row in rows) or kind == "weight":
                     self.check_alike(f"{theirs}.{kind}", [names.get(row) for row in rows])
-                    rules.append(Correspondence(rows, (f"{ours}.{kind}",), Listed()))
+                    rules.append(Correspondence(rows, (f"{ours}.{kind}",), forms.Listed()))
         return rules + last(names, OUTS)
 
     def check_alike(self, what: str, shapes: list[Size | None]) -> None:
@@ -228,12 +207,7 @@ class Torch(Layout):
     def __init__(self, anchor: str) -> None:
         self.anchor = anchor
 
-    def matches(self, names: Shapes) -> bool:
-        """The projections have torch's names."""
-        return self.anchor in names
-
     def rules(self, names: Shapes) -> list[Correspondence]:
-        """Query, key and value rows one after the other."""
         if "bias_k" in names or "bias_v" in names:
             raise CheckpointError(
                 f"{self.title}: bias_k and bias_v (add_bias_kv=True) add a learned key that our layer does not have."
@@ -256,7 +230,7 @@ class Torch(Layout):
             raise CheckpointError(
                 f"in_proj_{kind} has shape {tuple(shape)}; expected three equal parts for query, key, value."
             )
-        return Correspondence((f"in_proj_{kind}",), tuple(f"{part}.{kind}" for part in PARTS), Thirds())
+        return Correspondence((f"in_proj_{kind}",), tuple(f"{part}.{kind}" for part in PARTS), forms.EqualParts(3))
 
 
 class Fused(Layout):
@@ -272,7 +246,7 @@ class Fused(Layout):
         *,
         title: str,
         order: str,
-        home: re.Pattern[str] | None = None,
+        home: str | None = None,
         turned: bool = False,
     ) -> None:
         self.title, self.name, self.outs, self.form = title, fused, outs, form
@@ -286,11 +260,9 @@ class Fused(Layout):
         return self.anchor in names and (any(f"{out}.weight" in names for out in self.outs) or not there)
 
     def at_home(self, prefix: str) -> bool:
-        """Whether layers with this prefix are known to have this layout."""
-        return self.home is not None and self.home.fullmatch(prefix) is not None
+        return self.home is not None and re.fullmatch(self.home, prefix) is not None
 
     def rules(self, names: Shapes) -> list[Correspondence]:
-        """The weight, and the bias if there is one."""
         rules = [
             Correspondence((f"{self.name}.{kind}",), tuple(f"{part}.{kind}" for part in PARTS), self.form)
             for kind in KINDS
@@ -299,15 +271,12 @@ class Fused(Layout):
         return rules + last(names, self.outs)
 
     def fused(self, names: Shapes) -> int:
-        """The rows of its weight."""
         return names[self.anchor][0] if names[self.anchor] else 0
 
     def width(self, names: Shapes) -> int | None:
-        """The input width of the output projection."""
         return next((names[f"{out}.weight"][-1] for out in self.outs if names.get(f"{out}.weight")), None)
 
     def unsaid(self, names: Shapes, prefix: str) -> dict[str, str]:
-        """Rotary positions, if models with these names use them."""
         return {"position": TURNED} if self.turned else {}
 
 
@@ -331,21 +300,18 @@ class Gpt2(Fused):
         return names[self.anchor][-1] if self.transposed(names) else super().fused(names)
 
     def width(self, names: Shapes) -> int | None:
-        """The input width of the output projection."""
-        return (
-            names["c_proj.weight"][0] if self.transposed(names) and names.get("c_proj.weight") else super().width(names)
-        )
+        out = names.get("c_proj.weight")
+        return out[0] if out and self.transposed(names) else super().width(names)
 
     def rules(self, names: Shapes) -> list[Correspondence]:
-        """Both weights transposed, or neither."""
         if not self.transposed(names):
             return super().rules(names)
         ours = tuple(f"{part}.weight" for part in PARTS)
         rules = [rule for rule in super().rules(names) if rule.theirs[0].endswith("bias")]
         rules.append(Correspondence((self.anchor,), ours, SideBySide(transposed=True)))
-        return rules + [Correspondence(("c_proj.weight",), ("out_proj.weight",), Transposed())] * (
-            "c_proj.weight" in names
-        )
+        if "c_proj.weight" in names:
+            rules.append(Correspondence(("c_proj.weight",), ("out_proj.weight",), forms.Transposed()))
+        return rules
 
 
 class Kernels(Layout):
@@ -358,19 +324,16 @@ class Kernels(Layout):
         self.example = ", ".join(f"{part}{dot}kernel" for part in ("query", "key", "value", out))
 
     def matches(self, names: Shapes) -> bool:
-        """All four exist under these names."""
         return all(f"{part}{self.dot}kernel" in names for part in ("query", "key", "value", self.out))
 
     def heads(self, names: Shapes) -> int | None:
-        """The middle axis."""
         return names[self.anchor][1] if len(names[self.anchor]) == 3 else None
 
     def rules(self, names: Shapes) -> list[Correspondence]:
-        """Kernels and biases."""
         rules = []
         self.check_alike(names)
         for theirs, ours in zip(("query", "key", "value"), PARTS, strict=True):
-            form = Kernel("heads" if theirs == "query" else "kv_heads")
+            form = forms.Kernel("heads" if theirs == "query" else "kv_heads")
             for name, kind, dims in (("kernel", "weight", 3), ("bias", "bias", 2)):
                 spelled = f"{theirs}{self.dot}{name}"
                 if spelled in names:
@@ -378,7 +341,7 @@ class Kernels(Layout):
                     rules.append(Correspondence((spelled,), (f"{ours}.{kind}",), form))
         kernel, bias = f"{self.out}{self.dot}kernel", f"{self.out}{self.dot}bias"
         self.check_dims(kernel, names[kernel], 3)
-        rules.append(Correspondence((kernel,), ("out_proj.weight",), OutKernel()))
+        rules.append(Correspondence((kernel,), ("out_proj.weight",), forms.OutKernel()))
         return rules + [Correspondence((bias,), ("out_proj.bias",), Same())] * (bias in names)
 
     def check_alike(self, names: Shapes) -> None:
@@ -406,11 +369,6 @@ class Kernels(Layout):
 # The known layouts. The first one that matches wins.
 
 
-def by_prefix(pattern: str) -> re.Pattern[str]:
-    """The prefixes of the layers of a known model."""
-    return re.compile(rf"(^|.*\.){pattern}")
-
-
 HEADWISE = Fused("qkv_proj", ("out_proj",), HeadByHead(), title="headwise.MultiHeadAttention", order="head by head")
 NEOX = Fused(
     "query_key_value",
@@ -418,13 +376,13 @@ NEOX = Fused(
     HeadByHead(),
     title="query_key_value of GPT-NeoX, Falcon and BLOOM",
     order="head by head",
-    home=by_prefix(r"(layers\.\d+\.attention|h\.\d+\.self_attention)\."),
+    home=r"(^|.*\.)(layers\.\d+\.attention|h\.\d+\.self_attention)\.",  # the prefixes of its layers
     turned=True,
 )
 
 
 def side_by_side(name: str, *outs: str, turned: bool = False) -> Fused:
-    """A fused projection with all queries first."""
+    """A fused projection with all queries first, then all keys, then all values."""
     return Fused(name, outs, SideBySide(), title=f"{name}, {outs[0]}", order="side by side", turned=turned)
 
 

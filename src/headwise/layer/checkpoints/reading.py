@@ -12,6 +12,7 @@ from headwise.layer.checkpoints.layouts import BESIDE, HEADWISE, LAYOUTS, T5_TAB
 from headwise.shapes import check_size
 
 State = Mapping[str, Tensor]
+SHOWN = 12  # names in the error about an unknown layout
 LEARNED = ("q_norm.", "k_norm.", "position.")  # parameters of our layer's options, under our names
 
 
@@ -26,7 +27,7 @@ class Found(NamedTuple):
     unsaid: dict[str, str]  # options that layers of this layout usually have and that no tensor shows
 
     def check_said(self, options: Mapping[str, Any]) -> None:
-        """Raise if an option is missing that the tensors do not show and that layers of this layout usually have."""
+        """Raise if an option of `unsaid` is given neither here nor by a tensor."""
         for name, cure in self.unsaid.items():
             if name not in options and not any(x.startswith(f"{name}.") for x in self.state):
                 raise CheckpointError(f"{self.layout.title}: the tensors do not determine {name}=; {cure}.")
@@ -34,18 +35,20 @@ class Found(NamedTuple):
     def arranged(self, fused: bool) -> dict[str, Tensor]:
         """The state dict of our layer, with query, key and value projections fused or separate."""
         state = dict(self.state)
-        if not fused:
-            return state
-        for kind in ("weight", "bias"):
-            parts = [state.pop(f"{x}_proj.{kind}", None) for x in "qkv"]
-            if parts[0] is not None and parts[1] is not None and parts[2] is not None:
-                state[f"qkv_proj.{kind}"] = pack(parts[0], parts[1], parts[2], *self.sizes)
+        for kind in ("weight", "bias") if fused else ():
+            q, k, v = (state.pop(f"{x}_proj.{kind}", None) for x in "qkv")
+            if q is not None and k is not None and v is not None:
+                state[f"qkv_proj.{kind}"] = pack(q, k, v, *self.sizes)
         return state
 
     def written(self, names: State, layer: State, title: str) -> dict[str, Tensor]:
         """Their tensors, from the state dict of our layer; those that did not change are returned bit for bit."""
         state = self._separated(layer)
-        self._refuse_losses(state, title)
+        # A shared relative bias is written by its owner.
+        if lost := sorted(x for x in state if x not in self.state and not x.startswith("position.")):
+            raise CheckpointError(
+                f"{title}: the layer has {', '.join(lost)}, which the checkpoint does not; writing it would lose them."
+            )
         result: dict[str, Tensor] = {}
         for rule in self.rules:
             theirs = [names[x] for x in rule.theirs]
@@ -71,14 +74,6 @@ class Found(NamedTuple):
                 state |= zip((f"{part}_proj.{kind}" for part in "qkv"), parts, strict=True)
         return state
 
-    def _refuse_losses(self, state: State, title: str) -> None:
-        """Raise if the layer has a tensor that the checkpoint lacks; its owner writes a shared relative bias."""
-        lost = sorted(x for x in state if x not in self.state and not x.startswith("position."))
-        if lost:
-            raise CheckpointError(
-                f"{title}: the layer has {', '.join(lost)}, which the checkpoint does not; writing it would lose them."
-            )
-
     def _fitting(self, state: State, name: str, title: str) -> Tensor:
         """A tensor of the layer, refused unless it has the shape it was read in."""
         was = tuple(self.state[name].shape)
@@ -101,10 +96,8 @@ def read(
             f"a {type(state_dict).__name__} is given; expected a state dict, names to tensors, as "
             f"module.state_dict() returns."
         )
-    if num_heads is not None:
-        num_heads = check_size("num_heads", num_heads)
-    if num_kv_heads is not None:
-        num_kv_heads = check_size("num_kv_heads", num_kv_heads)
+    num_heads = None if num_heads is None else check_size("num_heads", num_heads)
+    num_kv_heads = None if num_kv_heads is None else check_size("num_kv_heads", num_kv_heads)
     names = {name[len(prefix) :]: tensor for name, tensor in state_dict.items() if name.startswith(prefix)}
     shapes = {name: tensor.shape for name, tensor in names.items()}
     found = choose(shapes, prefix, layout, made_by_us(getattr(state_dict, "_metadata", None), prefix))
@@ -153,7 +146,11 @@ def take(layout: Layout, names: State, num_heads: int | None, num_kv_heads: int 
     used = {name for rule in rules for name in rule.theirs} | set(learned) | {layout.mask}
     if layout.mask is not None and layout.mask.startswith("heads.0."):
         used |= {layout.mask.replace(".0.", f".{i}.") for i in range(heads)}
-    _refuse_leftovers(layout.title, {name for name in names if name not in used and not BESIDE.fullmatch(name)})
+    if extra := sorted(name for name in names if name not in used and not BESIDE.fullmatch(name)):
+        raise CheckpointError(
+            f"this looks like {layout.title}, and {', '.join(extra)} would be lost: its meaning is unknown. Remove it "
+            f"from the state dict if it plays no part in attention."
+        )
     sizes = Sizes(heads, _kv_heads(layout, shapes, heads, num_kv_heads))
     state: dict[str, Tensor] = {}
     for rule in rules:
@@ -170,7 +167,7 @@ def _applied(title: str, rule: Correspondence, theirs: list[Tensor], sizes: Size
     """Our tensors by one rule; raises with the shapes if they do not fit."""
     for name, tensor in zip(rule.theirs, theirs, strict=True):
         if not tensor.is_floating_point() or tensor.element_size() == 1:
-            raise CheckpointError(f"{title}: {name} is {tensor.dtype}, quantised; dequantise the checkpoint first.")
+            raise CheckpointError(f"{title}: {name} is {tensor.dtype}, quantized; dequantize the checkpoint first.")
     try:
         return dict(zip(rule.ours, rule.form.ours(theirs, sizes), strict=True))
     except (RuntimeError, IndexError, ValueError, ZeroDivisionError) as error:
@@ -188,18 +185,15 @@ def causal_length(mask: Tensor | None) -> int | None:
         raise CheckpointError(f"the stored mask has shape {tuple(mask.shape)}; expected a square one.")
     if mask.device.type == "meta":  # only its shape is known
         return mask.shape[-1]
-    square = mask.bool().flatten(0, -3)[0] if mask.dim() > 2 and mask.numel() else mask.bool()
-    below = torch.ones_like(square).tril() if square.dim() == 2 else square
-    if (
-        square.dim() != 2
-        or mask.numel() != square.numel()
-        or not (torch.equal(square, ~below) or torch.equal(square, below))
-    ):
-        raise CheckpointError(
-            f"the stored mask {tuple(mask.shape)} is not causal; only causal masks can be read. Remove it from "
-            f"the state dict and pass the mask with each call."
-        )
-    return square.shape[0]
+    if 0 < mask.numel() == mask.shape[-2:].numel():
+        square = mask.bool().reshape(mask.shape[-2:])
+        below = torch.ones_like(square).tril()
+        if torch.equal(square, ~below) or torch.equal(square, below):
+            return square.shape[0]
+    raise CheckpointError(
+        f"the stored mask {tuple(mask.shape)} is not causal; only causal masks can be read. Remove it from "
+        f"the state dict and pass the mask with each call."
+    )
 
 
 def describe(title: str, state: State, heads: int, causal: int | None) -> dict[str, Any]:
@@ -214,14 +208,8 @@ def describe(title: str, state: State, heads: int, causal: int | None) -> dict[s
             )
     q, k, v = (state[f"{part}_proj.weight"] for part in "qkv")
     d_model, d_in = q.shape
-    if (
-        not d_model
-        or not d_in
-        or d_model % heads
-        or k.shape[0] != v.shape[0]
-        or k.shape[0] % (d_model // heads)
-        or not k.shape[0]
-    ):
+    whole_heads = d_model and d_model % heads == 0 and k.shape[0] and k.shape[0] % (d_model // heads) == 0
+    if not whole_heads or not d_in or k.shape[0] != v.shape[0]:
         raise CheckpointError(
             f"{title}: query {tuple(q.shape)}, key {tuple(k.shape)} and value {tuple(v.shape)} do not form "
             f"{heads} heads; rows must be whole heads of width d_model / num_heads, as many of value as of key."
@@ -261,12 +249,8 @@ def merge(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 def check_options(given: State, expected: State) -> None:
     """Raise unless the checkpoint holds the parameters of the layer's options and no others. A relative bias that is
     not in it stays as it was passed."""
-    cures = {
-        "q_norm": "qk_norm=",
-        "k_norm": "qk_norm=",
-        "sinks": "scoring=Scoring(sinks=True)",
-        "position": "position=",
-    }
+    cures = {"sinks": "scoring=Scoring(sinks=True)", "position": "position="}
+    cures |= dict.fromkeys(("q_norm", "k_norm"), "qk_norm=")
     for name in sorted(set(given) ^ set(expected)):
         option = cures.get(name.split(".")[0])
         if option is None or (name.startswith("position.") and name in expected):
@@ -291,20 +275,20 @@ def _biases(state: State) -> dict[str, Any]:
 
 def _heads(layout: Layout, names: Shapes, given: int | None) -> int:
     """The number of query heads, as given or as the tensors show; raises if neither does."""
-    told = layout.heads(names)
-    if told is None and "sinks" in names and len(names["sinks"]) == 1:
-        told = names["sinks"][0]
-    table = names.get(T5_TABLE)
-    if told is None and table is not None and len(table) == 2:
+    told, sinks, table = layout.heads(names), names.get("sinks", ()), names.get(T5_TABLE, ())
+    if told is None and len(sinks) == 1:
+        told = sinks[0]
+    if told is None and len(table) == 2:
         told = table[1]
-    if told is not None and given not in (None, told):
-        raise CheckpointError(f"{layout.title}: num_heads={given} is given and the tensors have {told} heads.")
-    if told is None and given is None:
+    found = given if told is None else told
+    if found is None:
         raise CheckpointError(
             f"{layout.title}: num_heads is not given, and the tensors do not determine how many heads there are. "
             f"Pass num_heads=."
         )
-    return told if told is not None else given  # type: ignore[return-value]
+    if given not in (None, found):
+        raise CheckpointError(f"{layout.title}: num_heads={given} is given and the tensors have {told} heads.")
+    return found
 
 
 def _kv_heads(layout: Layout, names: Shapes, heads: int, given: int | None) -> int:
@@ -312,12 +296,12 @@ def _kv_heads(layout: Layout, names: Shapes, heads: int, given: int | None) -> i
     rows, shape, width = layout.fused(names), tuple(names.get(layout.anchor, ())), layout.width(names)
     if rows is None:
         return _kv_rows(layout, names, heads)
-    if given is None and width is None:
-        raise CheckpointError(
-            f"{layout.title}: without an output projection the tensors do not determine how many key/value heads there "
-            f"are. Pass num_kv_heads=, {heads} if there are as many as query heads."
-        )
-    if given is None and width is not None:
+    if given is None:
+        if width is None:
+            raise CheckpointError(
+                f"{layout.title}: without an output projection the tensors do not determine how many key/value heads "
+                f"there are. Pass num_kv_heads=, {heads} if there are as many as query heads."
+            )
         rest, pair = rows - width, 2 * width // heads
         if rest <= 0 or pair == 0 or rest % pair:
             raise CheckpointError(
@@ -325,7 +309,6 @@ def _kv_heads(layout: Layout, names: Shapes, heads: int, given: int | None) -> i
                 f"query heads with their keys and values."
             )
         given = rest // pair
-    assert given is not None  # noqa: S101 - one of the two is set
     if rows % (heads + 2 * given):
         raise CheckpointError(
             f"{layout.title}: {layout.anchor} {shape} does not hold {heads} query heads and {given} key and value "
@@ -348,22 +331,10 @@ def _unknown(names: State, prefix: str) -> str:
     """The message if no layout matches."""
     known = "\n".join(f"  {layout.title}: {layout.example}" for layout in LAYOUTS)
     where = f" under the prefix {prefix!r}" if prefix else ""
+    shown = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in list(names.items())[:SHOWN])
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return (
-        f"no attention layout recognized{where}. Found {_list(names)}; known layouts:\n{known}\n"
+        f"no attention layout recognized{where}. Found {shown or 'no names at all'}{more}; known layouts:\n{known}\n"
         f"If the names are nested in a model, pass prefix=, such as prefix='layers.0.attention.'; "
         f"headwise.open_checkpoint(...) finds all layers."
     )
-
-
-def _list(names: State, most: int = 12) -> str:
-    shown = [f"{name} {tuple(tensor.shape)}" for name, tensor in list(names.items())[:most]]
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(shown) + more if shown else "no names at all"
-
-
-def _refuse_leftovers(title: str, extra: set[str]) -> None:
-    if extra:
-        raise CheckpointError(
-            f"this looks like {title}, and {', '.join(sorted(extra))} would be lost: its meaning is unknown. "
-            f"Remove it from the state dict if it plays no part in attention."
-        )

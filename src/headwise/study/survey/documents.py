@@ -80,11 +80,9 @@ class MappedFile(DocumentSource):
 
     @property
     def units(self) -> int:
-        """The number of steps, at least one."""
         return unit_count(self.size, self.step)
 
     def read(self, unit: int) -> Iterator[Document | Skipped]:
-        """The documents of a unit; if the file cannot be read, the first unit says why."""
         if not self.size:
             yield Skipped(self.name, None, "empty")
             return
@@ -128,7 +126,6 @@ class TextFile(MappedFile):
     _checked: bool = False
 
     def documents(self, data: mmap.mmap, unit: int) -> Iterator[Document | Skipped]:
-        """One passage; if the file is not text, the first unit says why."""
         if not self._checked:
             self._problem, self._checked = self._check(data), True
         if self._problem is None:
@@ -178,11 +175,9 @@ class TextList(DocumentSource):
 
     @property
     def units(self) -> int:
-        """The number of groups of texts."""
         return len(self.starts)
 
     def read(self, unit: int) -> Iterator[Document | Skipped]:
-        """The texts of a group."""
         stop = self.starts[unit + 1] if unit + 1 < self.units else len(self.texts)
         for i in range(self.starts[unit], stop):
             yield Document.checked(self.texts[i], partial(Skipped, self.name, i + 1))
@@ -210,11 +205,9 @@ def _border(data: mmap.mmap | bytes, number: int, count: int) -> int:
     at, far = len(data) * number // count, len(data) // count // 4
     if number in (0, count):
         return at
-    line = data.rfind(b"\n", at - far, at)
-    if line >= 0:
+    if (line := data.rfind(b"\n", at - far, at)) >= 0:
         return line + 1
-    space = data.rfind(b" ", at - far, at)
-    if space >= 0:
+    if (space := data.rfind(b" ", at - far, at)) >= 0:
         return space
     while data[at] & 0xC0 == 0x80:  # inside a character of several bytes
         at -= 1
@@ -232,11 +225,9 @@ class LinesFile(MappedFile):
     _counted: tuple[int, int] = (0, 0)  # a byte where a line begins, and the number of lines before it
 
     def documents(self, data: mmap.mmap, unit: int) -> Iterator[Document | Skipped]:
-        """The documents of the lines that begin in a unit."""
         first, last = (self.size * edge // self.units for edge in (unit, unit + 1))
         for start, stop in _lines(data, first, last):
-            document = self._document(data, start, stop)
-            if document is not None:
+            if (document := self._document(data, start, stop)) is not None:
                 yield document
 
     def _document(self, data: mmap.mmap, start: int, stop: int) -> Document | Skipped | None:
@@ -258,7 +249,7 @@ class LinesFile(MappedFile):
             return self._skipped(start, f"not a JSON object but a {type(record).__name__}")
         if self.column not in record:
             there = ", ".join(map(repr, list(record)[:5])) or "none"
-            return self._skipped(start, f"no field {self.column!r} (there are: {there}); choose one with --column")
+            return self._skipped(start, f"no field {self.column!r} (found: {there}); choose one with --column")
         return Document.checked(record[self.column], partial(self._skipped, start))
 
     def _skipped(self, start: int, reason: str) -> Skipped:
@@ -311,11 +302,9 @@ class TableFile(DocumentSource):
 
     @property
     def units(self) -> int:
-        """The number of row ranges; 1 if there are none, to say why."""
-        return max(1, len(self.ranges))
+        return max(1, len(self.ranges))  # without ranges, one unit says why
 
     def read(self, unit: int) -> Iterator[Document | Skipped]:
-        """The documents of one range of rows."""
         if self.problem is not None:
             yield Skipped(self.name, None, self.problem)
             return
@@ -337,7 +326,6 @@ class TableFile(DocumentSource):
                 yield Skipped(self.name, number, f"not UTF-8 text: {error.reason}")
 
     def close(self) -> None:
-        """Close the file."""
         if self._reader is not None:
             self._reader.file.close()
             self._reader = None
@@ -348,7 +336,7 @@ class TableFile(DocumentSource):
             schema, about = file.schema_arrow, file.metadata
             if self.column not in schema.names:
                 there = ", ".join(schema.names[:5])
-                self.problem = f"no column {self.column!r} (there are: {there}); choose one with --column"
+                self.problem = f"no column {self.column!r} (found: {there}); choose one with --column"
             elif not _is_text(self._arrow.types, schema.field(self.column).type):
                 self.problem = f"column {self.column!r} is not text but {schema.field(self.column).type}"
             elif not about.num_rows:

@@ -1,7 +1,8 @@
-"""A survey from beginning to end: take units, read and measure them, write the result; on one process or several.
+"""A survey from beginning to end, on one process or several: take units, measure them, write the result.
 
-Under torchrun the processes share torch's key-value store. A process takes the next unit whenever it is free, so a slow
-process or a long document does not delay the others.
+`SurveyJob` runs a survey, `Processes` hands out the units of work, and `ProgressLine` reports. Under torchrun the
+processes share torch's key-value store. A process takes the next unit whenever it is free, so a slow process or a long
+document does not delay the others.
 """
 
 import dataclasses
@@ -24,11 +25,14 @@ from headwise.study.survey.journal import Journal, digest, prepare
 from headwise.study.survey.result import Survey, check_path, many
 from headwise.study.survey.tally import NotFiniteError, Skipped, Tally, sums_by_layer
 
-POLL = 0.1  # seconds between two looks into the store
+CONTEXT = 1024  # tokens of a window by default, if the model can read that many
+BYTES_PER_TOKEN = 4  # roughly; a unit then holds about as much text as one batch of full windows
+OFTEN, SELDOM = 0.5, 10.0  # seconds between two progress lines, on a terminal and in a log
+POLL = 0.1  # seconds between two reads of the store
 
 
 class Processes:
-    """The processes that share the work of a survey: this one alone, unless a subclass knows others."""
+    """The processes that share the work of a survey: this one alone, unless a subclass adds others."""
 
     rank, size = 0, 1
 
@@ -60,15 +64,13 @@ class TorchrunProcesses(Processes):
         self.store, self.rank, self.size = store, rank, size
 
     def count(self, name: str, amount: int) -> int:
-        """Add to the shared counter."""
         return int(self.store.add(name, amount))
 
     def run_first(self, prepare: Callable[[], None]) -> None:
-        """Call it on the first process; if it fails, the others exit without repeating the error."""
         if self.rank:
             self._wait("ready")
             if self.store.get("ready") != b"yes":
-                raise SystemExit(2)
+                raise SystemExit(2)  # the first process reports the error
             return
         try:
             prepare()
@@ -78,11 +80,10 @@ class TorchrunProcesses(Processes):
         self.store.set("ready", "yes")
 
     def finish(self, meanwhile: Callable[[], None]) -> bool:
-        """Report it; the first process waits. If a process dies, torchrun stops every process."""
         if self.rank:
             self.store.set(f"done {self.rank}", "yes")
             return False
-        for rank in range(1, self.size):
+        for rank in range(1, self.size):  # if one dies, torchrun stops every process
             self._wait(f"done {rank}", meanwhile)
         return True
 
@@ -130,177 +131,6 @@ def shared_word(store: Any, rank: int, size: int) -> str:
     return word
 
 
-CONTEXT = 1024  # tokens of a window by default, if the model can read so many
-BYTES_PER_TOKEN = 4  # roughly; a unit then holds about as much text as one batch of full windows
-OFTEN, SELDOM = 0.5, 10.0  # seconds between two progress lines, on a terminal and in a log
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SurveyJob:
-    """What is surveyed, and how."""
-
-    model: TextModel
-    corpus: Corpus
-    context: int
-    batch: int
-    settings: dict[str, Any]  # what the result depends on
-
-    @classmethod
-    def of(
-        cls,
-        model: TextModel,
-        paths: Iterable[str | Path] | None,
-        *,
-        texts: Iterable[str] | None = None,
-        context: int | None = None,
-        batch: int = 8,
-        column: str = "text",
-    ) -> Self:
-        """Check the options and find the documents; see `headwise.survey`."""
-        context = _checked_context(context, model)
-        step = _unit_bytes(context, check_size("batch", batch))
-        if (paths is None) == (texts is None):
-            raise OptionError("no documents are given; pass the paths of files, or texts=[...].")
-        corpus = open_corpus(paths, step, column) if paths is not None else text_corpus(texts or (), step)
-        settings = {
-            "model": model.name,
-            "fingerprint": model.fingerprint(),
-            "context": context,
-            "batch": batch,
-            "column": column,
-            "device": model.device.type,
-        }
-        return cls(model, corpus, context, batch, settings)
-
-    def run(
-        self,
-        out: Path | None = None,
-        *,
-        processes: Processes | None = None,
-        resume: bool = False,
-        every: float = 10.0,
-        stream: TextIO | None = None,
-    ) -> Survey | None:
-        """The survey, written to `out`; None on processes other than the first."""
-        processes = processes or Processes()
-        if out is None and processes.size > 1:
-            raise OptionError("several processes need --out: they keep their journals beside it.")
-        if out is not None and resume and self._is_finished(out):
-            return Survey.load(out) if processes.rank == 0 else None
-        folder = None if out is None else journal_folder(out)
-        settings = {**self.settings, "files": digest(self.corpus.state), "torch": torch.__version__}
-        if out is not None and folder is not None:
-            check_path(out)
-            processes.run_first(lambda: prepare(folder, settings, self.corpus.state, resume=resume))
-        with Journal(folder, processes.rank, settings, len(self.corpus), every) as journal:
-            report = self._work(processes, journal, stream)
-            if not processes.finish(meanwhile=report):
-                return None
-            report(last=True)
-            found = Survey(self.settings, self.corpus.entries, journal.whole())
-            if out is not None:
-                found.save(out)
-            journal.remove()
-            return found
-
-    def _work(self, processes: Processes, journal: Journal, stream: TextIO | None) -> Callable[..., None]:
-        """Take units until there are none left. Returns a function that reports the progress of all processes."""
-        corpus = self.corpus
-        before = sum(corpus.bytes_of(unit) for unit, done in enumerate(journal.done) if done)
-        progress = ProgressLine(corpus.size, before, stream)
-
-        def report(last: bool = False, done: float = 0, tokens: int = 0, documents: int = 0) -> None:
-            counts = {"bytes": round(done), "tokens": tokens, "documents": documents}
-            progress.show(*(processes.count(name, amount) for name, amount in counts.items()), last=last)
-
-        while (unit := processes.claim()) < len(corpus):
-            if journal.done[unit]:
-                continue
-            tally = self.tally_of(unit)
-            journal.add(unit, tally)
-            report(False, corpus.bytes_of(unit), tally.counts["tokens"], tally.counts["documents"])
-        journal.save()
-        return report
-
-    def tally_of(self, unit: int) -> Tally:
-        """What one unit adds to the survey. It depends on the unit and the job alone."""
-        tally, module = Tally(), self.model.module
-        was_training = module.training
-        module.eval()
-        for windows in batches(self._windows(self.corpus.read(unit), tally), self.batch, self.context):
-            self._count(windows, tally)
-        module.train(was_training)
-        return tally
-
-    def _windows(self, documents: Iterable[Document | Skipped], tally: Tally) -> Iterator[TokenWindow]:
-        """The windows of documents; documents read and skipped are counted on the way."""
-        codec, step = self.model.codec, _unit_bytes(self.context, self.batch)
-        for document in documents:
-            if isinstance(document, Skipped):
-                _skip(document, tally)
-                continue
-            count = 0
-            for passage in passages(document.text, step):
-                for ids in cut(list(codec.encode(passage)), codec, self.context):
-                    count += 1
-                    yield TokenWindow(ids, document.skipped)
-            if not count and document.passages == 1:
-                _skip(document.skipped("no tokens: the tokenizer makes none of it"), tally)
-            elif document.number == 0:
-                tally.counts["documents"] += 1
-                tally.counts["cut"] += count > 1 or document.passages > 1
-
-    def _count(self, windows: list[TokenWindow], tally: Tally) -> None:
-        """Measure windows and add the sums; if numbers are not finite, measure each window separately."""
-        try:
-            found = sums_by_layer(self.model, [window.ids for window in windows], self.context)
-        except NotFiniteError as error:
-            if len(windows) > 1:
-                for window in windows:
-                    self._count([window], tally)
-                return
-            tally.counts["windows lost"] += 1
-            tally.skip([windows[0].skipped(f"{error} in one of its windows")._replace(documents=0)])
-            return
-        for layer, fields in found.items():
-            tally.add_layer(layer, fields)
-        tally.counts["windows"] += len(windows)
-        tally.counts["tokens"] += sum(len(window.ids) for window in windows)
-
-    def _is_finished(self, out: Path) -> bool:
-        """Whether `out` already holds the result of this survey."""
-        if not out.is_file() or journal_folder(out).exists():
-            return False
-        found = Survey.load(out)
-        return found.settings == self.settings and found.corpus == self.corpus.entries
-
-
-def _checked_context(context: int | None, model: TextModel) -> int:
-    """The number of tokens in a window: what was asked for, or the model's own up to `CONTEXT`."""
-    least = len(model.codec.before) + len(model.codec.after) + 1
-    if context is None:
-        return min(CONTEXT, model.context or CONTEXT)
-    if context < least or context > (model.context or context):
-        bound = f" to {model.context}, the context of {model.name}" if model.context else " or more"
-        raise OptionError(f"context={context}: expected {least}{bound}.")
-    return context
-
-
-def _skip(skipped: Skipped, tally: Tally) -> None:
-    tally.counts["skipped"] += skipped.documents
-    tally.skip([skipped])
-
-
-def _unit_bytes(context: int, batch: int) -> int:
-    """About how many bytes a unit has."""
-    return BYTES_PER_TOKEN * context * batch
-
-
-def journal_folder(out: Path) -> Path:
-    """Where the journals of an unfinished survey are."""
-    return out.with_name(f"{out.name}.journal")
-
-
 class ProgressLine:
     """Reports progress, rate and remaining time on a stream.
 
@@ -338,3 +168,158 @@ def _duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SurveyJob:
+    """What is surveyed, and how."""
+
+    model: TextModel
+    corpus: Corpus
+    context: int
+    batch: int
+    settings: dict[str, Any]  # what the result depends on
+
+    @classmethod
+    def of(
+        cls,
+        model: TextModel,
+        paths: Iterable[str | Path] | None,
+        *,
+        texts: Iterable[str] | None = None,
+        context: int | None = None,
+        batch: int = 8,
+        column: str = "text",
+    ) -> Self:
+        """Check the options and find the documents; see `headwise.survey`."""
+        context = _checked_context(context, model)
+        step = BYTES_PER_TOKEN * context * check_size("batch", batch)
+        if (paths is None) == (texts is None):
+            raise OptionError("no documents are given; pass the paths of files, or texts=[...].")
+        corpus = open_corpus(paths, step, column) if paths is not None else text_corpus(texts or (), step)
+        settings = {"model": model.name, "fingerprint": model.fingerprint(), "context": context, "batch": batch}
+        settings |= {"column": column, "device": model.device.type}
+        return cls(model, corpus, context, batch, settings)
+
+    def run(
+        self,
+        out: Path | None = None,
+        *,
+        processes: Processes | None = None,
+        resume: bool = False,
+        every: float = 10.0,
+        stream: TextIO | None = None,
+    ) -> Survey | None:
+        """The survey, written to `out`; None on processes other than the first."""
+        processes = processes or Processes()
+        if out is None and processes.size > 1:
+            raise OptionError("several processes need --out, because they keep their journals beside it.")
+        if out is not None and resume and self._is_finished(out):
+            return Survey.load(out) if processes.rank == 0 else None
+        folder = None if out is None else journal_folder(out)
+        settings = {**self.settings, "files": digest(self.corpus.state), "torch": torch.__version__}
+        if out is not None and folder is not None:
+            check_path(out)
+            processes.run_first(lambda: prepare(folder, settings, self.corpus.state, resume=resume))
+        with Journal(folder, processes.rank, settings, len(self.corpus), every) as journal:
+            report = self._work(processes, journal, stream)
+            if not processes.finish(meanwhile=report):
+                return None
+            report(last=True)
+            found = Survey(self.settings, self.corpus.entries, journal.whole())
+            if out is not None:
+                found.save(out)
+            journal.remove()
+            return found
+
+    def _work(self, processes: Processes, journal: Journal, stream: TextIO | None) -> Callable[..., None]:
+        """Take units until there are none left. Returns a function that reports the progress of all processes."""
+        corpus = self.corpus
+        before = sum(corpus.bytes_of(unit) for unit, done in enumerate(journal.done) if done)
+        progress = ProgressLine(corpus.size, before, stream)
+
+        def report(last: bool = False, done: float = 0, tokens: int = 0, documents: int = 0) -> None:
+            counts = {"bytes": round(done), "tokens": tokens, "documents": documents}
+            progress.show(*(processes.count(name, amount) for name, amount in counts.items()), last=last)
+
+        while (unit := processes.claim()) < len(corpus):
+            if journal.done[unit]:
+                continue
+            tally = self.tally_of(unit)
+            journal.add(unit, tally)
+            report(done=corpus.bytes_of(unit), tokens=tally.counts["tokens"], documents=tally.counts["documents"])
+        journal.save()
+        return report
+
+    def tally_of(self, unit: int) -> Tally:
+        """What one unit adds to the survey. It depends on the unit and the job alone."""
+        tally, module = Tally(), self.model.module
+        was_training = module.training
+        module.eval()
+        for windows in batches(self._windows(self.corpus.read(unit), tally), self.batch, self.context):
+            self._count(windows, tally)
+        module.train(was_training)
+        return tally
+
+    def _windows(self, documents: Iterable[Document | Skipped], tally: Tally) -> Iterator[TokenWindow]:
+        """The windows of documents; documents read and skipped are counted on the way."""
+        codec, step = self.model.codec, BYTES_PER_TOKEN * self.context * self.batch
+        for document in documents:
+            if isinstance(document, Skipped):
+                _skip(document, tally)
+                continue
+            count = 0
+            for passage in passages(document.text, step):
+                for ids in cut(list(codec.encode(passage)), codec, self.context):
+                    count += 1
+                    yield TokenWindow(ids, document.skipped)
+            if not count and document.passages == 1:
+                _skip(document.skipped("the tokenizer produces no tokens for it"), tally)
+            elif document.number == 0:
+                tally.counts["documents"] += 1
+                tally.counts["cut"] += count > 1 or document.passages > 1
+
+    def _count(self, windows: list[TokenWindow], tally: Tally) -> None:
+        """Measure windows and add the sums; if numbers are not finite, measure each window separately."""
+        try:
+            found = sums_by_layer(self.model, [window.ids for window in windows], self.context)
+        except NotFiniteError as error:
+            if len(windows) > 1:
+                for window in windows:
+                    self._count([window], tally)
+                return
+            tally.counts["windows lost"] += 1
+            tally.skip([windows[0].skipped(f"{error} in one of its windows")._replace(documents=0)])
+            return
+        for layer, fields in found.items():
+            tally.add_layer(layer, fields)
+        tally.counts["windows"] += len(windows)
+        tally.counts["tokens"] += sum(len(window.ids) for window in windows)
+
+    def _is_finished(self, out: Path) -> bool:
+        """Whether `out` already holds the result of this survey."""
+        if not out.is_file() or journal_folder(out).exists():
+            return False
+        found = Survey.load(out)
+        return found.settings == self.settings and found.corpus == self.corpus.entries
+
+
+def _checked_context(context: int | None, model: TextModel) -> int:
+    """The number of tokens in a window: as given, or the model's own up to `CONTEXT`."""
+    if context is None:
+        return min(CONTEXT, model.context or CONTEXT)
+    least = len(model.codec.before) + len(model.codec.after) + 1
+    if context < least or context > (model.context or context):
+        bound = f" to {model.context}, the context of {model.name}" if model.context else " or more"
+        raise OptionError(f"context={context}: expected {least}{bound}.")
+    return context
+
+
+def _skip(skipped: Skipped, tally: Tally) -> None:
+    tally.counts["skipped"] += skipped.documents
+    tally.skip([skipped])
+
+
+def journal_folder(out: Path) -> Path:
+    """Where the journals of an unfinished survey are."""
+    return out.with_name(f"{out.name}.journal")

@@ -23,7 +23,7 @@ from headwise.study.survey.tally import Tally
 FILES = "files"  # beside the journals: the state of the corpus when the survey began
 CHANGES = {  # settings whose values mean nothing to a reader
     "files": "other files, or the same files in another order",
-    "fingerprint": "a model of this name with other weights or another tokenizer",
+    "fingerprint": "a model of the same name with other weights or another tokenizer",
 }
 NAMED = 5  # changed files named in an error
 
@@ -52,10 +52,10 @@ class Journal:
 
     def __enter__(self) -> Self:
         """Read what was done, and lock this process's journal."""
-        if self.path is not None:
+        if self.folder is not None and self.path is not None:
             self._lock = lock(self.path.with_suffix(".lock"))
             try:
-                self._read(self.path.parent)
+                self._read(self.folder)
             except BaseException:
                 self._lock.close()
                 raise
@@ -167,8 +167,8 @@ def journals(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[Path, dic
             name = changed[0]
             change = CHANGES.get(name, f"another {name}: {before.get(name)!r} there, {settings[name]!r} now")
             raise OptionError(
-                f"{folder} is a survey with {change}. Continue with what it began with, or delete the folder to start "
-                f"again."
+                f"{folder} is a survey with {change}. Continue with the original settings, or delete the folder to "
+                f"start again."
             )
         yield path, data
 

@@ -194,9 +194,8 @@ class Survey:
         """The whole survey in one line."""
         counts, heads = self.counts, sorted({len(fields["rows"]) for fields in self.tally.layers.values()})
         parts = [f"{many(len(self.layers), 'layer')} × {' or '.join(map(str, heads))} heads"] if heads else []
-        parts.append(
-            many(counts["documents"], "document") + f", {counts['skipped']:,} skipped" * (counts["skipped"] > 0)
-        )
+        skipped = f", {counts['skipped']:,} skipped" if counts["skipped"] else ""
+        parts.append(many(counts["documents"], "document") + skipped)
         parts.append(f"{many(counts['windows'], 'window')} of at most {self.settings['context']:,} tokens")
         parts += [f"{many(counts['cut'], 'document')} cut into several"] if counts["cut"] else []
         parts += [f"{many(counts['windows lost'], 'window')} lost"] if counts["windows lost"] else []
@@ -311,12 +310,9 @@ def _row(head: SurveyedHead) -> dict[str, Any]:
     row: dict[str, Any] = {"layer": head.layer, "head": head.head, "reading": head.reading, "rows": head.rows}
     for kind, numbers in (("", head.numbers), (APART, head.apart)):
         for name, mean in numbers.items():
-            row[_column(kind + name)] = mean
+            row[kind + name] = mean
             if kind + name in head.std:
-                row[_column(f"{kind}{name}_std")] = head.std[kind + name]
-                row[_column(f"{kind}{name}_spread")] = head.spread[kind + name]
-    return row | {"histogram": head.histogram, "apart_histogram": head.apart_histogram}
-
-
-def _column(name: str) -> str:
-    return name.replace(" ", "_")
+                row[f"{kind}{name}_std"] = head.std[kind + name]
+                row[f"{kind}{name}_spread"] = head.spread[kind + name]
+    row |= {"histogram": head.histogram, "apart_histogram": head.apart_histogram}
+    return {name.replace(" ", "_"): value for name, value in row.items()}

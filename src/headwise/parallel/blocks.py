@@ -185,12 +185,7 @@ class ProductEngine(BlockEngine):
         return row_blocks(t, B * H * key.shape[2] * 8, BLOCK_BYTES)
 
     def _scores(
-        self,
-        piece: Piece,
-        rows: slice,
-        query: Tensor,
-        key: Tensor,
-        learnable: Sequence[Tensor | None],
+        self, piece: Piece, rows: slice, query: Tensor, key: Tensor, learnable: Sequence[Tensor | None]
     ) -> Tensor:
         """The scores (B, H, t, s) before the softmax, differentiable in all arguments."""
         source = Source.whole(query[:, :, rows], key, self.scoring.with_learnable(*learnable))

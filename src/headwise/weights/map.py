@@ -386,10 +386,7 @@ class AttentionMap(TensorLike):
     # Summaries and plots.
 
     def summary(
-        self,
-        ids: Tensor | Sequence[int] | None = None,
-        *,
-        delimiters: int | Sequence[int] | Tensor | None = None,
+        self, ids: Tensor | Sequence[int] | None = None, *, delimiters: int | Sequence[int] | Tensor | None = None
     ) -> "Summary":
         """What each head does: a small table of numbers and a description in words; see `headwise.weights.summary`.
 

@@ -156,9 +156,7 @@ def rows_of(
 
 
 def probes_for(
-    weights: "AttentionMap",
-    ids: Tensor | Sequence[int] | None,
-    delimiters: int | Sequence[int] | Tensor | None,
+    weights: "AttentionMap", ids: Tensor | Sequence[int] | None, delimiters: int | Sequence[int] | Tensor | None
 ) -> dict[str, Mask]:
     """The probes of a summary; those about tokens only if tokens are given."""
     found = {"previous": previous_token(), "self": offset(0), "next": offset(-1), "local": local(NEAR)}

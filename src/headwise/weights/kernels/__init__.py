@@ -135,10 +135,6 @@ def _row_major(source: Source, structure: Structure, lse: Tensor, readings: Sequ
     return answers
 
 
-def _mean(picture: Tensor, source: Source) -> Tensor:
-    return picture / rows_per_cell(source.shape[2], picture.shape[2], picture.device)
-
-
 def _key_major(
     source: Source, structure: Structure, lse: Tensor, readings: Sequence[Reading], known: Answers
 ) -> Answers:
@@ -150,7 +146,7 @@ def _key_major(
     for i, reading in enumerate(readings):
         if type(reading) is PooledReading and i not in known:
             found = launch.columns(source, structure, lse, reading.size, count=count)
-            answers[i] = (_mean(found.picture, source),)
+            answers[i] = (found.picture / rows_per_cell(source.shape[2], reading.size[0], lse.device),)
         elif type(reading) is PooledPeakReading:
             found = launch.columns(source, structure, lse, reading.size, peaks=True, count=count)
             answers[i] = (found.peaks.view(torch.float32),)
@@ -158,6 +154,3 @@ def _key_major(
         found = launch.columns(source, structure, lse, count=count) if found is None else found
         answers |= dict.fromkeys(received, (found.received, found.counts))
     return answers
-
-
-__all__ = ["log_sum_exp", "read", "weights"]

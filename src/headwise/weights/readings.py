@@ -194,6 +194,11 @@ def _distances(block: RowBlock, source: Source) -> Tensor:
     return (grid.position - grid.col).abs()
 
 
+def octave_count(T: int, S: int) -> int:
+    """How many octaves of distance there are: 0, 1, 2–3, 4–7, ..."""
+    return max(T - 1, S - 1, 0).bit_length() + 1
+
+
 def octave(distance: Tensor) -> Tensor:
     """0 for distance 0, else 1 + floor(log2(distance)), exactly."""
     return torch.frexp(distance.double()).exponent.long().clamp(min=0)
@@ -206,12 +211,8 @@ class HistogramReading(Reading):
     merged = "mean"  # every rank has the same number of queries
 
     def start(self, source: Source) -> None:
-        self.source, self.sum = source, zeros(source, self.bins_of(source), dtype=torch.float64)
-
-    @staticmethod
-    def bins_of(source: Source) -> int:
-        """How many octaves the longest distance needs: 0, 1, 2–3, 4–7, ..."""
-        return max(source.frame.T - 1, source.frame.S - 1, 0).bit_length() + 1
+        octaves = octave_count(source.frame.T, source.frame.S)
+        self.source, self.sum = source, zeros(source, octaves, dtype=torch.float64)
 
     def take(self, tile: Tile) -> None:
         bins = octave((tile.position[..., None] - tile.col).abs())  # (t, s) or (G, t, s)
@@ -227,7 +228,8 @@ class HistogramReading(Reading):
         return (unflat(mean.to(self.source.precise), self.source),)
 
     def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
-        share = block.weights.new_zeros(*block.weights.shape[:2], self.bins_of(self.source))
+        frame = self.source.frame
+        share = block.weights.new_zeros(*block.weights.shape[:2], octave_count(frame.T, frame.S))
         bins = octave(_distances(block, self.source)).expand(block.weights.shape).flatten(2)
         return (share.scatter_add(-1, bins, block.weights.flatten(2)) / self.source.shape[2],)
 

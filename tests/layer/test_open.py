@@ -236,7 +236,6 @@ def test_an_own_mask_acts_in_every_call_and_moves_with_the_layer():
     assert isinstance(copy.deepcopy(layer).mask, Listed)
 
 
-@pytest.mark.skipif(not hasattr(Mask, "map_tensors"), reason="masks are not yet copied from their definition")
 @pytest.mark.parametrize("mask", [Listed(torch.tensor([0, 3])), causal() & Listed(torch.tensor([2]))], ids=repr)
 def test_attend_in_inference_mode_returns_a_map_under_an_own_mask(mask):
     with torch.inference_mode():

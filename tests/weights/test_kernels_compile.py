@@ -73,7 +73,7 @@ def calls_of(case):
     mask = kernel_calls.MASKS[options["mask"]](1, options["T"], options["S"])
     made = kernel_calls.source(**options | {"mask": mask})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "launch", lambda kernel, programs, source, *call: recorded.append((kernel, *call)))
+        patch.setattr(launch, "launch", lambda kernel, grid, *call: recorded.append((kernel, *call)))
         kernel_calls.launches(made, torch.zeros(made.shape[:3]))
     assert len(recorded) == 16
     found = {}

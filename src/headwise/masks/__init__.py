@@ -1,4 +1,4 @@
-"""Masks, which say what keys a query may see: the class, the kinds, their lowering for backends, and probes.
+"""Masks, which say which keys a query may see: the class, the kinds, their lowering for backends, and probes.
 
 Imports errors.
 """
@@ -33,12 +33,5 @@ __all__ = [
     "Mask",
     "Prefix",
     "Window",
-    "as_mask",
-    "causal",
-    "dense",
-    "documents",
-    "padding",
-    "prefix",
-    "reach_back",
-    "window",
 ]
+__all__ += ["as_mask", "causal", "dense", "documents", "padding", "prefix", "reach_back", "window"]

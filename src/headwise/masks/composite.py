@@ -34,7 +34,6 @@ PLAIN: tuple[type, ...] = (
     *(*JSON, complex, bytes, range, slice, enum.Enum, type, types.FunctionType, types.BuiltinFunctionType),
     *(torch.dtype, torch.device, torch.layout, torch.SymInt, torch.SymFloat, torch.SymBool),
 )
-
 SIMPLE = frozenset(JSON)  # the exact types of most values, for speed
 
 _known: dict[str, type["Composite"]] = {}
@@ -94,10 +93,9 @@ def take_apart(value: Any) -> tuple[dict[str, Tensor], Plan]:
         parts = _parts(value, path, owner)
         if parts is None:
             return Plan("plain", value)
-        items = (
-            (key, plan(x, f"{path}.{key}" if path else str(key), type(value).__name__)) for key, x in parts.items()
-        )
-        return Plan("parts", type(value), tuple(items))
+        within, name = f"{path}." if path else "", type(value).__name__
+        items = tuple((key, plan(x, f"{within}{key}", name)) for key, x in parts.items())
+        return Plan("parts", type(value), items)
 
     return tensors, plan(value, "", "")
 
@@ -187,11 +185,8 @@ def _collect(values: Iterable[Any], found: list[Tensor]) -> None:
 
 def name_of(cls: type) -> str:
     """What a class is called in a saved file. Ours keep their name when they move to another module."""
-    return f"{cls.__module__.partition('.')[0] if _ours(cls) else cls.__module__}.{cls.__qualname__}"
-
-
-def _ours(cls: type) -> bool:
-    return cls.__module__.startswith("headwise.")
+    module = cls.__module__
+    return f"{'headwise' if module.startswith('headwise.') else module}.{cls.__qualname__}"
 
 
 def plan_to_json(plan: Plan) -> Json:

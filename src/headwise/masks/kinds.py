@@ -286,13 +286,7 @@ class Dense(Mask):
         return Extent(*(None if size == 1 else size for size in self.table.shape))
 
     def visible(self, grid: Grid) -> Tensor:
-        B, H, T, S = self.table.shape  # an axis of size 1 has one entry for all
-        return self.table[
-            grid.batch if B > 1 else grid.batch * 0,
-            grid.head if H > 1 else grid.head * 0,
-            grid.row if T > 1 else grid.row * 0,
-            grid.col if S > 1 else grid.col * 0,
-        ]
+        return grid.lookup(self.table)
 
     @property
     def by_key(self) -> bool:

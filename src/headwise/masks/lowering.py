@@ -5,7 +5,6 @@ minus infinity. Only the last has T·S numbers.
 """
 
 import math
-from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -18,28 +17,21 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 
+BLOCK = 128  # queries and keys of a block of FlexAttention
+STRIP_BYTES = 2**26  # of the mask, examined at a time
+
+
 class Lowered(NamedTuple):
-    """A mask in the form a backend takes. `kind` is "nothing", "causal", "blocks" or "bias"."""
+    """A mask as torch's fused attention takes it. `kind` is "nothing", "causal" or "bias"."""
 
     kind: str
     bias: Tensor | None = None
-    blocks: "BlockMask | None" = None
-
-
-NOTHING = Lowered("nothing")
-CAUSAL = Lowered("causal")
 
 
 def lower(
-    mask: Mask | None,
-    T: int,
-    S: int,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str | None = None,
-    accepts: Collection[str] = ("causal", "bias"),
+    mask: Mask | None, T: int, S: int, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
 ) -> Lowered:
-    """The cheapest form of `mask` that a backend accepting `accepts` can take.
+    """The cheapest form of `mask` that torch's fused attention takes.
 
     >>> from headwise.masks import causal, window
     >>> lower(causal(), 5, 5).kind, lower(causal(), 1, 9).kind, lower(causal() & window(2), 5, 5).kind
@@ -47,11 +39,9 @@ def lower(
     """
     mask = simplify(mask, T, S)
     if mask is None:
-        return NOTHING
-    if "causal" in accepts and type(mask) is Causal and T == S:
-        return CAUSAL
-    if "blocks" in accepts:
-        return Lowered("blocks", blocks=block_mask(mask, T, S, device=device))
+        return Lowered("nothing")
+    if type(mask) is Causal and T == S:
+        return Lowered("causal")
     return Lowered("bias", bias=additive(mask.to_tensor(T, S, device=device), dtype))
 
 
@@ -69,17 +59,12 @@ def simplify(mask: Mask | None, T: int, S: int) -> Mask | None:
         if a is None or b is None:
             return b if a is None else a
         for one, other in ((a, b), (b, a)):  # with causal, how far a window looks ahead does not matter
-            if type(one) is Causal and (type(other) is Causal or reaches_back(other, S)):
+            if type(one) is Causal and (type(other) is Causal or (type(other) is Window and other.left >= S - 1)):
                 return one
         return mask if a is mask.a and b is mask.b else Both(a, b)
-    if type(mask) is Window and mask.right == 0 and reaches_back(mask, S):
+    if type(mask) is Window and mask.right == 0 and mask.left >= S - 1:
         return Causal()
     return mask
-
-
-def reaches_back(mask: Mask, S: int) -> bool:
-    """Whether this is a window that reaches back to the first key from every query."""
-    return type(mask) is Window and mask.left >= S - 1
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -94,10 +79,6 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 def may_empty_a_row(mask: Mask | None, T: int, S: int) -> bool:
     """Whether a query might see no key. False only if the mask rules it out without its numbers."""
     return mask is not None and not (mask.sees_self and T <= S)
-
-
-BLOCK = 128
-STRIP_BYTES = 2**26  # of the mask, examined at a time
 
 
 def block_mask(mask: Mask, T: int, S: int, *, device: torch.device | str | None = None) -> "BlockMask":

@@ -35,6 +35,11 @@ class Grid(NamedTuple):
         batch = self.batch if positions.shape[0] > 1 else self.batch * 0
         return self._replace(row=positions[batch, self.row], T=self.S)
 
+    def lookup(self, table: Tensor) -> Tensor:
+        """The entries of a (B or 1, H or 1, T or 1, S or 1) table; an axis of size 1 has one entry for all."""
+        index = zip(table.shape, (self.batch, self.head, self.row, self.col), strict=True)
+        return table[tuple(x if size > 1 else x * 0 for size, x in index)]
+
 
 class Extent(NamedTuple):
     """The sizes (B, H, T, S) that a mask requires; None where any size will do."""
@@ -102,7 +107,7 @@ class Mask(Composite, abc.ABC):
         >>> causal().tile(slice(0, 2), slice(0, 3), T=5, S=5).shape
         torch.Size([1, 1, 2, 3])
         """
-        device = self._device() if device is None else device
+        device = next((x.device for x in self.tensors()), None) if device is None else device
         B, H = (1 if size is None else size for size in self.extent[:2])
         grid = Grid(
             torch.arange(B, device=device)[:, None, None, None],
@@ -152,9 +157,6 @@ class Mask(Composite, abc.ABC):
             lines.append("".join("■" if c.all() else "▒" if c.any() else "·" for c in cells))
         return "\n".join(lines)
 
-    def _device(self) -> torch.device | None:
-        return next((tensor.device for tensor in self.tensors()), None)
-
     def __str__(self) -> str:
         _, _, T, S = self.extent
         return self.draw(next(size for size in (T, S, 8) if size is not None), S)
@@ -187,7 +189,12 @@ class Combination(Mask):
 
     @property
     def extent(self) -> Extent:
-        return _joint_extent(self.a, self.b)
+        sizes = []
+        for name, x, y in zip(NOUNS, self.a.extent, self.b.extent, strict=True):
+            if x is not None and y is not None and x != y:
+                raise MaskError(f"{self.a!r} is made for {x} {name} and {self.b!r} for {y}; combined masks must agree.")
+            sizes.append(x if x is not None else y)
+        return Extent(*sizes)
 
     @property
     def banded(self) -> bool:
@@ -270,40 +277,6 @@ class Not(Mask):
 
     def __repr__(self) -> str:
         return f"~{_inner(self.a)}"
-
-
-def _indices(piece: slice, size: int, device: torch.device | str | None) -> Tensor:
-    """`range(size)[piece]` as a tensor."""
-    if piece == slice(None):  # `slice.indices` would turn a symbolic size into a number
-        return torch.arange(size, device=device)
-    start, stop, step = piece.indices(size)
-    if step < 0:
-        raise MaskError(f"tile {piece}: rows and columns run forwards; expected a positive step.")
-    return torch.arange(start, max(start, stop), step, device=device)
-
-
-def _joint_extent(a: Mask, b: Mask) -> Extent:
-    sizes = []
-    for name, x, y in zip(NOUNS, a.extent, b.extent, strict=True):
-        if x is not None and y is not None and x != y:
-            raise MaskError(f"{a!r} is made for {x} {name} and {b!r} for {y}; combined masks must agree.")
-        sizes.append(x if x is not None else y)
-    return Extent(*sizes)
-
-
-def _operand(other: object, sign: str) -> Mask:
-    if isinstance(other, Mask):
-        return other
-    raise MaskError(
-        f"mask {sign} {type(other).__name__}: both sides must be headwise masks. Wrap a tensor in dense(...)."
-    )
-
-
-def _inner(mask: Mask) -> str:
-    return f"({mask!r})" if isinstance(mask, Both | Either) else repr(mask)
-
-
-# Masks for queries at other positions, for keys whose first ones are gone, and for some of the heads.
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -401,3 +374,25 @@ class OfHeads(Mask):
 def of_heads(mask: Mask, first: int, count: int) -> Mask:
     """`mask` for `count` of its heads, starting at `first`. A mask that is the same for all heads stays as it is."""
     return mask if mask.extent.heads is None else OfHeads(mask, first, count)
+
+
+def _indices(piece: slice, size: int, device: torch.device | str | None) -> Tensor:
+    """`range(size)[piece]` as a tensor."""
+    if piece == slice(None):  # `slice.indices` would turn a symbolic size into a number
+        return torch.arange(size, device=device)
+    start, stop, step = piece.indices(size)
+    if step < 0:
+        raise MaskError(f"tile {piece}: rows and columns run forwards; expected a positive step.")
+    return torch.arange(start, max(start, stop), step, device=device)
+
+
+def _operand(other: object, sign: str) -> Mask:
+    if isinstance(other, Mask):
+        return other
+    raise MaskError(
+        f"mask {sign} {type(other).__name__}: both sides must be headwise masks. Wrap a tensor in dense(...)."
+    )
+
+
+def _inner(mask: Mask) -> str:
+    return f"({mask!r})" if isinstance(mask, Both | Either) else repr(mask)

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from headwise.attention.backends.base import Call
 from headwise.attention.backends.sdpa import CUDNN, HALF, by_cuda_flash, by_cudnn, cudnn_gradients
-from headwise.masks import Causal, Grid, Mask
+from headwise.masks import Causal, Mask
 from headwise.masks.lowering import additive, simplify
-from headwise.weights.source import Source, full_precision, row_blocks
+from headwise.weights.source import Frame, Source, full_precision, row_blocks
 
 HEAD_PARTS = 4  # the heads are divided in this many parts, whose gradients are computed one after another
 ROWS = 1024  # queries whose mask is examined at a time: fewer skip more keys, more need fewer kernels
@@ -185,23 +185,15 @@ class ProductEngine(BlockEngine):
         return row_blocks(t, B * H * key.shape[2] * 8, BLOCK_BYTES)
 
     def _scores(
-        self,
-        piece: Piece,
-        rows: slice,
-        query: Tensor,
-        key: Tensor,
-        learnable: Sequence[Tensor | None],
+        self, piece: Piece, rows: slice, query: Tensor, key: Tensor, learnable: Sequence[Tensor | None]
     ) -> Tensor:
         """The scores (B, H, t, s) before the softmax, differentiable in all arguments."""
-        source = Source.whole(query[:, :, rows], key, self.scoring.with_learnable(*learnable))
         B, H, _, _ = query.shape
-        device = query.device
-        batch, head = torch.arange(B, device=device), torch.arange(H, device=device)
-        row, col = (torch.arange(x.start, x.stop, device=device) for x in (piece.rows, piece.cols))
-        grid = Grid(batch[:, None, None, None], head[:, None, None], row[rows, None], col, self.T, self.S)
+        frame = Frame(range(B), range(H), piece.rows[rows], B, H, self.T, self.S)
+        source = Source(query[:, :, rows], key, self.scoring.with_learnable(*learnable), frame)
         with full_precision(query):
             products = _per_group(source.query.to(source.precise), key.to(source.precise).transpose(2, 3))
-        return source.finished(products, grid)
+        return source.finished(products, source.grid(slice(None), slice(piece.cols.start, piece.cols.stop)))
 
 
 class CudaEngine(BlockEngine):
@@ -210,10 +202,8 @@ class CudaEngine(BlockEngine):
     def __init__(self, call: Call, T: int, S: int) -> None:
         super().__init__(call, T, S)
         self.plain = ProductEngine(call, T, S)
-        chosen = torch._fused_sdp_choice(
-            call.query, call.key, call.value, scale=call.scoring.scale, enable_gqa=call.grouped
-        )
-        self.cudnn = chosen == CUDNN
+        qkv = (call.query, call.key, call.value)
+        self.cudnn = torch._fused_sdp_choice(*qkv, scale=call.scoring.scale, enable_gqa=call.grouped) == CUDNN
 
     @staticmethod
     def takes(call: Call) -> bool:

@@ -1,8 +1,7 @@
 """How a sequence is divided over ranks, and `ring_attend`: exact attention over a sequence that no rank holds whole.
 
-The sequence is divided in chunks from both ends, which balances the work. Of 2n chunks, rank r of n has chunk r and
-chunk 2n − 1 − r: for 4 ranks 0 1 2 3 3 2 1 0. Under a causal mask a late chunk sees many keys and an early one few;
-each pair sees the same number.
+Of 2n chunks, rank r of n has chunk r and chunk 2n − 1 − r: for 4 ranks 0 1 2 3 3 2 1 0. That balances the work: under a
+causal mask a late chunk sees many keys and an early one few, and each pair sees the same number.
 """
 
 import dataclasses
@@ -58,15 +57,6 @@ class Order:
                 f"gives each rank of {self.ranks}."
             )
 
-    def check_length(self, T: int) -> None:
-        """Raise unless a text of T tokens can be cut into equal chunks."""
-        pieces = 2 * self.ranks
-        if T % pieces:
-            raise ShapeError(
-                f"a sequence of {T} tokens cannot be cut into {pieces} equal chunks, two for each of {self.ranks} "
-                f"ranks. Pad it to {-(-T // pieces) * pieces}: under a causal mask padding on the right is harmless."
-            )
-
 
 def shard_sequence(x: Tensor, mesh: DeviceMesh, dim: int = 1) -> Tensor:
     """This rank's part of a tensor that all ranks have, cut along the sequence; a copy.
@@ -77,8 +67,13 @@ def shard_sequence(x: Tensor, mesh: DeviceMesh, dim: int = 1) -> Tensor:
         dim: the sequence axis, whose length must be a multiple of twice the number of ranks.
     """
     order = Order(check_mesh("shard_sequence", mesh))
-    order.check_length(x.shape[dim])
-    return x.index_select(dim, order.positions(x.shape[dim] // order.ranks, x.device))
+    T, chunks = x.shape[dim], 2 * order.ranks
+    if T % chunks:
+        raise ShapeError(
+            f"a sequence of {T} tokens cannot be cut into {chunks} equal chunks, two for each of {order.ranks} ranks. "
+            f"Pad it to {-(-T // chunks) * chunks}: under a causal mask padding on the right is harmless."
+        )
+    return x.index_select(dim, order.positions(T // order.ranks, x.device))
 
 
 def unshard_sequence(x: Tensor, mesh: DeviceMesh, dim: int = 1) -> Tensor:

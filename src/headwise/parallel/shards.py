@@ -84,7 +84,8 @@ class ShardedHeads(RenumberedHeads):
     def __init__(self, relative: Relative, heads: Heads) -> None:
         super().__init__(_local(relative), -heads.first, heads.total)
         tensors, _ = take_apart(relative)
-        self.axes = {name: _sharded_axis(x) for name, x in tensors.items() if isinstance(x, DTensor)}
+        sharded = {name: x.placements for name, x in tensors.items() if isinstance(x, DTensor)}
+        self.axes = {name: next(p.dim for p in found if isinstance(p, Shard)) for name, found in sharded.items()}
 
     def joined(self, mesh: DeviceMesh) -> Relative:
         """The rule for all heads, from all ranks."""
@@ -97,10 +98,6 @@ class ShardedHeads(RenumberedHeads):
 
 def _is_sharded(relative: Relative) -> bool:
     return any(isinstance(x, DTensor) for x in relative.tensors())
-
-
-def _sharded_axis(x: DTensor) -> int:
-    return next(placement.dim for placement in x.placements if isinstance(placement, Shard))
 
 
 def _local(relative: Relative) -> Relative:

@@ -14,6 +14,7 @@ from headwise.errors import MapIndexError, MapSizeError
 from headwise.weights.source import Axis
 
 AXES = ("sample", "head", "query", "key")
+LIMIT = 2**30  # bytes that a dense tensor may take by default
 
 
 def block_axes(index: Any, shape: Sequence[int]) -> tuple[list[Axis], list[int]] | None:
@@ -44,7 +45,7 @@ def axis_of(item: Any, size: int, name: str) -> Axis | None:
         return None
     place = item.__index__()
     if not -size <= place < size:
-        raise MapIndexError(f"{name} {place} is out of range: the map has {size} {_plural(name)}, 0 to {size - 1}.")
+        raise _out_of_range(place, size, name)
     return range(place % size, place % size + 1)
 
 
@@ -109,17 +110,16 @@ def _from_list(item: Any, size: int, name: str) -> Tensor | None:
     tensor = tensor.long().cpu()
     worst = tensor[(tensor < -size) | (tensor >= size)]
     if len(worst):
-        raise MapIndexError(
-            f"{name} {int(worst[0])} is out of range: the map has {size} {_plural(name)}, 0 to {size - 1}."
-        )
+        raise _out_of_range(int(worst[0]), size, name)
     return tensor % size
+
+
+def _out_of_range(place: int, size: int, name: str) -> MapIndexError:
+    return MapIndexError(f"{name} {place} is out of range: the map has {size} {_plural(name)}, 0 to {size - 1}.")
 
 
 def _plural(name: str) -> str:
     return "queries" if name == "query" else f"{name}s"
-
-
-LIMIT = 2**30  # bytes that a dense tensor may take by default
 
 
 def check_bytes(numbers: int, dtype: torch.dtype, limit: int, what: str) -> None:

@@ -100,9 +100,7 @@ class AttentionMap(TensorLike):
         self._watched: list[Tensor] = []
         if possible and not (self._query.is_inference() or self._key.is_inference()):
             self._watched = [self._query, self._key]
-            for x in self._scoring.tensors():
-                if not x.is_inference():
-                    self._watched.append(x)
+            self._watched += [x for x in self._scoring.tensors() if not x.is_inference()]
         self._versions = [x._version for x in self._watched]
 
     # What a tensor says about itself.
@@ -141,10 +139,8 @@ class AttentionMap(TensorLike):
 
     def __repr__(self) -> str:
         B, H, T, S = self.shape
-        grad = ", requires_grad" if self.requires_grad else ""
-        return (
-            f"AttentionMap(B={B}, H={H}, T={T}, S={S}, {str(self.dtype).removeprefix('torch.')}, {self.device}{grad})"
-        )
+        dtype, grad = str(self.dtype).removeprefix("torch."), ", requires_grad" if self.requires_grad else ""
+        return f"AttentionMap(B={B}, H={H}, T={T}, S={S}, {dtype}, {self.device}{grad})"
 
     # The weights themselves.
 
@@ -164,8 +160,7 @@ class AttentionMap(TensorLike):
         """Weights one by one, for an index that is not a block."""
         source = source if source.learns else self._normalised()
         places = [x.to(self.device) for x in pointwise(index, self.shape)]
-        width = self._query.shape[3]
-        check_bytes(places[3].numel() * width, source.precise, LIMIT, "weights[...] element by element")
+        check_bytes(places[3].numel() * self._query.shape[3], source.precise, LIMIT, "weights[...] element by element")
         return streaming.single_weights(source, *places)
 
     def to_tensor(self, *, limit: int = LIMIT) -> Tensor:
@@ -272,10 +267,9 @@ class AttentionMap(TensorLike):
             raise OptionError(f"masses={type(masses).__name__}: expected probes by name, such as {{'sink': sink(4)}}.")
         wanted = {"entropy": entropy, "peak": peak, "distance": distance, "histogram": histogram, "received": received}
         asked = {name: PLAIN[name]() for name, flag in wanted.items() if flag}
-        if pooled is not None:
-            asked["pooled"] = self._pooled_reading("pooled", pooled)
-        if pooled_peak is not None:
-            asked["pooled_peak"] = self._pooled_reading("pooled_peak", pooled_peak)
+        for name, size in (("pooled", pooled), ("pooled_peak", pooled_peak)):
+            if size is not None:
+                asked[name] = self._pooled_reading(name, size)
         if topk is not None:
             asked["topk"] = self._topk_reading(topk)
         probes = {name: self._mass_reading(probe) for name, probe in dict(masses or {}).items()}
@@ -386,10 +380,7 @@ class AttentionMap(TensorLike):
     # Summaries and plots.
 
     def summary(
-        self,
-        ids: Tensor | Sequence[int] | None = None,
-        *,
-        delimiters: int | Sequence[int] | Tensor | None = None,
+        self, ids: Tensor | Sequence[int] | None = None, *, delimiters: int | Sequence[int] | Tensor | None = None
     ) -> "Summary":
         """What each head does: a small table of numbers and a description in words; see `headwise.weights.summary`.
 

@@ -98,11 +98,8 @@ class RowLogSumExp(Reading):
         return 0, 0
 
     def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
-        scores = block.scores
-        empty = (scores == -torch.inf).all(-1)
-        if block.sinks is not None:
-            scores = torch.cat([scores, block.sinks.expand(*scores.shape[:-1], 1)], -1)
-        return (scores.masked_fill(empty[..., None], 0.0).logsumexp(-1).masked_fill(empty, -torch.inf),)
+        empty = (block.scores == -torch.inf).all(-1)
+        return (block.logits.logsumexp(-1).masked_fill(empty, -torch.inf),)
 
 
 def zeros(source: Source, *tail: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -214,12 +211,8 @@ class HistogramReading(Reading):
     merged = "mean"  # every rank has the same number of queries
 
     def start(self, source: Source) -> None:
-        self.source, self.sum = source, zeros(source, self.bins_of(source), dtype=torch.float64)
-
-    @staticmethod
-    def bins_of(source: Source) -> int:
-        """How many octaves the longest distance needs."""
-        return octave_count(source.frame.T, source.frame.S)
+        octaves = octave_count(source.frame.T, source.frame.S)
+        self.source, self.sum = source, zeros(source, octaves, dtype=torch.float64)
 
     def take(self, tile: Tile) -> None:
         bins = octave((tile.position[..., None] - tile.col).abs())  # (t, s) or (G, t, s)
@@ -235,7 +228,8 @@ class HistogramReading(Reading):
         return (unflat(mean.to(self.source.precise), self.source),)
 
     def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
-        share = block.weights.new_zeros(*block.weights.shape[:2], self.bins_of(self.source))
+        frame = self.source.frame
+        share = block.weights.new_zeros(*block.weights.shape[:2], octave_count(frame.T, frame.S))
         bins = octave(_distances(block, self.source)).expand(block.weights.shape).flatten(2)
         return (share.scatter_add(-1, bins, block.weights.flatten(2)) / self.source.shape[2],)
 
@@ -254,20 +248,16 @@ class ReceivedReading(Reading):
 
     def take(self, tile: Tile) -> None:
         self.sum[tile.heads, tile.cols] += tile.strips(tile.strip_rows).sum(1)
-        seen = tile.visible
-        t = tile.rows.stop - tile.rows.start
-        self.count[tile.heads, tile.cols] += t if seen is None else _rows_seeing(seen, t)
+        seen, t = tile.visible, tile.rows.stop - tile.rows.start
+        if seen is not None:  # it may have one row for all t of them
+            seen = seen.expand(*seen.shape[:-2], t, seen.shape[-1])
+        self.count[tile.heads, tile.cols] += t if seen is None else seen.sum(-2)
 
     def finish(self) -> tuple[Tensor, ...]:
         return unflat(self.sum.to(self.source.precise), self.source), unflat(self.count, self.source)
 
     def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         return block.weights.sum(-2), (block.scores > -math.inf).sum(-2).to(block.weights.dtype)
-
-
-def _rows_seeing(seen: Tensor, t: int) -> Tensor:
-    """How many of the tile's t rows see each key; `seen` may have one row for all of them."""
-    return seen.expand(*seen.shape[:-2], t, seen.shape[-1]).sum(-2)
 
 
 class PooledReading(Reading):
@@ -286,12 +276,10 @@ class PooledReading(Reading):
         self.source, self.sum = source, zeros(source, *self.size, dtype=torch.float64)
 
     def take(self, tile: Tile) -> None:
-        T, S = self.source.shape[2:]
-        R, C = self.size
+        (T, S), (R, C) = self.source.shape[2:], self.size
         first, last = tile.rows.start * R // T, (tile.rows.stop - 1) * R // T  # query i falls into cell i · R // T
-        columns = tile.col * C // S
         cells = self.sum[tile.heads, first : last + 1]
-        cells.index_add_(2, columns, tile.strips(R).to(cells.dtype))
+        cells.index_add_(2, tile.col * C // S, tile.strips(R).to(cells.dtype))
 
     def finish(self) -> tuple[Tensor, ...]:
         count = rows_per_cell(self.source.shape[2], self.size[0], self.sum.device)
@@ -329,8 +317,7 @@ class PooledPeakReading(Reading):
         self.source, self.best = source, zeros(source, *self.size)
 
     def take(self, tile: Tile) -> None:
-        T, S = self.source.shape[2:]
-        R, C = self.size
+        (T, S), (R, C) = self.source.shape[2:], self.size
         columns = tile.col * C // S
         for r in range(tile.rows.start * R // T, (tile.rows.stop - 1) * R // T + 1):
             first, stop = -(-r * T // R), -(-(r + 1) * T // R)  # the queries of this row of cells

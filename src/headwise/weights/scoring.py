@@ -19,6 +19,9 @@ from headwise.masks import Composite, Grid, Mask
 from headwise.masks.lowering import additive, may_empty_a_row, simplify
 from headwise.shapes import check_size
 
+WHOLE = slice(None)
+LEAST = -1e9  # a lower finite bias would hide no more, and would swamp the scores even in float64
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Relative(Composite, abc.ABC):
@@ -216,18 +219,6 @@ class RelativeBias(nn.Module):
         return f"{H}, num_buckets={buckets}, max_distance={self.max_distance}, bidirectional={self.bidirectional}"
 
 
-WHOLE = slice(None)
-LEAST = -1e9  # a lower finite bias would hide no more, and would swamp the scores even in float64
-
-
-def narrow(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """`bias` in `dtype`. Finite numbers stay finite: -1e9, too large for float16, does not become a mask."""
-    if bias.dtype == dtype or torch.finfo(dtype).max >= torch.finfo(bias.dtype).max:
-        return bias.to(dtype)
-    limit = torch.finfo(dtype).max
-    return torch.where(bias.isinf(), bias, bias.clamp(-limit, limit)).to(dtype)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scoring(Composite):
     """score = cap(scale · q·k) + relative + bias, and minus infinity where the mask hides a key.
@@ -254,11 +245,6 @@ class Scoring(Composite):
     def __post_init__(self) -> None:
         if self.sinks is False:  # what a layer accepts for "none"
             object.__setattr__(self, "sinks", None)
-
-    @property
-    def plain(self) -> bool:
-        """Whether there is nothing but the scale."""
-        return self.mask is None and self.bias is None and not self.beyond_sdpa
 
     @property
     def beyond_sdpa(self) -> bool:
@@ -303,9 +289,7 @@ class Scoring(Composite):
             return added if bias is None else bias.to(added.dtype) + added
         if self.bias is None:
             return None
-        table = self.bias[(None,) * (4 - self.bias.dim())]
-        index = zip(table.shape, (grid.batch, grid.head, grid.row, grid.col), strict=True)
-        found = narrow(table[tuple(x if size > 1 else x * 0 for size, x in index)], dtype)  # size 1: one for all
+        found = narrow(grid.lookup(self.bias[(None,) * (4 - self.bias.dim())]), dtype)
         if torch.finfo(dtype).min > LEAST:  # float16
             return found
         return torch.where(found == -math.inf, found, found.clamp(min=LEAST))
@@ -347,3 +331,11 @@ class Scoring(Composite):
     def may_empty_a_row(self, T: int, S: int) -> bool:
         """Whether a query might see no key."""
         return self.bias is not None or may_empty_a_row(self.mask, T, S)
+
+
+def narrow(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """`bias` in `dtype`. Finite numbers stay finite: -1e9, too large for float16, does not become a mask."""
+    if bias.dtype == dtype or torch.finfo(dtype).max >= torch.finfo(bias.dtype).max:
+        return bias.to(dtype)
+    limit = torch.finfo(dtype).max
+    return torch.where(bias.isinf(), bias, bias.clamp(-limit, limit)).to(dtype)

@@ -53,19 +53,15 @@ class Shards(Protocol):
     @property
     def keys_apart(self) -> bool:
         """Whether other ranks hold some of the keys."""
-        ...
 
     def read(self, source: "Source", readings: "Sequence[Reading]") -> list[tuple[Tensor, ...]]:
         """The results of readings over keys on several ranks."""
-        ...
 
     def log_sum_exp(self, source: "Source") -> Tensor:
         """The row log-sum-exp over keys on several ranks."""
-        ...
 
     def gather(self, weights: Any) -> Any:
         """The whole `AttentionMap`, on every rank."""
-        ...
 
 
 class RowBlock(NamedTuple):
@@ -74,7 +70,7 @@ class RowBlock(NamedTuple):
     weights: Tensor
     logs: Tensor  # log of the weights, 0 where hidden
     scores: Tensor  # the input of the softmax, minus infinity where hidden
-    sinks: Tensor | None  # (H, 1, 1)
+    logits: Tensor  # finite scores, with a column for the sinks if there are any
     rows: slice  # of the source
     grid: Grid  # their indices in the whole
 
@@ -126,11 +122,12 @@ class Source:
 
         All keys stay, because a row is normalized over all of them.
         """
-        query = take(take(take(self.query, 0, batch), 1, heads), 2, rows)
-        key = _keys_of(take(self.key, 0, batch), heads, self.group)
-        lse = self.log_sum_exp
-        if lse is not None:
-            lse = take(take(take(lse, 0, batch), 1, heads), 2, rows)
+
+        def part_of(x: Tensor) -> Tensor:
+            return take(take(take(x, 0, batch), 1, heads), 2, rows)
+
+        query, key = part_of(self.query), _keys_of(take(self.key, 0, batch), heads, self.group)
+        lse = None if self.log_sum_exp is None else part_of(self.log_sum_exp)
         frame = self.frame
         part = Frame(chosen(frame.batch, batch), chosen(frame.head, heads), chosen(frame.row, rows), *frame[3:])
         return dataclasses.replace(self, query=query, key=key, frame=part, log_sum_exp=lse)
@@ -269,25 +266,25 @@ class Source:
 
     def softmax(self, scores: Tensor) -> Tensor:
         """Weights from scores (B, H, t, s) of all keys a row can see; zeros for a row that sees nothing."""
-        logits, empty, _ = self._logits(scores)
+        logits, empty = self._logits(scores)
         return logits.softmax(-1)[..., : scores.shape[-1]].masked_fill(empty, 0.0)
 
     def block(self, rows: slice) -> RowBlock:
         """These rows of weights, dense and differentiable in query, key, bias, sinks and relative positions."""
         scores = self.scores(rows)
-        logits, empty, sinks = self._logits(scores)
+        logits, empty = self._logits(scores)
         logs = logits.log_softmax(-1)[..., : scores.shape[-1]]
         hidden = (scores == -math.inf) | empty
         weights = logs.exp().masked_fill(hidden, 0.0)
-        return RowBlock(weights, logs.masked_fill(hidden, 0.0), scores, sinks, rows, self.grid(rows))
+        return RowBlock(weights, logs.masked_fill(hidden, 0.0), scores, logits, rows, self.grid(rows))
 
-    def _logits(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Finite logits with a column for the sinks, which rows see nothing (B, H, t, 1), and the sinks."""
+    def _logits(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Finite logits with a column for the sinks, and which rows see nothing, (B, H, t, 1)."""
         empty = (scores == -math.inf).all(-1, keepdim=True)
         logits, sinks = scores.masked_fill(empty, 0.0), self.sink_scores()
         if sinks is not None:
             logits = torch.cat([logits, sinks.expand(*logits.shape[:-1], 1)], -1)
-        return logits, empty, sinks
+        return logits, empty
 
 
 def full_precision(like: Tensor) -> AbstractContextManager[None]:

@@ -139,12 +139,7 @@ class Streamed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        source: Source,
-        readings: Sequence[Reading],
-        query: Tensor,
-        key: Tensor,
-        *learnable: Tensor | None,
+        ctx: Any, source: Source, readings: Sequence[Reading], query: Tensor, key: Tensor, *learnable: Tensor | None
     ) -> tuple[Tensor, ...]:
         ctx.source, ctx.readings = source, readings
         ctx.save_for_backward(query, key, *learnable)

@@ -39,7 +39,6 @@ from headwise.weights.source import Source
 if TYPE_CHECKING:
     from headwise.weights.map import AttentionMap
 
-
 NEAR = 8  # positions that count as local
 SINK = 0.3  # a head whose weight on the first token exceeds this is a sink: ε of Gu 2024
 LEAST = 4  # queries; with fewer, a head is not named
@@ -56,6 +55,8 @@ READINGS = (
     ("entropy", "broad", 0.8),
 )
 RESTING = "first-token sink"
+KINDS = (RESTING, *(name for _, name, _ in READINGS))
+WEIGHTS = {RESTING: 0.7, "fixed-offset": 0.7, "local": 0.6, "broad": 0.5}  # how much a kind says about a head, else 1
 ONE_KEY = ("sink", "previous", "self", "next")  # kinds of which each query has at most one key
 
 
@@ -65,6 +66,11 @@ class Trait(NamedTuple):
     name: str
     share: float
     beyond: float
+
+    @property
+    def telling(self) -> float:
+        """How much it says about the head; being local or broad says less than the others."""
+        return WEIGHTS.get(self.name, 1.0) * self.beyond
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,26 +153,17 @@ def rows_of(
     histogram: bool = False,
 ) -> tuple["RowStatistics", "RowStatistics"]:
     """The row statistics a summary is computed from: of the map, and with the first token excluded."""
-    probes = probes_for(weights, ids, delimiters)
+    probes = {"previous": previous_token(), "self": offset(0), "next": offset(-1), "local": local(NEAR)}
+    if ids is not None:
+        ids = torch.as_tensor(ids, device=weights.device)
+        probes |= {"induction": induction(ids), "same_token": same_token(ids)}
+        if delimiters is not None:
+            probes["delimiter"] = token_is(ids, delimiters)
     with torch.no_grad():
         weights = weights.detach()
         whole = Choice.of(weights._source(), probes)
         plain = _rows(weights, {"sink": sink(1), **probes}, whole, histogram)
         return plain, _rows(weights.without(sink(1)), probes, whole.without_first(), histogram)
-
-
-def probes_for(
-    weights: "AttentionMap",
-    ids: Tensor | Sequence[int] | None,
-    delimiters: int | Sequence[int] | Tensor | None,
-) -> dict[str, Mask]:
-    """The probes of a summary; those about tokens only if tokens are given."""
-    found = {"previous": previous_token(), "self": offset(0), "next": offset(-1), "local": local(NEAR)}
-    if ids is None:
-        return found
-    ids = torch.as_tensor(ids, device=weights.device)
-    found |= {"induction": induction(ids), "same_token": same_token(ids)}
-    return found if delimiters is None else found | {"delimiter": token_is(ids, delimiters)}
 
 
 def traits(resting: float, apart: Mapping[str, float], chance: Mapping[str, float]) -> tuple[Trait, ...]:
@@ -275,14 +272,6 @@ def _positional(offset: Tensor, counted: Tensor) -> Tensor:
     return torch.stack(shares) if shares else offset.new_zeros(0)
 
 
-# The heads of a whole model: where each is, what it does, and which do one thing most clearly.
-
-
-KINDS = (RESTING, *(name for _, name, _ in READINGS))
-# How much a kind says about a head; 1 unless listed.
-WEIGHTS = {RESTING: 0.7, "fixed-offset": 0.7, "local": 0.6, "broad": 0.5}
-
-
 class Head(NamedTuple):
     """One head of one layer, and the summary of what it does."""
 
@@ -297,17 +286,13 @@ class Head(NamedTuple):
 
     @property
     def trait(self) -> Trait | None:
-        """The trait that says most about the head; being local or broad says less than others."""
-        return max(self.summary.traits, key=_telling, default=None)
+        """The trait that says most about the head."""
+        return max(self.summary.traits, key=lambda trait: trait.telling, default=None)
 
     @property
     def telling(self) -> float:
         """How clearly the head does one thing."""
-        return 0.0 if self.trait is None else _telling(self.trait)
-
-
-def _telling(trait: Trait) -> float:
-    return WEIGHTS.get(trait.name, 1.0) * trait.beyond
+        return 0.0 if self.trait is None else self.trait.telling
 
 
 def most_telling(heads: Sequence[Head], most: int) -> list[Head]:

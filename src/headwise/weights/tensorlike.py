@@ -3,7 +3,7 @@
 What has no cheaper way makes the dense tensor first, within its byte limit.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,9 +74,8 @@ class TensorLike:
             )
 
         def dense_method(*args: Any, **kwargs: Any) -> Any:
-            return getattr(self.to_tensor(), name)(
-                *(_dense(x) for x in args), **{k: _dense(x) for k, x in kwargs.items()}
-            )
+            given = {key: _dense(x) for key, x in kwargs.items()}
+            return getattr(self.to_tensor(), name)(*(_dense(x) for x in args), **given)
 
         return dense_method
 
@@ -94,16 +93,9 @@ def _dense(x: Any) -> Any:
     """`x` with every map in it made dense."""
     if isinstance(x, TensorLike):
         return x.to_tensor()
-    if isinstance(x, list | tuple) and type(x) in (list, tuple):
+    if type(x) in (list, tuple):
         return type(x)(_dense(item) for item in x)
     return x
-
-
-def _operators() -> Iterator[str]:
-    names = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"]
-    yield from (f"__{name}__" for name in names)
-    yield from (f"__r{name}__" for name in names)
-    yield from ("__neg__", "__abs__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 
 
 def _operator(name: str) -> Callable[..., Any]:
@@ -114,6 +106,7 @@ def _operator(name: str) -> Callable[..., Any]:
     return operator
 
 
-for _name in _operators():
-    setattr(TensorLike, _name, _operator(_name))
+BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+for _name in (*BINARY, *(f"r{name}" for name in BINARY), "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(TensorLike, f"__{_name}__", _operator(f"__{_name}__"))
 TensorLike.__hash__ = object.__hash__  # type: ignore[method-assign]  # defining __eq__ removed it

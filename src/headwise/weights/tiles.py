@@ -185,9 +185,7 @@ class TileWalk:
         """Hand every tile that some reading needs and some query sees to all readings."""
         # For a row that sees nothing, a normalizer that makes all its weights 0.
         normalizer = torch.where(log_sum_exp == -math.inf, -HIDDEN, log_sum_exp).flatten(0, 1)
-        strip_rows = None
-        for reading in readings:
-            strip_rows = strip_rows or reading.strip_rows
+        strip_rows = next((reading.strip_rows for reading in readings if reading.strip_rows), None)
         with torch.no_grad(), full_precision(self.source.query):
             for spot in self._spots(readings):
                 logs, weights, scratch = self._buffers(spot)

@@ -24,6 +24,7 @@ from headwise.weights.readings import (
     Reading,
     ReceivedReading,
     TopKeysReading,
+    octave_count,
     rows_per_cell,
 )
 from headwise.weights.source import Source
@@ -59,7 +60,8 @@ def read(source: Source, lse: Tensor, readings: Sequence[Reading]) -> Answers:
     answers |= _key_major(source, structure, lse, readings, answers)
     for i, reading in enumerate(readings):
         if type(reading) is HistogramReading:
-            answers[i] = (launch.histogram(source, structure, lse, reading.bins_of(source)) / source.shape[2],)
+            octaves = octave_count(source.frame.T, source.frame.S)
+            answers[i] = (launch.histogram(source, structure, lse, octaves) / source.shape[2],)
         elif type(reading) is TopKeysReading and reading.k <= MOST_TOP_KEYS:
             answers[i] = launch.top_keys(source, structure, lse, reading.k)
     for i, (probe, span) in wide.items():
@@ -117,26 +119,14 @@ def _row_major(source: Source, structure: Structure, lse: Tensor, readings: Sequ
     # If a mask has tables, its counts, and so everything about keys, come from the key-major pass.
     together = bool(received or pictures) and structure.banded_only
     together = together and (size is None or (len(pictures) == 1 and launch.fits_rows(source, size)))
-    found = launch.rows(
-        source,
-        structure,
-        lse,
-        entropy=bool(entropy),
-        peak=bool(peak),
-        distance=bool(distance),
-        received=together,
-        size=size if together else None,
-    )
+    wanted = {"entropy": bool(entropy), "peak": bool(peak), "distance": bool(distance), "received": together}
+    found = launch.rows(source, structure, lse, **wanted, size=size if together else None)
     answers: Answers = {**dict.fromkeys(entropy, (found.entropy,)), **dict.fromkeys(distance, (found.distance,))}
     answers |= {i: (found.peak, found.peak_key.long()) for i in peak}
     if together:
         answers |= {i: (found.received, launch.band_counts(source, structure)) for i in received}
         answers |= dict.fromkeys(pictures, (found.picture,))
     return answers
-
-
-def _mean(picture: Tensor, source: Source) -> Tensor:
-    return picture / rows_per_cell(source.shape[2], picture.shape[2], picture.device)
 
 
 def _key_major(
@@ -150,7 +140,7 @@ def _key_major(
     for i, reading in enumerate(readings):
         if type(reading) is PooledReading and i not in known:
             found = launch.columns(source, structure, lse, reading.size, count=count)
-            answers[i] = (_mean(found.picture, source),)
+            answers[i] = (found.picture / rows_per_cell(source.shape[2], reading.size[0], lse.device),)
         elif type(reading) is PooledPeakReading:
             found = launch.columns(source, structure, lse, reading.size, peaks=True, count=count)
             answers[i] = (found.peaks.view(torch.float32),)
@@ -158,6 +148,3 @@ def _key_major(
         found = launch.columns(source, structure, lse, count=count) if found is None else found
         answers |= dict.fromkeys(received, (found.received, found.counts))
     return answers
-
-
-__all__ = ["log_sum_exp", "read", "weights"]

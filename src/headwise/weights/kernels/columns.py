@@ -13,16 +13,7 @@ Compare with `reference.attend(...)[1].sum(-2)`.
 import triton
 import triton.language as tl
 
-from headwise.weights.kernels.tile import (
-    HIDDEN,
-    load_block,
-    log2_normalizer,
-    log2_scores,
-    reach,
-    to_head,
-    to_sample,
-    visible,
-)
+from headwise.weights.kernels.tile import HIDDEN, load_block, log2_norm, log2_scores, reach, to_head, to_sample, visible
 
 
 @triton.jit
@@ -55,9 +46,7 @@ def columns_kernel(
     lse += flat.to(tl.int64) * T
     picture += flat.to(tl.int64) * R * C
     peaks += flat.to(tl.int64) * R * C
-    keys, open_keys, documents = to_sample(
-        keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch
-    )
+    tables = to_sample(keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch)
 
     if ALIGNED:
         first = tl.program_id(0) * BN
@@ -104,24 +93,13 @@ def columns_kernel(
             rows = start + tl.arange(0, BM)
             q = load_block(query, start, q_row, end_row, BM, D, WIDTH, phase != 1)
             if phase == 1:
-                norm = log2_normalizer(tl.load(lse + rows))
+                norm = log2_norm(tl.load(lse + rows))
             else:
-                norm = log2_normalizer(tl.load(lse + rows, mask=rows < end_row, other=float("-inf")))
+                norm = log2_norm(tl.load(lse + rows, mask=rows < end_row, other=float("-inf")))
             x = log2_scores(tl.dot(k, tl.trans(q), input_precision=PRECISION), scale2, softcap, CAPPED) - norm[None, :]
             if phase != 1:
-                seen = visible(
-                    (rows + offset)[None, :],
-                    cols[:, None],
-                    S,
-                    left,
-                    right,
-                    keys,
-                    open_keys,
-                    documents,
-                    KEYS,
-                    OPEN,
-                    DOCUMENTS,
-                )
+                position = (rows + offset)[None, :]
+                seen = visible(position, cols[:, None], S, left, right, tables, KEYS, OPEN, DOCUMENTS)
                 seen = seen & (rows[None, :] < end_row) & (cols[:, None] < end_col)
                 x = tl.where(seen, x, HIDDEN)
                 if COUNT and (KEYS or OPEN or DOCUMENTS):

@@ -9,16 +9,7 @@ Compare with the weights summed where 2**(b−1) <= |position − key| < 2**b.
 import triton
 import triton.language as tl
 
-from headwise.weights.kernels.tile import (
-    HIDDEN,
-    load_block,
-    log2_normalizer,
-    log2_scores,
-    reach,
-    to_head,
-    to_sample,
-    visible,
-)
+from headwise.weights.kernels.tile import HIDDEN, load_block, log2_norm, log2_scores, reach, to_head, to_sample, visible
 
 
 @triton.jit
@@ -41,14 +32,12 @@ def histogram_kernel(
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     flat = tl.program_id(1)
     query, key = to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head)
-    keys, open_keys, documents = to_sample(
-        keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch
-    )
+    tables = to_sample(keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch)
     histogram += flat * bins
 
     rows = first + tl.arange(0, BM)
     q = load_block(query, first, q_row, T, BM, D, WIDTH, True)
-    norm = log2_normalizer(tl.load(lse + flat.to(tl.int64) * T + rows, mask=rows < T, other=float("-inf")))
+    norm = log2_norm(tl.load(lse + flat.to(tl.int64) * T + rows, mask=rows < T, other=float("-inf")))
     position = rows + offset
     last = tl.minimum(first + BM, T) - 1
     lo, _, _, hi = reach(first, last, offset, left, right, S, BN, OPEN, True)
@@ -58,9 +47,7 @@ def histogram_kernel(
         cols = start + tl.arange(0, BN)
         k = load_block(key, start, k_row, S, BN, D, WIDTH, True)
         x = log2_scores(tl.dot(q, tl.trans(k), input_precision=PRECISION), scale2, softcap, CAPPED) - norm[:, None]
-        seen = visible(
-            position[:, None], cols[None, :], S, left, right, keys, open_keys, documents, KEYS, OPEN, DOCUMENTS
-        )
+        seen = visible(position[:, None], cols[None, :], S, left, right, tables, KEYS, OPEN, DOCUMENTS)
         p = tl.exp2(tl.where(seen, x, HIDDEN))
         behind = first + offset - (start + BN - 1)  # the smallest distance, if all keys are before the queries
         ahead = start - (last + offset)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,28 +30,14 @@ class LaunchBlocks(NamedTuple):
     warps: int
     stages: int
 
-    def options(self) -> dict[str, int]:
-        """As keyword arguments of a kernel."""
-        return {"BM": self.queries, "BN": self.keys, "num_warps": self.warps, "num_stages": self.stages}
 
-
-# (kernel, largest head width) -> blocks for 16-bit inputs, measured on an H200.
+# Blocks for 16-bit inputs and heads up to 64, 128 and 256 wide, measured on an H200.
 TABLE = {
-    ("rows", 64): LaunchBlocks(64, 64, 4, 3),
-    ("rows", 128): LaunchBlocks(64, 64, 4, 3),
-    ("rows", 256): LaunchBlocks(64, 32, 4, 2),
-    ("both", 64): LaunchBlocks(256, 64, 8, 3),
-    ("both", 128): LaunchBlocks(256, 64, 8, 3),
-    ("both", 256): LaunchBlocks(64, 32, 4, 2),
-    ("short both", 64): LaunchBlocks(64, 64, 4, 3),
-    ("short both", 128): LaunchBlocks(64, 64, 4, 3),
-    ("short both", 256): LaunchBlocks(64, 32, 4, 2),
-    ("columns", 64): LaunchBlocks(128, 64, 4, 3),
-    ("columns", 128): LaunchBlocks(128, 128, 4, 2),
-    ("short columns", 64): LaunchBlocks(128, 64, 4, 3),
-    ("short columns", 128): LaunchBlocks(128, 64, 4, 3),
-    ("columns", 256): LaunchBlocks(64, 64, 4, 2),
-    ("short columns", 256): LaunchBlocks(64, 64, 4, 2),
+    "rows": (LaunchBlocks(64, 64, 4, 3), LaunchBlocks(64, 64, 4, 3), LaunchBlocks(64, 32, 4, 2)),
+    "both": (LaunchBlocks(256, 64, 8, 3), LaunchBlocks(256, 64, 8, 3), LaunchBlocks(64, 32, 4, 2)),
+    "short both": (LaunchBlocks(64, 64, 4, 3), LaunchBlocks(64, 64, 4, 3), LaunchBlocks(64, 32, 4, 2)),
+    "columns": (LaunchBlocks(128, 64, 4, 3), LaunchBlocks(128, 128, 4, 2), LaunchBlocks(64, 64, 4, 2)),
+    "short columns": (LaunchBlocks(128, 64, 4, 3), LaunchBlocks(128, 64, 4, 3), LaunchBlocks(64, 64, 4, 2)),
 }
 SHORT = 16384  # with fewer keys, larger blocks would leave part of the GPU idle
 FLOAT32 = LaunchBlocks(32, 32, 4, 2)  # full-precision products need more registers
@@ -62,7 +49,7 @@ def blocks_for(kernel: str, source: Source) -> LaunchBlocks:
         return FLOAT32
     D = source.query.shape[3]
     kernel = f"short {kernel}" if kernel != "rows" and source.shape[3] < SHORT else kernel
-    return TABLE[kernel, next(width for width in (64, 128, 256) if width >= D)]
+    return TABLE[kernel][(D > 64) + (D > 128)]
 
 
 def refuses(source: Source) -> bool:
@@ -80,22 +67,34 @@ def refuses(source: Source) -> bool:
     )
 
 
-def common(source: Source, structure: Structure) -> tuple[list[Any], list[Any], dict[str, Any]]:
-    """The arguments of all kernels: strides, sizes with the mask's numbers and tables, and compile-time flags."""
+def run(
+    kernel: Any,
+    source: Source,
+    structure: Structure,
+    blocks: LaunchBlocks,
+    first: Sequence[Any],
+    last: Sequence[Any] = (),
+    *,
+    programs: int | None = None,
+    **options: Any,
+) -> None:
+    """Run a kernel for every head of every sample, by default with one program for each block of queries.
+
+    The arguments between `first` and `last` are the same for all kernels: strides, sizes, and the mask's numbers and
+    tables. `options` are the kernel's own compile-time settings.
+    """
     query, key, scoring = source.query, source.key, source.scoring
-    D, offset = query.shape[3], offset_of(source)
-    _, H, T, S = source.shape
+    D, (B, H, T, S) = query.shape[3], source.shape
     strides = [*query.stride()[:3], *key.stride()[:3]]
     scale2 = scoring.scale_for(D) * math.log2(math.e)
-    sizes = [H, source.group, T, S, offset, scale2, float(scoring.softcap or 0.0), structure.left, structure.right]
-    flags = {
-        "D": D,
-        "WIDTH": max(16, triton.next_power_of_2(D)),
-        "CAPPED": scoring.softcap is not None,
-        # tf32 would round float32 to 10 bits; with 16-bit inputs the setting has no effect
-        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
-    }
-    return strides, sizes + tables(structure, query), flags | switches(structure)
+    sizes = [H, source.group, T, S, offset_of(source), scale2, float(scoring.softcap or 0.0)]
+    mask = [structure.left, structure.right, *tables(structure, query)]
+    options |= {"D": D, "WIDTH": max(16, triton.next_power_of_2(D)), "CAPPED": scoring.softcap is not None}
+    # tf32 would round float32 to 10 bits; with 16-bit inputs the setting has no effect
+    options |= {"PRECISION": "ieee" if query.dtype == torch.float32 else "tf32"} | switches(structure)
+    options |= {"BM": blocks.queries, "BN": blocks.keys, "num_warps": blocks.warps, "num_stages": blocks.stages}
+    grid = (triton.cdiv(T, blocks.queries) if programs is None else programs, B * H)
+    launch(kernel, grid, [query, key, *first, *strides, *sizes, *mask, *last], options)
 
 
 def offset_of(source: Source) -> int:
@@ -118,12 +117,11 @@ def switches(structure: Structure, prefix: str = "") -> dict[str, bool]:
     }
 
 
-def launch(kernel: Any, programs: int, source: Source, arguments: list[Any], options: dict[str, Any]) -> None:
-    """Run `programs` blocks for every head of every sample, on the query's device."""
-    B, H, _, _ = source.shape
-    device = source.query.device
+def launch(kernel: Any, grid: tuple[int, int], arguments: list[Any], options: dict[str, Any]) -> None:
+    """Run a kernel on the device of its first argument."""
+    device = arguments[0].device
     with torch.cuda.device(device) if device.type == "cuda" else torch.no_grad():
-        kernel[(programs, B * H)](*arguments, **options)
+        kernel[grid](*arguments, **options)
 
 
 def new(source: Source, *tail: int, dtype: torch.dtype = torch.float32, zero: bool = False) -> Tensor:
@@ -134,13 +132,8 @@ def new(source: Source, *tail: int, dtype: torch.dtype = torch.float32, zero: bo
 
 def log_sum_exp(source: Source, structure: Structure) -> Tensor:
     """The row log-sum-exp (B, H, T), without sinks."""
-    strides, sizes, flags = common(source, structure)
-    blocks = blocks_for("rows", source)
-    T = source.shape[2]
-    lse = new(source, T)
-    options = flags | blocks.options()
-    arguments = [source.query, source.key, lse, *strides, *sizes]
-    launch(log_sum_exp_kernel, triton.cdiv(T, blocks.queries), source, arguments, options)
+    lse = new(source, source.shape[2])
+    run(log_sum_exp_kernel, source, structure, blocks_for("rows", source), [lse])
     return lse
 
 
@@ -172,7 +165,6 @@ def rows(
     size: tuple[int, int] | None = None,
 ) -> RowPass:
     """What was requested; the rest is empty. `size` requests a picture, which `fits_rows` must allow."""
-    strides, sizes, flags = common(source, structure)
     blocks = blocks_for("both" if received else "rows", source)
     T, S = source.shape[2:]
     R, C = size or (1, 1)
@@ -190,9 +182,8 @@ def rows(
     wanted |= {"BEHIND": structure.right <= 0, "NORMAL": source.scoring.sinks is None, "PICTURE": size is not None}
     wanted |= {"STRIP": strip, "BUNCH": bunch, "OWNED": (strip, bunch) == (row_edge, col_edge)}
     wanted |= {"WIDE": strip == WARP_ROWS and bunch == blocks.keys, "WARPS": min(blocks.warps, blocks.queries // 16)}
-    options = flags | wanted | blocks.options()
-    arguments = [source.query, source.key, lse, *found, *strides, *sizes, R, C, row_edge, col_edge, 1 / row_edge]
-    launch(rows_kernel, triton.cdiv(T, blocks.queries), source, arguments, options)
+    picture = [R, C, row_edge, col_edge, 1 / row_edge]
+    run(rows_kernel, source, structure, blocks, [lse, *found], picture, **wanted)
     return found
 
 
@@ -210,17 +201,12 @@ def _table(bands: tuple[Band, ...], device: torch.device) -> Tensor:
 
 def mass(source: Source, structure: Structure, lse: Tensor, probe: Structure, span: tuple[int, int]) -> Tensor:
     """The mass (B, H, T) where the probe is True; all its keys are within `span`."""
-    strides, sizes, flags = common(source, structure)
-    blocks = blocks_for("rows", source)
-    T = source.shape[2]
-    found = new(source, T)
+    found = new(source, source.shape[2])
     asked, offered = probe.match or (source.query, source.query)
     matching = [asked, offered, *(0 if probe.match is None or len(x) == 1 else x.stride(0) for x in (asked, offered))]
     probing = [probe.left, probe.right, *span, *tables(probe, source.query), *matching]
-    options = flags | switches(probe, "PROBE_") | {"MATCH": probe.match is not None}
-    options |= blocks.options()
-    arguments = [source.query, source.key, lse, found, *strides, *sizes, *probing]
-    launch(mass_kernel, triton.cdiv(T, blocks.queries), source, arguments, options)
+    options = switches(probe, "PROBE_") | {"MATCH": probe.match is not None}
+    run(mass_kernel, source, structure, blocks_for("rows", source), [lse, found], probing, **options)
     return found
 
 
@@ -235,49 +221,37 @@ def is_narrow(band: Band) -> bool:
 
 def bands(source: Source, structure: Structure, lse: Tensor, probes: tuple[Band, ...]) -> Tensor:
     """The masses (probes, B, H, T) of bands, each given by (left, right, first key, last key + 1)."""
-    strides, sizes, flags = common(source, structure)
     B, H, T, _ = source.shape
-    queries, keys = (64, 32) if source.query.dtype != torch.float32 else FLOAT32[:2]
+    blocks = LaunchBlocks(32 if source.query.dtype == torch.float32 else 64, 32, 4, 1)
     found = torch.empty(len(probes), B, H, T, device=source.query.device)
-    options = flags | {"BM": queries, "BN": keys, "COUNT": len(probes), "num_warps": 4, "num_stages": 1}
-    arguments = [source.query, source.key, lse, found, _table(probes, source.query.device), *strides, *sizes, B * H * T]
-    launch(bands_kernel, triton.cdiv(T, queries), source, arguments, options)
+    first = [lse, found, _table(probes, source.query.device)]
+    run(bands_kernel, source, structure, blocks, first, [B * H * T], COUNT=len(probes))
     return found
 
 
 def weights(source: Source, structure: Structure, lse: Tensor, cols: range, dtype: torch.dtype) -> Tensor:
     """The weights (B, H, T, len(cols)) of consecutive keys."""
-    strides, sizes, flags = common(source, structure)
     T = source.shape[2]
-    queries, keys = (64, 128) if source.query.dtype != torch.float32 else FLOAT32[:2]
-    across = triton.cdiv(len(cols), keys)
+    blocks = LaunchBlocks(*((32, 32) if source.query.dtype == torch.float32 else (64, 128)), 4, 1)
+    across = triton.cdiv(len(cols), blocks.keys)
     found = new(source, T, len(cols), dtype=dtype)
-    options = flags | {"BM": queries, "BN": keys, "num_warps": 4, "num_stages": 1}
-    arguments = [source.query, source.key, lse, found, *strides, *sizes, cols.start, len(cols), across]
-    launch(weights_kernel, triton.cdiv(T, queries) * across, source, arguments, options)
+    last, programs = [cols.start, len(cols), across], triton.cdiv(T, blocks.queries) * across
+    run(weights_kernel, source, structure, blocks, [lse, found], last, programs=programs)
     return found
 
 
 def histogram(source: Source, structure: Structure, lse: Tensor, bins: int) -> Tensor:
     """Summed weights in each octave of distance, (B, H, bins)."""
-    strides, sizes, flags = common(source, structure)
-    blocks = blocks_for("rows", source)
     found = new(source, bins, zero=True)
-    options = flags | blocks.options()
-    arguments = [source.query, source.key, lse, found, bins, *strides, *sizes]
-    launch(histogram_kernel, triton.cdiv(source.shape[2], blocks.queries), source, arguments, options)
+    run(histogram_kernel, source, structure, blocks_for("rows", source), [lse, found, bins])
     return found
 
 
 def top_keys(source: Source, structure: Structure, lse: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest weights (B, H, T, k), largest first, and their keys."""
-    strides, sizes, flags = common(source, structure)
-    blocks = blocks_for("rows", source)
-    T = source.shape[2]
+    T, blocks = source.shape[2], blocks_for("rows", source)
     found, places = new(source, T, k), new(source, T, k, dtype=torch.int32)
-    options = flags | blocks.options() | {"K": triton.next_power_of_2(k)}
-    arguments = [source.query, source.key, lse, found, places, *strides, *sizes, k]
-    launch(top_keys_kernel, triton.cdiv(T, blocks.queries), source, arguments, options)
+    run(top_keys_kernel, source, structure, blocks, [lse, found, places], [k], K=triton.next_power_of_2(k))
     found, order = found.sort(-1, descending=True)
     return found, places.gather(-1, order).long()
 
@@ -300,7 +274,6 @@ def columns(
     count: bool = True,
 ) -> ColumnPass:
     """What every key receives and how many queries see it; with `size`, also a picture of that size, or its peaks."""
-    strides, sizes, flags = common(source, structure)
     queries, keys, warps, stages = blocks_for("columns", source)
     T, S = source.shape[2:]
     R, C = size or (1, 1)
@@ -316,12 +289,11 @@ def columns(
     elif not aligned:
         queries, row_blocks = _fit(-(-T // R), queries)
         keys, col_blocks = _fit(-(-S // C), keys)
-    options = flags | {"BM": queries, "BN": keys, "PICTURE": size is not None and not peaks, "PEAKS": peaks}
-    options |= {"ALIGNED": aligned, "STRIPS": strips, "BUNCH": min(bunch, keys), "COUNT": count}
-    options |= {"num_warps": warps, "num_stages": stages}
-    programs = triton.cdiv(S, keys) if aligned else C * col_blocks
-    arguments = [source.query, source.key, lse, *found, *strides, *sizes, R, C, row_blocks, col_blocks]
-    launch(columns_kernel, programs, source, arguments, options)
+    options = {"PICTURE": size is not None and not peaks, "PEAKS": peaks, "ALIGNED": aligned, "STRIPS": strips}
+    options |= {"BUNCH": min(bunch, keys), "COUNT": count}
+    options |= {"programs": triton.cdiv(S, keys) if aligned else C * col_blocks}
+    blocks = LaunchBlocks(queries, keys, warps, stages)
+    run(columns_kernel, source, structure, blocks, [lse, *found], [R, C, row_blocks, col_blocks], **options)
     return found
 
 

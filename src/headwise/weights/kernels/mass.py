@@ -10,7 +10,7 @@ program loads the queries once for all of them. Compare with `(weights * probe).
 import triton
 import triton.language as tl
 
-from headwise.weights.kernels.tile import HIDDEN, load_block, log2_normalizer, log2_scores, to_head, to_sample, visible
+from headwise.weights.kernels.tile import HIDDEN, load_block, log2_norm, log2_scores, to_head, to_sample, visible
 
 
 @triton.jit
@@ -30,17 +30,15 @@ def mass_kernel(
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     flat = tl.program_id(1)
     query, key = to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head)
-    keys, open_keys, documents = to_sample(
-        keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch
-    )
+    tables = to_sample(keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch)
     batch = flat // H
-    probe_keys, probe_open, probe_documents = to_sample(
+    probe_tables = to_sample(
         probe_keys, probe_open, probe_documents, batch, probe_keys_batch, probe_open_batch, probe_documents_batch
     )
 
     rows = first + tl.arange(0, BM)
     q = load_block(query, first, q_row, T, BM, D, WIDTH, True)
-    norm = log2_normalizer(tl.load(lse + flat.to(tl.int64) * T + rows, mask=rows < T, other=float("-inf")))
+    norm = log2_norm(tl.load(lse + flat.to(tl.int64) * T + rows, mask=rows < T, other=float("-inf")))
     position = rows + offset
     last = tl.minimum(first + BM, T) - 1
     lo, hi = probe_lo, tl.minimum(probe_hi, S)
@@ -57,12 +55,10 @@ def mass_kernel(
         cols = start + tl.arange(0, BN)
         k = load_block(key, start, k_row, S, BN, D, WIDTH, True)
         x = log2_scores(tl.dot(q, tl.trans(k), input_precision=PRECISION), scale2, softcap, CAPPED) - norm[:, None]
-        seen = visible(
-            position[:, None], cols[None, :], S, left, right, keys, open_keys, documents, KEYS, OPEN, DOCUMENTS
-        )
+        seen = visible(position[:, None], cols[None, :], S, left, right, tables, KEYS, OPEN, DOCUMENTS)
         seen = seen & visible(
-            position[:, None], cols[None, :], S, probe_left, probe_right,
-            probe_keys, probe_open, probe_documents, PROBE_KEYS, PROBE_OPEN, PROBE_DOCUMENTS,
+            position[:, None], cols[None, :], S, probe_left, probe_right, probe_tables,
+            PROBE_KEYS, PROBE_OPEN, PROBE_DOCUMENTS,
         )  # fmt: skip
         if MATCH:
             offer = tl.load(offered + batch * offered_batch + cols, mask=cols < S, other=-2)
@@ -84,13 +80,11 @@ def bands_kernel(
     first = tl.program_id(0) * BM
     flat = tl.program_id(1)
     query, key = to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head)
-    keys, open_keys, documents = to_sample(
-        keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch
-    )
+    tables = to_sample(keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch)
 
     rows = first + tl.arange(0, BM)
     q = load_block(query, first, q_row, T, BM, D, WIDTH, True)
-    norm = log2_normalizer(tl.load(lse + flat.to(tl.int64) * T + rows, mask=rows < T, other=float("-inf")))
+    norm = log2_norm(tl.load(lse + flat.to(tl.int64) * T + rows, mask=rows < T, other=float("-inf")))
     position = rows + offset
     last = tl.minimum(first + BM, T) - 1
     for number in range(COUNT):
@@ -108,9 +102,7 @@ def bands_kernel(
             cols = start + tl.arange(0, BN)
             k = load_block(key, start, k_row, S, BN, D, WIDTH, True)
             x = log2_scores(tl.dot(q, tl.trans(k), input_precision=PRECISION), scale2, softcap, CAPPED) - norm[:, None]
-            seen = visible(
-                position[:, None], cols[None, :], S, left, right, keys, open_keys, documents, KEYS, OPEN, DOCUMENTS
-            )
+            seen = visible(position[:, None], cols[None, :], S, left, right, tables, KEYS, OPEN, DOCUMENTS)
             near = (cols[None, :] <= position[:, None] + band_right) & (cols[None, :] >= position[:, None] - band_left)
             seen = seen & near & (cols[None, :] < hi)
             found += tl.sum(tl.exp2(tl.where(seen, x, HIDDEN)), 1)

@@ -16,16 +16,7 @@ faster, because every weight is computed once. Compare with `reference.attend`.
 import triton
 import triton.language as tl
 
-from headwise.weights.kernels.tile import (
-    HIDDEN,
-    load_block,
-    log2_normalizer,
-    log2_scores,
-    reach,
-    to_head,
-    to_sample,
-    visible,
-)
+from headwise.weights.kernels.tile import HIDDEN, load_block, log2_norm, log2_scores, reach, to_head, to_sample, visible
 
 
 @triton.jit
@@ -54,14 +45,12 @@ def rows_kernel(
     query, key = to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head)
     received += flat.to(tl.int64) * S
     picture += flat.to(tl.int64) * R * C
-    keys, open_keys, documents = to_sample(
-        keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch
-    )
+    tables = to_sample(keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch)
 
     rows = first + tl.arange(0, BM)
     out = flat.to(tl.int64) * T + rows
     q = load_block(query, first, q_row, T, BM, D, WIDTH, True)
-    norm = log2_normalizer(tl.load(lse + out, mask=rows < T, other=float("-inf")))
+    norm = log2_norm(tl.load(lse + out, mask=rows < T, other=float("-inf")))
     position = rows + offset
     place = position.to(tl.float32)
     lo, clean_lo, clean_hi, hi = reach(
@@ -91,9 +80,7 @@ def rows_kernel(
             k = load_block(key, start, k_row, S, BN, D, WIDTH, phase != 1)
             x = log2_scores(tl.dot(q, tl.trans(k), input_precision=PRECISION), scale2, softcap, CAPPED) - norm[:, None]
             if phase != 1:
-                seen = visible(
-                    position[:, None], cols[None, :], S, left, right, keys, open_keys, documents, KEYS, OPEN, DOCUMENTS
-                )
+                seen = visible(position[:, None], cols[None, :], S, left, right, tables, KEYS, OPEN, DOCUMENTS)
                 x = tl.where(seen, x, HIDDEN)
             p = tl.exp2(x)
             here = tl.sum(tl.reshape(p, (BM, BN // LANES, LANES)), 1)

@@ -27,11 +27,12 @@ def to_sample(keys, open_keys, documents, batch, keys_batch, open_batch, documen
 
 
 @triton.jit
-def visible(position, col, S, left, right, keys, open_keys, documents, KEYS, OPEN, DOCUMENTS):
+def visible(position, col, S, left, right, tables, KEYS, OPEN, DOCUMENTS):
     """Where the query at `position` sees key `col`; both are 2-D and broadcast with each other.
 
     (Within the band, or an open key), and an allowed key, and of the same document.
     """
+    keys, open_keys, documents = tables
     inside = (col >= 0) & (col < S)
     seen = (col <= position + right) & (col >= position - left)
     if OPEN:
@@ -93,6 +94,6 @@ def log2_scores(product, scale2, softcap, CAPPED: tl.constexpr):
 
 
 @triton.jit
-def log2_normalizer(lse):
+def log2_norm(lse):
     """The row normalizer; a row that sees nothing gets one that makes all its weights 0."""
     return tl.where(lse == float("-inf"), 1e30, lse * LOG2_E)

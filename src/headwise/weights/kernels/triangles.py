@@ -1,16 +1,16 @@
-"""Reversed chunks of rows, and joining the results, for `backends/triangles.py`.
+"""Reversed chunks of rows, and joining the results, for `attention/backends/triangles.py`.
 
 A chunk is C rows. Its turned copy has C − 1 rows in reverse order: all but the last of a query chunk (`shift` 1), all
 but the first of a key chunk (`shift` 0). Row t of turned chunk c is row (c + shift)·C + C − 1 − shift − t.
 """
 
 # mypy: ignore-errors
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from headwise.weights.kernels.launch import launch
 
 
 @triton.jit
@@ -111,10 +111,3 @@ def _join(near: Read, far: Read, into: Read, size: int, first: int, shift: int, 
 
 def _options(D: int) -> dict[str, int]:
     return {"D": D, "WIDTH": triton.next_power_of_2(D), "BM": ROWS, "num_warps": 4, "num_stages": 1}
-
-
-def launch(kernel: Any, grid: tuple[int, int], arguments: list[Any], options: dict[str, Any]) -> None:
-    """Run on the device of the first tensor."""
-    device = arguments[0].device
-    with torch.cuda.device(device) if device.type == "cuda" else torch.no_grad():
-        kernel[grid](*arguments, **options)

@@ -12,16 +12,7 @@ head; blocks that no query sees become zeros without a product. Compare with `re
 import triton
 import triton.language as tl
 
-from headwise.weights.kernels.tile import (
-    HIDDEN,
-    load_block,
-    log2_normalizer,
-    log2_scores,
-    reach,
-    to_head,
-    to_sample,
-    visible,
-)
+from headwise.weights.kernels.tile import HIDDEN, load_block, log2_norm, log2_scores, reach, to_head, to_sample, visible
 
 
 @triton.jit
@@ -37,9 +28,7 @@ def log_sum_exp_kernel(
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     flat = tl.program_id(1)
     query, key = to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head)
-    keys, open_keys, documents = to_sample(
-        keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch
-    )
+    tables = to_sample(keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch)
 
     rows = first + tl.arange(0, BM)
     q = load_block(query, first, q_row, T, BM, D, WIDTH, True)
@@ -61,9 +50,7 @@ def log_sum_exp_kernel(
             k = load_block(key, start, k_row, S, BN, D, WIDTH, phase != 1)
             x = log2_scores(tl.dot(q, tl.trans(k), input_precision=PRECISION), scale2, softcap, CAPPED)
             if phase != 1:
-                seen = visible(
-                    position[:, None], cols[None, :], S, left, right, keys, open_keys, documents, KEYS, OPEN, DOCUMENTS
-                )
+                seen = visible(position[:, None], cols[None, :], S, left, right, tables, KEYS, OPEN, DOCUMENTS)
                 x = tl.where(seen, x, float("-inf"))
             new_max = tl.maximum(running_max, tl.max(x, 1))
             running_sum = running_sum * tl.exp2(running_max - new_max) + tl.sum(tl.exp2(x - new_max[:, None]), 1)
@@ -88,9 +75,7 @@ def weights_kernel(
     place = tl.program_id(0) % across * BN
     flat = tl.program_id(1)
     query, key = to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head)
-    keys, open_keys, documents = to_sample(
-        keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch
-    )
+    tables = to_sample(keys, open_keys, documents, flat // H, keys_batch, open_batch, documents_batch)
 
     rows, places = first + tl.arange(0, BM), place + tl.arange(0, BN)
     position, cols = rows + offset, first_key + places
@@ -100,11 +85,9 @@ def weights_kernel(
     if OPEN or ((start <= last + offset + right) & (start + BN > first + offset - left)):
         q = load_block(query, first, q_row, T, BM, D, WIDTH, True)
         k = load_block(key, start, k_row, S, BN, D, WIDTH, True)
-        norm = log2_normalizer(tl.load(lse + flat.to(tl.int64) * T + rows, mask=rows < T, other=float("-inf")))
+        norm = log2_norm(tl.load(lse + flat.to(tl.int64) * T + rows, mask=rows < T, other=float("-inf")))
         x = log2_scores(tl.dot(q, tl.trans(k), input_precision=PRECISION), scale2, softcap, CAPPED) - norm[:, None]
-        seen = visible(
-            position[:, None], cols[None, :], S, left, right, keys, open_keys, documents, KEYS, OPEN, DOCUMENTS
-        )
+        seen = visible(position[:, None], cols[None, :], S, left, right, tables, KEYS, OPEN, DOCUMENTS)
         p = tl.exp2(tl.where(seen, x, HIDDEN))
     out = weights + (flat.to(tl.int64) * T + rows)[:, None] * count + places[None, :]
     tl.store(out, p.to(weights.dtype.element_ty), mask=(rows < T)[:, None] & (places < count)[None, :])

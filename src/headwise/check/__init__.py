@@ -53,9 +53,15 @@ def check(
 
     if isinstance(target, str | Path):
         return sandbox.run(
-            Path(target), name=name, build=build, call=call, seconds=seconds, thorough=thorough, solution=solution,
+            Path(target),
+            name=name,
+            build=build,
+            call=call,
+            seconds=seconds,
+            thorough=thorough,
+            solution=solution,
             progress=progress,
-        )  # fmt: skip
+        )
     from headwise.check.loader import Case
     from headwise.check.verdict import judge
 

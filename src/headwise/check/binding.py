@@ -372,13 +372,17 @@ class Search:
         sizes_known = built.guessed <= 1 and built.config is None  # a configuration's numbers may be related otherwise
         tables = (node.value.shape[-2:] for node in trace.softmax_nodes()) if sizes_known else ()
         return Failure(
-            built.text, form.words(), error, error_line(error, self.case.filename), instance.repaired,
+            built.text,
+            form.words(),
+            error,
+            error_line(error, self.case.filename),
+            instance.repaired,
             natural=form.natural and (built.certain or (projected and not width)),
             guessed=form.fixed_tensor,
             without=bool(form.fixed) and all(value is None for value in form.fixed.values()),
             projected=projected,
             attended=form.layout == PLAIN and any(shape == (sizes.T, sizes.T) for shape in tables),
-        )  # fmt: skip
+        )
 
     def _repairing(self, work: Callable[[], Any], sizes: CallSizes, repaired: Repaired, thing: Any = None) -> Any:
         """The result of `work`, run again after every missing name or attribute that could be supplied."""

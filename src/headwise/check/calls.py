@@ -23,9 +23,18 @@ from headwise.check.arguments import WEIGHTS_IN, CallSizes, call_role, construct
 from headwise.check.trace import learner_line
 
 METHODS = (
-    "forward", "__call__", "call", "attention", "attend", "compute", "prefill", "compute_attention", "apply", "run",
+    "forward",
+    "__call__",
+    "call",
+    "attention",
+    "attend",
+    "compute",
+    "prefill",
+    "compute_attention",
+    "apply",
+    "run",
     "multi_head_attention",
-)  # fmt: skip
+)
 
 
 def entry(thing: Any) -> Callable[..., Any] | None:

@@ -43,9 +43,14 @@ def run(options: argparse.Namespace) -> int:
         print("headwise check: no file given. Try: headwise check attention.py", file=sys.stderr)
         return 2
     report = sandbox.run(
-        options.file, name=options.name, build=options.build, call=options.call, seconds=options.seconds,
-        solution=options.solution, progress=lambda words: status(f"{words} ..."),
-    )  # fmt: skip
+        options.file,
+        name=options.name,
+        build=options.build,
+        call=options.call,
+        seconds=options.seconds,
+        solution=options.solution,
+        progress=lambda words: status(f"{words} ..."),
+    )
     status("")
     if options.json:
         print_json(report.to_dict())

@@ -42,6 +42,12 @@ def run(options: argparse.Namespace) -> int:
     given = {"tokens": options.max_tokens, "body": options.max_bytes}
     limits = dataclasses.replace(Limits(), **{name: value for name, value in given.items() if value is not None})
     return serve(
-        options.model or ["builtin"], host=options.host, port=options.port, names=options.allow_host, limits=limits,
-        open_browser=not options.no_open, seconds=options.seconds, as_json=options.json,
-    )  # fmt: skip
+        options.model or ["builtin"],
+        host=options.host,
+        port=options.port,
+        names=options.allow_host,
+        limits=limits,
+        open_browser=not options.no_open,
+        seconds=options.seconds,
+        as_json=options.json,
+    )

@@ -194,10 +194,27 @@ def _gemma3(
 
 def _gpt_oss(name: str, layers: int, experts: int, parameters: int) -> Config:
     return Config(
-        name, 2880, 64, 8, 64, layers, 201088, 2880, 131072, parameters, "rotary", "gpt-oss model card, 2025",
-        (name.replace("gpt-oss", "gptoss"),), bias=True, window=128, full_every=2, sinks=True, experts=experts,
-        rotary=rotary(150000.0, scaling=yarn(32, 4096, truncate=False)), note="4 experts are active for every token",
-    )  # fmt: skip
+        name,
+        2880,
+        64,
+        8,
+        64,
+        layers,
+        201088,
+        2880,
+        131072,
+        parameters,
+        "rotary",
+        "gpt-oss model card, 2025",
+        (name.replace("gpt-oss", "gptoss"),),
+        bias=True,
+        window=128,
+        full_every=2,
+        sinks=True,
+        experts=experts,
+        rotary=rotary(150000.0, scaling=yarn(32, 4096, truncate=False)),
+        note="4 experts are active for every token",
+    )
 
 
 def _mistral(name: str, vocabulary: int, parameters: int, base: float, window: int | None, *aliases: str) -> Config:

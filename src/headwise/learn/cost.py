@@ -96,10 +96,33 @@ class Cost:
 
     @classmethod
     def of(
-        cls, d_model: int, num_heads: int, num_kv_heads: int | None = None, head_dim: int | None = None, *, seq: int,
-        batch: int = 1, causal: bool = True, bias: bool = False, item_bytes: int = 2, layers: int = 1,
-    ) -> Self:  # fmt: skip
-        """The cost at these sizes, described at the class, with the defaults of `MultiHeadAttention`."""
+        cls,
+        d_model: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        *,
+        seq: int,
+        batch: int = 1,
+        causal: bool = True,
+        bias: bool = False,
+        item_bytes: int = 2,
+        layers: int = 1,
+    ) -> Self:
+        """The cost at these sizes.
+
+        Args:
+            d_model: model width.
+            num_heads: query heads.
+            num_kv_heads: key/value heads; as many as query heads unless given.
+            head_dim: width of a head; `d_model / num_heads` unless given.
+            seq: tokens.
+            batch: sequences.
+            causal: whether a token sees only itself and the tokens before it.
+            bias: whether the projections have biases.
+            item_bytes: bytes per number.
+            layers: layers of this kind.
+        """
         widths = Widths.complete(d_model, num_heads, num_kv_heads, head_dim)
         return cls(*widths[:4], seq, batch, causal, bias, item_bytes, layers)
 
@@ -108,11 +131,22 @@ class Cost:
         """The cost of a known model (`config` from `CONFIGS`); `seq`, `batch` and `item_bytes` are as in `of`."""
         mixed = 0 < config.windowed_layers < config.layers
         return cls(
-            config.d_model, config.num_heads, config.num_kv_heads, config.head_dim, seq, batch, config.causal,
-            config.bias, item_bytes, config.layers, reach=None if mixed else config.window,
-            windowed_layers=config.windowed_layers if mixed else 0, window=config.window if mixed else None,
-            qk_norm=config.qk_norm, sinks=config.sinks,
-        )  # fmt: skip
+            d_model=config.d_model,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            seq=seq,
+            batch=batch,
+            causal=config.causal,
+            bias=config.bias,
+            item_bytes=item_bytes,
+            layers=config.layers,
+            reach=None if mixed else config.window,
+            windowed_layers=config.windowed_layers if mixed else 0,
+            window=config.window if mixed else None,
+            qk_norm=config.qk_norm,
+            sinks=config.sinks,
+        )
 
     def with_kv_heads(self, num_kv_heads: int) -> Self:
         """The same layer with `num_kv_heads` key/value heads."""

@@ -109,9 +109,17 @@ class Setting:
 
     @classmethod
     def of(
-        cls, form: Form | None = None, config: Config | None = None, *, d_model: int = 8, num_heads: int | None = None,
-        seq: int = 4, keys: int | None = None, batch: int = 1, causal: bool | None = None,
-    ) -> "Setting":  # fmt: skip
+        cls,
+        form: Form | None = None,
+        config: Config | None = None,
+        *,
+        d_model: int = 8,
+        num_heads: int | None = None,
+        seq: int = 4,
+        keys: int | None = None,
+        batch: int = 1,
+        causal: bool | None = None,
+    ) -> "Setting":
         """A complete setting; raises an error if its parts contradict each other.
 
         Args:
@@ -245,9 +253,14 @@ def operations(form: Form, group: int = 1, *, hides: bool = True, crosses: bool 
 
 
 def explain_steps(
-    inputs: dict[str, Tensor], projections: Projections, num_heads: int, num_kv_heads: int | None = None, *,
-    visible: Tensor | None = None, form: Form | None = None,
-) -> list[Explained]:  # fmt: skip
+    inputs: dict[str, Tensor],
+    projections: Projections,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    *,
+    visible: Tensor | None = None,
+    form: Form | None = None,
+) -> list[Explained]:
     """The ten steps of the reference on these tensors, in order.
 
     Args:

@@ -289,8 +289,15 @@ class LayerStatistics:
         thumbnails, entropy, peak, distance, received = (outputs[0][0] for outputs in found[:5])
         top_weights, top_keys = (output[0] for output in found[5]) if top else (None, None)
         return cls(
-            thumbnails, entropy, peak, distance, received, source.log_sum_exp[0], top_weights, top_keys,
-        )  # fmt: skip
+            thumbnails,
+            entropy,
+            peak,
+            distance,
+            received,
+            source.log_sum_exp[0],
+            top_weights,
+            top_keys,
+        )
 
     @classmethod
     def joined(cls, parts: Sequence["LayerStatistics"]) -> "LayerStatistics":

@@ -220,7 +220,11 @@ class AttentionMap(TensorLike):
     # Statistics.
 
     def read(self, reading: readings.Reading) -> tuple[Tensor, ...]:
-        """The results of any statistic, such as one of your own; see `headwise.weights.readings` and docs/design.md."""
+        """The results of any statistic, such as one of your own; docs/design.md shows how to write one.
+
+        Args:
+            reading: an object of a class derived from `headwise.weights.Reading`.
+        """
         if not isinstance(reading, readings.Reading):
             raise OptionError(
                 f"read({getattr(reading, '__name__', type(reading).__name__)}): expected an object of a class derived "

@@ -73,7 +73,7 @@ class Panel:
 
     @classmethod
     def of(cls, found: Mapping[str, tuple[Tensor, ...]], masses: Mapping[str, tuple[Tensor, ...]]) -> "Panel":
-        """The panel of these results by name."""
+        """The panel of the results `found` for each statistic and of the `masses`, both by name."""
         shaped: dict[str, Any] = {
             name: SHAPED[name](*result) if name in SHAPED else result[0] for name, result in found.items()
         }

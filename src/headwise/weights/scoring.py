@@ -263,7 +263,7 @@ class Scoring(Composite):
         return (self.bias, sinks) if self.relative is None else (self.bias, sinks, *self.relative.learnable)
 
     def with_learnable(self, bias: Tensor | None, sinks: Tensor | None, *tables: Tensor | None) -> "Scoring":
-        """The same scoring with other tensors in place of `learnable`."""
+        """The same scoring with this `bias`, these `sinks` and these `tables` in place of `learnable`."""
         relative = self.relative
         if relative is not None:
             relative = relative.with_learnable([x for x in tables if x is not None])

@@ -109,7 +109,7 @@ class Summary:
         ids: Tensor | Sequence[int] | None = None,
         delimiters: int | Sequence[int] | Tensor | None = None,
     ) -> "Summary":
-        """The summary of a map; see `AttentionMap.summary`."""
+        """The summary of the map `weights`; `ids` and `delimiters` are those of `AttentionMap.summary`."""
         plain, without = rows_of(weights, ids, delimiters)
         (numbers, chance), (apart, chance_apart) = _means(plain), _means(without)
         chance_apart["sink"] = chance["sink"]

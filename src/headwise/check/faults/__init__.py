@@ -16,19 +16,48 @@ __all__ = ["FAULTS", "ONLY_IF_RIGHT", "Fault", "find_faults"]
 
 # Of two mistakes that are equally serious, the first in this order is called the cause.
 FAULTS: tuple[Fault, ...] = (
-    crashes.supplied, crashes.repaired, masks.required_mask, *stages.STAGES, portability.unsliced_buffer,
-    masks.mask_meanings, masks.mask_arguments, masks.misplaced_mask, masks.empty_row, masks.half_precision_masks,
-    behavior.without_keys, behavior.layers_in_forward, behavior.dropout, behavior.gradients, behavior.batch_leak,
-    behavior.small_batch, behavior.other_length, portability.half_precision, portability.unregistered_state,
-    masks.constructor_switch, masks.call_switch, behavior.grouped_heads, portability.speed, behavior.returned_weights,
-    portability.beyond_buffer, portability.meta_device, portability.compilation,
-)  # fmt: skip
+    crashes.supplied,
+    crashes.repaired,
+    masks.required_mask,
+    *stages.STAGES,
+    portability.unsliced_buffer,
+    masks.mask_meanings,
+    masks.mask_arguments,
+    masks.misplaced_mask,
+    masks.empty_row,
+    masks.half_precision_masks,
+    behavior.without_keys,
+    behavior.layers_in_forward,
+    behavior.dropout,
+    behavior.gradients,
+    behavior.batch_leak,
+    behavior.small_batch,
+    behavior.other_length,
+    portability.half_precision,
+    portability.unregistered_state,
+    masks.constructor_switch,
+    masks.call_switch,
+    behavior.grouped_heads,
+    portability.speed,
+    behavior.returned_weights,
+    portability.beyond_buffer,
+    portability.meta_device,
+    portability.compilation,
+)
 ONLY_IF_RIGHT = (portability.beyond_buffer, portability.meta_device, portability.compilation)
 # Skipped for code that loops over single numbers, where every call takes seconds.
 CALLS_AGAIN = (
-    behavior.dropout, behavior.gradients, behavior.batch_leak, behavior.small_batch, behavior.other_length,
-    portability.half_precision, masks.constructor_switch, masks.call_switch, behavior.grouped_heads, portability.speed,
-)  # fmt: skip
+    behavior.dropout,
+    behavior.gradients,
+    behavior.batch_leak,
+    behavior.small_batch,
+    behavior.other_length,
+    portability.half_precision,
+    masks.constructor_switch,
+    masks.call_switch,
+    behavior.grouped_heads,
+    portability.speed,
+)
 MANY_OPERATIONS = 6000
 PROGRESS = {masks.mask_meanings: "masks", behavior.without_keys: "probing"}  # what the user is told from here on
 

@@ -536,12 +536,25 @@ def _projecting_class(bound: Bound) -> str | None:
 
 
 STAGES: tuple[Fault, ...] = (
-    unread_attention, attention_table,
-    unread_projections, head_split, norms_and_positions, rotary_positions, rotary_axis, roles, shared_projections,
+    unread_attention,
+    attention_table,
+    unread_projections,
+    head_split,
+    norms_and_positions,
+    rotary_positions,
+    rotary_axis,
+    roles,
+    shared_projections,
     shared_heads,
-    unread_scores, softmax, scale, built_in_mask, masks_without_effect,
-    head_merge, head_count, output_projection,
-)  # fmt: skip
+    unread_scores,
+    softmax,
+    scale,
+    built_in_mask,
+    masks_without_effect,
+    head_merge,
+    head_count,
+    output_projection,
+)
 
 
 def stage_findings(bound: Bound, reading: AttentionReading | None) -> list[Finding]:

@@ -222,9 +222,16 @@ def _name(axes: Any, result: dict[str, Any], key: str, lines: dict[str, list[tup
         arrow: dict[str, Any] = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "alpha": 0.6}
         arrow |= {"shrinkA": 2, "shrinkB": 3, "relpos": (0, 0.5)}
         axes.annotate(
-            label, ends[name], xytext=(1.06, placed[name]), textcoords="axes fraction", color=color, fontsize=8,
-            fontweight="bold" if name == OURS else "normal", va="center", arrowprops=arrow,
-        )  # fmt: skip
+            label,
+            ends[name],
+            xytext=(1.06, placed[name]),
+            textcoords="axes fraction",
+            color=color,
+            fontsize=8,
+            fontweight="bold" if name == OURS else "normal",
+            va="center",
+            arrowprops=arrow,
+        )
 
 
 def spread(heights: dict[str, float], gap: float = LINE_HEIGHT) -> dict[str, float]:

@@ -55,16 +55,26 @@ PEERS = (
     Peer("FlexAttention by hand", flex, about="one QKV linear, flex_attention compiled", cuda_only=NO_FLEX),
     Peer("nn.MHA", partial(torch_mha, need_weights=False), about="nn.MultiheadAttention, need_weights=False"),
     Peer(
-        "nn.MHA with weights", partial(torch_mha, need_weights=True), "torch",
-        "nn.MultiheadAttention, need_weights=True", matrices=3,
+        "nn.MHA with weights",
+        partial(torch_mha, need_weights=True),
+        "torch",
+        "nn.MultiheadAttention, need_weights=True",
+        matrices=3,
     ),
     Peer(
-        "x-transformers flash", partial(x_transformers, flash=True), "x_transformers", "Attention(flash=True)",
+        "x-transformers flash",
+        partial(x_transformers, flash=True),
+        "x_transformers",
+        "Attention(flash=True)",
         biases=False,
     ),
     Peer(
-        "x-transformers", partial(x_transformers, flash=False), "x_transformers", "Attention(flash=False)",
-        biases=False, matrices=4,
+        "x-transformers",
+        partial(x_transformers, flash=False),
+        "x_transformers",
+        "Attention(flash=False)",
+        biases=False,
+        matrices=4,
     ),
     Peer("GPT-2 sdpa", partial(gpt2, path="sdpa"), "transformers", "GPT2Attention"),
     Peer("GPT-2 eager", partial(gpt2, path="eager"), "transformers", "GPT2Attention", matrices=3),
@@ -73,7 +83,7 @@ PEERS = (
     Peer("keras", KerasLayer, "keras", "MultiHeadAttention on torch"),
     Peer("textbook class", heads_at_once, about="textbook.HeadsAtOnce", matrices=3, causal_only=True),
     Peer("textbook list", heads_in_a_list, about="textbook.HeadsInAList and a linear", matrices=1, causal_only=True),
-)  # fmt: skip
+)
 
 
 def peer_named(name: str) -> Peer:

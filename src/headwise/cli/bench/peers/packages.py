@@ -125,9 +125,13 @@ class LlamaLayer(TransformersLayer):
 def gpt2(workload: Workload, weights: ProjectionWeights, tokens: int, path: str) -> TransformersLayer:
     """GPT2Attention, which stores its matrices transposed."""
     config = load("transformers").GPT2Config(
-        n_embd=workload.d_model, n_head=workload.heads, n_positions=tokens, attn_pdrop=0.0, resid_pdrop=0.0,
+        n_embd=workload.d_model,
+        n_head=workload.heads,
+        n_positions=tokens,
+        attn_pdrop=0.0,
+        resid_pdrop=0.0,
         attn_implementation=path,
-    )  # fmt: skip
+    )
     module = load(f"{MODELS}.gpt2.modeling_gpt2").GPT2Attention(config, layer_idx=0)
     for convolution, given in ((module.c_attn, weights.fused), (module.c_proj, weights.out)):
         fill(convolution, Linear(given.weight.T, given.bias))
@@ -137,9 +141,14 @@ def gpt2(workload: Workload, weights: ProjectionWeights, tokens: int, path: str)
 def llama(workload: Workload, weights: ProjectionWeights, tokens: int, path: str) -> TransformersLayer:
     """LlamaAttention with biases, which its configuration allows although no Llama has them."""
     config = load("transformers").LlamaConfig(
-        hidden_size=workload.d_model, num_attention_heads=workload.heads, num_key_value_heads=workload.heads,
-        head_dim=workload.head_dim, max_position_embeddings=tokens, attention_bias=True, attn_implementation=path,
-    )  # fmt: skip
+        hidden_size=workload.d_model,
+        num_attention_heads=workload.heads,
+        num_key_value_heads=workload.heads,
+        head_dim=workload.head_dim,
+        max_position_embeddings=tokens,
+        attention_bias=True,
+        attn_implementation=path,
+    )
     module = load(f"{MODELS}.llama.modeling_llama").LlamaAttention(config, layer_idx=0)
     for linear, given in zip((module.q_proj, module.k_proj, module.v_proj, module.o_proj), weights, strict=True):
         fill(linear, given)

@@ -92,7 +92,7 @@ def test_bad_bias_is_refused(error, bias, message):
         (torch.ones(1, 4, T, S), "made for 4 heads"),
         (torch.ones(1, 1, 3, S), "made for 3 queries"),
         (padding([1, 2, 3]), "made for 3 samples"),
-        (padding([1]), "made for 1 samples, and the scores are .* which has 2"),
+        (padding([1]), "made for 1 samples, and the scores, .* have 2"),
         (padding(torch.ones(B, 1)), "made for 1 keys"),
         (documents([0]), "made for 1 keys"),
         (torch.full((T, S), -math.inf), "pass them as bias="),

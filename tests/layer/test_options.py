@@ -294,7 +294,7 @@ BAD = {
     "rotary too wide": (lambda: MultiHeadAttention(48, 6, position=rotary(width=10)), "even width from 2 to 8"),
     "no position": (lambda: MultiHeadAttention(48, 6, position="rope"), "position='rope': expected rotary"),
     "heads of slopes": (lambda: MultiHeadAttention(48, 6, position=alibi(4)), "made for 4 heads and there are 6"),
-    "slopes twice": (lambda: alibi(4, slopes=[1.0]), "either num_heads or slopes"),
+    "slopes twice": (lambda: alibi(4, slopes=[1.0]), "exactly one of num_heads and slopes"),
     "base": (lambda: rotary(-1), "base=-1: expected a number above 0"),
     "scaling": (lambda: rotary(scaling=8), "scaling=8\\): expected linear"),
     "buckets": (lambda: RelativeBias(4, num_buckets=6), "num_buckets=6: expected a multiple of 4"),

@@ -234,7 +234,7 @@ def test_three_dimensional_mask_is_refused_with_both_readings():
 
 @pytest.mark.parametrize("shape", [(7,), (), (1, 1, 1, 5, 7)])
 def test_mask_of_other_dimensions_is_refused(shape):
-    with pytest.raises(MaskError, match=r"expected \(T, S\) or \(B, H, T, S\)"):
+    with pytest.raises(MaskError, match=r"expected \(T, S\) or \(B or 1, H or 1, T or 1, S or 1\)"):
         dense(torch.ones(shape))
 
 
@@ -260,8 +260,8 @@ def test_mask_of_other_dimensions_is_refused(shape):
         (lambda: padding(torch.tensor([1.5, 2.0])), r"\(2,\) of torch.float32.*lengths"),
         (lambda: padding([1], side="top"), r"side='top'.*right.*left"),
         (lambda: padding(torch.ones(2, 3) * 0.5), "only 0 .hidden. and 1"),
-        (lambda: documents(), "either ids or lengths"),
-        (lambda: documents([1], lengths=[1]), "either ids or lengths"),
+        (lambda: documents(), "exactly one of ids and lengths"),
+        (lambda: documents([1], lengths=[1]), "exactly one of ids and lengths"),
         (lambda: documents(torch.ones(3)), r"documents\(\(3,\) of torch.float32\)"),
         (lambda: dense(torch.ones(2, 2, dtype=torch.complex64)), "complex64"),
         (lambda: causal() & torch.ones(3, 3), r"mask & Tensor.*dense"),

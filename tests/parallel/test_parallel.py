@@ -83,13 +83,13 @@ def test_a_model_learns_from_a_text_no_rank_holds(two):
 
 def test_what_one_rank_cannot_answer_is_said_with_a_cure(two):
     said = two.run(on_ranks.what_one_rank_cannot_answer_is_said)[0]
-    several = "the keys of this map lie on several ranks"
+    several = "the keys of this map are on several ranks"
     cure = "weights.select(heads=...).gather()"
     for name in ("index", "element", "dense", "columns", "kept"):
         assert several in said[name]
         assert cure in said[name]
     expected = {
-        "cross": "does not take keys of their own",
+        "cross": "does not support cross-attention",
         "cache": "generate with tensor_parallel",
         "nested": "pass mask=documents(...)",
         "dropout": "dropout=0.5 on attention weights",
@@ -97,7 +97,7 @@ def test_what_one_rank_cannot_answer_is_said_with_a_cure(two):
         "learned": "Use one with position='rotary'",
         "length": "13 tokens cannot be cut into 4 equal chunks, two for each of 2 ranks. Pad it to 16",
         "odd": "this rank was given 5 tokens; expected two chunks",
-        "uneven": "the ranks hold [4, 3] of what was selected",
+        "uneven": "the ranks selected [4, 3] of the queries or heads",
     }
     for name, part in expected.items():
         assert part in said[name]
@@ -131,7 +131,7 @@ def test_masks_positions_and_statistics_of_your_own_work_over_ranks(two, name):
 
 def test_a_statistic_that_ranks_cannot_merge_is_refused_by_name(two):
     (said,) = set(two.run(on_ranks.what_ranks_cannot_merge))
-    assert "Unmerged combines queries, and the queries of this map lie on 2 ranks. Set Unmerged.merged to" in said
+    assert "Unmerged combines queries, and the queries of this map are on 2 ranks. Set Unmerged.merged to" in said
 
 
 def test_batches_over_ranks_take_the_steps_of_one(two):

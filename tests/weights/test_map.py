@@ -455,7 +455,7 @@ def test_bad_questions_are_refused():
         weights.topk(0)
     with pytest.raises(OptionError, match="pooled rows=0"):
         weights.pooled(0, 4)
-    with pytest.raises(MaskError, match="made for 7 keys.*which has 11"):
+    with pytest.raises(MaskError, match="made for 7 keys.*have 11"):
         weights.mass(same_token(torch.arange(7)))
     with pytest.raises(MaskError, match="a probe is a mask, and Tensor was given"):
         weights.mass(torch.ones(T, S))

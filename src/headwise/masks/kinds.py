@@ -1,8 +1,8 @@
 """The kinds of masks: which keys each query may attend to, without a T×S tensor. True means "may attend".
 
-    causal()            no key after the query            window(left, right)  keys at most so far behind or ahead
+    causal()            no key after the query            window(left, right)  keys near the query
     padding(lengths)    no key beyond a sample's length   documents(ids)       keys of the query's own document
-    prefix(n)           the first n keys                  dense(tensor)        any table you have
+    prefix(n)           the first n keys                  dense(tensor)        any table
 
 Masks combine with `&`, `|` and `~`, and draw themselves when printed:
 
@@ -86,7 +86,7 @@ def documents(ids: Tensor | Sequence[int] | None = None, *, lengths: Sequence[in
     ··■■■
     """
     if (ids is None) == (lengths is None):
-        raise MaskError("documents(): pass either ids or lengths=, one of the two.")
+        raise MaskError("documents(): pass exactly one of ids and lengths=.")
     if lengths is not None:
         counts = _not_negative("documents(lengths=)", _as_tensor("documents(lengths=)", lengths))
         if counts.dim() != 1 or not _is_whole(counts):
@@ -119,7 +119,7 @@ def dense(tensor: Tensor | Sequence[Any]) -> Mask:
             f"(B, 1, T, S), mask[None] makes it (1, H, T, S)."
         )
     if tensor.dim() not in (2, 4):
-        raise MaskError(f"a mask of shape {_shape(tensor)}: expected (T, S) or (B, H, T, S), 1 where all are alike.")
+        raise MaskError(f"a mask of shape {_shape(tensor)}: expected (T, S) or (B or 1, H or 1, T or 1, S or 1).")
     return Dense(tensor if tensor.dim() == 4 else tensor[None, None])
 
 

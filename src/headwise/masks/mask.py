@@ -132,8 +132,8 @@ class Mask(Composite, abc.ABC):
         for name, given, size in zip(NOUNS, self.extent, sizes, strict=True):
             if given is not None and given != size:
                 raise MaskError(
-                    f"mask {self!r} is made for {given} {name}, and the scores are (B, H, T, S) = {sizes}, "
-                    f"which has {size}. Make the mask for {size} {name}."
+                    f"mask {self!r} is made for {given} {name}, and the scores, (B, H, T, S) = {sizes}, have {size}. "
+                    f"Make the mask for {size} {name}."
                 )
         for tensor in self.tensors():
             if tensor.device != device:

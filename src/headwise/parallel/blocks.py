@@ -23,7 +23,7 @@ from headwise.masks import Causal, Mask
 from headwise.masks.lowering import additive, simplify
 from headwise.weights.source import Frame, Source, full_precision, row_blocks
 
-HEAD_PARTS = 4  # the heads are divided in this many parts, whose gradients are computed one after another
+HEAD_PARTS = 4  # the heads are divided into this many parts, whose gradients are computed one after another
 ROWS = 1024  # queries whose mask is examined at a time: fewer skip more keys, more need fewer kernels
 TILE = 2**24  # entries of a mask at a time
 BLOCK_BYTES = 2**25  # scores of one block of rows; a few of that size exist at a time

@@ -116,9 +116,9 @@ class Sharding:
         """A description of the path of a call, if it uses a ring of ranks."""
         if self.order is None:
             return None
-        return f"keys and values handed around {self.order.ranks} ranks, what is read of each merged by log-sum-exp"
+        return f"keys and values passed around {self.order.ranks} ranks, partial results merged by log-sum-exp"
 
-    # What a layer asks.
+    # Called by layers.
 
     def sizes(self, sizes: Sequence[int]) -> tuple[int, int, int, int]:
         """(B, H, T, S) of the whole, to which masks and biases refer, from those of this rank."""
@@ -138,13 +138,13 @@ class Sharding:
         if self.order is None:
             return
         refused = {
-            "keys of their own: it is for self-attention": crossing,
+            "cross-attention, only self-attention": crossing,
             "a cache: generate with tensor_parallel, or on one rank": cached,
             "a nested tensor: pack samples in one row and pass mask=documents(...)": packed,
         }
         for what, given in refused.items():
             if given:
-                raise OptionError(f"context parallel does not take {what}.")
+                raise OptionError(f"context parallel does not support {what}.")
 
     def local(self, call: Call) -> Call:
         """The call of this rank's heads."""
@@ -179,7 +179,7 @@ class Sharding:
         rows: Axis = range(t) if self.order is None else self.order.positions(t, torch.device("cpu"))
         return Frame(range(B), heads, rows, B, H, T, S)
 
-    # What a map asks.
+    # Called by maps.
 
     @property
     def keys_apart(self) -> bool:
@@ -199,9 +199,9 @@ class Sharding:
             if not reading.by_row and reading.merged not in MERGES:
                 name = type(reading).__name__
                 raise OptionError(
-                    f"{name} combines queries, and the queries of this map lie on {order.ranks} ranks. Set "
-                    f"{name}.merged to 'sum', 'mean' or 'max', which says how results of ranks are merged, or read "
-                    f"weights.gather()."
+                    f"{name} combines queries, and the queries of this map are on {order.ranks} ranks. Set "
+                    f"{name}.merged to 'sum', 'mean' or 'max', which says how to merge the results of the ranks, or "
+                    f"read weights.gather()."
                 )
         for reading in used:
             reading.start(source)
@@ -272,8 +272,8 @@ def _arranged(indices: Tensor, mesh: DeviceMesh, dim: int) -> tuple[Tensor, Call
     dist.all_gather_object(counts, len(indices), group=mesh.get_group())
     if len(set(counts)) > 1:
         raise ShapeError(
-            f"gather(): the ranks hold {counts} of what was selected; expected as many on each. Select the same number "
-            f"on all ranks, or gather first and then select."
+            f"gather(): the ranks selected {counts} of the queries or heads; expected the same number on each. "
+            f"Select as many on all ranks, or gather first and then select."
         )
     everywhere = torch.cat(all_parts(indices, mesh))
     order = everywhere.argsort()

@@ -1,4 +1,4 @@
-"""Attention weights as a lazy matrix: the scoring, the map, and exact statistics that never make the matrix.
+"""Attention weights as a lazy matrix: the scoring, the map, and exact statistics without the dense matrix.
 
 Imports masks, shapes and errors.
 """

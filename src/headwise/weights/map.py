@@ -1,7 +1,7 @@
 """`AttentionMap`: attention weights that are computed only when they are used.
 
 A weight is exp(score − log-sum-exp of its row), and fused attention returns the log-sum-exp anyway. So a map keeps
-query, key, scoring and that one number per row, and answers any question about the T×S matrix without making it.
+query, key, scoring and that one number per row, and computes what you ask of the T×S matrix without storing it.
 """
 
 import dataclasses
@@ -103,7 +103,7 @@ class AttentionMap(TensorLike):
             self._watched += [x for x in self._scoring.tensors() if not x.is_inference()]
         self._versions = [x._version for x in self._watched]
 
-    # What a tensor says about itself.
+    # Properties of a tensor.
 
     @property
     def shape(self) -> torch.Size:
@@ -508,7 +508,7 @@ class AttentionMap(TensorLike):
         """
         return self if self._shards is None else self._shards.gather(self)
 
-    # Inside.
+    # Internals.
 
     def _source(self) -> Source:
         """What the weights are computed from; an error if it has changed since."""
@@ -519,7 +519,7 @@ class AttentionMap(TensorLike):
         if changed:
             raise StaleMapError(
                 "the query, key, mask or bias of this map was changed in place after the map was made, so its weights "
-                "are gone. Read the map before the change, or keep weights.clone()."
+                "cannot be computed anymore. Read the map before the change, or keep weights.clone()."
             )
         if self._frame is None:
             return Source.whole(self._query, self._key, self._scoring, self._lse)
@@ -537,7 +537,7 @@ class AttentionMap(TensorLike):
         source = self._source()
         if source.keys_apart:
             raise OptionError(
-                f"{what}: the keys of this map lie on several ranks, so one rank cannot look weights up. Ask for a "
+                f"{what}: the keys of this map are on several ranks, so no rank can look up weights alone. Ask for a "
                 f"statistic (entropy, received, mass, pooled, ...) on all ranks, or use weights.gather() or "
                 f"weights.select(heads=...).gather()."
             )

@@ -115,7 +115,7 @@ def checked_size(name: str, size: Size, T: int, S: int) -> tuple[int, int]:
 
 
 def checked_probe(probe: Mask, source: Source) -> Mask:
-    """`probe`, refused unless it fits the whole map that the source belongs to."""
+    """`probe`, after a check that it fits the whole map that the source belongs to."""
     if not isinstance(probe, Mask):
         raise MaskError(
             f"a probe is a mask, and {type(probe).__name__} was given. Use previous_token(), sink(4), causal(), ... or "

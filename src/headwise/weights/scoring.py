@@ -154,7 +154,7 @@ def alibi(num_heads: int | None = None, *, slopes: Tensor | Sequence[float] | No
     [0.25, 0.0625, 0.015625, 0.00390625]
     """
     if (num_heads is None) == (slopes is None):
-        raise OptionError("alibi(): pass either num_heads or slopes=, one of the two.")
+        raise OptionError("alibi(): pass exactly one of num_heads and slopes=.")
     if slopes is None:
         return Slopes(torch.tensor(_published(check_size("num_heads", num_heads))))
     table = torch.as_tensor(slopes, dtype=torch.get_default_dtype() if not isinstance(slopes, Tensor) else None)

@@ -46,7 +46,7 @@ def compute(source: Source, readings: Sequence[Reading]) -> list[tuple[Tensor, .
 
 
 def _compute_on_cuda(source: Source, readings: Sequence[Reading]) -> list[tuple[Tensor, ...]]:
-    """By kernels where they can, the rest by tiles."""
+    """The results of kernels for the readings they support, and of tiles for the rest."""
     for reading in readings:
         reading.source = source  # `dense` needs it, and `start` is not called if kernels answer
     lse = normalizer(source)
@@ -111,7 +111,7 @@ def dense_weights(source: Source, cols: Axis, dtype: torch.dtype | None = None) 
 
 
 def dense_by_kernel(source: Source, cols: Axis, dtype: torch.dtype) -> Tensor | None:
-    """The same by one kernel: on CUDA, for consecutive keys and without a gradient; else None."""
+    """The same from one kernel: on CUDA, for consecutive keys and without a gradient; else None."""
     kernels = kernels_for(source)
     if kernels is None or source.learns or 0 in source.shape or isinstance(cols, Tensor) or cols.step != 1:
         return None

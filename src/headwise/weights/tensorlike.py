@@ -1,6 +1,6 @@
 """Lets a lazy map be used as a tensor: in torch functions, numpy and arithmetic.
 
-What has no cheaper way makes the dense tensor first, within its byte limit.
+Operations without a cheaper method compute the dense tensor first, which has a byte limit.
 """
 
 from collections.abc import Callable, Mapping, Sequence

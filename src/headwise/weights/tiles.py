@@ -125,7 +125,7 @@ class Places:
         return Grid(batch, head, self.row[rows, None], self.key[cols], self.T, self.S)
 
     def look(self, mask: Mask, heads: slice, rows: slice, cols: slice) -> Tensor:
-        """A tile of a mask, with one head if all are alike."""
+        """A tile of a mask, with one head if all samples and heads are the same."""
         batch, head, _, _ = mask.extent
         if batch is None and head is None:
             heads = slice(heads.start, heads.start + 1)

@@ -20,6 +20,10 @@ from headwise.weights.source import Source
 
 WIDEST = 256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LANES = 8  # columns that a thread of a matrix product holds separately anyway
+WARP_ROWS = 16  # rows of a matrix product that one warp holds
+NEAR = 256  # the most keys of a narrow probe
+Band = tuple[int, int, int, int]  # left, right, first key, last key + 1
 
 
 class LaunchBlocks(NamedTuple):
@@ -148,11 +152,6 @@ class RowPass(NamedTuple):
     picture: Tensor  # (B, H, R, C), averaged over queries
 
 
-LANES = 8  # columns that a thread of a matrix product holds separately anyway
-WARP_ROWS = 16  # rows of a matrix product that one warp holds
-Band = tuple[int, int, int, int]  # left, right, first key, last key + 1
-
-
 def rows(
     source: Source,
     structure: Structure,
@@ -208,9 +207,6 @@ def mass(source: Source, structure: Structure, lse: Tensor, probe: Structure, sp
     options = switches(probe, "PROBE_") | {"MATCH": probe.match is not None}
     run(mass_kernel, source, structure, blocks_for("rows", source), [lse, found], probing, **options)
     return found
-
-
-NEAR = 256  # the most keys of a narrow probe
 
 
 def is_narrow(band: Band) -> bool:
@@ -291,9 +287,9 @@ def columns(
         keys, col_blocks = _fit(-(-S // C), keys)
     options = {"PICTURE": size is not None and not peaks, "PEAKS": peaks, "ALIGNED": aligned, "STRIPS": strips}
     options |= {"BUNCH": min(bunch, keys), "COUNT": count}
-    options |= {"programs": triton.cdiv(S, keys) if aligned else C * col_blocks}
-    blocks = LaunchBlocks(queries, keys, warps, stages)
-    run(columns_kernel, source, structure, blocks, [lse, *found], [R, C, row_blocks, col_blocks], **options)
+    blocks, programs = LaunchBlocks(queries, keys, warps, stages), triton.cdiv(S, keys) if aligned else C * col_blocks
+    last = [R, C, row_blocks, col_blocks]
+    run(columns_kernel, source, structure, blocks, [lse, *found], last, programs=programs, **options)
     return found
 
 

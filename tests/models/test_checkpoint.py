@@ -395,7 +395,7 @@ def test_query_key_value_outside_a_known_model_is_ambiguous():
 def test_what_tensors_do_not_tell_must_be_said():
     state = random({f"{part}_proj.weight": (E, E) for part in "qkvo"})
     checkpoint = open_checkpoint(state, num_heads=H)
-    assert "do not determine position=; models with these names turn" in checkpoint.layers[0].problem
+    assert "do not determine position=; models with these names rotate" in checkpoint.layers[0].problem
     with pytest.raises(CheckpointError, match=r"do not determine position=.*position=rotary\(base\).*position=None"):
         checkpoint.read("")
     assert checkpoint.read("", position=rotary(), causal=True).position == rotary()

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TEXT ?= The captain looked at the sea, and the sea looked at the captain. The captain looked at the sea.
 export TEXT
 
-.PHONY: run tour test lint types docs unit bench clean
+.PHONY: run tour test lint types docs unit kernels bench clean
 
 run: $(VENV)/.ready  ## show what every head of the built-in model does with a sentence; TEXT='...' for your own
 	$(BIN)/headwise view "$$TEXT"
@@ -14,7 +14,9 @@ run: $(VENV)/.ready  ## show what every head of the built-in model does with a s
 tour: $(VENV)/.ready  ## show the ten steps on real tensors, compare fused and reference, and measure the speed
 	$(BIN)/headwise tour
 
-test: lint types docs unit  ## run the formatter, linter, type checker, docs build and all tests, as CI does
+test: $(VENV)/.ready-dev  ## run the formatter, linter, type checker, docs build and all tests, as CI does
+	$(MAKE) --no-print-directory --jobs 2 --output-sync types kernels lint docs  # mypy would leave one core idle
+	$(MAKE) --no-print-directory unit
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .
@@ -29,7 +31,9 @@ docs: $(VENV)/.ready-dev  ## build the site into site/; warnings are errors, and
 
 unit: $(VENV)/.ready-dev
 	OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/pytest -n 2 --dist worksteal
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal tests/weights/test_kernels.py  # run the Triton kernels on the CPU
+
+kernels: $(VENV)/.ready-dev  ## run the Triton kernels on the CPU, in Triton's interpreter
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal tests/weights/test_kernels.py
 
 bench: $(VENV)/.ready-dev  ## compare the speed with other libraries, and measure the CPU tables of docs/performance.md
 	$(BIN)/headwise bench --ladder --weights

@@ -400,5 +400,7 @@ def test_parts_that_attend_by_themselves_are_named():
         decoder_attention_heads=H, encoder_ffn_dim=32, decoder_ffn_dim=32, attention_type="original_full",
     )  # fmt: skip
     model = transformers.AutoModel.from_config(config, attn_implementation="headwise")
-    with pytest.warns(UserWarning, match="BigBirdPegasusSelfAttention of BigBirdPegasusModel attends by itself"):
+    with pytest.warns(
+        UserWarning, match="BigBirdPegasusSelfAttention of BigBirdPegasusModel computes attention in its own code"
+    ):
         watch(model)

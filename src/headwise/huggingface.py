@@ -375,8 +375,8 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
             found[name] = module
     if found and own:
         warnings.warn(
-            f"{', '.join(sorted(own))} of {type(model).__name__} attends by itself, not through transformers' "
-            f"attention interface: its weights are not seen.",
+            f"{', '.join(sorted(own))} of {type(model).__name__} computes attention in its own code, not through "
+            f"transformers' attention interface: its weights are not seen.",
             stacklevel=3,
         )
     if own and not found and getattr(getattr(model, "config", None), "_attn_implementation", None) == NAME:

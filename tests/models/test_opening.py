@@ -293,7 +293,7 @@ def test_a_text_model_is_taken_as_it_is_and_changed_in_a_copy():
 
 
 def test_what_is_no_model_is_refused(tmp_path):
-    with pytest.raises(OptionError, match='a int is given; expected "builtin", a folder'):
+    with pytest.raises(OptionError, match='object of type int is given; expected "builtin", a folder'):
         open_model(7)
     with pytest.raises(OptionError, match="Linear is given without a tokenizer"):
         open_model(torch.nn.Linear(2, 2))

@@ -95,7 +95,9 @@ def test_a_model_of_which_a_part_is_not_seen_is_refused(monkeypatch):
     model.extra = torch.nn.Module()
     model.extra.inner = type("OwnAttention", (torch.nn.Module,), {})()
     monkeypatch.setattr(huggingface, "computes_attention", lambda kind: kind.__name__ == "OwnAttention")
-    with pytest.raises(OptionError, match="OwnAttention of GPT2Model attends by itself.* Choose the layers to view"):
+    with pytest.raises(
+        OptionError, match="OwnAttention of GPT2Model computes attention in its own code.* Choose the layers to view"
+    ):
         view(model, torch.arange(9))
     assert view(model, torch.arange(9), layers=lambda name: name.startswith("h.")).sentence.startswith("2 layers")
 

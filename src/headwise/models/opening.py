@@ -56,7 +56,8 @@ def open_model(
         found = _open_module(model, tokenizer, encoder)
     else:
         raise OptionError(
-            f"a {type(model).__name__} is given; {EXPECTED}; or a model in memory, such as load_builtin()."
+            f"expected a model, and an object of type {type(model).__name__} is given; {EXPECTED}. A model in memory, "
+            f"such as load_builtin(), works too."
         )
     if name is None and (tokenizer is None or isinstance(model, nn.Module)):
         return found

@@ -289,7 +289,7 @@ def _watched(
 def _watch(model: nn.Module, layers: Layers, each: Callable[[AttentionMap], AttentionMap]) -> Watched:
     """Watch the whole model; if some of its attention cannot be watched, the caller must choose the layers."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("error" if layers is None else "ignore", message=".*attends by itself")
+        warnings.filterwarnings("error" if layers is None else "ignore", message=".*computes attention in its own code")
         try:
             return watch(model, layers=layers, statistics=each)
         except UserWarning as warning:

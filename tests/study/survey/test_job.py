@@ -318,7 +318,7 @@ def test_wrong_options_are_refused(tiny, options, message):
 def test_a_module_needs_a_tokenizer_and_a_number_is_no_model(tiny):
     with pytest.raises(OptionError, match=r"GPT is given without a tokenizer.*tokenize="):
         headwise.survey(tiny.gpt, texts=["a"])
-    with pytest.raises(OptionError, match=r"a int is given; expected"):
+    with pytest.raises(OptionError, match=r"object of type int is given; expected"):
         headwise.survey(7, texts=["a"])
     assert headwise.survey(tiny.gpt, texts=["ab"], tokenize=lambda text: [ord(x) for x in text]).documents == 1
 

@@ -1,6 +1,6 @@
 """The row log-sum-exp, and the dense weights.
 
-`log_sum_exp_kernel` computes the normalizer of every query where fused attention has not returned one: one walk over
+`log_sum_exp_kernel` computes the normalizer of every query if fused attention did not return it: one walk over
 the keys with a running maximum, as in the online softmax of Milakov and Gimelshein (2018). A row that sees no key gets
 minus infinity. Compare with `scores.logsumexp(-1)`.
 

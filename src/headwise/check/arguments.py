@@ -276,6 +276,19 @@ class Built:
         config = StandInConfig(sizes, self.config._own, self.config._extra | changes)
         return cls(**{k: config if v is self.config else v for k, v in self.arguments.items()})
 
+    def resized(self, cls: Callable[..., Any], old: CallSizes, new: CallSizes) -> "Built | None":
+        """The same way to make it, with other sizes; None where no argument is a size."""
+        changed = {name: _resized(name, value, old, new) for name, value in self.arguments.items()}
+        if self.config is not None:
+            extra = {name: _resized(name, value, old, new) for name, value in self.config._extra.items()}
+            config = StandInConfig(new, self.config._own, extra)
+            changed = {k: config if v is self.config else v for k, v in changed.items()}
+            made = replace(self, make=lambda: cls(**changed), arguments=changed, config=config)
+            return replace(made, text=f"{self.text} with width {new.E}, {new.H} heads")
+        if changed == self.arguments or not isinstance(cls, type):
+            return None
+        return replace(_built(cls, changed, parameters_of(cls), self.natural), guessed=self.guessed)
+
     def names_with_role(self, role: str) -> list[str]:
         """Arguments, or keys that were asked of the configuration, with this meaning."""
         names = self.arguments if self.config is None else self.config.asked
@@ -286,6 +299,17 @@ class Built:
         if self.config is not None and self.config._sizes.context == T:
             return ["the context length"]
         return [k for k, v in self.arguments.items() if constructor_role(k) == "context" and v == T]
+
+
+def _resized(name: str, value: Any, old: CallSizes, new: CallSizes) -> Any:
+    """An argument's value at other sizes: by the meaning of its name, or else by the size that it equals."""
+    if type(value) is not int:
+        return value
+    role = constructor_role(name)
+    if role is not None and value == value_for(role, old):
+        return value_for(role, new)
+    pairs = ((old.E, new.E), (old.H, new.H), (old.D, new.D), (old.context, new.context), (old.T, new.T))
+    return next((other for size, other in pairs if value == size), value)
 
 
 def parameters_of(target: Any) -> list[inspect.Parameter]:

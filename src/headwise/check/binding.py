@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from headwise.check.arguments import (
     SMALL,
@@ -153,6 +154,43 @@ class Bound(Instance):
             prepare(thing)
         return thing
 
+    def resized(self, sizes: CallSizes) -> "Bound | None":
+        """The same built and called at other sizes, traced; None where its sizes are fixed. Raises what it raises."""
+        built = self._built_at(sizes)
+        if built is None:
+            return None
+        space = self.case.namespace
+        kept = _constants(space)
+        _write(space, sizes)
+        try:
+            with quiet():
+                torch.manual_seed(0)
+                thing = built.make()
+                prepare(thing)
+            form = self._form_at(thing, sizes)
+            made = {"thing": thing, "built": built, "sizes": sizes, "form": form}
+            return self.called(**made, inputs=make_inputs(form, sizes))
+        finally:
+            space.update(kept)
+
+    def _built_at(self, sizes: CallSizes) -> Built | None:
+        target = self.case.target
+        if isinstance(self.thing, FunctionWithWeights):
+            return replace(self.built, make=lambda: FunctionWithWeights(target, sizes))
+        if not inspect.isclass(target):
+            return self.built if inspect.isfunction(target) else None
+        made = self.built.resized(target, self.sizes, sizes)
+        reads = set(globals_read(target)) & set(_constants(self.case.namespace))
+        return self.built if made is None and reads else made
+
+    def _form_at(self, thing: Any, sizes: CallSizes) -> CallForm:
+        """The same form with fixed tensors for other sizes."""
+        if not self.form.fixed:
+            return replace(self.form, batch=sizes.B)
+        pairs = zip(forms(self.thing, self.sizes), forms(thing, sizes), strict=False)
+        alike = (new for old, new in pairs if old.roles == self.form.roles and _alike(old.fixed, self.form.fixed))
+        return replace(next(alike, self.form), layout=self.form.layout)
+
     @property
     def rank(self) -> int:
         """4: attention between tokens and an output; 3: some attention and an output; 2: an output; 1: it ran.
@@ -179,6 +217,18 @@ class Bound(Instance):
         """Whether attention runs along the batch, which may mean that the batch is expected second."""
         nodes = find_attention(self.trace) if self.form.layout == PLAIN else None
         return nodes is not None and self.sizes.B in nodes.softmax[0].value.shape[-2:]
+
+
+def _alike(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Whether fixed arguments have the same names and values."""
+    left, right = tree_leaves(a), tree_leaves(b)
+    return list(a) == list(b) and len(left) == len(right) and all(map(_equal, left, right))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+    return type(a) is type(b) and bool(a == b)
 
 
 def _is_informed(nodes: AttentionNodes) -> bool:

@@ -81,26 +81,47 @@ class Role:
     plain: bool  # the map only copies its input: no parameter is involved
     sliced: bool  # every row reads only one head's slice of the input
     found: bool
+    own_bias: bool = True  # what is added to a row is zero or that row's entry in a parameter
 
 
-def role(weight: Tensor, parameters: dict[str, Tensor], head_width: int, free: Tensor | None = None) -> Role:
-    """The role of a solved weight (out, in), which is not determined along the direction `free` (in).
+def role(
+    solved: Fit,
+    parameters: dict[str, Tensor],
+    head_width: int,
+    free: Tensor | None = None,
+    any_bias: bool = False,
+) -> Role:
+    """The role of a solved map, whose weight (out, in) is not determined along the direction `free` (in).
 
-    Rows are compared with rows of every parameter, so the layout of the parameters does not have to be known.
+    Rows are compared with rows of every parameter, so the layout of the parameters does not have to be known. With
+    `any_bias`, the bias may be anything, as where a norm comes first.
     """
+    weight = solved.weight
     if _copies(weight):
-        return Role([], 1.0, True, False, True)
+        return Role([], float(weight.abs().max()), True, False, True)
     nonzero = weight.abs() > 1e-9 * weight.abs().max()
     sliced = bool((nonzero.sum(1) <= head_width).all()) and weight.shape[1] > head_width
     rows = _packed(weight, nonzero, head_width) if sliced else weight
     matches = {name: _match(rows, p.detach(), None if sliced else free) for name, p in parameters.items()}
-    matches = {name: (hit, factor) for name, (hit, factor) in matches.items() if hit.any()}
+    matches = {name: match for name, match in matches.items() if match.hits.any()}
     if not matches:
         return Role([], None, False, sliced, False)
-    complete = bool(torch.stack([hit for hit, _ in matches.values()]).any(0).all())
-    factors = torch.cat([factor[hit] for hit, factor in matches.values()])
+    complete = bool(torch.stack([match.hits for match in matches.values()]).any(0).all())
+    factors = torch.cat([match.factors[match.hits] for match in matches.values()])
     uniform = bool((factors - factors[0]).abs().max() <= 1e-6 * factors[0].abs())
-    return Role(list(matches), float(factors[0]) if uniform and complete else None, False, sliced, complete)
+    known = any_bias or not complete or _own_bias(solved.bias, list(matches.values()), parameters)
+    return Role(list(matches), float(factors[0]) if uniform and complete else None, False, sliced, complete, known)
+
+
+def _own_bias(bias: Tensor, matches: list["Match"], parameters: dict[str, Tensor]) -> bool:
+    """Whether every entry is zero, or the entry of a parameter that belongs to the row's own row."""
+    explained = bias.abs() <= 1e-7 * bias.abs().max().clamp_min(1e-3)
+    for match in matches:
+        for held in parameters.values():
+            if held.numel() == match.count and held.is_floating_point():
+                entries = held.detach().double().flatten()[match.rows] * match.factors
+                explained = explained | (match.hits & ((bias - entries).abs() <= 1e-6 * (1 + entries.abs())))
+    return bool(explained.all())
 
 
 def _copies(weight: Tensor) -> bool:
@@ -117,12 +138,22 @@ def _packed(weight: Tensor, nonzero: Tensor, width: int) -> Tensor:
     return weight.gather(1, columns.clamp_max(weight.shape[1] - 1))
 
 
-def _match(rows: Tensor, parameter: Tensor, free: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Which rows are multiples of rows of the parameter, along any of its axes, and by what factor."""
+class Match(NamedTuple):
+    """Which rows are multiples of rows of one parameter, by what factor, which rows those are, and of how many."""
+
+    hits: Tensor
+    factors: Tensor
+    rows: Tensor
+    count: int
+
+
+def _match(rows: Tensor, parameter: Tensor, free: Tensor | None) -> Match:
+    """The rows that are multiples of rows of the parameter, along any of its axes."""
     hits = torch.zeros(len(rows), dtype=torch.bool)
-    factors = torch.zeros(len(rows), dtype=torch.float64)
+    factors, found = torch.zeros(len(rows), dtype=torch.float64), torch.zeros(len(rows), dtype=torch.int64)
+    count = 0
     if not parameter.is_floating_point() or parameter.dim() < 2:
-        return hits, factors
+        return Match(hits, factors, found, count)
     for axis, size in enumerate(parameter.shape):
         if size != rows.shape[1]:
             continue
@@ -134,6 +165,7 @@ def _match(rows: Tensor, parameter: Tensor, free: Tensor | None) -> tuple[Tensor
         best, which = cosine.abs().max(1)
         new = (best > ALIKE) & ~hits
         signed = rows.norm(dim=1) / norms[which] * cosine.gather(1, which[:, None])[:, 0].sign()
-        factors = torch.where(new, signed, factors)
+        factors, found = torch.where(new, signed, factors), torch.where(new, which, found)
+        count = len(candidates) if new.any() else count
         hits = hits | new
-    return hits, factors
+    return Match(hits, factors, found, count)

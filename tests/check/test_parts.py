@@ -9,9 +9,10 @@ from torch import nn
 
 from headwise import reference
 from headwise.check import Report, check, check_cell, last_class, proof, stubs
-from headwise.check.arguments import call_role, constructor_role
+from headwise.check.arguments import CallSizes, value_for
 from headwise.check.reading import fit, pattern, role
 from headwise.check.trace import Trace
+from headwise.check.vocabulary import call_role, constructor_role
 
 
 def test_fit_finds_a_linear_map_and_refuses_another():
@@ -39,7 +40,10 @@ def test_role_of_the_identity_is_plain():
     [("d_model", "width"), ("embed_size", "width"), ("nEmbd", "width"), ("h", "heads"),
      ("num_attention_heads", "heads"),
      ("n_kv_heads", "kv_heads"), ("head_dim", "head_width"), ("d_k", "head_width"), ("context_length", "context"),
-     ("attn_pdrop", "dropout"), ("qkv_bias", "bias"), ("frobnicate", None)],
+     ("attn_pdrop", "dropout"), ("qkv_bias", "bias"), ("frobnicate", None), ("d_out", "out_width"),
+     ("output_size", "out_width"), ("out_features", "out_width"), ("d_in", "width"), ("d_v", "value_width"),
+     ("value_dim", "value_width"), ("dim_head", "head_width"), ("key_size", "width"), ("num_hiddens", "width"),
+     ("num_key_value_heads", "kv_heads"), ("max_seq_length", "context"), ("ctx_len", "context"), ("nhead", "heads")],
 )  # fmt: skip
 def test_constructor_names_have_meanings(name, meaning):
     assert constructor_role(name) == meaning
@@ -53,6 +57,12 @@ def test_constructor_names_have_meanings(name, meaning):
 )  # fmt: skip
 def test_call_names_have_meanings(name, meaning):
     assert call_role(name) == meaning
+
+
+def test_output_and_value_widths_are_those_of_the_input_and_the_keys_unless_set():
+    usual, other = CallSizes(), CallSizes(O=24, V=6)
+    assert (value_for("out_width", usual), value_for("value_width", usual)) == (usual.E, usual.D)
+    assert (value_for("out_width", other), value_for("value_width", other)) == (24, 6)
 
 
 def test_plain_recipe_is_the_reference():

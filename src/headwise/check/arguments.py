@@ -1,13 +1,24 @@
-"""What people call things: the meaning of names, and constructor arguments chosen by meaning, then by trial."""
+"""Sizes of a test call, and constructor arguments chosen by the meaning of their names, then by trial."""
 
 import contextlib
-import functools
 import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, replace
 from typing import Any
+
+from headwise.check.vocabulary import (
+    WEIGHTS_IN,
+    call_role,
+    constructor_role,
+    has_usual_value,
+    is_configuration,
+    plain,
+    usual_value,
+)
+
+__all__ = ["WEIGHTS_IN", "call_role", "constructor_role", "is_configuration", "plain"]  # of the vocabulary
 
 
 @dataclass(frozen=True)
@@ -23,11 +34,23 @@ class CallSizes:
     H: int = 4
     E: int = 32
     context: int = 16
+    O: int = 0  # noqa: E741 - the output width, where it is not that of the input
+    V: int = 0  # the width of a head's values, where it is not that of its keys
 
     @property
     def D(self) -> int:
         """The width of one head."""
         return self.E // self.H
+
+    @property
+    def Dv(self) -> int:
+        """The width of one head's values."""
+        return self.V or self.D
+
+    @property
+    def out(self) -> int:
+        """The width of the output."""
+        return self.O or self.E
 
 
 SMALL = CallSizes(B=9, H=2, E=4)  # for code that loops over single numbers
@@ -42,138 +65,17 @@ def batch_for(width: int) -> int:
     return candidate
 
 
-# The meaning of a parameter, read from its name. The lists hold what the patterns below do not recognize.
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-WIDTH = _words(
-    "dim embsize modelsize din dout features width c d e dimin dimout dimmodel numhiddens attentiondim "
-    "attentionsize dattn size nunits units nfeat nstate nx attndim dimension inputdimension dinput doutput dinp "
-    "dimfeatures allheadsize contextdim crossdim dcontext crossattentiondim innerdim totaldim model qsize fdim "
-    "featdim hdim encdim decdim dimquery latentdim ninp inplanes encoderdim decoderdim"
-)
-HEADS = _words("h headnum headcount nh head headsnum headsnumber hnum")
-KV_HEADS = _words(
-    "numkvgroups nkvgroups numgroups ngroups groups numberofgroups numquerygroups nquerygroups querygroups "
-    "groupnum numgroup"
-)
-HEAD_WIDTH = _words(
-    "dk dv dq dhead keydim valuedim depth dimkey headfeatures dkey dvalue dquery qkdim dimq dimk dimv qdim kdim "
-    "vdim dkv dqk headchannels dimvalue"
-)
-CONTEXT = _words(
-    "nctx maxcontext numtokens ntokens maxtokens context maxt npositions tokens maxctx maxseq ctx windowsize "
-    "numpatches npatches inputlength inputlen maxposition maxpositions lookback"
-)
-CONSTRUCTOR_NAMES = {
-    "heads": HEADS, "kv_heads": KV_HEADS, "head_width": HEAD_WIDTH, "context": CONTEXT, "width": WIDTH,
-    "batch": _words("batchsize batch maxbatchsize bs nbatch bsz"),
-}  # fmt: skip
-
-QUERY = _words("q xq tgt qx inputq qinput target qin qs hq")
-KEY = _words("k xk kx inputk kinput kin ks hk")
-VALUE = _words("v xv vx inputv vinput vs vin hv")
-SELF = _words(
-    "x input inputs hiddenstates embeddings embedding src embedded tokens seq hidden inp sequence inputtensor xs "
-    "emb embeds embed data inputdata features hs hiddenstate source inputembeddings inputseq e z tensor "
-    "inputembedding inputx inputsequence xin embs feats h batch idx states inputids encoderinput tokenembeddings "
-    "inputsembeds"
-)
-MEMORY = _words(
-    "context encout y kv cond cross crossx mem xkv kvinput enc keyvalue keyvalues keyvaluestates contexts "
-    "encoutput xcontext encoutputs keyvalueinput xenc encx enctensor keyvaluesource x2 xother"
-)
-MASKS = {"lengths", "seqlens", "bias", "attnbias", "attentionbias", "keypadding", "srclens", "klens"}
-LENGTHS = _words("tgtlen seqlen seqlength length len querylen qlen numtokens targetlen tgtlength sequencelength")
-CALL_PIECES = {
-    "quer": "query", "key": "key", "val": "value", "encod": "memory", "memory": "memory", "decod": "query",
-}  # fmt: skip
-WEIGHTS_IN = _words(
-    "wq wk wv wo wquery wkey wvalue wout qproj kproj vproj oproj outproj qprojweight kprojweight vprojweight "
-    "oprojweight wqkv qweight kweight vweight oweight woutput wconcat wqs wks wvs wos"
-)
-
-
-def plain(name: str) -> str:
-    """A name without case and underscores: `n_embd`, `nEmbd` and `N_EMBD` become the same."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-@functools.cache
-def constructor_role(name: str) -> str | None:
-    """What a constructor argument, configuration key or module constant means; None where its name does not say."""
-    word = plain(name)
-    for role, known in CONSTRUCTOR_NAMES.items():
-        if word in known:
-            return role
-    if "drop" in word or re.fullmatch(r"p|dp|p(attn|proj|resid)|(attn|attention|proj|resid|out)p", word):
-        return "dropout"
-    if "bias" in word:
-        return "bias"
-    if "kvhead" in word or "keyvaluehead" in word:
-        return "kv_heads"
-    if re.search(r"head\w*(dim|size|width)|(dim|size|width)\w*head", word):
-        return "head_width"
-    if re.search(r"num\w*head|n\w?heads?$|heads$", word):
-        return "heads"
-    if re.search(r"(max|context|seq|block|ctx|position)\w*(len|size|window|embeddings)", word):
-        return "context"
-    if re.search(r"emb(d|ed|$)|hid(d?e?n|$)|dmodel|modeldim|channels", word) and not re.search(
-        r"vocab|num|layers|act|fn|eps|pos", word
-    ):
-        return "width"
-    if re.search(r"(in|input|inputs|out|output|feature|query|key|value|kv)(dim|size|width|features|channels)$", word):
-        return "width"
-    return None
-
-
 def value_for(role: str, sizes: CallSizes) -> int | float | bool:
     """The value that a constructor argument of this meaning gets."""
     return {
-        "width": sizes.E, "heads": sizes.H, "head_width": sizes.D, "context": sizes.context, "batch": sizes.B,
+        "width": sizes.E, "out_width": sizes.out, "heads": sizes.H, "head_width": sizes.D, "value_width": sizes.Dv,
+        "context": sizes.context, "batch": sizes.B,
         "kv_heads": sizes.H,  # grouped heads then reduce to ordinary ones
         "dropout": 0.0, "bias": True,
     }[role]  # fmt: skip
 
 
-def call_role(name: str) -> str | None:
-    """What an argument of `forward` means; None where its name does not say."""
-    word = plain(name)
-    for role, known in (("query", QUERY), ("key", KEY), ("value", VALUE), ("memory", MEMORY)):
-        if word in known:
-            return role
-    if "qkv" in word:
-        return "self"
-    if "mask" in word or "valid" in word or re.search(r"pad(s|ding)?$", word) or word in MASKS:
-        return "mask"
-    if word in SELF:
-        return "self"
-    if word in LENGTHS:
-        return "length"
-    if word in ("cos", "sin") or word.startswith(("freq", "rope", "rotary", "positionembedding", "posemb")):
-        return "rotary"
-    if "pos" in word:
-        return "position"
-    if "cache" in word or "past" in word:
-        return None
-    return next((role for piece, role in CALL_PIECES.items() if piece in word), None)
-
-
 # Configurations.
-
-CONSTANTS: dict[str, Any] = {
-    "ropetheta": 10000.0, "rotarybase": 10000.0, "layernormeps": 1e-5, "rmsnormeps": 1e-5, "normeps": 1e-5,
-    "eps": 1e-5, "attnimplementation": "eager", "outputattentions": False, "usecache": False, "vocabsize": 50,
-    "nlayer": 2, "nlayers": 2, "numlayers": 2, "numhiddenlayers": 2, "device": "cpu", "causal": False,
-    "iscausal": False, "flash": False, "layeridx": 0, "positionembeddingtype": "absolute", "isdecoder": False,
-    "slidingwindow": None, "qkvbias": True, "ropescaling": None, "dtype": None, "bias": True, "qknorm": False,
-    "useflash": False, "useflashattention": False, "dff": 64, "ffndim": 64, "intermediatesize": 64,
-    "initializerrange": 0.02, "prunedheads": (), "layernormepsilon": 1e-5,
-}  # fmt: skip
-BASE = 10000.0  # of rotary angles
 
 
 class PerLayer(int):
@@ -208,9 +110,10 @@ class StandInConfig:
         self.asked.add(name)
         if name in self._extra:
             return True, self._extra[name]
-        own, word, role = self._own.get(name), plain(name), constructor_role(name)
-        if word in CONSTANTS or re.search(r"theta|base|freq", word):
-            return True, own if isinstance(own, bool) else CONSTANTS.get(word, BASE)
+        own, role = self._own.get(name), constructor_role(name)
+        if has_usual_value(name):
+            usual = usual_value(name)
+            return True, own if isinstance(own, bool) or (usual is None and isinstance(own, str)) else usual
         if role == "bias" and isinstance(own, bool):
             return True, own
         if role is not None and (own is None or isinstance(own, int | float)):
@@ -237,18 +140,9 @@ class StandInConfig:
 
 # Ways to construct a class.
 
-CONFIG_NAMES = {
-    "config", "cfg", "args", "conf", "params", "hparams", "hp", "modelargs", "opt", "configs", "c", "options",
-    "modelconfig", "gptconfig", "configuration", "settings", "opts", "argument", "param", "self",
-}  # fmt: skip
-BY_NAME: dict[str, Any] = {
-    "device": "cpu", "dtype": None, "layeridx": 0, "layerid": 0, "layernumber": 1, "layeridentifier": 0,
-    "causal": False, "iscausal": False, "mask": False, "masked": False, "eps": 1e-5, "layernormeps": 1e-5,
-    "base": 10000.0, "ropetheta": 10000.0, "theta": 10000.0, "vocabsize": 50, "batchfirst": True, "scale": True,
-    "name": "attention", "usemask": False, "activation": None, "norm": False, "qknorm": False, "usebias": True,
-    "qkvbias": True,
-}  # fmt: skip
 GUESSES = 61  # of all unknown arguments together
+WIDTHS = ("width", "out_width")
+HEAD_WIDTHS = ("head_width", "value_width")
 MANY = 9  # how many guesses a second reading of the names counts for
 SCALING = {"scale", "scaled", "usescale", "scaling", "isscale", "doscale", "applyscale"}
 
@@ -329,11 +223,6 @@ def attempts(cls: type, namespace: Mapping[str, Any], sizes: CallSizes) -> Itera
     yield from _with_names(cls, parameters, sizes)
 
 
-def is_configuration(name: str) -> bool:
-    """Whether this is what people call a configuration."""
-    return plain(name) in CONFIG_NAMES or "config" in plain(name)
-
-
 def _takes_config(parameters: list[inspect.Parameter]) -> bool:
     required = [p for p in parameters if p.default is p.empty]
     named = [p for p in parameters if is_configuration(p.name)]
@@ -389,16 +278,17 @@ def _class_defaults(cls: type) -> dict[str, Any]:
 
 def _with_names(cls: type, parameters: list[inspect.Parameter], sizes: CallSizes) -> Iterator[Built]:
     roles = {p.name: constructor_role(p.name) for p in parameters}
+    widths = {name for name, role in roles.items() if role in WIDTHS}
     known = {p.name: value for p in parameters if (value := _value(p, sizes)) is not _UNKNOWN}
     unknown = [p.name for p in parameters if p.default is p.empty and p.name not in known]
-    optional = [name for name, role in roles.items() if role == "width" and name not in known and name not in unknown]
-    if "width" not in {roles[name] for name in known} and optional:
+    optional = [name for name in roles if name in widths and name not in known and name not in unknown]
+    if not widths & set(known) and optional:
         preferred = next((name for name in optional if "model" in name or "embed" in name), optional[0])
         yield _built(cls, known | {preferred: sizes.E} | dict.fromkeys(unknown), parameters)
-    several = {n: sizes.E for n, role in roles.items() if role == "head_width"}
+    several = {n: sizes.E for n, role in roles.items() if role in HEAD_WIDTHS}
     if "heads" not in roles.values() and len(several) > 1:  # widths of the inputs, where nothing is split
         yield _built(cls, known | several | dict.fromkeys(unknown, sizes.E), parameters)
-    meant = "width" in roles.values() or not several  # otherwise a head width may be the model's
+    meant = bool(widths) or not several  # otherwise a head width may be the model's
     if not meant and not unknown:
         yield _built(cls, known | several, parameters, natural=False)
     filled = [known | dict(zip(unknown, values, strict=True)) for values in _guesses(unknown, roles, sizes)]
@@ -406,7 +296,7 @@ def _with_names(cls: type, parameters: list[inspect.Parameter], sizes: CallSizes
         made = _built(cls, arguments, parameters, natural=not unknown and meant)
         yield replace(made, guessed=len(unknown) + (not meant))
     # Names may mislead: a head width where the model width was meant, or the other way round.
-    other = {"head_width": sizes.E, "width": sizes.D, "context": sizes.T}
+    other = {"head_width": sizes.E, "value_width": sizes.E, "width": sizes.D, "out_width": sizes.D, "context": sizes.T}
     second = [{name: other[role]} for name, role in roles.items() if role in other]
     for changed in [*second, several] if several else second:
         for arguments in filled:
@@ -435,12 +325,12 @@ _UNKNOWN = object()
 def _value(p: inspect.Parameter, sizes: CallSizes) -> Any:
     """A value by the meaning of the name; a parameter with a default and no known meaning keeps its default."""
     word, role = plain(p.name), constructor_role(p.name)
-    if word in SCALING and p.default is False:  # an option that is off by default is not a mistake
+    if word in SCALING and p.default in (False, p.empty):  # an option that is off by default is not a mistake
         return True
-    if word in BY_NAME:
-        return BY_NAME[word] if p.default is p.empty else _UNKNOWN
-    if role in ("width", "heads", "kv_heads", "head_width", "context", "batch", "dropout"):
-        optional = p.default is None and role in ("head_width", "kv_heads", "width", "context")
+    if has_usual_value(p.name):
+        return usual_value(p.name) if p.default is p.empty else _UNKNOWN
+    if role is not None and role != "bias":
+        optional = p.default is None and role not in ("heads", "batch", "dropout")
         return _UNKNOWN if optional or isinstance(p.default, bool) else value_for(role, sizes)
     if role == "bias" and p.default is p.empty:
         return True
@@ -452,7 +342,7 @@ def _value(p: inspect.Parameter, sizes: CallSizes) -> Any:
 
 
 def _guesses(unknown: list[str], roles: dict[str, str | None], sizes: CallSizes) -> Iterator[tuple[Any, ...]]:
-    used = set(roles.values())
+    used = {"width" if role == "out_width" else role for role in roles.values()}
     order: list[Any] = [sizes.E, sizes.H, sizes.context, sizes.D, None, False, 0.0]
     if "width" in used:
         order = [sizes.H, sizes.E, sizes.context, sizes.D, None, False, 0.0]

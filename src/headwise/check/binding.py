@@ -66,7 +66,7 @@ from headwise.check.trace import (
 from headwise.errors import OptionError
 
 SECONDS = 8.0  # of processor time, for all attempts together
-SIZE_ROLES = ("width", "heads", "context", "head_width", "batch")
+SIZE_ROLES = ("width", "out_width", "heads", "context", "head_width", "value_width", "batch")
 FORMS_PER_LAYOUT = 3  # other layouts are tried with the likeliest calls only
 WIDEST = 2048  # largest width fixed by a class that is tried
 MOST_FAILURES = 150  # after so many, no other attempt will help

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from headwise.check.arguments import WEIGHTS_IN, CallSizes, call_role, constructor_role, parameters_of, plain, value_for
+from headwise.check.arguments import CallSizes, parameters_of, value_for
 from headwise.check.trace import learner_line
+from headwise.check.vocabulary import WEIGHTS_IN, call_role, constructor_role, has_usual_value, plain, usual_value
 
 METHODS = (
     "forward",
@@ -136,6 +137,9 @@ def _is_scale(tensor: Tensor, thing: Any) -> bool:
     return any(getattr(module, "weight", None) is tensor for module in modules(thing))
 
 
+COUNTED = ("heads", "kv_heads", "head_width", "value_width")
+
+
 class FunctionWithWeights(nn.Module):
     """A module that holds the weights which a function takes as arguments."""
 
@@ -150,7 +154,7 @@ class FunctionWithWeights(nn.Module):
                 width = 3 * sizes.E if word == "wqkv" else sizes.E
                 self.held[p.name] = f"weight_{p.name}"
                 self.register_parameter(f"weight_{p.name}", nn.Parameter(torch.randn(sizes.E, width)))
-            elif role in ("heads", "kv_heads", "head_width") or (role in ("width", "context") and len(word) > 1):
+            elif role in COUNTED or (role in ("width", "out_width", "context") and len(word) > 1):
                 self.constants[p.name] = value_for(role, sizes)
 
     def free(self) -> list[inspect.Parameter]:
@@ -224,10 +228,6 @@ def merged(leaf: Tensor, B: int, T: int) -> Tensor | None:
 
 INPUTS = ("query", "key", "value", "self", "memory")
 SOURCE = {"self": "query", "memory": "key"}  # which of `Inputs` they take
-NEUTRAL_FLAGS = {
-    "isdecoder": False, "training": False, "usecache": False, "outputattentions": False, "startpos": 0,
-    "causal": False, "iscausal": False, "returnweights": False, "returnattention": False, "masked": False,
-}  # fmt: skip
 
 
 class Inputs(NamedTuple):
@@ -262,7 +262,7 @@ class CallForm:
     @property
     def natural(self) -> bool:
         """Whether everything passed has a known meaning and a sensible value."""
-        known = all(call_role(name) in ("mask", "length") or plain(name) in NEUTRAL_FLAGS for name in self.fixed)
+        known = all(call_role(name) in ("mask", "length") or has_usual_value(name) for name in self.fixed)
         named = len(self.roles) == 1 or all(call_role(name) in INPUTS for name in self.roles)
         given = not any(value is None for value in self.fixed.values())
         return known and named and given and self.layout == PLAIN
@@ -404,8 +404,10 @@ def _choices(p: inspect.Parameter, sizes: CallSizes) -> list[Any]:
     role, word = call_role(p.name), plain(p.name)
     if role == "mask":
         return [None, *_neutral_masks(sizes)]
-    if word in NEUTRAL_FLAGS:
-        return [NEUTRAL_FLAGS[word], None]
+    if role == "cache":
+        return [None]
+    if has_usual_value(p.name):
+        return [usual_value(p.name), None]
     if role == "length":
         return [sizes.T, None]
     if role == "rotary":

@@ -51,6 +51,7 @@ from headwise.check.calls import (
     tensors,
     tokens_of,
 )
+from headwise.check.fits import same
 from headwise.check.loader import Case, globals_read
 from headwise.check.stubs import Stub
 from headwise.check.trace import (
@@ -147,6 +148,11 @@ class Bound(Instance):
         other.output = other.form.result(other.returned, other.inputs)
         return other
 
+    def repeats(self, thing: Any = None) -> bool | None:
+        """Whether two calls give the same output; None where one gives none."""
+        first, second = self.output_of(self.inputs, thing=thing), self.output_of(self.inputs, thing=thing)
+        return None if first is None or second is None else same(first.nan_to_num(), second.nan_to_num())
+
     def rebuilt(self, **changes: Any) -> Any:
         """A second object, made with some constructor arguments changed."""
         with quiet():
@@ -160,7 +166,7 @@ class Bound(Instance):
         if built is None:
             return None
         space = self.case.namespace
-        kept = _constants(space)
+        kept = module_sizes(space)
         _write(space, sizes)
         try:
             with quiet():
@@ -180,7 +186,7 @@ class Bound(Instance):
         if not inspect.isclass(target):
             return self.built if inspect.isfunction(target) else None
         made = self.built.resized(target, self.sizes, sizes)
-        reads = set(globals_read(target)) & set(_constants(self.case.namespace))
+        reads = set(globals_read(target)) & set(module_sizes(self.case.namespace))
         return self.built if made is None and reads else made
 
     def _form_at(self, thing: Any, sizes: CallSizes) -> CallForm:
@@ -277,7 +283,7 @@ class Search:
         """Our sizes, written into the module's constants; then the module's own."""
         space = self.case.namespace
         _stand_in(space, CallSizes())
-        own = _constants(space)
+        own = module_sizes(space)
         _write(space, CallSizes())
         yield CallSizes()
         space.update(own)
@@ -474,13 +480,13 @@ class Search:
         return True
 
 
-def _constants(namespace: MutableMapping[str, Any]) -> dict[str, int]:
+def module_sizes(namespace: MutableMapping[str, Any]) -> dict[str, int]:
     """Sizes among the module's constants."""
     return {n: value for n, value in namespace.items() if type(value) is int and constructor_role(n) in SIZE_ROLES}
 
 
 def _write(namespace: MutableMapping[str, Any], sizes: CallSizes) -> None:
-    for name in _constants(namespace):
+    for name in module_sizes(namespace):
         namespace[name] = int(value_for(str(constructor_role(name)), sizes))
 
 

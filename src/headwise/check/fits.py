@@ -118,7 +118,7 @@ def _own_bias(bias: Tensor, matches: list["Match"], parameters: dict[str, Tensor
     explained = bias.abs() <= 1e-7 * bias.abs().max().clamp_min(1e-3)
     for match in matches:
         for held in parameters.values():
-            if held.numel() == match.count and held.is_floating_point():
+            if held.numel() == match.total and held.is_floating_point():
                 entries = held.detach().double().flatten()[match.rows] * match.factors
                 explained = explained | (match.hits & ((bias - entries).abs() <= 1e-6 * (1 + entries.abs())))
     return bool(explained.all())
@@ -139,12 +139,12 @@ def _packed(weight: Tensor, nonzero: Tensor, width: int) -> Tensor:
 
 
 class Match(NamedTuple):
-    """Which rows are multiples of rows of one parameter, by what factor, which rows those are, and of how many."""
+    """Which rows are multiples of rows of one parameter, by what factor, and which rows those are, of how many."""
 
     hits: Tensor
     factors: Tensor
     rows: Tensor
-    count: int
+    total: int
 
 
 def _match(rows: Tensor, parameter: Tensor, free: Tensor | None) -> Match:

@@ -57,6 +57,7 @@ class Scores:
     leaks: bool = False  # future scores are one constant that is not small: a causal mask that hides nothing
     by_head: bool = False  # every head has its own factor
     relative: bool = False  # a term that depends on query and distance is added
+    relative_is_linear: bool = False  # that term is linear in query and key at every pair of positions
     after: str = ""  # what happened after the softmax: masked, scaled, random
     after_factor: float = 1.0
     empty: Tensor | None = None  # rows that are not numbers
@@ -458,8 +459,28 @@ def _with_relative(weights: Tensor, raw: Tensor, visible: Tensor, axis: Axis, co
         for parent in node.parents:
             part = core.trace.nodes[parent].value
             if part.numel() == raw.numel() and (share := _multiple(part.reshape(raw.shape), raw)):
-                return Scores(factor * share, AXES[axis], visible, relative=True)
+                rest = node.value.reshape(raw.shape) - share * raw
+                linear = _is_linear_term(rest, core.query, core.key)
+                return Scores(factor * share, AXES[axis], visible, relative=True, relative_is_linear=linear)
     return None
+
+
+def _is_linear_term(rest: Tensor, query: Tensor, key: Tensor) -> bool:
+    """Whether a term (B, H, T, S) is an affine map of query and key for every head and pair of positions."""
+    B, H, T, S = rest.shape
+    wide = torch.cat(
+        [
+            query[:, :, :, None].expand(B, H, T, S, -1),
+            key[:, :, None].expand(B, H, T, S, -1),
+            rest.new_ones(B, H, T, S, 1),
+        ],
+        -1,
+    )
+    if wide.shape[-1] >= B or not torch.isfinite(rest).all():
+        return False
+    design, y = wide.permute(1, 2, 3, 0, 4), rest.permute(1, 2, 3, 0)[..., None]
+    solved = torch.linalg.lstsq(design, y, driver="gelsd").solution
+    return bool((design @ solved - y).norm() <= 1e-6 * y.norm())
 
 
 def _multiple(a: Tensor, b: Tensor, rounding: float = 0.0) -> float | None:
@@ -591,7 +612,8 @@ def _merges(core: Core, x: Tensor) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def _split(merged: Tensor, H: int) -> Tensor:
-    return merged.unflatten(-1, (H, -1)).transpose(1, 2)
+    B, T, width = merged.shape
+    return merged.reshape(B, T, H, width // H).transpose(1, 2)
 
 
 def _between_products(core: Core, size: int) -> list[Node]:

@@ -179,6 +179,12 @@ class Bound(Instance):
         finally:
             space.update(kept)
 
+    def of_length(self, T: int, seed: int = 9) -> "Bound":
+        """The same object called and traced with an input of another length."""
+        sizes = replace(self.sizes, T=T, S=T)
+        form = self._form_at(self.thing, sizes)
+        return self.called(sizes=sizes, form=form, inputs=make_inputs(form, sizes, seed=seed))
+
     def _built_at(self, sizes: CallSizes) -> Built | None:
         target = self.case.target
         if isinstance(self.thing, FunctionWithWeights):

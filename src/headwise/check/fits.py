@@ -3,6 +3,7 @@
 Every projection can be read this way, however its weights are stored.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -101,27 +102,53 @@ def role(
         return Role([], float(weight.abs().max()), True, False, True)
     nonzero = weight.abs() > 1e-9 * weight.abs().max()
     sliced = bool((nonzero.sum(1) <= head_width).all()) and weight.shape[1] > head_width
-    rows = _packed(weight, nonzero, head_width) if sliced else weight
-    matches = {name: _match(rows, p.detach(), None if sliced else free) for name, p in parameters.items()}
-    matches = {name: match for name, match in matches.items() if match.hits.any()}
-    if not matches:
-        return Role([], None, False, sliced, False)
-    complete = bool(torch.stack([match.hits for match in matches.values()]).any(0).all())
-    factors = torch.cat([match.factors[match.hits] for match in matches.values()])
-    uniform = bool((factors - factors[0]).abs().max() <= 1e-6 * factors[0].abs())
-    known = any_bias or not complete or _own_bias(solved.bias, list(matches.values()), parameters)
-    return Role(list(matches), float(factors[0]) if uniform and complete else None, False, sliced, complete, known)
+    best = Role([], None, False, sliced, False)
+    for rows, times in _arrangements(weight, nonzero, head_width, sliced):
+        matches = {name: _match(rows, p.detach(), None if sliced else free) for name, p in parameters.items()}
+        matches = {name: match for name, match in matches.items() if match.hits.any()}
+        if not matches:
+            continue
+        complete = bool(torch.stack([match.hits for match in matches.values()]).any(0).all())
+        factors = torch.cat([match.factors[match.hits] for match in matches.values()])
+        uniform = complete and bool((factors - factors[0]).abs().max() <= 1e-6 * factors[0].abs())
+        bias = solved.bias.repeat(times)
+        known = any_bias or not complete or _own_bias(bias, list(matches.values()), parameters)
+        found = Role(list(matches), float(factors[0]) if uniform else None, False, sliced, complete, known)
+        if complete:
+            return found
+        best = best if best.names else found
+    return best
+
+
+def _arrangements(weight: Tensor, nonzero: Tensor, width: int, sliced: bool) -> Iterator[tuple[Tensor, int]]:
+    """Rows as parameters may hold them, and how many there are of each: whole, or cut into one piece for every head."""
+    yield (_packed(weight, nonzero, width) if sliced else weight), 1
+    heads = weight.shape[1] // width if width and weight.shape[1] % width == 0 else 1
+    if heads > 1 and not sliced:
+        cut = weight.unflatten(1, (heads, width))
+        yield cut.transpose(1, 2).flatten(1), 1  # a token's numbers as (width, heads)
+        yield cut.transpose(0, 1).flatten(0, 1), heads  # a projection for every head
 
 
 def _own_bias(bias: Tensor, matches: list["Match"], parameters: dict[str, Tensor]) -> bool:
-    """Whether every entry is zero, or the entry of a parameter that belongs to the row's own row."""
+    """Whether every entry is zero, or the entry of parameters (a bias, a learned position) that belongs to its row."""
     explained = bias.abs() <= 1e-7 * bias.abs().max().clamp_min(1e-3)
     for match in matches:
-        for held in parameters.values():
-            if held.numel() == match.total and held.is_floating_point():
-                entries = held.detach().double().flatten()[match.rows] * match.factors
-                explained = explained | (match.hits & ((bias - entries).abs() <= 1e-6 * (1 + entries.abs())))
+        held = [p.detach().double().flatten()[match.rows] for p in parameters.values() if p.numel() == match.total]
+        scaled = [h * match.factors for h in held]
+        for entries in [*scaled, *held, *(a + b for a in scaled for b in held)]:
+            explained = explained | (match.hits & ((bias - entries).abs() <= 1e-6 * (1 + entries.abs())))
+    for summed in _summed_biases(len(matches), matches, parameters):
+        explained = explained | ((bias - summed).abs() <= 1e-6 * (1 + summed.abs()))
     return bool(explained.all())
+
+
+def _summed_biases(count: int, matches: list["Match"], parameters: dict[str, Tensor]) -> Iterator[Tensor]:
+    """The biases of several layers added up, where every head has an output projection of its own."""
+    total = matches[0].total
+    biases = [p.detach().double() for p in parameters.values() if p.dim() == 1 and len(p) == total]
+    if count > 1 and len(biases) > 1 and len(matches[0].hits) % total == 0:
+        yield torch.stack(biases[-count:]).sum(0).repeat(len(matches[0].hits) // total)
 
 
 def _copies(weight: Tensor) -> bool:
@@ -136,6 +163,15 @@ def _packed(weight: Tensor, nonzero: Tensor, width: int) -> Tensor:
     start = nonzero.float().argmax(1) // width * width
     columns = start[:, None] + torch.arange(width)
     return weight.gather(1, columns.clamp_max(weight.shape[1] - 1))
+
+
+def _as_rows(parameter: Tensor, size: int) -> Iterator[Tensor]:
+    """A parameter as rows of this size, along any axis or any two neighboring axes."""
+    shapes = [parameter, *(parameter.flatten(i, i + 1) for i in range(parameter.dim() - 1) if parameter.dim() > 2)]
+    for shaped in shapes:
+        for axis, length in enumerate(shaped.shape):
+            if length == size:
+                yield shaped.movedim(axis, -1).reshape(-1, size).double()
 
 
 class Match(NamedTuple):
@@ -154,10 +190,7 @@ def _match(rows: Tensor, parameter: Tensor, free: Tensor | None) -> Match:
     count = 0
     if not parameter.is_floating_point() or parameter.dim() < 2:
         return Match(hits, factors, found, count)
-    for axis, size in enumerate(parameter.shape):
-        if size != rows.shape[1]:
-            continue
-        candidates = parameter.movedim(axis, -1).reshape(-1, size).double()
+    for candidates in _as_rows(parameter, rows.shape[1]):
         if free is not None:
             rows, candidates = (m - (m @ free)[:, None] * free for m in (rows, candidates))
         norms = candidates.norm(dim=1).clamp_min(1e-300)

@@ -214,7 +214,8 @@ def _candidates(
     for found in _direct(heads, normed):
         x = sources[found.source.removeprefix("normalized ").partition("#")[0]]
         found.norm, found.free = True, undetermined(tokens(normed[found.source]))
-        found.then = found.then or ("" if is_norm(x, normed[found.source]) else "other")
+        known = is_norm(x, normed[found.source]) or is_group_norm(x, normed[found.source])
+        found.then = found.then or ("" if known else "other")
         yield found
     yield from _by_position(heads, sources | normed)
     for found in _earlier(heads, nodes, sources | normed, trace):
@@ -316,16 +317,34 @@ def _is_norm(before: Tensor, heads: Tensor) -> bool:
     return is_norm(before.unflatten(-1, (heads.shape[1], -1)).transpose(1, 2), heads)
 
 
+def is_group_norm(before: Tensor, after: Tensor) -> bool:
+    """Whether (B, T, E) was normalized over all tokens and groups of channels, up to a scale and shift of each."""
+    if before.shape != after.shape or before.dim() != 3:
+        return False
+    groups = [n for n in (1, 2, 4, 8, 16, 32) if before.shape[-1] % n == 0]
+    return any(_is_scaled(_unit_groups(before, n), after) for n in groups)
+
+
+def _unit_groups(x: Tensor, groups: int) -> Tensor:
+    pieces = x.unflatten(-1, (groups, -1))
+    plain = pieces - pieces.mean((1, 3), keepdim=True)
+    return (plain / plain.pow(2).mean((1, 3), keepdim=True).sqrt()).flatten(2)
+
+
+def _is_scaled(unit: Tensor, after: Tensor) -> bool:
+    """Whether one is the other up to a scale and shift for each channel; a norm's epsilon is unknown."""
+    x, y = unit.flatten(0, -2), after.flatten(0, -2)
+    x, y = x - x.mean(0), y - y.mean(0)
+    slope = (x * y).sum(0) / (x * x).sum(0)
+    return float((y - slope * x).norm()) < 1e-3 * float(y.norm())
+
+
 def is_norm(before: Tensor, after: Tensor) -> bool:
     """Whether this is a layer norm or RMS norm over the last axis, up to a scale and shift for each channel."""
     if before.shape != after.shape:
         return False
     for plain in (before, before - before.mean(-1, keepdim=True)):
-        unit = plain / plain.pow(2).mean(-1, keepdim=True).sqrt()
-        x, y = unit.flatten(0, -2), after.flatten(0, -2)
-        x, y = x - x.mean(0), y - y.mean(0)
-        slope = (x * y).sum(0) / (x * x).sum(0)
-        if float((y - slope * x).norm()) < 1e-3 * float(y.norm()):  # the norm's epsilon is unknown
+        if _is_scaled(plain / plain.pow(2).mean(-1, keepdim=True).sqrt(), after):
             return True
     return False
 
@@ -540,7 +559,7 @@ def _step_between(before: Tensor, after: Tensor) -> str:
     """The name of the norm or activation that makes one tensor out of the other; empty where none does."""
     if before.shape != after.shape:
         return ""
-    if is_norm(before, after):
+    if is_norm(before, after) or is_group_norm(before, after):
         return "norm"
     return next((name for name, function in ACTIVATIONS.items() if same(function(before), after)), "")
 

@@ -106,7 +106,7 @@ def measured(bound: Bound, reading: AttentionReading | None) -> list[MaskArgumen
 
 def is_boolean(p: inspect.Parameter) -> bool:
     """Whether an argument is a flag."""
-    return isinstance(p.default, bool) or p.annotation in (bool, "bool")
+    return isinstance(p.default, bool) or re.search(r"\bbool\b", str(p.annotation)) is not None
 
 
 def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument:
@@ -114,9 +114,9 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
     if bound.form.layout not in ("batch first", "batch second"):
         return argument
     trial = MaskTrial(bound, reading, name)
-    deadline = time.monotonic() + SECONDS
+    deadline = time.process_time() + SECONDS
     for shape, mask, meant in shaped_masks(*reading.core.weights.shape):
-        if time.monotonic() > deadline:
+        if time.process_time() > deadline:
             break
         for dtype in (torch.bool, torch.float64, torch.int64):
             argument.tried.append(trial(shape, mask.to(dtype), meant))

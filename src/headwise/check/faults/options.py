@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from headwise.check.binding import Bound
 from headwise.check.calls import FunctionWithWeights, Inputs, make_inputs, signature
-from headwise.check.faults.masks import is_boolean, is_causal_switch
+from headwise.check.faults.masks import MaskTrial, is_boolean, is_causal_switch
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
@@ -52,7 +52,8 @@ def options(bound: Bound, reading: AttentionReading | None) -> Found:
         if is_boolean(p):
             yield from _switched(bound, p)
         elif not is_cache(p.name):
-            yield Note("untried", f"the argument {p.name}")
+            known = _is_added(bound, reading, p.name) or _changes_nothing(bound, p)
+            yield Note("good" if known else "untried", p.name if known else f"the argument {p.name}")
     if not found and not bound.form.masks:
         yield Note("absent", "it takes none")
 
@@ -63,6 +64,32 @@ def _others(bound: Bound) -> list[inspect.Parameter]:
         return []
     parameters = [p for p in signature(bound.thing) if p.default is not p.empty]
     return [p for p in parameters if p.name not in {*bound.form.roles, *bound.form.masks, *bound.form.fixed}]
+
+
+def _is_added(bound: Bound, reading: AttentionReading | None, name: str) -> bool:
+    """Whether a table passed as this argument is added to the scores."""
+    if reading is None or reading.scores is None or "bias" not in plain(name):
+        return False
+    B, H, T, S = reading.core.weights.shape
+    table = torch.randn(1, H, T, S, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    trial = MaskTrial(bound, reading, name)
+    return any(
+        trial(shape, bias, table > 0).meaning == "additive"
+        for shape, bias in (("(1,H,T,S)", table), ("(B,H,T,S)", table.repeat(B, 1, 1, 1)), ("(H,T,S)", table[0]))
+    )
+
+
+def _changes_nothing(bound: Bound, p: inspect.Parameter) -> bool:
+    """Whether the argument takes the value that it stands for anyway, such as positions counted from zero."""
+    T, B, H = bound.sizes.T, bound.inputs.query.shape[0], bound.sizes.H
+    if call_role(p.name) == "position":
+        values = [torch.arange(T), torch.arange(T)[None], torch.arange(T).expand(B, T)]
+    elif "headmask" in plain(p.name):
+        values = [torch.ones(H), torch.ones(1, H, 1, 1)]
+    else:
+        return False
+    outputs = (bound.output_of(bound.inputs, {p.name: value}) for value in values)
+    return any(out is not None and bound.output is not None and same(out, bound.output) for out in outputs)
 
 
 def _switched(bound: Bound, p: inspect.Parameter) -> Found:
@@ -155,7 +182,8 @@ def _alone(bound: Bound, rest: Inputs, flags: dict[str, Any]) -> Tensor:
 
 def _cache_candidates(returned: Any, length: int) -> Iterator[Any]:
     """Parts of what was returned that hold keys and values of this length."""
-    parts = list(returned) if isinstance(returned, tuple | list) else list(getattr(returned, "values", list)())
+    parts = list(returned) if isinstance(returned, tuple | list) else []
+    parts = list(returned.values()) if isinstance(returned, dict) else parts
     for part in reversed(parts):
         leaves = [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
         if len(leaves) >= 2 and all(leaf.dim() >= 3 and length in leaf.shape for leaf in leaves):

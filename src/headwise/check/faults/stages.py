@@ -75,27 +75,27 @@ def _isolated_tokens(bound: Bound) -> Iterator[Finding]:
 
 def influence(bound: Bound) -> Tensor | None:
     """(T, T), True where a change of input token j changes output token i; None where that cannot be measured."""
-    T = bound.inputs.query.shape[1]
-    if bound.inputs.key.shape[1] != T or bound.inputs.query.shape[0] <= T:
+    T, before = bound.inputs.query.shape[1], bound.output
+    if bound.inputs.key.shape[1] != T or before is None or before.dim() != 3 or before.shape[1] != T:
         return None
-    changed = Inputs(*_each_token_changed(bound.inputs))
-    output = bound.output_of(changed)
-    if output is None or output.dim() != 3 or output.shape[1] != T:
-        return None
-    gap = (output[:T] - output[T]).abs().amax(-1)  # (changed token, output token)
-    return (gap > MOVED * output.abs().max()).T
+    found = torch.zeros(T, T, dtype=torch.bool)
+    for j in range(T):
+        after = bound.output_of(_changed(bound.inputs, j))
+        if after is None or after.shape != before.shape:
+            return None
+        found[:, j] = (after - before).abs().amax((0, 2)) > MOVED * before.abs().max()
+    return found
 
 
-def _each_token_changed(inputs: Inputs) -> Iterator[Tensor]:
-    """Copies of the first sample: in copy j, token j is another one; the rest are unchanged."""
+def _changed(inputs: Inputs, j: int) -> Inputs:
+    """The same inputs with another token at position j; a tensor in several roles stays one tensor."""
     made: dict[int, Tensor] = {}
     for x in inputs:
         if id(x) not in made:
-            other = x[:1].repeat(len(x), 1, 1)
-            for j in range(x.shape[1]):
-                other[j, j] = other[j, j].flip(-1) + 1
+            other = x.clone()
+            other[:, j] = other[:, j].flip(-1) + 1
             made[id(x)] = other
-        yield made[id(x)]
+    return Inputs(*(made[id(x)] for x in inputs))
 
 
 @of_stages
@@ -328,7 +328,8 @@ def weights_of_maps(bound: Bound, reading: AttentionReading) -> Found:
         elif not role.own_bias:
             yield Note("untried", f"what is added to the {name} beside its projection")
     factors = [maps[name][0].factor for name in ("value", "output") if name in maps]
-    if len(factors) == 2 and None not in factors and not _has_number(bound):
+    averaged = reading.output is not None and reading.output.merge == "mean"
+    if len(factors) == 2 and not averaged and None not in factors and not _has_number(bound):
         total = math.prod(factor for factor in factors if factor is not None)
         if not _near(total, 1.0):
             first = factors[0] is not None and not _near(factors[0], 1.0)

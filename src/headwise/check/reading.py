@@ -328,7 +328,7 @@ def is_group_norm(before: Tensor, after: Tensor) -> bool:
 def _unit_groups(x: Tensor, groups: int) -> Tensor:
     pieces = x.unflatten(-1, (groups, -1))
     plain = pieces - pieces.mean((1, 3), keepdim=True)
-    return (plain / plain.pow(2).mean((1, 3), keepdim=True).sqrt()).flatten(2)
+    return torch.flatten(plain / plain.pow(2).mean((1, 3), keepdim=True).sqrt(), 2)
 
 
 def _is_scaled(unit: Tensor, after: Tensor) -> bool:

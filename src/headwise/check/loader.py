@@ -459,6 +459,23 @@ class Case:
         numbers = (n for n, text in enumerate(found[0], found[1]) if re.search(pattern, text.partition("#")[0]))
         return next(numbers, None)
 
+    def condition_around(self, line: int | None, word: str) -> int | None:
+        """The line of the innermost `if` around a line, or of one that skips it, whose test has this word."""
+        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If | ast.IfExp)]
+        near = [n for n in tests if line is not None and n.lineno <= line + 1 and (n.end_lineno or 0) >= line - 1]
+        near = [n for n in near if word in ast.unparse(n.test)]
+        return max((n.test.lineno for n in near), default=None)
+
+    def line_of_state(self) -> int | None:
+        """The first line outside the constructor that assigns an attribute of self, or appends to one."""
+        tree = ast.parse(self.source)
+        functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name != "__init__"]
+        stored = r"self\.\w+(\[.*\])?\s*(=(?!=)|\+=|\.append\(|\.copy_\()|self\.\w+,.*[^=]=[^=]"
+        lines = self.source.splitlines()
+        spans = ((n.lineno, n.end_lineno or n.lineno) for n in functions)
+        found = (i for first, last in spans for i in range(first, last + 1) if re.search(stored, lines[i - 1]))
+        return next(found, None)
+
     def line_of_attribute(self, name: str) -> int | None:
         """The line that assigns an attribute, given as the name of a parameter in it."""
         return self.line_with(rf"self\.{re.escape(name.partition('.')[0])}\b.*=")

@@ -53,9 +53,9 @@ IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
     masks.combined_masks,
     options.options,
     options.caches,
-    sizes.other_sizes,
-    sizes.other_lengths,
     behavior.globals_in_place_of_arguments,
+    sizes.other_lengths,
+    sizes.other_sizes,
 )
 ONLY_IF_RIGHT: tuple[Fault, ...] = (portability.beyond_buffer, portability.meta_device, portability.compilation)
 # What must be verified before anything is called right.

@@ -71,10 +71,11 @@ def unregistered_state(bound: Bound, reading: AttentionReading | None) -> Found:
     plain = [name for name, part in held if isinstance(part, Tensor) and not isinstance(part, nn.Parameter)]
     lists = [name for name, part in held if isinstance(part, list) and part and isinstance(part[0], nn.Module)]
     if lists:
-        yield Finding("layers-in-list", ", ".join(lists))
+        yield Finding("layers-in-list", ", ".join(lists), bound.case.line_of_attribute(lists[0]))
     elif plain:
         stuck = not any("device" in p.name for p in parameters_of(bound.case.target)) and not _can_move(bound)
-        yield Finding("not-a-buffer", ", ".join(plain[:3]), severity="wrong" if stuck else "fragile")
+        severity, line = "wrong" if stuck else "fragile", bound.case.line_of_attribute(plain[0])
+        yield Finding("not-a-buffer", ", ".join(plain[:3]), line, severity=severity)
 
 
 def _never_called(bound: Bound) -> nn.Module:

@@ -50,6 +50,7 @@ from headwise.check.calls import (
     tensors,
     tokens_of,
 )
+from headwise.check.configuration import own_configuration
 from headwise.check.loader import Case, globals_read
 from headwise.check.stubs import Stub
 from headwise.check.trace import (
@@ -150,7 +151,7 @@ class Bound(Instance):
         """A second object, made with some constructor arguments changed."""
         with quiet():
             thing = self.built.remake(self.case.target, self.sizes, changes)
-            prepare(thing)
+            prepare(thing, self.sizes)
         return thing
 
     @property
@@ -323,7 +324,7 @@ class Search:
             thing = built.make()
             if entry(thing) is None:
                 raise TypeError(f"{built.text} has no forward")
-            prepare(thing)
+            prepare(thing, sizes)
             return thing
 
         repaired = Repaired()
@@ -453,7 +454,9 @@ def _supply(namespace: MutableMapping[str, Any], name: str, sizes: CallSizes) ->
         namespace[name] = known[name]
     elif role is not None:
         namespace[name] = sizes.T if role == "context" and "max" not in name else value_for(role, sizes)
-    return name in known or role is not None
+    elif is_configuration(name):
+        namespace[name] = StandInConfig(sizes, own_configuration(namespace))
+    return name in known or role is not None or is_configuration(name)
 
 
 def _with_super(cls: Any, work: Callable[[], Any]) -> Callable[[], Any]:

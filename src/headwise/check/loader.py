@@ -360,6 +360,10 @@ def _is_cheap(statement: ast.Assign | ast.AnnAssign | ast.AugAssign) -> bool:
 NAME = re.compile(r"attn|attention|mha|mhsa|msa|multihead|selfatt|crossatt|multi_head", re.IGNORECASE)
 WEIGHTS = re.compile(r"Linear|Parameter|einsum|Conv1d|randn|MultiheadAttention")
 MULTI = re.compile(r"mult|mha|mhsa|msa|heads", re.IGNORECASE)
+PRODUCT = re.compile(r"@|matmul|einsum|bmm|scaled_dot_product_attention|MultiheadAttention")
+ATTENDS = re.compile(r"softmax|scaled_dot_product_attention|MultiheadAttention")
+FOREIGN = re.compile(r"\b(np|numpy|jnp|jax|tf|keras|mx|mlx|flax|haiku|hk|paddle|tinygrad|cupy|cp)\.")
+NATIVE = re.compile(r"\btorch\b|\bnn\.|\bF\.|\bTensor\b")
 OTHER = re.compile(
     r"block|layer$|transformer|encoder|decoder|model|gpt|config|embedding|test|dataset|feed|norm|mlp|wrapper$|trainer",
     re.IGNORECASE,
@@ -379,10 +383,12 @@ def candidates(loaded: Loaded) -> list[tuple[str, Any]]:
             scores[name] = _class_score(name, thing, texts[name], body)
         elif inspect.isfunction(thing):
             scores[name] = _function_score(name, thing, body)
-    found = {name: score for name, score in scores.items() if score > 0}
-    if not found:  # any class with a softmax and weights, whatever its name
-        classes = [name for name, thing in loaded.namespace.items() if inspect.isclass(thing) and name in texts]
-        found = {name: 1 for name in classes if "softmax" in texts[name] and WEIGHTS.search(texts[name])}
+    native = {name: score for name, score in scores.items() if not _is_foreign(loaded.namespace[name], texts[name])}
+    found = {name: score for name, score in (native or scores).items() if score > 0}
+    if not any(found[name] > 0 for name in found if inspect.isclass(loaded.namespace[name])):
+        # any class that attends itself, whatever its name
+        classes = [name for name in native if inspect.isclass(loaded.namespace[name]) and WEIGHTS.search(texts[name])]
+        found |= {name: 8 for name in classes if ATTENDS.search(texts[name]) and PRODUCT.search(texts[name])}
     order = {name: i for i, name in enumerate(texts)}
     return [(name, loaded.namespace[name]) for name in sorted(found, key=lambda name: (-found[name], -order[name]))]
 
@@ -399,6 +405,14 @@ def _definitions(loaded: Loaded) -> dict[str, str]:
             found.pop(node.name, None)
             found[node.name] = "\n".join(lines[node.lineno - 1 : node.end_lineno])
     return found
+
+
+def _is_foreign(thing: Any, text: str) -> bool:
+    """Whether a class or function is written for another library than PyTorch."""
+    bases = thing.__mro__ if inspect.isclass(thing) else ()
+    if nn.Module in bases and not any(isinstance(base, Stub) for base in getattr(thing, "__orig_bases__", ())):
+        return False
+    return FOREIGN.search(text) is not None and NATIVE.search(text) is None
 
 
 def _class_score(name: str, cls: type, text: str, body: str) -> int:

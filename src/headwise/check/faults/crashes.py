@@ -26,7 +26,9 @@ ARGUMENTS = re.compile(r"(?:\w+\.)*(\w+)\(\) (?:missing|takes) ")
 OUR_CALLS = {"forward", "__init__", "__call__"}
 SEVERAL = 4  # guesses, of numbers and of None
 # Perhaps we passed something of another kind.
-OURS = ("values to unpack", "config has no", "NoneType", "Stub", "is not callable")
+OURS = (
+    "values to unpack", "config has no", "NoneType", "Stub", "is not callable", "'dict' object", "PerLayer", "StandIn",
+)  # fmt: skip
 
 
 def text_findings(case: Case) -> list[Finding]:

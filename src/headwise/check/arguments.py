@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headwise.check.configuration import StandInConfig, choices, configuration_class, own_configuration, uses_of
-from headwise.check.sizes import SMALL, CallSizes, batch_for, value_for
+from headwise.check.sizes import OTHER_SIZES, SMALL, CallSizes, batch_for, value_for
 from headwise.check.vocabulary import (
     WEIGHTS_IN,
     call_role,
@@ -21,7 +21,7 @@ from headwise.check.vocabulary import (
 )
 
 __all__ = [  # what other modules look for here
-    "SMALL", "WEIGHTS_IN", "CallSizes", "StandInConfig", "batch_for", "call_role", "constructor_role",
+    "OTHER_SIZES", "SMALL", "WEIGHTS_IN", "CallSizes", "StandInConfig", "batch_for", "call_role", "constructor_role",
     "is_configuration", "plain", "value_for",
 ]  # fmt: skip
 
@@ -56,9 +56,22 @@ class Built:
     def remake(self, cls: Callable[..., Any], sizes: CallSizes, changes: dict[str, Any]) -> Any:
         """Another object, made with some arguments or configuration keys changed."""
         if self.config is None:
-            return cls(**(self.arguments | changes))
+            return _construct(cls, self.arguments | changes)
         config = self.config.changed(sizes, changes)
-        return cls(**{k: config if v is self.config else v for k, v in self.arguments.items()})
+        return _construct(cls, {k: config if v is self.config else v for k, v in self.arguments.items()})
+
+    def resized(self, cls: Callable[..., Any], old: CallSizes, new: CallSizes) -> "Built | None":
+        """The same way to make it, with other sizes; None where no argument is a size."""
+        changed = {name: _resized(name, value, old, new) for name, value in self.arguments.items()}
+        if self.config is not None:
+            extra = {name: _resized(name, value, old, new) for name, value in self.config._extra.items()}
+            config = self.config.changed(new, extra)
+            changed = {k: config if v is self.config else v for k, v in changed.items()}
+            made = replace(self, make=lambda: _construct(cls, changed), arguments=changed, config=config)
+            return replace(made, text=f"{self.text} with width {new.E}, {new.H} heads")
+        if changed == self.arguments or not isinstance(cls, type):
+            return None
+        return replace(_built(cls, changed, self.natural), guessed=self.guessed)
 
     def names_with_role(self, role: str) -> list[str]:
         """Arguments, or keys that were asked of the configuration, with this meaning."""
@@ -70,6 +83,17 @@ class Built:
         if self.config is not None and self.config._sizes.context == T:
             return ["the context length"]
         return [k for k, v in self.arguments.items() if constructor_role(k) == "context" and v == T]
+
+
+def _resized(name: str, value: Any, old: CallSizes, new: CallSizes) -> Any:
+    """An argument's value at other sizes: by the meaning of its name, or else by the size that it equals."""
+    if type(value) is not int:
+        return value
+    role = constructor_role(name)
+    if role is not None and value == value_for(role, old):
+        return value_for(role, new)
+    pairs = ((old.E, new.E), (old.H, new.H), (old.D, new.D), (old.context, new.context), (old.T, new.T))
+    return next((other for size, other in pairs if value == size), value)
 
 
 def parameters_of(target: Any) -> list[inspect.Parameter]:
@@ -187,7 +211,7 @@ def _configured(
         elif p.default is p.empty:
             value = _value(p, config._sizes)
             arguments[p.name] = OTHERS[min(level, len(OTHERS) - 1)] if value is _UNKNOWN else value
-    return replace(_built(cls, arguments, parameters), text=f"{cls.__name__}(config)", config=config, guessed=0)
+    return replace(_built(cls, arguments), text=f"{cls.__name__}(config)", config=config, guessed=0)
 
 
 def _with_names(cls: type, parameters: list[inspect.Parameter], sizes: CallSizes) -> Iterator[Built]:
@@ -198,35 +222,39 @@ def _with_names(cls: type, parameters: list[inspect.Parameter], sizes: CallSizes
     optional = [name for name in roles if name in widths and name not in known and name not in unknown]
     if not widths & set(known) and optional:
         preferred = next((name for name in optional if "model" in name or "embed" in name), optional[0])
-        yield _built(cls, known | {preferred: sizes.E} | dict.fromkeys(unknown), parameters)
+        yield _built(cls, known | {preferred: sizes.E} | dict.fromkeys(unknown))
     several = {n: sizes.E for n, role in roles.items() if role in HEAD_WIDTHS}
     if "heads" not in roles.values() and len(several) > 1:  # widths of the inputs, where nothing is split
-        yield _built(cls, known | several | dict.fromkeys(unknown, sizes.E), parameters)
+        yield _built(cls, known | several | dict.fromkeys(unknown, sizes.E))
     meant = bool(widths) or not several  # otherwise a head width may be the model's
     if not meant and not unknown:
-        yield _built(cls, known | several, parameters, natural=False)
+        yield _built(cls, known | several, natural=False)
     filled = [known | dict(zip(unknown, values, strict=True)) for values in _guesses(unknown, roles, sizes)]
     for arguments in filled:
-        made = _built(cls, arguments, parameters, natural=not unknown and meant)
+        made = _built(cls, arguments, natural=not unknown and meant)
         yield replace(made, guessed=len(unknown) + (not meant))
     # Names may mislead: a head width where the model width was meant, or the other way round.
     other = {"head_width": sizes.E, "value_width": sizes.E, "width": sizes.D, "out_width": sizes.D, "context": sizes.T}
     second = [{name: other[role]} for name, role in roles.items() if role in other]
     for changed in [*second, several] if several else second:
         for arguments in filled:
-            yield _built(cls, arguments | changed, parameters, natural=False)
+            yield _built(cls, arguments | changed, natural=False)
     for p in parameters:  # something on by default may need inputs that we do not know
         count = type(p.default) is int and 1 < p.default <= 64
         if not unknown and p.name not in known and (p.default is True or count):
-            yield _built(cls, known | {p.name: 1 if count else False}, parameters, natural=False)
+            yield _built(cls, known | {p.name: 1 if count else False}, natural=False)
 
 
-def _built(cls: type, arguments: dict[str, Any], parameters: list[inspect.Parameter], natural: bool = True) -> Built:
-    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
-    first = [arguments[name] for name in positional if name in arguments]
-    named = {name: value for name, value in arguments.items() if name not in positional}
+def _built(cls: type, arguments: dict[str, Any], natural: bool = True) -> Built:
     text = f"{cls.__name__}({', '.join(f'{k}={_short(v)}' for k, v in arguments.items())})"
-    return Built(lambda: cls(*first, **named), text, arguments, None, natural, 0 if natural else MANY)
+    return Built(lambda: _construct(cls, arguments), text, arguments, None, natural, 0 if natural else MANY)
+
+
+def _construct(cls: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """The object that these arguments make, passed by position where the constructor wants that."""
+    positional = [p.name for p in parameters_of(cls) if p.kind is p.POSITIONAL_ONLY]
+    first = [arguments[name] for name in positional if name in arguments]
+    return cls(*first, **{name: value for name, value in arguments.items() if name not in positional})
 
 
 def _short(value: Any) -> str:

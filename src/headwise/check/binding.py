@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from headwise.check.arguments import (
     SMALL,
@@ -51,7 +52,9 @@ from headwise.check.calls import (
     tokens_of,
 )
 from headwise.check.configuration import own_configuration
-from headwise.check.loader import Case, globals_read
+from headwise.check.constants import SIZE_ROLES, constants, restore, write
+from headwise.check.fits import same
+from headwise.check.loader import Case, globals_read, names_used
 from headwise.check.stubs import Stub
 from headwise.check.trace import (
     PRODUCTS,
@@ -66,7 +69,6 @@ from headwise.check.trace import (
 from headwise.errors import OptionError
 
 SECONDS = 8.0  # of processor time, for all attempts together
-SIZE_ROLES = ("width", "out_width", "heads", "context", "head_width", "value_width", "batch")
 FORMS_PER_LAYOUT = 3  # other layouts are tried with the likeliest calls only
 WIDEST = 2048  # largest width fixed by a class that is tried
 MOST_FAILURES = 150  # after so many, no other attempt will help
@@ -147,12 +149,59 @@ class Bound(Instance):
         other.output = other.form.result(other.returned, other.inputs)
         return other
 
+    def repeats(self, thing: Any = None) -> bool | None:
+        """Whether two calls give the same output; None where one gives none."""
+        first, second = self.output_of(self.inputs, thing=thing), self.output_of(self.inputs, thing=thing)
+        return None if first is None or second is None else same(first.nan_to_num(), second.nan_to_num())
+
     def rebuilt(self, **changes: Any) -> Any:
         """A second object, made with some constructor arguments changed."""
         with quiet():
             thing = self.built.remake(self.case.target, self.sizes, changes)
             prepare(thing, self.sizes)
         return thing
+
+    def resized(self, sizes: CallSizes) -> "Bound | None":
+        """The same built and called at other sizes, traced; None where its sizes are fixed. Raises what it raises."""
+        built = self._built_at(sizes)
+        if built is None:
+            return None
+        kept = constants(self.case.namespaces)
+        write(kept, sizes)
+        try:
+            with quiet():
+                torch.manual_seed(0)
+                thing = built.make()
+                prepare(thing, sizes)
+            form = self._form_at(thing, sizes)
+            made = {"thing": thing, "built": built, "sizes": sizes, "form": form}
+            return self.called(**made, inputs=make_inputs(form, sizes))
+        finally:
+            restore(kept)
+
+    def of_length(self, T: int, seed: int = 9) -> "Bound":
+        """The same object called and traced with an input of another length."""
+        sizes = replace(self.sizes, T=T, S=T)
+        form = self._form_at(self.thing, sizes)
+        return self.called(sizes=sizes, form=form, inputs=make_inputs(form, sizes, seed=seed))
+
+    def _built_at(self, sizes: CallSizes) -> Built | None:
+        target = self.case.target
+        if isinstance(self.thing, FunctionWithWeights):
+            return replace(self.built, make=lambda: FunctionWithWeights(target, sizes))
+        if not inspect.isclass(target):
+            return self.built if inspect.isfunction(target) else None
+        made = self.built.resized(target, self.sizes, sizes)
+        reads = names_used(target) & {constant.through for constant in constants(self.case.namespaces)}
+        return self.built if made is None and reads else made
+
+    def _form_at(self, thing: Any, sizes: CallSizes) -> CallForm:
+        """The same form with fixed tensors for other sizes."""
+        if not self.form.fixed:
+            return replace(self.form, batch=sizes.B)
+        pairs = zip(forms(self.thing, self.sizes), forms(thing, sizes), strict=False)
+        alike = (new for old, new in pairs if old.roles == self.form.roles and _alike(old.fixed, self.form.fixed))
+        return replace(next(alike, self.form), layout=self.form.layout)
 
     @property
     def rank(self) -> int:
@@ -180,6 +229,18 @@ class Bound(Instance):
         """Whether attention runs along the batch, which may mean that the batch is expected second."""
         nodes = find_attention(self.trace) if self.form.layout == PLAIN else None
         return nodes is not None and self.sizes.B in nodes.softmax[0].value.shape[-2:]
+
+
+def _alike(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Whether fixed arguments have the same names and values."""
+    left, right = tree_leaves(a), tree_leaves(b)
+    return list(a) == list(b) and len(left) == len(right) and all(map(_equal, left, right))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+    return type(a) is type(b) and bool(a == b)
 
 
 def _is_informed(nodes: AttentionNodes) -> bool:
@@ -226,12 +287,13 @@ class Search:
 
     def _usual_sizes(self) -> Iterator[CallSizes]:
         """Our sizes, written into the module's constants; then the module's own."""
-        space = self.case.namespace
-        _stand_in(space, CallSizes())
-        own = _constants(space)
-        _write(space, CallSizes())
+        for space in self.case.namespaces:
+            _stand_in(space, CallSizes())
+        found = constants(self.case.namespaces)
+        write(found, CallSizes())
         yield CallSizes()
-        space.update(own)
+        restore(found)
+        own = {constant.name: constant.value for constant in reversed(found)}
         width = max((v for k, v in own.items() if constructor_role(k) == "width"), default=0)
         heads = next((v for k, v in own.items() if constructor_role(k) == "heads"), 0)
         context = next((v for k, v in own.items() if constructor_role(k) == "context"), 16)
@@ -242,7 +304,7 @@ class Search:
         """For code that loops over single numbers."""
         if self.too_long:
             self.too_long, self.deadline = False, time.process_time() + SECONDS
-            _write(self.case.namespace, SMALL)
+            write(constants(self.case.namespaces), SMALL)
             yield SMALL
 
     def _expected_sizes(self) -> Iterator[CallSizes]:
@@ -425,14 +487,9 @@ class Search:
         return True
 
 
-def _constants(namespace: MutableMapping[str, Any]) -> dict[str, int]:
+def module_sizes(namespace: MutableMapping[str, Any]) -> dict[str, int]:
     """Sizes among the module's constants."""
     return {n: value for n, value in namespace.items() if type(value) is int and constructor_role(n) in SIZE_ROLES}
-
-
-def _write(namespace: MutableMapping[str, Any], sizes: CallSizes) -> None:
-    for name in _constants(namespace):
-        namespace[name] = int(value_for(str(constructor_role(name)), sizes))
 
 
 def _stand_in(namespace: MutableMapping[str, Any], sizes: CallSizes) -> None:

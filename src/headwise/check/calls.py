@@ -250,6 +250,11 @@ class Inputs(NamedTuple):
     key: Tensor  # (B, S, E)
     value: Tensor
 
+    def of_samples(self, count: int) -> "Inputs":
+        """The first samples only; a tensor in several roles stays one tensor."""
+        made = {id(x): x[:count] for x in self}
+        return Inputs(*(made[id(x)] for x in self))
+
 
 @dataclass(frozen=True)
 class CallForm:

@@ -53,13 +53,11 @@ class _Reader(ast.NodeVisitor):
 
     def _key(self, node: ast.AST) -> str | None:
         """The key that `config.key`, `self.config.key`, `config["key"]` or `cfg.model.key` reads; None for others."""
-        if isinstance(node, ast.Attribute):
-            base, key = node.value, node.attr
-        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            base, key = node.value, node.slice.value
-        else:
+        if not isinstance(node, ast.Attribute | ast.Subscript):
             return None
-        name = getattr(base, "attr", None) or getattr(base, "id", "")
+        base: ast.expr = node.value
+        key = node.attr if isinstance(node, ast.Attribute) else getattr(node.slice, "value", None)
+        name = str(getattr(base, "attr", None) or getattr(base, "id", ""))
         known = (is_configuration(name) and name != "self") or name in self.aliases or self._key(base) is not None
         return key if known and isinstance(key, str) else None
 
@@ -269,8 +267,8 @@ class StandInConfig:
         if self._real is not None:
             self.__dict__["_own"] = self._own | as_dictionary(self._real)
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc] # mypy wants a setter, which nobody needs
+    def __class__(self) -> type:
         """The class of the real configuration, for `isinstance`."""
         real = self.__dict__.get("_real")
         return StandInConfig if real is None else type(real)
@@ -354,7 +352,7 @@ def real_configuration(kind: type, stand_in: StandInConfig) -> Any:
     """An instance of a configuration class, its fields chosen by name and type; None where it cannot be made."""
     hints: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # an annotation may name what is not installed
-        hints = typing.get_type_hints(kind.__init__) | typing.get_type_hints(kind)
+        hints = typing.get_type_hints(vars(kind)["__init__"]) | typing.get_type_hints(kind)
     given: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # whatever a learner's code raises
         for p in inspect.signature(kind).parameters.values():

@@ -3,6 +3,7 @@
 Every projection can be read this way, however its weights are stored.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -81,26 +82,73 @@ class Role:
     plain: bool  # the map only copies its input: no parameter is involved
     sliced: bool  # every row reads only one head's slice of the input
     found: bool
+    own_bias: bool = True  # what is added to a row is zero or that row's entry in a parameter
 
 
-def role(weight: Tensor, parameters: dict[str, Tensor], head_width: int, free: Tensor | None = None) -> Role:
-    """The role of a solved weight (out, in), which is not determined along the direction `free` (in).
+def role(
+    solved: Fit,
+    parameters: dict[str, Tensor],
+    head_width: int,
+    free: Tensor | None = None,
+    any_bias: bool = False,
+) -> Role:
+    """The role of a solved map, whose weight (out, in) is not determined along the direction `free` (in).
 
-    Rows are compared with rows of every parameter, so the layout of the parameters does not have to be known.
+    Rows are compared with rows of every parameter, so the layout of the parameters does not have to be known. With
+    `any_bias`, the bias may be anything, as where a norm comes first.
     """
+    weight = solved.weight
     if _copies(weight):
-        return Role([], 1.0, True, False, True)
+        return Role([], float(weight.abs().max()), True, False, True)
     nonzero = weight.abs() > 1e-9 * weight.abs().max()
     sliced = bool((nonzero.sum(1) <= head_width).all()) and weight.shape[1] > head_width
-    rows = _packed(weight, nonzero, head_width) if sliced else weight
-    matches = {name: _match(rows, p.detach(), None if sliced else free) for name, p in parameters.items()}
-    matches = {name: (hit, factor) for name, (hit, factor) in matches.items() if hit.any()}
-    if not matches:
-        return Role([], None, False, sliced, False)
-    complete = bool(torch.stack([hit for hit, _ in matches.values()]).any(0).all())
-    factors = torch.cat([factor[hit] for hit, factor in matches.values()])
-    uniform = bool((factors - factors[0]).abs().max() <= 1e-6 * factors[0].abs())
-    return Role(list(matches), float(factors[0]) if uniform and complete else None, False, sliced, complete)
+    best = Role([], None, False, sliced, False)
+    for rows, times in _arrangements(weight, nonzero, head_width, sliced):
+        matches = {name: _match(rows, p.detach(), None if sliced else free) for name, p in parameters.items()}
+        matches = {name: match for name, match in matches.items() if match.hits.any()}
+        if not matches:
+            continue
+        complete = bool(torch.stack([match.hits for match in matches.values()]).any(0).all())
+        factors = torch.cat([match.factors[match.hits] for match in matches.values()])
+        uniform = complete and bool((factors - factors[0]).abs().max() <= 1e-6 * factors[0].abs())
+        bias = solved.bias.repeat(times)
+        known = any_bias or not complete or _own_bias(bias, list(matches.values()), parameters)
+        found = Role(list(matches), float(factors[0]) if uniform else None, False, sliced, complete, known)
+        if complete:
+            return found
+        best = best if best.names else found
+    return best
+
+
+def _arrangements(weight: Tensor, nonzero: Tensor, width: int, sliced: bool) -> Iterator[tuple[Tensor, int]]:
+    """Rows as parameters may hold them, and how many there are of each: whole, or cut into one piece for every head."""
+    yield (_packed(weight, nonzero, width) if sliced else weight), 1
+    heads = weight.shape[1] // width if width and weight.shape[1] % width == 0 else 1
+    if heads > 1 and not sliced:
+        cut = weight.unflatten(1, (heads, width))
+        yield cut.transpose(1, 2).flatten(1), 1  # a token's numbers as (width, heads)
+        yield cut.transpose(0, 1).flatten(0, 1), heads  # a projection for every head
+
+
+def _own_bias(bias: Tensor, matches: list["Match"], parameters: dict[str, Tensor]) -> bool:
+    """Whether every entry is zero, or the entry of parameters (a bias, a learned position) that belongs to its row."""
+    explained = bias.abs() <= 1e-7 * bias.abs().max().clamp_min(1e-3)
+    for match in matches:
+        held = [p.detach().double().flatten()[match.rows] for p in parameters.values() if p.numel() == match.total]
+        scaled = [h * match.factors for h in held]
+        for entries in [*scaled, *held, *(a + b for a in scaled for b in held)]:
+            explained = explained | (match.hits & ((bias - entries).abs() <= 1e-6 * (1 + entries.abs())))
+    for summed in _summed_biases(len(matches), matches, parameters):
+        explained = explained | ((bias - summed).abs() <= 1e-6 * (1 + summed.abs()))
+    return bool(explained.all())
+
+
+def _summed_biases(count: int, matches: list["Match"], parameters: dict[str, Tensor]) -> Iterator[Tensor]:
+    """The biases of several layers added up, where every head has an output projection of its own."""
+    total = matches[0].total
+    biases = [p.detach().double() for p in parameters.values() if p.dim() == 1 and len(p) == total]
+    if count > 1 and len(biases) > 1 and len(matches[0].hits) % total == 0:
+        yield torch.stack(biases[-count:]).sum(0).repeat(len(matches[0].hits) // total)
 
 
 def _copies(weight: Tensor) -> bool:
@@ -117,16 +165,32 @@ def _packed(weight: Tensor, nonzero: Tensor, width: int) -> Tensor:
     return weight.gather(1, columns.clamp_max(weight.shape[1] - 1))
 
 
-def _match(rows: Tensor, parameter: Tensor, free: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Which rows are multiples of rows of the parameter, along any of its axes, and by what factor."""
+def _as_rows(parameter: Tensor, size: int) -> Iterator[Tensor]:
+    """A parameter as rows of this size, along any axis or any two neighboring axes."""
+    shapes = [parameter, *(parameter.flatten(i, i + 1) for i in range(parameter.dim() - 1) if parameter.dim() > 2)]
+    for shaped in shapes:
+        for axis, length in enumerate(shaped.shape):
+            if length == size:
+                yield shaped.movedim(axis, -1).reshape(-1, size).double()
+
+
+class Match(NamedTuple):
+    """Which rows are multiples of rows of one parameter, by what factor, and which rows those are, of how many."""
+
+    hits: Tensor
+    factors: Tensor
+    rows: Tensor
+    total: int
+
+
+def _match(rows: Tensor, parameter: Tensor, free: Tensor | None) -> Match:
+    """The rows that are multiples of rows of the parameter, along any of its axes."""
     hits = torch.zeros(len(rows), dtype=torch.bool)
-    factors = torch.zeros(len(rows), dtype=torch.float64)
+    factors, found = torch.zeros(len(rows), dtype=torch.float64), torch.zeros(len(rows), dtype=torch.int64)
+    count = 0
     if not parameter.is_floating_point() or parameter.dim() < 2:
-        return hits, factors
-    for axis, size in enumerate(parameter.shape):
-        if size != rows.shape[1]:
-            continue
-        candidates = parameter.movedim(axis, -1).reshape(-1, size).double()
+        return Match(hits, factors, found, count)
+    for candidates in _as_rows(parameter, rows.shape[1]):
         if free is not None:
             rows, candidates = (m - (m @ free)[:, None] * free for m in (rows, candidates))
         norms = candidates.norm(dim=1).clamp_min(1e-300)
@@ -134,6 +198,7 @@ def _match(rows: Tensor, parameter: Tensor, free: Tensor | None) -> tuple[Tensor
         best, which = cosine.abs().max(1)
         new = (best > ALIKE) & ~hits
         signed = rows.norm(dim=1) / norms[which] * cosine.gather(1, which[:, None])[:, 0].sign()
-        factors = torch.where(new, signed, factors)
+        factors, found = torch.where(new, signed, factors), torch.where(new, which, found)
+        count = len(candidates) if new.any() else count
         hits = hits | new
-    return hits, factors
+    return Match(hits, factors, found, count)

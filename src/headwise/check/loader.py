@@ -456,6 +456,11 @@ class Case:
     thorough: bool = True  # also measure speed and compile
 
     @property
+    def namespaces(self) -> list[MutableMapping[str, Any]]:
+        """The names of its module, and of the files of its project that the module imports."""
+        return [self.namespace] if self.loaded is None else [*self.loaded.namespaces]
+
+    @property
     def filename(self) -> str | None:
         """The file whose lines are reported."""
         if self.loaded is not None:
@@ -465,6 +470,31 @@ class Case:
             if inspect.isfunction(method):
                 return method.__code__.co_filename
         return None
+
+    @property
+    def source(self) -> str:
+        """The text of the whole file; empty where there is none."""
+        if self.loaded is not None:
+            return self.loaded.source
+        return "" if self.filename is None else "".join(linecache.getlines(self.filename))
+
+    def line_with(self, pattern: str) -> int | None:
+        """The first line inside the class or function that matches a regular expression."""
+        try:
+            found = inspect.getsourcelines(self.target)
+        except (OSError, TypeError):
+            found = (self.source.splitlines(), 1)
+        if self.loaded is not None:
+            nodes = (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.ClassDef | ast.FunctionDef))
+            first = next((n for n in nodes if n.name == self.name), None)
+            start, end = (first.lineno, first.end_lineno) if first is not None else (1, None)
+            found = (self.source.splitlines()[start - 1 : end], start)
+        numbers = (n for n, text in enumerate(found[0], found[1]) if re.search(pattern, text.partition("#")[0]))
+        return next(numbers, None)
+
+    def line_of_attribute(self, name: str) -> int | None:
+        """The line that assigns an attribute, given as the name of a parameter in it."""
+        return self.line_with(rf"self\.{re.escape(name.partition('.')[0])}\b.*=")
 
     def text(self, line: int | None) -> str:
         """That line of the file."""

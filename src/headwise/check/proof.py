@@ -8,10 +8,12 @@ from torch import Tensor
 
 from headwise import reference
 from headwise.check.binding import Bound
-from headwise.check.calls import make_inputs
-from headwise.check.fits import side_by_side
-from headwise.check.reading import AttentionReading, pattern
+from headwise.check.calls import Inputs, make_inputs
+from headwise.check.fits import same, side_by_side
+from headwise.check.reading import AttentionReading, OutputMap, Projection, Scores, pattern
 
+TOLERANCE = 1e-6  # of a float64 prediction; scales given as float32 tensors cost 1e-7
+ALIKE = 1e-5  # relative difference of two solutions for one map
 Maps = tuple[reference.Linear, reference.Linear, reference.Linear, reference.Linear | None]
 
 
@@ -95,7 +97,7 @@ def recipe(reading: AttentionReading) -> tuple[Recipe, Maps] | None:
     splits = {p.split for p in parts}
     if scores.relative or scores.axis not in AXES or len(splits) > 1 or not splits <= {"heads", "view"}:
         return None
-    if out.merge not in ("heads", "view", "mean") or not out.last:
+    if out.merge not in ("heads", "view", "mean") or not out.last or out.before:
         return None
     query, key, value = (reference.Linear(p.fit.weight, p.fit.bias) for p in parts)
     made = Recipe(
@@ -123,6 +125,16 @@ def prediction_error(bound: Bound, reading: AttentionReading) -> float | None:
     return float(gap.max()) if gap.numel() else None
 
 
+def expected_output(reading: AttentionReading, inputs: Inputs) -> Tensor | None:
+    """What was understood, applied to inputs of any length, full or causal; None where that is not enough."""
+    made, scores = recipe(reading), reading.scores
+    if made is None or scores is None or scores.bias is not None or scores.empty is not None:
+        return None
+    T, S = inputs.query.shape[1], inputs.key.shape[1]
+    visible = torch.ones(T, S, dtype=torch.bool).tril() if reading.pattern == "causal" else None
+    return attention(*inputs, made[1], reading.core.heads.shape[1], made[0], visible=visible)[0]
+
+
 def reference_output(bound: Bound, reading: AttentionReading) -> Tensor | None:
     """What the reference gives with the learner's own weights on the traced inputs; None if that is not known."""
     made, scores = recipe(reading), reading.scores
@@ -135,3 +147,38 @@ def reference_output(bound: Bound, reading: AttentionReading) -> Tensor | None:
     scale = D**-0.5 / abs(math.prod(factor for factor in factors if factor is not None))
     plain = Recipe(scale=scale, residual=made[0].residual)
     return attention(*bound.inputs, made[1], H, plain, visible=scores.visible[:1], bias=scores.bias)[0]
+
+
+def changed_maps(first: AttentionReading, second: AttentionReading | None) -> list[str]:
+    """The steps that were read differently from another call of the same object with other inputs."""
+    if second is None:
+        return ["the attention"]
+    found = [name for name, part in first.projections.items() if not _is_same_map(part, second.projections.get(name))]
+    if (first.scores is None) != (second.scores is None) or not _are_same_scores(first.scores, second.scores):
+        found.append("scores")
+    if first.output is not None and not _is_same_output(first.output, second.output):
+        found.append("output")
+    return found
+
+
+def _is_same_output(a: OutputMap, b: OutputMap | None) -> bool:
+    if b is None or (a.merge, a.before, a.after, a.last) != (b.merge, b.before, b.after, b.last):
+        return False
+    biases = bool(((a.fit.bias - b.fit.bias).abs() <= ALIKE * (1 + a.fit.bias.abs())).all())
+    return same(a.fit.weight, b.fit.weight, ALIKE) and biases
+
+
+def _is_same_map(a: Projection, b: Projection | None) -> bool:
+    if b is None or (a.source, a.split, a.position, a.norm, a.then) != (b.source, b.split, b.position, b.norm, b.then):
+        return False
+    if a.by_position is not None and b.by_position is not None:
+        return same(a.by_position, b.by_position, ALIKE)
+    return same(a.fit.weight, b.fit.weight, ALIKE)
+
+
+def _are_same_scores(a: Scores | None, b: Scores | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    if (a.axis, a.after, a.swapped, a.leaks) != (b.axis, b.after, b.swapped, b.leaks):
+        return False
+    return abs(a.factor - b.factor) <= ALIKE * abs(a.factor) and torch.equal(a.visible, b.visible)

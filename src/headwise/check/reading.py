@@ -3,11 +3,12 @@
 Linear maps are solved for from the recorded numbers, so the layout of the weights does not have to be known.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.check.binding import Bound
@@ -15,6 +16,7 @@ from headwise.check.calls import tensors
 from headwise.check.fits import Fit, Role, fit, role, same, side_by_side, tokens, undetermined
 from headwise.check.trace import PRODUCTS, Core, Node, Trace, find_attention
 
+GATES = ("sigmoid", "silu", "tanh", "gelu", "relu", "softplus")
 HIDDEN = -50.0  # a score this far below the others has no weight in any precision
 AXES = {3: "keys", 2: "queries", 1: "heads", 0: "batch", (2, 3): "queries and keys together"}
 Axis = int | tuple[int, int]
@@ -55,6 +57,7 @@ class Scores:
     leaks: bool = False  # future scores are one constant that is not small: a causal mask that hides nothing
     by_head: bool = False  # every head has its own factor
     relative: bool = False  # a term that depends on query and distance is added
+    relative_is_linear: bool = False  # that term is linear in query and key at every pair of positions
     after: str = ""  # what happened after the softmax: masked, scaled, random
     after_factor: float = 1.0
     empty: Tensor | None = None  # rows that are not numbers
@@ -69,6 +72,8 @@ class OutputMap:
     role: Role
     residual: float  # factor of the input that is added; 0 for none
     last: bool  # whether this is what the learner returns, or something follows
+    before: str = ""  # what happens to the merged heads before the map: norm, gate, or the name of an activation
+    after: str = ""  # what follows the map, where something does: norm, the name of an activation, or other
 
 
 @dataclass
@@ -82,6 +87,7 @@ class AttentionReading:
     scores: Scores | None
     output: OutputMap | None
     between_tokens: bool  # the weights are a table of queries × keys
+    used: bool = True  # the result depends on the heads
     mask_arguments: list[Any] | None = None  # what was measured about every mask argument, once it was
 
     @property
@@ -169,7 +175,15 @@ def _read(bound: Bound, core: Core) -> AttentionReading:
     )
     output = None if bound.output is None else _output(bound.inputs.query, core, bound.output, parameters)
     between = tuple(core.weights.shape[-2:]) == (bound.inputs.query.shape[1], bound.inputs.key.shape[1])
-    return AttentionReading(core, query, key, value, scores, output, between)
+    return AttentionReading(core, query, key, value, scores, output, between, used=_is_used(bound, core))
+
+
+def _is_used(bound: Bound, core: Core) -> bool:
+    """Whether what is returned as the output depends on a product of weights and values."""
+    size = 0 if bound.output is None else bound.output.numel()
+    ends = [node for node in core.trace.returned if node is not None and core.trace.nodes[node].value.numel() == size]
+    reached = {index for node in core.nodes.products for index in core.trace.reaches(node.index)}
+    return not ends or any(end in reached for end in ends)
 
 
 def _feeds(nodes: list[Node], side: int) -> list[int | None]:
@@ -185,7 +199,9 @@ def _projection(
     """The map from an input to these heads (B, H, T, D): direct, of a normalized input, by position, or shuffled."""
     found = next(_candidates(heads, nodes, sources, trace), None)
     if found is not None:
-        found.role = role(found.weight, parameters, heads.shape[-1], found.free)
+        varied = found.norm or found.position != "" or found.then != ""
+        solved = Fit(found.weight, found.fit.bias, found.fit.residual)
+        found.role = role(solved, parameters, heads.shape[-1], found.free, any_bias=varied)
         found.source = found.source.removeprefix("normalized ").partition("#")[0]
     return found
 
@@ -196,7 +212,10 @@ def _candidates(
     yield from _direct(heads, sources)
     normed = _normalized(trace, sources)
     for found in _direct(heads, normed):
+        x = sources[found.source.removeprefix("normalized ").partition("#")[0]]
         found.norm, found.free = True, undetermined(tokens(normed[found.source]))
+        known = is_norm(x, normed[found.source]) or is_group_norm(x, normed[found.source])
+        found.then = found.then or ("" if known else "other")
         yield found
     yield from _by_position(heads, sources | normed)
     for found in _earlier(heads, nodes, sources | normed, trace):
@@ -294,14 +313,38 @@ def _is_rotated_norm(before: Tensor, heads: Tensor, between: list[Node]) -> bool
 
 
 def _is_norm(before: Tensor, heads: Tensor) -> bool:
-    """Whether heads are a layer norm or RMS norm of what came before, up to a scale and shift for each channel."""
-    pieces = before.unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)
-    for plain in (pieces, pieces - pieces.mean(-1, keepdim=True)):
-        unit = plain / plain.pow(2).mean(-1, keepdim=True).sqrt()
-        x, y = unit.flatten(0, 2), heads.flatten(0, 2)
-        x, y = x - x.mean(0), y - y.mean(0)
-        slope = (x * y).sum(0) / (x * x).sum(0)
-        if float((y - slope * x).norm()) < 1e-3 * float(y.norm()):  # the norm's epsilon is unknown
+    """Whether heads (B, H, T, D) are a norm of every head's slice of (B, T, H·D)."""
+    return is_norm(before.unflatten(-1, (heads.shape[1], -1)).transpose(1, 2), heads)
+
+
+def is_group_norm(before: Tensor, after: Tensor) -> bool:
+    """Whether (B, T, E) was normalized over all tokens and groups of channels, up to a scale and shift of each."""
+    if before.shape != after.shape or before.dim() != 3:
+        return False
+    groups = [n for n in (1, 2, 4, 8, 16, 32) if before.shape[-1] % n == 0]
+    return any(_is_scaled(_unit_groups(before, n), after) for n in groups)
+
+
+def _unit_groups(x: Tensor, groups: int) -> Tensor:
+    pieces = x.unflatten(-1, (groups, -1))
+    plain = pieces - pieces.mean((1, 3), keepdim=True)
+    return (plain / plain.pow(2).mean((1, 3), keepdim=True).sqrt()).flatten(2)
+
+
+def _is_scaled(unit: Tensor, after: Tensor) -> bool:
+    """Whether one is the other up to a scale and shift for each channel; a norm's epsilon is unknown."""
+    x, y = unit.flatten(0, -2), after.flatten(0, -2)
+    x, y = x - x.mean(0), y - y.mean(0)
+    slope = (x * y).sum(0) / (x * x).sum(0)
+    return float((y - slope * x).norm()) < 1e-3 * float(y.norm())
+
+
+def is_norm(before: Tensor, after: Tensor) -> bool:
+    """Whether this is a layer norm or RMS norm over the last axis, up to a scale and shift for each channel."""
+    if before.shape != after.shape:
+        return False
+    for plain in (before, before - before.mean(-1, keepdim=True)):
+        if _is_scaled(plain / plain.pow(2).mean(-1, keepdim=True).sqrt(), after):
             return True
     return False
 
@@ -435,8 +478,28 @@ def _with_relative(weights: Tensor, raw: Tensor, visible: Tensor, axis: Axis, co
         for parent in node.parents:
             part = core.trace.nodes[parent].value
             if part.numel() == raw.numel() and (share := _multiple(part.reshape(raw.shape), raw)):
-                return Scores(factor * share, AXES[axis], visible, relative=True)
+                rest = node.value.reshape(raw.shape) - share * raw
+                linear = _is_linear_term(rest, core.query, core.key)
+                return Scores(factor * share, AXES[axis], visible, relative=True, relative_is_linear=linear)
     return None
+
+
+def _is_linear_term(rest: Tensor, query: Tensor, key: Tensor) -> bool:
+    """Whether a term (B, H, T, S) is an affine map of query and key for every head and pair of positions."""
+    B, H, T, S = rest.shape
+    wide = torch.cat(
+        [
+            query[:, :, :, None].expand(B, H, T, S, -1),
+            key[:, :, None].expand(B, H, T, S, -1),
+            rest.new_ones(B, H, T, S, 1),
+        ],
+        -1,
+    )
+    if wide.shape[-1] >= B or not torch.isfinite(rest).all():
+        return False
+    design, y = wide.permute(1, 2, 3, 0, 4), rest.permute(1, 2, 3, 0)[..., None]
+    solved = torch.linalg.lstsq(design, y, driver="gelsd").solution
+    return bool((design @ solved - y).norm() <= 1e-6 * y.norm())
 
 
 def _multiple(a: Tensor, b: Tensor, rounding: float = 0.0) -> float | None:
@@ -470,18 +533,35 @@ def _after_softmax(softmax: Tensor, weights: Tensor) -> tuple[str, float]:
 # Output.
 
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu, "gelu": F.gelu, "silu": F.silu, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "elu": F.elu,
+    "leaky_relu": F.leaky_relu, "softplus": F.softplus, "relu6": F.relu6, "mish": F.mish, "selu": F.selu,
+    "gelu (tanh)": lambda x: F.gelu(x, approximate="tanh"),
+}  # fmt: skip
+
+
 def _output(x: Tensor, core: Core, output: Tensor, parameters: dict[str, Tensor]) -> OutputMap | None:
     """The map from heads to the result, or to the last tensor before it for which there is one."""
     if not torch.isfinite(core.heads).all():
         return None
     for index, candidate in enumerate(_results(core, output)):
-        for merge, merged in _merges(core):
+        for merge, before, merged in _merges(core, x):
             found = _mapped(merged, candidate, x) if merged.shape[:2] == candidate.shape[:2] else None
             if found is not None:
                 result, residual = found
-                found_role = role(result.weight, parameters, core.heads.shape[-1])
-                return OutputMap(result, _mean_or(merge, result, core), found_role, residual, index == 0)
+                own = role(result, parameters, core.heads.shape[-1])
+                after = "" if index == 0 else _step_between(candidate, output) or "other"
+                return OutputMap(result, _mean_or(merge, result, core), own, residual, index == 0, before, after)
     return None
+
+
+def _step_between(before: Tensor, after: Tensor) -> str:
+    """The name of the norm or activation that makes one tensor out of the other; empty where none does."""
+    if before.shape != after.shape:
+        return ""
+    if is_norm(before, after) or is_group_norm(before, after):
+        return "norm"
+    return next((name for name, function in ACTIVATIONS.items() if same(function(before), after)), "")
 
 
 def _mapped(merged: Tensor, candidate: Tensor, x: Tensor) -> tuple[Fit, float] | None:
@@ -529,15 +609,50 @@ def _results(core: Core, output: Tensor) -> Iterator[Tensor]:
             yield value.flatten(2).transpose(1, 2)
 
 
-def _merges(core: Core) -> Iterator[tuple[str, Tensor]]:
+def _merges(core: Core, x: Tensor) -> Iterator[tuple[str, str, Tensor]]:
+    """(how heads were merged, what was done to them then, the result as (B, T, H·Dv))"""
     B, H, T, Dv = core.heads.shape
-    yield "heads", side_by_side(core.heads)
+    merged = side_by_side(core.heads)
+    yield "heads", "", merged
+    later = _between_products(core, merged.numel())
+    for node in later:
+        for value in _as_tokens(node.value, core.heads):
+            step = _step_between(merged, value) or ("norm" if _is_norm(merged, _split(value, H)) else "")
+            step = step or ("gate" if _is_gated(merged, value, x, core.trace) else "")
+            if step and not same(merged, value):
+                yield "heads", step, value
     if H > 1:
-        yield "view", core.heads.reshape(B, T, H * Dv)
-        yield "moved", core.heads.transpose(0, 1).reshape(B, T, H * Dv)
-        yield "moved", core.heads.transpose(2, 3).reshape(B, T, H * Dv)
+        yield "view", "", core.heads.reshape(B, T, H * Dv)
+        yield "moved", "", core.heads.transpose(0, 1).reshape(B, T, H * Dv)
+        yield "moved", "", core.heads.transpose(2, 3).reshape(B, T, H * Dv)
+    for node in later:
+        if node.value.shape == (B, T, H * Dv) and _same_numbers(node.value, core.heads):
+            yield "moved", "", node.value
+
+
+def _split(merged: Tensor, H: int) -> Tensor:
+    B, T, width = merged.shape
+    return merged.reshape(B, T, H, width // H).transpose(1, 2)
+
+
+def _between_products(core: Core, size: int) -> list[Node]:
+    """Operations of this size after the weights met the values and before the first product that reads them."""
+    reached = {index for node in core.nodes.products for index in core.trace.reaches(node.index)}
+    found = []
     for node in core.trace.nodes[max(n.index for n in core.nodes.products) + 1 :]:
-        if node.op in PRODUCTS:
-            return
-        if node.value.shape == (B, T, H * Dv):
-            yield "moved", node.value
+        if node.index in reached and node.op in PRODUCTS:
+            break
+        if node.index in reached and node.value.numel() == size and node.value.is_floating_point():
+            found.append(node)
+    return found
+
+
+def _is_gated(merged: Tensor, value: Tensor, x: Tensor, trace: Trace) -> bool:
+    """Whether merged heads were multiplied by an activation of a linear map of the input."""
+    size = merged.numel()
+    gates = [n.value.reshape(merged.shape) for n in trace.nodes if n.value.numel() == size and n.op in GATES]
+    if not any(same(merged * gate, value) for gate in gates):
+        return False
+    gate = next(gate for gate in gates if same(merged * gate, value))
+    maps = [n.value.reshape(merged.shape) for n in trace.nodes if n.value.numel() == size and n.op in PRODUCTS]
+    return any(_step_between(made, gate) and fit(tokens(x), tokens(made)).exact for made in maps)

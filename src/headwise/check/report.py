@@ -5,17 +5,35 @@ from typing import Any
 
 from headwise.check.mistakes import Finding
 
-EXIT = {"right": 0, "variant": 0, "wrong": 1, "unknown": 2}
-WORDS = {"right": "RIGHT", "variant": "RIGHT", "wrong": "WRONG", "unknown": "CANNOT JUDGE"}
+EXIT = {"right": 0, "variant": 0, "wrong": 1, "partial": 2, "unknown": 2}
+WORDS = {
+    "right": "RIGHT", "variant": "RIGHT", "partial": "RIGHT AS FAR AS TESTED", "wrong": "WRONG",
+    "unknown": "CANNOT JUDGE",
+}  # fmt: skip
+MARKS = {"verified": "✓", "not judged": "?", "does not apply": "–", "failed": "✗"}
 LABEL = {"wrong": "WRONG", "fragile": "FRAGILE", "slow": "SLOW", "style": "STYLE"}
 INDENT = " " * 8
+EQUAL = "equals the reference with your own weights"
+
+
+@dataclass
+class Item:
+    """One item of the certificate: what was asked, and whether it was verified."""
+
+    name: str
+    status: str  # verified, failed, not judged, does not apply
+    words: str = ""
+
+    def __str__(self) -> str:
+        status = "not judged: " if self.status == "not judged" else ""
+        return f"{MARKS[self.status]} {status}{self.name}{': ' + self.words if self.words else ''}"
 
 
 @dataclass
 class Report:
     """The result of a check. `str(report)` is the text, `report.to_dict()` plain data, `report.exit_code` 0, 1 or 2."""
 
-    verdict: str  # right, variant (right, but more or less than plain attention), wrong, unknown
+    verdict: str  # right, variant (right, but more or less than plain attention), partial, wrong, unknown
     subject: str = ""  # MultiHeadAttention(d_model=32, num_heads=4)
     call: str = ""  # forward(query, key, value, mask)
     masks: list[str] = field(default_factory=list)
@@ -23,6 +41,7 @@ class Report:
     variants: list[str] = field(default_factory=list)
     good: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    certificate: list[Item] = field(default_factory=list)
     difference: str = ""  # the first differing index with both values
     proof: str = ""
     tried: list[str] = field(default_factory=list)
@@ -34,7 +53,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 right, 1 wrong, 2 could not be judged."""
+        """0 right, 1 wrong, 2 not judged or not completely."""
         return EXIT[self.verdict]
 
     @property
@@ -57,6 +76,7 @@ class Report:
         """The report that `to_dict` wrote as `data`."""
         names = set(cls.__dataclass_fields__)
         made = cls(**{k: v for k, v in data.items() if k in names})
+        made.certificate = [Item(**item) for item in data.get("certificate", [])]
         made.findings = [
             Finding(f["name"], f["detail"], f["line"], f["text"], f["severity"]) for f in data.get("findings", [])
         ]
@@ -76,16 +96,17 @@ class Report:
         out += [INDENT + self.proof] if self.proof else []
         for finding in self.findings:
             out += _finding_lines(finding) if finding.severity != "wrong" else []
-        out += [f"OK      {' · '.join(self.good)}"] if self.good else []
+        shown = self.verdict in ("wrong", "unknown")  # otherwise the certificate says it
+        out += [f"OK      {' · '.join(self.good)}"] if self.good and shown else []
         if self.others:
             out.append(f"{INDENT}also in this file: {', '.join(self.others)} (choose with --name)")
         return out
 
     def _verdict_lines(self) -> list[str]:
-        if self.verdict == "right":
-            return ["RIGHT   equals the reference with your own weights"]
-        if self.verdict == "variant":
-            return [f"RIGHT   a known variant: {'; '.join(self.variants)}"]
+        if self.verdict in ("right", "variant", "partial"):
+            words = f"a known variant: {'; '.join(self.variants)}" if self.variants else EQUAL
+            label = "RIGHT   " if self.verdict != "partial" else "RIGHT AS FAR AS TESTED  "
+            return [label + words, *(INDENT + str(item) for item in self.certificate)]
         if self.verdict == "wrong":
             return [f"{INDENT}a variant: {'; '.join(self.variants)}"] if self.variants else []
         lines = ["CANNOT JUDGE: this says nothing about whether it is right"]

@@ -22,7 +22,7 @@ class CallSizes:
     @property
     def D(self) -> int:
         """The width of one head."""
-        return self.E // self.H
+        return self.out // self.H
 
     @property
     def Dv(self) -> int:
@@ -35,6 +35,8 @@ class CallSizes:
         return self.O or self.E
 
 
+# Every size is different from the others of its setting, and heads are both more and fewer than the numbers in one.
+OTHER_SIZES = (CallSizes(B=41, T=7, S=11, H=6, E=24, context=19), CallSizes(B=37, T=3, S=6, H=2, E=20, context=13))
 SMALL = CallSizes(B=9, H=2, E=4)  # for code that loops over single numbers
 
 

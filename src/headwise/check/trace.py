@@ -427,10 +427,22 @@ class Core:
                     break
         return line
 
-    def mask_line(self) -> int | None:
-        """The last line before the softmax that masks something."""
-        masking = ("masked_fill", "where", "tril", "triu")
+    def output_line(self) -> int | None:
+        """The line of the last product, which makes the output; without one, the last line that computes."""
+        start = max(n.index for n in self.nodes.products)
+        reached = self.trace.reaches(start)
+        made = [n for n in self.trace.nodes[start + 1 :] if n.index in reached and n.op in PRODUCTS and n.line]
+        return made[-1].line if made else self.trace.last_line()
+
+    def mask_line(self, plain: Trace | None = None) -> int | None:
+        """The last line before the softmax that masks something; in a call with a mask, that `plain` has not run."""
         before = self.trace.nodes[: self.nodes.softmax[0].index]
+        usual = set() if plain is None else {n.line for n in plain.nodes}
+        new = [n for n in before if n.line is not None and n.line not in usual] if plain is not None else []
+        tables = [n.line for n in new if n.value.numel() >= self.nodes.softmax[0].value.numel()]
+        if tables:
+            return tables[-1]
+        masking = ("masked_fill", "where", "tril", "triu")
         return next((n.line for n in reversed(before) if n.op.rstrip("_") in masking and n.line), None)
 
     def rounding(self) -> Node | None:

@@ -3,7 +3,7 @@
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,20 +11,19 @@ import torch
 
 from headwise.check.binding import Bound, Failure, bind, bind_as_told
 from headwise.check.calls import PLAIN
-from headwise.check.faults import find_faults
+from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Found
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.stages import SINGLE, WEIGHTLESS
 from headwise.check.loader import MULTI, Case, Loaded, candidates, load
-from headwise.check.mistakes import Finding, Note, settled
-from headwise.check.proof import prediction_error, reference_output
+from headwise.check.mistakes import Finding, settled
+from headwise.check.proof import TOLERANCE, prediction_error, reference_output
 from headwise.check.reading import AttentionReading, read
 from headwise.check.report import Report
 from headwise.check.templates import write
 from headwise.errors import OptionError
 
-TOLERANCE = 1e-6  # of a float64 prediction; scales given as float32 tensors cost 1e-7
 CANDIDATES = 3  # that are tried before giving up
-RANK = {"right": 3, "variant": 3, "wrong": 2, "unknown": 0}
+RANK = {"right": 3, "variant": 3, "partial": 3, "wrong": 2, "unknown": 0}
 
 
 def judge(case: Case, build: str | None = None, call: str | None = None, solution: bool = False) -> Report:
@@ -55,10 +54,15 @@ def _judge_bound(bound: Bound) -> Report:
     try:
         bound.case.progress("comparing")
         reading = read(bound)
-        _take(report, find_faults(bound, reading))
+        found = Found()
+        found.ask(bound, reading, FAULTS)
+        if not found.wrong:
+            found.ask(bound, reading, IF_NOTHING_IS_WRONG)
+        _take(report, found)
         _decide(report, bound, reading)
-        if report.exit_code == 0 and reading is not None:
-            _take(report, [*report.findings, *find_faults(bound, reading, right=True)])
+        if report.verdict in ("right", "variant", "partial"):
+            found.ask(bound, reading, ONLY_IF_RIGHT)
+            report.findings = settled(found.findings)
     except Exception as error:  # a fault of the checker must never read as a fault of the learner
         step = traceback.extract_tb(error.__traceback__)[-1]
         place = f"({step.name}, line {step.lineno})"
@@ -67,36 +71,27 @@ def _judge_bound(bound: Bound) -> Report:
     return report
 
 
-def _take(report: Report, found: Iterable[Finding | Note]) -> None:
-    """Write findings and notes into the report."""
-    found = list(found)
-    report.findings = settled(f for f in found if isinstance(f, Finding))
+def _take(report: Report, found: Found) -> None:
+    """Write findings, notes and the certificate into the report."""
+    report.findings = settled(found.findings)
     lists = {"mask": report.masks, "variant": report.variants, "good": report.good, "doubt": report.doubts}
-    for note in dict.fromkeys(f for f in found if isinstance(f, Note)):
-        lists[note.kind].append(note.words)
+    for note in dict.fromkeys(found.notes):
+        if note.kind in lists:
+            lists[note.kind].append(note.words)
+    report.certificate = found.certificate()
 
 
 def _decide(report: Report, bound: Bound, reading: AttentionReading | None) -> None:
-    """The verdict: wrong with a mistake, unknown with a doubt, right only with a prediction that came true."""
-    error = None if reading is None else prediction_error(bound, reading)
-    if error is not None and not error < TOLERANCE:
-        report.doubts.append(f"on new inputs the output differs by {error:.2g} from what was understood")
-    elif reading is not None and error is None and _is_predictable(reading) and not report.wrong and not report.doubts:
-        report.doubts.append("no prediction could be tested on new inputs")
+    """The verdict: wrong with a mistake, unknown with a doubt, right only with every item of the certificate."""
     if report.wrong:
         report.verdict = "wrong"
-        _show_difference(report, bound, reading, error)
+        _show_difference(report, bound, reading, None if reading is None else prediction_error(bound, reading))
     elif report.doubts:
         report.verdict = "unknown"
+    elif any(item.status == "not judged" for item in report.certificate):
+        report.verdict = "partial"
     else:
         report.verdict = "variant" if report.variants else "right"
-
-
-def _is_predictable(reading: AttentionReading) -> bool:
-    """Whether nothing was seen that no recipe can express, such as positions, norms or further layers."""
-    special = any(p.position or p.norm or p.then for p in reading.projections.values())
-    relative = reading.scores is not None and reading.scores.relative
-    return not special and not relative and (reading.output is None or reading.output.last)
 
 
 def _show_difference(report: Report, bound: Bound, reading: AttentionReading | None, error: float | None) -> None:

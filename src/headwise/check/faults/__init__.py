@@ -1,18 +1,20 @@
 """Every fault that the checker looks for: one function `(bound, reading) → findings` each, in one ordered tuple.
 
-To add a fault, write a function that yields `Finding("its-name", "measured values", line)`, put it into `FAULTS`, and
-add its row to the table in `mistakes.py`, with the mistakes that it explains. Imports all of `check` but `verdict`.
+To add a fault, write a function that yields `Finding("its-name", "measured values", line)`, put it into a tuple below
+and under its item of the certificate, and add its row to the table in `mistakes.py`, with the mistakes that it
+explains. Imports all of `check` but `verdict`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from headwise.check.binding import Bound
-from headwise.check.faults import behavior, crashes, masks, portability, stages
+from headwise.check.faults import behavior, crashes, masks, options, portability, sizes, stages, training
 from headwise.check.faults.stages import Fault
 from headwise.check.mistakes import Finding, Note
 from headwise.check.reading import AttentionReading
+from headwise.check.report import Item
 
-__all__ = ["FAULTS", "ONLY_IF_RIGHT", "Fault", "find_faults"]
+__all__ = ["CERTIFICATE", "FAULTS", "IF_NOTHING_IS_WRONG", "ONLY_IF_RIGHT", "Fault", "Found"]
 
 # Of two mistakes that are equally serious, the first in this order is called the cause.
 FAULTS: tuple[Fault, ...] = (
@@ -26,47 +28,124 @@ FAULTS: tuple[Fault, ...] = (
     masks.misplaced_mask,
     masks.empty_row,
     masks.half_precision_masks,
-    behavior.without_keys,
-    behavior.layers_in_forward,
-    behavior.dropout,
-    behavior.gradients,
+    options.without_keys,
+    training.layers_in_forward,
+    behavior.unmodified_inputs,
+    behavior.repeated_calls,
+    training.dropout,
+    training.training_mode,
+    training.gradients,
     behavior.batch_leak,
-    behavior.small_batch,
-    behavior.other_length,
+    sizes.small_batch,
+    sizes.other_length,
     portability.half_precision,
     portability.unregistered_state,
     masks.constructor_switch,
     masks.call_switch,
-    behavior.grouped_heads,
+    sizes.grouped_heads,
     portability.speed,
     behavior.returned_weights,
-    portability.beyond_buffer,
-    portability.meta_device,
-    portability.compilation,
 )
-ONLY_IF_RIGHT = (portability.beyond_buffer, portability.meta_device, portability.compilation)
+# These are asked only if nothing is wrong so far: most mistakes would show up in them again.
+IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
+    stages.fresh_inputs,
+    behavior.influence,
+    masks.combined_masks,
+    options.options,
+    options.caches,
+    sizes.other_sizes,
+    sizes.other_lengths,
+    behavior.globals_in_place_of_arguments,
+)
+ONLY_IF_RIGHT: tuple[Fault, ...] = (portability.beyond_buffer, portability.meta_device, portability.compilation)
+# What must be verified before anything is called right.
+CERTIFICATE: dict[str, tuple[Fault, ...]] = {
+    "the same function as the reference on fresh inputs": (*stages.STAGES, stages.fresh_inputs),
+    "the same at three sizes": (sizes.other_sizes, sizes.grouped_heads),
+    "every token that may influence an output does, and no other": (behavior.influence, behavior.batch_leak),
+    "optional arguments, with and without": (
+        masks.required_mask,
+        options.without_keys,
+        options.options,
+        options.caches,
+        masks.call_switch,
+        masks.constructor_switch,
+    ),
+    "masks, for every head, query and key": (
+        masks.mask_arguments,
+        masks.misplaced_mask,
+        masks.combined_masks,
+        portability.unsliced_buffer,
+    ),
+    "training mode: finite, and equal on average": (training.training_mode, training.layers_in_forward),
+    "evaluation mode: always the same": (training.dropout,),
+    "gradients reach every weight": (training.gradients,),
+    "returned weights: those that were used": (behavior.returned_weights,),
+    "a second call gives the same, and inputs stay as they are": (behavior.unmodified_inputs, behavior.repeated_calls),
+    "other lengths and batch sizes": (sizes.small_batch, sizes.other_length, sizes.other_lengths),
+    "nothing is read from outside the class": (
+        crashes.supplied,
+        crashes.repaired,
+        behavior.globals_in_place_of_arguments,
+    ),
+}
 # Skipped for code that loops over single numbers, where every call takes seconds.
-CALLS_AGAIN = (
-    behavior.dropout,
-    behavior.gradients,
-    behavior.batch_leak,
-    behavior.small_batch,
-    behavior.other_length,
-    portability.half_precision,
-    masks.constructor_switch,
-    masks.call_switch,
-    behavior.grouped_heads,
-    portability.speed,
-)
+CALLS_AGAIN = {*FAULTS, *IF_NOTHING_IS_WRONG, *ONLY_IF_RIGHT} - {
+    crashes.supplied,
+    crashes.repaired,
+    *stages.STAGES,
+    stages.fresh_inputs,
+    masks.mask_meanings,
+    masks.mask_arguments,
+    behavior.returned_weights,
+}
 MANY_OPERATIONS = 6000
-PROGRESS = {masks.mask_meanings: "masks", behavior.without_keys: "probing"}  # what the user is told from here on
+PROGRESS = {masks.mask_meanings: "masks", options.without_keys: "probing"}  # what the user is told from here on
 
 
-def find_faults(bound: Bound, reading: AttentionReading | None, right: bool = False) -> Iterator[Finding | Note]:
-    """Everything that the faults find; with `right`, only by those that are asked of code that is right so far."""
-    slow = len(bound.trace.nodes) > MANY_OPERATIONS
-    for fault in FAULTS:
-        if (fault in ONLY_IF_RIGHT) == right and not (slow and fault in CALLS_AGAIN):
+class Found:
+    """What every fault has found so far."""
+
+    def __init__(self) -> None:
+        self.by_fault: dict[Fault, list[Finding | Note]] = {}
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [f for found in self.by_fault.values() for f in found if isinstance(f, Finding)]
+
+    @property
+    def notes(self) -> list[Note]:
+        return [n for found in self.by_fault.values() for n in found if isinstance(n, Note)]
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a mistake was found."""
+        return any(finding.severity == "wrong" for finding in self.findings)
+
+    def ask(self, bound: Bound, reading: AttentionReading | None, faults: Iterable[Fault]) -> None:
+        """Run these faults, in order."""
+        slow = len(bound.trace.nodes) > MANY_OPERATIONS
+        for fault in faults:
+            if slow and fault in CALLS_AGAIN:
+                self.by_fault[fault] = [Note("untried", "one call takes too long")]
+                continue
             if fault in PROGRESS:
                 bound.case.progress(PROGRESS[fault])
-            yield from fault(bound, reading)
+            self.by_fault[fault] = list(fault(bound, reading))
+
+    def certificate(self) -> list[Item]:
+        """Every item with its status."""
+        return [self._item(name, faults) for name, faults in CERTIFICATE.items()]
+
+    def _item(self, name: str, faults: tuple[Fault, ...]) -> Item:
+        found = [result for fault in faults for result in self.by_fault.get(fault, [])]
+        notes = [result for result in found if isinstance(result, Note)]
+        words = {kind: [n.words for n in notes if n.kind == kind] for kind in ("untried", "doubt", "good", "absent")}
+        if any(isinstance(result, Finding) and result.severity == "wrong" for result in found):
+            return Item(name, "failed")
+        open_questions = list(dict.fromkeys(words["untried"] + words["doubt"]))
+        if open_questions or any(fault not in self.by_fault for fault in faults):
+            return Item(name, "not judged", "; ".join(open_questions))
+        if words["absent"] and not words["good"]:
+            return Item(name, "does not apply", "; ".join(dict.fromkeys(words["absent"])))
+        return Item(name, "verified", ", ".join(dict.fromkeys(words["good"])))

@@ -1,118 +1,48 @@
-"""How it behaves when it is called again: gradients, evaluation mode, other batches, other lengths, grouped heads."""
-
-import re
-from dataclasses import replace
-from typing import Any
+"""How it behaves when it is called again: the same result, inputs untouched, samples apart, weights as returned."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.check.arguments import constructor_role, parameters_of
-from headwise.check.binding import Bound
-from headwise.check.calls import PLAIN, Inputs, leaves, make_inputs, modules, signature, tensors
-from headwise.check.faults.stages import stage_findings
+from headwise.check.binding import Bound, module_sizes
+from headwise.check.calls import Inputs, leaves, make_inputs
+from headwise.check.faults.stages import influence as influence_of
 from headwise.check.fits import same
+from headwise.check.loader import globals_read
 from headwise.check.mistakes import Finding, Found, Note
-from headwise.check.reading import AttentionReading, Projection, read
-from headwise.check.trace import error_line, is_deliberate, learner_line
-
-GROUPED = re.compile(r"group|gqa", re.IGNORECASE)
+from headwise.check.reading import AttentionReading
+from headwise.check.trace import error_line
 
 
-def _steady(a: Tensor | None, b: Tensor | None) -> bool | None:
-    """Whether two outputs agree; None where one of them is missing."""
-    return None if a is None or b is None else same(a.nan_to_num(), b.nan_to_num())
-
-
-def without_keys(bound: Bound, reading: AttentionReading | None) -> Found:
-    """Where keys are optional, the call without them takes another path through the code and must be right as well."""
-    optional = [p.name for p in signature(bound.thing) if p.name in bound.form.roles and p.default is None]
-    alone = {n: r for n, r in bound.form.roles.items() if n not in optional}
-    if not optional or not alone:
+def unmodified_inputs(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A call must not write into its inputs."""
+    fresh = make_inputs(bound.form, bound.sizes, seed=13)
+    kept = [x.clone() for x in fresh]
+    if bound.output_of(fresh) is None:
         return
-    form = replace(bound.form, roles=dict.fromkeys(alone, "self"))
-    try:
-        other = bound.called(form=form, inputs=make_inputs(form, bound.sizes))
-    except Exception:
+    changed = [name for name, x, y in zip(fresh._fields, fresh, kept, strict=True) if not torch.equal(x, y)]
+    if changed:
+        writing = (n.line for n in bound.trace.nodes if n.op.endswith("_") and n.line is not None)
+        yield Finding("input-modified", f"the {changed[0]} is another tensor after the call", next(writing, None))
+
+
+def repeated_calls(bound: Bound, reading: AttentionReading | None) -> Found:
+    """The same input must give the same result, also after a call with another one."""
+    if bound.trace.dropout_line() is not None:
+        return  # dropout in evaluation mode, which has a name of its own
+    other = make_inputs(bound.form, bound.sizes, seed=17)
+    first = bound.output_of(bound.inputs)
+    bound.output_of(other)
+    second = bound.output_of(bound.inputs)
+    if first is None:
         return
-    for finding in stage_findings(other, seen) if (seen := read(other)) is not None else ():
-        yield replace(finding, detail=f"{finding.detail} (without {', '.join(optional)})")
-
-
-def layers_in_forward(bound: Bound, reading: AttentionReading | None) -> Found:
-    """A call must not create parameters."""
-    created: list[int | None] = []
-    original = nn.Parameter.__new__
-
-    def counting(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        created.append(learner_line(bound.case.filename))
-        return original(cls, *args, **kwargs)
-
-    nn.Parameter.__new__ = counting  # type: ignore[method-assign]
-    try:
-        bound.output_of(bound.inputs)
-    finally:
-        nn.Parameter.__new__ = original  # type: ignore[method-assign]
-    if created:
-        yield Finding("layers-in-forward", f"one call creates {len(created)} parameters", created[0])
-
-
-def dropout(bound: Bound, reading: AttentionReading | None) -> Found:
-    """Two calls after eval() must agree, also with dropout configured; in training, dropout must do something."""
-    line = bound.trace.dropout_line()
-    if _repeats(bound, bound.thing) is False:
-        yield Finding("dropout-in-eval", "two calls with the same input differ", line)
-        return
-    dropping = _with_dropout(bound)
-    if dropping is None:
-        return
-    if _repeats(bound, dropping) is False:
-        yield Finding("dropout-in-eval", "with dropout 0.5, two calls after eval() differ", line)
-        return
-    for module in modules(dropping):
-        module.train()
-    if _repeats(bound, dropping):
-        yield Finding("dropout-unused", "with dropout 0.5, two calls in training mode agree")
-
-
-def _repeats(bound: Bound, thing: Any) -> bool | None:
-    """Whether two calls give the same output; None where one gives none."""
-    return _steady(bound.output_of(bound.inputs, thing=thing), bound.output_of(bound.inputs, thing=thing))
-
-
-def _with_dropout(bound: Bound) -> Any:
-    """The same object made with dropout 0.5, if its constructor has a dropout argument."""
-    names = bound.built.names_with_role("dropout")
-    try:
-        return bound.rebuilt(**dict.fromkeys(names, 0.5)) if names else None
-    except Exception:
-        return None
-
-
-def gradients(bound: Bound, reading: AttentionReading | None) -> Found:
-    """Backward must run, and every parameter must be part of the result."""
-    named = {k: v for k, v in tensors(bound.thing).items() if v.requires_grad}
-    for tensor in named.values():
-        tensor.grad = None
-    try:
-        with bound.running(), torch.enable_grad():
-            out = bound.form.result(bound.form.call(bound.thing, bound.inputs), bound.inputs)
-            if out is not None and out.requires_grad and named:
-                out.nan_to_num().pow(2).sum().backward()
-    except Exception as error:
-        if isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error):
-            yield Finding("backward-fails", str(error).split(":")[0][:150], error_line(error, bound.case.filename))
-        return
-    if out is None or not named:
-        return
-    if not out.requires_grad:
-        yield Finding("no-gradient", "the output does not require a gradient")
-        return
-    dead = [name for name, tensor in named.items() if tensor.grad is None]
-    for tensor in named.values():
-        tensor.grad = None
-    if dead:
-        yield Finding("dead-parameter", ", ".join(dead[:4]) + (" …" if len(dead) > 4 else ""))
+    if second is None or second.shape != first.shape or not same(first.nan_to_num(), second.nan_to_num()):
+        gap = (
+            "it fails"
+            if second is None or second.shape != first.shape
+            else f"{float((first - second).abs().max()):.3g}"
+        )
+        yield Finding("remembers-calls", f"after a call with another input, the difference is {gap}")
 
 
 def batch_leak(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -124,7 +54,7 @@ def batch_leak(bound: Bound, reading: AttentionReading | None) -> Found:
     if bound.inputs.key is bound.inputs.query:
         mixed = Inputs(mixed.query, mixed.query, mixed.query)
     first, second, again = (bound.output_of(inputs) for inputs in (bound.inputs, mixed, bound.inputs))
-    if first is None or second is None or not _steady(first, again):
+    if first is None or second is None or again is None or not same(first.nan_to_num(), again.nan_to_num()):
         return
     a, b = first[0].nan_to_num(), second[0].nan_to_num()
     if not same(a, b):
@@ -132,99 +62,111 @@ def batch_leak(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Finding("batch-leak", f"changing samples 1 to {len(first) - 1} changes sample 0 by up to {gap:.3g}")
 
 
-def small_batch(bound: Bound, reading: AttentionReading | None) -> Found:
-    """A batch of one or two must give what the large batch gave."""
-    if bound.form.layout != PLAIN or bound.repaired.names:  # names that we supplied hold one size only
+def influence(bound: Bound, reading: AttentionReading | None) -> Found:
+    """Every token that may influence an output must do so, and no other may."""
+    moved = influence_of(bound)
+    if moved is None or reading is None:
+        yield Note("untried", "which token influences which")
         return
-    whole = bound.output_of(bound.inputs)
-    for count in (1, 2):
-        part = Inputs(*(x[:count] for x in bound.inputs))
-        try:
-            out = bound.form.result(bound.call(part), part)
-        except Exception as error:
-            words = f"with a batch of {count}: {type(error).__name__}: {error}"
-            yield Finding("crashes", words, error_line(error, bound.case.filename), severity="fragile")
-            return
-        if whole is not None and _steady(out, whole[:count]) is False:
-            if _steady(bound.output_of(bound.inputs), whole):
-                yield Finding("batch-leak", f"a batch of {count} gives another result for the same sample")
-            return
+    expected = _expected_influence(bound, reading)
+    if expected is None:
+        yield Note("untried", "which token should influence which")
+        return
+    wrong = (moved != expected).nonzero()
+    if not len(wrong):
+        yield Note("good", f"{len(moved)} × {len(moved)} pairs")
+        return
+    i, j = (int(n) for n in wrong[0])
+    does = "influences" if moved[i, j] else "does not influence"
+    words = f"token {j} {does} the output of token {i}; by its weights it should{'' if expected[i, j] else ' not'}"
+    alone = not (moved & ~torch.eye(len(moved), dtype=torch.bool)).any()
+    yield Finding("tokens-alone" if alone else "influence", words)
 
 
-def other_length(bound: Bound, reading: AttentionReading | None) -> Found:
-    """Keys of another length than the queries must work."""
-    if not bound.form.cross or bound.form.fixed_tensor or bound.repaired.names:
-        return
-    inputs = make_inputs(bound.form, bound.sizes, seed=5, cross=True)
-    words = f"{bound.sizes.T} queries, {bound.sizes.S} keys"
-    severity = "wrong" if "cross" in type(bound.thing).__name__.lower() else ""  # then another length is the point
-    try:
-        returned = bound.call(inputs)
-    except Exception as error:
-        words = f"{words}: {type(error).__name__}: {error}"
-        yield Finding("cross-length", words, error_line(error, bound.case.filename), severity=severity)
-        return
-    if bound.form.result(returned, inputs) is None:
-        yield Finding("cross-length", f"{words} give another shape", severity=severity)
+def _expected_influence(bound: Bound, reading: AttentionReading) -> Tensor | None:
+    """(T, T) by the pattern of weights; a token always influences itself as a query."""
+    visible = reading.visible
+    if visible.shape[-1] != visible.shape[-2] or reading.scores is None or reading.scores.axis != "keys":
+        return None
+    table = visible.any(0).any(0)
+    several = int((table.sum(-1) > 1).sum())
+    own = torch.eye(len(table), dtype=torch.bool) & (table.sum(-1, keepdim=True) > 1)
+    return table | own if several else table
 
 
 def returned_weights(bound: Bound, reading: AttentionReading | None) -> Found:
-    """Whether the weights are returned as well, of every head or as their mean."""
-    weights = None if reading is None else reading.core.weights
-    if weights is not None and any(same(t, weights) or same(t, weights.mean(1)) for t in leaves(bound.returned)):
-        yield Note("good", "returned weights")
+    """Weights that are returned must be those that were used, attached to the gradient."""
+    yield from judged_weights(bound, reading)
 
 
-# Fewer key/value heads than query heads.
-
-
-def grouped_heads(bound: Bound, reading: AttentionReading | None) -> Found:
-    """A class that takes a number of key/value heads must be right with half as many as query heads."""
-    names, fewer = _kv_names(bound), bound.sizes.H // 2
-    if not names or fewer < 2 or reading is None or reading.understood < 5:
+def judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
+    """Every returned table of queries × keys, compared with the weights of the call."""
+    tables = [] if reading is None else _tables(bound, reading)
+    if reading is None or not tables:
+        yield Note("absent", "none are returned")
         return
+    for index, table in tables:
+        if not _is_used(table, reading):
+            sums = table.sum(-1).flatten()
+            line = reading.core.trace.last_line()
+            words = f"rows of what is returned sum to {float(sums[0]):.4g}, {float(sums[1]):.4g}, …"
+            if torch.allclose(sums, torch.ones_like(sums)):
+                words = "their rows sum to one, but they are others than those that meet the values"
+            yield Finding("weights-returned", words, line)
+            return
+        if not _is_attached(bound, index):
+            yield Finding(
+                "weights-detached", "they do not require a gradient", bound.case.line_with(r"detach|\.data\b")
+            )
+            return
+    yield Note("good", "rows sum to one")
+
+
+def _tables(bound: Bound, reading: AttentionReading) -> list[tuple[int, Tensor]]:
+    """Returned tensors, other than the output, whose last two axes are queries and keys."""
+    B, H, T, S = reading.core.weights.shape
+    sizes = {B * H * T * S, B * T * S}
+    found = [(i, leaf) for i, leaf in enumerate(leaves(bound.returned)) if leaf.shape[-2:] == (T, S)]
+    return [(i, leaf) for i, leaf in found if leaf.dim() >= 3 and leaf.numel() in sizes]
+
+
+def _is_used(table: Tensor, reading: AttentionReading) -> bool:
+    """Whether it equals the weights, before or after dropout, of every head or averaged, in any order of the axes."""
+    used = [w for w in (reading.core.weights, reading.core.softmax) if w is not None]
+    forms = [f for w in used for f in (w, w.transpose(0, 1), w.mean(1), w.sum(1))]
+    return any(f.numel() == table.numel() and same(table, f.reshape(table.shape), 1e-6) for f in forms)
+
+
+def _is_attached(bound: Bound, index: int) -> bool:
+    """Whether the returned table requires a gradient where the output does."""
     try:
-        other = bound.called(thing=bound.rebuilt(**dict.fromkeys(names, fewer)))
-    except Exception as error:
-        found = []
-        if not isinstance(error, AssertionError) and not is_deliberate(error):
-            words = f"{names[0]}={fewer} for {bound.sizes.H} heads: {type(error).__name__}: {error}".splitlines()[0]
-            is_the_point = GROUPED.search(getattr(bound.case.target, "__name__", ""))
-            severity, line = "wrong" if is_the_point else "", error_line(error, bound.case.filename)
-            found = [Finding("grouped-crashes", words[:200], line, severity=severity)]
-    else:
-        seen = read(other)
-        found = [] if seen is None else _judged_groups(other, seen, f"with {names[0]}={fewer}", fewer)
-    yield from found
-    if not any(finding.name.startswith("grouped") for finding in found):
-        yield Note("variant", f"grouped heads (also tried with {names[0]}={fewer})")
+        with bound.running(), torch.enable_grad():
+            returned = leaves(bound.form.call(bound.thing, bound.inputs))
+    except Exception:  # a call with gradients fails, which has a name of its own
+        return True
+    return returned[index].requires_grad or not any(leaf.requires_grad for leaf in returned)
 
 
-def _kv_names(bound: Bound) -> list[str]:
-    config = bound.built.config
-    names = [p.name for p in parameters_of(bound.case.target)] if config is None else config.asked
-    return [name for name in names if constructor_role(name) == "kv_heads"]
-
-
-def _judged_groups(bound: Bound, seen: AttentionReading, when: str, fewer: int) -> list[Finding]:
-    found = [f for f in stage_findings(bound, seen) if f.severity == "wrong"]
-    H, line = seen.core.weights.shape[1], seen.core.score_line
-    keys, values = _groups(seen.key, H), _groups(seen.value, H)
-    if found or keys is None or values is None:
-        return [replace(f, detail=f"{f.detail} ({when})") for f in found]
-    if keys != values:
-        return [Finding("grouped-order", f"{when}: heads share keys as {keys} and values as {values}", line)]
-    if keys != [h // (H // fewer) for h in range(H)] and len(set(keys)) == fewer:
-        words = f"{when}: heads share keys and values as {keys}, where neighbors usually share"
-        return [Finding("grouped-order", words, line, severity="fragile")]
-    return []
-
-
-def _groups(part: Projection | None, H: int) -> list[int] | None:
-    """For every head, the number of its group: heads with the same weights."""
-    if part is None or part.split != "heads":
-        return None
-    blocks = list(torch.unbind(part.weight.unflatten(0, (H, -1))))
-    first = [next(i for i, other in enumerate(blocks) if same(block, other, 1e-6)) for block in blocks]
-    order = list(dict.fromkeys(first))
-    return [order.index(i) for i in first]
+def globals_in_place_of_arguments(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A size that the constructor takes must not be read from the module instead."""
+    if bound.case.loaded is None or bound.output is None or not isinstance(bound.case.target, type):
+        return
+    taken = {constructor_role(p.name) for p in parameters_of(bound.case.target)}
+    held = module_sizes(bound.case.namespace)
+    read = {
+        n: line for n, line in globals_read(bound.case.target).items() if n in held and constructor_role(n) in taken
+    }
+    for name, line in read.items():
+        kept = bound.case.namespace[name]
+        bound.case.namespace[name] = kept + 1
+        try:
+            other = bound.called(thing=bound.rebuilt())
+        except Exception as error:
+            words = f"with another value of {name}: {type(error).__name__}: {error}".splitlines()[0][:160]
+            yield Finding("reads-globals", words, error_line(error, bound.case.filename) or line)
+            return
+        finally:
+            bound.case.namespace[name] = kept
+        if other.output is None or other.output.shape != bound.output.shape or not same(other.output, bound.output):
+            yield Finding("reads-globals", f"another value of {name} gives another result", line)
+            return

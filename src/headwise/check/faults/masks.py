@@ -29,7 +29,10 @@ SECONDS = 6.0  # for one argument; a typical one takes half a second
 LENGTHS = "(B,) lengths"
 PLAIN_ERRORS = (AttributeError, NameError, TypeError, KeyError)
 MEANING = {"keep": "1 = keep", "drop": "1 = mask out", "additive": "added to the scores"}
-WRONG_MEANING = {"after": "mask-after-softmax", "discarded": "mask-discarded", "wrong sample": "mask-wrong-sample"}
+WRONG_MEANING = {
+    "after": "mask-after-softmax", "discarded": "mask-discarded", "wrong sample": "mask-wrong-sample",
+    "transposed": "mask-transposed", "queries": "mask-on-queries", "some heads": "mask-some-heads",
+}  # fmt: skip
 # A comment that says the mask is left out; 忽略, 省略 and 未使用 mean ignored, omitted and unused.
 LEFT_OUT = re.compile(
     r"#[^\n]*(?:mask[^\n]*(?:ignor|not used|unused|忽略|省略|未使用)|(?:ignor|unused|忽略|省略)[^\n]*mask)",
@@ -48,9 +51,14 @@ class TriedMask:
 
     shape: str
     mask: Tensor
-    meaning: str = ""  # keep, drop, additive, none, leaks, after, discarded, wrong sample, other; empty if it raised
+    # keep, drop, additive, none, leaks, after, discarded, wrong sample, transposed, queries, some heads, nan, other;
+    # empty if it raised
+    meaning: str = ""
     error: Exception | None = None
     line: int | None = None
+    seen: Tensor | None = None  # (B, H, T, S), True where a key had weight
+    meant: Tensor | None = None  # what the mask should mean, True = visible
+    modified: bool = False  # the call wrote into the mask
 
 
 @dataclass
@@ -90,14 +98,15 @@ def measured(bound: Bound, reading: AttentionReading | None) -> list[MaskArgumen
     if reading is None or reading.scores is None:
         return []
     if reading.mask_arguments is None:
-        flags = {p.name for p in call_parameters(bound.thing) if _is_boolean(p)}  # `mask=True` is a switch
+        flags = {p.name for p in call_parameters(bound.thing) if is_boolean(p)}  # `mask=True` is a switch
         names = [name for name in bound.form.masks[:3] if name not in flags]
         reading.mask_arguments = [_measure(bound, reading, name) for name in names]
     return reading.mask_arguments
 
 
-def _is_boolean(p: inspect.Parameter) -> bool:
-    return isinstance(p.default, bool) or p.annotation in (bool, "bool")
+def is_boolean(p: inspect.Parameter) -> bool:
+    """Whether an argument is a flag."""
+    return isinstance(p.default, bool) or re.search(r"\bbool\b", str(p.annotation)) is not None
 
 
 def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument:
@@ -105,9 +114,9 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
     if bound.form.layout not in ("batch first", "batch second"):
         return argument
     trial = MaskTrial(bound, reading, name)
-    deadline = time.monotonic() + SECONDS
+    deadline = time.process_time() + SECONDS
     for shape, mask, meant in shaped_masks(*reading.core.weights.shape):
-        if time.monotonic() > deadline:
+        if time.process_time() > deadline:
             break
         for dtype in (torch.bool, torch.float64, torch.int64):
             argument.tried.append(trial(shape, mask.to(dtype), meant))
@@ -161,16 +170,18 @@ class MaskTrial:
 
     def __call__(self, shape: str, mask: Tensor, meant: Tensor) -> TriedMask:
         """One call with a mask of this shape that should mean `meant` (B, H, T, S)."""
-        tried = TriedMask(shape, mask.clone())
+        tried = TriedMask(shape, mask.clone(), meant=meant)
         try:
             other = self.bound.called({self.name: mask})
         except Exception as error:
             tried.error, tried.line = error, error_line(error, self.bound.case.filename)
             return tried
-        core = self._same_arrangement(other)
+        tried.modified = not torch.equal(mask, tried.mask)
+        core = self.same_arrangement(other)
         if core is None or core.weights.shape != self.reading.core.weights.shape:
             tried.meaning = "other"
             return tried
+        tried.seen, tried.line = core.weights.nan_to_num() > 1e-30, core.mask_line(self.bound.trace)
         tried.meaning = self._meaning(core, meant, tried.mask)
         before, after = self.bound.output, other.output
         if tried.meaning != "none":
@@ -181,7 +192,7 @@ class MaskTrial:
             tried.meaning, tried.line = "discarded", discarded.line
         return tried
 
-    def _same_arrangement(self, other: Bound) -> Core | None:
+    def same_arrangement(self, other: Bound) -> Core | None:
         """The attention of another call, with batch and heads read as before."""
         nodes = find_attention(other.trace)
         cores = () if nodes is None else nodes.arrangements(other.inputs.query.shape[0])
@@ -201,9 +212,11 @@ class MaskTrial:
                 return "after"
         if kept or hidden:
             return "keep" if kept else "drop"
+        if not bool(torch.isfinite(core.weights).all()):
+            return "nan"
         if bool(seen.eq(base).all()):
             return "additive" if self._is_added(core, mask) else "leaks"
-        return _of_another_sample(seen, meant, base)
+        return _misplaced(seen, meant, base)
 
     def _is_added(self, core: Core, mask: Tensor) -> bool:
         """Whether the logits changed by the mask itself, up to a constant for each row."""
@@ -222,6 +235,37 @@ def _agree(seen: Tensor, meant: Tensor) -> bool:
     return bool(rows.any()) and bool((seen[rows] == meant[rows]).all())
 
 
+def _misplaced(seen: Tensor, meant: Tensor, base: Tensor) -> str:
+    """Where a mask went that did not hide the keys it names: other axes, some heads only, or another sample."""
+    by_key = bool((meant == meant[:, :, :1]).all())
+    for wanted in (meant, ~meant):
+        square = wanted.shape[-1] == wanted.shape[-2]
+        if by_key and square and _agree_as_padding(seen, wanted, base):
+            return "keep" if wanted is meant else "drop"
+        if by_key and square and _hides_rows(seen, wanted, base):
+            return "queries"
+        if not by_key and square and _agree(seen, wanted.mT & base):
+            return "transposed"
+        heads = [_agree(seen[:, h], (wanted & base)[:, h]) for h in range(seen.shape[1])]
+        idle = [bool(seen[:, h].eq(base[:, h]).all()) for h in range(seen.shape[1])]
+        if any(heads) and all(a or b for a, b in zip(heads, idle, strict=True)):
+            return "some heads"
+    return _of_another_sample(seen, meant, base)
+
+
+def _agree_as_padding(seen: Tensor, meant: Tensor, base: Tensor) -> bool:
+    """Whether keys are hidden from every query that is itself visible, as where padding hides rows as well."""
+    rows = meant[:, :, 0].unsqueeze(-1).expand_as(meant)
+    kept = (meant & base)[rows]
+    return bool((seen[rows] == kept).all()) and bool(kept.any())
+
+
+def _hides_rows(seen: Tensor, meant: Tensor, base: Tensor) -> bool:
+    """Whether queries that the mask names see nothing or everything alike, and others see all they saw before."""
+    rows = meant[:, :, 0]  # (B, H, T) as if the mask were about queries
+    return bool((seen[rows] == base[rows]).all()) and not bool(seen.eq(meant & base).all())
+
+
 def _of_another_sample(seen: Tensor, meant: Tensor, base: Tensor) -> str:
     """`wrong sample` where every table belongs to some sample of the mask, but not to its own."""
     got = seen.flatten(0, 1).flatten(1)
@@ -238,14 +282,26 @@ def mask_meanings(bound: Bound, reading: AttentionReading | None) -> Found:
 
 
 def mask_arguments(bound: Bound, reading: AttentionReading | None) -> Found:
-    """A mask argument must hide keys before the softmax, for its own sample."""
-    found: list[Finding] = []
+    """A mask argument must hide keys before the softmax, in every head, for its own sample."""
+    if reading is not None and not bound.form.masks:
+        yield Note("absent", "it takes none")
     for argument in measured(bound, reading):
         assert reading is not None  # noqa: S101 - otherwise nothing is measured
-        found += _misused(argument, reading)
-        if argument.tried and not argument.meaning and not found:
+        found = [*_misused(argument, reading), *_overwritten(argument)]
+        if not argument.meaning and not found:
             found += _without_effect(argument, bound, reading)
-    yield from found
+        yield from found
+        if argument.meaning:
+            yield Note("good", argument.words())
+        elif not found:
+            yield Note("untried", f"what the argument {argument.name} does")
+
+
+def _overwritten(argument: MaskArgument) -> Iterator[Finding]:
+    """A call must not write into the mask it is given."""
+    tried = next((t for t in argument.tried if t.modified), None)
+    if tried is not None:
+        yield Finding("input-modified", f"the argument {argument.name} is another tensor after the call", tried.line)
 
 
 def _misused(argument: MaskArgument, reading: AttentionReading) -> Iterator[Finding]:
@@ -253,22 +309,73 @@ def _misused(argument: MaskArgument, reading: AttentionReading) -> Iterator[Find
     for meaning, name in WRONG_MEANING.items():
         tried = argument.first(meaning)
         if tried is not None and not (meaning == "wrong sample" and by_sample):
-            words = f"argument {argument.name}, shape {tried.shape}"
+            words = f"argument {argument.name}, shape {tried.shape}{_example(tried)}"
             yield Finding(name, words, tried.line or reading.core.softmax_line)
+
+
+def _example(tried: TriedMask) -> str:
+    """One place where the mask says something else than the weights."""
+    if tried.seen is None or tried.meant is None:
+        return ""
+    wrong = (tried.seen != tried.meant).nonzero()
+    if not len(wrong):
+        return ""
+    b, h, t, s = (int(i) for i in wrong[0])
+    has = "has" if tried.seen[b, h, t, s] else "has no"
+    return f": in head {h}, query {t} {has} weight on key {s}"
 
 
 def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Iterator[Finding]:
     meanings = {t.meaning for t in argument.tried if t.error is None}
-    tried = argument.first("leaks")
+    tried = argument.first("leaks") or argument.first("nan")
     if not meanings:
         yield from _crash(argument)
     elif tried is not None and meanings <= {"leaks", "none"}:
         words = f"argument {argument.name}, shape {tried.shape}: hidden keys keep some weight"
-        yield Finding("mask-leaks", words, reading.core.softmax_line)
+        yield Finding("mask-leaks", words, tried.line or reading.core.softmax_line)
+    elif tried is not None and meanings <= {"nan", "none"}:
+        words = f"argument {argument.name}, shape {tried.shape}: the weights are NaN"
+        yield Finding("mask-nan", words, tried.line or reading.core.softmax_line)
     elif meanings == {"none"} and "mask" in plain(argument.name) and "head" not in plain(argument.name):
         words = f"argument {argument.name}: no mask that it accepts changes any weight"
         admitted = _is_admitted(bound, reading, argument.name)
         yield Finding("mask-ignored", words, severity="fragile" if admitted else "")
+    else:
+        yield from _same_for_all(argument, reading)
+
+
+def _same_for_all(argument: MaskArgument, reading: AttentionReading) -> Iterator[Finding]:
+    """Different masks that all have one and the same effect."""
+    tables = [t for t in argument.tried if t.meaning == "other"]
+    seen = [t.seen for t in tables if t.seen is not None]
+    if len(seen) > 2 and all(torch.equal(table, seen[0]) for table in seen):
+        words = f"argument {argument.name}: {len(seen)} different masks, one pattern of visible keys"
+        yield Finding(
+            "mask-content-ignored", f"{words} ({pattern(seen[0])})", tables[0].line or reading.core.softmax_line
+        )
+
+
+def combined_masks(bound: Bound, reading: AttentionReading | None) -> Found:
+    """Two mask arguments together must hide what either hides."""
+    usable = [a for a in measured(bound, reading) if a.meaning in ("keep", "drop")]
+    if reading is None or len(usable) < 2:
+        return
+    tried = [argument.first(argument.meaning) for argument in usable[:2]]
+    masks = {a.name: t.mask.clone() for a, t in zip(usable, tried, strict=False) if t is not None}
+    words = f"{' and '.join(masks)} together"
+    try:
+        other = bound.called(masks)
+    except Exception as error:
+        line = error_line(error, bound.case.filename)
+        yield Finding("masks-combined", f"{words}: {type(error).__name__}: {error}".splitlines()[0][:200], line)
+        return
+    core = MaskTrial(bound, reading, usable[0].name).same_arrangement(other)
+    both = reading.visible
+    for argument, one in zip(usable, tried, strict=False):
+        if one is not None and one.meant is not None:
+            both = both & (one.meant if argument.meaning == "keep" else ~one.meant)
+    if core is not None and not _agree(core.weights.nan_to_num() > 1e-30, both):
+        yield Finding("masks-combined", words, core.mask_line())
 
 
 def _crash(argument: MaskArgument) -> Iterator[Finding]:
@@ -361,7 +468,7 @@ def constructor_switch(bound: Bound, reading: AttentionReading | None) -> Found:
     parameters = {p.name: p for p in parameters_of(bound.case.target)}
     for name in CAUSAL_FLAGS:
         p = parameters.get(name)
-        if p is not None and (_is_boolean(p) or p.default is p.empty):
+        if p is not None and (is_boolean(p) or p.default is p.empty):
             with contextlib.suppress(Exception):  # it was not made to be switched, or the switch needs more arguments
                 yield from _switched(read(bound.called(thing=bound.rebuilt(**{name: True}))), name)
             return
@@ -370,7 +477,7 @@ def constructor_switch(bound: Bound, reading: AttentionReading | None) -> Found:
 def call_switch(bound: Bound, reading: AttentionReading | None) -> Found:
     """An argument of the call that switches a causal mask on must do what it says."""
     parameters = [] if isinstance(bound.thing, FunctionWithWeights) else signature(bound.thing)
-    name = next((p.name for p in parameters if _is_causal_switch(p)), None)
+    name = next((p.name for p in parameters if is_causal_switch(p)), None)
     if name is None:
         return
     try:
@@ -384,10 +491,11 @@ def call_switch(bound: Bound, reading: AttentionReading | None) -> Found:
         yield from _switched(seen, name)
 
 
-def _is_causal_switch(p: inspect.Parameter) -> bool:
+def is_causal_switch(p: inspect.Parameter) -> bool:
+    """Whether a flag, off by default, switches a causal mask on."""
     word = plain(p.name)
     named = "causal" in word or word in ("mask", "masked", "usemask", "applymask", "lookahead")
-    return _is_boolean(p) and p.default is not True and named
+    return is_boolean(p) and p.default is not True and named
 
 
 def _switched(seen: AttentionReading | None, name: str) -> Iterator[Finding]:

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from headwise.check.arguments import constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
-from headwise.check.calls import PLAIN, Inputs, leaves, modules, signature, tensors
-from headwise.check.fits import same
+from headwise.check.calls import PLAIN, Inputs, leaves, make_inputs, modules, signature, tensors
+from headwise.check.fits import Role, same
 from headwise.check.mistakes import Finding, Found, Note
-from headwise.check.reading import AttentionReading, Projection
+from headwise.check.proof import TOLERANCE, changed_maps, prediction_error
+from headwise.check.reading import AttentionReading, Projection, pattern, read
 from headwise.check.trace import unnormalized_scores
 
 WEIGHTLESS = "it has no weights of its own"
@@ -27,6 +28,7 @@ OUTPUT_LAYER = re.compile(
     re.IGNORECASE,
 )
 PARTIAL = re.compile(r"window|local|block|axial|swin|chunk|spars|stride|dilat|band|longformer|bigbird", re.IGNORECASE)
+OUTPUT_NAME = re.compile(r"^(\w*proj\w*|\w*out\w*|w_?o|dense|fc_?o\w*|o|unify\w*)$", re.IGNORECASE)
 MOVED = 1e-9  # relative change that counts; everything is computed in double precision
 OUTPUT_CLASS = re.compile(r"\w*(Self|Attention|Attn)\w*Output\b")
 
@@ -73,9 +75,8 @@ def _isolated_tokens(bound: Bound) -> Iterator[Finding]:
 
 def influence(bound: Bound) -> Tensor | None:
     """(T, T), True where a change of input token j changes output token i; None where that cannot be measured."""
-    before = bound.output_of(bound.inputs)
-    T = bound.inputs.query.shape[1]
-    if before is None or before.dim() != 3 or before.shape[1] != T or bound.inputs.key.shape[1] != T:
+    T, before = bound.inputs.query.shape[1], bound.output
+    if bound.inputs.key.shape[1] != T or before is None or before.dim() != 3 or before.shape[1] != T:
         return None
     found = torch.zeros(T, T, dtype=torch.bool)
     for j in range(T):
@@ -95,6 +96,14 @@ def _changed(inputs: Inputs, j: int) -> Inputs:
             other[:, j] = other[:, j].flip(-1) + 1
             made[id(x)] = other
     return Inputs(*(made[id(x)] for x in inputs))
+
+
+@of_stages
+def unused_attention(bound: Bound, reading: AttentionReading) -> Found:
+    """The result must depend on the product of weights and values."""
+    if not reading.used:
+        words = "what is returned does not depend on the product of weights and values"
+        yield Finding("attention-unused", words, reading.core.trace.last_line())
 
 
 def attention_table(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -232,13 +241,26 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
         for name, part in parts.items():
             if part.source != name:
                 yield Finding("wrong-role", f"the {name} is made from the argument for the {part.source}", line(name))
+    named = {name: _named_role(part.role) for name, part in parts.items()}
     for name, part in parts.items():
-        named = {_role_in(n) for n in part.role.names} - {None}
-        if len(named) == 1 and named != {name} and _is_unused(bound, parts, name):
+        other = named[name]
+        swapped = other in named and named[other] == name
+        if other not in (None, name) and (swapped or _is_unused(bound, parts, name)):
             yield Finding("wrong-role", f"the {name} is made by {part.role.names[0]}", line(name))
+    out = reading.output
+    if out is not None and _named_role(out.role) is not None and not out.role.plain:
+        words = f"the output is made by {out.role.names[0]}"
+        yield Finding("wrong-role", words, reading.core.output_line())
 
 
-def _role_in(parameter: str) -> str | None:
+def _named_role(role: Role) -> str | None:
+    """The one role that the names of the parameters say, if they all say one."""
+    named = {role_in(name) for name in role.names}
+    return named.pop() if len(named) == 1 else None
+
+
+def role_in(parameter: str) -> str | None:
+    """Which of query, key and value the name of a parameter says it makes; None where it says none or several."""
     for word in (plain(part) for part in parameter.split(".")):
         short = (
             word.removesuffix("weight").removesuffix("proj").removesuffix("s").removeprefix("w").removeprefix("proj")
@@ -252,7 +274,7 @@ def _role_in(parameter: str) -> str | None:
 def _is_unused(bound: Bound, parts: dict[str, Projection], name: str) -> bool:
     """Whether a parameter named for this role takes no part in any projection."""
     used = {n for part in parts.values() for n in part.role.names}
-    return any(_role_in(n) == name and n not in used for n, t in tensors(bound.thing).items() if t.dim() > 1)
+    return any(role_in(n) == name and n not in used for n, t in tensors(bound.thing).items() if t.dim() > 1)
 
 
 @of_stages
@@ -290,6 +312,55 @@ def _share_weights(a: Projection, b: Projection) -> bool:
         return False
     u, v = a.fit.weight.flatten(), b.fit.weight.flatten()
     return bool(torch.dot(u, v).abs() > (1 - 1e-9) * u.norm() * v.norm())
+
+
+@of_stages
+def weights_of_maps(bound: Bound, reading: AttentionReading) -> Found:
+    """Every map must be one of the learner's own weights, used once and not scaled."""
+    maps = {name: (part.role, part.fit) for name, part in reading.projections.items() if not part.position}
+    if reading.output is not None:
+        maps["output"] = (reading.output.role, reading.output.fit)
+    core = reading.core
+    for name, (role, solved) in maps.items():
+        line = core.output_line() if name == "output" else core.projection_line(name)
+        if not role.found and not role.plain:
+            yield from _product_of_two(bound, name, solved.weight, line)
+        elif not role.own_bias:
+            yield Note("untried", f"what is added to the {name} beside its projection")
+    factors = [maps[name][0].factor for name in ("value", "output") if name in maps]
+    averaged = reading.output is not None and reading.output.merge == "mean"
+    if len(factors) == 2 and not averaged and None not in factors and not _has_number(bound):
+        total = math.prod(factor for factor in factors if factor is not None)
+        if not _near(total, 1.0):
+            first = factors[0] is not None and not _near(factors[0], 1.0)
+            line = core.projection_line("value") if first else core.output_line()
+            yield Finding("values-scaled", f"they are multiplied by {total:.4g}", line)
+
+
+def _product_of_two(bound: Bound, name: str, weight: Tensor, line: int | None) -> Found:
+    """A map that is a product of two weights: of one with itself, which is a mistake, or of two different ones."""
+    held = {n: t.detach().double() for n, t in tensors(bound.thing).items() if t.dim() == 2}
+    for first, a in held.items():
+        for second, b in held.items():
+            if a.shape[1] == b.shape[0] and any(_is_multiple(weight, m) for m in (a @ b, (a @ b).T)):
+                if first == second:
+                    yield Finding("projected-twice", f"the {name} is made by {first} twice", line)
+                else:
+                    yield Note("variant", f"two linear layers make the {name}")
+                return
+    yield Note("untried", f"which weights make the {name}")
+
+
+def _is_multiple(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    factor = float((a * b).sum() / (b * b).sum().clamp_min(1e-300))
+    return same(a, factor * b, 1e-7)
+
+
+def _has_number(bound: Bound) -> bool:
+    """Whether there is a parameter of a single number: a learned gate."""
+    return any(t.numel() == 1 and t.requires_grad for t in tensors(bound.thing).values())
 
 
 @of_stages
@@ -355,6 +426,8 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("mask-leaks", "future scores are set to a number near zero", core.mask_line())
     if scores.relative:
         yield Note("variant", "a relative position term is added to the scores")
+        if not scores.relative_is_linear:
+            yield Note("untried", "the term that is added to the scores")
     if scores.bias is not None:
         yield Note("variant", "a bias by position is added to the scores")
 
@@ -365,12 +438,15 @@ def scale(bound: Bound, reading: AttentionReading) -> Found:
     scores, D = reading.scores, reading.core.query.shape[-1]
     if scores is None or any(p is not None and p.then == "norm" for p in (reading.query, reading.key)):
         return  # a norm decides the size of the scores
-    if scores.by_head or _has_learned_scale(bound, reading):
+    if _has_learned_scale(bound, reading):
         yield Note("variant", "a learned scale")
         return
+    if scores.by_head:
+        yield Note("untried", "every head has its own scale, and no parameter explains it")
+        return
     factors = [None if p is None else p.role.factor for p in (reading.query, reading.key)]
-    total = abs(scores.factor) * math.prod(1.0 if factor is None else abs(factor) for factor in factors)
-    right, after, line = 1 / math.sqrt(D), abs(scores.after_factor), reading.core.scale_line()
+    total = scores.factor * math.prod(1.0 if factor is None else factor for factor in factors)
+    right, after, line = 1 / math.sqrt(D), scores.after_factor, reading.core.scale_line()
     if _near(total, right):
         if _near(after, 1.0):
             yield Note("good", f"scale 1/√{D}")
@@ -406,9 +482,26 @@ def _scale_words(total: float, D: int) -> str:
 
 
 def _has_learned_scale(bound: Bound, reading: AttentionReading) -> bool:
-    """Whether there is a parameter of one number, or of one for each head."""
+    """Whether the scale follows a parameter of one number, or of one for each head."""
     H = reading.core.weights.shape[1]
-    return any(t.numel() in {1, H} and t.requires_grad for t in tensors(bound.thing).values())
+    small = [t for t in tensors(bound.thing).values() if t.numel() in {1, H} and t.requires_grad]
+    return any(_scale_follows(bound, reading, parameter) for parameter in small)
+
+
+def _scale_follows(bound: Bound, reading: AttentionReading, parameter: Tensor) -> bool:
+    """Whether another value of this parameter gives another scale."""
+    kept = parameter.data.clone()
+    parameter.data.add_(0.25)
+    try:
+        other = read(bound.called())
+    except Exception:  # anything can be raised by a learner's code
+        return False
+    finally:
+        parameter.data.copy_(kept)
+    before, after = reading.scores, None if other is None else other.scores
+    if before is None or after is None:
+        return False
+    return before.by_head or not _near(after.factor, before.factor)
 
 
 def _may_add_positions(bound: Bound) -> bool:
@@ -430,7 +523,31 @@ def built_in_mask(bound: Bound, reading: AttentionReading) -> Found:
     elif kind == "ahead":
         yield Finding("causal-off-by-one", "a token sees the one after it", line)
     elif kind != "full":
+        yield from _other_pattern(bound, reading, line)
+
+
+def _other_pattern(bound: Bound, reading: AttentionReading, line: int | None) -> Found:
+    """A pattern that is neither full nor causal: of some heads only, of the distance only, or unknown."""
+    visible = reading.visible
+    by_head = [pattern(visible[:, h : h + 1]) for h in range(visible.shape[1])]
+    table = visible[0, 0]
+    if len(set(by_head)) > 1 and {"full", "causal"} <= set(by_head):
+        causal, full = by_head.index("causal"), by_head.index("full")
+        yield Finding("mask-some-heads", f"head {causal} is causal, head {full} sees every token", line)
+    elif bool((visible == table).all()) and _is_of_distance(table):
+        yield Note("variant", "a fixed window of visible keys")
+    elif PARTIAL.search(getattr(bound.case.target, "__name__", "")):
         yield Note("variant", "a fixed pattern of visible keys")
+    else:
+        yield Note("variant", "a fixed pattern of visible keys")
+        yield Note("untried", "its pattern of visible keys, which is none that is known")
+
+
+def _is_of_distance(table: Tensor) -> bool:
+    """Whether a key is visible or not by its distance from the query alone, and every query sees itself."""
+    T = len(table)
+    lines = (table.diagonal(offset) for offset in range(1 - T, T))
+    return bool(table.diagonal().all()) and all(bool((line == line[0]).all()) for line in lines)
 
 
 @of_stages
@@ -457,8 +574,10 @@ def _stores_a_triangle(bound: Bound) -> bool:
 
 @of_stages
 def head_merge(bound: Bound, reading: AttentionReading) -> Found:
-    """Heads must be put side by side, token by token; whatever else contributes to the output is a variant."""
+    """Heads must be put side by side, token by token."""
     out, core = reading.output, reading.core
+    if not reading.used:
+        return
     if out is None:
         if reading.scores is None or torch.isfinite(core.heads).all():
             yield Note("doubt", "how the output follows from the heads")
@@ -468,13 +587,40 @@ def head_merge(bound: Bound, reading: AttentionReading) -> Found:
         yield Note("variant", "heads share their values and are averaged (interpretable multi-head attention)")
     elif out.merge == "mean":
         words = "every head enters the output with the same weight"
-        yield Finding("heads-averaged", words, core.trace.last_line())
+        yield Finding("heads-averaged", words, core.output_line())
+    elif _is_per_head(reading):
+        words = "every slice of the output depends on one head only"
+        yield Finding("out-proj-per-head", words, core.output_line())
     else:
         yield Note("good", "head merge")
-    if out is not None and out.residual:
+
+
+def _is_per_head(reading: AttentionReading) -> bool:
+    """Whether the output map consists of one block for every head."""
+    out, (H, Dv) = reading.output, reading.core.heads.shape[1::2]
+    if out is None or H == 1 or out.role.plain or out.fit.weight.shape[0] % H:
+        return False
+    blocks = out.fit.weight.unflatten(0, (H, -1)).unflatten(2, (H, Dv)).norm(dim=(1, 3))  # (H, H)
+    return bool((blocks - blocks.diag().diag()).max() < 1e-9 * blocks.max())
+
+
+@of_stages
+def around_output(bound: Bound, reading: AttentionReading) -> Found:
+    """What else contributes to the output is a variant, if it is known."""
+    out = reading.output
+    if out is None or not reading.used:
+        return
+    if out.before:
+        yield Note("variant", f"a {out.before} between the heads and the output projection")
+    if out.residual:
         yield Note("variant", "the input is added to the output (residual)")
-    if out is not None and not out.last:
-        yield Note("variant", "something follows the attention (a norm or a further layer), which was not judged")
+        if not _near(out.residual, 1.0):
+            yield Note("untried", f"the factor {out.residual:.4g} of the input that is added to the output")
+    if not out.last:
+        known = out.after != "other"
+        yield Note("variant", f"a {out.after} follows the attention" if known else "something follows the attention")
+        if not known:
+            yield Note("untried", "what follows the attention in this class")
 
 
 @of_stages
@@ -501,7 +647,14 @@ def _heads_of_layer(bound: Bound, reading: AttentionReading) -> int | None:
 def output_projection(bound: Bound, reading: AttentionReading) -> Found:
     """The concatenated heads need one more projection."""
     out, H, E = reading.output, reading.core.heads.shape[1], bound.sizes.E
-    if out is None or not out.role.plain or not out.last or out.merge == "mean" or not tensors(bound.thing):
+    if (
+        out is None
+        or not reading.used
+        or not out.role.plain
+        or not out.last
+        or out.merge == "mean"
+        or not tensors(bound.thing)
+    ):
         return
     if H == 1 and not _heads_of_layer(bound, reading):
         return
@@ -537,6 +690,7 @@ def _projecting_class(bound: Bound) -> str | None:
 
 STAGES: tuple[Fault, ...] = (
     unread_attention,
+    unused_attention,
     attention_table,
     unread_projections,
     head_split,
@@ -546,12 +700,14 @@ STAGES: tuple[Fault, ...] = (
     roles,
     shared_projections,
     shared_heads,
+    weights_of_maps,
     unread_scores,
     softmax,
     scale,
     built_in_mask,
     masks_without_effect,
     head_merge,
+    around_output,
     head_count,
     output_projection,
 )
@@ -560,3 +716,20 @@ STAGES: tuple[Fault, ...] = (
 def stage_findings(bound: Bound, reading: AttentionReading | None) -> list[Finding]:
     """The mistakes in all stages, for another call of the same object."""
     return [found for fault in STAGES for found in fault(bound, reading) if isinstance(found, Finding)]
+
+
+@of_stages
+def fresh_inputs(bound: Bound, reading: AttentionReading) -> Found:
+    """What was understood must hold for inputs that were not used to understand it."""
+    error = prediction_error(bound, reading)
+    if error is None:
+        again = bound.called(inputs=make_inputs(bound.form, bound.sizes, seed=7))
+        changed = changed_maps(reading, read(again))
+        if changed:
+            yield Note("doubt", f"on new inputs, {_listed(changed)} {'is' if len(changed) == 1 else 'are'} another")
+        else:
+            yield Note("good", "every step is the same map on new inputs")
+    elif error < TOLERANCE:
+        yield Note("good", f"largest difference {error:.0e}")
+    else:
+        yield Note("doubt", f"on new inputs the output differs by {error:.2g} from what was understood")

@@ -1,0 +1,193 @@
+"""Arguments of the call that are optional: keys, flags and caches, each tried with and without."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from headwise.check.binding import Bound
+from headwise.check.calls import FunctionWithWeights, Inputs, make_inputs, signature
+from headwise.check.faults.masks import MaskTrial, is_boolean, is_causal_switch
+from headwise.check.faults.stages import stage_findings
+from headwise.check.fits import same
+from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.reading import AttentionReading, read
+from headwise.check.trace import error_line
+from headwise.check.vocabulary import call_role, plain
+
+OWN_ERRORS = (NameError, AttributeError, UnboundLocalError)
+INPUT_ROLES = ("query", "key", "value", "self", "memory")
+
+
+def without_keys(bound: Bound, reading: AttentionReading | None) -> Found:
+    """Where keys are optional, the call without them takes another path through the code and must be right as well."""
+    optional = [p.name for p in signature(bound.thing) if p.name in bound.form.roles and p.default is None]
+    alone = {n: r for n, r in bound.form.roles.items() if n not in optional}
+    if not optional or not alone:
+        return
+    form = replace(bound.form, roles=dict.fromkeys(alone, "self"))
+    words = f"without {', '.join(optional)}"
+    try:
+        other = bound.called(form=form, inputs=make_inputs(form, bound.sizes))
+    except Exception as error:
+        if isinstance(error, OWN_ERRORS):
+            yield Finding("option-crashes", f"{words}: {error}", error_line(error, bound.case.filename))
+        else:
+            yield Note("good", f"{', '.join(optional)} cannot be left out")
+        return
+    seen = read(other)
+    for finding in () if seen is None else stage_findings(other, seen):
+        yield replace(finding, detail=f"{finding.detail} ({words})")
+
+
+def options(bound: Bound, reading: AttentionReading | None) -> Found:
+    """Every other optional argument must run and leave the result as it is, or do something that is known."""
+    found = False
+    for p in _others(bound):
+        found = True
+        if is_boolean(p):
+            yield from _switched(bound, p)
+        elif not is_cache(p.name):
+            known = _is_added(bound, reading, p.name) or _changes_nothing(bound, p)
+            yield Note("good" if known else "untried", p.name if known else f"the argument {p.name}")
+    if not found and not bound.form.masks:
+        yield Note("absent", "it takes none")
+
+
+def _others(bound: Bound) -> list[inspect.Parameter]:
+    """Optional arguments that are neither inputs nor masks."""
+    if isinstance(bound.thing, FunctionWithWeights):
+        return []
+    parameters = [p for p in signature(bound.thing) if p.default is not p.empty]
+    return [p for p in parameters if p.name not in {*bound.form.roles, *bound.form.masks, *bound.form.fixed}]
+
+
+def _is_added(bound: Bound, reading: AttentionReading | None, name: str) -> bool:
+    """Whether a table passed as this argument is added to the scores."""
+    if reading is None or reading.scores is None or "bias" not in plain(name):
+        return False
+    B, H, T, S = reading.core.weights.shape
+    table = torch.randn(1, H, T, S, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    trial = MaskTrial(bound, reading, name)
+    return any(
+        trial(shape, bias, table > 0).meaning == "additive"
+        for shape, bias in (("(1,H,T,S)", table), ("(B,H,T,S)", table.repeat(B, 1, 1, 1)), ("(H,T,S)", table[0]))
+    )
+
+
+def _changes_nothing(bound: Bound, p: inspect.Parameter) -> bool:
+    """Whether the argument takes the value that it stands for anyway, such as positions counted from zero."""
+    T, B, H = bound.sizes.T, bound.inputs.query.shape[0], bound.sizes.H
+    if call_role(p.name) == "position":
+        values = [torch.arange(T), torch.arange(T)[None], torch.arange(T).expand(B, T)]
+    elif "headmask" in plain(p.name):
+        values = [torch.ones(H), torch.ones(1, H, 1, 1)]
+    else:
+        return False
+    outputs = (bound.output_of(bound.inputs, {p.name: value}) for value in values)
+    return any(out is not None and bound.output is not None and same(out, bound.output) for out in outputs)
+
+
+def _switched(bound: Bound, p: inspect.Parameter) -> Found:
+    try:
+        other = bound.called({p.name: not p.default})
+    except Exception as error:
+        words = f"{p.name}={not p.default}: {type(error).__name__}: {error}".splitlines()[0][:160]
+        if isinstance(error, OWN_ERRORS):
+            yield Finding("option-crashes", words, error_line(error, bound.case.filename))
+        else:
+            yield Note("untried", words)
+        return
+    if other.output is None:
+        yield Note("untried", f"what {p.name}={not p.default} returns")
+    elif is_causal_switch(p) or (bound.output is not None and same(other.output, bound.output)):
+        yield Note("good", p.name)
+        yield from returned_with(other, p.name)
+    else:
+        yield Note("untried", f"what {p.name}={not p.default} does to the result")
+
+
+def returned_with(other: Bound, name: str) -> Iterator[Finding]:
+    """What is wrong with weights that are returned only with this flag."""
+    from headwise.check.faults.behavior import judged_weights
+
+    for found in judged_weights(other, read(other)):
+        if isinstance(found, Finding):
+            yield replace(found, detail=f"with {name}={True}: {found.detail}")
+
+
+# Caches: tokens given one after another must get the same result as all at once.
+
+
+def is_cache(name: str) -> bool:
+    """Whether an argument is a cache of keys and values, by its name."""
+    word = plain(name)
+    return "cache" in word or "past" in word or word in ("kv", "memory", "state")
+
+
+def caches(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A cache that a call returns, given to the next call, must give the same result."""
+    parameters = _others(bound)
+    names = [p.name for p in parameters if is_cache(p.name) and not is_boolean(p)]
+    if not names or call_role(names[0]) in INPUT_ROLES:
+        return
+    flags = {p.name: True for p in parameters if is_boolean(p) and "cache" in plain(p.name)}
+    tried = [result for cut in (bound.sizes.T - 1, 2) if (result := _continued(bound, names[0], flags, cut))]
+    wrong = next((result for result in tried if isinstance(result, Finding)), None)
+    if wrong is not None:
+        yield wrong
+    elif tried:
+        yield Note("good", f"{names[0]}: the same token by token")
+    else:
+        yield Note("untried", f"the argument {names[0]}")
+
+
+def _continued(bound: Bound, name: str, flags: dict[str, Any], cut: int) -> Finding | Note | None:
+    """The last tokens computed with the cache of the first; None where the protocol is not understood."""
+    first = Inputs(*(x[:, :cut] for x in bound.inputs))
+    rest = Inputs(*(x[:, cut:] for x in bound.inputs))
+    whole = bound.output
+    try:
+        returned = bound.call(first, flags)
+    except Exception:
+        return None
+    for held in _cache_candidates(returned, cut):
+        try:
+            out = bound.form.result(bound.call(rest, flags | {name: held}), rest)
+        except Exception as error:
+            failed = Finding("cache-differs", f"{cut} tokens, then the rest: {type(error).__name__}: {error}"[:200],
+                             error_line(error, bound.case.filename))  # fmt: skip
+            continue
+        if out is None or whole is None or out.shape != whole[:, cut:].shape:
+            continue
+        last = slice(-1, None) if cut == bound.sizes.T - 1 else slice(None)
+        if same(out[:, last], whole[:, cut:][:, last]):
+            return Note("good", name)
+        causal = torch.equal(out, out) and last == slice(-1, None)
+        gap = float((out[:, -1] - whole[:, -1]).abs().max())
+        if causal and not same(out, _alone(bound, rest, flags)):
+            return Finding("cache-differs", f"after a cache of {cut} tokens, the next one differs by up to {gap:.3g}")
+    return locals().get("failed") if cut == bound.sizes.T - 1 else None
+
+
+def _alone(bound: Bound, rest: Inputs, flags: dict[str, Any]) -> Tensor:
+    """The result for the rest without a cache: if a cache changes nothing, it was not understood as one."""
+    out = bound.form.result(bound.call(rest, flags), rest)
+    return torch.empty(0) if out is None else out
+
+
+def _cache_candidates(returned: Any, length: int) -> Iterator[Any]:
+    """Parts of what was returned that hold keys and values of this length."""
+    parts = list(returned) if isinstance(returned, tuple | list) else []
+    parts = list(returned.values()) if isinstance(returned, dict) else parts
+    for part in reversed(parts):
+        leaves = [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
+        if len(leaves) >= 2 and all(leaf.dim() >= 3 and length in leaf.shape for leaf in leaves):
+            yield part
+    tensors = [part for part in parts if isinstance(part, Tensor) and part.dim() == 4]
+    if len(tensors) >= 2:
+        yield tuple(tensors[-2:])

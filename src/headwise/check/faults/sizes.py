@@ -1,0 +1,243 @@
+"""Other sizes: widths, heads, lengths and batches, fewer key/value heads than query heads."""
+
+import re
+from dataclasses import replace
+
+import torch
+
+from headwise.check.arguments import OTHER_SIZES, CallSizes, constructor_role, parameters_of
+from headwise.check.binding import Bound
+from headwise.check.calls import PLAIN, Inputs, make_inputs, tokens_of
+from headwise.check.faults.stages import stage_findings
+from headwise.check.fits import same
+from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.proof import TOLERANCE, expected_output, prediction_error
+from headwise.check.reading import AttentionReading, Projection, read
+from headwise.check.trace import error_line, is_deliberate
+
+GROUPED = re.compile(r"group|gqa", re.IGNORECASE)
+OUTPUT_WIDTH = 12  # more than the input width, in the settings in which they differ
+
+
+def small_batch(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A batch of one or two must give what the large batch gave."""
+    if bound.form.layout == "unbatched":
+        yield Note("absent", "it takes no batch")
+        return
+    if bound.form.layout != PLAIN or bound.repaired.names:  # names that we supplied hold one size only
+        return
+    whole = bound.output_of(bound.inputs)
+    for count in (1, 2):
+        part = bound.inputs.of_samples(count)
+        try:
+            out = bound.form.result(bound.call(part), part)
+        except Exception as error:
+            words = f"with a batch of {count}: {type(error).__name__}: {error}".splitlines()[0][:200]
+            yield Finding("size-fixed", words, error_line(error, bound.case.filename))
+            return
+        if whole is not None and out is not None and not same(out.nan_to_num(), whole[:count].nan_to_num()):
+            if bound.repeats():
+                yield Finding("batch-leak", f"a batch of {count} gives another result for the same sample")
+            return
+    yield Note("good", "batches of 1 and 2")
+
+
+def other_length(bound: Bound, reading: AttentionReading | None) -> Found:
+    """Keys of another length than the queries must work."""
+    if not bound.form.cross or bound.form.fixed_tensor or bound.repaired.names:
+        return
+    inputs = make_inputs(bound.form, bound.sizes, seed=5, cross=True)
+    words = f"{bound.sizes.T} queries, {bound.sizes.S} keys"
+    severity = "wrong" if "cross" in type(bound.thing).__name__.lower() else ""  # then another length is the point
+    try:
+        other = bound.called(inputs=inputs)
+    except Exception as error:
+        words = f"{words}: {type(error).__name__}: {error}"
+        yield Finding("cross-length", words, error_line(error, bound.case.filename), severity=severity)
+        return
+    if other.output is None:
+        yield Finding("cross-length", f"{words} give another shape", severity=severity)
+    elif reading is not None and reading.pattern == "full":
+        expected = expected_output(reading, inputs)
+        if expected is not None and not same(expected, other.output, 1e-6):
+            gap = float((expected - other.output).abs().max())
+            yield Finding("cross-length", f"{words}: the result differs by up to {gap:.3g}", severity=severity)
+
+
+def other_lengths(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A single token and a longer input must work and give what the reference gives."""
+    if bound.form.layout.startswith("image") or bound.length_fitted:
+        yield Note("good", "it takes one length")
+        return
+    for length in (1, 2, bound.sizes.context):
+        try:
+            other = bound.of_length(length)
+        except Exception as error:
+            words = f"{length} tokens: {type(error).__name__}: {error}".splitlines()[0][:200]
+            if is_deliberate(error) or bound.form.fixed_tensor:
+                yield Note("untried", words)
+            else:
+                yield Finding("size-fixed", words, error_line(error, bound.case.filename))
+            return
+        yield from _judged_length(reading, other.inputs, other.output, length)
+
+
+def _judged_length(reading: AttentionReading | None, inputs: Inputs, out: torch.Tensor | None, length: int) -> Found:
+    if out is None:
+        yield Finding("size-fixed", f"{length} tokens give another shape")
+        return
+    kind = "other" if reading is None else reading.pattern
+    expected = expected_output(reading, inputs) if reading is not None and kind in ("full", "causal") else None
+    if expected is not None and not same(expected, out, 1e-6):
+        gap = float((expected - out).abs().nan_to_num().max())
+        name = "causal-some-lengths" if kind == "causal" else "size-fixed"
+        yield Finding(name, f"with {length} tokens, the result differs from the reference by up to {gap:.3g}")
+    elif not torch.isfinite(out).all() and (reading is None or reading.scores is None or reading.scores.empty is None):
+        yield Finding("size-fixed", f"with {length} tokens, the result is not finite")
+
+
+# Other widths and numbers of heads.
+
+
+def other_sizes(bound: Bound, reading: AttentionReading | None) -> Found:
+    """At two more settings of all sizes, it must be read and proven like the first."""
+    if reading is None or bound.repaired.names:
+        return
+    tried = [f"{bound.sizes.E} wide with {bound.sizes.H} heads"]
+    for sizes in OTHER_SIZES:
+        sizes = _fitting(bound, sizes)
+        try:
+            other = bound.resized(sizes)
+        except Exception as error:
+            yield from _failed(bound, sizes, error)
+            return
+        if other is None:
+            yield Note("untried", "its sizes cannot be chosen")
+            return
+        yield from _judged_size(other, sizes, reading)
+        tried.append(f"{sizes.E} wide with {sizes.H}")
+    yield Note("good", ", ".join(tried))
+    yield from _widths(bound)
+
+
+def _fitting(bound: Bound, sizes: CallSizes) -> CallSizes:
+    """The setting with a length that the layout or a stored mask needs."""
+    if bound.length_fitted:
+        chosen = bool(bound.built.names_with_role("context"))
+        return replace(sizes, T=sizes.context if chosen else bound.sizes.T)
+    return replace(sizes, T=tokens_of(bound.form.layout, sizes.T))
+
+
+def _words(sizes: CallSizes) -> str:
+    width = f"width {sizes.E}" if sizes.out == sizes.E else f"input width {sizes.E}, output width {sizes.out}"
+    return f"with {width} and {sizes.H} heads"
+
+
+def _failed(bound: Bound, sizes: CallSizes, error: Exception) -> Found:
+    """An error at other sizes is the learner's if every argument was understood and the code did not refuse them."""
+    words = f"{_words(sizes)}: {type(error).__name__}: {error}".splitlines()[0][:200]
+    line = error_line(error, bound.case.filename)
+    own = (bound.sizes.E, bound.sizes.H) != (CallSizes().E, CallSizes().H)  # the class itself fixes some size
+    refused = is_deliberate(error) or isinstance(error, AssertionError)
+    if line is None or own or refused or not bound.built.certain:
+        yield Note("untried", words)
+    else:
+        yield Finding("size-fixed", words, line)
+
+
+def _judged_size(other: Bound, sizes: CallSizes, first: AttentionReading) -> Found:
+    seen = read(other)
+    if seen is None or other.output is None or seen.understood < first.understood:
+        yield Note("untried", f"{_words(sizes)}, it could not be read")
+        return
+    found = [f for f in stage_findings(other, seen) if f.severity == "wrong"]
+    yield from (replace(f, detail=f"{f.detail} ({_words(sizes)})") for f in found)
+    if not found:
+        error = prediction_error(other, seen)
+        if error is not None and not error < TOLERANCE:
+            yield Note("doubt", f"{_words(sizes)}, the output differs by {error:.2g} from what was understood")
+
+
+def _widths(bound: Bound) -> Found:
+    """Where the constructor takes an input and an output width, or widths of keys and values, they may differ."""
+    roles = {constructor_role(name) for name in bound.built.arguments} if bound.built.config is None else set()
+    sizes = OTHER_SIZES[0]
+    if {"width", "out_width"} <= roles:
+        yield from _different(bound, _fitting(bound, replace(sizes, O=sizes.E + OUTPUT_WIDTH)), "")
+    elif {"head_width", "value_width"} <= roles:
+        yield from _different(bound, _fitting(bound, replace(sizes, V=sizes.D + 1)), "fragile")
+
+
+def _different(bound: Bound, sizes: CallSizes, severity: str) -> Found:
+    what = _words(sizes) if sizes.out != sizes.E else f"with keys {sizes.D} wide and values {sizes.Dv}"
+    try:
+        other = bound.resized(sizes)
+    except Exception as error:
+        if not is_deliberate(error) and not isinstance(error, AssertionError):
+            words = f"{what}: {type(error).__name__}: {error}".splitlines()[0][:200]
+            yield Finding("widths-confused", words, error_line(error, bound.case.filename), severity=severity)
+        return
+    if other is None or other.output is None:
+        return
+    width = other.output.shape[-1]
+    if sizes.out != sizes.E and width != sizes.out:
+        yield Finding("widths-confused", f"{what}, the output is {width} wide", severity=severity)
+        return
+    seen = read(other)
+    found = [] if seen is None else [f for f in stage_findings(other, seen) if f.severity == "wrong"]
+    yield from (replace(f, detail=f"{f.detail} ({what})") for f in found)
+
+
+# Fewer key/value heads than query heads.
+
+
+def grouped_heads(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A class that takes a number of key/value heads must be right with half as many as query heads."""
+    names, fewer = _kv_names(bound), bound.sizes.H // 2
+    if not names or fewer < 2 or reading is None or reading.understood < 5:
+        return
+    try:
+        other = bound.called(thing=bound.rebuilt(**dict.fromkeys(names, fewer)))
+    except Exception as error:
+        found = []
+        if not isinstance(error, AssertionError) and not is_deliberate(error):
+            words = f"{names[0]}={fewer} for {bound.sizes.H} heads: {type(error).__name__}: {error}".splitlines()[0]
+            is_the_point = GROUPED.search(getattr(bound.case.target, "__name__", ""))
+            severity, line = "wrong" if is_the_point else "", error_line(error, bound.case.filename)
+            found = [Finding("grouped-crashes", words[:200], line, severity=severity)]
+    else:
+        seen = read(other)
+        found = [] if seen is None else _judged_groups(other, seen, f"with {names[0]}={fewer}", fewer)
+    yield from found
+    if not any(finding.name.startswith("grouped") for finding in found):
+        yield Note("variant", f"grouped heads (also tried with {names[0]}={fewer})")
+
+
+def _kv_names(bound: Bound) -> list[str]:
+    config = bound.built.config
+    names = [p.name for p in parameters_of(bound.case.target)] if config is None else config.asked
+    return [name for name in names if constructor_role(name) == "kv_heads"]
+
+
+def _judged_groups(bound: Bound, seen: AttentionReading, when: str, fewer: int) -> list[Finding]:
+    found = [f for f in stage_findings(bound, seen) if f.severity == "wrong"]
+    H, line = seen.core.weights.shape[1], seen.core.score_line
+    keys, values = _groups(seen.key, H), _groups(seen.value, H)
+    if found or keys is None or values is None:
+        return [replace(f, detail=f"{f.detail} ({when})") for f in found]
+    if keys != values:
+        return [Finding("grouped-order", f"{when}: heads share keys as {keys} and values as {values}", line)]
+    if keys != [h // (H // fewer) for h in range(H)] and len(set(keys)) == fewer:
+        words = f"{when}: heads share keys and values as {keys}, where neighbors usually share"
+        return [Finding("grouped-order", words, line, severity="fragile")]
+    return []
+
+
+def _groups(part: Projection | None, H: int) -> list[int] | None:
+    """For every head, the number of its group: heads with the same weights."""
+    if part is None or part.split != "heads":
+        return None
+    blocks = list(torch.unbind(part.weight.unflatten(0, (H, -1))))
+    first = [next(i for i, other in enumerate(blocks) if same(block, other, 1e-6)) for block in blocks]
+    order = list(dict.fromkeys(first))
+    return [order.index(i) for i in first]

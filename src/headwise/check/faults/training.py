@@ -1,0 +1,279 @@
+"""How it trains: dropout in both modes, the average in training, gradients, and layers that a call creates."""
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.check.binding import Bound
+from headwise.check.calls import Inputs, modules, tensors
+from headwise.check.faults.masks import measured
+from headwise.check.faults.stages import OUTPUT_NAME, role_in
+from headwise.check.fits import same
+from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.reading import AttentionReading, read
+from headwise.check.trace import RANDOM, error_line, learner_line
+
+DRAWS = 600  # samples of one input, which differ only by what dropout leaves out
+SIGMAS = 7.0  # a mean this far from the expected value is no accident, of some thousand numbers
+OTHER_MODES = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+def layers_in_forward(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A call must not create parameters."""
+    created: list[int | None] = []
+    original = nn.Parameter.__new__
+
+    def counting(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        created.append(learner_line(bound.case.filename))
+        return original(cls, *args, **kwargs)
+
+    nn.Parameter.__new__ = counting  # type: ignore[method-assign]
+    try:
+        bound.output_of(bound.inputs)
+    finally:
+        nn.Parameter.__new__ = original  # type: ignore[method-assign]
+    if created:
+        yield Finding("layers-in-forward", f"one call creates {len(created)} parameters", created[0])
+
+
+# Dropout.
+
+
+def dropout(bound: Bound, reading: AttentionReading | None) -> Found:
+    """Two calls after eval() must agree, also with dropout configured; in training, dropout must do something."""
+    line = bound.trace.dropout_line()
+    if line is not None and bound.repeats() is False:
+        yield Finding("dropout-in-eval", "two calls with the same input differ", line)
+        return
+    dropping = _with_dropout(bound)
+    if dropping is None:
+        yield Note("good", "it has no dropout")
+        return
+    if bound.repeats(dropping) is False:
+        yield Finding(
+            "dropout-in-eval", "with dropout 0.5, two calls after eval() differ", line or _line(bound, dropping)
+        )
+        return
+    _train(dropping)
+    if bound.built.names_with_role("dropout") and bound.repeats(dropping):
+        yield Finding("dropout-unused", "with dropout 0.5, two calls in training mode agree")
+
+
+def _line(bound: Bound, dropping: Any) -> int | None:
+    with contextlib.suppress(Exception):
+        return bound.called(thing=dropping).trace.dropout_line()
+    return None
+
+
+def _with_dropout(bound: Bound) -> Any:
+    """The same object with dropout 0.5: made so where its constructor has the argument, else with its layers set so."""
+    names = bound.built.names_with_role("dropout")
+    with contextlib.suppress(Exception):
+        thing = bound.rebuilt(**dict.fromkeys(names, 0.5)) if names else copy.deepcopy(bound.thing)
+        layers = [m for m in modules(thing) if isinstance(m, nn.Dropout)]
+        for layer in layers if not names else ():
+            layer.p = 0.5
+        return thing if names or layers else None
+    return None
+
+
+def _train(thing: Any) -> None:
+    for module in modules(thing):
+        module.train()
+
+
+def training_mode(bound: Bound, reading: AttentionReading | None) -> Found:
+    """Without dropout, training must equal evaluation; with it, results must be finite and equal on average."""
+    found: list[Finding | Note] = list(_without_dropout(bound))
+    dropping = None if found else _with_dropout(bound)
+    if dropping is not None:
+        _train(dropping)
+        found += _finite_in_training(bound, reading, dropping)
+        found += _equal_on_average(bound, reading, dropping) if not found and reading is not None else []
+    yield from found
+
+
+def _without_dropout(bound: Bound) -> Iterator[Finding]:
+    """The result in training mode with all dropout set to zero."""
+    if not isinstance(bound.thing, nn.Module) or any(isinstance(m, OTHER_MODES) for m in modules(bound.thing)):
+        return
+    try:
+        thing = copy.deepcopy(bound.thing)
+        _train(thing)
+        for module in modules(thing):
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        other = bound.called(thing=thing)
+    except Exception as error:
+        words = f"after train(): {type(error).__name__}: {error}".splitlines()[0][:160]
+        yield Finding("training-differs", words, error_line(error, bound.case.filename))
+        return
+    random = any(node.op in RANDOM for node in other.trace.nodes)  # a probability that we cannot set
+    if not random and bound.output is not None and other.output is not None and not _agree(other.output, bound.output):
+        gap = _gap(other.output, bound.output)
+        yield Finding(
+            "training-differs", f"without dropout, the results differ by up to {gap:.3g}", _branch(bound, other)
+        )
+
+
+def _branch(bound: Bound, other: Bound) -> int | None:
+    """The first line that only one of two calls has executed."""
+    first, second = ({n.line for n in b.trace.nodes if n.line} for b in (bound, other))
+    return min(first ^ second, default=None)
+
+
+def _agree(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and same(a.nan_to_num(), b.nan_to_num())
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().nan_to_num().max()) if a.shape == b.shape else float("nan")
+
+
+def _finite_in_training(bound: Bound, reading: AttentionReading | None, dropping: Any) -> Iterator[Finding]:
+    """No NaN in training, with and without a mask, unless evaluation gives it as well."""
+    for masks in _usable_masks(bound, reading):
+        calm = bound.output_of(bound.inputs, masks)
+        with contextlib.suppress(Exception):
+            other = bound.called(masks, thing=dropping)
+            if calm is None or other.output is None or not bool(torch.isfinite(calm).all()):
+                continue
+            if not bool(torch.isfinite(other.output).all()):
+                when = f" and the argument {next(iter(masks))}" if masks else ""
+                bad = int((~torch.isfinite(other.output)).sum())
+                words = f"with dropout 0.5{when}, {bad} of {other.output.numel()} numbers are not finite"
+                yield Finding(_cause_of_nan(other), words, other.trace.dropout_line())
+                return
+
+
+def _cause_of_nan(other: Bound) -> str:
+    seen = read(other)
+    early = seen is not None and any(n.op in RANDOM for n in seen.core.before_softmax())
+    return "dropout-on-scores" if early else "nan-in-training"
+
+
+def _usable_masks(bound: Bound, reading: AttentionReading | None) -> Iterator[dict[str, Tensor]]:
+    """No mask, then one for every mask argument that works."""
+    yield {}
+    for argument in measured(bound, reading):
+        tried = argument.first(argument.meaning) if argument.meaning else None
+        if tried is not None:
+            yield {argument.name: tried.mask.clone()}
+
+
+def _equal_on_average(bound: Bound, reading: AttentionReading, dropping: Any) -> Found:
+    """Many draws for one input: weights and output must have the mean that evaluation gives."""
+    if bound.form.fixed_tensor or bound.form.layout == "unbatched":
+        return
+    try:
+        many = bound.called(thing=dropping, inputs=_repeated(bound.inputs))
+        seen = read(many)
+        calm = bound.called(thing=_still(dropping), inputs=_repeated(bound.inputs, 2))
+    except Exception:  # it does not take so many samples
+        yield Note("untried", "the average over many draws")
+        return
+    before = None if seen is None else [n for n in seen.core.before_softmax() if n.op in RANDOM]
+    if before:
+        words = "scores are set to zero at random before the softmax"
+        yield Finding("dropout-on-scores", words, before[0].line)
+    elif many.output is not None and calm.output is not None and _is_linear(many, reading):
+        mean, error = _mean_and_error(many.output)
+        off = (mean - calm.output[0]).abs() > SIGMAS * error + 1e-7
+        if off.any():
+            ratio = float((mean * calm.output[0]).sum() / calm.output[0].pow(2).sum())
+            words = f"over {DRAWS} draws with dropout 0.5, the mean output is {ratio:.2f} times that of evaluation"
+            yield Finding("dropout-biased", words, many.trace.dropout_line())
+
+
+def _repeated(inputs: Inputs, count: int = DRAWS) -> Inputs:
+    made = {id(x): x[:1].repeat(count, 1, 1) for x in inputs}
+    return Inputs(*(made[id(x)] for x in inputs))
+
+
+def _still(thing: Any) -> Any:
+    """A copy in evaluation mode."""
+    other = copy.deepcopy(thing)
+    for module in modules(other):
+        module.eval()
+    return other
+
+
+def _is_linear(many: Bound, reading: AttentionReading) -> bool:
+    """Whether all randomness meets the output by linear steps only, so that means must agree."""
+    out = reading.output
+    if out is None or out.before or out.after or not out.last:
+        return False
+    softmax = reading.core.nodes.softmax[0].index
+    first = next((n.index for n in many.trace.nodes if n.op in RANDOM), None)
+    return first is not None and first > softmax
+
+
+def _mean_and_error(draws: Tensor) -> tuple[Tensor, Tensor]:
+    return draws.mean(0), draws.std(0) / len(draws) ** 0.5
+
+
+# Gradients.
+
+
+def gradients(bound: Bound, reading: AttentionReading | None) -> Found:
+    """Backward must run, and every parameter must be part of the result."""
+    named = {k: v for k, v in tensors(bound.thing).items() if v.requires_grad}
+    for tensor in named.values():
+        tensor.grad = None
+    try:
+        with bound.running(), torch.enable_grad():
+            out = bound.form.result(bound.form.call(bound.thing, bound.inputs), bound.inputs)
+            if out is not None and out.requires_grad and named:
+                out.nan_to_num().pow(2).sum().backward()
+    except Exception as error:
+        if isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error):
+            yield Finding("backward-fails", str(error).split(":")[0][:150], error_line(error, bound.case.filename))
+        else:
+            yield Note("untried", f"backward raises {type(error).__name__}")
+        return
+    if not named:
+        yield Note("absent", "it has no weights")
+    elif out is not None and not out.requires_grad:
+        yield Finding("no-gradient", "the output does not require a gradient", _cut_line(bound))
+    elif out is not None:
+        yield from _without_gradient(bound, named)
+    for tensor in named.values():
+        tensor.grad = None
+
+
+def _without_gradient(bound: Bound, named: dict[str, Tensor]) -> Iterator[Finding]:
+    dead = {name: tensor for name, tensor in named.items() if tensor.grad is None}
+    cut = [name for name, tensor in dead.items() if _matters(bound, tensor)]
+    if cut:
+        yield Finding("gradient-cut", _some(cut), _cut_line(bound))
+    unused = [name for name in dead if name not in cut]
+    projections = [n for n in unused if named[n].dim() > 1 and (role_in(n) or OUTPUT_NAME.search(n.partition(".")[0]))]
+    if projections:
+        yield Finding("unused-projection", _some(projections), bound.case.line_of_attribute(projections[0]))
+    elif unused:
+        yield Finding("dead-parameter", _some(unused))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
+
+
+def _matters(bound: Bound, tensor: Tensor) -> bool:
+    """Whether the output changes with this parameter."""
+    kept = tensor.data.clone()
+    tensor.data.mul_(1.5).add_(0.1)
+    try:
+        other = bound.output_of(bound.inputs)
+    finally:
+        tensor.data.copy_(kept)
+    return other is not None and bound.output is not None and not _agree(other, bound.output)
+
+
+def _cut_line(bound: Bound) -> int | None:
+    """The line that cuts the gradient, where an operation says so."""
+    cutting = (n.line for n in bound.trace.nodes if n.op in ("detach", "detach_") and n.line is not None)
+    return next(cutting, bound.case.line_with(r"\.detach\(|\.data\b|no_grad|\.item\(|\.numpy\("))

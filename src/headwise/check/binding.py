@@ -51,8 +51,10 @@ from headwise.check.calls import (
     tensors,
     tokens_of,
 )
+from headwise.check.configuration import own_configuration
+from headwise.check.constants import SIZE_ROLES, constants, restore, write
 from headwise.check.fits import same
-from headwise.check.loader import Case, globals_read
+from headwise.check.loader import Case, globals_read, names_used
 from headwise.check.stubs import Stub
 from headwise.check.trace import (
     PRODUCTS,
@@ -67,7 +69,6 @@ from headwise.check.trace import (
 from headwise.errors import OptionError
 
 SECONDS = 8.0  # of processor time, for all attempts together
-SIZE_ROLES = ("width", "out_width", "heads", "context", "head_width", "value_width", "batch")
 FORMS_PER_LAYOUT = 3  # other layouts are tried with the likeliest calls only
 WIDEST = 2048  # largest width fixed by a class that is tried
 MOST_FAILURES = 150  # after so many, no other attempt will help
@@ -157,7 +158,7 @@ class Bound(Instance):
         """A second object, made with some constructor arguments changed."""
         with quiet():
             thing = self.built.remake(self.case.target, self.sizes, changes)
-            prepare(thing)
+            prepare(thing, self.sizes)
         return thing
 
     def resized(self, sizes: CallSizes) -> "Bound | None":
@@ -165,19 +166,18 @@ class Bound(Instance):
         built = self._built_at(sizes)
         if built is None:
             return None
-        space = self.case.namespace
-        kept = module_sizes(space)
-        _write(space, sizes)
+        kept = constants(self.case.namespaces)
+        write(kept, sizes)
         try:
             with quiet():
                 torch.manual_seed(0)
                 thing = built.make()
-                prepare(thing)
+                prepare(thing, sizes)
             form = self._form_at(thing, sizes)
             made = {"thing": thing, "built": built, "sizes": sizes, "form": form}
             return self.called(**made, inputs=make_inputs(form, sizes))
         finally:
-            space.update(kept)
+            restore(kept)
 
     def of_length(self, T: int, seed: int = 9) -> "Bound":
         """The same object called and traced with an input of another length."""
@@ -192,7 +192,7 @@ class Bound(Instance):
         if not inspect.isclass(target):
             return self.built if inspect.isfunction(target) else None
         made = self.built.resized(target, self.sizes, sizes)
-        reads = set(globals_read(target)) & set(module_sizes(self.case.namespace))
+        reads = names_used(target) & {constant.through for constant in constants(self.case.namespaces)}
         return self.built if made is None and reads else made
 
     def _form_at(self, thing: Any, sizes: CallSizes) -> CallForm:
@@ -287,12 +287,13 @@ class Search:
 
     def _usual_sizes(self) -> Iterator[CallSizes]:
         """Our sizes, written into the module's constants; then the module's own."""
-        space = self.case.namespace
-        _stand_in(space, CallSizes())
-        own = module_sizes(space)
-        _write(space, CallSizes())
+        for space in self.case.namespaces:
+            _stand_in(space, CallSizes())
+        found = constants(self.case.namespaces)
+        write(found, CallSizes())
         yield CallSizes()
-        space.update(own)
+        restore(found)
+        own = {constant.name: constant.value for constant in reversed(found)}
         width = max((v for k, v in own.items() if constructor_role(k) == "width"), default=0)
         heads = next((v for k, v in own.items() if constructor_role(k) == "heads"), 0)
         context = next((v for k, v in own.items() if constructor_role(k) == "context"), 16)
@@ -303,7 +304,7 @@ class Search:
         """For code that loops over single numbers."""
         if self.too_long:
             self.too_long, self.deadline = False, time.process_time() + SECONDS
-            _write(self.case.namespace, SMALL)
+            write(constants(self.case.namespaces), SMALL)
             yield SMALL
 
     def _expected_sizes(self) -> Iterator[CallSizes]:
@@ -385,7 +386,7 @@ class Search:
             thing = built.make()
             if entry(thing) is None:
                 raise TypeError(f"{built.text} has no forward")
-            prepare(thing)
+            prepare(thing, sizes)
             return thing
 
         repaired = Repaired()
@@ -491,11 +492,6 @@ def module_sizes(namespace: MutableMapping[str, Any]) -> dict[str, int]:
     return {n: value for n, value in namespace.items() if type(value) is int and constructor_role(n) in SIZE_ROLES}
 
 
-def _write(namespace: MutableMapping[str, Any], sizes: CallSizes) -> None:
-    for name in module_sizes(namespace):
-        namespace[name] = int(value_for(str(constructor_role(name)), sizes))
-
-
 def _stand_in(namespace: MutableMapping[str, Any], sizes: CallSizes) -> None:
     """Replace sizes and configurations imported from a missing file by what their names mean."""
     for name, value in list(namespace.items()):
@@ -515,7 +511,9 @@ def _supply(namespace: MutableMapping[str, Any], name: str, sizes: CallSizes) ->
         namespace[name] = known[name]
     elif role is not None:
         namespace[name] = sizes.T if role == "context" and "max" not in name else value_for(role, sizes)
-    return name in known or role is not None
+    elif is_configuration(name):
+        namespace[name] = StandInConfig(sizes, own_configuration(namespace))
+    return name in known or role is not None or is_configuration(name)
 
 
 def _with_super(cls: Any, work: Callable[[], Any]) -> Callable[[], Any]:

@@ -4,6 +4,7 @@
 `Repairs` keeps a call going over small faults, such as a view that needs `contiguous`, and remembers them.
 """
 
+import ast
 import contextlib
 import inspect
 import itertools
@@ -16,10 +17,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from headwise.check.arguments import CallSizes, parameters_of, value_for
+from headwise.check.arguments import CallSizes, parameters_of, source_tree, value_for
 from headwise.check.trace import learner_line
 from headwise.check.vocabulary import WEIGHTS_IN, call_role, constructor_role, has_usual_value, plain, usual_value
 
@@ -87,7 +89,7 @@ def _loose(thing: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, 
             for inner, tensor in part.named_parameters():
                 yield f"{full}.{inner}", tensor
         elif isinstance(part, Tensor):
-            matrix = part.dim() > 1 and not isinstance(thing, nn.Module)
+            matrix = not is_lazy(part) and part.dim() > 1 and not isinstance(thing, nn.Module)
             if isinstance(part, nn.Parameter) or part.requires_grad or matrix:
                 yield full, part
         elif depth < 3 and isinstance(part, list | tuple | dict):
@@ -105,17 +107,27 @@ def modules(thing: Any) -> Iterator[nn.Module]:
                 yield from item.modules()
 
 
-def prepare(thing: Any, seed: int = 0) -> None:
+def materialize(thing: Any, sizes: CallSizes) -> None:
+    """Give lazy layers, such as `nn.LazyLinear`, their shapes: by one call in the first form that works."""
+    for form in itertools.islice(forms(thing, sizes), DRY_CALLS):
+        if not any(is_lazy(tensor) for tensor in tensors(thing).values()):
+            return
+        with contextlib.suppress(Exception), torch.no_grad(), quiet():  # whatever a learner's code raises
+            form.call(thing, make_inputs(form, sizes, dtype=torch.get_default_dtype()))
+
+
+def prepare(thing: Any, sizes: CallSizes | None = None, seed: int = 0) -> None:
     """Switch to double precision and evaluation mode, and make every parameter random, biases and norms included.
 
-    Small initial values would hide wrong scales, and zero biases wrong biases.
+    Small initial values would hide wrong scales, and zero biases wrong biases. Lazy layers take the shapes of `sizes`.
     """
+    materialize(thing, sizes or CallSizes())
     for module in modules(thing):
         module.double()
         module.eval()
     generator = torch.Generator().manual_seed(seed)
     for tensor in tensors(thing).values():
-        if not tensor.is_floating_point() or tensor.device.type == "meta":
+        if is_lazy(tensor) or not tensor.is_floating_point() or tensor.device.type == "meta":
             continue
         if tensor.dtype != torch.float64:
             tensor.data = tensor.data.double()
@@ -137,6 +149,7 @@ def _is_scale(tensor: Tensor, thing: Any) -> bool:
     return any(getattr(module, "weight", None) is tensor for module in modules(thing))
 
 
+DRY_CALLS = 24  # that are tried to give lazy layers their shapes
 COUNTED = ("heads", "kv_heads", "head_width", "value_width")
 
 
@@ -258,6 +271,8 @@ class CallForm:
     positional: tuple[str, ...] = ()
     layout: str = PLAIN
     batch: int = 0  # the batch size that fixed tensors were made for
+    packed: str | None = None  # the one argument that takes all inputs, `*` for several without names
+    keyed: bool = False  # it takes them as a dictionary
 
     @property
     def cross(self) -> bool:
@@ -274,7 +289,7 @@ class CallForm:
         """Whether everything passed has a known meaning and a sensible value."""
         known = all(call_role(name) in ("mask", "length") or has_usual_value(name) for name in self.fixed)
         named = len(self.roles) == 1 or all(call_role(name) in INPUTS for name in self.roles)
-        given = not any(value is None for value in self.fixed.values())
+        given = self.packed is not None or not any(value is None for value in self.fixed.values())
         return known and named and given and self.layout == PLAIN
 
     @property
@@ -293,10 +308,21 @@ class CallForm:
         for name, role in self.roles.items():
             given[name] = lay_out(getattr(inputs, SOURCE.get(role, role)), self.layout)
         given.update(masks or {})
+        if self.packed is not None:
+            return self._call_packed(thing, given)
         method = entry(thing)
         assert method is not None  # noqa: S101 - objects without a method were refused when they were built
         first = [given.pop(name) for name in self.positional if name in given]
         return method(*first, **given)
+
+    def _call_packed(self, thing: Any, given: dict[str, Any]) -> Any:
+        """A call that takes its inputs in one argument, as a tuple or a dictionary, or as `*inputs`."""
+        inside = {name: given.pop(name) for name in [*self.roles, *self.fixed]}
+        method = entry(thing)
+        assert method is not None  # noqa: S101 - as in `call`
+        if self.packed == "*":
+            return method(*inside.values(), **given)
+        return method(inside if self.keyed else tuple(inside.values()), **given)
 
     def _fitted(self, value: Any, like: Tensor) -> Any:
         """A fixed tensor for a smaller batch, another device or half precision."""
@@ -344,7 +370,55 @@ def forms(thing: Any, sizes: CallSizes) -> Iterator[CallForm]:
     plain_form = _by_names(parameters)
     if plain_form is not None:
         yield from _with_fixed(replace(plain_form, batch=sizes.B), parameters, sizes)
+    yield from _packed(thing, parameters)
     yield from _by_position(parameters)
+
+
+def _packed(thing: Any, parameters: list[inspect.Parameter]) -> Iterator[CallForm]:
+    """Where the body takes one argument apart: `q, k, v = inputs`, `inputs[0]`, `inputs["query"]`."""
+    method = getattr(thing, "forward", None) if isinstance(thing, nn.Module) else entry(thing)
+    if method is None:
+        return
+    every = inspect.signature(method).parameters.values()
+    star = next((p.name for p in every if p.kind is p.VAR_POSITIONAL), None)
+    required = [p.name for p in parameters if p.default is p.empty]
+    single = required[0] if len(required) == 1 else None
+    name = single or (star if not required else None)
+    parts = _parts_of(source_tree(method), name) if name is not None else []
+    for keyed, names in parts:
+        roles = _part_roles(names)
+        fixed = {part: None for part in names if part not in roles}
+        if set(roles.values()) & {"query", "self"}:
+            order = {part: roles[part] for part in names if part in roles}
+            masks = tuple(p.name for p in parameters if call_role(p.name) == "mask")
+            yield CallForm(order, fixed, masks, packed="*" if name == star else name, keyed=keyed)
+
+
+def _parts_of(tree: ast.AST, name: str) -> Iterator[tuple[bool, list[str]]]:
+    """The names under which code takes the parts of an argument: whether they are keys, and the names in order."""
+    keys: dict[str, None] = {}
+    most = 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and getattr(node.value, "id", "") == name:
+            targets = node.targets[0]
+            if isinstance(targets, ast.Tuple | ast.List) and all(isinstance(t, ast.Name) for t in targets.elts):
+                yield False, [t.id for t in targets.elts if isinstance(t, ast.Name)]
+        elif isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == name:
+            index = node.slice.value if isinstance(node.slice, ast.Constant) else None
+            keys |= {index: None} if isinstance(index, str) else {}
+            most = max(most, index + 1) if type(index) is int else most
+    if keys:
+        yield True, list(keys)
+    if most > 1:
+        yield False, ["query", "key", "value", *(f"part{i}" for i in range(3, most))][:most]
+
+
+def _part_roles(names: list[str]) -> dict[str, str]:
+    """The roles of the parts: by name, or query, key and value in this order."""
+    roles = {name: role for name in names if (role := call_role(name)) in INPUTS}
+    if len(set(roles.values())) == len(roles) and len(roles) >= min(2, len(names)):
+        return roles
+    return dict(zip(names, ("query", "key", "value"), strict=False))
 
 
 def _by_names(parameters: list[inspect.Parameter]) -> CallForm | None:

@@ -24,9 +24,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.check.arguments import WEIGHTS_IN, call_role, constructor_role, parameters_of, plain
+from headwise.check.arguments import parameters_of
 from headwise.check.calls import METHODS
+from headwise.check.project import MODULE, LearnerModule, Project, is_project_module
 from headwise.check.stubs import HELPERS, Stub, StubFinder, StubModule
+from headwise.check.vocabulary import WEIGHTS_IN, call_role, constructor_role, plain
 
 # Names that files use without importing them, and the missing line.
 USUAL = {
@@ -43,12 +45,6 @@ USUAL = {
     "softmax": "from torch.nn.functional import softmax", "Linear": "from torch.nn import Linear",
     "Module": "from torch.nn import Module",
 }  # fmt: skip
-# What people call a file beside theirs: a package of this name on PyPI is not what they mean.
-NEIGHBORS = {
-    "utils", "util", "helpers", "helper", "common", "modules", "layers", "model", "models", "config", "configs",
-    "attention", "embedding", "embeddings", "blocks", "functions", "tools", "transformer", "constants", "mask", "masks",
-}  # fmt: skip
-MODULE = "learner"
 NOT_RUN = (ast.For, ast.While, ast.AsyncFor, ast.With, ast.AsyncWith, ast.Expr, ast.Assert, ast.Delete, ast.Match)
 DEFINITIONS = (ast.Assign, ast.AnnAssign, ast.ClassDef, ast.FunctionDef, ast.Import, ast.ImportFrom)
 # Calls in an assignment that make a constant or a configuration, rather than data or a model.
@@ -75,14 +71,36 @@ class Loaded:
     only_in_main: set[str] = field(default_factory=set)  # names that only the demo under __main__ assigns
     flags: int = 0  # of `from __future__ import annotations`
     finder: StubFinder = field(default_factory=lambda: StubFinder(set()))
+    siblings: list["Loaded"] = field(default_factory=list)  # files of the project that it imports
+    folders: list[str] = field(default_factory=list)  # where they are searched for
 
     def define_late(self, name: str) -> bool:
-        """Define a name by the statement that was skipped at first; False where there is none or it fails."""
+        """Define a name by the statement that was skipped at first, here or in a sibling; False where that fails."""
         statement = self.skipped.pop(name, None)
-        if statement is None:
-            return False
-        self._execute(statement)
-        return name in self.namespace
+        if statement is not None:
+            self._execute(statement)
+            return name in self.namespace
+        sibling = next((other for other in self.siblings if other.define_late(name)), None)
+        if sibling is not None:
+            self.namespace.setdefault(name, sibling.namespace[name])
+        return sibling is not None
+
+    def run_sibling(self, path: Path, namespace: dict[str, Any]) -> Callable[[str], bool]:
+        """Execute the definitions of a file of the project; the function returned defines one more name."""
+        sibling = read(path)
+        tree = sibling.parse()
+        if tree is None:
+            raise sibling.syntax or SyntaxError(f"{path} cannot be read")
+        sibling.namespace, sibling.finder = namespace, self.finder
+        self.finder.allowed |= _packages(tree)
+        self.siblings.append(sibling)
+        sibling.run(tree)
+        return sibling.define_late
+
+    @property
+    def namespaces(self) -> list[dict[str, Any]]:
+        """The names of the file and of the siblings that it imports."""
+        return [self.namespace, *(other.namespace for other in self.siblings)]
 
     def line(self, number: int | None) -> str:
         """The text of a line, without its indentation."""
@@ -147,10 +165,10 @@ class Loaded:
                 if not any(node in ast.walk(other) for other in definitions if other is not node):
                     self._execute(node)
             return
-        self.finder.active = not isinstance(statement, ast.Try)  # `try: import x` must see that x is missing
-        before = len(self.problems)
+        before, active = len(self.problems), self.finder.active
+        self.finder.active = active and not isinstance(statement, ast.Try)  # `try: import x` must see that x is missing
         self._execute(statement)
-        self.finder.active = True
+        self.finder.active = active
         if len(self.problems) > before:  # every alternative failed
             for name in _imported(statement) - set(self.namespace):
                 self.namespace[name] = Stub(name)
@@ -161,9 +179,8 @@ class Loaded:
             return
         error = self._execute(statement)
         if error is None:
-            self._note_missing_neighbor(statement)
             return
-        if "cannot import name" in str(error):
+        if "cannot import name" in str(error) and not is_project_module(getattr(error, "name", None) or MODULE):
             self._note_failed(statement, str(error).partition(" (")[0])
         self._stand_in(statement)
 
@@ -177,11 +194,6 @@ class Loaded:
                 with contextlib.suppress(ImportError):
                     exec(usual, self.namespace)  # noqa: S102
             self.namespace.setdefault(name, HELPERS.get(alias.name) or Stub(f"{module}.{alias.name}"))
-
-    def _note_missing_neighbor(self, statement: ast.Import | ast.ImportFrom) -> None:
-        top = (getattr(statement, "module", None) or "").partition(".")[0]
-        if top in NEIGHBORS and isinstance(sys.modules.get(top), StubModule):
-            self._note_failed(statement, f"{top} is neither installed nor a file beside this one")
 
     def _note_failed(self, statement: ast.Import | ast.ImportFrom, words: str) -> None:
         for alias in statement.names:
@@ -200,39 +212,41 @@ class Loaded:
         return None
 
 
+def read(path: Path) -> Loaded:
+    """A file that was read and not yet run; its lines are kept where tracebacks and `inspect` look for them."""
+    loaded = Loaded(str(path), _without_magics(read_source(path)))
+    linecache.cache[loaded.path] = (len(loaded.source), None, loaded.source.splitlines(keepends=True), loaded.path)
+    return loaded
+
+
 def load(path: Path) -> Loaded:
     """The file's namespace, with small gaps filled and noted."""
-    loaded = Loaded(str(path), _without_magics(read_source(path)))
+    loaded = read(path)
     tree = loaded.parse()
     if tree is None:
         return loaded
-    module = ModuleType(MODULE)
-    sys.modules[MODULE] = module  # dataclasses look up their module
+    project = Project(path, loaded.run_sibling)
+    loaded.folders = [str(folder) for folder in project.folders]
+    module = LearnerModule(MODULE)
     loaded.namespace = module.__dict__
-    loaded.namespace.update(__file__=str(path), __builtins__=builtins)
+    loaded.namespace.update(__file__=str(path), __builtins__=builtins, __package__=project.package)
     loaded.finder = StubFinder(_packages(tree))
-    with _imports_beside(path.resolve().parent, loaded.finder), _no_compilation():
+    with _imports_of(project, module, loaded.finder), _no_compilation():
         loaded.run(tree)
     return loaded
 
 
 @contextlib.contextmanager
-def _imports_beside(folder: Path, finder: StubFinder) -> Iterator[None]:
-    """Imports from the file's own folder, then stand-ins; neither is left behind for the next file."""
+def _imports_of(project: Project, module: ModuleType, finder: StubFinder) -> Iterator[None]:
+    """Imports from the file's project, then stand-ins. The project stays until the next file is loaded."""
     for name in [name for name, held in sys.modules.items() if isinstance(held, StubModule)]:
         del sys.modules[name]
-    before = set(sys.modules)
+    project.install(module)
     sys.meta_path.append(finder)
-    sys.path.insert(0, str(folder))
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
-        sys.path.remove(str(folder))
-        for name in set(sys.modules) - before:
-            origin = getattr(sys.modules[name], "__file__", None)
-            if isinstance(origin, str) and folder in Path(origin).resolve().parents:
-                del sys.modules[name]
 
 
 @contextlib.contextmanager
@@ -346,6 +360,10 @@ def _is_cheap(statement: ast.Assign | ast.AnnAssign | ast.AugAssign) -> bool:
 NAME = re.compile(r"attn|attention|mha|mhsa|msa|multihead|selfatt|crossatt|multi_head", re.IGNORECASE)
 WEIGHTS = re.compile(r"Linear|Parameter|einsum|Conv1d|randn|MultiheadAttention")
 MULTI = re.compile(r"mult|mha|mhsa|msa|heads", re.IGNORECASE)
+PRODUCT = re.compile(r"@|matmul|einsum|bmm|scaled_dot_product_attention|MultiheadAttention")
+ATTENDS = re.compile(r"softmax|scaled_dot_product_attention|MultiheadAttention")
+FOREIGN = re.compile(r"\b(np|numpy|jnp|jax|tf|keras|mx|mlx|flax|haiku|hk|paddle|tinygrad|cupy|cp)\.")
+NATIVE = re.compile(r"\btorch\b|\bnn\.|\bF\.|\bTensor\b")
 OTHER = re.compile(
     r"block|layer$|transformer|encoder|decoder|model|gpt|config|embedding|test|dataset|feed|norm|mlp|wrapper$|trainer",
     re.IGNORECASE,
@@ -365,10 +383,12 @@ def candidates(loaded: Loaded) -> list[tuple[str, Any]]:
             scores[name] = _class_score(name, thing, texts[name], body)
         elif inspect.isfunction(thing):
             scores[name] = _function_score(name, thing, body)
-    found = {name: score for name, score in scores.items() if score > 0}
-    if not found:  # any class with a softmax and weights, whatever its name
-        classes = [name for name, thing in loaded.namespace.items() if inspect.isclass(thing) and name in texts]
-        found = {name: 1 for name in classes if "softmax" in texts[name] and WEIGHTS.search(texts[name])}
+    native = {name: score for name, score in scores.items() if not _is_foreign(loaded.namespace[name], texts[name])}
+    found = {name: score for name, score in (native or scores).items() if score > 0}
+    if not any(found[name] > 0 for name in found if inspect.isclass(loaded.namespace[name])):
+        # any class that attends itself, whatever its name
+        classes = [name for name in native if inspect.isclass(loaded.namespace[name]) and WEIGHTS.search(texts[name])]
+        found |= {name: 8 for name in classes if ATTENDS.search(texts[name]) and PRODUCT.search(texts[name])}
     order = {name: i for i, name in enumerate(texts)}
     return [(name, loaded.namespace[name]) for name in sorted(found, key=lambda name: (-found[name], -order[name]))]
 
@@ -385,6 +405,14 @@ def _definitions(loaded: Loaded) -> dict[str, str]:
             found.pop(node.name, None)
             found[node.name] = "\n".join(lines[node.lineno - 1 : node.end_lineno])
     return found
+
+
+def _is_foreign(thing: Any, text: str) -> bool:
+    """Whether a class or function is written for another library than PyTorch."""
+    bases = thing.__mro__ if inspect.isclass(thing) else ()
+    if nn.Module in bases and not any(isinstance(base, Stub) for base in getattr(thing, "__orig_bases__", ())):
+        return False
+    return FOREIGN.search(text) is not None and NATIVE.search(text) is None
 
 
 def _class_score(name: str, cls: type, text: str, body: str) -> int:
@@ -426,6 +454,11 @@ class Case:
     loaded: Loaded | None = None
     progress: Callable[[str], None] = lambda _: None
     thorough: bool = True  # also measure speed and compile
+
+    @property
+    def namespaces(self) -> list[MutableMapping[str, Any]]:
+        """The names of its module, and of the files of its project that the module imports."""
+        return [self.namespace] if self.loaded is None else [*self.loaded.namespaces]
 
     @property
     def filename(self) -> str | None:
@@ -488,24 +521,38 @@ class Case:
 
 
 def names_used(target: Any) -> set[str]:
-    """Global names that a class or function reads, including those read by its helpers in the same file."""
+    """Global names that a class or function reads, including those read by its helpers in the same project."""
     found: set[str] = set()
+    for thing, names, _ in _reads(target):
+        found |= names
+        if inspect.isclass(thing):
+            found |= {base.__name__ for base in thing.__mro__} | {"nn", "torch"}
+    return found
+
+
+def stand_ins_used(target: Any) -> dict[str, str]:
+    """Names that a class or its helpers read and that are only stand-ins, with where they should come from."""
+    held = {name: space[name] for _, names, space in _reads(target) for name in names if name in space}
+    stubs = {name: value._stub_name for name, value in held.items() if isinstance(value, Stub)}
+    return stubs | {name: value.__name__ for name, value in held.items() if isinstance(value, StubModule)}
+
+
+def _reads(target: Any) -> Iterator[tuple[Any, set[str], dict[str, Any]]]:
+    """A class or function and its helpers in the same project, the names each member reads, and where it does so."""
     pending, seen = [target], set()
     while pending:
         thing = pending.pop()
         if id(thing) in seen:
             continue
         seen.add(id(thing))
-        if inspect.isclass(thing):
-            found |= {base.__name__ for base in thing.__mro__} | {"nn", "torch"}
+        yield thing, set(), {}
         for member in _members(thing):
             code = getattr(getattr(member, "__func__", member), "__code__", None)
             if code is not None:
-                names = set(code.co_names) | {n for c in code.co_consts if hasattr(c, "co_names") for n in c.co_names}
-                found |= names
+                names = {name for part in _codes(code) for name in part.co_names}
                 space = getattr(member, "__globals__", {})
+                yield thing, names, space
                 pending += [space[n] for n in names if n in space and _is_from_file(space[n])]
-    return found
 
 
 def _members(thing: Any) -> list[Any]:
@@ -514,7 +561,7 @@ def _members(thing: Any) -> list[Any]:
 
 
 def _is_from_file(thing: Any) -> bool:
-    return (inspect.isclass(thing) or inspect.isfunction(thing)) and getattr(thing, "__module__", "") == MODULE
+    return (inspect.isclass(thing) or inspect.isfunction(thing)) and is_project_module(getattr(thing, "__module__", ""))
 
 
 def globals_read(target: Any) -> dict[str, int]:

@@ -128,10 +128,16 @@ class Rearrange(nn.Module):
 
 # Everything else.
 
+
+def add_to_class(cls: type) -> Callable[[Any], Any]:
+    """A decorator that makes a function a method of `cls`, as textbooks do to define a class in several cells."""
+    return lambda thing: setattr(cls, thing.__name__, thing)
+
+
 HELPERS: dict[str, Callable[..., Any]] = {
     "clones": clones, "clone_layers": clones, "get_clones": clones, "_get_clones": clones, "clone_modules": clones,
     "clone": clones, "make_clones": clones, "Conv1D": Conv1D, "LayerNorm": nn.LayerNorm, "RMSNorm": nn.RMSNorm,
-    "Rearrange": Rearrange,
+    "Rearrange": Rearrange, "add_to_class": add_to_class,
 }  # fmt: skip
 
 
@@ -151,7 +157,7 @@ class Stub:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        return Stub(f"{self._stub_name}.{name}")
+        return HELPERS.get(name) or Stub(f"{self._stub_name}.{name}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs and callable(args[0]) and not isinstance(args[0], Stub):
@@ -163,6 +169,12 @@ class Stub:
 
     def __iter__(self) -> Any:
         return iter(())
+
+    def __bool__(self) -> bool:
+        return False  # `if is_flash_attn_available():` must see that it is not
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return False
 
     def __enter__(self) -> "Stub":
         return self
@@ -182,7 +194,7 @@ class Stub:
 class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """The last import finder: what no other finder finds becomes a stand-in and is noted in `missing`.
 
-    Only for packages that the learner's file names itself: libraries test for optional packages by importing them.
+    Only for packages that a file of the learner's project names: libraries test for optional packages by importing.
     """
 
     def __init__(self, allowed: set[str]) -> None:
@@ -218,6 +230,8 @@ class StubModule(ModuleType):
     """A module in which every attribute is a stand-in."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__version__":
+            return "0"
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
         return HELPERS.get(name) or Stub(f"{self.__name__}.{name}")

@@ -13,11 +13,10 @@ from torch import nn
 
 from headwise.check.binding import Bound, Failure
 from headwise.check.calls import Repaired
-from headwise.check.loader import Case, globals_read, names_used
+from headwise.check.loader import Case, globals_read, names_used, stand_ins_used
 from headwise.check.mistakes import Finding, Found, settled
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Report
-from headwise.check.stubs import Stub
 
 INDIRECT = {"setattr", "vars", "__dict__", "__getattr__", "exec", "eval", "locals", "globals"}  # other ways to set
 REGISTERING = {"register_buffer", "register_parameter", "add_module", "register_module"}
@@ -27,7 +26,9 @@ ARGUMENTS = re.compile(r"(?:\w+\.)*(\w+)\(\) (?:missing|takes) ")
 OUR_CALLS = {"forward", "__init__", "__call__"}
 SEVERAL = 4  # guesses, of numbers and of None
 # Perhaps we passed something of another kind.
-OURS = ("values to unpack", "config has no", "NoneType", "Stub", "is not callable")
+OURS = (
+    "values to unpack", "config has no", "NoneType", "Stub", "is not callable", "'dict' object", "PerLayer", "StandIn",
+)  # fmt: skip
 
 
 def text_findings(case: Case) -> list[Finding]:
@@ -172,7 +173,8 @@ def _repaired(repairs: Repaired, case: Case) -> Iterator[Finding]:
 def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> Report:
     """The report where no attempt gave an output."""
     report = Report("unknown", subject=case.name, tried=_attempts(failures))
-    own = None if _uses_stand_ins(case) else _own_failure(failures)
+    report.doubts += _stand_in_doubts(case)
+    own = None if report.doubts else _own_failure(failures)
     findings = [*_supplied(case), *_failed_imports(case)]
     if own is not None:
         report.subject, report.call = own.built, "" if own.called is None else f"forward({own.called})"
@@ -199,8 +201,13 @@ def _failed_imports(case: Case) -> list[Finding]:
     return [Finding("missing-import", words, line) for name, (line, words) in failed.items() if name in used][:1]
 
 
-def _uses_stand_ins(case: Case) -> bool:
-    return any(isinstance(case.namespace.get(name), Stub) for name in names_used(case.target))
+def _stand_in_doubts(case: Case) -> list[str]:
+    """What the class needs and this machine does not have: never the learner's fault."""
+    used = {name: origin for name, origin in stand_ins_used(case.target).items() if origin != name}
+    folders = case.loaded.folders if case.loaded is not None else []
+    where = f" (searched {', '.join(folders[:3])})" if folders else ""
+    modules = dict.fromkeys(origin.rpartition(".")[0] or origin for origin in used.values())
+    return [f"it needs {module}, which is neither installed nor in the project{where}" for module in modules][:3]
 
 
 def _attempts(failures: list[Failure]) -> list[str]:

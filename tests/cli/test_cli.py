@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from headwise import cli
-from headwise.cli import VERBS, main, tour
+from headwise.cli import VERBS, main, module_of, tour
 
 EXAMPLES = [
     line.strip()
-    for text in (cli.EXAMPLES, *(verb.EXAMPLES for verb in VERBS.values()))
+    for text in (cli.EXAMPLES, *(module_of(verb).EXAMPLES for verb in VERBS))
     for line in text.splitlines()
     if line.startswith("  headwise ")
 ]
@@ -49,7 +49,7 @@ def test_examples_of_the_help_run(example, capsys):
 def test_help_ends_in_the_examples(verb, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([verb, "--help"])
-    assert capsys.readouterr().out.endswith(VERBS[verb].EXAMPLES)
+    assert capsys.readouterr().out.endswith(module_of(verb).EXAMPLES)
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from headwise.check.report import Report
+from headwise.check.source import read_source
 
 SECONDS = 60.0  # for everything; a typical file takes three
 GRACE = 5.0  # more, before the process is killed
@@ -45,8 +46,9 @@ def run(
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """The report on a file, whatever the file does."""
-    if not path.is_file():
-        return Report("unknown", subject=str(path), doubts=[f"there is no file {path}"])
+    answer = read_source(path, name).answer(name)
+    if answer is not None:
+        return answer
     with tempfile.TemporaryDirectory(prefix="headwise-check-") as home:
         reading, writing = os.pipe()
         request = {
@@ -82,7 +84,7 @@ def _environment(home: str) -> dict[str, str]:
     path = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return {k: v for k, v in os.environ.items() if k in KEPT} | {
         "HOME": home, "TMPDIR": home, "PYTHONPATH": path,
-        "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg", "WANDB_MODE": "disabled", "PYTHONDONTWRITEBYTECODE": "1",
+        "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg", "WANDB_MODE": "disabled",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore",
     }  # fmt: skip
 
@@ -181,6 +183,8 @@ def _judged(request: dict[str, Any], seconds: float, tell: Callable[[str, Any], 
 
     from headwise.check.verdict import judge_file
 
+    sys.dont_write_bytecode = True  # from here on: nothing is left beside the learner's files
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     torch.set_num_threads(max(1, min(2, os.cpu_count() or 1)))
     path, stage = Path(request.pop("file")), "loading"
 

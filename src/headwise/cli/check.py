@@ -10,7 +10,6 @@ from headwise.check.mistakes import MISTAKES
 from headwise.check.report import LABEL, WORDS, Report
 from headwise.cli.console import add_json, console, print_json, status
 
-SUMMARY = "check the multi-head attention in a file: right, or which mistake is on which line"
 EXAMPLES = """examples:
   headwise check --list
   headwise check examples/attention.py

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from headwise.errors import OptionError, need
-from headwise.models.files import atomically
 
 MODEL_HELP = "builtin, or a model folder, from transformers or examples/train_gpt.py"
 
@@ -75,6 +74,8 @@ def write_file(option: str, path: Path, content: str | Callable[[Path], object],
 
     `content` is the text, or a function that writes to the path it is given.
     """
+    from headwise.models.files import atomically  # here, because it imports torch
+
     write = content if callable(content) else lambda beside: beside.write_text(content, encoding="utf-8")
     try:
         atomically(path, write)

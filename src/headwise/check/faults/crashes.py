@@ -32,7 +32,7 @@ OURS = ("values to unpack", "config has no", "NoneType", "Stub", "is not callabl
 
 def text_findings(case: Case) -> list[Finding]:
     """Attributes and names that are certainly missing, and a missing `super().__init__()`."""
-    if case.loaded is None or case.loaded.syntax is not None:
+    if case.loaded is None:
         return []
     tree = ast.parse(case.loaded.source)
     found: list[Finding] = []

@@ -5,9 +5,11 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is imported when it is first used
     from headwise import reference, textbook
-    from headwise.attention import attend
+    from headwise.attention.attend import attend
     from headwise.check import check
     from headwise.errors import (
         CacheError,
@@ -43,11 +45,10 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from headwise.weights.scoring import RelativeBias, alibi
     from headwise.weights.summary import HeadSummary, Summary
 
-__version__ = "0.1.0"
 
 # Where each public name is defined. A test checks that this table, the imports above and `__all__` agree.
 _HOMES = {
-    "attention": "attend",
+    "attention.attend": "attend",
     "check": "check",
     "errors": "CacheError CheckpointError DeviceError DtypeError HeadCountError HeadwiseError "
     "MapIndexError MapSizeError MaskError MissingExtraError OptionError ShapeError StaleMapError UnknownOptionError",

@@ -1,10 +1,12 @@
 """What the verbs share: tables and JSON on standard output, messages on standard error, files, and common options."""
 
 import argparse
+import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -43,6 +45,33 @@ def status(text: str) -> None:
     """Replace the current line of the terminal; nothing is printed if standard error is not a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)  # the escape sequence clears the line
+
+
+@contextlib.contextmanager
+def late_status(seconds: float = 2.0) -> Iterator[Callable[[str], None]]:
+    """A function that is told each stage; the terminal shows it from `seconds` on, when most work is done."""
+    told, lock, is_shown = ["starting"], threading.Lock(), threading.Event()
+
+    def show() -> None:
+        with lock:
+            is_shown.set()
+            status(f"{told[-1]} ...")
+
+    def tell(words: str) -> None:
+        with lock:
+            told.append(words)
+            if is_shown.is_set():
+                status(f"{words} ...")
+
+    timer = threading.Timer(seconds, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield tell
+    finally:
+        timer.cancel()
+        timer.join()
+        status("")
 
 
 def say(text: str) -> None:

@@ -7,7 +7,7 @@ add its row to the table in `mistakes.py`, with the mistakes that it explains. I
 from collections.abc import Iterator
 
 from headwise.check.binding import Bound
-from headwise.check.faults import behavior, crashes, masks, portability, stages
+from headwise.check.faults import behavior, crashes, masks, portability, speed, stages
 from headwise.check.faults.stages import Fault
 from headwise.check.mistakes import Finding, Note
 from headwise.check.reading import AttentionReading
@@ -38,13 +38,18 @@ FAULTS: tuple[Fault, ...] = (
     masks.constructor_switch,
     masks.call_switch,
     behavior.grouped_heads,
-    portability.speed,
     behavior.returned_weights,
     portability.beyond_buffer,
     portability.meta_device,
+    speed.slower_than_fused,
     portability.compilation,
 )
-ONLY_IF_RIGHT = (portability.beyond_buffer, portability.meta_device, portability.compilation)
+ONLY_IF_RIGHT = (
+    portability.beyond_buffer,
+    portability.meta_device,
+    speed.slower_than_fused,
+    portability.compilation,
+)
 # Skipped for code that loops over single numbers, where every call takes seconds.
 CALLS_AGAIN = (
     behavior.dropout,
@@ -56,7 +61,7 @@ CALLS_AGAIN = (
     masks.constructor_switch,
     masks.call_switch,
     behavior.grouped_heads,
-    portability.speed,
+    speed.slower_than_fused,
 )
 MANY_OPERATIONS = 6000
 PROGRESS = {masks.mask_meanings: "masks", behavior.without_keys: "probing"}  # what the user is told from here on

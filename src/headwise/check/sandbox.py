@@ -189,7 +189,7 @@ def _judged(request: dict[str, Any], seconds: float, tell: Callable[[str, Any], 
     gc.enable()
     sys.dont_write_bytecode = True  # from here on: nothing is left beside the learner's files
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    torch.set_num_threads(max(1, min(2, os.cpu_count() or 1)))
+    torch.set_num_threads(1)  # too little work to share: on a busy machine threads mostly wait for each other
     path, stage = Path(request.pop("file")), "loading"
 
     def progress(words: str) -> None:

@@ -163,6 +163,23 @@ def test_blocks_of_a_page_may_be_indented_and_keep_the_lines_of_the_page(tmp_pat
     assert [source.line(number) for number in (4, 5, 10)] == ["x = 1", "y = 2", "z = 3"]
 
 
+@pytest.mark.parametrize("name", ["attention.py", "attention.txt"])
+def test_python_with_a_fenced_example_in_its_docstring_is_python(name, tmp_path):
+    text = f'"""\n```python\nMultiHeadAttention(8, 2)\n```\n"""\n{RIGHT}'
+    assert source_of(tmp_path, text, name).text == text
+
+
+def test_prose_around_the_code_of_a_python_file_makes_it_a_page(tmp_path):
+    source = source_of(tmp_path, f"Here is the class:\n```python\n{RIGHT}```\nAsk if it's unclear.\n")
+    assert source.line(3) == RIGHT.splitlines()[0]
+    assert source.answer() is None
+
+
+def test_prose_without_code_holds_no_attention(tmp_path):
+    report = source_of(tmp_path, "Attention is softmax of products: it's what heads do.\n", "page.md").answer()
+    assert report.doubts == ["nothing in this file looks like attention; name the class with --name"]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [

@@ -4,13 +4,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from headwise import cli
-from headwise.cli import VERBS, main, module_of, tour
+from headwise.cli import VERBS, console, main, module_of, tour
 
 EXAMPLES = [
     line.strip()
@@ -98,6 +99,18 @@ def test_help_of_the_command_ends_in_examples(capsys):
 def test_no_verb_prints_help_and_ends_with_two(capsys):
     assert main([]) == 2
     assert "tour" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(60.0, []), (0.0, ["starting ...", "masks ...", ""])])
+def test_progress_is_shown_only_after_a_while(seconds, shown, monkeypatch):
+    texts = []
+    monkeypatch.setattr(console, "status", texts.append)
+    with console.late_status(seconds) as tell:
+        deadline = time.monotonic() + 5
+        while shown and not texts and time.monotonic() < deadline:
+            time.sleep(0.001)
+        tell("masks")
+    assert texts == shown
 
 
 def test_module_runs_as_a_program():

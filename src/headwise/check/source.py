@@ -27,6 +27,7 @@ MAGIC = re.compile(
 NOT_PYTHON = re.compile(
     r"%%(bash|sh|script|system|sx|!|html|svg|javascript|js|latex|markdown|perl|ruby|sql|cython|R)\b"
 )
+FENCE = re.compile(r"^\s*(```|~~~)\s*\{?\.?(python|py|ipython)3?\b", re.IGNORECASE | re.MULTILINE)
 DEFINITION = re.compile(r"^\s*(?:async\s+)?(class|def)\s+(\w+)", re.MULTILINE)
 ATTENTION = re.compile(r"attn|attention|mha|mhsa|msa|multi_?head|selfatt|crossatt|softmax|heads?\b", re.IGNORECASE)
 MULTI = re.compile(r"mult|mha|mhsa|msa|heads", re.IGNORECASE)
@@ -152,12 +153,12 @@ def read_source(path: Path, name: str | None = None) -> Source:
     try:
         if path.suffix == ".ipynb":
             return _of_notebook(path, text, name)
-        if path.suffix in PAGES or "\n```python" in text:
+        code, tree, error = parsed(text, MAGIC_IN_PYTHON)
+        if error is not None and (path.suffix in PAGES or FENCE.search(text)):
             return _of_page(path, text, name)
-        text, tree, error = parsed(text, MAGIC_IN_PYTHON)
     except RecursionError:
         return Source(path, problem="its expressions are nested too deeply to be parsed")
-    return Source(path, text, tree, error)
+    return Source(path, code, tree, error)
 
 
 def _unreadable(path: Path) -> str:
@@ -253,7 +254,7 @@ def _of_page(path: Path, text: str, name: str | None) -> Source:
     inside = False
     for number, line in enumerate(lines, 1):
         if re.match(r"\s*(```|~~~)", line):
-            inside = bool(re.match(r"\s*(```|~~~)\s*\{?\.?(python|py|ipython)3?\b", line, re.IGNORECASE)) and not inside
+            inside = bool(FENCE.match(line)) and not inside
             blocks += [(number + 1, [])] if inside else []
         elif inside:
             blocks[-1][1].append(line)

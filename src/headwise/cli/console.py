@@ -71,7 +71,8 @@ def late_status(seconds: float = 2.0) -> Iterator[Callable[[str], None]]:
     finally:
         timer.cancel()
         timer.join()
-        status("")
+        if is_shown.is_set():
+            status("")
 
 
 def say(text: str) -> None:

@@ -24,7 +24,7 @@ from torch import nn
 
 from headwise.check.arguments import WEIGHTS_IN, call_role, constructor_role, parameters_of, plain
 from headwise.check.calls import METHODS
-from headwise.check.source import Source, read_source
+from headwise.check.source import MULTI, Source, imported, read_source
 from headwise.check.stubs import HELPERS, Stub, StubFinder, StubModule
 
 # Names that files use without importing them, and the missing line.
@@ -256,13 +256,7 @@ def _assigned(tree: ast.AST) -> set[str]:
 
 def _packages(tree: ast.AST) -> set[str]:
     """Top-level packages that the file imports, and einops, whose import is often forgotten."""
-    found = {"einops"}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-    return found
+    return {"einops"} | imported(tree)
 
 
 def _imported(tree: ast.AST) -> set[str]:
@@ -293,7 +287,6 @@ def _is_cheap(statement: ast.Assign | ast.AnnAssign | ast.AugAssign) -> bool:
 
 NAME = re.compile(r"attn|attention|mha|mhsa|msa|multihead|selfatt|crossatt|multi_head", re.IGNORECASE)
 WEIGHTS = re.compile(r"Linear|Parameter|einsum|Conv1d|randn|MultiheadAttention")
-MULTI = re.compile(r"mult|mha|mhsa|msa|heads", re.IGNORECASE)
 OTHER = re.compile(
     r"block|layer$|transformer|encoder|decoder|model|gpt|config|embedding|test|dataset|feed|norm|mlp|wrapper$|trainer",
     re.IGNORECASE,

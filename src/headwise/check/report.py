@@ -83,7 +83,7 @@ class Report:
         out += [f"OK      {' · '.join(self.good)}"] if self.good else []
         if self.others:
             out.append(f"{INDENT}also in this file: {', '.join(self.others)} (choose with --name)")
-        out += [f"{INDENT}left out, not valid Python: {piece}" for piece in self.left_out]
+        out += [f"{INDENT}left out, not valid Python: {piece}" for piece in self.left_out[:3]]
         return out
 
     def _verdict_lines(self) -> list[str]:

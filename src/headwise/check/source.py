@@ -17,6 +17,7 @@ from headwise.check.mistakes import Finding, place
 from headwise.check.report import Report
 
 LARGEST = 64 * 2**20  # bytes; notebooks with pictures have several million
+MAGICS = 200  # in one file or cell; more are no code
 PAGES = (".md", ".markdown", ".txt", ".rst")
 # Lines that only IPython understands. Whether one is meant is decided by the parser: `% (a, b)` may continue a line.
 EXPORTED = r"%%?[A-Za-z]|![^=]"  # what is left of them in an exported .py file
@@ -133,7 +134,7 @@ class Source:
         return None
 
 
-def imported(tree: ast.Module | None) -> set[str]:
+def imported(tree: ast.AST | None) -> set[str]:
     """The top-level packages that a module imports."""
     found: set[str] = set()
     for node in ast.walk(tree) if tree is not None else ():
@@ -181,8 +182,7 @@ def parsed(text: str, magic: re.Pattern[str] = MAGIC) -> tuple[str, ast.Module |
     The parser says where: only a line at which it fails can be a magic, so strings and continued lines stay.
     """
     lines = text.split("\n")
-    while True:
-        error = None
+    for left in range(MAGICS, -1, -1):
         try:
             return "\n".join(lines), _tree("\n".join(lines)), None
         except SyntaxError as found:
@@ -190,9 +190,10 @@ def parsed(text: str, magic: re.Pattern[str] = MAGIC) -> tuple[str, ast.Module |
         except (ValueError, MemoryError) as found:  # a null byte, or too many brackets
             error = SyntaxError(str(found) or "it is nested too deeply")
         at = (error.lineno or 0) - 1
-        if not 0 <= at < len(lines) or not magic.match(lines[at]):
-            return "\n".join(lines), None, error
+        if not left or not 0 <= at < len(lines) or not magic.match(lines[at]):
+            break
         _replace_magic(lines, at)
+    return "\n".join(lines), None, error
 
 
 def _tree(text: str) -> ast.Module:

@@ -13,11 +13,12 @@ from headwise.check.calls import PLAIN
 from headwise.check.faults import find_faults
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.stages import SINGLE, WEIGHTLESS
-from headwise.check.loader import MULTI, Case, candidates, load
+from headwise.check.loader import Case, candidates, load
 from headwise.check.mistakes import Finding, Note, settled
 from headwise.check.proof import prediction_error, reference_output
 from headwise.check.reading import AttentionReading, read
 from headwise.check.report import Report
+from headwise.check.source import MULTI
 from headwise.check.templates import write
 from headwise.errors import OptionError
 

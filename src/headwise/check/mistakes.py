@@ -328,6 +328,8 @@ class Finding:
     line: int | None = None
     text: str = ""  # the learner's line
     severity: str = ""  # the table's unless given
+    cell: int | None = None  # of a notebook, counted among its code cells; `line` is then a line of this cell
+    execution_count: int | None = None  # n of the `In [n]` beside that cell
 
     def __post_init__(self) -> None:
         self.severity = self.severity or self.mistake.severity
@@ -336,6 +338,11 @@ class Finding:
     def mistake(self) -> Mistake:
         """The row of the table."""
         return MISTAKES[self.name]
+
+    @property
+    def place(self) -> str:
+        """Where it is: "line 12", in a notebook "code cell 7, line 3"; empty where no line is known."""
+        return "" if self.line is None else place(self.line, self.cell, self.execution_count)
 
     @property
     def title(self) -> str:
@@ -356,8 +363,17 @@ class Finding:
         """Plain data."""
         return {
             "name": self.name, "severity": self.severity, "title": self.title, "detail": self.detail, "line": self.line,
-            "text": self.text, "why": self.why, "hint": self.hint,
+            "cell": self.cell, "execution_count": self.execution_count, "text": self.text, "why": self.why,
+            "hint": self.hint,
         }  # fmt: skip
+
+
+def place(line: int, cell: int | None = None, execution_count: int | None = None) -> str:
+    """A line in words. Cells are counted among the code cells; the `In [n]` beside one is added where it differs."""
+    if cell is None:
+        return f"line {line}"
+    shown = "" if execution_count in (None, cell) else f" (In [{execution_count}])"
+    return f"code cell {cell}{shown}, line {line}"
 
 
 class Note(NamedTuple):

@@ -50,6 +50,7 @@ class Report:
     seconds: float = 0.0
     in_process: bool = False
     solution: str = ""
+    left_out: list[str] = field(default_factory=list)  # cells and blocks that are not valid Python
 
     @property
     def exit_code(self) -> int:
@@ -78,7 +79,10 @@ class Report:
         made = cls(**{k: v for k, v in data.items() if k in names})
         made.certificate = [Item(**item) for item in data.get("certificate", [])]
         made.findings = [
-            Finding(f["name"], f["detail"], f["line"], f["text"], f["severity"]) for f in data.get("findings", [])
+            Finding(
+                f["name"], f["detail"], f["line"], f["text"], f["severity"], f.get("cell"), f.get("execution_count")
+            )
+            for f in data.get("findings", [])
         ]
         return made
 
@@ -100,6 +104,7 @@ class Report:
         out += [f"OK      {' · '.join(self.good)}"] if self.good and shown else []
         if self.others:
             out.append(f"{INDENT}also in this file: {', '.join(self.others)} (choose with --name)")
+        out += [f"{INDENT}left out, not valid Python: {piece}" for piece in self.left_out[:3]]
         return out
 
     def _verdict_lines(self) -> list[str]:
@@ -121,7 +126,7 @@ def _finding_lines(finding: Finding) -> list[str]:
     head = f"{LABEL[finding.severity]:<8}{finding.title}"
     lines = [head + (f": {finding.detail}" if finding.detail else "")]
     if finding.line is not None:
-        lines.append(f"{INDENT}line {finding.line}: {finding.text}".rstrip(": "))
+        lines.append(f"{INDENT}{finding.place}: {finding.text}".rstrip(": "))
     if finding.severity == "wrong":
         lines += [f"{INDENT}why:  {finding.why}", f"{INDENT}next: {finding.hint}"]
     elif finding.severity == "fragile":

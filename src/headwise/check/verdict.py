@@ -1,6 +1,5 @@
 """The whole judgment: bind, read, look for faults, prove, decide. For a file, of the attention that is found in it."""
 
-import re
 import time
 import traceback
 from collections.abc import Callable
@@ -14,11 +13,12 @@ from headwise.check.calls import PLAIN
 from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Found
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.stages import SINGLE, WEIGHTLESS
-from headwise.check.loader import MULTI, Case, Loaded, candidates, load
-from headwise.check.mistakes import Finding, settled
+from headwise.check.loader import Case, candidates, load
+from headwise.check.mistakes import settled
 from headwise.check.proof import TOLERANCE, prediction_error, reference_output
 from headwise.check.reading import AttentionReading, read
 from headwise.check.report import Report
+from headwise.check.source import MULTI
 from headwise.check.templates import write
 from headwise.errors import OptionError
 
@@ -40,9 +40,12 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
         report = _judge_bound(bound)
     for finding in report.findings:
         finding.text = finding.text or case.text(finding.line)
+        if case.loaded is not None:
+            case.loaded.origin.locate(finding)
     if solution:
         report.solution = write("fused" if bound is not None and not bound.form.cross else "separate")
     report.file = case.filename or ""
+    report.left_out = [] if case.loaded is None else case.loaded.origin.left_out
     report.seconds = time.monotonic() - start
     return report
 
@@ -124,13 +127,12 @@ def judge_file(
 ) -> Report:
     """The report on the best candidate in a file, or on the one named."""
     progress("loading")
-    loaded = load(path)
-    unknown = Report("unknown", subject=path.name, file=loaded.path)
-    if loaded.syntax is not None:
-        return _syntax_error(loaded, loaded.syntax)
+    loaded = load(path, name)
+    answer = loaded.origin.answer(name)
+    if answer is not None:
+        return answer
+    unknown = Report("unknown", subject=path.name, file=loaded.path, left_out=loaded.origin.left_out)
     found = candidates(loaded)
-    if found and not re.search(r"\btorch|\bnn\.|\bF\.", loaded.source):
-        return replace(unknown, doubts=["nothing in this file uses PyTorch, and only PyTorch can be judged"])
     if name is not None and name not in loaded.namespace:
         defined = ", ".join(other for other, _ in found) or "nothing that looks like attention"
         return Report("unknown", subject=name, doubts=[f"{path.name} defines no {name!r}; it defines {defined}"])
@@ -138,7 +140,7 @@ def judge_file(
         found = [(name, loaded.namespace[name])]
     if not found:
         doubts = ["nothing in this file looks like attention; name the class with --name"]
-        doubts += [f"line {line} raises {words}" for line, words in loaded.problems[:3]]
+        doubts += [f"{loaded.origin.place(line)} raises {words}" for line, words in loaded.problems[:3]]
         return replace(unknown, doubts=doubts)
     cases = [Case(other, target, loaded.namespace, loaded, progress, thorough) for other, target in found]
     if build is None and call is None:
@@ -170,8 +172,3 @@ def _is_only_a_part(name: str, best: Report) -> bool:
     if not MULTI.search(name) or best.subject.startswith(name):
         return False
     return SINGLE in best.variants or (bool(best.wrong) and all(f.mistake.whole for f in best.wrong))
-
-
-def _syntax_error(loaded: Loaded, error: SyntaxError) -> Report:
-    finding = Finding("syntax", str(error.msg), error.lineno, loaded.line(error.lineno))
-    return Report("wrong", subject=Path(loaded.path).name, findings=[finding], file=loaded.path)

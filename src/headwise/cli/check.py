@@ -8,9 +8,8 @@ from typing import Any
 from headwise.check import sandbox
 from headwise.check.mistakes import MISTAKES
 from headwise.check.report import LABEL, WORDS, Report
-from headwise.cli.console import add_json, console, print_json, status
+from headwise.cli.console import add_json, console, late_status, print_json
 
-SUMMARY = "check the multi-head attention in a file: right, or which mistake is on which line"
 EXAMPLES = """examples:
   headwise check --list
   headwise check examples/attention.py
@@ -30,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--build", metavar="CODE", help='how to construct it: "MyMHA(E, H)" with width E and H heads')
     parser.add_argument("--call", metavar="CODE", help='how to call it: "m(x, mask)"; inputs are x, q, k, v, memory')
     parser.add_argument("--solution", action="store_true", help="also print a correct class")
+    parser.add_argument(
+        "--thorough", action="store_true", help="also measure the speed and try torch.compile (2 s more)"
+    )
     parser.add_argument("--seconds", type=float, default=sandbox.SECONDS, help="time limit")
     parser.add_argument("--list", action="store_true", help="list the mistakes that the checker can name, then exit")
     add_json(parser, "text")
@@ -42,16 +44,17 @@ def run(options: argparse.Namespace) -> int:
     if options.file is None:
         print("headwise check: no file given. Try: headwise check attention.py", file=sys.stderr)
         return 2
-    report = sandbox.run(
-        options.file,
-        name=options.name,
-        build=options.build,
-        call=options.call,
-        seconds=options.seconds,
-        solution=options.solution,
-        progress=lambda words: status(f"{words} ..."),
-    )
-    status("")
+    with late_status() as progress:
+        report = sandbox.run(
+            options.file,
+            name=options.name,
+            build=options.build,
+            call=options.call,
+            seconds=options.seconds,
+            thorough=options.thorough,
+            solution=options.solution,
+            progress=progress,
+        )
     if options.json:
         print_json(report.to_dict())
     else:

@@ -8,7 +8,7 @@ explains. Imports all of `check` but `verdict`.
 from collections.abc import Iterable
 
 from headwise.check.binding import Bound
-from headwise.check.faults import behavior, crashes, masks, options, portability, sizes, stages, training
+from headwise.check.faults import behavior, crashes, masks, options, portability, sizes, speed, stages, training
 from headwise.check.faults.stages import Fault
 from headwise.check.mistakes import Finding, Note
 from headwise.check.reading import AttentionReading
@@ -43,7 +43,6 @@ FAULTS: tuple[Fault, ...] = (
     masks.constructor_switch,
     masks.call_switch,
     sizes.grouped_heads,
-    portability.speed,
     behavior.returned_weights,
 )
 # These are asked only if nothing is wrong so far: most mistakes would show up in them again.
@@ -57,7 +56,12 @@ IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
     sizes.other_lengths,
     sizes.other_sizes,
 )
-ONLY_IF_RIGHT: tuple[Fault, ...] = (portability.beyond_buffer, portability.meta_device, portability.compilation)
+ONLY_IF_RIGHT: tuple[Fault, ...] = (
+    portability.beyond_buffer,
+    portability.meta_device,
+    speed.slower_than_fused,
+    portability.compilation,
+)
 # What must be verified before anything is called right.
 CERTIFICATE: dict[str, tuple[Fault, ...]] = {
     "the same function as the reference on fresh inputs": (*stages.STAGES, stages.fresh_inputs),

@@ -33,7 +33,7 @@ OURS = (
 
 def text_findings(case: Case) -> list[Finding]:
     """Attributes and names that are certainly missing, and a missing `super().__init__()`."""
-    if case.loaded is None or case.loaded.syntax is not None:
+    if case.loaded is None:
         return []
     tree = ast.parse(case.loaded.source)
     found: list[Finding] = []

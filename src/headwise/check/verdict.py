@@ -20,11 +20,12 @@ from headwise.check.proof import prediction_error, reference_output
 from headwise.check.reading import AttentionReading, read
 from headwise.check.report import Report
 from headwise.check.templates import write
+from headwise.check.unfinished import review
 from headwise.errors import OptionError
 
 TOLERANCE = 1e-6  # of a float64 prediction; scales given as float32 tensors cost 1e-7
 CANDIDATES = 3  # that are tried before giving up
-RANK = {"right": 3, "variant": 3, "wrong": 2, "unknown": 0}
+RANK = {"right": 3, "variant": 3, "wrong": 2, "unfinished": 2, "unknown": 0}
 
 
 def judge(case: Case, build: str | None = None, call: str | None = None, solution: bool = False) -> Report:
@@ -39,6 +40,7 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
         report = judge_unbound(case, bound, failures or (bound.failures if bound else []))
     else:
         report = _judge_bound(bound)
+    report = review(case, report)
     for finding in report.findings:
         finding.text = finding.text or case.text(finding.line)
     if solution:

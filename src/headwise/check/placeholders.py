@@ -1,0 +1,217 @@
+"""Finds the places in a learner's source that are still to be written: `pass`, `...`, NotImplementedError, TODO."""
+
+import ast
+import inspect
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headwise.check.loader import Case
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+TO_DO = re.compile(
+    r"\bto-?do\b|\bfixme\b|your (code|implementation|solution|turn)|code here|fill (this |it )?in\b|"
+    r"not (yet )?(implemented|done|finished)|unfinished|\bwip\b|implement (this|me|here)|complete (this|me|the)|"
+    r"still (to|missing)|continue here|\bxxx\b|write (this|your)|^#\s*\.\.\.\s*$",
+    re.IGNORECASE,
+)
+# A wish for later, not a gap.
+WISH = re.compile(
+    r"optimi|speed|fast|refactor|clean|docs?\b|docstring|test|typ(e|ing)|rename|support|cache|flash|effici|better|"
+    r"maybe|improve|vectori|perf|memory|benchmark|nicer|cite|link",
+    re.IGNORECASE,
+)
+# Words in a comment that name a step; the keys are the steps of `headwise steps`.
+STEP_WORDS = {
+    1: r"project|\bq(uery|ueries)?\b|linear|layers?", 2: r"split|heads\b|reshape|view", 3: r"transpose|permute|split",
+    4: r"scores?|dot product|\bqk|logits", 5: r"mask|causal|tril|padding", 6: r"scal|sqrt|√|divide", 7: r"softmax|normali",
+    8: r"values?\b|weighted|\bv\b|context", 9: r"merge|concat|combine|heads back", 10: r"out\w*\b|final|w_?o\b",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """One gap: where it is, and whether something that must run is certainly missing there."""
+
+    line: int
+    kind: str  # raise, pass, value, comment
+    steps: tuple[int, ...] = ()  # that a comment names
+    open: bool = True  # nothing was written after it
+
+
+@dataclass
+class Gaps:
+    """All gaps of one class or function and of the helpers in its file that it uses."""
+
+    found: list[Placeholder] = field(default_factory=list)
+
+    @property
+    def open(self) -> bool:
+        """Whether something is certainly still to be written."""
+        return any(gap.open for gap in self.found)
+
+    def names(self, step: int) -> bool:
+        """Whether a comment says that this step is still to be written."""
+        return any(step in gap.steps for gap in self.found)
+
+    def first_line(self) -> int | None:
+        """The first line where something is certainly missing."""
+        return min((gap.line for gap in self.found if gap.open), default=None)
+
+
+def gaps_of(case: Case) -> Gaps:
+    """The gaps in the source of a case; none where there is no source."""
+    source = source_of(case)
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return Gaps()
+    found: list[Placeholder] = []
+    for definition in _used(tree, case):
+        found += _in_definition(definition)
+        found += _comments(source, definition)
+    return Gaps(sorted(set(found), key=lambda gap: gap.line))
+
+
+def source_of(case: Case) -> str:
+    """The text of the file that a case comes from, or nothing."""
+    if case.loaded is not None:
+        return case.loaded.source
+    try:
+        return Path(case.filename or "").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _used(tree: ast.Module, case: Case) -> list[ast.stmt]:
+    """The definition of the target and of everything at module level that it mentions, directly or not."""
+    definitions = {n.name: n for n in tree.body if isinstance(n, Function | ast.ClassDef)}
+    name = getattr(case.target, "__name__", type(case.target).__name__)
+    pending = [name] if name in definitions else list(_methods_at_module_level(case.target, definitions))
+    seen: dict[str, ast.stmt] = {}
+    while pending:
+        name = pending.pop()
+        if name not in seen:
+            seen[name] = definitions[name]
+            words = {getattr(n, "id", None) or getattr(n, "attr", None) for n in ast.walk(definitions[name])}
+            pending += [word for word in words if word in definitions]
+    return list(seen.values())
+
+
+def _methods_at_module_level(target: Any, definitions: dict[str, Any]) -> Iterator[str]:
+    """For a class that was put together from a fragment: the functions it was made of."""
+    if inspect.isclass(target):
+        yield from (name for name in vars(target) if name in definitions)
+
+
+def _in_definition(definition: ast.stmt) -> Iterator[Placeholder]:
+    for node in ast.walk(definition):
+        if isinstance(node, Function) and not _is_abstract(node):
+            yield from _in_function(node)
+
+
+def _is_abstract(function: Function) -> bool:
+    return any("abstract" in ast.dump(d) or "overload" in ast.dump(d) for d in function.decorator_list)
+
+
+def _in_function(function: Function) -> Iterator[Placeholder]:
+    body = function.body[1:] if _is_docstring(function.body[0]) else function.body
+    if not body:
+        yield Placeholder(function.body[0].end_lineno or function.lineno, "pass")
+    for statement in body:
+        if _is_gap(statement):
+            yield Placeholder(statement.lineno, "raise" if isinstance(statement, ast.Raise) else "pass")
+    if len(body) == 1 and isinstance(body[0], ast.Return) and _is_nothing(body[0].value):
+        yield Placeholder(body[0].lineno, "pass")
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and _is_gap_value(node, function):
+            yield Placeholder(node.lineno, "value")
+        elif isinstance(node, ast.Return) and _is_ellipsis(node.value):
+            yield Placeholder(node.lineno, "value")
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    held = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return held and isinstance(statement.value.value, str)  # type: ignore[attr-defined]
+
+
+def _is_gap(statement: ast.stmt) -> bool:
+    """`pass`, `...` or `raise NotImplementedError` that is not under a condition."""
+    if isinstance(statement, ast.Raise):
+        return "NotImplemented" in ast.dump(statement)
+    return isinstance(statement, ast.Pass) or (isinstance(statement, ast.Expr) and _is_ellipsis(statement.value))
+
+
+def _is_ellipsis(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Constant) and value.value is Ellipsis
+
+
+def _is_nothing(value: ast.expr | None) -> bool:
+    return value is None or (isinstance(value, ast.Constant) and value.value is None) or _is_ellipsis(value)
+
+
+def _is_gap_value(node: ast.Assign | ast.AnnAssign, function: Function) -> bool:
+    """Whether it assigns `...`, or a None that is read later and never replaced."""
+    if node.value is None or not _is_nothing(node.value):
+        return False
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return _is_ellipsis(node.value) or any(_is_read_as_it_is(target, function) for target in targets)
+
+
+def _is_read_as_it_is(target: ast.expr, function: Function) -> bool:
+    """Whether a local name gets no other value in this function and is used without a test for None."""
+    if not isinstance(target, ast.Name):
+        return False
+    names = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == target.id]
+    tested = {id(n) for c in ast.walk(function) if isinstance(c, ast.Compare) for n in ast.walk(c)}
+    reads = [n for n in names if isinstance(n.ctx, ast.Load) and id(n) not in tested]
+    return len([n for n in names if isinstance(n.ctx, ast.Store)]) == 1 and bool(reads)
+
+
+# Comments.
+
+
+def _comments(source: str, definition: ast.stmt) -> Iterator[Placeholder]:
+    """Comments that announce code, open where no code follows in their block."""
+    lines = source.splitlines()
+    for line, text in comments(source):
+        inside = definition.lineno <= line <= (definition.end_lineno or line) + _trailing(lines, definition)
+        if inside and TO_DO.search(text) and not WISH.search(text):
+            steps = tuple(step for step, words in STEP_WORDS.items() if re.search(words, text, re.IGNORECASE))
+            yield Placeholder(line, "comment", steps, _nothing_follows(lines, line))
+
+
+def comments(source: str) -> list[tuple[int, str]]:
+    """Every comment with its line."""
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (tokenize.TokenError, SyntaxError):
+        return []
+    return [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
+
+
+def _trailing(lines: list[str], definition: ast.stmt) -> int:
+    """How many lines after a definition are indented comments: they belong to its last block."""
+    count = 0
+    for text in lines[definition.end_lineno or 0 :]:
+        if text.strip() and not re.match(r"\s+#", text):
+            break
+        count += 1
+    return count
+
+
+def _nothing_follows(lines: list[str], line: int) -> bool:
+    """Whether the next code is outside the block of this comment, returns, or is a placeholder itself."""
+    before, _, _ = lines[line - 1].partition("#")
+    if before.strip():  # behind code: only a placeholder value
+        return bool(re.search(r"=\s*(None|\.\.\.|0|0\.0)\s*$", before.rstrip()))
+    here = len(before)
+    for text in lines[line:]:
+        if text.strip() and not text.lstrip().startswith("#"):
+            outside = len(text) - len(text.lstrip()) < here
+            return outside or bool(re.match(r"(return\b|pass\b|\.\.\.|raise NotImpl|\w+ = (None|\.\.\.))", text.lstrip()))
+    return True

@@ -1,0 +1,255 @@
+"""Judges work in progress: which of the ten steps exist and are right, and which one comes next.
+
+The steps are those of `headwise steps`. Only code that is neither right nor complete gets here.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from headwise.check.binding import Bound, Instance, Search
+from headwise.check.calls import CallForm, call_parameters, forms, make_inputs
+from headwise.check.completion import Completed, Reached
+from headwise.check.faults import masks, stages
+from headwise.check.loader import Case
+from headwise.check.mistakes import Finding, Note, settled
+from headwise.check.placeholders import Gaps, gaps_of
+from headwise.check.reading import AttentionReading, read
+from headwise.check.report import Report
+from headwise.check.trace import Trace, error_line
+
+MOST_CALLS = 12
+
+
+class Step(NamedTuple):
+    """One of the ten steps: its name, the task, and a hint that does not give it away."""
+
+    name: str
+    task: str
+    hint: str
+
+
+STEPS = {
+    1: Step("project", "project the input to queries, keys and values",
+            "Make three linear layers in __init__ and apply each of them to its input in forward."),
+    2: Step("split", "split queries, keys and values into heads",
+            "Cut the last axis into two, (heads, head width); no number moves."),
+    3: Step("transpose", "move the heads in front of the tokens",
+            "The products must run over the last two axes, so the shape has to become (B, H, T, D)."),
+    4: Step("scores", "compare every query with every key",
+            "One product of queries and keys; the result has a row for each query and a column for each key."),
+    5: Step("mask", "hide the keys that a query may not see",
+            "Do it to the scores, before the softmax, with a number whose exponential is zero."),
+    6: Step("scale", "scale the scores", "Think of how a sum of D products grows with D, the width of one head."),
+    7: Step("softmax", "turn the scores into weights",
+            "The weights of one query over all keys must sum to one: choose the axis accordingly."),
+    8: Step("weighted values", "take the weighted sum of the values", "One product of weights and values for each head."),
+    9: Step("concat", "merge the heads", "Undo step 3 first, then put the heads of a token side by side: (B, T, E)."),
+    10: Step("project", "project the merged heads", "One more linear layer mixes what the heads found."),
+}  # fmt: skip
+RETURN = Step("return", "return the result", "Everything is computed; the caller has to get it.")
+# Mistakes that only say that a step does not exist.
+ABSENT = {"no-out-proj": 10, "scale-missing": 6, "mask-ignored": 5, "causal-ignored": 5, "single-head": 2,
+          "softmax-missing": 7, "no-qkv-proj": 1}  # fmt: skip
+STEP_OF = {"split-view": 2, "merge-view": 9, "softmax-axis": 7, "heads-averaged": 9}
+
+
+@dataclass
+class Run:
+    """One call that came as far as the code goes."""
+
+    bound: Bound
+    completed: Completed
+    reached: Reached
+
+    @property
+    def stop(self) -> BaseException | None:
+        return self.completed.stop
+
+
+def review(case: Case, report: Report) -> Report:
+    """The report itself, or one that says how far unfinished code is right."""
+    if report.verdict not in ("wrong", "unknown") or any(f.name == "syntax" for f in report.findings):
+        return report
+    gaps = gaps_of(case)
+    run = _run(case, gaps)
+    if run is None or not _is_unfinished(run, gaps, report):
+        return report
+    return _judged(run, gaps, report)
+
+
+def _is_unfinished(run: Run, gaps: Gaps, report: Report) -> bool:
+    """Whether something is missing, rather than wrong: the source says so, or the call ends before the heads exist."""
+    if gaps.found and (gaps.open or any(gaps.names(ABSENT[f.name]) for f in report.wrong if f.name in ABSENT)):
+        return True
+    if run.stop is not None:
+        return True
+    early = run.reached.kind in ("projections", "scores", "weights") or (run.reached.last == 8 and _has_spare_layer(run))
+    return early and (run.bound.returned is not None or report.verdict == "unknown" or report.cause == "no-return")
+
+
+def _has_spare_layer(run: Run) -> bool:
+    """Whether a matrix was made that no operation has used."""
+    names = {name for name, tensor in run.completed.named_parameters() if tensor.dim() > 1}
+    return bool(names) and "no-out-proj" in {f.name for f in _findings(run)[0]} and len(names) in (2, 4)
+
+
+# Running as far as it goes.
+
+
+class PartialSearch(Search):
+    """A search for the call that comes furthest."""
+
+    def __init__(self, case: Case, gaps: Gaps) -> None:
+        super().__init__(case)
+        self.gaps = gaps
+
+    def furthest(self) -> Run | None:
+        best: Run | None = None
+        for run in itertools.islice(self._runs(), MOST_CALLS):
+            if best is None or run.reached.last > best.reached.last:
+                best = run
+            if run.bound.form.natural or run.reached.last >= 4:
+                break
+        return best
+
+    def _runs(self) -> Iterator[Run]:
+        for sizes in self._usual_sizes():
+            for built in itertools.islice(self._builds(sizes), 6):
+                with _forgiving(self.case.target):
+                    instance = self._make(built, sizes)
+                for form in () if instance is None else itertools.islice(forms(instance.thing, sizes), 4):
+                    run = self._complete(instance, form)
+                    if run is not None:
+                        yield run
+
+    def _complete(self, instance: Instance | None, form: CallForm) -> Run | None:
+        assert instance is not None  # noqa: S101
+        completed = Completed(instance, self._is_gap)
+        inputs, trace = make_inputs(form, instance.sizes), Trace(self.case.filename)
+
+        def call() -> Any:
+            nonlocal trace
+            trace = Trace(self.case.filename)
+            with torch.no_grad(), trace:
+                return form.call(completed, inputs)
+
+        try:
+            returned = self._repairing(call, instance.sizes, instance.repaired, instance.thing)
+        except Exception:  # a mistake of the learner's, which the ordinary judgment names
+            return None
+        trace.returned = []
+        fields = vars(replace(instance, thing=completed))
+        bound = Bound(**fields, case=self.case, form=form, inputs=inputs, trace=trace, returned=returned, output=returned)
+        return Run(bound, completed, completed.reached)
+
+    def _is_gap(self, error: BaseException) -> bool:
+        """Whether an error only says that something was not written yet."""
+        if isinstance(error, NotImplementedError):
+            return True
+        words, line = str(error), error_line(error, self.case.filename) or 0
+        if isinstance(error, NameError):
+            return any(gap.open and gap.line <= line for gap in self.gaps.found)
+        absent = isinstance(error, AttributeError) and "object has no attribute" in words and "Tensor" not in words
+        return self.gaps.open and (absent or "NoneType" in words or "ellipsis" in words)
+
+
+def _run(case: Case, gaps: Gaps) -> Run | None:
+    return PartialSearch(case, gaps).furthest()
+
+
+@contextlib.contextmanager
+def _forgiving(target: Any) -> Iterator[None]:
+    """A constructor that ends in NotImplementedError keeps what it has made."""
+    original = vars(target).get("__init__") if isinstance(target, type) else None
+    if original is None:
+        yield
+        return
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        with contextlib.suppress(NotImplementedError):
+            original(self, *args, **kwargs)
+
+    target.__init__ = init  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        target.__init__ = original  # type: ignore[misc]
+
+
+# Judging what exists.
+
+
+def _judged(run: Run, gaps: Gaps, before: Report) -> Report:
+    findings, notes, reading = _read(run)
+    steps = _existing(run, notes, reading)
+    absent = {ABSENT[f.name] for f in findings if f.name in ABSENT} - ({5} if _hides(reading) else set())
+    excused = {step for step in absent if step > max(steps - {step}, default=0) or step == 5 or gaps.names(step)}
+    wrong = settled(f for f in findings if f.severity == "wrong" and ABSENT.get(f.name, 0) not in excused)
+    done = sorted(steps - absent - {STEP_OF.get(f.name, 6 if "scale" in f.name else 0) for f in wrong})
+    report = replace(before, verdict="wrong" if wrong else "unfinished", findings=wrong, doubts=[], tried=[])
+    report.subject, report.call = run.bound.built.text, f"forward({run.bound.form.words()})"
+    report.masks = [note.words for note in notes if note.kind == "mask" and 5 in done]
+    report.good, report.variants, report.difference, report.proof = [], [], "", ""
+    _say_progress(report, run, done, _next(done, run))
+    return report
+
+
+def _say_progress(report: Report, run: Run, done: list[int], step: int) -> None:
+    words = STEPS.get(step, RETURN)
+    report.done = [f"{number} {STEPS[number].name}" for number in done]
+    report.next = f"step {step}, {words.task}" if step in STEPS else words.task
+    report.hint, report.stops = words.hint, _stop_line(run)
+
+
+def _stop_line(run: Run) -> int | None:
+    own = None if run.stop is None else error_line(run.stop, run.bound.case.filename)
+    return own or run.reached.line
+
+
+def _findings(run: Run) -> tuple[list[Finding], list[Note]]:
+    findings, notes, _ = _read(run)
+    return findings, notes
+
+
+def _read(run: Run) -> tuple[list[Finding], list[Note], AttentionReading | None]:
+    """What the ordinary questions say about the completed call."""
+    if run.bound.output is None:
+        return [], [], None
+    reading = read(run.bound)
+    questions = (*stages.STAGES, masks.mask_meanings)
+    found = [found for question in questions for found in question(run.bound, reading)]
+    findings = [f for f in found if isinstance(f, Finding) and _is_theirs(f, run)]
+    return findings, [f for f in found if isinstance(f, Note)], reading
+
+
+def _is_theirs(finding: Finding, run: Run) -> bool:
+    """Whether a finding is about a step that the learner wrote."""
+    if finding.name in ("no-qkv-proj", "one-projection", "wrong-role") and run.reached.streams < 3:
+        return False
+    step = ABSENT.get(finding.name) or STEP_OF.get(finding.name, 0)
+    return step <= run.reached.last or finding.name in ABSENT
+
+
+def _existing(run: Run, notes: list[Note], reading: AttentionReading | None) -> set[int]:
+    """The steps that were found in the call."""
+    steps = set(run.reached.steps)
+    if run.reached.last >= 4 and any(note.words.startswith("scale 1/√") for note in notes):
+        steps.add(6)
+    if _hides(reading) or any(note.kind == "mask" and "1 =" in note.words for note in notes):
+        steps.add(5)
+    return steps if run.reached.streams >= 3 else steps - {1}
+
+
+def _hides(reading: AttentionReading | None) -> bool:
+    return reading is not None and reading.pattern == "causal"
+
+
+def _next(done: list[int], run: Run) -> int:
+    """The first step that is missing; the mask only where one can be passed."""
+    wanted = bool(run.bound.form.masks)
+    return next((step for step in STEPS if step not in done and (step != 5 or wanted)), 11)

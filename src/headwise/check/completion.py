@@ -19,7 +19,7 @@ from headwise.check.binding import Instance
 from headwise.check.calls import entry, modules, signature, tensors
 from headwise.check.faults.stages import _role_in
 from headwise.check.fits import fit, role, side_by_side, tokens
-from headwise.check.trace import PRODUCTS, Node, Trace
+from headwise.check.trace import PRODUCTS, Node, Trace, error_line
 
 
 @dataclass
@@ -46,6 +46,7 @@ class Completed(nn.Module):
         self.inner, self.sizes, self.gap = [instance.thing], instance.sizes, gap
         self.reached = Reached()
         self.stop: BaseException | None = None
+        self.stop_line: int | None = None
         self.order: list[int] | None = None  # queries, keys and values in the order in which they were made
         self.forward = self._with_signature()  # type: ignore[method-assign]
 
@@ -84,7 +85,8 @@ class Completed(nn.Module):
         except Exception as error:
             if not self.gap(error):
                 raise
-            self.stop = error
+            self.stop, self.stop_line = error, error_line(error, trace.filename)
+            error.__traceback__ = None  # its frames hold every tensor of the call
         inputs = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.is_floating_point()]
         left = Leftover(trace, self, inputs)
         self.reached = Reached(line=trace.last_line(), returned=returned is not None)

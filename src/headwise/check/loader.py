@@ -26,6 +26,7 @@ from torch import nn
 
 from headwise.check.arguments import WEIGHTS_IN, call_role, constructor_role, parameters_of, plain
 from headwise.check.calls import METHODS
+from headwise.check.placeholders import with_bodies
 from headwise.check.stubs import HELPERS, Stub, StubFinder, StubModule
 
 # Names that files use without importing them, and the missing line.
@@ -202,7 +203,7 @@ class Loaded:
 
 def load(path: Path) -> Loaded:
     """The file's namespace, with small gaps filled and noted."""
-    loaded = Loaded(str(path), _without_magics(read_source(path)))
+    loaded = Loaded(str(path), with_bodies(_without_magics(read_source(path))))
     tree = loaded.parse()
     if tree is None:
         return loaded

@@ -8,9 +8,10 @@ import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headwise.check.loader import Case
+if TYPE_CHECKING:
+    from headwise.check.loader import Case
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 TO_DO = re.compile(
@@ -48,6 +49,7 @@ class Gaps:
     """All gaps of one class or function and of the helpers in its file that it uses."""
 
     found: list[Placeholder] = field(default_factory=list)
+    empty: dict[str, int] = field(default_factory=dict)  # functions of which nothing is written → line
 
     @property
     def open(self) -> bool:
@@ -63,7 +65,7 @@ class Gaps:
         return min((gap.line for gap in self.found if gap.open), default=None)
 
 
-def gaps_of(case: Case) -> Gaps:
+def gaps_of(case: "Case") -> Gaps:
     """The gaps in the source of a case; none where there is no source."""
     source = source_of(case)
     try:
@@ -71,13 +73,16 @@ def gaps_of(case: Case) -> Gaps:
     except (SyntaxError, ValueError):
         return Gaps()
     found: list[Placeholder] = []
-    for definition in _used(tree, case):
+    used = _used(tree, case)
+    for definition in used:
         found += _in_definition(definition)
         found += _comments(source, definition)
-    return Gaps(sorted(set(found), key=lambda gap: gap.line))
+    inside = [node for definition in used for node in ast.walk(definition)]
+    empty = {node.name: node.lineno for node in inside if isinstance(node, Function) and _is_empty(node)}
+    return Gaps(sorted(set(found), key=lambda gap: gap.line), empty)
 
 
-def source_of(case: Case) -> str:
+def source_of(case: "Case") -> str:
     """The text of the file that a case comes from, or nothing."""
     if case.loaded is not None:
         return case.loaded.source
@@ -87,7 +92,7 @@ def source_of(case: Case) -> str:
         return ""
 
 
-def _used(tree: ast.Module, case: Case) -> list[ast.stmt]:
+def _used(tree: ast.Module, case: "Case") -> list[ast.stmt]:
     """The definition of the target and of everything at module level that it mentions, directly or not."""
     definitions = {n.name: n for n in tree.body if isinstance(n, Function | ast.ClassDef)}
     name = getattr(case.target, "__name__", type(case.target).__name__)
@@ -132,6 +137,12 @@ def _in_function(function: Function) -> Iterator[Placeholder]:
             yield Placeholder(node.lineno, "value")
         elif isinstance(node, ast.Return) and _is_ellipsis(node.value):
             yield Placeholder(node.lineno, "value")
+
+
+def _is_empty(function: Function) -> bool:
+    body = function.body[1:] if _is_docstring(function.body[0]) else function.body
+    nothing = [s for s in body if not _is_gap(s) and not (isinstance(s, ast.Return) and _is_nothing(s.value))]
+    return not nothing and not _is_abstract(function)
 
 
 def _is_docstring(statement: ast.stmt) -> bool:
@@ -215,3 +226,34 @@ def _nothing_follows(lines: list[str], line: int) -> bool:
             outside = len(text) - len(text.lstrip()) < here
             return outside or bool(re.match(r"(return\b|pass\b|\.\.\.|raise NotImpl|\w+ = (None|\.\.\.))", text.lstrip()))
     return True
+
+
+def with_bodies(source: str) -> str:
+    """The source with `pass` before a comment that is all a function holds, which Python would refuse."""
+    lines = source.splitlines()
+    for _ in lines:
+        try:
+            ast.parse("\n".join(lines))
+        except IndentationError as error:
+            header = re.search(r"after (?:function|class) definition on line (\d+)", str(error))
+            place = _comment_after(lines, int(header[1])) if header else None
+            if place is None:
+                return source
+            indent, _, comment = lines[place].partition("#")
+            lines[place] = f"{indent}pass  #{comment}"
+        except (SyntaxError, ValueError):
+            return source
+        else:
+            return "\n".join(lines) + "\n"
+    return source
+
+
+def _comment_after(lines: list[str], header: int) -> int | None:
+    """The index of a comment that stands where the body of a function is expected."""
+    outside = len(lines[header - 1]) - len(lines[header - 1].lstrip())
+    for index in range(header, len(lines)):
+        text = lines[index].strip()
+        if text:
+            inside = len(lines[index]) - len(lines[index].lstrip()) > outside
+            return index if inside and text.startswith("#") else None
+    return None

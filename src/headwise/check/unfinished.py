@@ -4,6 +4,7 @@ The steps are those of `headwise steps`. Only code that is neither right nor com
 """
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from headwise.check.binding import Bound, Instance, Search
 from headwise.check.calls import CallForm, call_parameters, forms, make_inputs
 from headwise.check.completion import Completed, Reached
 from headwise.check.faults import masks, stages
+from headwise.check.fragments import helper_for, merge_heads, split_heads
 from headwise.check.loader import Case
 from headwise.check.mistakes import Finding, Note, settled
 from headwise.check.placeholders import Gaps, gaps_of
@@ -23,6 +25,8 @@ from headwise.check.report import Report
 from headwise.check.trace import Trace, error_line
 
 MOST_CALLS = 12
+HELPED = {split_heads: {2, 3}, merge_heads: {9}}
+CORE = {4, 5, 6, 7, 8}  # the steps of a function of queries, keys and values
 
 
 class Step(NamedTuple):
@@ -88,8 +92,10 @@ def _is_unfinished(run: Run, gaps: Gaps, report: Report) -> bool:
         return True
     if run.stop is not None:
         return True
+    if report.cause == "no-return":
+        return run.reached.last < 10
     early = run.reached.kind in ("projections", "scores", "weights") or (run.reached.last == 8 and _has_spare_layer(run))
-    return early and (run.bound.returned is not None or report.verdict == "unknown" or report.cause == "no-return")
+    return early and (run.reached.returned or report.verdict == "unknown")
 
 
 def _has_spare_layer(run: Run) -> bool:
@@ -107,6 +113,7 @@ class PartialSearch(Search):
     def __init__(self, case: Case, gaps: Gaps) -> None:
         super().__init__(case)
         self.gaps = gaps
+        self.supplied: set[int] = set()  # steps that helpers of ours do
 
     def furthest(self) -> Run | None:
         best: Run | None = None
@@ -122,10 +129,19 @@ class PartialSearch(Search):
             for built in itertools.islice(self._builds(sizes), 6):
                 with _forgiving(self.case.target):
                     instance = self._make(built, sizes)
+                self._help(instance)
                 for form in () if instance is None else itertools.islice(forms(instance.thing, sizes), 4):
                     run = self._complete(instance, form)
                     if run is not None:
                         yield run
+
+    def _help(self, instance: Instance | None) -> None:
+        """Give an object helpers in place of those that are empty and say by their name what they will do."""
+        for name in self.gaps.empty:
+            helper = helper_for(name)
+            if helper is not None and callable(getattr(instance, "thing", None)) and hasattr(instance.thing, name):  # type: ignore[union-attr]
+                instance.thing.__dict__[name] = functools.partial(helper, instance.thing)  # type: ignore[union-attr]
+                self.supplied |= HELPED[helper]
 
     def _complete(self, instance: Instance | None, form: CallForm) -> Run | None:
         assert instance is not None  # noqa: S101
@@ -145,6 +161,7 @@ class PartialSearch(Search):
         trace.returned = []
         fields = vars(replace(instance, thing=completed))
         bound = Bound(**fields, case=self.case, form=form, inputs=inputs, trace=trace, returned=returned, output=returned)
+        completed.reached.steps -= self.supplied
         return Run(bound, completed, completed.reached)
 
     def _is_gap(self, error: BaseException) -> bool:
@@ -207,7 +224,7 @@ def _say_progress(report: Report, run: Run, done: list[int], step: int) -> None:
 
 
 def _stop_line(run: Run) -> int | None:
-    own = None if run.stop is None else error_line(run.stop, run.bound.case.filename)
+    own = None if run.stop is None else run.completed.stop_line
     return own or run.reached.line
 
 
@@ -242,6 +259,8 @@ def _existing(run: Run, notes: list[Note], reading: AttentionReading | None) -> 
         steps.add(6)
     if _hides(reading) or any(note.kind == "mask" and "1 =" in note.words for note in notes):
         steps.add(5)
+    if _is_core(run):
+        return steps & CORE
     return steps if run.reached.streams >= 3 else steps - {1}
 
 
@@ -251,5 +270,10 @@ def _hides(reading: AttentionReading | None) -> bool:
 
 def _next(done: list[int], run: Run) -> int:
     """The first step that is missing; the mask only where one can be passed."""
-    wanted = bool(run.bound.form.masks)
-    return next((step for step in STEPS if step not in done and (step != 5 or wanted)), 11)
+    wanted = set(STEPS) if run.bound.form.masks else set(STEPS) - {5}
+    wanted &= CORE if _is_core(run) else wanted
+    return min(wanted - set(done), default=11)
+
+
+def _is_core(run: Run) -> bool:
+    return bool(getattr(run.completed.inner[0], "core", False))

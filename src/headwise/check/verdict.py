@@ -14,6 +14,7 @@ from headwise.check.calls import PLAIN
 from headwise.check.faults import find_faults
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.stages import SINGLE, WEIGHTLESS
+from headwise.check.fragments import core_report, fragments, is_core
 from headwise.check.loader import MULTI, Case, Loaded, candidates, load
 from headwise.check.mistakes import Finding, Note, settled
 from headwise.check.proof import prediction_error, reference_output
@@ -31,6 +32,8 @@ RANK = {"right": 3, "variant": 3, "wrong": 2, "unfinished": 2, "unknown": 0}
 def judge(case: Case, build: str | None = None, call: str | None = None, solution: bool = False) -> Report:
     """The report on one class, function or object, built and called as told or as found out."""
     start = time.monotonic()
+    if build is None and call is None and is_core(case.target):
+        return core_report(case, lambda layer: judge(layer, solution=solution))
     case.progress("binding")
     failures: list[Failure] = []
     bound = None if build is None and call is None else bind_as_told(case, build, call)
@@ -45,7 +48,7 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
         finding.text = finding.text or case.text(finding.line)
     if solution:
         report.solution = write("fused" if bound is not None and not bound.form.cross else "separate")
-    report.file = case.filename or ""
+    report.file, report.assumed = case.filename or "", list(getattr(case.target, "assumed", ()))
     report.seconds = time.monotonic() - start
     return report
 
@@ -135,8 +138,8 @@ def judge_file(
     unknown = Report("unknown", subject=path.name, file=loaded.path)
     if loaded.syntax is not None:
         return _syntax_error(loaded, loaded.syntax)
-    found = candidates(loaded)
-    if found and not re.search(r"\btorch|\bnn\.|\bF\.", loaded.source):
+    found = fragments(loaded) or candidates(loaded)
+    if found and not hasattr(found[0][1], "assumed") and not re.search(r"\btorch|\bnn\.|\bF\.", loaded.source):
         return replace(unknown, doubts=["nothing in this file uses PyTorch, and only PyTorch can be judged"])
     if name is not None and name not in loaded.namespace:
         defined = ", ".join(other for other, _ in found) or "nothing that looks like attention"

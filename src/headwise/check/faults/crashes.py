@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from headwise.check.binding import Bound, Failure
-from headwise.check.calls import Repaired
+from headwise.check.calls import PLAIN, Repaired
 from headwise.check.loader import Case, globals_read, names_used
 from headwise.check.mistakes import Finding, Found, settled
 from headwise.check.reading import AttentionReading
@@ -172,7 +172,8 @@ def _repaired(repairs: Repaired, case: Case) -> Iterator[Finding]:
 def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> Report:
     """The report where no attempt gave an output."""
     report = Report("unknown", subject=case.name, tried=_attempts(failures))
-    own = None if _uses_stand_ins(case) else _own_failure(failures)
+    silent = bound is not None and bound.returned is None and bound.form.layout == PLAIN
+    own = None if silent or _uses_stand_ins(case) else _own_failure(failures)
     findings = [*_supplied(case), *_failed_imports(case)]
     if own is not None:
         report.subject, report.call = own.built, "" if own.called is None else f"forward({own.called})"

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from headwise.check.arguments import CallSizes, constructor_role
 from headwise.check.binding import Instance
@@ -28,7 +28,8 @@ class Reached:
 
     kind: str = ""  # projections, scores, weights or heads; empty where not even three projections exist
     steps: set[int] = field(default_factory=set)
-    line: int | None = None  # the last line that computed something
+    line: int | None = None  # where it stopped, or the last line that computed something
+    stopped: bool = False  # by an error that only says that something was not written yet
     streams: int = 0  # queries, keys and values that were made
     returned: bool = False  # a result was returned
 
@@ -45,8 +46,6 @@ class Completed(nn.Module):
         super().__init__()
         self.inner, self.sizes, self.gap = [instance.thing], instance.sizes, gap
         self.reached = Reached()
-        self.stop: BaseException | None = None
-        self.stop_line: int | None = None
         self.order: list[int] | None = None  # queries, keys and values in the order in which they were made
         self.forward = self._with_signature()  # type: ignore[method-assign]
 
@@ -78,19 +77,19 @@ class Completed(nn.Module):
     def _completed(self, trace: Trace, args: Any, kwargs: Any) -> Tensor | None:
         method = entry(self.inner[0])
         assert method is not None  # noqa: S101 - objects without a method were refused when they were built
-        self.stop = None
-        returned = None
+        reached, returned = Reached(), None
         try:
             returned = method(*args, **kwargs)
         except Exception as error:
             if not self.gap(error):
                 raise
-            self.stop, self.stop_line = error, error_line(error, trace.filename)
-            error.__traceback__ = None  # its frames hold every tensor of the call
+            reached.stopped, reached.line = True, error_line(error, trace.filename)
         inputs = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.is_floating_point()]
         left = Leftover(trace, self, inputs)
-        self.reached = Reached(line=trace.last_line(), returned=returned is not None)
-        return left.finish(self.reached)
+        reached.line, reached.returned = reached.line or trace.last_line(), returned is not None
+        output, self.reached = left.finish(reached), reached
+        second = bool(inputs) and inputs[0].shape[:2] == (self.sizes.T, self.sizes.B)  # the batch comes second
+        return output.transpose(0, 1) if second and output is not None else output
 
 
 class Leftover:
@@ -101,7 +100,9 @@ class Leftover:
         self.B, self.T = owner.sizes.B, owner.sizes.T
         self.level = _levels(trace, self.B)
         soft = {node.index for node in trace.softmax_nodes()}
-        self.soft = {n.index for n in trace.nodes if soft & {a.index for a in trace.ancestors([n.index])}} if soft else set()
+        self.soft = (
+            {n.index for n in trace.nodes if soft & {a.index for a in trace.ancestors([n.index])}} if soft else set()
+        )
         self.ends = _ends(trace, self.B, self.T)
         self.H = _heads(owner.inner[0], owner.sizes)
 
@@ -191,7 +192,8 @@ class Leftover:
         """Query, key and value by the names of their parameters; in the order of the code where these do not tell."""
         if self.owner.order is None:
             parameters = tensors(self.owner.inner[0])
-            named = [self._role(part, parameters) for part in parts]
+            with _disable_current_modes(), torch.no_grad():  # the trace is of the learner's call alone
+                named = [self._role(part, parameters) for part in parts]
             roles = ("query", "key", "value")
             complete = sorted(map(str, named)) == sorted(roles)
             self.owner.order = [named.index(r) for r in roles] if complete else [0, 1, 2]
@@ -225,7 +227,9 @@ def _is_after(trace: Trace, node: Node, level: dict[int, int], B: int) -> bool:
 
 def _ends(trace: Trace, B: int, T: int) -> list[Node]:
     """Tensors of the batch that nothing else of the batch was made from."""
-    live = [n for n in trace.nodes if n.value.is_floating_point() and n.value.numel() and n.value.numel() % (B * T) == 0]
+    live = [
+        n for n in trace.nodes if n.value.is_floating_point() and n.value.numel() and n.value.numel() % (B * T) == 0
+    ]
     used = {parent for node in live for parent in node.parents}
     return [node for node in live if node.index not in used]
 

@@ -27,13 +27,15 @@ LAYER = re.compile(r"^\w*\.?(Linear|LazyLinear|Dropout|LayerNorm|Parameter|Softm
 DATA = re.compile(r"(torch\.)?(rand|randn|ones|zeros|arange|randint|tensor)$")
 SPLITS = re.compile(r"split|to_?heads|transpose_for_scores|separate|reshape_heads", re.IGNORECASE)
 MERGES = re.compile(r"merge|combine|concat|join|from_?heads", re.IGNORECASE)
-PROJECTED = re.compile(r"\b(self\.)?\w*(q|query|queries|qkv|c_attn|to_q|wq)\w*\(|\bq(uery)?\b.*@|matmul\(q", re.IGNORECASE)
+PROJECTED = re.compile(
+    r"\b(self\.)?\w*(q|query|queries|qkv|c_attn|to_q|wq)\w*\(|\bq(uery)?\b.*@|matmul\(q", re.IGNORECASE
+)
 
 
 def split_heads(owner: Any, x: Tensor, *_: Any) -> Tensor:
     """(B, T, E) as (B, H, T, D), with the number of heads that the owner says it has."""
     held = (v for k, v in vars(owner).items() if type(v) is int and constructor_role(k) == "heads")
-    return x.unflatten(-1, (next(held, 1), -1)).transpose(1, 2)
+    return x.reshape(*x.shape[:-1], next(held, 1), -1).transpose(1, 2)
 
 
 def merge_heads(owner: Any, x: Tensor, *_: Any) -> Tensor:
@@ -199,11 +201,16 @@ def _described(value: Any, sizes: CallSizes) -> str:
 
 
 def _constructor(uses: Uses) -> Callable[..., None]:
-    def __init__(self: Any, d_model: int, num_heads: int) -> None:
-        nn.Module.__init__(self)
-        uses.fill(self, CallSizes(E=d_model, H=num_heads))
+    """A constructor that reads no global name, because those of a fragment's methods are looked up in its file."""
 
-    return __init__
+    def make(thing: nn.Module, d_model: int, num_heads: int) -> None:
+        nn.Module.__init__(thing)
+        uses.fill(thing, CallSizes(E=d_model, H=num_heads))
+
+    def init(self: Any, d_model: int, num_heads: int) -> None:
+        make(self, d_model, num_heads)
+
+    return init
 
 
 # Statements outside any function.
@@ -261,7 +268,7 @@ class _OnSelf(ast.NodeTransformer):
     def __init__(self, names: set[str]) -> None:
         self.names = names
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802 - called by ast
+    def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id not in self.names or not isinstance(node.ctx, ast.Load):
             return node
         return ast.copy_location(ast.Attribute(ast.Name("self", ast.Load()), node.id, ast.Load()), node)
@@ -310,24 +317,34 @@ def core_report(case: Case, judge: Callable[[Case], Report]) -> Report:
 def as_layer(case: Case, *, split: bool) -> Case:
     """The function as a layer without weights; with `split`, its inputs are cut into heads and its result is merged."""
 
-    class Layer(nn.Module):
+    heads = CallSizes().H if split else 1
+
+    def start(layer: nn.Module) -> None:
+        nn.Module.__init__(layer)
+        layer.__dict__["num_heads"] = heads
+
+    def call(given: dict[str, Any]) -> Any:
+        inputs = {n: _cut(v, heads, split) if call_role(n) in INPUTS else v for n, v in given.items()}
+        return _with_first_merged(case.target(**inputs))
+
+    class Layer(nn.Module):  # reads no global name, because those are looked up in the learner's file
         core = True
         function = staticmethod(case.target)
 
         def __init__(self) -> None:
-            super().__init__()
-            self.num_heads = CallSizes().H if split else 1
+            start(self)
 
         def forward(self, **given: Any) -> Any:
-            made = {n: self._split(v) if call_role(n) in INPUTS else v for n, v in given.items()}
-            return _with_first_merged(self.function(**made))
-
-        def _split(self, x: Tensor) -> Tensor:
-            return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) if split else x.clone()
+            return call(given)
 
     Layer.forward.__signature__ = _signature(case.target)  # type: ignore[attr-defined]
     Layer.__name__ = Layer.__qualname__ = case.name
     return FunctionCase(**(vars(case) | {"target": Layer}))
+
+
+def _cut(x: Tensor, heads: int, split: bool) -> Tensor:
+    """(B, H, T, D), or a copy of the input as it is."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2) if split else x.clone()
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:

@@ -346,6 +346,9 @@ def _is_cheap(statement: ast.Assign | ast.AnnAssign | ast.AugAssign) -> bool:
 
 NAME = re.compile(r"attn|attention|mha|mhsa|msa|multihead|selfatt|crossatt|multi_head", re.IGNORECASE)
 WEIGHTS = re.compile(r"Linear|Parameter|einsum|Conv1d|randn|MultiheadAttention")
+TELLING = re.compile(
+    r"softmax|(?s:(?=.*quer)(?=.*key)(?=.*value))", re.IGNORECASE
+)  # unfinished code has no softmax yet
 MULTI = re.compile(r"mult|mha|mhsa|msa|heads", re.IGNORECASE)
 OTHER = re.compile(
     r"block|layer$|transformer|encoder|decoder|model|gpt|config|embedding|test|dataset|feed|norm|mlp|wrapper$|trainer",
@@ -369,7 +372,7 @@ def candidates(loaded: Loaded) -> list[tuple[str, Any]]:
     found = {name: score for name, score in scores.items() if score > 0}
     if not found:  # any class with a softmax and weights, whatever its name
         classes = [name for name, thing in loaded.namespace.items() if inspect.isclass(thing) and name in texts]
-        found = {name: 1 for name in classes if "softmax" in texts[name] and WEIGHTS.search(texts[name])}
+        found = {name: 1 for name in classes if TELLING.search(texts[name]) and WEIGHTS.search(texts[name])}
     order = {name: i for i, name in enumerate(texts)}
     return [(name, loaded.namespace[name]) for name in sorted(found, key=lambda name: (-found[name], -order[name]))]
 

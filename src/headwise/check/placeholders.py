@@ -3,12 +3,14 @@
 import ast
 import inspect
 import io
+import linecache
 import re
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from headwise.check.calls import METHODS
 
 if TYPE_CHECKING:
     from headwise.check.loader import Case
@@ -29,8 +31,9 @@ WISH = re.compile(
 # Words in a comment that name a step; the keys are the steps of `headwise steps`.
 STEP_WORDS = {
     1: r"project|\bq(uery|ueries)?\b|linear|layers?", 2: r"split|heads\b|reshape|view", 3: r"transpose|permute|split",
-    4: r"scores?|dot product|\bqk|logits", 5: r"mask|causal|tril|padding", 6: r"scal|sqrt|√|divide", 7: r"softmax|normali",
-    8: r"values?\b|weighted|\bv\b|context", 9: r"merge|concat|combine|heads back", 10: r"out\w*\b|final|w_?o\b",
+    4: r"scores?|dot product|\bqk|logits", 5: r"mask|causal|tril|padding", 6: r"scal|sqrt|√|divide",
+    7: r"softmax|normali", 8: r"values?\b|weighted|\bv\b|context", 9: r"merge|concat|combine|heads back",
+    10: r"out\w*\b|final|w_?o\b",
 }  # fmt: skip
 
 
@@ -39,7 +42,7 @@ class Placeholder:
     """One gap: where it is, and whether something that must run is certainly missing there."""
 
     line: int
-    kind: str  # raise, pass, value, comment
+    where: str = ""  # the function that it is in
     steps: tuple[int, ...] = ()  # that a comment names
     open: bool = True  # nothing was written after it
 
@@ -60,9 +63,9 @@ class Gaps:
         """Whether a comment says that this step is still to be written."""
         return any(step in gap.steps for gap in self.found)
 
-    def first_line(self) -> int | None:
-        """The first line where something is certainly missing."""
-        return min((gap.line for gap in self.found if gap.open), default=None)
+    def inside(self, function: str) -> bool:
+        """Whether something is certainly still to be written in this function."""
+        return any(gap.open and gap.where == function for gap in self.found)
 
 
 def gaps_of(case: "Case") -> Gaps:
@@ -72,13 +75,9 @@ def gaps_of(case: "Case") -> Gaps:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return Gaps()
-    found: list[Placeholder] = []
-    used = _used(tree, case)
-    for definition in used:
-        found += _in_definition(definition)
-        found += _comments(source, definition)
-    inside = [node for definition in used for node in ast.walk(definition)]
-    empty = {node.name: node.lineno for node in inside if isinstance(node, Function) and _is_empty(node)}
+    functions = [function for definition in _used(tree, case) for function in _reached(definition)]
+    found = [gap for function in functions for gap in (*_in_function(function), *_comments(source, function))]
+    empty = {function.name: function.lineno for function in functions if _is_empty(function)}
     return Gaps(sorted(set(found), key=lambda gap: gap.line), empty)
 
 
@@ -86,10 +85,7 @@ def source_of(case: "Case") -> str:
     """The text of the file that a case comes from, or nothing."""
     if case.loaded is not None:
         return case.loaded.source
-    try:
-        return Path(case.filename or "").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return "".join(linecache.getlines(case.filename or ""))
 
 
 def _used(tree: ast.Module, case: "Case") -> list[ast.stmt]:
@@ -113,10 +109,19 @@ def _methods_at_module_level(target: Any, definitions: dict[str, Any]) -> Iterat
         yield from (name for name in vars(target) if name in definitions)
 
 
-def _in_definition(definition: ast.stmt) -> Iterator[Placeholder]:
-    for node in ast.walk(definition):
-        if isinstance(node, Function) and not _is_abstract(node):
-            yield from _in_function(node)
+def _reached(definition: ast.stmt) -> list[Function]:
+    """A function itself; of a class the methods that a call comes to, by their names."""
+    if isinstance(definition, Function):
+        return [definition]
+    methods = {node.name: node for node in getattr(definition, "body", []) if isinstance(node, Function)}
+    pending, seen = [name for name in ("__init__", *METHODS) if name in methods], set()
+    while pending:
+        name = pending.pop()
+        if name not in seen:
+            seen.add(name)
+            words = {n.attr for n in ast.walk(methods[name]) if isinstance(n, ast.Attribute)}
+            pending += [word for word in words if word in methods]
+    return [method for name, method in methods.items() if name in seen and not _is_abstract(method)]
 
 
 def _is_abstract(function: Function) -> bool:
@@ -124,24 +129,36 @@ def _is_abstract(function: Function) -> bool:
 
 
 def _in_function(function: Function) -> Iterator[Placeholder]:
-    body = function.body[1:] if _is_docstring(function.body[0]) else function.body
+    name, body = function.name, _body(function)
     if not body:
-        yield Placeholder(function.body[0].end_lineno or function.lineno, "pass")
+        yield Placeholder(function.body[0].end_lineno or function.lineno, name)
     for statement in body:
-        if _is_gap(statement):
-            yield Placeholder(statement.lineno, "raise" if isinstance(statement, ast.Raise) else "pass")
-    if len(body) == 1 and isinstance(body[0], ast.Return) and _is_nothing(body[0].value):
-        yield Placeholder(body[0].lineno, "pass")
+        if _is_gap(statement) or (
+            len(body) == 1 and isinstance(statement, ast.Return) and _is_nothing(statement.value)
+        ):
+            yield Placeholder(statement.lineno, name)
+        elif isinstance(statement, ast.If) and all(_is_gap(inner) for inner in statement.body):
+            yield Placeholder(statement.lineno, name, steps_in(ast.unparse(statement.test)), open=False)
     for node in ast.walk(function):
-        if isinstance(node, ast.Assign | ast.AnnAssign) and _is_gap_value(node, function):
-            yield Placeholder(node.lineno, "value")
-        elif isinstance(node, ast.Return) and _is_ellipsis(node.value):
-            yield Placeholder(node.lineno, "value")
+        value = isinstance(node, ast.Assign | ast.AnnAssign) and _is_gap_value(node, function)
+        if value or (isinstance(node, ast.Return) and _is_ellipsis(node.value)):
+            yield Placeholder(node.lineno, name)  # type: ignore[attr-defined]
+
+
+def _body(function: Function) -> list[ast.stmt]:
+    """What a function does, without its docstring."""
+    return function.body[1:] if _is_docstring(function.body[0]) else function.body
+
+
+def steps_in(text: str) -> tuple[int, ...]:
+    """The steps that a text names."""
+    return tuple(step for step, words in STEP_WORDS.items() if re.search(words, text, re.IGNORECASE))
 
 
 def _is_empty(function: Function) -> bool:
-    body = function.body[1:] if _is_docstring(function.body[0]) else function.body
-    nothing = [s for s in body if not _is_gap(s) and not (isinstance(s, ast.Return) and _is_nothing(s.value))]
+    nothing = [
+        s for s in _body(function) if not _is_gap(s) and not (isinstance(s, ast.Return) and _is_nothing(s.value))
+    ]
     return not nothing and not _is_abstract(function)
 
 
@@ -186,14 +203,13 @@ def _is_read_as_it_is(target: ast.expr, function: Function) -> bool:
 # Comments.
 
 
-def _comments(source: str, definition: ast.stmt) -> Iterator[Placeholder]:
+def _comments(source: str, function: Function) -> Iterator[Placeholder]:
     """Comments that announce code, open where no code follows in their block."""
     lines = source.splitlines()
     for line, text in comments(source):
-        inside = definition.lineno <= line <= (definition.end_lineno or line) + _trailing(lines, definition)
+        inside = function.lineno <= line <= (function.end_lineno or line) + _trailing(lines, function)
         if inside and TO_DO.search(text) and not WISH.search(text):
-            steps = tuple(step for step, words in STEP_WORDS.items() if re.search(words, text, re.IGNORECASE))
-            yield Placeholder(line, "comment", steps, _nothing_follows(lines, line))
+            yield Placeholder(line, function.name, steps_in(text), _nothing_follows(lines, line))
 
 
 def comments(source: str) -> list[tuple[int, str]]:
@@ -205,11 +221,11 @@ def comments(source: str) -> list[tuple[int, str]]:
     return [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
 
 
-def _trailing(lines: list[str], definition: ast.stmt) -> int:
-    """How many lines after a definition are indented comments: they belong to its last block."""
+def _trailing(lines: list[str], function: Function) -> int:
+    """How many lines after a function are comments indented like its body, which belong to it."""
     count = 0
-    for text in lines[definition.end_lineno or 0 :]:
-        if text.strip() and not re.match(r"\s+#", text):
+    for text in lines[function.end_lineno or 0 :]:
+        if text.strip() and not re.match(rf"\s{{{function.col_offset + 1},}}#", text):
             break
         count += 1
     return count
@@ -224,7 +240,9 @@ def _nothing_follows(lines: list[str], line: int) -> bool:
     for text in lines[line:]:
         if text.strip() and not text.lstrip().startswith("#"):
             outside = len(text) - len(text.lstrip()) < here
-            return outside or bool(re.match(r"(return\b|pass\b|\.\.\.|raise NotImpl|\w+ = (None|\.\.\.))", text.lstrip()))
+            return outside or bool(
+                re.match(r"(return\b|pass\b|\.\.\.|raise NotImpl|\w+ = (None|\.\.\.))", text.lstrip())
+            )
     return True
 
 

@@ -106,6 +106,7 @@ class Report:
     def _progress_lines(self) -> list[str]:
         """How far it is right and what comes next."""
         lines = [f"UNFINISHED  {steps_in_words(self.done)}; next: {self.next}"]
+        lines += [f"{INDENT}not understood: {doubt}" for doubt in self.doubts]
         lines += [] if self.stops is None else [f"{INDENT}it ends at line {self.stops}"]
         return [*lines, f"{INDENT}hint: {self.hint}"]
 

@@ -6,21 +6,24 @@ The steps are those of `headwise steps`. Only code that is neither right nor com
 import contextlib
 import functools
 import itertools
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from headwise.check.binding import Bound, Instance, Search
-from headwise.check.calls import CallForm, call_parameters, forms, make_inputs
+from headwise.check.calls import METHODS, CallForm, forms, make_inputs
 from headwise.check.completion import Completed, Reached
 from headwise.check.faults import masks, stages
 from headwise.check.fragments import helper_for, merge_heads, split_heads
 from headwise.check.loader import Case
 from headwise.check.mistakes import Finding, Note, settled
 from headwise.check.placeholders import Gaps, gaps_of
-from headwise.check.reading import AttentionReading, read
+from headwise.check.proof import prediction_error
+from headwise.check.reading import read
 from headwise.check.report import Report
 from headwise.check.trace import Trace, error_line
 
@@ -51,7 +54,8 @@ STEPS = {
     6: Step("scale", "scale the scores", "Think of how a sum of D products grows with D, the width of one head."),
     7: Step("softmax", "turn the scores into weights",
             "The weights of one query over all keys must sum to one: choose the axis accordingly."),
-    8: Step("weighted values", "take the weighted sum of the values", "One product of weights and values for each head."),
+    8: Step("weighted values", "take the weighted sum of the values",
+            "One product of weights and values for each head."),
     9: Step("concat", "merge the heads", "Undo step 3 first, then put the heads of a token side by side: (B, T, E)."),
     10: Step("project", "project the merged heads", "One more linear layer mixes what the heads found."),
 }  # fmt: skip
@@ -59,6 +63,12 @@ RETURN = Step("return", "return the result", "Everything is computed; the caller
 # Mistakes that only say that a step does not exist.
 ABSENT = {"no-out-proj": 10, "scale-missing": 6, "mask-ignored": 5, "causal-ignored": 5, "single-head": 2,
           "softmax-missing": 7, "no-qkv-proj": 1}  # fmt: skip
+# Mistakes that are not about a step, and that remain whatever is missing.
+CARRIED = {"missing-import", "missing-super", "missing-attribute", "contiguous", "layers-in-list",
+           "layers-in-forward"}  # fmt: skip
+# Words of a doubt and the steps that are then not called right; any other doubt concerns all of them.
+DOUBTED = {"of a head follows": {1, 2, 3}, "between projection and product": {1, 2, 3}, "the norm of": {1, 2, 3},
+           "the scale of": {6}, "how weights follow": {4, 5, 6, 7}, "how the output follows": {9, 10}}  # fmt: skip
 STEP_OF = {"split-view": 2, "merge-view": 9, "softmax-axis": 7, "heads-averaged": 9}
 
 
@@ -70,38 +80,59 @@ class Run:
     completed: Completed
     reached: Reached
 
-    @property
-    def stop(self) -> BaseException | None:
-        return self.completed.stop
-
 
 def review(case: Case, report: Report) -> Report:
     """The report itself, or one that says how far unfinished code is right."""
-    if report.verdict not in ("wrong", "unknown") or any(f.name == "syntax" for f in report.findings):
+    gaps = gaps_of(case) if report.verdict in ("wrong", "unknown") else Gaps()
+    if report.verdict not in ("wrong", "unknown") or not (gaps.found or _may_end_early(report)):
         return report
-    gaps = gaps_of(case)
-    run = _run(case, gaps)
+    if _lacks_forward(case):
+        return _begun(report)
+    run = PartialSearch(case, gaps).furthest()
     if run is None or not _is_unfinished(run, gaps, report):
         return report
     return _judged(run, gaps, report)
 
 
+def _may_end_early(report: Report) -> bool:
+    """Whether code without any placeholder may still end before the last step."""
+    return report.verdict == "unknown" or report.cause in ("no-return", "no-out-proj")
+
+
+def _lacks_forward(case: Case) -> bool:
+    """Whether it is a module whose `forward` was not begun."""
+    target = case.target
+    module = isinstance(target, type) and issubclass(target, nn.Module)
+    return module and not any(name in vars(base) for base in _own_bases(target) for name in METHODS)
+
+
+def _own_bases(target: type) -> Iterator[type]:
+    return (base for base in target.__mro__ if base is not object and not base.__module__.startswith("torch."))
+
+
+def _begun(report: Report) -> Report:
+    made = replace(report, verdict="unfinished", findings=[], doubts=[], tried=[])
+    made.next, made.hint = f"step 1, {STEPS[1].task}, in a method forward", STEPS[1].hint
+    return made
+
+
 def _is_unfinished(run: Run, gaps: Gaps, report: Report) -> bool:
     """Whether something is missing, rather than wrong: the source says so, or the call ends before the heads exist."""
-    if gaps.found and (gaps.open or any(gaps.names(ABSENT[f.name]) for f in report.wrong if f.name in ABSENT)):
+    if gaps.open or any(gaps.names(ABSENT[f.name]) for f in report.wrong if f.name in ABSENT):
         return True
-    if run.stop is not None:
-        return True
+    if run.reached.stopped:
+        return bool(gaps.found) or report.verdict == "unknown"
     if report.cause == "no-return":
         return run.reached.last < 10
-    early = run.reached.kind in ("projections", "scores", "weights") or (run.reached.last == 8 and _has_spare_layer(run))
-    return early and (run.reached.returned or report.verdict == "unknown")
+    early = run.reached.kind in ("projections", "scores", "weights")
+    return (early and run.reached.returned) or (run.reached.last == 8 and _has_spare_layer(run))
 
 
 def _has_spare_layer(run: Run) -> bool:
-    """Whether a matrix was made that no operation has used."""
-    names = {name for name, tensor in run.completed.named_parameters() if tensor.dim() > 1}
-    return bool(names) and "no-out-proj" in {f.name for f in _findings(run)[0]} and len(names) in (2, 4)
+    """Whether a matrix was made that takes no part in any projection."""
+    reading = read(run.bound)
+    used = {name for part in reading.projections.values() for name in part.role.names} if reading else set()
+    return any(tensor.dim() > 1 and name not in used for name, tensor in run.completed.named_parameters())
 
 
 # Running as far as it goes.
@@ -131,16 +162,23 @@ class PartialSearch(Search):
                     instance = self._make(built, sizes)
                 self._help(instance)
                 for form in () if instance is None else itertools.islice(forms(instance.thing, sizes), 4):
-                    run = self._complete(instance, form)
-                    if run is not None:
-                        yield run
+                    yield from self._in_either_layout(instance, form)
+
+    def _in_either_layout(self, instance: Instance | None, form: CallForm) -> Iterator[Run]:
+        """The call with the batch first; with the batch second where that comes further."""
+        run = self._complete(instance, form)
+        if run is None or run.reached.last == 0:
+            second = self._complete(instance, replace(form, layout="batch second"))
+            run = second if second is not None and (run is None or second.reached.last) else run
+        if run is not None:
+            yield run
 
     def _help(self, instance: Instance | None) -> None:
         """Give an object helpers in place of those that are empty and say by their name what they will do."""
         for name in self.gaps.empty:
             helper = helper_for(name)
-            if helper is not None and callable(getattr(instance, "thing", None)) and hasattr(instance.thing, name):  # type: ignore[union-attr]
-                instance.thing.__dict__[name] = functools.partial(helper, instance.thing)  # type: ignore[union-attr]
+            if helper is not None and callable(getattr(instance, "thing", None)) and hasattr(instance.thing, name):
+                instance.thing.__dict__[name] = functools.partial(helper, instance.thing)
                 self.supplied |= HELPED[helper]
 
     def _complete(self, instance: Instance | None, form: CallForm) -> Run | None:
@@ -160,7 +198,15 @@ class PartialSearch(Search):
             return None
         trace.returned = []
         fields = vars(replace(instance, thing=completed))
-        bound = Bound(**fields, case=self.case, form=form, inputs=inputs, trace=trace, returned=returned, output=returned)
+        bound = Bound(
+            **fields,
+            case=self.case,
+            form=form,
+            inputs=inputs,
+            trace=trace,
+            returned=returned,
+            output=form.result(returned, inputs),
+        )
         completed.reached.steps -= self.supplied
         return Run(bound, completed, completed.reached)
 
@@ -171,12 +217,9 @@ class PartialSearch(Search):
         words, line = str(error), error_line(error, self.case.filename) or 0
         if isinstance(error, NameError):
             return any(gap.open and gap.line <= line for gap in self.gaps.found)
-        absent = isinstance(error, AttributeError) and "object has no attribute" in words and "Tensor" not in words
-        return self.gaps.open and (absent or "NoneType" in words or "ellipsis" in words)
-
-
-def _run(case: Case, gaps: Gaps) -> Run | None:
-    return PartialSearch(case, gaps).furthest()
+        if isinstance(error, AttributeError) and "object has no attribute" in words and "NoneType" not in words:
+            return self.gaps.inside("__init__") or "ellipsis" in words
+        return self.gaps.open and ("NoneType" in words or "ellipsis" in words)
 
 
 @contextlib.contextmanager
@@ -202,46 +245,61 @@ def _forgiving(target: Any) -> Iterator[None]:
 
 
 def _judged(run: Run, gaps: Gaps, before: Report) -> Report:
-    findings, notes, reading = _read(run)
-    steps = _existing(run, notes, reading)
-    absent = {ABSENT[f.name] for f in findings if f.name in ABSENT} - ({5} if _hides(reading) else set())
+    found = _questioned(run)
+    steps = _existing(run, found)
+    absent = {ABSENT[f.name] for f in found.findings if f.name in ABSENT} - ({5} if found.causal else set())
     excused = {step for step in absent if step > max(steps - {step}, default=0) or step == 5 or gaps.names(step)}
+    findings = [*_carried(before, gaps), *found.findings]
     wrong = settled(f for f in findings if f.severity == "wrong" and ABSENT.get(f.name, 0) not in excused)
     done = sorted(steps - absent - {STEP_OF.get(f.name, 6 if "scale" in f.name else 0) for f in wrong})
-    report = replace(before, verdict="wrong" if wrong else "unfinished", findings=wrong, doubts=[], tried=[])
-    report.subject, report.call = run.bound.built.text, f"forward({run.bound.form.words()})"
-    report.masks = [note.words for note in notes if note.kind == "mask" and 5 in done]
-    report.good, report.variants, report.difference, report.proof = [], [], "", ""
-    _say_progress(report, run, done, _next(done, run))
+    report = Report("wrong" if wrong else "unfinished", run.bound.built.text, findings=wrong, seconds=before.seconds)
+    report.call = f"forward({run.bound.form.words()})"
+    report.masks = [note.words for note in found.of_kind("mask") if 5 in done]
+    report.doubts = [note.words for note in found.of_kind("doubt")]
+    _say_progress(report, run, done)
     return report
 
 
-def _say_progress(report: Report, run: Run, done: list[int], step: int) -> None:
+def _say_progress(report: Report, run: Run, done: list[int]) -> None:
+    step = _next(done, run)
     words = STEPS.get(step, RETURN)
     report.done = [f"{number} {STEPS[number].name}" for number in done]
     report.next = f"step {step}, {words.task}" if step in STEPS else words.task
-    report.hint, report.stops = words.hint, _stop_line(run)
+    report.hint, report.stops = words.hint, run.reached.line
 
 
-def _stop_line(run: Run) -> int | None:
-    own = None if run.stop is None else run.completed.stop_line
-    return own or run.reached.line
+def _carried(before: Report, gaps: Gaps) -> Iterator[Finding]:
+    """Mistakes of the ordinary judgment that have nothing to do with what is missing."""
+    names = CARRIED - ({"missing-attribute"} if gaps.inside("__init__") else set())
+    real = (finding for finding in before.wrong if finding.name in names)
+    yield from (finding for finding in real if not re.search("NoneType|ellipsis", finding.detail))
 
 
-def _findings(run: Run) -> tuple[list[Finding], list[Note]]:
-    findings, notes, _ = _read(run)
-    return findings, notes
+@dataclass
+class Questioned:
+    """What the ordinary questions say about a completed call."""
+
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    causal: bool = False
+
+    def of_kind(self, kind: str) -> list[Note]:
+        return [note for note in self.notes if note.kind == kind]
 
 
-def _read(run: Run) -> tuple[list[Finding], list[Note], AttentionReading | None]:
-    """What the ordinary questions say about the completed call."""
+def _questioned(run: Run) -> Questioned:
     if run.bound.output is None:
-        return [], [], None
+        return Questioned()
     reading = read(run.bound)
-    questions = (*stages.STAGES, masks.mask_meanings)
-    found = [found for question in questions for found in question(run.bound, reading)]
-    findings = [f for f in found if isinstance(f, Finding) and _is_theirs(f, run)]
-    return findings, [f for f in found if isinstance(f, Note)], reading
+    asked = [found for question in (*stages.STAGES, masks.mask_meanings) for found in question(run.bound, reading)]
+    findings = [f for f in asked if isinstance(f, Finding) and _is_theirs(f, run)]
+    notes = [f for f in asked if isinstance(f, Note)]
+    error = None if reading is None else prediction_error(run.bound, reading)
+    if error is not None and not error < 1e-6:
+        notes.append(
+            Note("doubt", f"on new inputs the completed result differs by {error:.2g} from what was understood")
+        )
+    return Questioned(findings, notes, reading is not None and reading.pattern == "causal")
 
 
 def _is_theirs(finding: Finding, run: Run) -> bool:
@@ -252,20 +310,18 @@ def _is_theirs(finding: Finding, run: Run) -> bool:
     return step <= run.reached.last or finding.name in ABSENT
 
 
-def _existing(run: Run, notes: list[Note], reading: AttentionReading | None) -> set[int]:
-    """The steps that were found in the call."""
+def _existing(run: Run, found: Questioned) -> set[int]:
+    """The steps that were found in the call and understood."""
     steps = set(run.reached.steps)
-    if run.reached.last >= 4 and any(note.words.startswith("scale 1/√") for note in notes):
+    if run.reached.last >= 4 and any(note.words.startswith("scale 1/√") for note in found.notes):
         steps.add(6)
-    if _hides(reading) or any(note.kind == "mask" and "1 =" in note.words for note in notes):
+    if found.causal or any("1 =" in note.words or "added" in note.words for note in found.of_kind("mask")):
         steps.add(5)
+    for note in found.of_kind("doubt"):
+        steps -= next((doubted for words, doubted in DOUBTED.items() if words in note.words), steps)
     if _is_core(run):
         return steps & CORE
     return steps if run.reached.streams >= 3 else steps - {1}
-
-
-def _hides(reading: AttentionReading | None) -> bool:
-    return reading is not None and reading.pattern == "causal"
 
 
 def _next(done: list[int], run: Run) -> int:

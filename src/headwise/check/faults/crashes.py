@@ -172,8 +172,8 @@ def _repaired(repairs: Repaired, case: Case) -> Iterator[Finding]:
 def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> Report:
     """The report where no attempt gave an output."""
     report = Report("unknown", subject=case.name, tried=_attempts(failures))
-    silent = bound is not None and bound.returned is None and bound.form.layout == PLAIN
-    own = None if silent or _uses_stand_ins(case) else _own_failure(failures)
+    ran = bound is not None and bound.form.layout == PLAIN and (bound.returned is None or bound.form.natural)
+    own = None if ran or _uses_stand_ins(case) else _own_failure(failures)
     findings = [*_supplied(case), *_failed_imports(case)]
     if own is not None:
         report.subject, report.call = own.built, "" if own.called is None else f"forward({own.called})"

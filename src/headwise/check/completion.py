@@ -110,7 +110,7 @@ class Leftover:
         """The output, and in `reached` how much of it is the learner's; None where too little exists."""
         top = max((self.level[n.index] for n in self.ends), default=0)
         last = [n for n in self.ends if self.level[n.index] == top]
-        streams = [n for n in self.ends if self.level[n.index] == 0]
+        streams = [n for n in self.ends if self.level[n.index] == 0 and self._is_made(n)]
         if top >= 2:
             return self._from_heads(last, reached)
         if top == 1:
@@ -150,6 +150,11 @@ class Leftover:
         if len(values) == 1 and values[0].dim() == 3 and self.B in values[0].shape[:2]:
             reached.steps |= {9} | ({10} if self._is_projected(nodes[0]) else set())
         return torch.cat([m for m in merged if m is not None], -1)
+
+    def _is_made(self, node: Node) -> bool:
+        """Whether it was projected, and is not the input itself; a function gets what others have projected."""
+        behind = (n.op for n in self.trace.ancestors([node.index]))
+        return getattr(self.owner.inner[0], "core", False) or any(o in PRODUCTS or "convolution" in o for o in behind)
 
     def _is_projected(self, node: Node) -> bool:
         """Whether a product with parameters lies behind the product with the values."""

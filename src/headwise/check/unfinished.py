@@ -96,7 +96,7 @@ def review(case: Case, report: Report) -> Report:
 
 def _may_end_early(report: Report) -> bool:
     """Whether code without any placeholder may still end before the last step."""
-    return report.verdict == "unknown" or report.cause in ("no-return", "no-out-proj")
+    return report.verdict == "unknown" or report.cause == "no-return"
 
 
 def _lacks_forward(case: Case) -> bool:
@@ -124,15 +124,7 @@ def _is_unfinished(run: Run, gaps: Gaps, report: Report) -> bool:
         return bool(gaps.found) or report.verdict == "unknown"
     if report.cause == "no-return":
         return run.reached.last < 10
-    early = run.reached.kind in ("projections", "scores", "weights")
-    return (early and run.reached.returned) or (run.reached.last == 8 and _has_spare_layer(run))
-
-
-def _has_spare_layer(run: Run) -> bool:
-    """Whether a matrix was made that takes no part in any projection."""
-    reading = read(run.bound)
-    used = {name for part in reading.projections.values() for name in part.role.names} if reading else set()
-    return any(tensor.dim() > 1 and name not in used for name, tensor in run.completed.named_parameters())
+    return run.reached.kind in ("projections", "scores", "weights") and run.reached.returned
 
 
 # Running as far as it goes.
@@ -160,11 +152,13 @@ class PartialSearch(Search):
             for built in itertools.islice(self._builds(sizes), 6):
                 with _forgiving(self.case.target):
                     instance = self._make(built, sizes)
+                if instance is None:
+                    continue
                 self._help(instance)
-                for form in () if instance is None else itertools.islice(forms(instance.thing, sizes), 4):
+                for form in itertools.islice(forms(instance.thing, sizes), 4):
                     yield from self._in_either_layout(instance, form)
 
-    def _in_either_layout(self, instance: Instance | None, form: CallForm) -> Iterator[Run]:
+    def _in_either_layout(self, instance: Instance, form: CallForm) -> Iterator[Run]:
         """The call with the batch first; with the batch second where that comes further."""
         run = self._complete(instance, form)
         if run is None or run.reached.last == 0:
@@ -173,16 +167,15 @@ class PartialSearch(Search):
         if run is not None:
             yield run
 
-    def _help(self, instance: Instance | None) -> None:
+    def _help(self, instance: Instance) -> None:
         """Give an object helpers in place of those that are empty and say by their name what they will do."""
         for name in self.gaps.empty:
             helper = helper_for(name)
-            if helper is not None and callable(getattr(instance, "thing", None)) and hasattr(instance.thing, name):
+            if helper is not None and hasattr(instance.thing, name):
                 instance.thing.__dict__[name] = functools.partial(helper, instance.thing)
                 self.supplied |= HELPED[helper]
 
-    def _complete(self, instance: Instance | None, form: CallForm) -> Run | None:
-        assert instance is not None  # noqa: S101
+    def _complete(self, instance: Instance, form: CallForm) -> Run | None:
         completed = Completed(instance, self._is_gap)
         inputs, trace = make_inputs(form, instance.sizes), Trace(self.case.filename)
 
@@ -234,11 +227,11 @@ def _forgiving(target: Any) -> Iterator[None]:
         with contextlib.suppress(NotImplementedError):
             original(self, *args, **kwargs)
 
-    target.__init__ = init  # type: ignore[misc]
+    target.__init__ = init
     try:
         yield
     finally:
-        target.__init__ = original  # type: ignore[misc]
+        target.__init__ = original
 
 
 # Judging what exists.

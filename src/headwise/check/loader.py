@@ -305,6 +305,7 @@ PRODUCT = re.compile(r"@|matmul|einsum|bmm|scaled_dot_product_attention|Multihea
 ATTENDS = re.compile(r"softmax|scaled_dot_product_attention|MultiheadAttention")
 FOREIGN = re.compile(r"\b(np|numpy|jnp|jax|tf|keras|mx|mlx|flax|haiku|hk|paddle|tinygrad|cupy|cp)\.")
 NATIVE = re.compile(r"\btorch\b|\bnn\.|\bF\.|\bTensor\b")
+UNFINISHED = re.compile(r"(?s:(?=.*quer)(?=.*key)(?=.*value))", re.IGNORECASE)  # it has no softmax yet
 OTHER = re.compile(
     r"block|layer$|transformer|encoder|decoder|model|gpt|config|embedding|test|dataset|feed|norm|mlp|wrapper$|trainer",
     re.IGNORECASE,
@@ -330,6 +331,7 @@ def candidates(loaded: Loaded) -> list[tuple[str, Any]]:
         # any class that attends itself, whatever its name
         classes = [name for name in native if inspect.isclass(loaded.namespace[name]) and WEIGHTS.search(texts[name])]
         found |= {name: 8 for name in classes if ATTENDS.search(texts[name]) and PRODUCT.search(texts[name])}
+        found = found or {name: 1 for name in classes if UNFINISHED.search(texts[name])}
     order = {name: i for i, name in enumerate(texts)}
     return [(name, loaded.namespace[name]) for name in sorted(found, key=lambda name: (-found[name], -order[name]))]
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from headwise.check.mistakes import Finding
 
-EXIT = {"right": 0, "variant": 0, "wrong": 1, "partial": 2, "unknown": 2}
+EXIT = {"right": 0, "variant": 0, "wrong": 1, "partial": 2, "unfinished": 2, "unknown": 2}
 WORDS = {
     "right": "RIGHT", "variant": "RIGHT", "partial": "RIGHT AS FAR AS TESTED", "wrong": "WRONG",
-    "unknown": "CANNOT JUDGE",
+    "unfinished": "UNFINISHED", "unknown": "CANNOT JUDGE",
 }  # fmt: skip
 MARKS = {"verified": "✓", "not judged": "?", "does not apply": "–", "failed": "✗"}
 LABEL = {"wrong": "WRONG", "fragile": "FRAGILE", "slow": "SLOW", "style": "STYLE"}
@@ -51,6 +51,11 @@ class Report:
     in_process: bool = False
     solution: str = ""
     left_out: list[str] = field(default_factory=list)  # cells and blocks that are not valid Python
+    done: list[str] = field(default_factory=list)  # of unfinished code: the steps that are right, as "4 scores"
+    next: str = ""  # the step that comes next
+    hint: str = ""  # for that step
+    stops: int | None = None  # the line where the code ends
+    assumed: list[str] = field(default_factory=list)  # what a fragment uses and does not define
 
     @property
     def exit_code(self) -> int:
@@ -92,6 +97,7 @@ class Report:
     def lines(self) -> list[str]:
         """The text, line by line."""
         out = [f"{self.subject} · {self.call}" if self.call else self.subject] if self.subject else []
+        out += [f"{INDENT}assumed: {words}" for words in self.assumed]
         out += [f"mask    {line}" for line in self.masks]
         out += self._verdict_lines()
         for finding in self.wrong:
@@ -114,12 +120,42 @@ class Report:
             return [label + words, *(INDENT + str(item) for item in self.certificate)]
         if self.verdict == "wrong":
             return [f"{INDENT}a variant: {'; '.join(self.variants)}"] if self.variants else []
+        if self.verdict == "unfinished":
+            return self._progress_lines()
         lines = ["CANNOT JUDGE: this says nothing about whether it is right"]
         lines += [f"{INDENT}not understood: {doubt}" for doubt in self.doubts]
         lines += [f"{INDENT}tried: {attempt}" for attempt in self.tried[:5]]
         if self.tried:
             lines.append(f'{INDENT}say how: --build "MyClass(512, 8)" --call "m(x, x, x, mask)"')
         return lines
+
+    def _progress_lines(self) -> list[str]:
+        """How far it is right and what comes next."""
+        lines = [f"UNFINISHED  {steps_in_words(self.done)}; next: {self.next}"]
+        lines += [f"{INDENT}not understood: {doubt}" for doubt in self.doubts]
+        lines += [] if self.stops is None else [f"{INDENT}it ends at line {self.stops}"]
+        return [*lines, f"{INDENT}hint: {self.hint}"]
+
+
+def steps_in_words(done: list[str]) -> str:
+    """Steps as ranges.
+
+    >>> steps_in_words(["1 project", "2 split", "4 scores"])
+    'steps 1 to 2 and 4 are right (project, split, scores)'
+    """
+    if not done:
+        return "no step is complete yet"
+    numbers = [int(step.partition(" ")[0]) for step in done]
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    names = ", ".join(step.partition(" ")[2] for step in done)
+    return f"step {listed} is right ({names})" if len(numbers) == 1 else f"steps {listed} are right ({names})"
 
 
 def _finding_lines(finding: Finding) -> list[str]:

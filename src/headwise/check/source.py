@@ -127,9 +127,11 @@ class Source:
             finding = Finding("syntax", str(self.error.msg), self.error.lineno, self.line(self.error.lineno))
             self.locate(finding)
             return replace(unknown, verdict="wrong", findings=[finding])
-        if name is None and not (self.defines() and ATTENDS.search(self.text)):
+        if name is None and not ATTENDS.search(self.text):
             return replace(unknown, doubts=["nothing in this file looks like attention; name the class with --name"])
-        if (name is None or name in self.defines()) and not self.uses_torch():
+        fragment = not any(isinstance(node, ast.ClassDef) for node in ast.walk(self.tree or ast.Module([], [])))
+        foreign = bool(OTHERS & imported(self.tree))
+        if (name is None or name in self.defines()) and not self.uses_torch() and (foreign or not fragment):
             return replace(unknown, doubts=["nothing in this file uses PyTorch, and only PyTorch can be judged"])
         return None
 
@@ -155,6 +157,8 @@ def read_source(path: Path, name: str | None = None) -> Source:
         if path.suffix == ".ipynb":
             return _of_notebook(path, text, name)
         code, tree, error = parsed(text, MAGIC_IN_PYTHON)
+        if isinstance(error, IndentationError):
+            code, tree, error = parsed(with_bodies(text), MAGIC_IN_PYTHON)
         if error is not None and (path.suffix in PAGES or FENCE.search(text)):
             return _of_page(path, text, name)
     except RecursionError:
@@ -289,3 +293,34 @@ def _fatal(pieces: list[Piece], name: str | None) -> Piece | None:
     likely = max((p for p in broken if not p.names or p.names - defined), key=lambda p: p.rank, default=None)
     best = max((piece.rank for piece in good), default=0)
     return likely if likely is not None and likely.rank > best else None
+
+
+def with_bodies(source: str) -> str:
+    """The source with `pass` before a comment that is all a function holds, which Python would refuse."""
+    lines = source.splitlines()
+    for _ in lines:
+        try:
+            ast.parse("\n".join(lines))
+        except IndentationError as error:
+            header = re.search(r"after (?:function|class) definition on line (\d+)", str(error))
+            place = _comment_after(lines, int(header[1])) if header else None
+            if place is None:
+                return source
+            indent, _, comment = lines[place].partition("#")
+            lines[place] = f"{indent}pass  #{comment}"
+        except (SyntaxError, ValueError):
+            return source
+        else:
+            return "\n".join(lines) + "\n"
+    return source
+
+
+def _comment_after(lines: list[str], header: int) -> int | None:
+    """The index of a comment that stands where the body of a function is expected."""
+    outside = len(lines[header - 1]) - len(lines[header - 1].lstrip())
+    for index in range(header, len(lines)):
+        text = lines[index].strip()
+        if text:
+            inside = len(lines[index]) - len(lines[index].lstrip()) > outside
+            return index if inside and text.startswith("#") else None
+    return None

@@ -13,6 +13,7 @@ from headwise.check.calls import PLAIN
 from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Found
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.stages import SINGLE, WEIGHTLESS
+from headwise.check.fragments import core_report, fragments, is_core
 from headwise.check.loader import Case, candidates, load
 from headwise.check.mistakes import settled
 from headwise.check.proof import TOLERANCE, prediction_error, reference_output
@@ -20,15 +21,18 @@ from headwise.check.reading import AttentionReading, read
 from headwise.check.report import Report
 from headwise.check.source import MULTI
 from headwise.check.templates import write
+from headwise.check.unfinished import review
 from headwise.errors import OptionError
 
 CANDIDATES = 3  # that are tried before giving up
-RANK = {"right": 3, "variant": 3, "partial": 3, "wrong": 2, "unknown": 0}
+RANK = {"right": 3, "variant": 3, "partial": 3, "wrong": 2, "unfinished": 2, "unknown": 0}
 
 
 def judge(case: Case, build: str | None = None, call: str | None = None, solution: bool = False) -> Report:
     """The report on one class, function or object, built and called as told or as found out."""
     start = time.monotonic()
+    if build is None and call is None and is_core(case.target):
+        return core_report(case, lambda layer: judge(layer, solution=solution))
     case.progress("binding")
     failures: list[Failure] = []
     bound = None if build is None and call is None else bind_as_told(case, build, call)
@@ -38,13 +42,14 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
         report = judge_unbound(case, bound, failures or (bound.failures if bound else []))
     else:
         report = _judge_bound(bound)
+    report = review(case, report)
     for finding in report.findings:
         finding.text = finding.text or case.text(finding.line)
         if case.loaded is not None:
             case.loaded.origin.locate(finding)
     if solution:
         report.solution = write("fused" if bound is not None and not bound.form.cross else "separate")
-    report.file = case.filename or ""
+    report.file, report.assumed = case.filename or "", list(getattr(case.target, "assumed", ()))
     report.left_out = [] if case.loaded is None else case.loaded.origin.left_out
     report.seconds = time.monotonic() - start
     return report
@@ -132,7 +137,7 @@ def judge_file(
     if answer is not None:
         return answer
     unknown = Report("unknown", subject=path.name, file=loaded.path, left_out=loaded.origin.left_out)
-    found = candidates(loaded)
+    found = fragments(loaded) or candidates(loaded)
     if name is not None and name not in loaded.namespace:
         defined = ", ".join(other for other, _ in found) or "nothing that looks like attention"
         return Report("unknown", subject=name, doubts=[f"{path.name} defines no {name!r}; it defines {defined}"])

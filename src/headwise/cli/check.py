@@ -17,8 +17,8 @@ EXAMPLES = """examples:
   headwise check examples/attention.py --build "MultiHeadAttention(32, 4)" --call "m(q, k, v, mask)"
 """
 COLORS = {
-    "RIGHT": "bold green", "WRONG": "bold red", "CANNOT JUDGE": "bold yellow", "FRAGILE": "yellow", "SLOW": "cyan",
-    "STYLE": "cyan", "OK": "green",
+    "RIGHT": "bold green", "WRONG": "bold red", "CANNOT JUDGE": "bold yellow", "UNFINISHED": "bold yellow",
+    "FRAGILE": "yellow", "SLOW": "cyan", "STYLE": "cyan", "OK": "green",
 }  # fmt: skip
 
 

@@ -11,6 +11,8 @@ import torch
 
 from headwise.check.binding import Bound, Failure, bind, bind_as_told
 from headwise.check.calls import PLAIN
+from headwise.check.comparison import find_assignment
+from headwise.check.deviations import add_unbound
 from headwise.check.faults import find_faults
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.stages import SINGLE, WEIGHTLESS
@@ -37,11 +39,14 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
         bound, failures = bind(case)
     if bound is None or bound.output is None:
         report = judge_unbound(case, bound, failures or (bound.failures if bound else []))
+        add_unbound(report, case)
     else:
         report = _judge_bound(bound)
     for finding in report.findings:
         finding.text = finding.text or case.text(finding.line)
-    if solution:
+    if solution and case.assignment is not None:
+        report.solution = case.assignment.solution()
+    elif solution:
         report.solution = write("fused" if bound is not None and not bound.form.cross else "separate")
     report.file = case.filename or ""
     report.seconds = time.monotonic() - start
@@ -126,8 +131,14 @@ def judge_file(
     build: str | None = None,
     call: str | None = None,
     solution: bool = False,
+    form: str | None = None,
+    against: str | None = None,
 ) -> Report:
     """The report on the best candidate in a file, or on the one named."""
+    try:
+        assignment = find_assignment(form, against)
+    except OptionError as error:
+        return Report("unknown", subject=path.name, file=str(path), doubts=[str(error)])
     progress("loading")
     loaded = load(path)
     unknown = Report("unknown", subject=path.name, file=loaded.path)
@@ -145,7 +156,7 @@ def judge_file(
         doubts = ["nothing in this file looks like attention; name the class with --name"]
         doubts += [f"line {line} raises {words}" for line, words in loaded.problems[:3]]
         return replace(unknown, doubts=doubts)
-    cases = [Case(other, target, loaded.namespace, loaded, progress, thorough) for other, target in found]
+    cases = [Case(other, target, loaded.namespace, loaded, progress, thorough, assignment) for other, target in found]
     if build is None and call is None:
         return _best_report(cases, solution)
     try:

@@ -9,10 +9,17 @@ from collections.abc import Iterator
 from headwise.check.binding import Bound
 from headwise.check.faults import behavior, crashes, masks, portability, stages
 from headwise.check.faults.stages import Fault
-from headwise.check.mistakes import Finding, Note
+from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading
 
 __all__ = ["FAULTS", "ONLY_IF_RIGHT", "Fault", "find_faults"]
+
+
+def assignment(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A class must have the form of the assignment, or give what the reference gives, where one was named."""
+    if bound.case.assignment is not None:
+        yield from bound.case.assignment.deviations(bound, reading)
+
 
 # Of two mistakes that are equally serious, the first in this order is called the cause.
 FAULTS: tuple[Fault, ...] = (
@@ -43,6 +50,7 @@ FAULTS: tuple[Fault, ...] = (
     portability.beyond_buffer,
     portability.meta_device,
     portability.compilation,
+    assignment,
 )
 ONLY_IF_RIGHT = (portability.beyond_buffer, portability.meta_device, portability.compilation)
 # Skipped for code that loops over single numbers, where every call takes seconds.
@@ -64,9 +72,10 @@ PROGRESS = {masks.mask_meanings: "masks", behavior.without_keys: "probing"}  # w
 
 def find_faults(bound: Bound, reading: AttentionReading | None, right: bool = False) -> Iterator[Finding | Note]:
     """Everything that the faults find; with `right`, only by those that are asked of code that is right so far."""
+    accepted = () if bound.case.assignment is None else bound.case.assignment.accepted(bound)
     slow = len(bound.trace.nodes) > MANY_OPERATIONS
     for fault in FAULTS:
         if (fault in ONLY_IF_RIGHT) == right and not (slow and fault in CALLS_AGAIN):
             if fault in PROGRESS:
                 bound.case.progress(PROGRESS[fault])
-            yield from fault(bound, reading)
+            yield from (found for found in fault(bound, reading) if getattr(found, "name", "") not in accepted)

@@ -50,8 +50,8 @@ def find_reference(against: Any) -> "Reference":
     case = _case_in_file(str(against)) if isinstance(against, str | Path) else _live_case(against)
     bound, failures = bind(case)
     if bound is None or bound.output is None:
-        last = f": {type(failures[-1].error).__name__}: {failures[-1].error}" if failures else ""
-        raise OptionError(f"the reference {case.name} cannot be called{last}")
+        first = next((failure.error for failure in failures if failure.natural), None) or ValueError("nothing ran")
+        raise OptionError(f"the reference {case.name} cannot be called: {type(first).__name__}: {first}")
     return Reference(case.name, bound)
 
 

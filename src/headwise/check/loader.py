@@ -397,6 +397,7 @@ class Case:
     loaded: Loaded | None = None
     progress: Callable[[str], None] = lambda _: None
     thorough: bool = True  # also measure speed and compile
+    assignment: Any = None  # the `Assigned` form or `Reference` that it must also fit
 
     @property
     def namespaces(self) -> list[MutableMapping[str, Any]]:

@@ -315,6 +315,27 @@ _ROWS = (
     M("slow", "slow", "it takes longer than the fused layer",
       "It computes the whole matrix of weights, T×T for every head.",
       "torch.nn.functional.scaled_dot_product_attention or headwise.MultiHeadAttention computes the same in blocks."),
+    # assignments
+    M("form-constructor", "wrong", "the constructor is not the assignment's",
+      "The line that builds the class in the assignment fails here, or builds something else.",
+      "Take the same parameters in the same order, with the same defaults."),
+    M("form-call", "wrong", "the call is not the assignment's",
+      "The assignment's example call fails here, or its arguments are taken for something else.",
+      "Take the same arguments in the same order; only what the assignment leaves out may need a default."),
+    M("form-return", "wrong", "it returns something other than the assignment asks for",
+      "Code that uses the result as the assignment does fails.",
+      "Compare what the last line of forward returns with what the assignment unpacks."),
+    M("form-mask", "wrong", "it masks otherwise than the assignment asks",
+      "The same mask, or the same call without one, hides other keys than it should.",
+      "Check which value of the mask keeps a key, and whether the future is hidden without being asked."),
+    M("form-name", "fragile", "names differ from the assignment's",
+      "Code and checkpoints that use the assignment's names do not fit.",
+      "Rename them if a grader or a checkpoint will look for them."),
+    M("form-parameters", "fragile", "the parameters differ from the reference's",
+      "A checkpoint of one cannot be loaded into the other.", "Compare the names and shapes in both state_dicts."),
+    M("differs-from-reference", "wrong", "the result differs from the reference that you named",
+      "With the same parameters and the same input, both should compute the same.",
+      "Print both results step by step until they part."),
 )  # fmt: skip
 MISTAKES = {row.name: row for row in _ROWS}
 

@@ -41,6 +41,8 @@ def run(
     name: str | None = None,
     build: str | None = None,
     call: str | None = None,
+    form: str | None = None,
+    against: str | None = None,
     seconds: float = SECONDS,
     thorough: bool = False,
     solution: bool = False,
@@ -54,7 +56,8 @@ def run(
         reading, writing = os.pipe()
         request = {
             "channel": writing, "seconds": seconds, "file": str(path.resolve()), "name": name, "build": build,
-            "call": call, "thorough": thorough, "solution": solution,
+            "call": call, "thorough": thorough, "solution": solution, "form": form,
+            "against": None if against is None else str(Path(against).resolve()),
         }  # fmt: skip
         process = subprocess.Popen(  # noqa: S603 - this interpreter, our module
             [sys.executable, "-P", "-m", "headwise.check.sandbox", json.dumps(request)],
@@ -183,6 +186,7 @@ def _judged(request: dict[str, Any], seconds: float, tell: Callable[[str, Any], 
     gc.disable()  # a third faster: importing torch makes a million objects, and all of them stay
     import torch
 
+    from headwise.check.assignments import find_form
     from headwise.check.verdict import judge_file
 
     gc.freeze()
@@ -198,7 +202,9 @@ def _judged(request: dict[str, Any], seconds: float, tell: Callable[[str, Any], 
         tell("progress", words)
 
     try:
-        return judge_file(path, progress=progress, **request)
+        report = judge_file(path, progress=progress, **request)
+        if request["solution"] and request["form"] and not report.solution:  # the file did not get as far
+            report.solution = find_form(request["form"]).solution()
     except TooLong:
         words = f"it was still {stage} after {seconds:.0f} s: an endless loop, or too much work"
     except MemoryError:
@@ -209,6 +215,8 @@ def _judged(request: dict[str, Any], seconds: float, tell: Callable[[str, Any], 
         words = f"a fault of the checker itself while {stage}, please report it: {error!r}"
     except SystemExit:
         words = f"it ended the program while {stage}: exit() or quit() in code that must run"
+    else:
+        return report
     return Report("unknown", subject=path.name, doubts=[words])
 
 

@@ -10,7 +10,9 @@ import torch
 
 from headwise.check.binding import Bound, Failure, bind, bind_as_told
 from headwise.check.calls import PLAIN
-from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Found
+from headwise.check.comparison import find_assignment
+from headwise.check.deviations import add_unbound
+from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Examination
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.stages import SINGLE, WEIGHTLESS
 from headwise.check.fragments import core_report, fragments, is_core
@@ -40,6 +42,7 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
         bound, failures = bind(case)
     if bound is None or bound.output is None:
         report = judge_unbound(case, bound, failures or (bound.failures if bound else []))
+        add_unbound(report, case)
     else:
         report = _judge_bound(bound)
     report = review(case, report)
@@ -47,7 +50,9 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
         finding.text = finding.text or case.text(finding.line)
         if case.loaded is not None:
             case.loaded.origin.locate(finding)
-    if solution:
+    if solution and case.assignment is not None:
+        report.solution = case.assignment.solution()
+    elif solution:
         report.solution = write("fused" if bound is not None and not bound.form.cross else "separate")
     report.file, report.assumed = case.filename or "", list(getattr(case.target, "assumed", ()))
     report.left_out = [] if case.loaded is None else case.loaded.origin.left_out
@@ -62,7 +67,7 @@ def _judge_bound(bound: Bound) -> Report:
     try:
         bound.case.progress("comparing")
         reading = read(bound)
-        found = Found()
+        found = Examination()
         found.ask(bound, reading, FAULTS)
         if not found.wrong:
             found.ask(bound, reading, IF_NOTHING_IS_WRONG)
@@ -79,7 +84,7 @@ def _judge_bound(bound: Bound) -> Report:
     return report
 
 
-def _take(report: Report, found: Found) -> None:
+def _take(report: Report, found: Examination) -> None:
     """Write findings, notes and the certificate into the report."""
     report.findings = settled(found.findings)
     lists = {"mask": report.masks, "variant": report.variants, "good": report.good, "doubt": report.doubts}
@@ -129,8 +134,14 @@ def judge_file(
     build: str | None = None,
     call: str | None = None,
     solution: bool = False,
+    form: str | None = None,
+    against: str | None = None,
 ) -> Report:
     """The report on the best candidate in a file, or on the one named."""
+    try:
+        assignment = find_assignment(form, against)
+    except OptionError as error:
+        return Report("unknown", subject=path.name, file=str(path), doubts=[str(error)])
     progress("loading")
     loaded = load(path, name)
     answer = loaded.origin.answer(name)
@@ -147,7 +158,7 @@ def judge_file(
         doubts = ["nothing in this file looks like attention; name the class with --name"]
         doubts += [f"{loaded.origin.place(line)} raises {words}" for line, words in loaded.problems[:3]]
         return replace(unknown, doubts=doubts)
-    cases = [Case(other, target, loaded.namespace, loaded, progress, thorough) for other, target in found]
+    cases = [Case(other, target, loaded.namespace, loaded, progress, thorough, assignment) for other, target in found]
     if build is None and call is None:
         return _best_report(cases, solution)
     try:

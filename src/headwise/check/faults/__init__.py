@@ -10,11 +10,18 @@ from collections.abc import Iterable
 from headwise.check.binding import Bound
 from headwise.check.faults import behavior, crashes, masks, options, portability, sizes, speed, stages, training
 from headwise.check.faults.stages import Fault
-from headwise.check.mistakes import Finding, Note
+from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Item
 
-__all__ = ["CERTIFICATE", "FAULTS", "IF_NOTHING_IS_WRONG", "ONLY_IF_RIGHT", "Fault", "Found"]
+__all__ = ["CERTIFICATE", "FAULTS", "IF_NOTHING_IS_WRONG", "ONLY_IF_RIGHT", "Examination", "Fault"]
+
+
+def assignment(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A class must have the form of the assignment, or give what the reference gives, where one was named."""
+    if bound.case.assignment is not None:
+        yield from bound.case.assignment.deviations(bound, reading)
+
 
 # Of two mistakes that are equally serious, the first in this order is called the cause.
 FAULTS: tuple[Fault, ...] = (
@@ -44,6 +51,7 @@ FAULTS: tuple[Fault, ...] = (
     masks.call_switch,
     sizes.grouped_heads,
     behavior.returned_weights,
+    assignment,
 )
 # These are asked only if nothing is wrong so far: most mistakes would show up in them again.
 IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
@@ -107,7 +115,7 @@ MANY_OPERATIONS = 6000
 PROGRESS = {masks.mask_meanings: "masks", options.without_keys: "probing"}  # what the user is told from here on
 
 
-class Found:
+class Examination:
     """What every fault has found so far."""
 
     def __init__(self) -> None:
@@ -129,13 +137,15 @@ class Found:
     def ask(self, bound: Bound, reading: AttentionReading | None, faults: Iterable[Fault]) -> None:
         """Run these faults, in order."""
         slow = len(bound.trace.nodes) > MANY_OPERATIONS
+        accepted = () if bound.case.assignment is None else bound.case.assignment.accepted(bound)
         for fault in faults:
             if slow and fault in CALLS_AGAIN:
                 self.by_fault[fault] = [Note("untried", "one call takes too long")]
                 continue
             if fault in PROGRESS:
                 bound.case.progress(PROGRESS[fault])
-            self.by_fault[fault] = list(fault(bound, reading))
+            found = fault(bound, reading)
+            self.by_fault[fault] = [result for result in found if getattr(result, "name", "") not in accepted]
 
     def certificate(self) -> list[Item]:
         """Every item with its status."""

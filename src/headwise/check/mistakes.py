@@ -97,6 +97,8 @@ _ROWS = (
     M("single-head", "wrong", "the number of heads is accepted but not used",
       "The full width is one head, so there is only one attention pattern.",
       "Split queries, keys and values into heads.", whole=True),
+    M("heads-lost", "wrong", "not as many heads are computed as were asked for",
+      "Some heads are left out or counted twice.", "Check the range of the loop, or the sizes of the split."),
     M("no-out-proj", "wrong", "there is no output projection",
       "The concatenated heads are never mixed; the paper's W_O is missing.",
       "Pass the concatenated heads through one more linear layer.", whole=True, explains=("dead-parameter",)),

@@ -549,20 +549,24 @@ def _output(x: Tensor, core: Core, output: Tensor, parameters: dict[str, Tensor]
             found = _mapped(merged, candidate, x) if merged.shape[:2] == candidate.shape[:2] else None
             if found is not None:
                 result, residual = found
-                own = _output_role(result, parameters, core.heads.shape[-1], before)
+                free = undetermined(tokens(merged)) if before == "norm" else None
+                own = _output_role(result, parameters, core.heads.shape[-1], before, free)
                 after = "" if index == 0 else _step_between(candidate, output) or "other"
                 return OutputMap(result, _mean_or(merge, result, core), own, residual, index == 0, before, after)
     return None
 
 
-def _output_role(solved: Fit, parameters: dict[str, Tensor], head_width: int, before: str) -> Role:
+def _output_role(solved: Fit, parameters: dict[str, Tensor], head_width: int, before: str, free: Tensor | None) -> Role:
     """The weights of the output map; after a norm, up to the norm's own scale of every column."""
-    found = role(solved, parameters, head_width, any_bias=before != "")
+    found = role(solved, parameters, head_width, free, any_bias=before != "")
     width = solved.weight.shape[1]
-    scales = [p.detach().double() for p in parameters.values() if p.dim() == 1 and width % len(p) == 0]
+    scales = [p.detach().double() for p in parameters.values() if p.dim() == 1 and width % len(p) == 0 and len(p) > 1]
     for scale in scales if before == "norm" and not found.found else ():
         plain = Fit(solved.weight / scale.repeat(width // len(scale)), solved.bias, solved.residual)
-        if (other := role(plain, parameters, head_width, any_bias=True)).found:
+        turned = (
+            None if free is None else torch.nn.functional.normalize(free * scale.repeat(width // len(scale)), dim=0)
+        )
+        if (other := role(plain, parameters, head_width, turned, any_bias=True)).found:
             return other
     return found
 

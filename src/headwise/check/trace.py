@@ -143,7 +143,9 @@ class Trace(TorchDispatchMode):
     def line_of_values(self) -> int | None:
         """The first product after a softmax."""
         start = min((n.index for n in self.softmax_nodes()), default=0)
-        return next((n.line for n in self.nodes[start:] if n.op in PRODUCTS and n.line is not None), None)
+        near = self.reaches(start) if self.nodes else set()
+        later = (n for n in self.nodes[start + 1 :] if n.index in near and n.line is not None)
+        return next((n.line for n in later if len(n.parents) > 1 or n.op in PRODUCTS or n.op == "sum"), None)
 
     def last_line(self) -> int | None:
         """The last line of the learner's file that computed something."""
@@ -449,6 +451,17 @@ class Core:
         node, side = self.nodes.products[0], -1 if self.weights_first else -2
         behind = self.trace.ancestors(node.operand_nodes[side:][:1], PRODUCTS)
         return next((n.line for n in behind if n.op in SCALES and n.numbers and n.line is not None), None)
+
+    def sharing_line(self) -> int | None:
+        """The line that gives keys to several heads."""
+        behind = self.trace.ancestors(self.nodes.scores[0].operand_nodes[-1:], PRODUCTS)
+        shared = (n.line for n in behind if n.op in ("repeat", "expand", "repeat_interleave", "index_select", "index"))
+        return next((line for line in shared if line is not None and line != self.score_line), self.score_line)
+
+    def bias_line(self) -> int | None:
+        """The line that adds something to the scores."""
+        added = (n.line for n in self.before_softmax() if n.op.rstrip("_") in ("add", "sub") and n.line is not None)
+        return next(added, self.softmax_line)
 
     def split_line(self) -> int | None:
         """The first view between projection and product."""

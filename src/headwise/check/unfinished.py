@@ -96,7 +96,8 @@ def review(case: Case, report: Report) -> Report:
 
 def _may_end_early(report: Report) -> bool:
     """Whether code without any placeholder may still end before the last step."""
-    return report.verdict == "unknown" or report.cause == "no-return"
+    whole = any(f.name == "no-return" and f.detail for f in report.wrong)  # nothing only where an option is left out
+    return report.verdict == "unknown" or (report.cause == "no-return" and not whole)
 
 
 def _lacks_forward(case: Case) -> bool:

@@ -19,7 +19,7 @@ from headwise.check.binding import Bound
 from headwise.check.calls import FunctionWithWeights, call_parameters, signature
 from headwise.check.faults.crashes import Function, definition_of
 from headwise.check.faults.portability import half_precision
-from headwise.check.fits import same
+from headwise.check.fits import same, side_by_side
 from headwise.check.intent import stated_meaning
 from headwise.check.loader import Case
 from headwise.check.mistakes import Finding, Found, Note
@@ -130,6 +130,8 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
     for shape, mask, meant in shaped_masks(*reading.core.weights.shape):
         if time.process_time() > deadline:
             break
+        if shape.endswith("B)") and argument.meaning:
+            break
         for dtype in (torch.bool, torch.float64, torch.int64):
             argument.tried.append(trial(shape, mask.to(dtype), meant))
             if argument.tried[-1].meaning in MEANING:
@@ -144,9 +146,18 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
         lengths = 1 + torch.arange(B) % (S - 1)
         meant = (torch.arange(S) < lengths[:, None])[:, None, None].expand(B, H, T, S)
         tried = trial(LENGTHS, lengths, meant)
-        tried.meaning = _near_length(tried, lengths) or tried.meaning
+        if off := _near_length(tried, lengths):
+            tried.meaning, tried.line = off, _compared_line(tried, bound, name) or tried.line
         argument.tried += [tried] if tried.meaning in ("keep", "one more", "one less") else []
     return argument
+
+
+def _compared_line(tried: TriedMask, bound: Bound, name: str) -> int | None:
+    """The line that compares a length with the numbers of the keys."""
+    with contextlib.suppress(Exception):
+        nodes = bound.called({name: tried.mask.clone()}).trace.nodes
+        return next((n.line for n in nodes if n.op in ("lt", "le", "gt", "ge") and n.line is not None), None)
+    return None
 
 
 def _near_length(tried: TriedMask, lengths: Tensor) -> str:
@@ -183,6 +194,7 @@ def shaped_masks(B: int, H: int, T: int, S: int) -> Iterator[tuple[str, Tensor, 
     yield "(B,S)", keys, by_key
     yield "(B,H,T,S)", by_sample.contiguous(), by_sample
     yield "(1,T,S)", full[:1], shared
+    yield "(T,S,B)", full.permute(1, 2, 0).contiguous(), by_sample
 
 
 @dataclass
@@ -210,6 +222,8 @@ class MaskTrial:
         tried.meaning = self._meaning(core, meant, tried.mask)
         tried.line = core.mask_line(self.bound.trace, moves=tried.meaning in ("wrong sample", "transposed", "queries"))
         before, after = self.bound.output, other.output
+        if tried.meaning in MEANING and not self._is_explained(core, after):
+            tried.meaning = "other"  # the weights are right, but not what is made of them
         if tried.meaning != "none":
             return tried
         if before is not None and after is not None and not same(before.nan_to_num(), after.nan_to_num()):
@@ -223,6 +237,16 @@ class MaskTrial:
         nodes = find_attention(other.trace)
         cores = () if nodes is None else nodes.arrangements(*other.inputs.query.shape[:2])
         return next((core for core in cores if core.order == self.reading.core.order), None)
+
+    def _is_explained(self, core: Core, output: Tensor | None) -> bool:
+        """Whether the output follows from these weights as it did without a mask."""
+        out = self.reading.output
+        if out is None or not out.last or out.before or out.merge != "heads" or output is None:
+            return output is not None
+        merged = side_by_side(core.weights.nan_to_num() @ core.value)
+        expected = merged @ out.fit.weight.T + out.fit.bias + out.residual * self.bound.inputs.query
+        rows = torch.isfinite(output).all(-1) & torch.isfinite(core.weights).all(-1).all(1)
+        return expected.shape == output.shape and same(expected[rows], output[rows], 1e-6)
 
     def _meaning(self, core: Core, meant: Tensor, mask: Tensor) -> str:
         scores, weights = self.reading.scores, core.weights.nan_to_num()

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from headwise.check.binding import Bound
 from headwise.check.calls import FunctionWithWeights, Inputs, make_inputs, signature
-from headwise.check.faults.masks import MaskTrial, is_boolean, is_causal_switch
+from headwise.check.faults.masks import MaskTrial, is_boolean, is_causal_switch, measured
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
@@ -48,7 +48,8 @@ def without_keys(bound: Bound, reading: AttentionReading | None) -> Found:
 def options(bound: Bound, reading: AttentionReading | None) -> Found:
     """Every other optional argument must run and leave the result as it is, or do something that is known."""
     found = False
-    for p in _others(bound):
+    masks = _known_masks(bound, reading)
+    for p in (p for p in _others(bound) if p.name not in masks):
         found = True
         if is_boolean(p):
             yield from _switched(bound, p)
@@ -65,6 +66,11 @@ def _others(bound: Bound) -> list[inspect.Parameter]:
         return []
     parameters = [p for p in signature(bound.thing) if p.default is not p.empty]
     return [p for p in parameters if p.name not in {*bound.form.roles, *bound.form.masks, *bound.form.fixed}]
+
+
+def _known_masks(bound: Bound, reading: AttentionReading | None) -> set[str]:
+    """Arguments that were found to be masks, whatever their names."""
+    return {argument.name for argument in measured(bound, reading) if argument.meaning}
 
 
 def _is_added(bound: Bound, reading: AttentionReading | None, name: str) -> bool:
@@ -167,10 +173,17 @@ def _kept_inside(bound: Bound, flags: dict[str, Any]) -> Found:
         yield Note("good", f"{next(iter(flags))}: the same token by token")
     else:
         gap = float((out - whole[:, cut:]).abs().nan_to_num().max())
-        line = read_mask_line(last) or next((n.line for n in last.trace.nodes if n.op == "cat"), None)
+        line = (
+            triangle_of(last) or read_mask_line(last) or next((n.line for n in last.trace.nodes if n.op == "cat"), None)
+        )
         yield Finding(
             "cache-differs", f"after {cut} tokens in the cache, the next one differs by up to {gap:.3g}", line
         )
+
+
+def triangle_of(bound: Bound) -> int | None:
+    """The line that makes a triangle in a call."""
+    return next((n.line for n in bound.trace.nodes if n.op in ("tril", "triu") and n.line is not None), None)
 
 
 def read_mask_line(bound: Bound) -> int | None:

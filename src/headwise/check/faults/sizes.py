@@ -2,6 +2,7 @@
 
 import re
 import traceback
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -119,7 +120,8 @@ def other_sizes(bound: Bound, reading: AttentionReading | None) -> Found:
         yield from _judged_size(other, sizes, reading)
         tried.append(f"{sizes.E} wide with {sizes.H}")
     yield Note("good", ", ".join(tried))
-    yield from _widths(bound)
+    if reading.output is not None and reading.output.fit.weight.shape[0] == bound.sizes.out:
+        yield from _widths(bound)
 
 
 def _fitting(bound: Bound, sizes: CallSizes) -> CallSizes:
@@ -177,10 +179,16 @@ def _line_of_layer(bound: Bound, sizes: CallSizes, error: Exception) -> int | No
         if isinstance(layer, nn.Linear) and isinstance(x, torch.Tensor) and frame.f_code.co_name == "forward":
             if layer.in_features == x.shape[-1] or x.shape[-1] not in (sizes.E, sizes.H * sizes.Dv):
                 return None
-            text = bound.case.text(error_line(error, bound.case.filename))
-            called = set(re.findall(r"self\.(\w+)\(", text))
-            return bound.case.line_of_attribute(called.pop()) if len(called) == 1 else None
+            return next((bound.case.line_of_attribute(name) for name in _names_of(layer, error)), None)
     return None
+
+
+def _names_of(layer: nn.Module, error: Exception) -> Iterator[str]:
+    """Names of a layer in the modules whose calls an error went through."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and owner is not layer:
+            yield from (name for name, module in owner.named_modules() if module is layer and name)
 
 
 def _different(bound: Bound, sizes: CallSizes, severity: str) -> Found:
@@ -237,7 +245,7 @@ def _kv_names(bound: Bound) -> list[str]:
 
 def _judged_groups(bound: Bound, seen: AttentionReading, when: str, fewer: int) -> list[Finding]:
     found = [f for f in stage_findings(bound, seen) if f.severity == "wrong"]
-    H, line = seen.core.weights.shape[1], seen.core.score_line
+    H, line = seen.core.weights.shape[1], seen.core.sharing_line()
     keys, values = _groups(seen.key, H), _groups(seen.value, H)
     if found or keys is None or values is None:
         return [replace(f, detail=f"{f.detail} ({when})") for f in found]

@@ -489,7 +489,7 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
         yield Note("variant", "a bias by position is added to the scores")
         if _grows_with_distance(scores.bias, scores.visible[0]):
             words = "the bias grows with the distance, so that far tokens get more weight"
-            yield Finding("bias-sign", words, core.softmax_line)
+            yield Finding("bias-sign", words, core.bias_line())
 
 
 def _grows_with_distance(bias: Tensor, visible: Tensor) -> bool:
@@ -703,7 +703,11 @@ def around_output(bound: Bound, reading: AttentionReading) -> Found:
 @of_stages
 def head_count(bound: Bound, reading: AttentionReading) -> Found:
     """There must be as many heads as asked for."""
-    if reading.output is None or reading.core.heads.shape[1] > 1:
+    asked, seen = asked_heads(bound), reading.core.heads.shape[1]
+    if reading.between_tokens and asked and 1 < seen != asked:
+        words = f"{asked} heads were asked for, {seen} are computed"
+        yield Finding("heads-lost", words, reading.core.score_line)
+    if reading.output is None or seen > 1:
         return
     asked, Dv = _heads_of_layer(bound, reading), reading.core.heads.shape[-1]
     if asked and asked > 1:

@@ -47,6 +47,7 @@ def dropout(bound: Bound, reading: AttentionReading | None) -> Found:
     """Two calls after eval() must agree, also with dropout configured; in training, dropout must do something."""
     line = bound.trace.dropout_line()
     if line is not None and bound.repeats() is False:
+        line = bound.case.condition_around(line, "training") or line
         yield Finding("dropout-in-eval", "two calls with the same input differ", line)
         return
     dropping = _with_dropout(bound)
@@ -54,13 +55,14 @@ def dropout(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Note("good", "it has no dropout")
         return
     if bound.repeats(dropping) is False:
-        yield Finding(
-            "dropout-in-eval", "with dropout 0.5, two calls after eval() differ", line or _line(bound, dropping)
-        )
+        line = line or _line(bound, dropping)
+        line = bound.case.condition_around(line, "training") or line
+        yield Finding("dropout-in-eval", "with dropout 0.5, two calls after eval() differ", line)
         return
     _train(dropping)
     if bound.built.names_with_role("dropout") and bound.repeats(dropping):
-        yield Finding("dropout-unused", "with dropout 0.5, two calls in training mode agree")
+        line = bound.case.line_with(r"(self\.\w*drop\w*|F\.dropout|functional\.dropout)\(")
+        yield Finding("dropout-unused", "with dropout 0.5, two calls in training mode agree", line)
 
 
 def _line(bound: Bound, dropping: Any) -> int | None:
@@ -115,9 +117,9 @@ def _without_dropout(bound: Bound) -> Iterator[Finding]:
     random = any(node.op in RANDOM for node in other.trace.nodes)  # a probability that we cannot set
     if not random and bound.output is not None and other.output is not None and not _agree(other.output, bound.output):
         gap = _gap(other.output, bound.output)
-        yield Finding(
-            "training-differs", f"without dropout, the results differ by up to {gap:.3g}", _branch(bound, other)
-        )
+        line = _branch(bound, other)
+        line = bound.case.condition_around(line, "training") or line
+        yield Finding("training-differs", f"without dropout, the results differ by up to {gap:.3g}", line)
 
 
 def _branch(bound: Bound, other: Bound) -> int | None:

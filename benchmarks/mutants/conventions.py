@@ -20,7 +20,9 @@ def convention(right: Original, modules: list[nn.Module], seen: list[dict[str, S
     """The convention under which a mutant that differs is right; empty if there is none."""
     if any(one.error for sized in seen for one in sized.values()):
         return ""
-    return _returned_order(right, seen) or _flipped(right, seen) or _relabeled(right, modules)
+    plain = next(iter(right.seen[0]))  # a call without a mask: which weights are meant shows here, not what masks mean
+    differs = first_difference([{plain: right.seen[0][plain]}], [{plain: seen[0][plain]}])
+    return _returned_order(right, seen) or (_relabeled(right, modules) if differs else _flipped(right, seen))
 
 
 def is_right_in_float32(right: Original, modules: list[nn.Module]) -> bool:

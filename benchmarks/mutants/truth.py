@@ -155,6 +155,8 @@ def truths(mutants: Sequence[Mutant], workers: int = 2, cache: Path = CACHE) -> 
             keys = list(new)
             for number, label in forked(_work, list(new.values()), workers, SECONDS):
                 known[keys[number]] = label or ["not runnable", "no answer in time"]
+                if len(known) % 500 == 0:
+                    _save(cache, known)
             _save(cache, known)
     return [Truth(*known[_key(mutant)]) for mutant in mutants]
 

@@ -61,7 +61,10 @@ def share(right: Original, modules: list[nn.Module]) -> None:
         mine.double()
         with torch.no_grad():
             for name, parameter in mine.named_parameters():
-                parameter.copy_(values[name]) if name in values else parameter.zero_()
+                if name in values:
+                    parameter.copy_(values[name])
+                elif name.split(".")[-1] == "bias":
+                    parameter.zero_()
 
 
 def without_biases(right: Original) -> Original:

@@ -37,6 +37,8 @@ def is_right_in_float32(right: Original, modules: list[nn.Module]) -> bool:
 
 def _returned_order(right: Original, seen: list[dict[str, Seen]]) -> str:
     pairs = [(a[n], b[n]) for a, b in zip(right.seen, seen, strict=True) for n in a]
+    if all(all(map(same, a.outputs, b.outputs)) for a, b in pairs):
+        return ""  # it is something else that differs
     same_form = all(len(a.outputs) == len(b.outputs) and b.steady and b.untouched and all(b.attached) for a, b in pairs)
     return "returned in another order" if same_form and all(_is_permuted(a, b) for a, b in pairs) else ""
 
@@ -81,6 +83,7 @@ def _fits(right: Original, modules: list[nn.Module], index: int, call: Call, pla
     return not seen.error and bool(seen.outputs) and same(seen.outputs[0], wanted.outputs[0])
 
 
+@torch.no_grad()
 def _relabel(right: Original, modules: list[nn.Module], index: int, plan: Plan) -> bool:
     """Store the original's projections in a mutant by a plan; False where the shapes forbid it."""
     order, scored, value, output = plan
@@ -114,7 +117,6 @@ def _layout(number: int, heads: int, width: int, rotary: bool) -> Layout | None:
     return lambda rows: rows.unflatten(0, (first, -1)).transpose(0, 1).flatten(0, 1)
 
 
-@torch.no_grad()
 def _store(slots: Any, rows: Tensor, biases: Tensor | None) -> None:
     lengths = [weight.shape[0] for weight, _ in slots]
     for (weight, _), part in zip(slots, rows.split(lengths), strict=True):

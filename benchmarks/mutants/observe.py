@@ -1,6 +1,9 @@
 """What a module does, written down: outputs, gradients, training draws, robustness. Nothing here knows the checker."""
 
 import copy
+import inspect
+import sys
+import types
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mutants.drivers import Call, Driver, Inputs, Size
+from mutants.drivers import SIZES, Call, Driver, Inputs, Size
 
 DRAWS = 3001  # equal samples in one training batch; prime, so that its axis is found by its size
 RNG = 11
@@ -19,9 +22,6 @@ def module_names(source: str, name: str = "mutant") -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": name}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import sys
-        import types
-
         sys.modules[name] = types.ModuleType(name)  # dataclasses look up the module they are defined in
         exec(compile(source, f"{name}.py", "exec", dont_inherit=True), names)  # noqa: S102 - our own text
     return names
@@ -31,6 +31,22 @@ def built(names: dict[str, Any], driver: Driver, size: Size) -> nn.Module:
     """A module as the driver builds it, in evaluation mode, from fixed random numbers."""
     torch.manual_seed(RNG)
     return driver.build(names, size).eval()
+
+
+def built_by_default(names: dict[str, Any], driver: Driver) -> str:
+    """What becomes of the class when it is built from the required arguments alone: nothing, or an error."""
+
+    def bare(*args: Any, **kwargs: Any) -> nn.Module:
+        signature = inspect.signature(names[driver.target])
+        given = signature.bind(*args, **kwargs).arguments
+        needed = {n: v for n, v in given.items() if signature.parameters[n].default is inspect.Parameter.empty}
+        return names[driver.target](**needed)
+
+    try:
+        built({**names, driver.target: bare}, driver, SIZES[0])
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def randomize(module: nn.Module) -> None:

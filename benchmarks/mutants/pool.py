@@ -6,10 +6,13 @@ import resource
 import selectors
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 MEMORY = 8 * 2**30  # address space of a child
+FAILED = "failed"
 GRACE = 5.0  # seconds after the alarm before a child is killed
 
 
@@ -20,7 +23,7 @@ class TooLong(BaseException):
 def forked(
     work: Callable[[Any], Any], tasks: Iterable[Any], workers: int, seconds: float
 ) -> Iterator[tuple[int, Any]]:
-    """The number and the result of each task as it comes; None where the child gave no answer. Results are JSON."""
+    """The number and the result of each task as it comes; None where the child gave no answer in time. Results are JSON."""
     waiting = list(enumerate(tasks))[::-1]
     running: dict[int, tuple[int, int, float]] = {}  # by pipe: task, process, start
     heard: dict[int, bytes] = {}
@@ -55,11 +58,22 @@ def _start(work: Callable[[Any], Any], task: Any, seconds: float) -> tuple[int, 
     try:
         os.close(reading)
         _limit(seconds)
-        answer = json.dumps(work(task)).encode()
+        answer = json.dumps(_answer(work, task)).encode()
         while answer:
             answer = answer[os.write(writing, answer) :]
     finally:
         os._exit(0)  # without the parent's exit handlers
+
+
+def _answer(work: Callable[[Any], Any], task: Any) -> Any:
+    """The result of a task, None if it took too long, or a word about its failure."""
+    try:
+        return work(task)
+    except TooLong:
+        return None
+    except Exception as error:
+        step = traceback.extract_tb(error.__traceback__)[-1]
+        return {FAILED: f"{type(error).__name__}: {error} ({Path(step.filename).name}, line {step.lineno})"}
 
 
 def _limit(seconds: float) -> None:

@@ -31,7 +31,7 @@ from mutants.drivers import DRIVERS, source_of
 from mutants.expected import fits
 from mutants.mutate import Mutant, mutants, pairs
 from mutants.operators import OPERATORS
-from mutants.pool import forked
+from mutants.pool import FAILED, forked
 from mutants.truth import LABELS, Truth, truths
 
 VERDICTS = ("right", "variant", "partial", "wrong", "unknown")
@@ -131,7 +131,8 @@ def judgments(chosen: list[tuple[Mutant, Truth]], workers: int) -> list[Judged]:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tasks = [(folder, mutant.source) for mutant, _ in chosen]
         for number, answer in forked(judge, tasks, workers, SECONDS):
-            said[number] = answer or {**NOTHING, "doubts": ["no answer: out of time, or a fault of the checker"]}
+            failure = "out of time" if answer is None else answer.get(FAILED)
+            said[number] = {**NOTHING, "doubts": [f"no answer: {failure}"]} if failure else answer
             print(f"\r{len(said)}/{len(tasks)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return [Judged(*pair, said[number]) for number, pair in enumerate(chosen)]

@@ -21,7 +21,7 @@ from mutants.compare import Original, first_difference, original, results, share
 from mutants.drivers import SIZES, Driver, Inputs, Size
 from mutants.mutate import Mutant
 from mutants.observe import built, initial, module_names
-from mutants.pool import forked
+from mutants.pool import FAILED, forked
 
 LABELS = ("equivalent", "fragile", "convention", "wrong", "not runnable")
 SECONDS = 60.0
@@ -48,7 +48,10 @@ def truth(style: str, source: str) -> Truth:
         return Truth("not runnable", f"building raises {broken[0]}")
     if broken:
         return Truth("wrong", f"building raises {broken[0]}")
-    return _compared(right, modules)
+    found = _compared(right, modules)
+    if found.label in ("equivalent", "fragile") and "Error" in observe.built_by_default(names, right.driver):
+        return Truth("wrong", "its own defaults raise an error")
+    return found
 
 
 def _build(names: dict[str, Any], driver: Driver, size: Size) -> nn.Module | str:
@@ -77,6 +80,8 @@ def _compared(right: Original, modules: list[nn.Module]) -> Truth:
         excuse = conventions.convention(right, modules, seen)
         return Truth("convention", excuse) if excuse else Truth("wrong", reason)
     if compare.is_shortened(right.seen, seen):
+        if len({one.shape for sized in right.seen for one in sized.values()}) > 1:
+            return Truth("wrong", "what an option asks for is not returned")
         doubts.append(Truth("convention", "returns less"))
     return _quiet_differences(right, modules, doubts)
 
@@ -154,6 +159,8 @@ def truths(mutants: Sequence[Mutant], workers: int = 2, cache: Path = CACHE) -> 
             original(style)  # before the fork, once for all
             keys = list(new)
             for number, label in forked(_work, list(new.values()), workers, SECONDS):
+                if isinstance(label, dict):
+                    raise RuntimeError(f"{new[keys[number]].describe()}: {label[FAILED]}")
                 known[keys[number]] = label or ["not runnable", "no answer in time"]
                 if len(known) % 500 == 0:
                     _save(cache, known)

@@ -41,13 +41,18 @@ def original(style: str) -> Original:
 
 
 def results(
-    module: nn.Module, driver: Driver, size: Size, dtype: torch.dtype = torch.float64, flip: frozenset[str] = frozenset()
+    module: nn.Module,
+    driver: Driver,
+    size: Size,
+    dtype: torch.dtype = torch.float64,
+    flip: frozenset[str] = frozenset(),
 ) -> dict[str, Seen]:
     """Everything about every call at one size."""
     return {call.name: observe.observe(module, call) for call in driver.calls(Inputs(size, dtype, flip))}
 
 
 def trained_results(module: nn.Module, driver: Driver, size: Size) -> dict[str, Seen]:
+    """The first calls in training mode, at fixed draws of dropout."""
     module.train()
     found = {call.name: observe.observe(module, call) for call in training_calls(driver, Inputs(size))}
     module.eval()
@@ -126,6 +131,7 @@ def _paired(wanted: Seen, seen: Seen, tolerance: float) -> bool:
 
 
 def is_shortened(right: list[dict[str, Seen]], mine: list[dict[str, Seen]]) -> bool:
+    """Whether a call returns less than the original does."""
     return any(one[name].shape != two[name].shape for one, two in zip(right, mine, strict=True) for name in one)
 
 

@@ -1,4 +1,4 @@
-"""Right attention under another convention: a mask given inverted, weights stored or results returned in another order."""
+"""Right attention under another convention: masks inverted, weights stored or results returned in another order."""
 
 import copy
 import itertools
@@ -71,7 +71,10 @@ def _relabeled(right: Original, modules: list[nn.Module]) -> str:
             for index in range(len(SIZES)):
                 _relabel(right, modules, index, plan)
             mine = [results(m, right.driver, s) for m, s in zip(modules, SIZES, strict=True)]
-            if not first_difference(right.seen, mine, weights=False) and not training_difference(right, modules, False)[0]:
+            if (
+                not first_difference(right.seen, mine, weights=False)
+                and not training_difference(right, modules, False)[0]
+            ):
                 return f"weights stored in another order: {plan}"
     return ""
 

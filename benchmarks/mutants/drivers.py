@@ -70,7 +70,7 @@ class Inputs:
         return x.contiguous().to(self.dtype).requires_grad_()
 
     def mask(self, name: str, *shape: int, hide: bool = False, empty: bool = False) -> Tensor:
-        """A boolean mask; every row shows and hides a key if there are two. `hide`: True hides. `empty`: a blind row."""
+        """A boolean mask; every row shows and hides a key if it can. `hide`: True hides. `empty`: a blind row."""
         keep = torch.rand(shape, generator=self.generator) < 0.6
         at = torch.randint(shape[-1], (*shape[:-1], 1), generator=self.generator)
         keep = keep.scatter(-1, (at + 1) % shape[-1], False).scatter(-1, at, True)

@@ -103,6 +103,12 @@ class Tree:
             node = parent
         return False
 
+    def padded(self, edits: list[Edit]) -> list[Edit]:
+        """Edits that take no line away: blank lines stand where there was more."""
+        gone = sum(self.bytes[e.start : e.end].count(b"\n") - e.text.count("\n") for e in edits)
+        last = max(edits, key=lambda e: e.start)
+        return [e if e is not last else Edit(e.start, e.end, e.text + "\n" * gone) for e in edits]
+
     def apply(self, edits: Iterable[Edit]) -> str:
         """The text with replacements."""
         text = self.bytes
@@ -123,7 +129,8 @@ def mutate(source: str, style: str = "") -> list[Mutant]:
 
     tree, seen, found = Tree(source), {source}, []
     for name, operator in OPERATORS.items():
-        for node, edits in operator(tree):
+        for node, asked in operator(tree):
+            edits = tree.padded(asked)
             text = tree.apply(edits)
             if text in seen or not _is_valid(text):
                 continue

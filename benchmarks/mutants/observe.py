@@ -103,9 +103,7 @@ def observe(module: nn.Module, call: Call, backward: bool = True) -> Seen:
 
 def _gradients(module: nn.Module, call: Call, outputs: list[Tensor], seen: Seen) -> None:
     generator = torch.Generator().manual_seed(3)
-    total = sum(
-        (t * torch.randn(t.shape, generator=generator).to(t.dtype)).sum() for t in outputs if t.requires_grad
-    )
+    total = sum((t * torch.randn(t.shape, generator=generator).to(t.dtype)).sum() for t in outputs if t.requires_grad)
     names = dict(module.named_parameters())
     inputs = [t for t in call.inputs if t.requires_grad]
     if isinstance(total, Tensor):

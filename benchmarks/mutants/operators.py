@@ -1,6 +1,7 @@
 """The mistakes a person could make, one function each: it gives places and the edits to make there."""
 
 import ast
+import itertools
 import re
 from collections.abc import Callable, Iterator
 
@@ -99,7 +100,9 @@ def misspell(tree: Tree) -> Edits:
 def _typo(name: str) -> str:
     if "_" in name.strip("_"):
         return name.replace("_", "", 1)
-    return name.swapcase() if len(name) <= 2 else name[:-2] + name[-1] + name[-2] + ("" if name[-1] != name[-2] else "x")
+    return (
+        name.swapcase() if len(name) <= 2 else name[:-2] + name[-1] + name[-2] + ("" if name[-1] != name[-2] else "x")
+    )
 
 
 def missing_import(tree: Tree) -> Edits:
@@ -420,12 +423,19 @@ def swap_statements(tree: Tree) -> Edits:
     """A statement moved behind one of the next three."""
     for block in _blocks(tree):
         body = [node for node in block if not _is_docstring(node)]
-        for i, node in enumerate(body):
-            for other in body[i + 1 : i + 4]:
-                start, end = tree.span(node)[0], tree.span(other)[1]
-                between = tree.bytes[tree.span(node)[1] : end].decode()
-                indent = " " * node.col_offset
-                yield node, [Edit(start, end, between.lstrip() + f"\n{indent}" + tree.text(node))]
+        for i in range(len(body)):
+            for count in range(2, 5):
+                if len(moved := body[i : i + count]) == count:
+                    yield moved[0], [_rotated(tree, moved)]
+
+
+def _rotated(tree: Tree, nodes: list[ast.stmt]) -> Edit:
+    """The first of some statements moved behind the last, with as many lines as before."""
+    spans = [tree.span(node) for node in nodes]
+    gaps = [tree.bytes[one[1] : two[0]].decode() for one, two in itertools.pairwise(spans)]
+    texts = [tree.text(node) for node in nodes]
+    rest = "".join(text + gap for text, gap in zip(texts[1:], [*gaps[1:], gaps[0]], strict=True))
+    return Edit(spans[0][0], spans[-1][1], rest + texts[0])
 
 
 def repeat_statement(tree: Tree) -> Edits:

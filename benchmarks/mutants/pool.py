@@ -20,10 +20,8 @@ class TooLong(BaseException):
     """Raised by the alarm in a child."""
 
 
-def forked(
-    work: Callable[[Any], Any], tasks: Iterable[Any], workers: int, seconds: float
-) -> Iterator[tuple[int, Any]]:
-    """The number and the result of each task as it comes; None where the child gave no answer in time. Results are JSON."""
+def forked(work: Callable[[Any], Any], tasks: Iterable[Any], workers: int, seconds: float) -> Iterator[tuple[int, Any]]:
+    """The number and the result (JSON) of each task as it comes; None where there was no answer in time."""
     waiting = list(enumerate(tasks))[::-1]
     running: dict[int, tuple[int, int, float]] = {}  # by pipe: task, process, start
     heard: dict[int, bytes] = {}

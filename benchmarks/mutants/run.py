@@ -108,7 +108,7 @@ def judge(task: tuple[str, str]) -> dict[str, Any]:
     path = Path(folder) / f"attention_{os.getpid()}.py"
     path.write_text(source, encoding="utf-8")
     start = time.monotonic()
-    report = judge_file(path)
+    report = judge_file(path, thorough=False)  # speed and compilation change no verdict
     finding = next(iter(report.wrong), None)
     return {
         "verdict": report.verdict,
@@ -122,7 +122,15 @@ def judge(task: tuple[str, str]) -> dict[str, Any]:
     }
 
 
-NOTHING = {"verdict": "unknown", "cause": None, "line": None, "findings": [], "variants": [], "subject": "", "seconds": 0}
+NOTHING = {
+    "verdict": "unknown",
+    "cause": None,
+    "line": None,
+    "findings": [],
+    "variants": [],
+    "subject": "",
+    "seconds": 0,
+}
 
 
 def judgments(chosen: list[tuple[Mutant, Truth]], workers: int) -> list[Judged]:
@@ -227,7 +235,8 @@ def main() -> None:
     truth = Counter(label for _, (label, _) in chosen)
     if options.truth:
         table("truth", [[label, str(truth[label])] for label in LABELS], ["", "mutants"])
-        return finish("mutants", "cpu", [{"truth": truth}])
+        finish("mutants", "cpu", [{"truth": truth}])
+        return
     judged = judgments(chosen, options.workers)
     for name in options.show:
         print(f"\n== {name}")

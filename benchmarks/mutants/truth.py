@@ -71,8 +71,8 @@ def _compared(right: Original, modules: list[nn.Module]) -> Truth:
     share(right, modules)
     seen = [results(m, right.driver, s) for m, s in zip(modules, SIZES, strict=True)]
     errors = [one.error for sized in seen for one in sized.values()]
-    if all(errors):
-        return Truth("not runnable", errors[0])
+    if all(errors) and (dead := _unrunnable(right, modules)):
+        return dead
     reason = first_difference(right.seen, seen)
     if reason and any(errors) and conventions.is_right_in_float32(right, modules):
         return Truth("fragile", "only in float32")
@@ -98,11 +98,11 @@ def _quiet_differences(right: Original, modules: list[nn.Module], doubts: list[T
 
 
 def _unrunnable(right: Original, modules: list[nn.Module]) -> Truth | None:
-    """Whether every call raises, with the mutant's own parameters."""
+    """Whether every call raises, with the mutant's own parameters, in float32 as layers are made."""
     errors = []
     for module, size in zip(modules, SIZES, strict=True):
-        module.double()
-        for call in right.driver.calls(Inputs(size)):
+        module.float()
+        for call in right.driver.calls(Inputs(size, torch.float32)):
             error = observe.observe(module, call, backward=False).error
             if not error:
                 return None
@@ -159,8 +159,8 @@ def truths(mutants: Sequence[Mutant], workers: int = 2, cache: Path = CACHE) -> 
             original(style)  # before the fork, once for all
             keys = list(new)
             for number, label in forked(_work, list(new.values()), workers, SECONDS):
-                if isinstance(label, dict):
-                    raise RuntimeError(f"{new[keys[number]].describe()}: {label[FAILED]}")
+                if label and FAILED in label:
+                    raise RuntimeError(f"{new[keys[number]].describe()}: {label}")
                 known[keys[number]] = label or ["not runnable", "no answer in time"]
                 if len(known) % 500 == 0:
                     _save(cache, known)

@@ -1,0 +1,79 @@
+"""What a report should say about a mutant: the mistakes that describe it, and the lines where it was made.
+
+Names are given by how they begin, so that a new row in the checker's table counts when it belongs to the same subject.
+"""
+
+import re
+
+from mutants.drivers import source_of
+from mutants.mutate import Mutant
+
+SHAPES = (
+    "split-", "merge-", "attends-over-", "batch-", "single-head", "sees-a-part", "tokens-alone", "heads-", "too-wide",
+    "contiguous", "cross-length", "wrong-role", "size", "sizes", "d_in", "width",
+)  # fmt: skip
+ROLES = (
+    "wrong-role", "one-projection", "no-out-proj", "no-qkv-proj", "dead-parameter", "heads-share", "output-", "out-",
+    "layers-in", "projection", "input-", "no-gradient", "tokens-alone",
+)  # fmt: skip
+CRASHES = (
+    "crashes", "undefined-", "missing-", "contiguous", "mask-crashes", "cross-length", "grouped-", "buffer-",
+    "beyond-buffer", "backward-", "no-return", "sizes", "size",
+)  # fmt: skip
+RETURNS = ("no-return", "weights-", "returned", "returns", "output-", "scores-")
+
+# What the changed lines speak of, and the mistakes that they can hold.
+SUBJECTS = (
+    (r"sqrt|scal|temperature|0\.5", ("scale",)),
+    (r"softmax|attend\b", ("softmax", "attends-over", "weights", "scale", "mask-after", "merge-")),
+    (r"mask|tril|triu|inf\b|hidden|allowed|causal|future|rows|cols|offset|total_len",
+     ("mask", "causal", "buffer-", "nan-", "batch-", "cross-length", "padding", "fully-")),
+    (r"view|shape|transpose|permute|rearrange|flatten|chunk|split|einsum|unbind|cat|size|//|len|\bmT\b|bmm|matmul|@",
+     SHAPES),
+    (r"Linear|Parameter|proj|W_|\bw[qkvo]\b|to_|query|key|value|dense|\bfc\b|einsum|matmul|@|\b[qkvQKV]\b", ROLES),
+    (r"ropout|training", ("dropout", "training", "no-gradient")),
+    (r"cos|sin|rotar|angles|freqs|rotate|base", ("rotary", "position")),
+    (r"detach|no_grad", ("no-gradient", "dead-parameter", "weights-", "detach")),
+    (r"return|attn|weights|attention", RETURNS),
+    (r"repeat|num_groups|num_kv", ("grouped-", "heads-")),
+    (r"past|cache", ("cache", "causal", "cross-length")),
+    (r"ModuleList|register_buffer|Parameter", ("layers-", "not-a-buffer", "missing-", "heads-share", "dead-")),
+    (r"relu|2 \*|\+|-|\*|/", ("extra", "scale", "activation", "not-")),
+)  # fmt: skip
+
+BY_OPERATOR = {
+    "missing-import": ("missing-import", "undefined-"),
+    "misspell": ("missing-", "undefined-", "crashes", "mask-crashes"),
+    "swap-name": ROLES, "swap-attribute": ROLES, "swap-arguments": ROLES,
+    "drop-call": (), "add-call": ROLES, "delete-statement": ROLES, "repeat-statement": ROLES,
+    "wrong-branch": (*RETURNS, "mask", "causal", "dropout"), "wrong-mode": ("layers-", "dropout", "not-a-buffer"),
+    "swap-statements": ROLES,
+}  # fmt: skip
+ALWAYS = ("unexplained", "differs", "not-attention", "certificate")  # findings that show numbers instead of a cause
+
+
+def beginnings(mutant: Mutant, reason: str) -> tuple[str, ...]:
+    """How the names of fitting mistakes begin. `reason` is that of the truth."""
+    operators = mutant.operator.split(" + ")
+    found = [prefix for operator in operators for prefix in BY_OPERATOR.get(operator, ())]
+    if operators[0] in ("missing-import", "misspell") and len(operators) == 1:
+        return tuple(found)
+    text = changed_text(mutant)
+    for pattern, prefixes in SUBJECTS:
+        if re.search(pattern, text):
+            found += prefixes
+    if re.search(r"raises|Error", reason):
+        found += CRASHES
+    return tuple(dict.fromkeys([*found, *ALWAYS]))
+
+
+def changed_text(mutant: Mutant) -> str:
+    """The changed lines, before and after."""
+    old = source_of(mutant.style).splitlines() if mutant.style else []
+    new = mutant.source.splitlines()
+    return "\n".join(lines[n - 1] for lines in (old, new) for n in mutant.lines if n <= len(lines))
+
+
+def fits(mutant: Mutant, reason: str, cause: str | None) -> bool:
+    """Whether a mistake's name describes the mutant."""
+    return cause is not None and cause.startswith(beginnings(mutant, reason))

@@ -1,52 +1,109 @@
 """Multi-head attention you can read, run and see."""
 
 import importlib
-
-from headwise import reference, textbook
-from headwise.attention import attend
-from headwise.check import check
-from headwise.errors import (
-    CacheError,
-    CheckpointError,
-    DeviceError,
-    DtypeError,
-    HeadCountError,
-    HeadwiseError,
-    MapIndexError,
-    MapSizeError,
-    MaskError,
-    MissingExtraError,
-    OptionError,
-    ShapeError,
-    StaleMapError,
-    UnknownOptionError,
-)
-from headwise.layer import MultiHeadAttention, compat
-from headwise.layer.cache import KVCache, Memory
-from headwise.layer.explain import Explanation, explain
-from headwise.layer.positions import linear, llama3, ntk, rotary, yarn
-from headwise.layer.replacement import Replaced, replace
-from headwise.masks import Mask, causal, dense, documents, padding, prefix, probes, window
-from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_is
-from headwise.models import load_builtin
-from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
-from headwise.study.interventions import Silenced, silence
-from headwise.study.survey import Survey, survey
-from headwise.study.watch import Watched, watch
-from headwise.view import view
-from headwise.weights import AttentionMap, Scoring
-from headwise.weights.panel import Panel
-from headwise.weights.scoring import RelativeBias, alibi
-from headwise.weights.summary import HeadSummary, Summary
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
+if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is imported when it is first used
+    from headwise import reference, textbook
+    from headwise.attention.attend import attend
+    from headwise.check import check
+    from headwise.errors import (
+        CacheError,
+        CheckpointError,
+        DeviceError,
+        DtypeError,
+        HeadCountError,
+        HeadwiseError,
+        MapIndexError,
+        MapSizeError,
+        MaskError,
+        MissingExtraError,
+        OptionError,
+        ShapeError,
+        StaleMapError,
+        UnknownOptionError,
+    )
+    from headwise.layer import MultiHeadAttention, compat
+    from headwise.layer.cache import KVCache, Memory
+    from headwise.layer.explain import Explanation, explain
+    from headwise.layer.positions import linear, llama3, ntk, rotary, yarn
+    from headwise.layer.replacement import Replaced, replace
+    from headwise.masks import Mask, causal, dense, documents, padding, prefix, probes, window
+    from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_is
+    from headwise.models import load_builtin
+    from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
+    from headwise.study.interventions import Silenced, silence
+    from headwise.study.survey import Survey, survey
+    from headwise.study.watch import Watched, watch
+    from headwise.view import view
+    from headwise.weights import AttentionMap, Scoring
+    from headwise.weights.panel import Panel
+    from headwise.weights.scoring import RelativeBias, alibi
+    from headwise.weights.summary import HeadSummary, Summary
+
+
+# Where each public name is defined. A test checks that this table, the imports above and `__all__` agree.
+_HOMES = {
+    "attention.attend": "attend",
+    "check": "check",
+    "errors": "CacheError CheckpointError DeviceError DtypeError HeadCountError HeadwiseError "
+    "MapIndexError MapSizeError MaskError MissingExtraError OptionError ShapeError StaleMapError UnknownOptionError",
+    "layer": "MultiHeadAttention",
+    "layer.cache": "KVCache Memory",
+    "layer.explain": "Explanation explain",
+    "layer.positions": "linear llama3 ntk rotary yarn",
+    "layer.replacement": "Replaced replace",
+    "masks": "Mask causal dense documents padding prefix window",
+    "masks.probes": "induction local offset previous_token same_token sink token_is",
+    "models": "load_builtin",
+    "models.checkpoint": "AttentionLayer Checkpoint open_checkpoint",
+    "study.interventions": "Silenced silence",
+    "study.survey": "Survey survey",
+    "study.watch": "Watched watch",
+    "view": "view",
+    "weights": "AttentionMap Scoring",
+    "weights.panel": "Panel",
+    "weights.scoring": "RelativeBias alibi",
+    "weights.summary": "HeadSummary Summary",
+}  # fmt: skip
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
+# Modules that are attributes of headwise; the name of the last two is shorter here than their own.
+_ROOMS = ("attention", "errors", "layer", "learn", "masks", "models", "parallel", "shapes", "study", "weights")
+_MODULES = {name: name for name in (*_ROOMS, "reference", "textbook")} | {
+    "compat": "layer.compat",
+    "probes": "masks.probes",
+}
+
+
+class _Root(ModuleType):
+    """Keeps `headwise.check` and `headwise.view` functions: importing the package of that name would replace them."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        is_hidden = isinstance(value, ModuleType) and _HOME.get(name) == name
+        super().__setattr__(name, getattr(value, name) if is_hidden else value)
+
+
+sys.modules[__name__].__class__ = _Root
+
 
 def __getattr__(name: str) -> object:
-    """Import `headwise.parallel` on first use: torch's distributed tensors take a second to import."""
-    if name == "parallel":
-        return importlib.import_module("headwise.parallel")
-    raise AttributeError(f"module 'headwise' has no attribute {name!r}")
+    """Import a public name or a module when it is first used: torch takes a second or two, and `--help` needs none."""
+    if name in _MODULES:
+        value: object = importlib.import_module(f"headwise.{_MODULES[name]}")
+    elif name in _HOME:
+        value = getattr(importlib.import_module(f"headwise.{_HOME[name]}"), name)
+    else:
+        raise AttributeError(f"module 'headwise' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def load_ipython_extension(shell: object) -> None:

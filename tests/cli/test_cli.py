@@ -4,17 +4,18 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from headwise import cli
-from headwise.cli import VERBS, main, tour
+from headwise.cli import VERBS, console, main, module_of, tour
 
 EXAMPLES = [
     line.strip()
-    for text in (cli.EXAMPLES, *(verb.EXAMPLES for verb in VERBS.values()))
+    for text in (cli.EXAMPLES, *(module_of(verb).EXAMPLES for verb in VERBS))
     for line in text.splitlines()
     if line.startswith("  headwise ")
 ]
@@ -49,7 +50,7 @@ def test_examples_of_the_help_run(example, capsys):
 def test_help_ends_in_the_examples(verb, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([verb, "--help"])
-    assert capsys.readouterr().out.endswith(VERBS[verb].EXAMPLES)
+    assert capsys.readouterr().out.endswith(module_of(verb).EXAMPLES)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -98,6 +99,18 @@ def test_help_of_the_command_ends_in_examples(capsys):
 def test_no_verb_prints_help_and_ends_with_two(capsys):
     assert main([]) == 2
     assert "tour" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(60.0, []), (0.0, ["starting ...", "masks ...", ""])])
+def test_progress_is_shown_only_after_a_while(seconds, shown, monkeypatch):
+    texts = []
+    monkeypatch.setattr(console, "status", texts.append)
+    with console.late_status(seconds) as tell:
+        deadline = time.monotonic() + 5
+        while shown and not texts and time.monotonic() < deadline:
+            time.sleep(0.001)
+        tell("masks")
+    assert texts == shown
 
 
 def test_module_runs_as_a_program():

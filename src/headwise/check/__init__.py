@@ -25,6 +25,8 @@ def check(
     name: str | None = None,
     build: str | None = None,
     call: str | None = None,
+    form: str | None = None,
+    against: Any = None,
     thorough: bool = False,
     solution: bool = False,
     seconds: float = 60.0,
@@ -44,6 +46,9 @@ def check(
         build: how to make it, such as "MyAttention(32, 4)"; E is the width, H the number of heads, context the longest
             length.
         call: how to call it, such as "m(x, x, x)"; q, k, v and x are inputs.
+        form: the assignment whose constructor, call, return values, names and mask it must have: course, book,
+            homework, interview or handbook.
+        against: a reference that it must agree with: a class, an object, or a path such as "other.py:Class".
         thorough: also measure speed and try `torch.compile`.
         solution: put a right class of the same kind into the report.
         seconds: time limit for a file.
@@ -51,27 +56,36 @@ def check(
     """
     from headwise.check import sandbox
 
+    if form is not None:
+        from headwise.check.assignments import find_form
+
+        find_form(form)
     if isinstance(target, str | Path):
         return sandbox.run(
             Path(target),
             name=name,
             build=build,
             call=call,
+            form=form,
+            against=_reference_path(against),
             seconds=seconds,
             thorough=thorough,
             solution=solution,
             progress=progress,
         )
+    from headwise.check.comparison import find_assignment
     from headwise.check.loader import Case
     from headwise.check.verdict import judge
 
+    assignment = find_assignment(form, against)
     called = name or str(getattr(target, "__name__", type(target).__name__))
-    report = judge(Case(called, target, _namespace(target), None, progress, thorough), build, call, solution)
+    case = Case(called, target, namespace(target), None, progress, thorough, assignment)
+    report = judge(case, build, call, solution)
     report.in_process = True
     return report
 
 
-def _namespace(target: Any) -> MutableMapping[str, Any]:
+def namespace(target: Any) -> MutableMapping[str, Any]:
     """A copy of the globals around the target: names that we supply must not be left behind there."""
     for thing in (target, type(target)):
         members = [thing] if inspect.isfunction(thing) else list(vars(thing).values()) if inspect.isclass(thing) else []
@@ -80,6 +94,25 @@ def _namespace(target: Any) -> MutableMapping[str, Any]:
             if space is not None:
                 return dict(space)
     return dict(vars(sys.modules["__main__"]))
+
+
+def _reference_path(against: Any) -> str | None:
+    """Where another process finds the reference."""
+    if against is None or isinstance(against, str | Path):
+        return None if against is None else str(against)
+    from headwise.errors import OptionError
+
+    owner = against if inspect.isclass(against) or inspect.isfunction(against) else type(against)
+    try:
+        file = inspect.getsourcefile(owner)
+    except TypeError:
+        file = None
+    if file is None or not inspect.isclass(against):
+        raise OptionError(
+            f"a file is judged in a process of its own, where this {owner.__name__} does not exist. "
+            'Pass against="file.py:Class", or pass the class to judge instead of its file.'
+        )
+    return f"{file}:{owner.__name__}"
 
 
 def load_ipython_extension(shell: Any) -> None:

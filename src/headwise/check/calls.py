@@ -250,6 +250,11 @@ class Inputs(NamedTuple):
     key: Tensor  # (B, S, E)
     value: Tensor
 
+    def copied(self) -> "Inputs":
+        """Copies; a tensor in several roles stays one tensor."""
+        made = {id(x): x.clone() for x in self}
+        return Inputs(*(made[id(x)] for x in self))
+
     def of_samples(self, count: int) -> "Inputs":
         """The first samples only; a tensor in several roles stays one tensor."""
         made = {id(x): x[:count] for x in self}
@@ -296,7 +301,9 @@ class CallForm:
         """`query, key, value, mask`"""
         return ", ".join([*self.roles, *self.masks])
 
-    def call(self, thing: Any, inputs: Inputs, masks: dict[str, Any] | None = None) -> Any:
+    def call(self, thing: Any, inputs: Inputs, masks: dict[str, Any] | None = None, as_is: bool = False) -> Any:
+        """What a call returns. It gets copies of the inputs, because learners write in place, unless `as_is`."""
+        inputs = inputs if as_is else inputs.copied()
         given: dict[str, Any] = tree_map(lambda leaf: self._fitted(leaf, inputs.query), dict(self.fixed))
         for name, role in self.roles.items():
             given[name] = lay_out(getattr(inputs, SOURCE.get(role, role)), self.layout)

@@ -10,11 +10,9 @@ import builtins
 import contextlib
 import dis
 import inspect
-import json
 import linecache
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +25,7 @@ from torch import nn
 from headwise.check.arguments import parameters_of
 from headwise.check.calls import METHODS
 from headwise.check.project import MODULE, LearnerModule, Project, is_project_module
+from headwise.check.source import MULTI, Source, imported, read_source
 from headwise.check.stubs import HELPERS, Stub, StubFinder, StubModule
 from headwise.check.vocabulary import WEIGHTS_IN, call_role, constructor_role, plain
 
@@ -61,12 +60,12 @@ class Loaded:
 
     path: str
     source: str
+    origin: Source
     namespace: dict[str, Any] = field(default_factory=dict)
     missing_imports: dict[str, int] = field(default_factory=dict)  # name → first line that uses it
     assigned: set[str] = field(default_factory=set)  # names that the module itself assigns somewhere
     problems: list[tuple[int, str]] = field(default_factory=list)
     failed_imports: dict[str, tuple[int, str]] = field(default_factory=dict)  # name → line, and what is missing
-    syntax: SyntaxError | None = None
     skipped: dict[str, ast.stmt] = field(default_factory=dict)  # statements that were not run, by the names they define
     only_in_main: set[str] = field(default_factory=set)  # names that only the demo under __main__ assigns
     flags: int = 0  # of `from __future__ import annotations`
@@ -88,9 +87,9 @@ class Loaded:
     def run_sibling(self, path: Path, namespace: dict[str, Any]) -> Callable[[str], bool]:
         """Execute the definitions of a file of the project; the function returned defines one more name."""
         sibling = read(path)
-        tree = sibling.parse()
+        tree = sibling.origin.tree
         if tree is None:
-            raise sibling.syntax or SyntaxError(f"{path} cannot be read")
+            raise sibling.origin.error or SyntaxError(f"{path} cannot be read")
         sibling.namespace, sibling.finder = namespace, self.finder
         self.finder.allowed |= _packages(tree)
         self.siblings.append(sibling)
@@ -106,14 +105,6 @@ class Loaded:
         """The text of a line, without its indentation."""
         lines = self.source.splitlines()
         return lines[number - 1].strip() if number is not None and 0 < number <= len(lines) else ""
-
-    def parse(self) -> ast.Module | None:
-        """The syntax tree; None after a syntax error, which is kept."""
-        try:
-            return ast.parse(self.source, self.path)
-        except (SyntaxError, ValueError) as error:
-            self.syntax = error if isinstance(error, SyntaxError) else SyntaxError(str(error))
-        return None
 
     def run(self, tree: ast.Module) -> None:
         """Execute the statements of the module that define something."""
@@ -212,17 +203,18 @@ class Loaded:
         return None
 
 
-def read(path: Path) -> Loaded:
+def read(path: Path, name: str | None = None) -> Loaded:
     """A file that was read and not yet run; its lines are kept where tracebacks and `inspect` look for them."""
-    loaded = Loaded(str(path), _without_magics(read_source(path)))
+    origin = read_source(path, name)
+    loaded = Loaded(str(path), origin.text, origin)
     linecache.cache[loaded.path] = (len(loaded.source), None, loaded.source.splitlines(keepends=True), loaded.path)
     return loaded
 
 
-def load(path: Path) -> Loaded:
-    """The file's namespace, with small gaps filled and noted."""
-    loaded = read(path)
-    tree = loaded.parse()
+def load(path: Path, name: str | None = None) -> Loaded:
+    """The file's namespace, with small gaps filled and noted; `name` is the class asked for, if any."""
+    loaded = read(path, name)
+    tree = loaded.origin.tree
     if tree is None:
         return loaded
     project = Project(path, loaded.run_sibling)
@@ -261,50 +253,6 @@ def _no_compilation() -> Iterator[None]:
         torch.jit.script, torch.compile = saved
 
 
-def read_source(path: Path) -> str:
-    """Python source: the file, the code cells of a notebook, or the Python blocks of a Markdown or text page.
-
-    Everything else on a page becomes empty lines, so that line numbers stay those of the file.
-    """
-    text = path.read_bytes().decode("utf-8", errors="replace").removeprefix("\ufeff")
-    if path.suffix == ".ipynb":
-        cells = json.loads(text).get("cells", [])
-        return "\n\n".join("".join(c.get("source", [])) for c in cells if c.get("cell_type") == "code")
-    if path.suffix in (".md", ".txt", ".markdown", ".rst") or "\n```python" in text:
-        return _python_blocks(text)
-    return text
-
-
-def _python_blocks(text: str) -> str:
-    """The Python blocks of a page, without blocks that are not complete code, such as doctests and cut snippets."""
-    lines = text.splitlines()
-    blocks: list[list[int]] = []
-    inside = False
-    for number, line in enumerate(lines):
-        if re.match(r"\s*```", line):
-            inside = bool(re.match(r"\s*```\s*(python|py)\b", line, re.IGNORECASE)) and not inside
-            blocks += [[]] if inside else []
-        elif inside:
-            blocks[-1].append(number)
-    whole = [block for block in blocks if _parses("\n".join(lines[number] for number in block))]
-    defining = any(re.match(r"\s*(class|def) ", lines[number]) for block in whole for number in block)
-    kept = {number for block in (whole if defining else blocks) for number in block}
-    return "\n".join(line if number in kept else "" for number, line in enumerate(lines))
-
-
-def _parses(source: str) -> bool:
-    try:
-        ast.parse(_without_magics(textwrap.dedent(source)))
-    except (SyntaxError, ValueError):
-        return False
-    return True
-
-
-def _without_magics(source: str) -> str:
-    """The source with a notebook's magics and shell lines replaced by `pass`."""
-    return re.sub(r"(?m)^(\s*)[%!](?!=).*$", r"\1pass", source)
-
-
 def _assigned(tree: ast.AST) -> set[str]:
     """Names that statements of the module bind, at any depth outside functions and classes."""
     found: set[str] = set()
@@ -322,13 +270,7 @@ def _assigned(tree: ast.AST) -> set[str]:
 
 def _packages(tree: ast.AST) -> set[str]:
     """Top-level packages that the file imports, and einops, whose import is often forgotten."""
-    found = {"einops"}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-    return found
+    return {"einops"} | imported(tree)
 
 
 def _imported(tree: ast.AST) -> set[str]:
@@ -359,11 +301,11 @@ def _is_cheap(statement: ast.Assign | ast.AnnAssign | ast.AugAssign) -> bool:
 
 NAME = re.compile(r"attn|attention|mha|mhsa|msa|multihead|selfatt|crossatt|multi_head", re.IGNORECASE)
 WEIGHTS = re.compile(r"Linear|Parameter|einsum|Conv1d|randn|MultiheadAttention")
-MULTI = re.compile(r"mult|mha|mhsa|msa|heads", re.IGNORECASE)
 PRODUCT = re.compile(r"@|matmul|einsum|bmm|scaled_dot_product_attention|MultiheadAttention")
 ATTENDS = re.compile(r"softmax|scaled_dot_product_attention|MultiheadAttention")
 FOREIGN = re.compile(r"\b(np|numpy|jnp|jax|tf|keras|mx|mlx|flax|haiku|hk|paddle|tinygrad|cupy|cp)\.")
 NATIVE = re.compile(r"\btorch\b|\bnn\.|\bF\.|\bTensor\b")
+UNFINISHED = re.compile(r"(?s:(?=.*quer)(?=.*key)(?=.*value))", re.IGNORECASE)  # it has no softmax yet
 OTHER = re.compile(
     r"block|layer$|transformer|encoder|decoder|model|gpt|config|embedding|test|dataset|feed|norm|mlp|wrapper$|trainer",
     re.IGNORECASE,
@@ -389,6 +331,7 @@ def candidates(loaded: Loaded) -> list[tuple[str, Any]]:
         # any class that attends itself, whatever its name
         classes = [name for name in native if inspect.isclass(loaded.namespace[name]) and WEIGHTS.search(texts[name])]
         found |= {name: 8 for name in classes if ATTENDS.search(texts[name]) and PRODUCT.search(texts[name])}
+        found = found or {name: 1 for name in classes if UNFINISHED.search(texts[name])}
     order = {name: i for i, name in enumerate(texts)}
     return [(name, loaded.namespace[name]) for name in sorted(found, key=lambda name: (-found[name], -order[name]))]
 
@@ -454,6 +397,7 @@ class Case:
     loaded: Loaded | None = None
     progress: Callable[[str], None] = lambda _: None
     thorough: bool = True  # also measure speed and compile
+    assignment: Any = None  # the `Assigned` form or `Reference` that it must also fit
 
     @property
     def namespaces(self) -> list[MutableMapping[str, Any]]:
@@ -491,6 +435,23 @@ class Case:
             found = (self.source.splitlines()[start - 1 : end], start)
         numbers = (n for n, text in enumerate(found[0], found[1]) if re.search(pattern, text.partition("#")[0]))
         return next(numbers, None)
+
+    def condition_around(self, line: int | None, word: str) -> int | None:
+        """The line of the innermost `if` around a line, or of one that skips it, whose test has this word."""
+        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If | ast.IfExp)]
+        near = [n for n in tests if line is not None and n.lineno <= line + 1 and (n.end_lineno or 0) >= line - 1]
+        near = [n for n in near if word in ast.unparse(n.test)]
+        return max((n.test.lineno for n in near), default=None)
+
+    def line_of_state(self) -> int | None:
+        """The first line outside the constructor that assigns an attribute of self, or appends to one."""
+        tree = ast.parse(self.source)
+        functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name != "__init__"]
+        stored = r"self\.\w+(\[.*\])?\s*(=(?!=)|\+=|\.append\(|\.copy_\()|self\.\w+,.*[^=]=[^=]"
+        lines = self.source.splitlines()
+        spans = ((n.lineno, n.end_lineno or n.lineno) for n in functions)
+        found = (i for first, last in spans for i in range(first, last + 1) if re.search(stored, lines[i - 1]))
+        return next(found, None)
 
     def line_of_attribute(self, name: str) -> int | None:
         """The line that assigns an attribute, given as the name of a parameter in it."""

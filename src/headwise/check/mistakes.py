@@ -57,6 +57,12 @@ _ROWS = (
     M("rotary-axis", "wrong", "queries and keys are rotated by head, not by position",
       "The table of angles was lined up with another axis than the tokens, so no token knows its position.",
       "Line up the table with the token axis: print both shapes where they are multiplied."),
+    M("rotary-one-side", "wrong", "only one of queries and keys is rotated",
+      "A score then depends on the absolute position instead of the distance.",
+      "Rotate queries and keys in the same way."),
+    M("bias-sign", "wrong", "the bias by distance has the wrong sign",
+      "ALiBi subtracts a multiple of the distance, so that near tokens get more weight.",
+      "Compare the bias of a near key with that of a far one."),
     M("softmax-axis", "wrong", "the softmax runs over the wrong axis",
       "A query's weights over all keys must sum to one. Along another axis, tokens compete that should not.",
       "Find out which axis of the scores counts keys.", step="axis"),
@@ -116,6 +122,11 @@ _ROWS = (
     M("values-scaled", "wrong", "values or output are multiplied by a number",
       "Only the scores have a scale. Another factor changes every result.",
       "Look for a division or multiplication outside the scores."),
+    M("bias-repeated", "wrong", "a bias is added several times",
+      "Every head adds the bias of the output projection, which belongs to the result once.",
+      "Add the heads' parts without a bias, and the bias once."),
+    M("residual-scaled", "wrong", "the input is added to the output more than once",
+      "A residual connection adds the input once.", "Look for two additions of the input."),
     M("unused-projection", "wrong", "a projection is created and never used",
       "Its weights have no effect on the result, so the step it was made for is missing.",
       "Search forward for the name of this layer.", explains=("dead-parameter",)),
@@ -149,6 +160,11 @@ _ROWS = (
       "Give the mask a shape in which its last axis meets the keys, such as (B, 1, 1, S)."),
     M("mask-some-heads", "wrong", "the mask does not reach every head",
       "Some heads attend to hidden keys.", "Check how the mask is broadcast or indexed along the head axis."),
+    M("mask-replaces-causal", "wrong", "with a mask, the causal mask is no longer applied",
+      "Padding is hidden, but tokens see the future.", "Apply both masks: a key must be visible in each."),
+    M("mask-off-by-one", "wrong", "one key too many or too few is visible",
+      "A length counts the real keys: with length n, keys 0 to n - 1 are visible.",
+      "Check whether the comparison needs < or <=."),
     M("mask-nan", "wrong", "a mask makes the result NaN",
       "Every query had a visible key, and still the result is not a number: 0 times infinity is NaN.",
       "Fill the hidden scores with minus infinity instead of multiplying or adding it everywhere."),
@@ -169,6 +185,9 @@ _ROWS = (
     M("causal-some-lengths", "wrong", "the causal mask is right for some lengths only",
       "A stored mask is sliced at the wrong place, or its size is taken from something else than the input.",
       "Slice the stored mask to the length of the input on both axes."),
+    M("mask-convention", "wrong", "the mask means the opposite of what the file says about it",
+      "Whoever passes a mask as described hides what should be seen, or adds ones and zeros to the scores.",
+      "Compare the comment with the line that applies the mask."),
     M("mask-misplaced", "wrong", "the mask is passed to another parameter of the function",
       "By position it lands in a parameter before the one called mask, and is used as something else.",
       "Pass it by name: mask=mask."),
@@ -259,7 +278,7 @@ _ROWS = (
     M("dead-parameter", "fragile", "a parameter never gets a gradient",
       "It is stored and counted but has no effect on the result.", "Use it or remove it."),
     # robustness
-    M("cross-length", "fragile", "keys of another length than the queries fail",
+    M("cross-length", "wrong", "keys of another length than the queries fail",
       "Cross-attention needs this: a decoder attends to an encoder output of another length.",
       "Read the key length from the key, not from the query."),
     M("nan-empty-row", "fragile", "a query that may see no key gives NaN",
@@ -291,11 +310,32 @@ _ROWS = (
     M("grouped-order", "wrong", "key and value heads are shared in different orders",
       "A query head then looks at the keys of one group and reads the values of another.",
       "Repeat keys and values in the same way; neighboring heads form a group."),
-    M("dropout-unused", "fragile", "dropout is configured but never applied",
+    M("dropout-unused", "wrong", "dropout is configured but never applied",
       "Training with dropout is the same as without.", "Apply it to the weights after the softmax."),
     M("slow", "slow", "it takes longer than the fused layer",
       "It computes the whole matrix of weights, T×T for every head.",
       "torch.nn.functional.scaled_dot_product_attention or headwise.MultiHeadAttention computes the same in blocks."),
+    # assignments
+    M("form-constructor", "wrong", "the constructor is not the assignment's",
+      "The line that builds the class in the assignment fails here, or builds something else.",
+      "Take the same parameters in the same order, with the same defaults."),
+    M("form-call", "wrong", "the call is not the assignment's",
+      "The assignment's example call fails here, or its arguments are taken for something else.",
+      "Take the same arguments in the same order; only what the assignment leaves out may need a default."),
+    M("form-return", "wrong", "it returns something other than the assignment asks for",
+      "Code that uses the result as the assignment does fails.",
+      "Compare what the last line of forward returns with what the assignment unpacks."),
+    M("form-mask", "wrong", "it masks otherwise than the assignment asks",
+      "The same mask, or the same call without one, hides other keys than it should.",
+      "Check which value of the mask keeps a key, and whether the future is hidden without being asked."),
+    M("form-name", "fragile", "names differ from the assignment's",
+      "Code and checkpoints that use the assignment's names do not fit.",
+      "Rename them if a grader or a checkpoint will look for them."),
+    M("form-parameters", "fragile", "the parameters differ from the reference's",
+      "A checkpoint of one cannot be loaded into the other.", "Compare the names and shapes in both state_dicts."),
+    M("differs-from-reference", "wrong", "the result differs from the reference that you named",
+      "With the same parameters and the same input, both should compute the same.",
+      "Print both results step by step until they part."),
 )  # fmt: skip
 MISTAKES = {row.name: row for row in _ROWS}
 
@@ -309,6 +349,8 @@ class Finding:
     line: int | None = None
     text: str = ""  # the learner's line
     severity: str = ""  # the table's unless given
+    cell: int | None = None  # of a notebook, counted among its code cells; `line` is then a line of this cell
+    execution_count: int | None = None  # n of the `In [n]` beside that cell
 
     def __post_init__(self) -> None:
         self.severity = self.severity or self.mistake.severity
@@ -317,6 +359,11 @@ class Finding:
     def mistake(self) -> Mistake:
         """The row of the table."""
         return MISTAKES[self.name]
+
+    @property
+    def place(self) -> str:
+        """Where it is: "line 12", in a notebook "code cell 7, line 3"; empty where no line is known."""
+        return "" if self.line is None else place(self.line, self.cell, self.execution_count)
 
     @property
     def title(self) -> str:
@@ -337,8 +384,17 @@ class Finding:
         """Plain data."""
         return {
             "name": self.name, "severity": self.severity, "title": self.title, "detail": self.detail, "line": self.line,
-            "text": self.text, "why": self.why, "hint": self.hint,
+            "cell": self.cell, "execution_count": self.execution_count, "text": self.text, "why": self.why,
+            "hint": self.hint,
         }  # fmt: skip
+
+
+def place(line: int, cell: int | None = None, execution_count: int | None = None) -> str:
+    """A line in words. Cells are counted among the code cells; the `In [n]` beside one is added where it differs."""
+    if cell is None:
+        return f"line {line}"
+    shown = "" if execution_count in (None, cell) else f" (In [{execution_count}])"
+    return f"code cell {cell}{shown}, line {line}"
 
 
 class Note(NamedTuple):

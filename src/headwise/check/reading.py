@@ -147,7 +147,7 @@ def read(bound: Bound) -> AttentionReading | None:
     if nodes is None:
         return None
     best: AttentionReading | None = None
-    for core in nodes.arrangements(bound.inputs.query.shape[0]):
+    for core in nodes.arrangements(*bound.inputs.query.shape[:2]):
         reading = _read(bound, core)
         if best is None or _quality(reading) > _quality(best):
             best = reading
@@ -328,7 +328,7 @@ def is_group_norm(before: Tensor, after: Tensor) -> bool:
 def _unit_groups(x: Tensor, groups: int) -> Tensor:
     pieces = x.unflatten(-1, (groups, -1))
     plain = pieces - pieces.mean((1, 3), keepdim=True)
-    return (plain / plain.pow(2).mean((1, 3), keepdim=True).sqrt()).flatten(2)
+    return torch.flatten(plain / plain.pow(2).mean((1, 3), keepdim=True).sqrt(), 2)
 
 
 def _is_scaled(unit: Tensor, after: Tensor) -> bool:
@@ -549,10 +549,22 @@ def _output(x: Tensor, core: Core, output: Tensor, parameters: dict[str, Tensor]
             found = _mapped(merged, candidate, x) if merged.shape[:2] == candidate.shape[:2] else None
             if found is not None:
                 result, residual = found
-                own = role(result, parameters, core.heads.shape[-1])
+                own = _output_role(result, parameters, core.heads.shape[-1], before)
                 after = "" if index == 0 else _step_between(candidate, output) or "other"
                 return OutputMap(result, _mean_or(merge, result, core), own, residual, index == 0, before, after)
     return None
+
+
+def _output_role(solved: Fit, parameters: dict[str, Tensor], head_width: int, before: str) -> Role:
+    """The weights of the output map; after a norm, up to the norm's own scale of every column."""
+    found = role(solved, parameters, head_width, any_bias=before != "")
+    width = solved.weight.shape[1]
+    scales = [p.detach().double() for p in parameters.values() if p.dim() == 1 and width % len(p) == 0]
+    for scale in scales if before == "norm" and not found.found else ():
+        plain = Fit(solved.weight / scale.repeat(width // len(scale)), solved.bias, solved.residual)
+        if (other := role(plain, parameters, head_width, any_bias=True)).found:
+            return other
+    return found
 
 
 def _step_between(before: Tensor, after: Tensor) -> str:

@@ -5,10 +5,10 @@ from typing import Any
 
 from headwise.check.mistakes import Finding
 
-EXIT = {"right": 0, "variant": 0, "wrong": 1, "partial": 2, "unknown": 2}
+EXIT = {"right": 0, "variant": 0, "wrong": 1, "partial": 2, "unfinished": 2, "unknown": 2}
 WORDS = {
     "right": "RIGHT", "variant": "RIGHT", "partial": "RIGHT AS FAR AS TESTED", "wrong": "WRONG",
-    "unknown": "CANNOT JUDGE",
+    "unfinished": "UNFINISHED", "unknown": "CANNOT JUDGE",
 }  # fmt: skip
 MARKS = {"verified": "✓", "not judged": "?", "does not apply": "–", "failed": "✗"}
 LABEL = {"wrong": "WRONG", "fragile": "FRAGILE", "slow": "SLOW", "style": "STYLE"}
@@ -50,6 +50,12 @@ class Report:
     seconds: float = 0.0
     in_process: bool = False
     solution: str = ""
+    left_out: list[str] = field(default_factory=list)  # cells and blocks that are not valid Python
+    done: list[str] = field(default_factory=list)  # of unfinished code: the steps that are right, as "4 scores"
+    next: str = ""  # the step that comes next
+    hint: str = ""  # for that step
+    stops: int | None = None  # the line where the code ends
+    assumed: list[str] = field(default_factory=list)  # what a fragment uses and does not define
 
     @property
     def exit_code(self) -> int:
@@ -78,7 +84,10 @@ class Report:
         made = cls(**{k: v for k, v in data.items() if k in names})
         made.certificate = [Item(**item) for item in data.get("certificate", [])]
         made.findings = [
-            Finding(f["name"], f["detail"], f["line"], f["text"], f["severity"]) for f in data.get("findings", [])
+            Finding(
+                f["name"], f["detail"], f["line"], f["text"], f["severity"], f.get("cell"), f.get("execution_count")
+            )
+            for f in data.get("findings", [])
         ]
         return made
 
@@ -88,6 +97,7 @@ class Report:
     def lines(self) -> list[str]:
         """The text, line by line."""
         out = [f"{self.subject} · {self.call}" if self.call else self.subject] if self.subject else []
+        out += [f"{INDENT}assumed: {words}" for words in self.assumed]
         out += [f"mask    {line}" for line in self.masks]
         out += self._verdict_lines()
         for finding in self.wrong:
@@ -100,6 +110,7 @@ class Report:
         out += [f"OK      {' · '.join(self.good)}"] if self.good and shown else []
         if self.others:
             out.append(f"{INDENT}also in this file: {', '.join(self.others)} (choose with --name)")
+        out += [f"{INDENT}left out, not valid Python: {piece}" for piece in self.left_out[:3]]
         return out
 
     def _verdict_lines(self) -> list[str]:
@@ -109,6 +120,8 @@ class Report:
             return [label + words, *(INDENT + str(item) for item in self.certificate)]
         if self.verdict == "wrong":
             return [f"{INDENT}a variant: {'; '.join(self.variants)}"] if self.variants else []
+        if self.verdict == "unfinished":
+            return self._progress_lines()
         lines = ["CANNOT JUDGE: this says nothing about whether it is right"]
         lines += [f"{INDENT}not understood: {doubt}" for doubt in self.doubts]
         lines += [f"{INDENT}tried: {attempt}" for attempt in self.tried[:5]]
@@ -116,12 +129,40 @@ class Report:
             lines.append(f'{INDENT}say how: --build "MyClass(512, 8)" --call "m(x, x, x, mask)"')
         return lines
 
+    def _progress_lines(self) -> list[str]:
+        """How far it is right and what comes next."""
+        lines = [f"UNFINISHED  {steps_in_words(self.done)}; next: {self.next}"]
+        lines += [f"{INDENT}not understood: {doubt}" for doubt in self.doubts]
+        lines += [] if self.stops is None else [f"{INDENT}it ends at line {self.stops}"]
+        return [*lines, f"{INDENT}hint: {self.hint}"]
+
+
+def steps_in_words(done: list[str]) -> str:
+    """Steps as ranges.
+
+    >>> steps_in_words(["1 project", "2 split", "4 scores"])
+    'steps 1 to 2 and 4 are right (project, split, scores)'
+    """
+    if not done:
+        return "no step is complete yet"
+    numbers = [int(step.partition(" ")[0]) for step in done]
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    names = ", ".join(step.partition(" ")[2] for step in done)
+    return f"step {listed} is right ({names})" if len(numbers) == 1 else f"steps {listed} are right ({names})"
+
 
 def _finding_lines(finding: Finding) -> list[str]:
     head = f"{LABEL[finding.severity]:<8}{finding.title}"
     lines = [head + (f": {finding.detail}" if finding.detail else "")]
     if finding.line is not None:
-        lines.append(f"{INDENT}line {finding.line}: {finding.text}".rstrip(": "))
+        lines.append(f"{INDENT}{finding.place}: {finding.text}".rstrip(": "))
     if finding.severity == "wrong":
         lines += [f"{INDENT}why:  {finding.why}", f"{INDENT}next: {finding.hint}"]
     elif finding.severity == "fragile":

@@ -6,6 +6,7 @@ limits, judges the file and answers line by line.
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import resource
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from headwise.check.report import Report
+from headwise.check.source import read_source
 
 SECONDS = 60.0  # for everything; a typical file takes three
 GRACE = 5.0  # more, before the process is killed
@@ -39,19 +41,23 @@ def run(
     name: str | None = None,
     build: str | None = None,
     call: str | None = None,
+    form: str | None = None,
+    against: str | None = None,
     seconds: float = SECONDS,
-    thorough: bool = True,
+    thorough: bool = False,
     solution: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """The report on a file, whatever the file does."""
-    if not path.is_file():
-        return Report("unknown", subject=str(path), doubts=[f"there is no file {path}"])
+    answer = read_source(path, name).answer(name)
+    if answer is not None:
+        return answer
     with tempfile.TemporaryDirectory(prefix="headwise-check-") as home:
         reading, writing = os.pipe()
         request = {
             "channel": writing, "seconds": seconds, "file": str(path.resolve()), "name": name, "build": build,
-            "call": call, "thorough": thorough, "solution": solution,
+            "call": call, "thorough": thorough, "solution": solution, "form": form,
+            "against": None if against is None else str(Path(against).resolve()),
         }  # fmt: skip
         process = subprocess.Popen(  # noqa: S603 - this interpreter, our module
             [sys.executable, "-P", "-m", "headwise.check.sandbox", json.dumps(request)],
@@ -82,7 +88,7 @@ def _environment(home: str) -> dict[str, str]:
     path = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return {k: v for k, v in os.environ.items() if k in KEPT} | {
         "HOME": home, "TMPDIR": home, "PYTHONPATH": path,
-        "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg", "WANDB_MODE": "disabled", "PYTHONDONTWRITEBYTECODE": "1",
+        "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg", "WANDB_MODE": "disabled",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore",
     }  # fmt: skip
 
@@ -177,11 +183,17 @@ def _mute() -> None:
 
 
 def _judged(request: dict[str, Any], seconds: float, tell: Callable[[str, Any], None]) -> Report:
+    gc.disable()  # a third faster: importing torch makes a million objects, and all of them stay
     import torch
 
+    from headwise.check.assignments import find_form
     from headwise.check.verdict import judge_file
 
-    torch.set_num_threads(max(1, min(2, os.cpu_count() or 1)))
+    gc.freeze()
+    gc.enable()
+    sys.dont_write_bytecode = True  # from here on: nothing is left beside the learner's files
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    torch.set_num_threads(1)  # too little work to share: on a busy machine threads mostly wait for each other
     path, stage = Path(request.pop("file")), "loading"
 
     def progress(words: str) -> None:
@@ -190,7 +202,9 @@ def _judged(request: dict[str, Any], seconds: float, tell: Callable[[str, Any], 
         tell("progress", words)
 
     try:
-        return judge_file(path, progress=progress, **request)
+        report = judge_file(path, progress=progress, **request)
+        if request["solution"] and request["form"] and not report.solution:  # the file did not get as far
+            report.solution = find_form(request["form"]).solution()
     except TooLong:
         words = f"it was still {stage} after {seconds:.0f} s: an endless loop, or too much work"
     except MemoryError:
@@ -201,6 +215,8 @@ def _judged(request: dict[str, Any], seconds: float, tell: Callable[[str, Any], 
         words = f"a fault of the checker itself while {stage}, please report it: {error!r}"
     except SystemExit:
         words = f"it ended the program while {stage}: exit() or quit() in code that must run"
+    else:
+        return report
     return Report("unknown", subject=path.name, doubts=[words])
 
 

@@ -23,6 +23,7 @@ PRODUCTS = {"bmm", "mm", "addmm", "baddbmm", "dot", "mv"}
 SOFTMAX = {"_softmax", "_safe_softmax"}
 KEEP_OPERANDS = PRODUCTS | SOFTMAX | {"exp", "masked_fill", "masked_fill_", "where"}
 VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias", "unsafe_split", "split", "chunk", "unflatten"}
+MOVES = {"transpose", "permute", "repeat", "expand", "repeat_interleave", "t", "roll", "flip", "select"}
 SCALES = {"mul", "div", "mul_", "div_", "baddbmm"}
 ROUNDING = ("floor_divide", "floor", "round", "trunc", "ceil")
 RANDOM = ("native_dropout", "bernoulli_", "bernoulli", "rand_like", "rand", "dropout")
@@ -139,6 +140,11 @@ class Trace(TorchDispatchMode):
         """The first line that draws random numbers."""
         return next((n.line for n in self.nodes if n.op in RANDOM), None)
 
+    def line_of_values(self) -> int | None:
+        """The first product after a softmax."""
+        start = min((n.index for n in self.softmax_nodes()), default=0)
+        return next((n.line for n in self.nodes[start:] if n.op in PRODUCTS and n.line is not None), None)
+
     def last_line(self) -> int | None:
         """The last line of the learner's file that computed something."""
         return next((n.line for n in reversed(self.nodes) if n.line is not None), None)
@@ -147,6 +153,17 @@ class Trace(TorchDispatchMode):
         """Where scores become weights: a softmax, or exponentials divided by their sum."""
         named = [node for node in self.nodes if node.op in SOFTMAX and node.value.dim() >= 2]
         return named or list(self._softmax_by_hand())
+
+    def misaligned_softmax(self) -> Node | None:
+        """Exponentials divided by their own sums along an axis other than the one that was summed."""
+        for node in self.nodes:
+            if node.op.rstrip("_") == "div" and node.value.dim() >= 2 and len(node.parents) >= 2:
+                above, below = (self.nodes[p] for p in node.parents[:2])
+                summed = next((n for n in self.ancestors([below.index], {"exp"}) if n.op == "sum"), None)
+                exponential = any(n.op == "exp" for n in self.ancestors([above.index], {"exp"}))
+                if summed is not None and exponential and not _sums_to_one(node.value):
+                    return node
+        return None
 
     def _softmax_by_hand(self) -> Iterator[Node]:
         for node in self.nodes:
@@ -220,12 +237,14 @@ class AttentionNodes:
     products: list[Node]  # weights times values
     sides: list[int]  # which operand of the product the weights are
 
-    def arrangements(self, B: int) -> "Iterator[Core]":
+    def arrangements(self, B: int, T: int = 0) -> "Iterator[Core]":
         """Every way to read batch and heads from the products; the caller knows which one makes sense.
 
         Where scores are a sum of several products, as with relative positions, each may be the query-key product.
         """
-        yield from self._arrangements(B)
+        for core in self._arrangements(B):
+            yield from core.with_heads_in_rows(T)
+            yield core
         if len(self.softmax) == 1 and len(self.scores) > 1:
             for node in self.scores:
                 yield from replace(self, scores=[node])._arrangements(B)
@@ -381,6 +400,24 @@ class Core:
     def trace(self) -> Trace:
         return self.nodes.trace
 
+    def with_heads_in_rows(self, T: int) -> "Iterator[Core]":
+        """The same where all heads share keys and values and lie one after another in the rows: (B, 1, H·T, S)."""
+        B, H, rows, _ = self.weights.shape
+        if H != 1 or T == 0 or rows <= T or rows % T or self.query.shape[2] != rows:
+            return
+        for inner in (True, False):  # rows as (heads, tokens), or as (tokens, heads)
+            shape = (rows // T, T) if inner else (T, rows // T)
+
+            def split(x: Tensor, shape: tuple[int, int] = shape, inner: bool = inner) -> Tensor:
+                made = x.reshape(B, *shape, x.shape[-1])
+                return made if inner else made.transpose(1, 2)
+
+            key, value = (x.expand(B, rows // T, *x.shape[2:]) for x in (self.key, self.value))
+            softmax = None if self.softmax is None else split(self.softmax)
+            query, weights, heads = split(self.query), split(self.weights), split(self.heads)
+            kind = f"{self.order}, heads in rows {inner}"
+            yield Core(query, key, value, weights, softmax, heads, self.nodes, self.weights_first, kind)
+
     @property
     def softmax_line(self) -> int | None:
         return self.nodes.softmax[0].line
@@ -406,6 +443,12 @@ class Core:
             node, side = self.nodes.products[0], -1 if self.weights_first else -2
         behind = self.trace.ancestors(node.operand_nodes[side:][:1])
         return next((n.line for n in behind if n.op in PRODUCTS and n.line is not None), None)
+
+    def value_scale_line(self) -> int | None:
+        """The line that scales the values between their projection and the product."""
+        node, side = self.nodes.products[0], -1 if self.weights_first else -2
+        behind = self.trace.ancestors(node.operand_nodes[side:][:1], PRODUCTS)
+        return next((n.line for n in behind if n.op in SCALES and n.numbers and n.line is not None), None)
 
     def split_line(self) -> int | None:
         """The first view between projection and product."""
@@ -434,14 +477,15 @@ class Core:
         made = [n for n in self.trace.nodes[start + 1 :] if n.index in reached and n.op in PRODUCTS and n.line]
         return made[-1].line if made else self.trace.last_line()
 
-    def mask_line(self, plain: Trace | None = None) -> int | None:
+    def mask_line(self, plain: Trace | None = None, moves: bool = False) -> int | None:
         """The last line before the softmax that masks something; in a call with a mask, that `plain` has not run."""
         before = self.trace.nodes[: self.nodes.softmax[0].index]
         usual = set() if plain is None else {n.line for n in plain.nodes}
         new = [n for n in before if n.line is not None and n.line not in usual] if plain is not None else []
-        tables = [n.line for n in new if n.value.numel() >= self.nodes.softmax[0].value.numel()]
-        if tables:
-            return tables[-1]
+        if new:
+            moved = [n.line for n in new if n.op in MOVES] if moves else []
+            filled = [n.line for n in new if n.op.rstrip("_") in ("masked_fill", "where", "add", "mul", "sub")]
+            return (moved or filled or [new[-1].line])[-1]
         masking = ("masked_fill", "where", "tril", "triu")
         return next((n.line for n in reversed(before) if n.op.rstrip("_") in masking and n.line), None)
 

@@ -1,6 +1,5 @@
 """The whole judgment: bind, read, look for faults, prove, decide. For a file, of the attention that is found in it."""
 
-import re
 import time
 import traceback
 from collections.abc import Callable
@@ -11,24 +10,31 @@ import torch
 
 from headwise.check.binding import Bound, Failure, bind, bind_as_told
 from headwise.check.calls import PLAIN
-from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Found
+from headwise.check.comparison import find_assignment
+from headwise.check.deviations import add_unbound
+from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Examination
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.stages import SINGLE, WEIGHTLESS
-from headwise.check.loader import MULTI, Case, Loaded, candidates, load
-from headwise.check.mistakes import Finding, settled
+from headwise.check.fragments import core_report, fragments, is_core
+from headwise.check.loader import Case, candidates, load
+from headwise.check.mistakes import settled
 from headwise.check.proof import TOLERANCE, prediction_error, reference_output
 from headwise.check.reading import AttentionReading, read
 from headwise.check.report import Report
+from headwise.check.source import MULTI
 from headwise.check.templates import write
+from headwise.check.unfinished import review
 from headwise.errors import OptionError
 
 CANDIDATES = 3  # that are tried before giving up
-RANK = {"right": 3, "variant": 3, "partial": 3, "wrong": 2, "unknown": 0}
+RANK = {"right": 3, "variant": 3, "partial": 3, "wrong": 2, "unfinished": 2, "unknown": 0}
 
 
 def judge(case: Case, build: str | None = None, call: str | None = None, solution: bool = False) -> Report:
     """The report on one class, function or object, built and called as told or as found out."""
     start = time.monotonic()
+    if build is None and call is None and is_core(case.target):
+        return core_report(case, lambda layer: judge(layer, solution=solution))
     case.progress("binding")
     failures: list[Failure] = []
     bound = None if build is None and call is None else bind_as_told(case, build, call)
@@ -36,13 +42,20 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
         bound, failures = bind(case)
     if bound is None or bound.output is None:
         report = judge_unbound(case, bound, failures or (bound.failures if bound else []))
+        add_unbound(report, case)
     else:
         report = _judge_bound(bound)
+    report = review(case, report)
     for finding in report.findings:
         finding.text = finding.text or case.text(finding.line)
-    if solution:
+        if case.loaded is not None:
+            case.loaded.origin.locate(finding)
+    if solution and case.assignment is not None:
+        report.solution = case.assignment.solution()
+    elif solution:
         report.solution = write("fused" if bound is not None and not bound.form.cross else "separate")
-    report.file = case.filename or ""
+    report.file, report.assumed = case.filename or "", list(getattr(case.target, "assumed", ()))
+    report.left_out = [] if case.loaded is None else case.loaded.origin.left_out
     report.seconds = time.monotonic() - start
     return report
 
@@ -54,7 +67,7 @@ def _judge_bound(bound: Bound) -> Report:
     try:
         bound.case.progress("comparing")
         reading = read(bound)
-        found = Found()
+        found = Examination()
         found.ask(bound, reading, FAULTS)
         if not found.wrong:
             found.ask(bound, reading, IF_NOTHING_IS_WRONG)
@@ -71,7 +84,7 @@ def _judge_bound(bound: Bound) -> Report:
     return report
 
 
-def _take(report: Report, found: Found) -> None:
+def _take(report: Report, found: Examination) -> None:
     """Write findings, notes and the certificate into the report."""
     report.findings = settled(found.findings)
     lists = {"mask": report.masks, "variant": report.variants, "good": report.good, "doubt": report.doubts}
@@ -121,16 +134,21 @@ def judge_file(
     build: str | None = None,
     call: str | None = None,
     solution: bool = False,
+    form: str | None = None,
+    against: str | None = None,
 ) -> Report:
     """The report on the best candidate in a file, or on the one named."""
+    try:
+        assignment = find_assignment(form, against)
+    except OptionError as error:
+        return Report("unknown", subject=path.name, file=str(path), doubts=[str(error)])
     progress("loading")
-    loaded = load(path)
-    unknown = Report("unknown", subject=path.name, file=loaded.path)
-    if loaded.syntax is not None:
-        return _syntax_error(loaded, loaded.syntax)
-    found = candidates(loaded)
-    if found and not re.search(r"\btorch|\bnn\.|\bF\.", loaded.source):
-        return replace(unknown, doubts=["nothing in this file uses PyTorch, and only PyTorch can be judged"])
+    loaded = load(path, name)
+    answer = loaded.origin.answer(name)
+    if answer is not None:
+        return answer
+    unknown = Report("unknown", subject=path.name, file=loaded.path, left_out=loaded.origin.left_out)
+    found = fragments(loaded) or candidates(loaded)
     if name is not None and name not in loaded.namespace:
         defined = ", ".join(other for other, _ in found) or "nothing that looks like attention"
         return Report("unknown", subject=name, doubts=[f"{path.name} defines no {name!r}; it defines {defined}"])
@@ -138,9 +156,9 @@ def judge_file(
         found = [(name, loaded.namespace[name])]
     if not found:
         doubts = ["nothing in this file looks like attention; name the class with --name"]
-        doubts += [f"line {line} raises {words}" for line, words in loaded.problems[:3]]
+        doubts += [f"{loaded.origin.place(line)} raises {words}" for line, words in loaded.problems[:3]]
         return replace(unknown, doubts=doubts)
-    cases = [Case(other, target, loaded.namespace, loaded, progress, thorough) for other, target in found]
+    cases = [Case(other, target, loaded.namespace, loaded, progress, thorough, assignment) for other, target in found]
     if build is None and call is None:
         return _best_report(cases, solution)
     try:
@@ -170,8 +188,3 @@ def _is_only_a_part(name: str, best: Report) -> bool:
     if not MULTI.search(name) or best.subject.startswith(name):
         return False
     return SINGLE in best.variants or (bool(best.wrong) and all(f.mistake.whole for f in best.wrong))
-
-
-def _syntax_error(loaded: Loaded, error: SyntaxError) -> Report:
-    finding = Finding("syntax", str(error.msg), error.lineno, loaded.line(error.lineno))
-    return Report("wrong", subject=Path(loaded.path).name, findings=[finding], file=loaded.path)

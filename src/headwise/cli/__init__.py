@@ -5,28 +5,29 @@ May import every room; nothing imports it.
 
 import argparse
 import errno
+import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
-from headwise.cli import bench, check, cost, generate, inspect, quiz, serve, steps, survey, tour, view
 from headwise.cli.console import HelpFormatter
 from headwise.errors import HeadwiseError
 
+# Every verb and what it does. Its module is imported when it is asked for: most of them need torch.
 VERBS = {
-    "view": view,
-    "serve": serve,
-    "survey": survey,
-    "check": check,
-    "steps": steps,
-    "cost": cost,
-    "quiz": quiz,
-    "bench": bench,
-    "generate": generate,
-    "inspect": inspect,
-    "tour": tour,
+    "view": "show what every attention head of a model does with a text, in 24 lines and as a page",
+    "serve": "explore attention in the browser: type a text, switch models and heads",
+    "survey": "measure every attention head of a model over a whole corpus; run it with torchrun for several processes",
+    "check": "check the multi-head attention in a file: right, or which mistake is on which line",
+    "steps": "walk through attention in ten steps on real tensors: shapes, code, reasons, memory",
+    "cost": "compute what attention costs: parameters, operations, memory, cache; MHA, GQA and MQA compared",
+    "quiz": "find and fix the mistake in a class; the checker judges your answer",
+    "bench": "compare the layer with other implementations: correctness, time, memory, growth with length",
+    "generate": "generate text with the built-in model, a small GPT trained on old books",
+    "inspect": "list the attention layers in a checkpoint: heads, widths, options, parameters, cache",
+    "tour": "see the ten steps, the fused layer against the reference, and its speed on this machine",
 }
-
 EXAMPLES = """examples:
   headwise view "The captain looked at the sea, and the sea looked at the captain."
   headwise check examples/attention.py
@@ -37,21 +38,12 @@ EXAMPLES = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Exit status: 0 success, 1 the checked code is wrong, 2 wrong usage or failure."""
-    parser = argparse.ArgumentParser(
-        prog="headwise",
-        description="Multi-head attention you can read, run and see. `headwise VERB --help` explains a verb.",
-        epilog=EXAMPLES,
-        formatter_class=HelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=_version())
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-    for name, module in VERBS.items():
-        verb = verbs.add_parser(
-            name, help=module.SUMMARY, description=module.SUMMARY, epilog=module.EXAMPLES, formatter_class=HelpFormatter
-        )
-        module.add_arguments(verb)
-        verb.set_defaults(run=module.run)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = _parser(next((word for word in arguments if word in VERBS), None))
     options = parser.parse_args(arguments)
+    if options.version:
+        print(_version())
+        return 0
     if options.verb is None:
         parser.print_help()
         return 2
@@ -73,6 +65,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"headwise {options.verb}: {error}", file=sys.stderr)
         return 2
     return status
+
+
+def module_of(verb: str) -> ModuleType:
+    """The module of a verb: its options, its examples, and `run`."""
+    return importlib.import_module(f"headwise.cli.{verb}")
+
+
+def _parser(asked: str | None) -> argparse.ArgumentParser:
+    """The parser of the command, with the options of the one verb that is asked for."""
+    parser = argparse.ArgumentParser(
+        prog="headwise",
+        description="Multi-head attention you can read, run and see. `headwise VERB --help` explains a verb.",
+        epilog=EXAMPLES,
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="show the versions of headwise and torch, then exit")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    for name, summary in VERBS.items():
+        verb = verbs.add_parser(name, help=summary, description=summary, formatter_class=HelpFormatter)
+        if name == asked:
+            module = module_of(name)
+            verb.epilog = module.EXAMPLES
+            module.add_arguments(verb)
+            verb.set_defaults(run=module.run)
+    return parser
 
 
 def _discard_output() -> None:

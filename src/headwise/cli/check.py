@@ -8,18 +8,20 @@ from typing import Any
 from headwise.check import sandbox
 from headwise.check.mistakes import MISTAKES
 from headwise.check.report import LABEL, WORDS, Report
-from headwise.cli.console import add_json, console, print_json, status
+from headwise.cli.console import add_json, console, late_status, print_json
 
-SUMMARY = "check the multi-head attention in a file: right, or which mistake is on which line"
 EXAMPLES = """examples:
   headwise check --list
   headwise check examples/attention.py
   headwise check examples/attention.py --name MultiHeadAttention --json
+  headwise check examples/attention.py --form interview
+  headwise check examples/attention.py --against examples/attention.py:MultiHeadAttention --solution
   headwise check examples/attention.py --build "MultiHeadAttention(32, 4)" --call "m(q, k, v, mask)"
 """
+ASSIGNMENTS = ("course", "book", "homework", "interview", "handbook")
 COLORS = {
-    "RIGHT": "bold green", "WRONG": "bold red", "CANNOT JUDGE": "bold yellow", "FRAGILE": "yellow", "SLOW": "cyan",
-    "STYLE": "cyan", "OK": "green",
+    "RIGHT": "bold green", "WRONG": "bold red", "CANNOT JUDGE": "bold yellow", "UNFINISHED": "bold yellow",
+    "FRAGILE": "yellow", "SLOW": "cyan", "STYLE": "cyan", "OK": "green",
 }  # fmt: skip
 
 
@@ -29,7 +31,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="class or function to check (default: the most likely one)")
     parser.add_argument("--build", metavar="CODE", help='how to construct it: "MyMHA(E, H)" with width E and H heads')
     parser.add_argument("--call", metavar="CODE", help='how to call it: "m(x, mask)"; inputs are x, q, k, v, memory')
-    parser.add_argument("--solution", action="store_true", help="also print a correct class")
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument(
+        "--form",
+        choices=ASSIGNMENTS,
+        help="also judge the constructor, call, return values, names and mask of an assignment",
+    )
+    asked.add_argument(
+        "--against", metavar="FILE:CLASS", help="also compare with a reference: a class in another file, or in this one"
+    )
+    parser.add_argument(
+        "--solution", action="store_true", help="also print a correct class, in the form of --form or --against"
+    )
+    parser.add_argument(
+        "--thorough", action="store_true", help="also measure the speed and try torch.compile (2 s more)"
+    )
     parser.add_argument("--seconds", type=float, default=sandbox.SECONDS, help="time limit")
     parser.add_argument("--list", action="store_true", help="list the mistakes that the checker can name, then exit")
     add_json(parser, "text")
@@ -42,16 +58,19 @@ def run(options: argparse.Namespace) -> int:
     if options.file is None:
         print("headwise check: no file given. Try: headwise check attention.py", file=sys.stderr)
         return 2
-    report = sandbox.run(
-        options.file,
-        name=options.name,
-        build=options.build,
-        call=options.call,
-        seconds=options.seconds,
-        solution=options.solution,
-        progress=lambda words: status(f"{words} ..."),
-    )
-    status("")
+    with late_status() as progress:
+        report = sandbox.run(
+            options.file,
+            name=options.name,
+            build=options.build,
+            call=options.call,
+            form=options.form,
+            against=options.against,
+            seconds=options.seconds,
+            thorough=options.thorough,
+            solution=options.solution,
+            progress=progress,
+        )
     if options.json:
         print_json(report.to_dict())
     else:
@@ -85,5 +104,5 @@ def listed(as_json: bool) -> int:
         print_json([mistake._asdict() for mistake in MISTAKES.values()])
         return 0
     for mistake in MISTAKES.values():
-        print(f"{mistake.name:<20} {mistake.severity:<8} {mistake.title}")
+        print(f"{mistake.name:<22} {mistake.severity:<8} {mistake.title}")
     return 0

@@ -1,15 +1,16 @@
 """What the verbs share: tables and JSON on standard output, messages on standard error, files, and common options."""
 
 import argparse
+import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 from headwise.errors import OptionError, need
-from headwise.models.files import atomically
 
 MODEL_HELP = "builtin, or a model folder, from transformers or examples/train_gpt.py"
 
@@ -46,6 +47,34 @@ def status(text: str) -> None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)  # the escape sequence clears the line
 
 
+@contextlib.contextmanager
+def late_status(seconds: float = 2.0) -> Iterator[Callable[[str], None]]:
+    """A function that is told each stage; the terminal shows it from `seconds` on, when most work is done."""
+    told, lock, is_shown = ["starting"], threading.Lock(), threading.Event()
+
+    def show() -> None:
+        with lock:
+            is_shown.set()
+            status(f"{told[-1]} ...")
+
+    def tell(words: str) -> None:
+        with lock:
+            told.append(words)
+            if is_shown.is_set():
+                status(f"{words} ...")
+
+    timer = threading.Timer(seconds, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield tell
+    finally:
+        timer.cancel()
+        timer.join()
+        if is_shown.is_set():
+            status("")
+
+
 def say(text: str) -> None:
     """Print a line on standard error, in place of the current status."""
     status("")
@@ -75,6 +104,8 @@ def write_file(option: str, path: Path, content: str | Callable[[Path], object],
 
     `content` is the text, or a function that writes to the path it is given.
     """
+    from headwise.models.files import atomically  # here, because it imports torch
+
     write = content if callable(content) else lambda beside: beside.write_text(content, encoding="utf-8")
     try:
         atomically(path, write)

@@ -10,7 +10,6 @@ from headwise.errors import OptionError
 from headwise.learn import configs
 from headwise.learn.cost import Amount, Cost, alternatives, answers, bound_seconds, human
 
-SUMMARY = "compute what attention costs: parameters, operations, memory, cache; MHA, GQA and MQA compared"
 EXAMPLES = """examples:
   headwise cost --model gpt2
   headwise cost --model llama-3.1-8b --seq 8192 --batch 4

@@ -7,7 +7,6 @@ import torch
 from headwise.cli.console import add_json, print_json, standard_input
 from headwise.models import load, load_builtin
 
-SUMMARY = "generate text with the built-in model, a small GPT trained on old books"
 EXAMPLES = """examples:
   headwise generate "Once upon a time" --tokens 20
   headwise generate "The captain" --temperature 0.7 --top-p 0.9 --seed 1 --tokens 20

@@ -11,7 +11,6 @@ from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoi
 from headwise.shapes import check_size
 from headwise.weights.scoring import RelativeBias
 
-SUMMARY = "list the attention layers in a checkpoint: heads, widths, options, parameters, cache"
 EXAMPLES = """examples:
   headwise inspect model.safetensors --heads 4
   headwise inspect model.safetensors --heads 4 --tokens 8192

@@ -8,7 +8,6 @@ from headwise.cli.check import show
 from headwise.cli.console import add_json, console, print_json
 from headwise.learn.quiz import EXERCISES, Exercise, Quiz
 
-SUMMARY = "find and fix the mistake in a class; the checker judges your answer"
 EXAMPLES = """examples:
   headwise quiz
   headwise quiz --hint

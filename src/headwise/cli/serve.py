@@ -6,7 +6,6 @@ import dataclasses
 from headwise.cli.console import MODEL_HELP, add_json, check_at_least_one
 from headwise.errors import need
 
-SUMMARY = "explore attention in the browser: type a text, switch models and heads"
 EXAMPLES = """examples:
   headwise serve --no-open --for 1
   headwise serve --model builtin --port 0 --no-open --for 1 --json

@@ -11,7 +11,6 @@ from headwise.learn import Setting, configs, forms, trace
 from headwise.learn.page import steps_page
 from headwise.learn.steps import FITS, SIX, Explained, Operation, head_split_text, number_text, shape_text
 
-SUMMARY = "walk through attention in ten steps on real tensors: shapes, code, reasons, memory"
 EXAMPLES = """examples:
   headwise steps
   headwise steps --d-model 768 --heads 12 --seq 100 --batch 4 --causal

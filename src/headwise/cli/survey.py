@@ -15,7 +15,6 @@ from headwise.study.survey.job import SurveyJob, processes_from_environment
 from headwise.study.survey.result import Survey, many
 from headwise.view.terminal import drawn_survey
 
-SUMMARY = "measure every attention head of a model over a whole corpus; run it with torchrun for several processes"
 EXAMPLES = """examples:
   headwise survey texts --context 128
   headwise survey texts corpus.jsonl --out survey.json --resume

@@ -17,7 +17,6 @@ from headwise.layer import MultiHeadAttention
 from headwise.learn.steps import Explained, explain_steps, layer_projections
 from headwise.masks import Mask, causal, documents, padding, prefix, window
 
-SUMMARY = "see the ten steps, the fused layer against the reference, and its speed on this machine"
 EXAMPLES = """examples:
   headwise tour
   headwise tour --heads 2 --width 8 --tokens 4 --no-speed

@@ -18,7 +18,6 @@ from headwise.view.color import palette
 from headwise.view.screen import MapScreen, printed, show
 from headwise.view.terminal import drawn, drawn_layer
 
-SUMMARY = "show what every attention head of a model does with a text, in 24 lines and as a page"
 EXAMPLES = """examples:
   headwise view "The captain looked at the sea, and the sea looked at the captain."
   headwise view "To be, or not to be, that is the question." --layer 3 --plain

@@ -8,13 +8,20 @@ explains. Imports all of `check` but `verdict`.
 from collections.abc import Iterable
 
 from headwise.check.binding import Bound
-from headwise.check.faults import behavior, crashes, masks, options, portability, sizes, stages, training
+from headwise.check.faults import behavior, crashes, masks, options, portability, sizes, speed, stages, training
 from headwise.check.faults.stages import Fault
-from headwise.check.mistakes import Finding, Note
+from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Item
 
-__all__ = ["CERTIFICATE", "FAULTS", "IF_NOTHING_IS_WRONG", "ONLY_IF_RIGHT", "Fault", "Found"]
+__all__ = ["CERTIFICATE", "FAULTS", "IF_NOTHING_IS_WRONG", "ONLY_IF_RIGHT", "Examination", "Fault"]
+
+
+def assignment(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A class must have the form of the assignment, or give what the reference gives, where one was named."""
+    if bound.case.assignment is not None:
+        yield from bound.case.assignment.deviations(bound, reading)
+
 
 # Of two mistakes that are equally serious, the first in this order is called the cause.
 FAULTS: tuple[Fault, ...] = (
@@ -43,8 +50,8 @@ FAULTS: tuple[Fault, ...] = (
     masks.constructor_switch,
     masks.call_switch,
     sizes.grouped_heads,
-    portability.speed,
     behavior.returned_weights,
+    assignment,
 )
 # These are asked only if nothing is wrong so far: most mistakes would show up in them again.
 IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
@@ -53,11 +60,16 @@ IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
     masks.combined_masks,
     options.options,
     options.caches,
-    sizes.other_sizes,
-    sizes.other_lengths,
     behavior.globals_in_place_of_arguments,
+    sizes.other_lengths,
+    sizes.other_sizes,
 )
-ONLY_IF_RIGHT: tuple[Fault, ...] = (portability.beyond_buffer, portability.meta_device, portability.compilation)
+ONLY_IF_RIGHT: tuple[Fault, ...] = (
+    portability.beyond_buffer,
+    portability.meta_device,
+    speed.slower_than_fused,
+    portability.compilation,
+)
 # What must be verified before anything is called right.
 CERTIFICATE: dict[str, tuple[Fault, ...]] = {
     "the same function as the reference on fresh inputs": (*stages.STAGES, stages.fresh_inputs),
@@ -103,7 +115,7 @@ MANY_OPERATIONS = 6000
 PROGRESS = {masks.mask_meanings: "masks", options.without_keys: "probing"}  # what the user is told from here on
 
 
-class Found:
+class Examination:
     """What every fault has found so far."""
 
     def __init__(self) -> None:
@@ -125,13 +137,15 @@ class Found:
     def ask(self, bound: Bound, reading: AttentionReading | None, faults: Iterable[Fault]) -> None:
         """Run these faults, in order."""
         slow = len(bound.trace.nodes) > MANY_OPERATIONS
+        accepted = () if bound.case.assignment is None else bound.case.assignment.accepted(bound)
         for fault in faults:
             if slow and fault in CALLS_AGAIN:
                 self.by_fault[fault] = [Note("untried", "one call takes too long")]
                 continue
             if fault in PROGRESS:
                 bound.case.progress(PROGRESS[fault])
-            self.by_fault[fault] = list(fault(bound, reading))
+            found = fault(bound, reading)
+            self.by_fault[fault] = [result for result in found if getattr(result, "name", "") not in accepted]
 
     def certificate(self) -> list[Item]:
         """Every item with its status."""

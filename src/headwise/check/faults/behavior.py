@@ -18,7 +18,10 @@ def unmodified_inputs(bound: Bound, reading: AttentionReading | None) -> Found:
     """A call must not write into its inputs."""
     fresh = make_inputs(bound.form, bound.sizes, seed=13)
     kept = [x.clone() for x in fresh]
-    if bound.output_of(fresh) is None:
+    try:
+        with bound.running(), torch.no_grad():
+            bound.form.call(bound.thing, fresh, as_is=True)
+    except Exception:  # it raises only now, which another fault names
         return
     changed = [name for name, x, y in zip(fresh._fields, fresh, kept, strict=True) if not torch.equal(x, y)]
     if changed:
@@ -42,7 +45,8 @@ def repeated_calls(bound: Bound, reading: AttentionReading | None) -> Found:
             if second is None or second.shape != first.shape
             else f"{float((first - second).abs().max()):.3g}"
         )
-        yield Finding("remembers-calls", f"after a call with another input, the difference is {gap}")
+        words = f"after a call with another input, the difference is {gap}"
+        yield Finding("remembers-calls", words, bound.case.line_of_state())
 
 
 def batch_leak(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -59,7 +63,19 @@ def batch_leak(bound: Bound, reading: AttentionReading | None) -> Found:
     a, b = first[0].nan_to_num(), second[0].nan_to_num()
     if not same(a, b):
         gap = float((a - b).abs().max())
-        yield Finding("batch-leak", f"changing samples 1 to {len(first) - 1} changes sample 0 by up to {gap:.3g}")
+        words = f"changing samples 1 to {len(first) - 1} changes sample 0 by up to {gap:.3g}"
+        yield Finding("batch-leak", words, _mixing_line(bound))
+
+
+def _mixing_line(bound: Bound) -> int | None:
+    """The first line that takes a mean, sum or the like over the samples."""
+    B, nodes = bound.inputs.query.shape[0], bound.trace.nodes
+    for node in nodes:
+        before = nodes[node.parents[0]].value if node.parents else None
+        reduces = node.op in ("mean", "sum", "amax", "var", "std", "max", "prod", "logsumexp")
+        if reduces and before is not None and before.dim() and before.shape[0] == B != (*node.value.shape, 0)[0]:
+            return node.line
+    return None
 
 
 def influence(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -125,9 +141,9 @@ def judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
 def _tables(bound: Bound, reading: AttentionReading) -> list[tuple[int, Tensor]]:
     """Returned tensors, other than the output, whose last two axes are queries and keys."""
     B, H, T, S = reading.core.weights.shape
-    sizes = {B * H * T * S, B * T * S}
+    sizes = {B * H * T * S, B * T * S, H * T * S, T * S}  # of every sample and head, or averaged
     found = [(i, leaf) for i, leaf in enumerate(leaves(bound.returned)) if leaf.shape[-2:] == (T, S)]
-    return [(i, leaf) for i, leaf in found if leaf.dim() >= 3 and leaf.numel() in sizes]
+    return [(i, leaf) for i, leaf in found if leaf.numel() in sizes]
 
 
 def _is_used(table: Tensor, reading: AttentionReading) -> bool:
@@ -152,6 +168,7 @@ def globals_in_place_of_arguments(bound: Bound, reading: AttentionReading | None
     if bound.case.loaded is None or bound.output is None or not isinstance(bound.case.target, type):
         return
     taken = {constructor_role(p.name) for p in parameters_of(bound.case.target)}
+    taken |= {"head_width", "value_width", "out_width"} if {"width", "heads"} <= taken else set()
     held = module_sizes(bound.case.namespace)
     read = {
         n: line for n, line in globals_read(bound.case.target).items() if n in held and constructor_role(n) in taken

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from headwise.check.binding import Bound, Failure
-from headwise.check.calls import Repaired
+from headwise.check.calls import PLAIN, Repaired
 from headwise.check.loader import Case, globals_read, names_used, stand_ins_used
 from headwise.check.mistakes import Finding, Found, settled
 from headwise.check.reading import AttentionReading
@@ -33,7 +33,7 @@ OURS = (
 
 def text_findings(case: Case) -> list[Finding]:
     """Attributes and names that are certainly missing, and a missing `super().__init__()`."""
-    if case.loaded is None or case.loaded.syntax is not None:
+    if case.loaded is None:
         return []
     tree = ast.parse(case.loaded.source)
     found: list[Finding] = []
@@ -174,7 +174,8 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
     """The report where no attempt gave an output."""
     report = Report("unknown", subject=case.name, tried=_attempts(failures))
     report.doubts += _stand_in_doubts(case)
-    own = None if report.doubts else _own_failure(failures)
+    ran = bound is not None and bound.form.layout == PLAIN and (bound.returned is None or bound.form.natural)
+    own = None if ran or report.doubts else _own_failure(failures)
     findings = [*_supplied(case), *_failed_imports(case)]
     if own is not None:
         report.subject, report.call = own.built, "" if own.called is None else f"forward({own.called})"

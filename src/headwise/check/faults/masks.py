@@ -9,7 +9,7 @@ import inspect
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,10 +20,12 @@ from headwise.check.calls import FunctionWithWeights, call_parameters, signature
 from headwise.check.faults.crashes import Function, definition_of
 from headwise.check.faults.portability import half_precision
 from headwise.check.fits import same
+from headwise.check.intent import stated_meaning
 from headwise.check.loader import Case
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, pattern, read
 from headwise.check.trace import Core, error_line, find_attention
+from headwise.check.vocabulary import call_role
 
 SECONDS = 6.0  # for one argument; a typical one takes half a second
 LENGTHS = "(B,) lengths"
@@ -32,6 +34,7 @@ MEANING = {"keep": "1 = keep", "drop": "1 = mask out", "additive": "added to the
 WRONG_MEANING = {
     "after": "mask-after-softmax", "discarded": "mask-discarded", "wrong sample": "mask-wrong-sample",
     "transposed": "mask-transposed", "queries": "mask-on-queries", "some heads": "mask-some-heads",
+    "uncausal": "mask-replaces-causal", "one more": "mask-off-by-one", "one less": "mask-off-by-one",
 }  # fmt: skip
 # A comment that says the mask is left out; 忽略, 省略 and 未使用 mean ignored, omitted and unused.
 LEFT_OUT = re.compile(
@@ -101,7 +104,16 @@ def measured(bound: Bound, reading: AttentionReading | None) -> list[MaskArgumen
         flags = {p.name for p in call_parameters(bound.thing) if is_boolean(p)}  # `mask=True` is a switch
         names = [name for name in bound.form.masks[:3] if name not in flags]
         reading.mask_arguments = [_measure(bound, reading, name) for name in names]
+        others = (_measure(bound, reading, name) for name in _unknown_arguments(bound))
+        reading.mask_arguments += [argument for argument in others if argument.meaning]
     return reading.mask_arguments
+
+
+def _unknown_arguments(bound: Bound) -> list[str]:
+    """Optional arguments whose names say nothing: each may be a mask."""
+    held = {*bound.form.roles, *bound.form.masks, *bound.form.fixed}
+    parameters = [p for p in call_parameters(bound.thing) if p.default is None and p.name not in held]
+    return [p.name for p in parameters if call_role(p.name) is None and not is_boolean(p)][:2]
 
 
 def is_boolean(p: inspect.Parameter) -> bool:
@@ -132,8 +144,21 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
         lengths = 1 + torch.arange(B) % (S - 1)
         meant = (torch.arange(S) < lengths[:, None])[:, None, None].expand(B, H, T, S)
         tried = trial(LENGTHS, lengths, meant)
-        argument.tried += [tried] if tried.meaning == "keep" else []
+        tried.meaning = _near_length(tried, lengths) or tried.meaning
+        argument.tried += [tried] if tried.meaning in ("keep", "one more", "one less") else []
     return argument
+
+
+def _near_length(tried: TriedMask, lengths: Tensor) -> str:
+    """Whether one key too many or too few is visible everywhere."""
+    if tried.seen is None:
+        return ""
+    S = tried.seen.shape[-1]
+    for name, off in (("one more", 1), ("one less", -1)):
+        wanted = (torch.arange(S) < lengths[:, None] + off)[:, None, None].expand_as(tried.seen)
+        if _agree(tried.seen, wanted):
+            return name
+    return ""
 
 
 def shaped_masks(B: int, H: int, T: int, S: int) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -181,8 +206,9 @@ class MaskTrial:
         if core is None or core.weights.shape != self.reading.core.weights.shape:
             tried.meaning = "other"
             return tried
-        tried.seen, tried.line = core.weights.nan_to_num() > 1e-30, core.mask_line(self.bound.trace)
+        tried.seen = core.weights.nan_to_num() > 1e-30
         tried.meaning = self._meaning(core, meant, tried.mask)
+        tried.line = core.mask_line(self.bound.trace, moves=tried.meaning in ("wrong sample", "transposed", "queries"))
         before, after = self.bound.output, other.output
         if tried.meaning != "none":
             return tried
@@ -195,7 +221,7 @@ class MaskTrial:
     def same_arrangement(self, other: Bound) -> Core | None:
         """The attention of another call, with batch and heads read as before."""
         nodes = find_attention(other.trace)
-        cores = () if nodes is None else nodes.arrangements(other.inputs.query.shape[0])
+        cores = () if nodes is None else nodes.arrangements(*other.inputs.query.shape[:2])
         return next((core for core in cores if core.order == self.reading.core.order), None)
 
     def _meaning(self, core: Core, meant: Tensor, mask: Tensor) -> str:
@@ -238,6 +264,8 @@ def _agree(seen: Tensor, meant: Tensor) -> bool:
 def _misplaced(seen: Tensor, meant: Tensor, base: Tensor) -> str:
     """Where a mask went that did not hide the keys it names: other axes, some heads only, or another sample."""
     by_key = bool((meant == meant[:, :, :1]).all())
+    if not bool(base.all()) and (_agree(seen, meant) or _agree(seen, ~meant)):
+        return "uncausal"
     for wanted in (meant, ~meant):
         square = wanted.shape[-1] == wanted.shape[-2]
         if by_key and square and _agree_as_padding(seen, wanted, base):
@@ -287,14 +315,50 @@ def mask_arguments(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Note("absent", "it takes none")
     for argument in measured(bound, reading):
         assert reading is not None  # noqa: S101 - otherwise nothing is measured
+        yield from _against_words(argument, bound)
         found = [*_misused(argument, reading), *_overwritten(argument)]
         if not argument.meaning and not found:
             found += _without_effect(argument, bound, reading)
         yield from found
+        if argument.meaning and not any("(B" in shape for shape in argument.shapes()):
+            found += _by_head_instead(argument, bound, reading)
+            yield from found
         if argument.meaning:
             yield Note("good", argument.words())
         elif not found:
             yield Note("untried", f"what the argument {argument.name} does")
+
+
+def _against_words(argument: MaskArgument, bound: Bound) -> Iterator[Finding]:
+    """A mask must mean what the file says about it."""
+    stated = stated_meaning(bound.case, argument.name)
+    if stated is None or argument.meaning not in MEANING or argument.meaning == stated.meaning:
+        return
+    found, said = MEANING[argument.meaning], MEANING[stated.meaning]
+    words = f"argument {argument.name}: {found}, where line {stated.line} says {said}"
+    tried = argument.first(argument.meaning)
+    yield Finding("mask-convention", words, tried.line if tried is not None else None)
+
+
+def _by_head_instead(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> list[Finding]:
+    """With as many samples as heads, a mask of every sample that reaches the head of the same number."""
+    H = reading.core.weights.shape[1]
+    few = bound.inputs.of_samples(H)
+    if len(few.query) != H or H == 1:
+        return []
+    _, _, T, S = reading.core.weights.shape
+    for shape, mask, meant in shaped_masks(H, H, T, S):
+        if shape == "(B,T,S)":
+            with contextlib.suppress(Exception):
+                other = bound.called({argument.name: mask.double()}, inputs=few)
+                core = MaskTrial(bound, reading, argument.name).same_arrangement(other)
+                swapped = meant.transpose(0, 1) & reading.visible[:H]
+                if core is not None and _agree(core.weights.nan_to_num() > 1e-30, swapped):
+                    words = (
+                        f"argument {argument.name}: with {H} samples and {H} heads, the mask of sample 1 reaches head 1"
+                    )
+                    return [Finding("mask-wrong-sample", words, core.mask_line(bound.trace))]
+    return []
 
 
 def _overwritten(argument: MaskArgument) -> Iterator[Finding]:
@@ -406,10 +470,23 @@ def required_mask(bound: Bound, reading: AttentionReading | None) -> Found:
     """A mask that is None by default must accept None."""
     defaults = {p.name: p.default for p in signature(bound.thing)}
     names = [n for n in bound.form.fixed if n in bound.form.masks and defaults.get(n, 0) is None]
+    if names and _returns_nothing(bound, names):
+        yield Finding("no-return", f"without {names[0]}, it returns None", bound.case.line_with(r"^\s+return\b"))
+        return
     failed = next((f for f in bound.failures if f.line is not None and f.called is not None), None)
     if names and failed is not None:
         words = f"{names[0]}=None, its default, raises {type(failed.error).__name__}: {failed.error}"
         yield Finding("mask-crashes", words, failed.line, severity="fragile")
+
+
+def _returns_nothing(bound: Bound, names: list[str]) -> bool:
+    """Whether the call without these masks runs and gives None."""
+    form = replace(bound.form, fixed={k: v for k, v in bound.form.fixed.items() if k not in names})
+    try:
+        with bound.running(), torch.no_grad():
+            return form.call(bound.thing, bound.inputs) is None
+    except Exception:  # it raises, which is another thing
+        return False
 
 
 def misplaced_mask(bound: Bound, reading: AttentionReading | None) -> Found:

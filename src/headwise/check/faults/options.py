@@ -1,5 +1,6 @@
 """Arguments of the call that are optional: keys, flags and caches, each tried with and without."""
 
+import copy
 import inspect
 from collections.abc import Iterator
 from dataclasses import replace
@@ -94,7 +95,7 @@ def _changes_nothing(bound: Bound, p: inspect.Parameter) -> bool:
 
 def _switched(bound: Bound, p: inspect.Parameter) -> Found:
     try:
-        other = bound.called({p.name: not p.default})
+        other = bound.called({p.name: not p.default}, thing=copy.deepcopy(bound.thing))
     except Exception as error:
         words = f"{p.name}={not p.default}: {type(error).__name__}: {error}".splitlines()[0][:160]
         if isinstance(error, OWN_ERRORS):
@@ -133,9 +134,11 @@ def caches(bound: Bound, reading: AttentionReading | None) -> Found:
     """A cache that a call returns, given to the next call, must give the same result."""
     parameters = _others(bound)
     names = [p.name for p in parameters if is_cache(p.name) and not is_boolean(p)]
+    flags = {p.name: True for p in parameters if is_boolean(p) and "cache" in plain(p.name)}
+    if not names and flags:
+        yield from _kept_inside(bound, flags)
     if not names or call_role(names[0]) in INPUT_ROLES:
         return
-    flags = {p.name: True for p in parameters if is_boolean(p) and "cache" in plain(p.name)}
     tried = [result for cut in (bound.sizes.T - 1, 2) if (result := _continued(bound, names[0], flags, cut))]
     wrong = next((result for result in tried if isinstance(result, Finding)), None)
     if wrong is not None:
@@ -144,6 +147,36 @@ def caches(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Note("good", f"{names[0]}: the same token by token")
     else:
         yield Note("untried", f"the argument {names[0]}")
+
+
+def _kept_inside(bound: Bound, flags: dict[str, Any]) -> Found:
+    """A cache that the object keeps itself: the last token after the others must get what it gets among them."""
+    cut, whole = bound.sizes.T - 1, bound.output
+    thing = copy.deepcopy(bound.thing)
+    parts = [Inputs(*(x[:, part] for x in bound.inputs)) for part in (slice(0, cut), slice(cut, None))]
+    bound.output_of(parts[0], flags, thing)
+    try:
+        last = bound.called(flags, thing=thing, inputs=parts[1])
+    except Exception as error:
+        yield Note("untried", f"{next(iter(flags))}: {type(error).__name__}: {error}".splitlines()[0][:160])
+        return
+    out, alone = last.output, bound.output_of(parts[1])
+    if out is None or whole is None or alone is None or same(out, alone):
+        yield Note("untried", f"what {next(iter(flags))} keeps")
+    elif same(out, whole[:, cut:]):
+        yield Note("good", f"{next(iter(flags))}: the same token by token")
+    else:
+        gap = float((out - whole[:, cut:]).abs().nan_to_num().max())
+        line = read_mask_line(last) or next((n.line for n in last.trace.nodes if n.op == "cat"), None)
+        yield Finding(
+            "cache-differs", f"after {cut} tokens in the cache, the next one differs by up to {gap:.3g}", line
+        )
+
+
+def read_mask_line(bound: Bound) -> int | None:
+    """The line that masks scores in a call."""
+    seen = read(bound)
+    return None if seen is None else seen.core.mask_line()
 
 
 def _continued(bound: Bound, name: str, flags: dict[str, Any], cut: int) -> Finding | Note | None:
@@ -170,7 +203,10 @@ def _continued(bound: Bound, name: str, flags: dict[str, Any], cut: int) -> Find
         causal = torch.equal(out, out) and last == slice(-1, None)
         gap = float((out[:, -1] - whole[:, -1]).abs().max())
         if causal and not same(out, _alone(bound, rest, flags)):
-            return Finding("cache-differs", f"after a cache of {cut} tokens, the next one differs by up to {gap:.3g}")
+            line = bound.case.line_with(r"\bcat\(|\bconcat\w*\(")
+            return Finding(
+                "cache-differs", f"after a cache of {cut} tokens, the next one differs by up to {gap:.3g}", line
+            )
     return locals().get("failed") if cut == bound.sizes.T - 1 else None
 
 

@@ -1,12 +1,14 @@
-"""Where else it runs: half precision, other devices, the meta device, compiled, beyond a stored mask; and how fast."""
+"""Where else it runs: half precision, other devices, the meta device, compiled, beyond a stored mask."""
 
 import contextlib
 import copy
+import importlib
 import signal
+import sys
 import threading
-import timeit
 from collections.abc import Iterator
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,19 +16,16 @@ from torch import Tensor, nn
 
 from headwise.check.arguments import parameters_of
 from headwise.check.binding import Bound, stored_lengths
-from headwise.check.calls import PLAIN, Inputs, double_by_default, make_inputs, modules, quiet
+from headwise.check.calls import PLAIN, Inputs, double_by_default, make_inputs, quiet
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
-from headwise.check.loader import names_used
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, pattern, read
 from headwise.check.trace import error_line, is_deliberate
 
 COMPILING = 6.0  # seconds of processor time
+DYNAMO = "torch._dynamo"
 BEYOND = 3  # tokens more than a stored mask holds
-TIMED = 512  # tokens
-SLOWER = 2.5  # times as slow as the fused layer; less may be noise
-CONTEXTS = ("block_size", "context_length", "max_seq_len", "n_positions", "max_position_embeddings", "n_ctx")
 
 
 def unsliced_buffer(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -71,10 +70,11 @@ def unregistered_state(bound: Bound, reading: AttentionReading | None) -> Found:
     plain = [name for name, part in held if isinstance(part, Tensor) and not isinstance(part, nn.Parameter)]
     lists = [name for name, part in held if isinstance(part, list) and part and isinstance(part[0], nn.Module)]
     if lists:
-        yield Finding("layers-in-list", ", ".join(lists))
+        yield Finding("layers-in-list", ", ".join(lists), bound.case.line_of_attribute(lists[0]))
     elif plain:
         stuck = not any("device" in p.name for p in parameters_of(bound.case.target)) and not _can_move(bound)
-        yield Finding("not-a-buffer", ", ".join(plain[:3]), severity="wrong" if stuck else "fragile")
+        severity, line = "wrong" if stuck else "fragile", bound.case.line_of_attribute(plain[0])
+        yield Finding("not-a-buffer", ", ".join(plain[:3]), line, severity=severity)
 
 
 def _never_called(bound: Bound) -> nn.Module:
@@ -90,47 +90,11 @@ def _can_move(bound: Bound) -> bool:
     """Whether a call works after `.to(device)`; the meta device stands for any other."""
     try:
         moved = copy.deepcopy(bound.thing).to("meta")
-        with quiet(), torch.no_grad():
+        with quiet(), torch.no_grad(), without_dynamo():
             bound.form.call(moved, Inputs(*(x.to("meta") for x in bound.inputs)))
     except Exception as error:
         return "device" not in str(error)
     return True
-
-
-def speed(bound: Bound, reading: AttentionReading | None) -> Found:
-    """A longer input should not take much more time than in the fused layer of the same size."""
-    from headwise.layer import MultiHeadAttention
-
-    if not bound.case.thorough or bound.form.fixed_tensor or bound.form.layout != PLAIN:
-        return
-    contexts = CONTEXTS if bound.built.config is not None else bound.built.names_with_role("context")
-    try:
-        thing = _with_context(bound, dict.fromkeys(contexts, TIMED))
-        inputs = make_inputs(bound.form, replace(bound.sizes, B=2, T=TIMED, S=TIMED), dtype=torch.float32)
-        theirs = min(timeit.repeat(lambda: bound.call(inputs, thing=thing), repeat=5, number=1))
-        fused = MultiHeadAttention(bound.sizes.E, bound.sizes.H, causal=True).eval()
-        with torch.no_grad():
-            ours = min(timeit.repeat(lambda: fused(inputs.query), repeat=5, number=1))
-    except Exception:
-        return
-    if theirs < SLOWER * ours:
-        return
-    words = f"about {theirs / ours:.1f}× the time of the fused layer at {TIMED} tokens"
-    if "scaled_dot_product_attention" not in names_used(bound.case.target):
-        words += f"; the matrix of weights takes {2 * bound.sizes.H * TIMED**2 * 4 / 2**20:.0f} MiB"
-    yield Finding("slow", words)
-
-
-def _with_context(bound: Bound, contexts: dict[str, int]) -> Any:
-    """The object in float32, made for a longer context where its constructor has one."""
-    with quiet():
-        if contexts and isinstance(bound.case.target, type):
-            thing = bound.built.remake(bound.case.target, bound.sizes, contexts)
-        else:
-            thing = copy.deepcopy(bound.thing)
-        for module in modules(thing):
-            module.float().eval()
-    return thing
 
 
 # These run only if nothing else is wrong.
@@ -166,7 +130,7 @@ def meta_device(bound: Bound, reading: AttentionReading | None) -> Found:
     inputs = Inputs(*(x.to("meta", torch.float32) for x in bound.inputs))
     step = "built"
     try:
-        with quiet(), torch.no_grad(), torch.device("meta"):
+        with quiet(), torch.no_grad(), torch.device("meta"), without_dynamo():
             thing = bound.built.make()
             step = "called"
             bound.form.call(thing, inputs)
@@ -198,6 +162,41 @@ def compilation(bound: Bound, reading: AttentionReading | None) -> Found:
     expected = bound.output
     if output is not None and expected is not None and not same(output.nan_to_num(), expected.nan_to_num(), 1e-6):
         yield Finding("compile-fails", "the compiled module gives another result")
+
+
+class LateDynamo(ModuleType):
+    """Stands for `torch._dynamo`, which takes a second to import, until more than `disable` is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__(DYNAMO)
+        self.asked: list[Any] = []
+
+    def disable(self, function: Any, *args: Any, **options: Any) -> Any:
+        """The function itself: nothing is being compiled."""
+        self.asked.append(function)
+        return function
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(DYNAMO) is self:
+            del sys.modules[DYNAMO]
+        return getattr(importlib.import_module(DYNAMO), name)
+
+
+@contextlib.contextmanager
+def without_dynamo() -> Iterator[None]:
+    """Operations on the meta device ask torch to import its compiler, only to keep it away from them. They need not."""
+    if DYNAMO in sys.modules:
+        yield
+        return
+    stand_in = sys.modules[DYNAMO] = LateDynamo()
+    torch._dynamo = stand_in
+    try:
+        yield
+    finally:
+        if sys.modules.get(DYNAMO) is stand_in:
+            del sys.modules[DYNAMO], torch._dynamo
+        for function in stand_in.asked:
+            vars(function).pop("__dynamo_disable", None)  # where torch keeps the answer
 
 
 @contextlib.contextmanager

@@ -1,9 +1,11 @@
 """Other sizes: widths, heads, lengths and batches, fewer key/value heads than query heads."""
 
 import re
+import traceback
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from headwise.check.arguments import OTHER_SIZES, CallSizes, constructor_role, parameters_of
 from headwise.check.binding import Bound
@@ -165,7 +167,20 @@ def _widths(bound: Bound) -> Found:
     if {"width", "out_width"} <= roles:
         yield from _different(bound, _fitting(bound, replace(sizes, O=sizes.E + OUTPUT_WIDTH)), "")
     elif {"head_width", "value_width"} <= roles:
-        yield from _different(bound, _fitting(bound, replace(sizes, V=sizes.D + 1)), "fragile")
+        yield from _different(bound, _fitting(bound, replace(sizes, V=sizes.D + 1)), "")
+
+
+def _line_of_layer(bound: Bound, sizes: CallSizes, error: Exception) -> int | None:
+    """The line that makes the linear layer whose input width is wrong; None where the input is to blame."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        layer, x = frame.f_locals.get("self"), frame.f_locals.get("input")
+        if isinstance(layer, nn.Linear) and isinstance(x, torch.Tensor) and frame.f_code.co_name == "forward":
+            if layer.in_features == x.shape[-1] or x.shape[-1] not in (sizes.E, sizes.H * sizes.Dv):
+                return None
+            text = bound.case.text(error_line(error, bound.case.filename))
+            called = set(re.findall(r"self\.(\w+)\(", text))
+            return bound.case.line_of_attribute(called.pop()) if len(called) == 1 else None
+    return None
 
 
 def _different(bound: Bound, sizes: CallSizes, severity: str) -> Found:
@@ -175,7 +190,8 @@ def _different(bound: Bound, sizes: CallSizes, severity: str) -> Found:
     except Exception as error:
         if not is_deliberate(error) and not isinstance(error, AssertionError):
             words = f"{what}: {type(error).__name__}: {error}".splitlines()[0][:200]
-            yield Finding("widths-confused", words, error_line(error, bound.case.filename), severity=severity)
+            line = _line_of_layer(bound, sizes, error) or error_line(error, bound.case.filename)
+            yield Finding("widths-confused", words, line, severity=severity)
         return
     if other is None or other.output is None:
         return
@@ -229,7 +245,7 @@ def _judged_groups(bound: Bound, seen: AttentionReading, when: str, fewer: int) 
         return [Finding("grouped-order", f"{when}: heads share keys as {keys} and values as {values}", line)]
     if keys != [h // (H // fewer) for h in range(H)] and len(set(keys)) == fewer:
         words = f"{when}: heads share keys and values as {keys}, where neighbors usually share"
-        return [Finding("grouped-order", words, line, severity="fragile")]
+        return [Finding("grouped-order", words, line)]
     return []
 
 

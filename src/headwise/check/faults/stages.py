@@ -14,6 +14,7 @@ from headwise.check.arguments import constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, leaves, make_inputs, modules, signature, tensors
 from headwise.check.fits import Role, same
+from headwise.check.loader import Case
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.proof import TOLERANCE, changed_maps, prediction_error
 from headwise.check.reading import AttentionReading, Projection, pattern, read
@@ -54,8 +55,19 @@ def unread_attention(bound: Bound, reading: AttentionReading | None) -> Found:
     if bare is not None:
         yield Finding("softmax-missing", "scores are multiplied with the values as they are", bare.line)
         return
+    divided = bound.trace.misaligned_softmax()
+    if divided is not None:
+        sums = divided.value.sum(-1).flatten()
+        words = f"exponentials are divided by sums of another axis: rows sum to {_numbers(sums)}"
+        yield Finding("softmax-axis", words, divided.line)
+        return
     yield from _isolated_tokens(bound)
     yield Note("doubt", "no product of queries and keys that goes through a softmax to values was seen")
+
+
+def _numbers(values: Tensor) -> str:
+    """The first two of many numbers."""
+    return f"{float(values[0]):.4g}, {float(values[1]):.4g}, …"
 
 
 def _isolated_tokens(bound: Bound) -> Iterator[Finding]:
@@ -66,7 +78,8 @@ def _isolated_tokens(bound: Bound) -> Iterator[Finding]:
     alone = torch.eye(len(moved), dtype=torch.bool)
     part = moved.diagonal().all() and torch.equal(moved, moved.T) and not moved.all()
     if not (moved & ~alone).any():
-        yield Finding("tokens-alone", "a token's output stays the same whatever the other tokens are")
+        line = bound.trace.line_of_values()
+        yield Finding("tokens-alone", "a token's output stays the same whatever the other tokens are", line)
     elif part and not PARTIAL.search(getattr(bound.case.target, "__name__", "")):
         row = int((~moved).any(1).nonzero()[0])
         unseen = ", ".join(str(int(j)) for j in (~moved[row]).nonzero()[:3])
@@ -187,7 +200,16 @@ def rotary_positions(bound: Bound, reading: AttentionReading) -> Found:
         return
     query, key = parts["query"].by_position, parts["key"].by_position
     if query is None or key is None:
-        yield Note("doubt", "queries and keys are treated differently by position")
+        turned, still = ("queries", "keys") if key is None else ("keys", "queries")
+        side = parts["key" if key is None else "query"]
+        if side.then or side.norm:
+            yield Note("doubt", "queries and keys are treated differently by position")
+        else:
+            yield Finding(
+                "rotary-one-side",
+                f"{turned} are rotated by their position, {still} are not",
+                reading.core.projection_line("query" if key is None else "key"),
+            )
         return
     H, T = reading.core.query.shape[1], min(len(query), len(key))
     a, b = query.unflatten(1, (H, -1)), key.unflatten(1, (H, -1))
@@ -237,10 +259,17 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
     if len(parts) < 3 or _from_one_projection(parts):
         return
     line = reading.core.projection_line
-    if {"query", "key", "value"} <= set(bound.form.roles.values()):
+    given = set(bound.form.roles.values())
+    if {"query", "key", "value"} <= given:
         for name, part in parts.items():
             if part.source != name:
                 yield Finding("wrong-role", f"the {name} is made from the argument for the {part.source}", line(name))
+    elif "memory" in given and not (given & {"key", "value"}) and parts["query"].source == "query":
+        for name in ("key", "value"):
+            if parts[name].source == "query":
+                yield Finding(
+                    "wrong-role", f"the {name} is made from the queries' input, not from the memory", line(name)
+                )
     named = {name: _named_role(part.role) for name, part in parts.items()}
     for name, part in parts.items():
         other = named[name]
@@ -290,14 +319,24 @@ def shared_projections(bound: Bound, reading: AttentionReading) -> Found:
     elif copied:
         yield Finding("no-qkv-proj", f"{_listed(copied)} {'are' if len(copied) > 1 else 'is'} the input itself")
     elif _from_one_projection(parts):
-        yield Finding("one-projection", f"all three use {_listed(query.role.names or ['the same weights'])}")
+        words = f"all three use {_listed(query.role.names or ['the same weights'])}"
+        yield Finding("one-projection", words, _line_of_sharing(bound, reading, "key"))
     elif _share_weights(query, key):
         if _is_unused(bound, parts, "query") or _is_unused(bound, parts, "key"):
-            yield Finding("one-projection", "query and key use the same weights")
+            line = _line_of_sharing(bound, reading, "key")
+            yield Finding("one-projection", "query and key use the same weights", line)
         else:  # no projection is left over, so it is intended, as in models that share the two
             yield Note("variant", "queries and keys share a projection")
     elif _share_weights(key, value):
-        yield Finding("one-projection", "key and value use the same weights")
+        yield Finding("one-projection", "key and value use the same weights", _line_of_sharing(bound, reading, "value"))
+
+
+def _line_of_sharing(bound: Bound, reading: AttentionReading, name: str) -> int | None:
+    """The line that uses weights a second time, or that puts one layer into several places."""
+    part = reading.projections[name]
+    owner = part.role.names[0] if part.role.names else ""
+    listed = re.match(r"\w+\.\d+\.", owner) is not None
+    return (bound.case.line_of_attribute(owner) if listed else None) or reading.core.projection_line(name)
 
 
 def _from_one_projection(parts: dict[str, Projection]) -> bool:
@@ -326,15 +365,30 @@ def weights_of_maps(bound: Bound, reading: AttentionReading) -> Found:
         if not role.found and not role.plain:
             yield from _product_of_two(bound, name, solved.weight, line)
         elif not role.own_bias:
-            yield Note("untried", f"what is added to the {name} beside its projection")
+            times = _repeated_bias(bound, solved.bias)
+            if times is None:
+                yield Note("untried", f"what is added to the {name} beside its projection")
+            else:
+                yield Finding("bias-repeated", f"the bias of the {name} is added {times} times", line)
     factors = [maps[name][0].factor for name in ("value", "output") if name in maps]
     averaged = reading.output is not None and reading.output.merge == "mean"
     if len(factors) == 2 and not averaged and None not in factors and not _has_number(bound):
         total = math.prod(factor for factor in factors if factor is not None)
         if not _near(total, 1.0):
             first = factors[0] is not None and not _near(factors[0], 1.0)
-            line = core.projection_line("value") if first else core.output_line()
+            line = (core.value_scale_line() or core.projection_line("value")) if first else core.output_line()
             yield Finding("values-scaled", f"they are multiplied by {total:.4g}", line)
+
+
+def _repeated_bias(bound: Bound, bias: Tensor) -> int | None:
+    """How many times one of the learner's biases was added, where that is several times."""
+    for held in tensors(bound.thing).values():
+        if held.dim() == 1 and held.shape == bias.shape:
+            own = held.detach().double()
+            factor = float((own * bias).sum() / (own * own).sum())
+            if same(bias, factor * own, 1e-6) and round(factor) > 1 and _near(factor, round(factor)):
+                return round(factor)
+    return None
 
 
 def _product_of_two(bound: Bound, name: str, weight: Tensor, line: int | None) -> Found:
@@ -372,9 +426,12 @@ def shared_heads(bound: Bound, reading: AttentionReading) -> Found:
     shared = {name: _is_shared(part, H) for name, part in parts.items()}
     sliced = any(part.role.sliced for part in parts.values())
     if all(shared.values()) and sliced:
-        yield Finding("heads-share-weights", "one small matrix is applied to every head's slice of the input")
+        line = reading.core.projection_line("query")
+        yield Finding("heads-share-weights", "one small matrix is applied to every head's slice of the input", line)
     elif all(shared.values()):
-        yield Finding("heads-share-weights", "every head has the same matrix")
+        owner = parts["query"].role.names[0] if parts["query"].role.names else ""
+        line = bound.case.line_of_attribute(owner) or reading.core.projection_line("query")
+        yield Finding("heads-share-weights", "every head has the same matrix", line)
     elif shared["query"] and not shared["key"]:
         yield Finding("heads-share-weights", "all heads use the same query")
     elif shared["key"] and shared["value"]:
@@ -430,6 +487,19 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
             yield Note("untried", "the term that is added to the scores")
     if scores.bias is not None:
         yield Note("variant", "a bias by position is added to the scores")
+        if _grows_with_distance(scores.bias, scores.visible[0]):
+            words = "the bias grows with the distance, so that far tokens get more weight"
+            yield Finding("bias-sign", words, core.softmax_line)
+
+
+def _grows_with_distance(bias: Tensor, visible: Tensor) -> bool:
+    """Whether a bias (H, T, S) is a positive multiple of the distance in every head, where a key is visible."""
+    H, T, S = bias.shape
+    away = (torch.arange(T)[:, None] - torch.arange(S)).abs().to(bias.dtype).expand(H, T, S)
+    count = visible.sum(-1, keepdim=True).clamp_min(1)
+    away = (away - (away * visible).sum(-1, keepdim=True) / count) * visible
+    slope = (away * bias).sum((1, 2)) / (away * away).sum((1, 2)).clamp_min(1e-300)
+    return bool((slope > 1e-9).all()) and same(bias * visible, slope[:, None, None] * away, 1e-6)
 
 
 @of_stages
@@ -519,11 +589,17 @@ def built_in_mask(bound: Bound, reading: AttentionReading) -> Found:
     elif kind in ("future", "later"):
         yield Finding("causal-inverted", "a token sees the tokens after it and not those before", line)
     elif kind == "strict":
-        yield Finding("causal-off-by-one", "a token does not see itself", line)
+        yield Finding("causal-off-by-one", "a token does not see itself", triangle_line(bound.case, reading) or line)
     elif kind == "ahead":
-        yield Finding("causal-off-by-one", "a token sees the one after it", line)
+        yield Finding("causal-off-by-one", "a token sees the one after it", triangle_line(bound.case, reading) or line)
     elif kind != "full":
         yield from _other_pattern(bound, reading, line)
+
+
+def triangle_line(case: Case, reading: AttentionReading) -> int | None:
+    """The line that makes a triangle, in the call or in the constructor."""
+    made = (n.line for n in reading.core.trace.nodes if n.op in ("tril", "triu") and n.line is not None)
+    return next(made, None) or case.line_with(r"\b(tril|triu)\w*\(")
 
 
 def _other_pattern(bound: Bound, reading: AttentionReading, line: int | None) -> Found:
@@ -614,8 +690,9 @@ def around_output(bound: Bound, reading: AttentionReading) -> Found:
         yield Note("variant", f"a {out.before} between the heads and the output projection")
     if out.residual:
         yield Note("variant", "the input is added to the output (residual)")
-        if not _near(out.residual, 1.0):
-            yield Note("untried", f"the factor {out.residual:.4g} of the input that is added to the output")
+        if not _near(out.residual, 1.0) and not _has_number(bound):
+            words = f"it is added {out.residual:.4g} times"
+            yield Finding("residual-scaled", words, reading.core.trace.last_line())
     if not out.last:
         known = out.after != "other"
         yield Note("variant", f"a {out.after} follows the attention" if known else "something follows the attention")
@@ -660,6 +737,11 @@ def output_projection(bound: Bound, reading: AttentionReading) -> Found:
         return
     width, line = out.fit.weight.shape[0], reading.core.trace.last_line()
     if width == H * E and H > 1:
+        if bound.built.names_with_role("out_width"):
+            yield Note(
+                "variant", "every head has the output width, and nothing follows their concatenation (a wrapper)"
+            )
+            return
         yield Finding("too-wide", f"{H} heads of {E} give {width} where {E} was asked for", line)
     separate = not any(leaf.shape[:-1] == bound.inputs.query.shape[:-1] for leaf in leaves(bound.returned))
     where = _projecting_class(bound)

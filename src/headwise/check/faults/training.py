@@ -186,7 +186,17 @@ def _equal_on_average(bound: Bound, reading: AttentionReading, dropping: Any) ->
         if off.any():
             ratio = float((mean * calm.output[0]).sum() / calm.output[0].pow(2).sum())
             words = f"over {DRAWS} draws with dropout 0.5, the mean output is {ratio:.2f} times that of evaluation"
-            yield Finding("dropout-biased", words, many.trace.dropout_line())
+            yield Finding("dropout-biased", words, _dropping_line(many))
+
+
+def _dropping_line(many: Bound) -> int | None:
+    """The line that multiplies with random zeros, or else that draws them."""
+    drawn = next((n for n in many.trace.nodes if n.op in RANDOM), None)
+    if drawn is None:
+        return None
+    used = (many.trace.nodes[i] for i in sorted(many.trace.reaches(drawn.index)) if i != drawn.index)
+    steps = (n.line for n in used if n.op.rstrip("_") in ("mul", "masked_fill", "where") and n.line is not None)
+    return next(steps, drawn.line)
 
 
 def _repeated(inputs: Inputs, count: int = DRAWS) -> Inputs:
@@ -248,6 +258,7 @@ def gradients(bound: Bound, reading: AttentionReading | None) -> Found:
 def _without_gradient(bound: Bound, named: dict[str, Tensor]) -> Iterator[Finding]:
     dead = {name: tensor for name, tensor in named.items() if tensor.grad is None}
     cut = [name for name, tensor in dead.items() if _matters(bound, tensor)]
+    cut += [name for name, tensor in named.items() if name not in dead and _has_cut_rows(bound, tensor)]
     if cut:
         yield Finding("gradient-cut", _some(cut), _cut_line(bound))
     unused = [name for name in dead if name not in cut]
@@ -258,14 +269,25 @@ def _without_gradient(bound: Bound, named: dict[str, Tensor]) -> Iterator[Findin
         yield Finding("dead-parameter", _some(unused))
 
 
+def _has_cut_rows(bound: Bound, tensor: Tensor) -> bool:
+    """Whether rows without any gradient change the output: those of queries and keys in one layer for all three."""
+    if tensor.dim() < 2 or tensor.grad is None:
+        return False
+    rows = (tensor.grad.flatten(1) == 0).all(1)
+    return bool(rows.any()) and _matters(bound, tensor, rows)
+
+
 def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
 
 
-def _matters(bound: Bound, tensor: Tensor) -> bool:
-    """Whether the output changes with this parameter."""
+def _matters(bound: Bound, tensor: Tensor, rows: Tensor | None = None) -> bool:
+    """Whether the output changes with this parameter, or with these rows of it."""
     kept = tensor.data.clone()
-    tensor.data.mul_(1.5).add_(0.1)
+    if rows is None:
+        tensor.data.mul_(1.5).add_(0.1)
+    else:
+        tensor.data[rows] = tensor.data[rows] * 1.5 + 0.1
     try:
         other = bound.output_of(bound.inputs)
     finally:

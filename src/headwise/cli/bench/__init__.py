@@ -18,7 +18,6 @@ from headwise.cli.console import add_json, check_positive, console, print_json, 
 from headwise.errors import OptionError
 from headwise.shapes import check_size
 
-SUMMARY = "compare the layer with other implementations: correctness, time, memory, growth with length"
 EXAMPLES = """examples:
   headwise bench --list
   headwise bench --lengths 16,32 --d-model 32 --heads 2 --seconds 0.1 --out bench.json --plot bench.svg

@@ -1,0 +1,390 @@
+"""Compares a class with an assignment by making the assignment's own example calls.
+
+Whatever makes such a call fail or give something else is wrong; other names inside are fragile.
+"""
+
+import dis
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.check.arguments import CallSizes, constructor_role, parameters_of
+from headwise.check.assignments import REQUIRED, Assignment
+from headwise.check.binding import Bound
+from headwise.check.calls import Inputs, call_parameters, entry, leaves, modules, prepare, quiet
+from headwise.check.faults.masks import measured
+from headwise.check.loader import Case
+from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.reading import AttentionReading, read
+from headwise.check.report import Report
+from headwise.check.solutions import as_written
+from headwise.check.trace import error_line
+
+WRAPPER_LACKS = ("too-wide", "no-out-proj")  # mistakes anywhere but in a document that shows such a wrapper
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """An assignment as the checker asks for it."""
+
+    form: Assignment
+
+    def deviations(self, bound: Bound, reading: AttentionReading | None) -> Found:
+        """Everything in which a class differs from the document."""
+        return Deviations(self.form, bound, reading).findings()
+
+    def unbound(self, case: Case) -> Iterator[Finding]:
+        """The error that the document's own example raises in a class that could not be called in any other way."""
+        return _example_error(self.form, case)
+
+    def accepted(self, bound: Bound) -> tuple[str, ...]:
+        """Mistakes that the document itself asks for."""
+        return WRAPPER_LACKS if self.form.is_wrapper(bound.thing) else ()
+
+    def solution(self) -> str:
+        """A right class in this form."""
+        return self.form.solution()
+
+
+def add_unbound(report: Report, case: Case) -> None:
+    """Add the error of the assignment's own example to the report on a class that could not be called."""
+    if case.assignment is not None and report.verdict == "unknown":
+        report.findings += case.assignment.unbound(case)
+        report.verdict = "wrong" if report.wrong else report.verdict
+
+
+Problem = tuple[str, str]  # severity and words
+
+
+@dataclass
+class Deviations:
+    """One class beside one document."""
+
+    form: Assignment
+    bound: Bound
+    reading: AttentionReading | None
+
+    def findings(self) -> Found:
+        """One finding for each kind of deviation, with all that was seen of it."""
+        for name, place, problems in (
+            ("form-constructor", self._line_of("__init__"), self.constructor_problems),
+            ("form-call", self._line_of("forward"), self.call_problems),
+            ("form-return", self._return_line(), self._return_problems()),
+            ("form-mask", self._line_of("forward"), self._mask_problems()),
+            ("form-name", self._line_of("__init__"), self._name_problems()),
+        ):
+            found = list(problems)
+            if found:
+                severity = "wrong" if any(kind == "wrong" for kind, _ in found) else found[0][0]
+                words = dict.fromkeys(words for kind, words in found if kind == severity)
+                yield Finding(name, f"{self.form.title} has {'; '.join(words)}", place, severity=severity)
+        if self.form.is_wrapper(self.bound.thing):
+            yield Note("variant", f"a list of heads side by side without an output projection, as in {self.form.title}")
+
+    # The constructor.
+
+    @property
+    def owner(self) -> type | None:
+        """The class; None for a function."""
+        target = self.bound.case.target
+        if inspect.isclass(target):
+            return target
+        return None if inspect.isfunction(target) else type(target)
+
+    @cached_property
+    def constructor_problems(self) -> list[Problem]:
+        """What is wrong with the constructor."""
+        if self.owner is None:
+            return [("wrong", f"a class {self.form.built}; this is a function")]
+        given, found = list(self.form.constructor), parameters_of(self.owner)
+        asked = f"{self.form.built}; this is {self.owner.__name__}({', '.join(as_written(p) for p in found)})"
+        broken = [words for how in self.form.examples if (words := self._build_problem(how))]
+        broken = broken or self._default_problems(found)
+        if broken:
+            return [("wrong", f"{asked}: {broken[0]}")]
+        if [p.name for p in found][: len(given)] != given:
+            other = "position" if "names" in self.form.examples else "name"
+            return [("fragile", f"{asked}: a call by {other} does not mean the same")]
+        return []
+
+    def _build_problem(self, how: str) -> str:
+        """Why the document's example does not build the class that was asked for; empty if it does."""
+        values = self.form.values(self.bound.sizes)
+        args, named = ([], values) if how == "names" else (list(values.values()), {})
+        text = f"({', '.join(f'{k}={v}' for k, v in named.items()) or ', '.join(map(str, args))})"
+        assert self.owner is not None  # noqa: S101 - functions were refused above
+        try:
+            taken = inspect.signature(self.owner).bind(*args, **named).arguments
+        except (TypeError, ValueError) as error:
+            return f"{text} raises TypeError: {error}"
+        if [constructor_role(name) for name in taken] == [constructor_role(name) for name in values]:
+            return self._width_problem()
+        return self._other_problem(text, lambda: self.owner(*args, **named))  # type: ignore[misc]
+
+    def _other_problem(self, text: str, make: Callable[[], Any]) -> str:
+        """Why an object is not the one that was asked for, where the names of the parameters do not tell."""
+        try:
+            with self.bound.running():
+                thing = make()
+                prepare(thing)
+            again = self.bound.called(thing=thing)
+        except Exception as error:  # whatever a learner's code raises is a result
+            return f"{text} raises {type(error).__name__}: {error}"
+        seen = read(again)
+        heads = None if seen is None else seen.core.heads.shape[1]
+        if heads is not None and heads != self.bound.sizes.H:
+            return f"{text} makes {heads} heads where {self.bound.sizes.H} were asked for"
+        return ""
+
+    def _width_problem(self) -> str:
+        """Why the output does not get a width of its own, where the document has one parameter for each."""
+        wide = [name for name in self.form.constructor if constructor_role(name) == "width"]
+        repaired = self.bound.repaired
+        if len(wide) < 2 or repaired.super_missing or repaired.attributes:
+            return ""
+        width = (self.bound.sizes.D + 1) * self.bound.sizes.H
+        values = list((self.form.values(self.bound.sizes) | {wide[-1]: width}).values())
+        expected = width * (self.bound.sizes.H if self.form.is_wrapper(self.bound.thing) else 1)
+        text = f"{wide[0]}={self.bound.sizes.E}, {wide[-1]}={width}"
+        try:
+            with self.bound.running(), torch.no_grad():
+                thing = self.owner(*values)  # type: ignore[misc]
+                prepare(thing)
+                returned = self.bound.form.call(thing, self.bound.inputs)
+        except Exception as error:  # whatever a learner's code raises is a result
+            return f"{text} raises {type(error).__name__}: {error}"
+        output = self.bound.form.result(returned, self.bound.inputs)
+        got = None if output is None else output.shape[-1]
+        return "" if got == expected else f"{text} gives an output of width {got}, not {expected}"
+
+    def _default_problems(self, found: list[inspect.Parameter]) -> list[str]:
+        """Parameters whose default is not the document's."""
+        defaults = {p.name: p.default for p in found}
+        return [
+            f"{name} is {defaults[name]} by default"
+            for name, default in self.form.constructor.items()
+            if default is not REQUIRED and name in defaults and defaults[name] != default
+        ]
+
+    # The call.
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """The traced inputs, as many as the document passes."""
+        query, key, value = self.bound.inputs
+        return Inputs(query, query, query) if len(self.form.inputs) == 1 else Inputs(query, key, value)
+
+    def _example(self, inputs: Inputs, *mask: Tensor) -> Any:
+        """What the document's example call returns."""
+        method = entry(self.bound.thing)
+        assert method is not None  # noqa: S101 - it was bound
+        with self.bound.running(), torch.no_grad():
+            return method(*inputs[: len(self.form.inputs)], *mask)
+
+    @cached_property
+    def example(self) -> Any:
+        """What the example call without a mask returns, or the error that it raises."""
+        return _outcome(lambda: self._example(self.inputs))
+
+    def _binds(self, count: int) -> bool:
+        """Whether the call takes so many positional arguments and needs no more."""
+        parameters = call_parameters(self.bound.thing)
+        places = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        return count <= len(places) and all(p.default is not REQUIRED for p in parameters if p not in places[:count])
+
+    @cached_property
+    def call_problems(self) -> list[Problem]:
+        """What is wrong with the call."""
+        return list(self._call_problems())
+
+    def _call_problems(self) -> Iterator[Problem]:
+        form, count = self.form, len(self.form.inputs)
+        words = f"{form.called}; this is forward({', '.join(as_written(p) for p in call_parameters(self.bound.thing))})"
+        if not self._binds(count):
+            yield "wrong", f"{words}: a call with {', '.join(form.inputs)} alone fails"
+        elif form.mask and not self._binds(count + 1):
+            yield "wrong", f"{words}: there is no place for a mask after {form.inputs[-1]}"
+        elif isinstance(self.example, Exception):
+            yield "wrong", f"{words}: the example call raises {type(self.example).__name__}: {self.example}"
+        elif not self._same_as_own_call():
+            yield "wrong", f"{words}: by position, {', '.join(form.inputs)} are taken in other roles"
+
+    def _same_as_own_call(self) -> bool:
+        """Whether arguments by position have the roles that their names have here."""
+        own = [self.bound.output_of(self.inputs) for _ in range(2)]
+        output = self.bound.form.result(self.example, self.inputs)
+        if own[0] is None or own[1] is None or output is None or not _equal(own[0], own[1]):
+            return True  # nothing can be compared; random results have a finding of their own
+        return _equal(output, own[0])
+
+    # What it returns.
+
+    def _return_problems(self) -> Iterator[Problem]:
+        runs = self._binds(len(self.form.inputs)) and not isinstance(self.example, Exception)
+        returned = self.example if runs else self.bound.returned
+        B, T = self.bound.inputs.query.shape[:2]
+        S, H = self.inputs.key.shape[1], self.bound.sizes.H
+        words = f"{self.form.returned}; this returns {described(returned)}"
+        if not self.form.weights:
+            if not isinstance(returned, Tensor) or returned.shape[:2] != (B, T):
+                yield "wrong", words
+        elif not isinstance(returned, tuple | list) or len(returned) != 2 or len(leaves(returned)) != 2:
+            yield "wrong", words
+        elif returned[0].shape[:2] != (B, T) or tuple(returned[1].shape) != (B, H, T, S):
+            yield "wrong", f"{words}, not ((B, T, E), (B, H, T, S)) = (({B}, {T}, …), ({B}, {H}, {T}, {S}))"
+
+    # Masks.
+
+    def _mask_problems(self) -> Iterator[Problem]:
+        if not self._binds(len(self.form.inputs)) or isinstance(self.example, Exception):
+            own = _outcome(lambda: self.bound.call(self.bound.inputs))
+            hides = isinstance(own, Exception) or self._hides_future(self.bound.call, self.bound.inputs)
+        else:
+            hides = self._hides_future(self._example, self.inputs)
+        if self.form.causal and not hides:
+            yield "wrong", "a causal mask of its own; here a token sees later ones"
+        elif hides and not self.form.causal:
+            yield "wrong", f"no causal mask of its own, only {self.form.mask}; here a token never sees later ones"
+        elif self.form.mask and not self.call_problems:
+            yield from self._argument_problems()
+
+    def _hides_future(self, call: Callable[..., Any], inputs: Inputs, *mask: Tensor) -> bool:
+        """Whether the last token changes no output but its own."""
+        changed = Inputs(*(torch.cat([x[:, :-1], x[:, -1:] + 1.0], 1) for x in inputs))
+        results = [self.bound.form.result(call(some, *mask), some) for some in (inputs, changed)]
+        before, after = results
+        return before is None or after is None or _equal(before[:, :-1], after[:, :-1])
+
+    def _argument_problems(self) -> Iterator[Problem]:
+        """A lower triangle of ones must hide the future, in every type and shape that broadcasts to (B, H, T, S)."""
+        T, B = self.bound.sizes.T, self.bound.inputs.query.shape[0]
+        lower = torch.ones(T, T, dtype=torch.float64).tril()
+        kinds = {
+            "(T, T) floats": lower,
+            "(T, T) booleans": lower.bool(),
+            "(B, 1, T, T) booleans": lower.bool().expand(B, 1, T, T),
+        }
+        tried = {words: _outcome(lambda m=mask: self._hides_future(self._example, self.inputs, m))  # type: ignore[misc]
+                 for words, mask in kinds.items()}  # fmt: skip
+        failed = {words: outcome for words, outcome in tried.items() if outcome is not True}
+        broken = len(failed) == len(kinds) or (self.form.mask_example and next(iter(kinds)) in failed)
+        if failed:
+            words, outcome = next(iter(failed.items()))
+            why = (
+                f"raises {type(outcome).__name__}: {outcome}"
+                if isinstance(outcome, Exception)
+                else "does not hide the future"
+            )
+            asked = f"{self.form.mask}: 1 = keep, broadcast to (B, H, T, S)"
+            yield (
+                "wrong" if broken else "fragile",
+                f"{asked}; here a lower triangle of ones, {words}, {why}{self._measured_mask()}",
+            )
+
+    def _measured_mask(self) -> str:
+        place = [p.name for p in call_parameters(self.bound.thing)][len(self.form.inputs)]
+        known = [argument.words() for argument in measured(self.bound, self.reading) if argument.name == place]
+        return f" ({known[0]})" if known else ""
+
+    # Names.
+
+    def _name_problems(self) -> Iterator[Problem]:
+        form, thing = self.form, self.bound.thing
+        if self.owner is not None and self.owner.__name__ not in form.classes:
+            yield form.naming, f"class {' or '.join(form.classes)}, here {self.owner.__name__}"
+        if self.owner is not None:
+            missing = [name for name in self._inner_names() if not self._has(name)]
+            if missing:
+                held = [name for name, _ in thing.named_children()] if isinstance(thing, nn.Module) else []
+                yield (
+                    form.naming,
+                    f"{', '.join(missing)}, not found here" + (f" among {', '.join(held)}" if held else ""),
+                )
+        taken = [p.name for p in call_parameters(thing)][: len(form.call)]
+        if taken != list(form.call) and not self.call_problems:
+            yield form.naming, f"arguments {', '.join(form.call)}, here {', '.join(taken)}"
+
+    def _inner_names(self) -> list[str]:
+        form = self.form
+        if form.is_wrapper(self.bound.thing):
+            return [form.wrapper]
+        extra = [*(["dropout"] if "dropout" in form.constructor else []), *([form.buffer] if form.buffer else [])]
+        return [*form.sizes, *form.layers, *extra, *form.methods]
+
+    def _has(self, name: str) -> bool:
+        spelled = (name, self.form.spellings.get(name, name))
+        held = next((getattr(self.bound.thing, n) for n in spelled if hasattr(self.bound.thing, n)), None)
+        if name in self.form.layers:
+            return isinstance(held, nn.Module | Tensor)
+        if name == self.form.buffer:
+            return isinstance(held, Tensor) and any(held is b for m in modules(self.bound.thing) for b in m.buffers())
+        return callable(held) if name in self.form.methods else held is not None
+
+    # Lines.
+
+    def _line_of(self, method: str) -> int | None:
+        return _line_of(self.bound.case.target, method)
+
+    def _return_line(self) -> int | None:
+        code = getattr(getattr(self.owner, "forward", None), "__code__", None)
+        steps = [] if code is None else [s for s in dis.get_instructions(code) if s.opname.startswith("RETURN")]
+        lines = [s.positions.lineno for s in steps if s.positions is not None and s.positions.lineno is not None]
+        return lines[-1] if lines else self._line_of("forward")
+
+
+def _line_of(target: Any, method: str) -> int | None:
+    owner = target if inspect.isclass(target) or inspect.isfunction(target) else type(target)
+    code = getattr(getattr(owner, method, owner), "__code__", None)
+    inherited = code is not None and code.co_filename == inspect.getfile(nn.Module)
+    return None if code is None or inherited else code.co_firstlineno
+
+
+def _outcome(work: Callable[[], Any]) -> Any:
+    """The result, or the error: whatever a learner's code raises is a result."""
+    try:
+        return work()
+    except Exception as error:
+        return error
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-7, atol=1e-9, equal_nan=True)
+
+
+def described(returned: Any) -> str:
+    """`a tensor (2, 5, 12)`, `a tuple of a tensor (2, 5, 12) and None`"""
+    if isinstance(returned, Tensor):
+        return f"a tensor {tuple(returned.shape)}"
+    if isinstance(returned, Sequence) and not isinstance(returned, str):
+        return f"a {type(returned).__name__} of {' and '.join(described(part) for part in returned) or 'nothing'}"
+    return "None" if returned is None else f"a {type(returned).__name__}"
+
+
+def _example_error(form: Assignment, case: Case) -> Iterator[Finding]:
+    """The document's example in single precision, exactly as it stands there."""
+    if not inspect.isclass(case.target) or (case.loaded is not None and case.loaded.failed_imports):
+        return
+    sizes, place = CallSizes(B=2), "form-constructor"
+    values = form.values(sizes)
+    try:
+        with quiet(), torch.no_grad():
+            built = case.target(**values) if form.examples[0] == "names" else case.target(*values.values())
+            place = "form-call"
+            method = entry(built)
+            if method is not None:
+                method(*(torch.randn(sizes.B, sizes.T, sizes.E) for _ in form.inputs))
+    except NotImplementedError:
+        return
+    except Exception as error:  # whatever a learner's code raises is a result
+        if "Stub" not in str(error):
+            example = form.built if place == "form-constructor" else form.called
+            line = error_line(error, case.filename) or _line_of(
+                case.target, "__init__" if place == "form-constructor" else "forward"
+            )
+            words = f"{form.title} has {example}; here that raises {type(error).__name__}: {error}"
+            yield Finding(place, words, line)

@@ -1,0 +1,360 @@
+"""Makes something that can be judged out of code that is no class: a `forward` alone, bare statements, a function.
+
+What a fragment uses and does not define is inferred by name, and `assumed` lists it for the report.
+"""
+
+import ast
+import builtins
+import contextlib
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.check.arguments import WEIGHTS_IN, CallSizes, call_role, constructor_role, parameters_of, plain, value_for
+from headwise.check.calls import INPUTS
+from headwise.check.faults.stages import SINGLE, WEIGHTLESS
+from headwise.check.fits import side_by_side
+from headwise.check.loader import NAME, USUAL, Case, Loaded
+from headwise.check.report import Report
+
+CLASS = "Fragment"
+LAYER = re.compile(r"^\w*\.?(Linear|LazyLinear|Dropout|LayerNorm|Parameter|Softmax|ModuleList|Conv1d)$")
+DATA = re.compile(r"(torch\.)?(rand|randn|ones|zeros|arange|randint|tensor)$")
+SPLITS = re.compile(r"split|to_?heads|transpose_for_scores|separate|reshape_heads", re.IGNORECASE)
+MERGES = re.compile(r"merge|combine|concat|join|from_?heads", re.IGNORECASE)
+PROJECTED = re.compile(
+    r"\b(self\.)?\w*(q|query|queries|qkv|c_attn|to_q|wq)\w*\(|\bq(uery)?\b.*@|matmul\(q", re.IGNORECASE
+)
+
+
+def split_heads(owner: Any, x: Tensor, *_: Any) -> Tensor:
+    """(B, T, E) as (B, H, T, D), with the number of heads that the owner says it has."""
+    held = (v for k, v in vars(owner).items() if type(v) is int and constructor_role(k) == "heads")
+    return x.reshape(*x.shape[:-1], next(held, 1), -1).transpose(1, 2)
+
+
+def merge_heads(owner: Any, x: Tensor, *_: Any) -> Tensor:
+    """(B, H, T, D) as (B, T, E)."""
+    return side_by_side(x)
+
+
+def helper_for(name: str) -> Callable[..., Tensor] | None:
+    """What a helper of this name certainly does; None where the name does not say."""
+    return split_heads if SPLITS.search(name) else merge_heads if MERGES.search(name) else None
+
+
+def fragments(loaded: Loaded) -> list[tuple[str, Any]]:
+    """A class made of the methods or statements that stand outside any class; nothing where there is a class."""
+    tree = ast.parse(loaded.source)
+    if any(isinstance(node, ast.ClassDef) for node in tree.body):
+        return []
+    methods = [node for node in tree.body if isinstance(node, ast.FunctionDef) and _is_method(node)]
+    if not methods and not any(isinstance(node, ast.FunctionDef) for node in tree.body):
+        methods = _wrapped(tree, loaded)
+    made = _made(methods, loaded) if methods else None
+    return [] if made is None else [(CLASS, made)]
+
+
+def _is_method(node: ast.FunctionDef) -> bool:
+    return bool(node.args.args) and node.args.args[0].arg == "self"
+
+
+def _made(methods: list[ast.FunctionDef], loaded: Loaded) -> Any:
+    """The class, with a constructor that makes what the methods use; None where no method takes an input."""
+    entry = _entry(methods)
+    if entry is None:
+        return None
+    own = any(method.name == "__init__" for method in methods)
+    base = ast.Attribute(ast.Name("nn", ast.Load()), "Module", ast.Load())
+    definition = ast.ClassDef(CLASS, [base], [], list(methods), [], **_type_parameters())
+    space = loaded.namespace
+    space.setdefault("nn", nn)
+    with contextlib.suppress(Exception):
+        code = compile(ast.fix_missing_locations(ast.Module([definition], [])), loaded.path, "exec", loaded.flags)
+        exec(code, space)  # noqa: S102 - the learner's own functions, as in the loader
+    made = space.get(CLASS)
+    if not isinstance(made, type):
+        return None
+    uses = Uses.of(methods)
+    if not own:
+        made.__init__ = _constructor(uses)  # type: ignore[misc]
+    if entry.name != "forward":
+        made.forward = getattr(made, entry.name)  # type: ignore[attr-defined]
+    made.assumed = [*([] if own else uses.words()), *_imports(loaded)]  # type: ignore[attr-defined]
+    return made
+
+
+def _type_parameters() -> dict[str, Any]:
+    """Python 3.12 wants the list that earlier versions refuse."""
+    return {"type_params": []} if "type_params" in ast.ClassDef._fields else {}
+
+
+def _imports(loaded: Loaded) -> list[str]:
+    """Imports that a fragment leaves to the rest of its file."""
+    missing, loaded.missing_imports = sorted(loaded.missing_imports), {}
+    return [f"the file has {', '.join(USUAL[name] for name in missing)}"] if missing else []
+
+
+def _entry(methods: list[ast.FunctionDef]) -> ast.FunctionDef | None:
+    named = {method.name: method for method in methods}
+    takes = [m for m in methods if m.name != "__init__" and any(call_role(a.arg) in INPUTS for a in m.args.args[1:])]
+    likely = [m for m in takes if NAME.search(m.name)]
+    return named.get("forward") or named.get("__call__") or next(iter(likely or takes), None)
+
+
+# What is used and not defined.
+
+
+@dataclass
+class Uses:
+    """Attributes of `self` that fragments read: those that they call, and the others with the code around them."""
+
+    called: list[str] = field(default_factory=list)
+    read: dict[str, int] = field(default_factory=dict)  # name → how many axes of it are indexed
+
+    @classmethod
+    def of(cls, methods: list[ast.FunctionDef]) -> "Uses":
+        found, defined = cls(), {method.name for method in methods} | set(dir(nn.Module()))
+        nodes = [node for method in methods for node in ast.walk(method)]
+        stored = {n.attr for n in nodes if _of_self(n) and isinstance(n.ctx, ast.Store)}  # type: ignore[attr-defined]
+        called = [n.func.attr for n in nodes if isinstance(n, ast.Call) and _of_self(n.func)]  # type: ignore[attr-defined]
+        found.called = [name for name in dict.fromkeys(called) if name not in defined | stored]
+        indexed = {n.value.attr: _axes(n) for n in nodes if isinstance(n, ast.Subscript) and _of_self(n.value)}  # type: ignore[attr-defined]
+        for node in nodes:
+            if _of_self(node) and node.attr not in {*found.called, *defined, *stored}:  # type: ignore[attr-defined]
+                found.read[node.attr] = indexed.get(node.attr, 0)  # type: ignore[attr-defined]
+        return found
+
+    def fill(self, thing: nn.Module, sizes: CallSizes) -> None:
+        """Give an object everything that is used, by the meaning of its name."""
+        for name in self.called:
+            setattr(thing, name, _callable(name, thing, sizes))
+        for name, axes in self.read.items():
+            value = _value(name, axes, sizes)
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                thing.register_buffer(name, value)
+            elif value is not None:
+                setattr(thing, name, value)
+
+    def words(self) -> list[str]:
+        """What was assumed, for the report."""
+        thing, sizes = nn.Module(), CallSizes()
+        self.fill(thing, sizes)
+        layers = [f"self.{n} is {_described(getattr(thing, n), sizes)}" for n in self.called]
+        sized = [f"self.{n} is {_described(getattr(thing, n), sizes)}" for n in self.read if hasattr(thing, n)]
+        return layers + sized
+
+
+def _of_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def _axes(node: ast.Subscript) -> int:
+    return len(node.slice.elts) if isinstance(node.slice, ast.Tuple) else 1
+
+
+def _callable(name: str, thing: nn.Module, sizes: CallSizes) -> Any:
+    word = plain(name)
+    if "drop" in word:
+        return nn.Dropout(0.0)
+    if "softmax" in word:
+        return nn.Softmax(-1)
+    if "norm" in word or re.fullmatch(r"ln\w?\d?", word):
+        return nn.LayerNorm(sizes.E)
+    helper = helper_for(name)
+    if helper is not None:
+        return lambda x, *rest: helper(thing, x, *rest)
+    parts = 3 if "qkv" in word or word in ("cattn", "inproj") else 2 if "kv" in word else 1
+    return nn.Linear(sizes.E, parts * sizes.E)
+
+
+def _value(name: str, axes: int, sizes: CallSizes) -> Any:
+    """A size, a scale, a matrix or a causal mask; None where the name does not say."""
+    word, c = plain(name), sizes.context
+    if word in WEIGHTS_IN:
+        return nn.Parameter(torch.randn(sizes.E, sizes.E))
+    if re.search(r"mask|tril|causal|^bias$", word) and axes:
+        return torch.ones(c, c).tril().view((1,) * max(0, axes - 2) + (c, c))
+    if "scale" in word or "scaling" in word:
+        return sizes.D**0.5 if "sqrt" in word else sizes.D**-0.5
+    role = constructor_role(name)
+    return None if role is None else value_for(role, sizes)
+
+
+def _described(value: Any, sizes: CallSizes) -> str:
+    if isinstance(value, nn.Linear):
+        parts = value.out_features // sizes.E
+        return "nn.Linear(d_model, d_model)" if parts == 1 else f"nn.Linear(d_model, {parts} * d_model)"
+    if isinstance(value, nn.Module):
+        return f"nn.{type(value).__name__}"
+    if isinstance(value, Tensor):
+        return "a matrix (d_model, d_model)" if value.shape[-1] == sizes.E else "a causal mask"
+    if callable(value):
+        return "a right helper of that name"
+    names = {sizes.E: "d_model", sizes.H: "num_heads", sizes.D: "d_model // num_heads", sizes.D**-0.5: "1/√head_dim"}
+    return names.get(value, str(value))
+
+
+def _constructor(uses: Uses) -> Callable[..., None]:
+    """A constructor that reads no global name, because those of a fragment's methods are looked up in its file."""
+
+    def make(thing: nn.Module, d_model: int, num_heads: int) -> None:
+        nn.Module.__init__(thing)
+        uses.fill(thing, CallSizes(E=d_model, H=num_heads))
+
+    def init(self: Any, d_model: int, num_heads: int) -> None:
+        make(self, d_model, num_heads)
+
+    return init
+
+
+# Statements outside any function.
+
+
+def _wrapped(tree: ast.Module, loaded: Loaded) -> list[ast.FunctionDef]:
+    """Bare statements as a `forward` that returns what they compute last; nothing where they do not look like it."""
+    body = [node for node in tree.body if _is_part(node)]
+    names = _free(body, loaded)
+    inputs = [name for name in names if call_role(name) in (*INPUTS, "mask")]
+    last = next((node for node in reversed(body) if isinstance(node, ast.Assign | ast.AnnAssign)), None)
+    if last is None or not inputs or not PROJECTED.search(loaded.source):
+        return []
+    body = [_OnSelf(set(names) - set(inputs)).visit(node) for node in body]
+    target = last.targets[0] if isinstance(last, ast.Assign) else last.target
+    result = ast.parse(ast.unparse(target), mode="eval").body
+    returned = ast.copy_location(ast.Return(result), last)
+    arguments = [ast.arg("self"), *(ast.arg(name) for name in inputs)]
+    given = ast.arguments([], arguments, None, [], [], None, [])
+    made = ast.FunctionDef("forward", given, [*body, returned], [], None, None, **_type_parameters())
+    return [ast.copy_location(made, body[0])]
+
+
+def _is_part(node: ast.stmt) -> bool:
+    """Whether a statement computes something, rather than making data, sizes or layers, or printing."""
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        target = node.targets[0]
+        name = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
+        maker = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
+        data = call_role(name) in (*INPUTS, "mask") and DATA.search(maker)
+        size = isinstance(node.value, ast.Constant) and constructor_role(name) is not None
+        return not (data or size or LAYER.match(maker))
+    return isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.If | ast.For | ast.Raise | ast.Pass)
+
+
+def _free(body: list[ast.stmt], loaded: Loaded) -> list[str]:
+    """Names that are read before any statement gives them a value."""
+    known = set(dir(builtins)) | (set(loaded.namespace) - set(_sizes(loaded))) | {"self"}
+    free: dict[str, None] = {}
+    for node in body:
+        names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+        free |= dict.fromkeys(n.id for n in names if isinstance(n.ctx, ast.Load) and n.id not in known)
+        known |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    return list(free)
+
+
+def _sizes(loaded: Loaded) -> Iterator[str]:
+    """Constants of the module that our own sizes replace."""
+    yield from (n for n, v in loaded.namespace.items() if type(v) is int and constructor_role(n) is not None)
+
+
+class _OnSelf(ast.NodeTransformer):
+    """Reads free names from the object: `W_q(x)` becomes `self.W_q(x)`."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id not in self.names or not isinstance(node.ctx, ast.Load):
+            return node
+        return ast.copy_location(ast.Attribute(ast.Name("self", ast.Load()), node.id, ast.Load()), node)
+
+
+# Functions of queries, keys and values.
+
+PARTS = "projections, the split into heads and the output projection are not part of it"
+
+
+@dataclass
+class FunctionCase(Case):
+    """A function that was wrapped, reported with its own file."""
+
+    @property
+    def filename(self) -> str | None:
+        """The file of the function."""
+        return super().filename if self.loaded is not None else self.target.function.__code__.co_filename
+
+
+def is_core(target: Any) -> bool:
+    """Whether it is a function of queries, keys and values that have been projected and split already."""
+    if not inspect.isfunction(target):
+        return False
+    names = [p.name for p in parameters_of(target)]
+    other = [name for name in names if call_role(name) not in INPUTS]
+    own = any(plain(n) in WEIGHTS_IN or constructor_role(n) in ("heads", "width", "head_width") for n in other)
+    return {"query", "key", "value"} <= {call_role(name) for name in names} and not own
+
+
+def core_report(case: Case, judge: Callable[[Case], Report]) -> Report:
+    """The report on such a function, called with heads (B, H, T, D), or with (B, T, D) where that is what it takes."""
+    function, names = case.target, ", ".join(p.name for p in parameters_of(case.target))
+    reports = []
+    for shape, split in (("(B, H, T, D)", True), ("(B, T, D)", False)):
+        report = judge(as_layer(case, split=split))
+        report.subject, report.call = f"{function.__name__}({names})", f"inputs of shape {shape}"
+        report.variants = [words for words in report.variants if words != SINGLE]
+        report.variants += [PARTS] if WEIGHTLESS in report.variants else []
+        reports.append(report)
+        if report.exit_code == 0:
+            return report
+    return next((report for report in reports if report.verdict != "unknown"), reports[0])
+
+
+def as_layer(case: Case, *, split: bool) -> Case:
+    """The function as a layer without weights; with `split`, its inputs are cut into heads and its result is merged."""
+
+    heads = CallSizes().H if split else 1
+
+    def start(layer: nn.Module) -> None:
+        nn.Module.__init__(layer)
+        layer.__dict__["num_heads"] = heads
+
+    def call(given: dict[str, Any]) -> Any:
+        inputs = {n: _cut(v, heads, split) if call_role(n) in INPUTS else v for n, v in given.items()}
+        return _with_first_merged(case.target(**inputs))
+
+    class Layer(nn.Module):  # reads no global name, because those are looked up in the learner's file
+        core = True
+        function = staticmethod(case.target)
+
+        def __init__(self) -> None:
+            start(self)
+
+        def forward(self, **given: Any) -> Any:
+            return call(given)
+
+    Layer.forward.__signature__ = _signature(case.target)  # type: ignore[attr-defined]
+    Layer.__name__ = Layer.__qualname__ = case.name
+    return FunctionCase(**(vars(case) | {"target": Layer}))
+
+
+def _cut(x: Tensor, heads: int, split: bool) -> Tensor:
+    """(B, H, T, D), or a copy of the input as it is."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2) if split else x.clone()
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    named = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters_of(function)]
+    return inspect.Signature([own, *named])
+
+
+def _with_first_merged(returned: Any) -> Any:
+    if isinstance(returned, tuple) and returned:
+        return (_with_first_merged(returned[0]), *returned[1:])
+    heads = isinstance(returned, Tensor) and returned.dim() == 4 and returned.shape[-1] != returned.shape[-2]
+    return side_by_side(returned) if heads else returned

@@ -1,0 +1,63 @@
+"""What a file says about its masks: comments, docstrings and notes such as `1 = keep` or `True for padding`."""
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from headwise.check.loader import Case
+
+ON = r"(?:1s?|ones?|True|nonzero|non-zero)"
+OFF = r"(?:0s?|zeros?|False)"
+LINK = r"\s*(?:=+|:|->|→|means?|for|where|at|on|is|are|marks?|indicates?|to)\s*"
+FILLER = (
+    r"(?:(?:the|a|an|any|all|to|be|is|are|it|which|that|this|token|tokens|position|positions|key|keys|can|may|you)\s+)*"
+)
+NOT = r"(not\s+|cannot\s+|can't\s+|don't\s+|never\s+|no\s+)?"
+SEEN = r"(?:attend|attended|keep|kept|visible|real|valid|allowed|see|seen|use|used|look|unmasked|content)"
+HIDDEN = (
+    r"(?:mask|masked|masking|hide|hidden|hides|ignored?|pad|padding|padded|block|blocked|drop|dropped|forbidden|future"
+    r"|invisible|disallowed|excluded?)"
+)
+PHRASE = re.compile(rf"\b({ON}|{OFF})\b{LINK}{FILLER}{NOT}{FILLER}\W{{0,3}}({SEEN}|{HIDDEN})\b", re.IGNORECASE)
+
+
+class Stated(NamedTuple):
+    """A convention for a mask, and the line that states it."""
+
+    meaning: str  # keep: 1 is visible; drop: 1 is hidden
+    line: int
+
+
+def stated_meaning(case: Case, name: str) -> Stated | None:
+    """The one meaning that the file states for this mask; None where it states none or contradicts itself."""
+    found = [
+        Stated(meaning, line)
+        for line, text in _words(case.source)
+        if re.search(rf"\b{re.escape(name)}\b|\bmask\b", text) and (meaning := _meaning(text)) is not None
+    ]
+    return found[0] if len({stated.meaning for stated in found}) == 1 else None
+
+
+def _words(source: str) -> Iterator[tuple[int, str]]:
+    """Lines that hold a comment or belong to a string of several words, whole, with their numbers."""
+    lines = source.splitlines()
+    numbers: set[int] = set()
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and " " in token.string):
+                numbers |= set(range(token.start[0], token.end[0] + 1))
+    except (tokenize.TokenError, SyntaxError):  # a file that does not parse was refused before
+        return
+    yield from ((number, lines[number - 1]) for number in sorted(numbers) if number <= len(lines))
+
+
+def _meaning(text: str) -> str | None:
+    """keep or drop, if the line says so and nothing else."""
+    meanings = set()
+    for value, negated, verb in PHRASE.findall(text):
+        visible = bool(re.fullmatch(SEEN, verb, re.IGNORECASE)) != bool(negated.strip())
+        on = bool(re.fullmatch(ON, value, re.IGNORECASE))
+        meanings.add("keep" if visible == on else "drop")
+    return meanings.pop() if len(meanings) == 1 else None

@@ -1,0 +1,247 @@
+"""Unfinished work: the steps that exist are judged, and the report says which one comes next."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from headwise import check
+from headwise.check.completion import Completed
+from headwise.check.source import with_bodies
+from headwise.check.report import Report
+from headwise.check.unfinished import STEPS
+from headwise.check.verdict import judge_file
+from headwise.learn.steps import Setting, trace
+
+IMPORTS = "import math\nimport torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n"
+LAYERS = """class MultiHeadAttention(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads, self.d_k = num_heads, d_model // num_heads
+        self.W_q, self.W_k = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        self.W_v, self.W_o = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, query, key, value, mask=None):
+        B, T, E = query.shape
+"""
+CODE = {
+    1: "q, k, v = self.W_q(query), self.W_k(key), self.W_v(value)",
+    2: "q, k, v = (t.view(B, -1, self.num_heads, self.d_k) for t in (q, k, v))",
+    3: "q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)",
+    4: "scores = q @ k.transpose(-2, -1)",
+    6: "scores = scores / math.sqrt(self.d_k)",
+    5: "scores = scores if mask is None else scores.masked_fill(mask == 0, float('-inf'))",
+    7: "weights = F.softmax(scores, dim=-1)",
+    8: "out = weights @ v",
+    9: "out = out.transpose(1, 2).reshape(B, -1, self.num_heads * self.d_k)",
+    10: "out = self.W_o(out)",
+}
+WHOLE = [*CODE.values(), "return out"]
+
+
+def written(*lines):
+    return IMPORTS + LAYERS + "".join(f"        {line}\n" for line in lines)
+
+
+def judged(folder, source):
+    path = folder / "attention.py"
+    path.write_text(source)
+    return judge_file(path, thorough=False)
+
+
+def up_to(step):
+    """The code of all steps up to this one, in the order in which it is written."""
+    order = list(CODE)
+    return [CODE[number] for number in order[: order.index(step) + 1]]
+
+
+def numbers(report):
+    return [int(step.split()[0]) for step in report.done]
+
+
+STOPS = [
+    (1, ["pass"], [1], 2),
+    (2, ["raise NotImplementedError"], [1, 2], 3),
+    (3, ["# YOUR CODE HERE", "return None"], [1, 2, 3], 4),
+    (4, ["..."], [1, 2, 3, 4], 5),
+    (6, ["# TODO: the rest"], [1, 2, 3, 4, 6], 5),
+    (5, ["return scores"], [1, 2, 3, 4, 5, 6], 7),
+    (7, ["out = ...", "return self.W_o(out)"], [1, 2, 3, 4, 5, 6, 7], 8),
+    (7, ["# TODO: weighted sum", "return output"], [1, 2, 3, 4, 5, 6, 7], 8),
+    (8, [], [1, 2, 3, 4, 5, 6, 7, 8], 9),
+    (9, ["# TODO: project", "return out"], [1, 2, 3, 4, 5, 6, 7, 8, 9], 10),
+]
+
+
+@pytest.mark.parametrize(("last", "end", "done", "following"), STOPS, ids=[f"{s[0]}-{' '.join(s[1])}" for s in STOPS])
+def test_steps_before_the_gap_are_right_and_the_next_one_is_named(last, end, done, following, tmp_path):
+    report = judged(tmp_path, written(*up_to(last), *end))
+    assert (report.verdict, numbers(report)) == ("unfinished", done), report
+    assert report.next.startswith(f"step {following}, ")
+    assert report.exit_code == 2
+
+
+def test_report_names_the_line_and_one_hint_and_survives_json(tmp_path):
+    report = judged(tmp_path, written(*up_to(4), "raise NotImplementedError"))
+    assert report.lines()[1:] == [
+        "UNFINISHED  steps 1 to 4 are right (project, split, transpose, scores); "
+        "next: step 5, hide the keys that a query may not see",
+        "        it ends at line 19",
+        f"        hint: {STEPS[5].hint}",
+    ]
+    data = json.loads(json.dumps(report.to_dict()))
+    assert (data["verdict"], data["done"][3], data["next"][:6]) == ("unfinished", "4 scores", "step 5")
+    assert Report.from_dict(data).lines() == report.lines()
+
+
+def test_steps_have_the_names_of_the_ten_steps():
+    taught = {step.number: step.name for step in trace(Setting.of())}
+    assert {number: step.name for number, step in STEPS.items()} == taught
+
+
+def changed(step, line, *end):
+    """The code up to a step with that step written differently, then an end."""
+    return written(*up_to(step)[:-1], line, *end)
+
+
+WRONG = {
+    "scale-d_model": changed(6, "scores = scores / math.sqrt(E)", "raise NotImplementedError"),
+    "softmax-axis": changed(7, "weights = F.softmax(scores, dim=1)", "pass"),
+    "merge-view": changed(9, "out = out.reshape(B, -1, self.num_heads * self.d_k)", "# TODO: project", "pass"),
+    "split-view": written(CODE[1], "q, k, v = (t.view(B, self.num_heads, -1, self.d_k) for t in (q, k, v))", "..."),
+    "scale-missing": written(*up_to(4), CODE[7], "raise NotImplementedError('values')"),
+    "no-out-proj": written(*up_to(9), "return out"),
+    "no-return": written(*WHOLE[:-1]),
+    "missing-attribute": written(*up_to(4), "# TODO: softmax", "pass").replace("self.W_k(key)", "self.w_k(key)"),
+}
+
+
+@pytest.mark.parametrize("cause", WRONG)
+def test_mistake_in_an_existing_step_is_named(cause, tmp_path):
+    report = judged(tmp_path, WRONG[cause])
+    assert (report.verdict, report.cause) == ("wrong", cause), report
+
+
+@pytest.mark.parametrize("words", ["# TODO: optimise with flash attention", "# TODO: scale, then mask", "pass"])
+def test_placeholder_in_finished_code_changes_nothing(words, tmp_path):
+    assert judged(tmp_path, written(words, *WHOLE)).verdict == "right"
+
+
+def test_empty_method_that_no_call_reaches_excuses_nothing(tmp_path):
+    source = written(*up_to(9), "return out") + "\n    def reset(self):\n        pass\n"
+    assert judged(tmp_path, source).cause == "no-out-proj"
+
+
+def test_mask_left_for_later_is_the_only_step_missing(tmp_path):
+    lines = [line for line in WHOLE if line != CODE[5]]
+    lines.insert(lines.index(CODE[7]), "# TODO: apply the mask")
+    report = judged(tmp_path, written(*lines))
+    assert (report.verdict, numbers(report)) == ("unfinished", [1, 2, 3, 4, 6, 7, 8, 9, 10])
+
+
+@pytest.mark.parametrize("body", ["pass", "raise NotImplementedError('split')", "# TODO"])
+def test_empty_helper_is_supplied_so_that_the_steps_after_it_are_judged(body, tmp_path):
+    split = f"\n    def split_heads(self, x):\n        {body}\n"
+    lines = [CODE[1], "q, k, v = (self.split_heads(t) for t in (q, k, v))", *WHOLE[3:]]
+    report = judged(tmp_path, written(*lines) + split)
+    assert (report.verdict, numbers(report)) == ("unfinished", [1, 4, 5, 6, 7, 8, 9, 10]), report
+
+
+def test_class_without_forward_starts_at_the_first_step(tmp_path):
+    report = judged(tmp_path, IMPORTS + LAYERS.partition("    def forward")[0])
+    assert (report.verdict, report.done, report.next[:6]) == ("unfinished", [], "step 1")
+
+
+def test_body_of_a_comment_alone_is_no_syntax_error():
+    assert with_bodies("def f(x):\n    # TODO\n") == "def f(x):\n    pass  # TODO\n"
+    assert with_bodies("def f(x):\nprint(1)\n") == "def f(x):\nprint(1)\n"
+
+
+# Functions and fragments.
+
+
+FUNCTION = """def attention(q, k, v, mask=None):
+    B, H, T, D = q.shape
+    scores = q @ k.transpose(-2, -1) / math.sqrt(D)
+    scores = scores if mask is None else scores.masked_fill(mask == 0, -1e9)
+    return scores.softmax(-1) @ v
+"""
+
+
+def test_function_is_judged_as_a_whole_and_says_what_is_not_part_of_it(tmp_path):
+    report = judged(tmp_path, IMPORTS + FUNCTION)
+    assert (report.exit_code, report.call) == (0, "inputs of shape (B, H, T, D)")
+    assert "the split into heads" in " ".join(report.variants)
+    assert judged(tmp_path, IMPORTS + FUNCTION.replace("sqrt(D)", "sqrt(H * D)")).cause == "scale-d_model"
+    assert judged(tmp_path, IMPORTS + FUNCTION.replace(".softmax(-1)", ".softmax(-2)")).cause == "softmax-axis"
+
+
+def test_unfinished_function_starts_at_the_scores(tmp_path):
+    head, _, _ = FUNCTION.partition("    scores = scores if")
+    report = judged(tmp_path, IMPORTS + head + "    # TODO\n")
+    assert (report.verdict, numbers(report), report.next[:6]) == ("unfinished", [4, 6], "step 5")
+    report = judged(tmp_path, IMPORTS + "def attention(q, k, v):\n    pass\n")
+    assert (report.verdict, report.next[:6]) == ("unfinished", "step 4")
+
+
+FORWARD = """def forward(self, x):
+    B, T, C = x.shape
+    q, k, v = self.qkv_proj(x).view(B, T, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+    weights = (q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)).softmax(-1)
+    return self.out_proj((weights @ v).transpose(1, 2).reshape(B, T, C))
+"""
+
+
+def test_forward_outside_a_class_is_judged_with_layers_inferred_by_name(tmp_path):
+    report = judged(tmp_path, FORWARD)
+    assert report.exit_code == 0, report
+    assert "self.qkv_proj is nn.Linear(d_model, 3 * d_model)" in report.assumed
+    assert judged(tmp_path, FORWARD.replace("self.head_dim))", "C))")).cause == "scale-d_model"
+    report = judged(tmp_path, FORWARD.partition("    return")[0] + "    # TODO: values\n")
+    assert (report.verdict, numbers(report)) == ("unfinished", [1, 2, 3, 4, 6, 7])
+
+
+def test_bare_statements_are_judged(tmp_path):
+    source = "q, k, v = W_q(x), W_k(x), W_v(x)\nscores = q @ k.transpose(-2, -1) / math.sqrt(d_model)\n"
+    report = judged(tmp_path, "import math\n" + source)
+    assert report.verdict in ("unfinished", "wrong"), report
+    assert "self.W_q is nn.Linear(d_model, d_model)" in report.assumed
+
+
+def test_script_that_has_nothing_to_do_with_attention_is_not_called_unfinished(tmp_path):
+    assert judged(tmp_path, "import torch\nx = torch.randn(3, 4)\ny = x.sum()\n").verdict == "unknown"
+
+
+class Half(nn.Module):
+    """Written up to the projections."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.W_q, self.W_k, self.W_v = (nn.Linear(d_model, d_model) for _ in range(3))
+
+    def forward(self, x):
+        for layer in (self.W_q, self.W_k, self.W_v):
+            layer(x)
+        raise NotImplementedError
+
+
+def test_live_class_is_judged_as_a_file_is():
+    report = check(Half)
+    assert (report.verdict, report.done) == ("unfinished", ["1 project"])
+
+
+def test_completed_call_has_the_signature_and_parameters_of_the_learners_object():
+    from headwise.check.arguments import Built, CallSizes
+    from headwise.check.binding import Instance
+    from headwise.check.calls import Repaired, signature
+
+    half = Half(32, 4)
+    completed = Completed(
+        Instance(half, Built(lambda: half, "Half()", {}), CallSizes(), Repaired()), lambda error: True
+    )
+    assert [p.name for p in signature(completed)] == ["x"]
+    assert [name for name, _ in completed.named_parameters()] == [name for name, _ in half.named_parameters()]
+    assert completed(torch.randn(53, 5, 32)).shape == (53, 5, 32)
+    assert completed.reached.steps == {1}

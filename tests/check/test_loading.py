@@ -1,6 +1,7 @@
 """Files as they come: imports forgotten, packages missing, demo code below, sizes in globals, pages and notebooks."""
 
 import json
+import textwrap
 
 import pytest
 
@@ -74,6 +75,21 @@ def test_optional_import_is_seen_to_be_missing(tmp_path):
     path = tmp_path / "attention.py"
     path.write_text(head)
     assert load(path).namespace["FAST"] is False
+
+
+def test_a_flag_of_a_missing_package_is_off(tmp_path):
+    head = "from no_such_kernels import is_available, Fast\nFAST = bool(is_available())\n"
+    path = tmp_path / "attention.py"
+    path.write_text(head)
+    space = load(path).namespace
+    assert (space["FAST"], isinstance(1, space["Fast"])) == (False, False)
+
+
+def test_a_class_defined_in_several_cells_is_whole(tmp_path):
+    start = RIGHT.index("    def forward")
+    method = "\n@book.add_to_class(MultiHeadAttention)\n" + textwrap.dedent(RIGHT[start:])
+    source = "from no_such_course import torch as book\n" + RIGHT[:start] + method
+    assert judged(tmp_path, source).verdict == "right"
 
 
 def test_einops_works_without_einops(tmp_path):

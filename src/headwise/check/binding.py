@@ -52,7 +52,7 @@ from headwise.check.calls import (
     tokens_of,
 )
 from headwise.check.configuration import own_configuration
-from headwise.check.constants import SIZE_ROLES, constants, restore, write
+from headwise.check.constants import SIZE_ROLES, constants, own_sizes, restore, write
 from headwise.check.fits import same
 from headwise.check.loader import Case, globals_read, names_used
 from headwise.check.stubs import Stub
@@ -289,11 +289,12 @@ class Search:
         """Our sizes, written into the module's constants; then the module's own."""
         for space in self.case.namespaces:
             _stand_in(space, CallSizes())
+        _stand_in_left_out(self.case, CallSizes())
         found = constants(self.case.namespaces)
         write(found, CallSizes())
         yield CallSizes()
         restore(found)
-        own = {constant.name: constant.value for constant in reversed(found)}
+        own = own_sizes(found)
         width = max((v for k, v in own.items() if constructor_role(k) == "width"), default=0)
         heads = next((v for k, v in own.items() if constructor_role(k) == "heads"), 0)
         context = next((v for k, v in own.items() if constructor_role(k) == "context"), 16)
@@ -501,6 +502,13 @@ def _stand_in(namespace: MutableMapping[str, Any], sizes: CallSizes) -> None:
                 namespace[name] = value_for(role, sizes)
             elif is_configuration(name):
                 namespace[name] = StandInConfig(sizes)
+
+
+def _stand_in_left_out(case: Case, sizes: CallSizes) -> None:
+    """Stand in for a configuration whose statement was not run, such as `args = parser.parse_args()`."""
+    for name in [] if case.loaded is None else case.loaded.skipped:
+        if is_configuration(name) and name not in case.namespace:
+            case.namespace[name] = StandInConfig(sizes, own_configuration(case.namespace))
 
 
 def _supply(namespace: MutableMapping[str, Any], name: str, sizes: CallSizes) -> bool:

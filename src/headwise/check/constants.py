@@ -32,7 +32,15 @@ class Constant:
         """What its name means."""
         return str(constructor_role(self.name))
 
-    def write(self, value: int) -> None:
+    def fit(self, sizes: CallSizes) -> None:
+        """Give it the value that its name means."""
+        self._write(int(value_for(self.role, sizes)))
+
+    def restore(self) -> None:
+        """Give it the value that it had."""
+        self._write(self.value)
+
+    def _write(self, value: int) -> None:
         """Change it where it is held; a frozen configuration stays as it is."""
         if isinstance(self.holder, MutableMapping):
             self.holder[self.name] = value
@@ -41,15 +49,37 @@ class Constant:
                 setattr(self.holder, self.name, value)
 
 
-def constants(namespaces: Iterable[MutableMapping[str, Any]]) -> list[Constant]:
+@dataclass(frozen=True)
+class StandInSizes:
+    """The sizes of a stand-in for a configuration that the module holds."""
+
+    holder: StandInConfig
+    value: CallSizes
+    through: str
+
+    def fit(self, sizes: CallSizes) -> None:
+        """Let it answer with these sizes."""
+        self.holder.__dict__["_sizes"] = sizes
+
+    def restore(self) -> None:
+        """Let it answer with the sizes that it had."""
+        self.fit(self.value)
+
+
+Place = Constant | StandInSizes
+
+
+def constants(namespaces: Iterable[MutableMapping[str, Any]]) -> list[Place]:
     """Every size in these modules and in the configurations that they hold."""
-    return [constant for space in namespaces for constant in _in_module(space)]
+    return [place for space in namespaces for place in _in_module(space)]
 
 
-def _in_module(space: MutableMapping[str, Any]) -> Iterator[Constant]:
+def _in_module(space: MutableMapping[str, Any]) -> Iterator[Place]:
     yield from (Constant(space, name, value, name) for name, value in _sizes_in(space))
     for name, thing in list(space.items()):
-        if HOLDER.search(name) and not name.startswith("__") and not isinstance(thing, StandInConfig | Stub):
+        if isinstance(thing, StandInConfig):
+            yield StandInSizes(thing, thing._sizes, name)
+        elif HOLDER.search(name) and not name.startswith("__") and not isinstance(thing, Stub):
             yield from _in_configuration(thing, name)
 
 
@@ -70,13 +100,18 @@ def _sizes_in(held: Any) -> list[tuple[str, int]]:
     return [(name, value) for name, value in named if constructor_role(name) in SIZE_ROLES]
 
 
-def write(found: Iterable[Constant], sizes: CallSizes) -> None:
+def write(found: Iterable[Place], sizes: CallSizes) -> None:
     """Give every one of these the value that its name means."""
-    for constant in found:
-        constant.write(int(value_for(constant.role, sizes)))
+    for place in found:
+        place.fit(sizes)
 
 
-def restore(found: Iterable[Constant]) -> None:
+def restore(found: Iterable[Place]) -> None:
     """Give every one of these the value that it had."""
-    for constant in found:
-        constant.write(constant.value)
+    for place in found:
+        place.restore()
+
+
+def own_sizes(found: Iterable[Place]) -> dict[str, int]:
+    """Names and values as the project has them, those of the file itself before those of its siblings."""
+    return {place.name: place.value for place in reversed(list(found)) if isinstance(place, Constant)}

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from headwise.check.arguments import (
+    OTHER_SIZES,
     SMALL,
     Built,
     CallSizes,
@@ -31,6 +32,7 @@ from headwise.check.arguments import (
     is_configuration,
     value_for,
 )
+from headwise.check.blame import blamed_line
 from headwise.check.calls import (
     OTHERS,
     PLAIN,
@@ -88,8 +90,10 @@ class Failure:
     natural: bool = True  # nothing that was passed was a guess, and every key of a configuration was known
     guessed: bool = False  # a mask or table of some shape had to be passed
     without: bool = False  # every fixed argument was None
+    bare: bool = False  # nothing but the inputs was passed: what is None is the learner's own default
     projected: bool = False  # the input had passed a projection: its form was right
     attended: bool = False  # it reached weights between tokens, with at most one guessed size
+    refuses_all: bool = False  # the constructor raised at every setting of the sizes
     deliberate: bool = False  # a `raise` of the learner's or of a library
     made_layer: bool = False  # it failed while making a layer
 
@@ -120,6 +124,8 @@ class Bound(Instance):
     returned: Any
     output: Tensor | None
     failures: list[Failure] = field(default_factory=list)
+    given: dict[str, Any] = field(default_factory=dict)  # what the traced call was given beside its form
+    last_trace: Trace | None = None  # of the last call made with `called`, which may have raised
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -141,8 +147,8 @@ class Bound(Instance):
 
     def called(self, masks: dict[str, Any] | None = None, **changes: Any) -> "Bound":
         """The same with some fields changed, called and traced once more."""
-        other = replace(self, **changes)
-        other.trace = Trace(self.case.filename)
+        other = replace(self, **changes, given=dict(masks or {}))
+        other.trace = self.last_trace = Trace(self.case.filename)
         with other.running(), torch.no_grad(), other.trace:
             other.returned = other.form.call(other.thing, other.inputs, masks)
         other.trace.returned = [other.trace.source(leaf) for leaf in leaves(other.returned)]
@@ -154,10 +160,21 @@ class Bound(Instance):
         first, second = self.output_of(self.inputs, thing=thing), self.output_of(self.inputs, thing=thing)
         return None if first is None or second is None else same(first.nan_to_num(), second.nan_to_num())
 
+    def blamed(self, error: BaseException, sizes: CallSizes | None = None) -> int | None:
+        """The line to blame for an error that `called` has raised."""
+        return blamed_line(error, self.last_trace or self.trace, self.case.filename, sizes or self.sizes)
+
     def rebuilt(self, **changes: Any) -> Any:
         """A second object, made with some constructor arguments changed."""
         with quiet():
             thing = self.built.remake(self.case.target, self.sizes, changes)
+            prepare(thing, self.sizes)
+        return thing
+
+    def rebuilt_from(self, arguments: dict[str, Any]) -> Any:
+        """A second object, made with these constructor arguments only."""
+        with quiet():
+            thing = self.case.target(**arguments)
             prepare(thing, self.sizes)
         return thing
 
@@ -258,6 +275,8 @@ def bind(case: Case) -> tuple[Bound | None, list[Failure]]:
             failure.projected = False
     if best is not None:
         best.failures = search.failures
+    elif search.failures and all(f.called is None for f in search.failures):
+        search.failures[0].refuses_all = search.refuses_all()
     return best, search.failures
 
 
@@ -284,6 +303,14 @@ class Search:
             if best_rank >= 3:
                 break
         return best
+
+    def refuses_all(self) -> bool:
+        """Whether the likeliest way to construct it raises at every other setting of the sizes, too."""
+        for sizes in OTHER_SIZES:
+            built = next(self._builds(sizes), None)
+            if built is None or not built.certain or self._make(built, sizes) is not None:
+                return False
+        return True
 
     def _usual_sizes(self) -> Iterator[CallSizes]:
         """Our sizes, written into the module's constants; then the module's own."""
@@ -439,11 +466,12 @@ class Search:
             built.text,
             form.words(),
             error,
-            error_line(error, self.case.filename),
+            blamed_line(error, trace, self.case.filename, sizes),
             instance.repaired,
             natural=form.natural and (built.certain or (projected and not width)),
             guessed=form.fixed_tensor,
             without=bool(form.fixed) and all(value is None for value in form.fixed.values()),
+            bare=not form.fixed and form.layout == PLAIN and built.certain,
             projected=projected,
             attended=form.layout == PLAIN and any(shape == (sizes.T, sizes.T) for shape in tables),
         )

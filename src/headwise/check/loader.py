@@ -453,6 +453,14 @@ class Case:
         found = (i for first, last in spans for i in range(first, last + 1) if re.search(stored, lines[i - 1]))
         return next(found, None)
 
+    def alias_after(self, line: int | None) -> int | None:
+        """The first line after this one, in the same function, that only gives a value another name."""
+        for function in (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.FunctionDef)):
+            if line is not None and function.lineno <= line <= (function.end_lineno or 0):
+                plain = [n for n in function.body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Name)]
+                return next((n.lineno for n in plain if n.lineno >= line), None)
+        return None
+
     def line_of_attribute(self, name: str) -> int | None:
         """The line that assigns an attribute, given as the name of a parameter in it."""
         return self.line_with(rf"self\.{re.escape(name.partition('.')[0])}\b.*=")

@@ -45,6 +45,7 @@ class Node:
     value: Tensor
     numbers: list[float]
     line: int | None
+    outer: int | None = None  # the line that called the learner's own function in which this happened
     operands: list[Tensor] = field(default_factory=list)  # kept for products, softmax and masking only
     operand_nodes: list[int | None] = field(default_factory=list)
 
@@ -94,11 +95,11 @@ class Trace(TorchDispatchMode):
         if len(self.nodes) > MOST:
             raise TooLongError(f"more than {MOST} operations in one call")
         parents = [s for s in sources if s is not None]
-        numbers, line = list(_numbers(plain)), learner_line(self.filename)
+        numbers, (line, outer) = list(_numbers(plain)), learner_lines(self.filename)
         for out in tree_leaves(result):
             if isinstance(out, Tensor):
                 value = out.detach().clone() if out.device.type != "meta" else out
-                self._add(Node(len(self.nodes), name, parents, value, numbers, line, operands, sources), out)
+                self._add(Node(len(self.nodes), name, parents, value, numbers, line, outer, operands, sources), out)
                 self._kept += given
         return result
 
@@ -198,6 +199,17 @@ def _is_one(sums: Tensor) -> bool:
 # Lines of the learner's file, on the stack and in tracebacks.
 
 
+def learner_lines(filename: str | None) -> tuple[int | None, int | None]:
+    """The innermost line of the learner's file on the stack, and the line from which that function was called."""
+    frame: Any = sys._getframe(1)
+    found: list[int] = []
+    while frame is not None and filename is not None and len(found) < 2:
+        if frame.f_code.co_filename == filename:
+            found.append(int(frame.f_lineno))
+        frame = frame.f_back
+    return found[0] if found else None, found[1] if len(found) > 1 else None
+
+
 def learner_line(filename: str | None) -> int | None:
     """The innermost line of the learner's file on the stack."""
     frame: Any = sys._getframe(1)
@@ -285,7 +297,7 @@ class AttentionNodes:
 def find_attention(trace: Trace) -> AttentionNodes | None:
     """The softmax and the products around it, or None where the trace holds no attention."""
     found = AttentionNodes(trace, [], [], [], [])
-    for node in _behind_output(trace, trace.softmax_nodes()):
+    for node in _behind_output(trace, _last_of_each(trace, trace.softmax_nodes())):
         scores = [n for n in trace.ancestors(node.parents, PRODUCTS) if n.op in PRODUCTS]
         first = _first_products(trace, node)
         if not scores or not first:
@@ -295,6 +307,13 @@ def find_attention(trace: Trace) -> AttentionNodes | None:
         found.products += [product for product, _ in first]
         found.sides += [side for _, side in first]
     return found if found.softmax else None
+
+
+def _last_of_each(trace: Trace, nodes: list[Node]) -> list[Node]:
+    """Without those whose result goes through another softmax before any product."""
+    indices = {node.index for node in nodes}
+    first = {a.index for n in nodes for a in trace.ancestors(n.parents, PRODUCTS) if a.index in indices}
+    return [node for node in nodes if node.index not in first]
 
 
 def _behind_output(trace: Trace, nodes: list[Node]) -> list[Node]:
@@ -435,8 +454,21 @@ class Core:
 
     def scale_line(self) -> int | None:
         """The line that scales the scores; without one, the line of the product."""
-        scaled = (n.line for n in self.before_softmax() if n.op in SCALES and n.numbers)
-        return next(scaled, self.score_line)
+        steps = [n for n in self.before_softmax() if n.numbers and n.line is not None]
+        scaled = [n.line for n in steps if n.op in SCALES]
+        shifted = [n.line for n in steps if n.op.rstrip("_") in ("add", "sub", "pow")]
+        return (scaled or shifted or [self.score_line])[0]
+
+    def factor_line(self) -> int | None:
+        """The line between the product with the values and the next product that multiplies with a number."""
+        start = max(n.index for n in self.nodes.products)
+        reached = self.trace.reaches(start)
+        for node in self.trace.nodes[start + 1 :]:
+            if node.index in reached and node.op in PRODUCTS:
+                return None
+            if node.index in reached and node.op in SCALES and node.numbers and node.line is not None:
+                return node.line
+        return None
 
     def projection_line(self, name: str) -> int | None:
         """The line that makes queries, keys or values out of the input."""
@@ -457,6 +489,10 @@ class Core:
         behind = self.trace.ancestors(self.nodes.scores[0].operand_nodes[-1:], PRODUCTS)
         shared = (n.line for n in behind if n.op in ("repeat", "expand", "repeat_interleave", "index_select", "index"))
         return next((line for line in shared if line is not None and line != self.score_line), self.score_line)
+
+    def earlier_softmax(self) -> Node | None:
+        """A softmax of the scores before the one that gives the weights."""
+        return next((n for n in self.before_softmax() if n.op in SOFTMAX), None)
 
     def bias_line(self) -> int | None:
         """The line that adds something to the scores."""
@@ -510,6 +546,11 @@ class Core:
         """A masking operation before the softmax that hides nothing."""
         fills = (n for n in self.before_softmax() if n.op.rstrip("_") == "masked_fill" and len(n.operands) > 1)
         return next((n for n in fills if not bool(n.operands[1].any())), None)
+
+    def is_of_positions(self, masking: Node) -> bool:
+        """Whether the mask of this operation was made from the numbers of the positions, or is a triangle."""
+        behind = self.trace.ancestors(masking.operand_nodes[1:2])
+        return any(n.op in ("arange", "tril", "triu") for n in behind)
 
     def discarded_mask(self) -> Node | None:
         """A masking operation whose result is never used."""

@@ -40,7 +40,9 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
     bound = None if build is None and call is None else bind_as_told(case, build, call)
     if bound is None:
         bound, failures = bind(case)
-    if bound is None or bound.output is None:
+    if bound is not None and _is_last_resort(bound):
+        report = judge_unbound(case, None, bound.failures)
+    elif bound is None or bound.output is None:
         report = judge_unbound(case, bound, failures or (bound.failures if bound else []))
         add_unbound(report, case)
     else:
@@ -58,6 +60,12 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
     report.left_out = [] if case.loaded is None else case.loaded.origin.left_out
     report.seconds = time.monotonic() - start
     return report
+
+
+def _is_last_resort(bound: Bound) -> bool:
+    """Whether only an unusual layout runs, where the usual call attends between tokens and fails afterwards."""
+    late = any(f.attended and f.natural and not f.guessed and not f.deliberate for f in bound.failures)
+    return bound.form.layout != PLAIN and late
 
 
 def _judge_bound(bound: Bound) -> Report:

@@ -157,10 +157,10 @@ def _is_attached(bound: Bound, index: int) -> bool:
     """Whether the returned table requires a gradient where the output does."""
     try:
         with bound.running(), torch.enable_grad():
-            returned = leaves(bound.form.call(bound.thing, bound.inputs))
+            returned = leaves(bound.form.call(bound.thing, bound.inputs, bound.given))
     except Exception:  # a call with gradients fails, which has a name of its own
         return True
-    return returned[index].requires_grad or not any(leaf.requires_grad for leaf in returned)
+    return len(returned) <= index or returned[index].requires_grad or not any(leaf.requires_grad for leaf in returned)
 
 
 def globals_in_place_of_arguments(bound: Bound, reading: AttentionReading | None) -> Found:

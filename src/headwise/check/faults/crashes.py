@@ -137,6 +137,7 @@ def _supplied(case: Case) -> Iterator[Finding]:
     if case.loaded is None:
         return
     used = names_used(case.target)
+    used |= names_at_import(case.loaded.source) if used else set()
     missing = {n: line for n, line in case.loaded.missing_imports.items() if n in used or not used}
     if missing:
         yield Finding("missing-import", ", ".join(sorted(missing)), min(missing.values()))
@@ -144,6 +145,21 @@ def _supplied(case: Case) -> Iterator[Finding]:
     if demo:
         words = f"{', '.join(demo)}: defined only under `if __name__ == '__main__'`"
         yield Finding("undefined-name", words, min(demo.values()), severity="fragile")
+
+
+def names_at_import(source: str) -> set[str]:
+    """Names that the file reads while it is imported: outside the bodies of functions, and not in annotations."""
+    found: set[str] = set()
+    pending: list[ast.AST] = [n for n in ast.parse(source).body if not isinstance(n, ast.If | ast.For | ast.While)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            pending += [*getattr(node, "decorator_list", []), *node.args.defaults]
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            found.add(node.id)
+        pending += [n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.arg)]
+    return found
 
 
 def repaired(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -231,6 +247,8 @@ def _own_failure(failures: list[Failure]) -> Failure | None:
     calls = [f for f in inside if f.called is not None]
     if (sure := _after_attention(calls) or _own_call(calls)) is not None:
         return sure
+    if (refused := _refuses_everything(failures)) is not None:
+        return refused
     natural = [f for f in calls if f.natural]
     simple = [f for f in natural if f.projected and not f.guessed and "NoneType" not in str(f.error)]
     same_end = [f for f in natural if f.guessed and _end(f) in {_end(g) for g in calls if g.without}]
@@ -239,6 +257,15 @@ def _own_failure(failures: list[Failure]) -> Failure | None:
         return _whatever_we_pass(calls)
     first = natural[0] if natural else inside[0]
     return first if _is_own(first, calls, inside) else None
+
+
+def _refuses_everything(failures: list[Failure]) -> Failure | None:
+    """A check of the constructor that refuses every usual size, although each has a known meaning."""
+    first = failures[0]
+    built = [f for f in failures if f.called is None]
+    if len(built) < len(failures) or not first.natural or not first.refuses_all:
+        return None
+    return first
 
 
 def _is_own(first: Failure, calls: list[Failure], inside: list[Failure]) -> bool:
@@ -257,7 +284,9 @@ def _is_own(first: Failure, calls: list[Failure], inside: list[Failure]) -> bool
 def _may_be_ours(failure: Failure) -> bool:
     """Whether the code rejected what we passed, or we passed something of the wrong kind."""
     rejected = isinstance(failure.error, AssertionError) or failure.deliberate
-    return rejected or any(word in str(failure.error) for word in OURS)
+    own = ("NoneType", "is not callable") if failure.bare and failure.projected else ("is not callable",)
+    excused = [word for word in OURS if not (word in own and failure.bare)]
+    return rejected or any(word in str(failure.error) for word in excused)
 
 
 def _own_call(calls: list[Failure]) -> Failure | None:

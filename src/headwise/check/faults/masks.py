@@ -244,7 +244,8 @@ class MaskTrial:
         if out is None or not out.last or out.before or out.merge != "heads" or output is None:
             return output is not None
         merged = side_by_side(core.weights.nan_to_num() @ core.value)
-        expected = merged @ out.fit.weight.T + out.fit.bias + out.residual * self.bound.inputs.query
+        expected = merged @ out.fit.weight.T + out.fit.bias
+        expected = expected + out.residual * self.bound.inputs.query if out.residual else expected
         rows = torch.isfinite(output).all(-1) & torch.isfinite(core.weights).all(-1).all(1)
         return expected.shape == output.shape and same(expected[rows], output[rows], 1e-6)
 
@@ -427,9 +428,23 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
     elif meanings == {"none"} and "mask" in plain(argument.name) and "head" not in plain(argument.name):
         words = f"argument {argument.name}: no mask that it accepts changes any weight"
         admitted = _is_admitted(bound, reading, argument.name)
-        yield Finding("mask-ignored", words, severity="fragile" if admitted else "")
+        line = _unused_line(bound, argument)
+        yield Finding("mask-ignored", words, line, severity="fragile" if admitted else "")
     else:
         yield from _same_for_all(argument, reading)
+
+
+def _unused_line(bound: Bound, argument: MaskArgument) -> int | None:
+    """Where a mask gets lost: a statement whose result is dropped, a branch that is empty or never taken."""
+    tree = ast.parse(bound.case.source)
+    uses = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == argument.name]
+    inside = [n for n in ast.walk(tree) if isinstance(n, ast.If) and argument.name in ast.unparse(n)]
+    dropped = [n for n in ast.walk(tree) if isinstance(n, ast.Expr) and any(u in ast.walk(n) for u in uses)]
+    empty = [n.body[0] for n in inside if len(n.body) == 1 and isinstance(n.body[0], ast.Pass)]
+    for found in (dropped, empty, inside):
+        if found:
+            return found[-1].lineno
+    return bound.case.line_with(rf"\b{argument.name}\b")
 
 
 def _same_for_all(argument: MaskArgument, reading: AttentionReading) -> Iterator[Finding]:
@@ -500,7 +515,7 @@ def required_mask(bound: Bound, reading: AttentionReading | None) -> Found:
     failed = next((f for f in bound.failures if f.line is not None and f.called is not None), None)
     if names and failed is not None:
         words = f"{names[0]}=None, its default, raises {type(failed.error).__name__}: {failed.error}"
-        yield Finding("mask-crashes", words, failed.line, severity="fragile")
+        yield Finding("option-crashes", words, failed.line)
 
 
 def _returns_nothing(bound: Bound, names: list[str]) -> bool:
@@ -603,7 +618,9 @@ def _switched(seen: AttentionReading | None, name: str) -> Iterator[Finding]:
     """What is wrong with a pattern that should be causal."""
     if seen is None or seen.scores is None:
         return
-    words, line = f"with {name}=True", seen.core.softmax_line
+    words = f"with {name}=True"
+    line = next((n.line for n in seen.core.trace.nodes if n.op in ("tril", "triu") and n.line is not None), None)
+    line = line or seen.core.mask_line() or seen.core.softmax_line
     mistake = CAUSAL_MISTAKES.get(pattern(seen.scores.visible))
     if seen.scores.after == "masked":
         yield Finding("mask-after-softmax", words, line)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from headwise.check.arguments import parameters_of
 from headwise.check.binding import Bound
 from headwise.check.calls import FunctionWithWeights, Inputs, make_inputs, signature
 from headwise.check.faults.masks import MaskTrial, is_boolean, is_causal_switch, measured
@@ -17,7 +18,7 @@ from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, read
-from headwise.check.trace import error_line
+from headwise.check.trace import error_line, is_deliberate
 from headwise.check.vocabulary import call_role, plain
 
 OWN_ERRORS = (NameError, AttributeError, UnboundLocalError)
@@ -127,6 +128,30 @@ def returned_with(other: Bound, name: str) -> Iterator[Finding]:
             yield replace(found, detail=f"with {name}={True}: {found.detail}")
 
 
+def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:
+    """The constructor must accept its own defaults."""
+    target, built = bound.case.target, bound.built
+    if not isinstance(target, type) or built.config is not None or not built.certain:
+        return
+    parameters = {p.name: p for p in parameters_of(target)}
+    kept = {
+        n: v for n, v in built.arguments.items() if n in parameters and parameters[n].default is inspect.Parameter.empty
+    }
+    sizes = {n: v for n, v in built.arguments.items() if n not in kept and type(parameters[n].default) is int}
+    if len(kept | sizes) == len(built.arguments):
+        return
+    try:
+        thing = bound.rebuilt_from(kept | sizes)
+        bound.call(bound.inputs, thing=thing)
+    except Exception as error:
+        if is_deliberate(error) and isinstance(error, AssertionError):
+            return
+        words = f"with its own defaults: {type(error).__name__}: {error}".splitlines()[0][:160]
+        yield Finding(
+            "option-crashes", words, error_line(error, bound.case.filename) or bound.case.line_with("def __init__")
+        )
+
+
 # Caches: tokens given one after another must get the same result as all at once.
 
 
@@ -197,6 +222,7 @@ def _continued(bound: Bound, name: str, flags: dict[str, Any], cut: int) -> Find
     first = Inputs(*(x[:, :cut] for x in bound.inputs))
     rest = Inputs(*(x[:, cut:] for x in bound.inputs))
     whole = bound.output
+    failed = None
     try:
         returned = bound.call(first, flags)
     except Exception:
@@ -216,11 +242,19 @@ def _continued(bound: Bound, name: str, flags: dict[str, Any], cut: int) -> Find
         causal = torch.equal(out, out) and last == slice(-1, None)
         gap = float((out[:, -1] - whole[:, -1]).abs().max())
         if causal and not same(out, _alone(bound, rest, flags)):
-            line = bound.case.line_with(r"\bcat\(|\bconcat\w*\(")
+            line = _joining_line(bound, rest, flags | {name: held})
             return Finding(
                 "cache-differs", f"after a cache of {cut} tokens, the next one differs by up to {gap:.3g}", line
             )
-    return locals().get("failed") if cut == bound.sizes.T - 1 else None
+    return failed if cut == bound.sizes.T - 1 else None
+
+
+def _joining_line(bound: Bound, rest: Inputs, given: dict[str, Any]) -> int | None:
+    """The line that joins old and new, where its result is not found in the call with all tokens at once."""
+    joined = [n for n in bound.called(given, inputs=rest).trace.nodes if n.op == "cat" and n.line is not None]
+    whole = [n.value for n in bound.trace.nodes]
+    wrong = [n.line for n in joined if not any(v.shape == n.value.shape and same(v, n.value) for v in whole)]
+    return next(iter(wrong), bound.case.line_with(r"\bcat\(|\bconcat\w*\("))
 
 
 def _alone(bound: Bound, rest: Inputs, flags: dict[str, Any]) -> Tensor:

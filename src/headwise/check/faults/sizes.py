@@ -56,7 +56,7 @@ def other_length(bound: Bound, reading: AttentionReading | None) -> Found:
         other = bound.called(inputs=inputs)
     except Exception as error:
         words = f"{words}: {type(error).__name__}: {error}"
-        yield Finding("cross-length", words, error_line(error, bound.case.filename), severity=severity)
+        yield Finding("cross-length", words, bound.blamed(error), severity=severity)
         return
     if other.output is None:
         yield Finding("cross-length", f"{words} give another shape", severity=severity)

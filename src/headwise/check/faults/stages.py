@@ -14,11 +14,11 @@ from headwise.check.arguments import constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, leaves, make_inputs, modules, signature, tensors
 from headwise.check.fits import Role, same
-from headwise.check.loader import Case
+from headwise.check.loader import NAME, Case
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.proof import TOLERANCE, changed_maps, prediction_error
 from headwise.check.reading import AttentionReading, Projection, pattern, read
-from headwise.check.trace import unnormalized_scores
+from headwise.check.trace import PRODUCTS, unnormalized_scores
 
 WEIGHTLESS = "it has no weights of its own"
 SINGLE = "a single head"
@@ -53,7 +53,8 @@ def unread_attention(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     bare = unnormalized_scores(bound.trace, bound.inputs.query.shape[1])
     if bare is not None:
-        yield Finding("softmax-missing", "scores are multiplied with the values as they are", bare.line)
+        line = bound.case.alias_after(bare.line) or bare.line
+        yield Finding("softmax-missing", "scores are multiplied with the values as they are", line)
         return
     divided = bound.trace.misaligned_softmax()
     if divided is not None:
@@ -72,7 +73,8 @@ def _numbers(values: Tensor) -> str:
 
 def _isolated_tokens(bound: Bound) -> Iterator[Finding]:
     """Tokens that no other token influences, or only some do although the class name does not say so."""
-    moved = influence(bound) if bound.trace.softmax_nodes() else None  # without a softmax it is not attention at all
+    named = NAME.search(getattr(bound.case.target, "__name__", "")) is not None
+    moved = influence(bound) if bound.trace.softmax_nodes() or named else None
     if moved is None or len(moved) < 3:
         return
     alone = torch.eye(len(moved), dtype=torch.bool)
@@ -275,11 +277,35 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
         other = named[name]
         swapped = other in named and named[other] == name
         if other not in (None, name) and (swapped or _is_unused(bound, parts, name)):
-            yield Finding("wrong-role", f"the {name} is made by {part.role.names[0]}", line(name))
+            where = _line_of_swap(bound, reading, name, other)
+            yield Finding("wrong-role", f"the {name} is made by {part.role.names[0]}", where)
     out = reading.output
+    for name, part in parts.items() if out is not None else ():
+        shared = out is not None and part.role.names and part.role.names == out.role.names
+        if shared and _is_unused(bound, parts, name):
+            yield Finding(
+                "wrong-role", f"the {name} is made by {part.role.names[0]}, the output projection", line(name)
+            )
     if out is not None and _named_role(out.role) is not None and not out.role.plain:
         words = f"the output is made by {out.role.names[0]}"
         yield Finding("wrong-role", words, reading.core.output_line())
+
+
+def _line_of_swap(bound: Bound, reading: AttentionReading, name: str, other: str | None) -> int | None:
+    """The product, where the right projection was made and another tensor used; else the projection."""
+    core = reading.core
+    own = [t for n, t in tensors(bound.thing).items() if role_in(n) == name and t.dim() == 2]
+    made = any(any(_same_storage(x, t) for x in n.operands for t in own) for n in core.trace.nodes if n.op in PRODUCTS)
+    if not made or other is None:
+        return core.projection_line(name)
+    node = core.nodes.products[0] if name == "value" else core.nodes.scores[0]
+    return node.outer or node.line
+
+
+def _same_storage(x: Tensor, parameter: Tensor) -> bool:
+    """Whether an operand holds the numbers of a parameter, transposed or not."""
+    held = parameter.detach()
+    return any(x.shape == m.shape and torch.equal(x, m) for m in (held, held.T))
 
 
 def _named_role(role: Role) -> str | None:
@@ -317,7 +343,8 @@ def shared_projections(bound: Bound, reading: AttentionReading) -> Found:
     if copied and not tensors(bound.thing):
         yield Note("variant", WEIGHTLESS)
     elif copied:
-        yield Finding("no-qkv-proj", f"{_listed(copied)} {'are' if len(copied) > 1 else 'is'} the input itself")
+        line = reading.core.projection_line(copied[0]) or reading.core.split_line()
+        yield Finding("no-qkv-proj", f"{_listed(copied)} {'are' if len(copied) > 1 else 'is'} the input itself", line)
     elif _from_one_projection(parts):
         words = f"all three use {_listed(query.role.names or ['the same weights'])}"
         yield Finding("one-projection", words, _line_of_sharing(bound, reading, "key"))
@@ -363,7 +390,8 @@ def weights_of_maps(bound: Bound, reading: AttentionReading) -> Found:
     for name, (role, solved) in maps.items():
         line = core.output_line() if name == "output" else core.projection_line(name)
         if not role.found and not role.plain:
-            yield from _product_of_two(bound, name, solved.weight, line)
+            others = {n for other, (held, _) in maps.items() if other != name for n in held.names}
+            yield from _product_of_two(bound, name, solved.weight, line, others)
         elif not role.own_bias:
             times = _repeated_bias(bound, solved.bias)
             if times is None:
@@ -376,7 +404,8 @@ def weights_of_maps(bound: Bound, reading: AttentionReading) -> Found:
         total = math.prod(factor for factor in factors if factor is not None)
         if not _near(total, 1.0):
             first = factors[0] is not None and not _near(factors[0], 1.0)
-            line = (core.value_scale_line() or core.projection_line("value")) if first else core.output_line()
+            line = (core.value_scale_line() or core.projection_line("value")) if first else None
+            line = line or core.factor_line() or core.output_line()
             yield Finding("values-scaled", f"they are multiplied by {total:.4g}", line)
 
 
@@ -391,14 +420,15 @@ def _repeated_bias(bound: Bound, bias: Tensor) -> int | None:
     return None
 
 
-def _product_of_two(bound: Bound, name: str, weight: Tensor, line: int | None) -> Found:
+def _product_of_two(bound: Bound, name: str, weight: Tensor, line: int | None, others: set[str]) -> Found:
     """A map that is a product of two weights: of one with itself, which is a mistake, or of two different ones."""
     held = {n: t.detach().double() for n, t in tensors(bound.thing).items() if t.dim() == 2}
     for first, a in held.items():
         for second, b in held.items():
             if a.shape[1] == b.shape[0] and any(_is_multiple(weight, m) for m in (a @ b, (a @ b).T)):
-                if first == second:
-                    yield Finding("projected-twice", f"the {name} is made by {first} twice", line)
+                used = [n for n in (first, second) if n in others]
+                if first == second or used:
+                    yield Finding("projected-twice", f"the {name} is made by {first} and {second}", line)
                 else:
                     yield Note("variant", f"two linear layers make the {name}")
                 return
@@ -457,8 +487,13 @@ def unread_scores(bound: Bound, reading: AttentionReading) -> Found:
     """Weights that do not follow from queries and keys."""
     if reading.scores is not None:
         return
-    rounded = reading.core.rounding()
-    if rounded is None:
+    rounded, twice = reading.core.rounding(), reading.core.earlier_softmax()
+    if twice is not None:
+        words = "the result of one softmax goes through another"
+        yield Finding("softmax-twice", words, twice.line)
+    elif not bool(torch.isfinite(reading.core.weights).any()):
+        yield Finding("mask-nan", "without any mask argument, all weights are NaN", reading.core.mask_line())
+    elif rounded is None:
         yield Note("doubt", "how weights follow from queries and keys")
     else:
         words = "scores are rounded to whole numbers before the softmax (// is a division that rounds down)"
@@ -525,10 +560,22 @@ def scale(bound: Bound, reading: AttentionReading) -> Found:
     elif None in factors:
         yield Note("doubt", f"the scale of the scores: {total:.4g} was measured where 1/√{D} = {right:.4g} is usual")
     else:
+        line = _line_of_stored_scale(bound, reading, right) or line
         yield Finding(_scale_name(total, D, bound), _scale_words(total, D), line)
     if not _near(after, 1.0) and scores.after != "random":
         words = f"weights are multiplied by {scores.after_factor:.4g} after the softmax"
         yield Finding("scale-after-softmax", words, line)
+
+
+def _line_of_stored_scale(bound: Bound, reading: AttentionReading, right: float) -> int | None:
+    """The line of the constructor that computes a wrong scale, where the line that applies it only reads it."""
+    text = bound.case.text(reading.core.scale_line())
+    for name in re.findall(r"self\.(\w+)", text):
+        value = getattr(bound.thing, name, None)
+        number = float(value) if isinstance(value, float | Tensor) and torch.as_tensor(value).numel() == 1 else None
+        if number and not any(_near(number, good) for good in (right, 1 / right, right**0.5, right**-0.5)):
+            return bound.case.line_of_attribute(name)
+    return None
 
 
 def _near(a: float, b: float) -> bool:
@@ -635,8 +682,9 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
     discarded, idle = core.discarded_mask(), core.idle_mask()
     if discarded is not None:
         yield Finding("mask-discarded", "the masked scores are not assigned to anything", discarded.line)
-    if idle is not None and not bound.form.fixed_tensor and _stores_a_triangle(bound):
-        words = "a triangular mask is stored, but the part that is read hides nothing"
+    built_in = idle is not None and (_stores_a_triangle(bound) or core.is_of_positions(idle))
+    if idle is not None and not bound.form.fixed_tensor and built_in:
+        words = "a mask by position is applied, but the part that is read hides nothing"
         yield Finding("causal-ignored", words, idle.line)
 
 
@@ -694,7 +742,7 @@ def around_output(bound: Bound, reading: AttentionReading) -> Found:
             words = f"it is added {out.residual:.4g} times"
             yield Finding("residual-scaled", words, reading.core.trace.last_line())
     if not out.last:
-        known = out.after != "other"
+        known = out.after == "norm"
         yield Note("variant", f"a {out.after} follows the attention" if known else "something follows the attention")
         if not known:
             yield Note("untried", "what follows the attention in this class")

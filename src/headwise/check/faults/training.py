@@ -299,5 +299,4 @@ def _matters(bound: Bound, tensor: Tensor, rows: Tensor | None = None) -> bool:
 
 def _cut_line(bound: Bound) -> int | None:
     """The line that cuts the gradient, where an operation says so."""
-    cutting = (n.line for n in bound.trace.nodes if n.op in ("detach", "detach_") and n.line is not None)
-    return next(cutting, bound.case.line_with(r"\.detach\(|\.data\b|no_grad|\.item\(|\.numpy\("))
+    return bound.case.line_with(r"\.detach\w*\(|\.data\b|no_grad|inference_mode|\.item\(|\.numpy\(|requires_grad")

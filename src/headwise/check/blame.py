@@ -1,0 +1,118 @@
+"""The line where a shape went wrong, which is often not the line that raises.
+
+Every axis of a test call has a size of its own, so the shape of a tensor says what its axes are. Of the tensors that
+meet in the failing line, the one in an unusual order is to blame, and the trace knows the line that made it.
+"""
+
+import ast
+import functools
+import linecache
+import re
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from torch import Tensor, nn
+
+from headwise.check.sizes import CallSizes
+from headwise.check.trace import Trace, error_line
+
+
+def blamed_line(error: BaseException, trace: Trace, filename: str | None, sizes: CallSizes) -> int | None:
+    """The line that made the tensor, layer or size which does not fit; the line that raised where none stands out."""
+    raised = error_line(error, filename)
+    if raised is None or filename is None or not isinstance(error, RuntimeError):
+        return raised
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [frame for frame in frames if frame.f_code.co_filename == filename][-1]
+    text = "".join(linecache.getlines(filename))
+    linear = _of_linear(frames, own, trace, sizes, text)
+    if linear is not None:
+        return linear
+    names = _names(text, raised)
+    return _of_attributes(own, names, sizes, text) or _of_tensors(own, names, trace, sizes) or raised
+
+
+def _of_linear(frames: list[FrameType], own: FrameType, trace: Trace, sizes: CallSizes, text: str) -> int | None:
+    """For an input that a linear layer refuses: the line that made the input, or that made the layer."""
+    layer = next((f for f in frames if isinstance(f.f_locals.get("self"), nn.Linear)), None)
+    x = None if layer is None else layer.f_locals.get("input")
+    if layer is None or not isinstance(x, Tensor):
+        return None
+    if x.shape[-1] in (sizes.E, sizes.out, sizes.H * sizes.Dv) and x.dim() == 3:
+        owner = own.f_locals.get("self")
+        made = owner.named_modules() if isinstance(owner, nn.Module) else ()
+        name = next((name for name, module in made if module is layer.f_locals["self"]), "")
+        return _assignment(text, name.partition(".")[0]) if name else None
+    return _made(x, trace)
+
+
+def _of_tensors(own: FrameType, names: set[str], trace: Trace, sizes: CallSizes) -> int | None:
+    """The line of the one tensor in the failing statement whose axes are in an order of their own."""
+    held = {name: value for name, value in own.f_locals.items() if isinstance(value, Tensor) and value.dim() >= 3}
+    kinds = {name: _kind(value, sizes) for name, value in held.items()}
+    common = Counter(kind for kind in kinds.values() if len(kind) == 4).most_common(1)
+    meeting = [name for name in held if name in names]
+    odd = [name for name in meeting if "?" in kinds[name] or kinds[name] == "BHDT"]
+    if not odd and common:
+        odd = [n for n in meeting if len(kinds[n]) == 4 and kinds[n][:3] != common[0][0][:3] and kinds[n] != "BHTT"]
+    lines = [line for name in odd if (line := _made(held[name], trace)) is not None]
+    return lines[0] if lines and len(odd) < max(2, len(meeting)) else None
+
+
+def _kind(value: Tensor, sizes: CallSizes) -> str:
+    """The axes of a tensor by their sizes, such as `BHTD`, with ? for a size that means nothing."""
+    letters = {
+        sizes.B: "B", sizes.H: "H", sizes.T: "T", sizes.S: "T", sizes.D: "D", sizes.Dv: "D", sizes.E: "E",
+        sizes.out: "E", sizes.B * sizes.H: "N", 3 * sizes.E: "E", 2 * sizes.E: "E", 1: "1", 3: "3",
+    }  # fmt: skip
+    return "".join(letters.get(size, "?") for size in value.shape)
+
+
+def _made(value: Tensor, trace: Trace) -> int | None:
+    """The line that gave a tensor its present shape."""
+    node = trace.source(value)
+    return None if node is None else trace.nodes[node].line
+
+
+def _of_attributes(own: FrameType, names: set[str], sizes: CallSizes, text: str) -> int | None:
+    """The line that sets an attribute, used in the failing statement, which is none of the sizes that there are."""
+    owner = own.f_locals.get("self")
+    held: dict[str, Any] = dict(vars(owner)) if hasattr(owner, "__dict__") else {}
+    one = {sizes.B, sizes.H, sizes.T, sizes.S, sizes.D, sizes.Dv, sizes.E, sizes.out, sizes.context, 0, 1, 2, 3, -1}
+    known = one | {sizes.H * sizes.Dv, 3 * sizes.E, 2 * sizes.E}
+    odd = [n for n in names if type(held.get(n)) is int and held[n] not in known]
+    return _assignment(text, odd[0]) if odd else None
+
+
+@functools.lru_cache(maxsize=4)
+def _statements(text: str) -> list[ast.stmt]:
+    try:
+        return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
+    except (SyntaxError, ValueError):
+        return []
+
+
+def _names(text: str, line: int) -> set[str]:
+    """Names and attributes in the smallest statement around a line."""
+    around = [s for s in _statements(text) if s.lineno <= line <= (s.end_lineno or s.lineno)]
+    if not around:
+        return set()
+    smallest = min(around, key=lambda s: (s.end_lineno or s.lineno) - s.lineno)
+    return set(_loaded(smallest))
+
+
+def _loaded(statement: ast.stmt) -> Iterator[str]:
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+
+
+def _assignment(text: str, name: str) -> int | None:
+    """The first line that assigns this attribute."""
+    pattern = re.compile(rf"self\.{re.escape(name)}\b[^=\n]*=(?!=)")
+    return next((n for n, line in enumerate(text.splitlines(), 1) if pattern.search(line)), None)

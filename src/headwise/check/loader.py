@@ -453,6 +453,16 @@ class Case:
         found = (i for first, last in spans for i in range(first, last + 1) if re.search(stored, lines[i - 1]))
         return next(found, None)
 
+    def never_reads(self, name: str) -> bool:
+        """Whether the class or function has an argument of this name that no line of it reads."""
+        nodes = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.ClassDef | ast.FunctionDef)]
+        own = next((n for n in reversed(nodes) if n.name == self.name), None)
+        functions = [n for n in ast.walk(own) if isinstance(n, ast.FunctionDef)] if own is not None else []
+        takes = [f for f in functions if name in {a.arg for a in [*f.args.args, *f.args.kwonlyargs]}]
+        return bool(takes) and not any(
+            isinstance(n, ast.Name) and n.id == name for f in takes for line in f.body for n in ast.walk(line)
+        )
+
     def alias_after(self, line: int | None) -> int | None:
         """The first line after this one, in the same function, that only gives a value another name."""
         for function in (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.FunctionDef)):

@@ -16,6 +16,7 @@ from headwise.check.calls import tensors
 from headwise.check.fits import Fit, Role, fit, role, same, side_by_side, tokens, undetermined
 from headwise.check.trace import PRODUCTS, Core, Node, Trace, find_attention
 
+LARGE = 500_000  # numbers; of more, no norm over tokens and groups is looked for
 GATES = ("sigmoid", "silu", "tanh", "gelu", "relu", "softplus")
 HIDDEN = -50.0  # a score this far below the others has no weight in any precision
 AXES = {3: "keys", 2: "queries", 1: "heads", 0: "batch", (2, 3): "queries and keys together"}
@@ -319,7 +320,7 @@ def _is_norm(before: Tensor, heads: Tensor) -> bool:
 
 def is_group_norm(before: Tensor, after: Tensor) -> bool:
     """Whether (B, T, E) was normalized over all tokens and groups of channels, up to a scale and shift of each."""
-    if before.shape != after.shape or before.dim() != 3:
+    if before.shape != after.shape or before.dim() != 3 or before.numel() > LARGE:
         return False
     groups = [n for n in (1, 2, 4, 8, 16, 32) if before.shape[-1] % n == 0]
     return any(_is_scaled(_unit_groups(before, n), after) for n in groups)

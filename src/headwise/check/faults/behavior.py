@@ -85,7 +85,7 @@ def influence(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Note("untried", "which token influences which")
         return
     expected = _expected_influence(bound, reading)
-    if expected is None:
+    if expected is None or expected.shape != moved.shape:
         yield Note("untried", "which token should influence which")
         return
     wrong = (moved != expected).nonzero()

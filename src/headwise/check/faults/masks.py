@@ -21,7 +21,6 @@ from headwise.check.faults.crashes import Function, definition_of
 from headwise.check.faults.portability import half_precision
 from headwise.check.fits import same, side_by_side
 from headwise.check.intent import stated_meaning
-from headwise.check.loader import Case
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, pattern, read
 from headwise.check.trace import Core, error_line, find_attention
@@ -493,16 +492,7 @@ def _is_admitted(bound: Bound, reading: AttentionReading, name: str) -> bool:
     loaded = bound.case.loaded
     if loaded is not None and LEFT_OUT.search(loaded.source):
         return True
-    return reading.pattern == "causal" and _is_never_read(bound.case, name)
-
-
-def _is_never_read(case: Case, name: str) -> bool:
-    definition = None if case.loaded is None else definition_of(ast.parse(case.loaded.source), case.name)
-    body = [] if definition is None else definition.body
-    methods = [n for n in body if isinstance(n, Function) and name in {a.arg for a in n.args.args}]
-    return bool(methods) and not any(
-        isinstance(n, ast.Name) and n.id == name for m in methods for line in m.body for n in ast.walk(line)
-    )
+    return reading.pattern == "causal" and bound.case.never_reads(name)
 
 
 def required_mask(bound: Bound, reading: AttentionReading | None) -> Found:

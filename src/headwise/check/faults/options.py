@@ -54,6 +54,8 @@ def options(bound: Bound, reading: AttentionReading | None) -> Found:
         found = True
         if is_boolean(p):
             yield from _switched(bound, p)
+        elif bound.case.never_reads(p.name):
+            yield Note("good", f"{p.name}, which is never read")
         elif not is_cache(p.name):
             known = _is_added(bound, reading, p.name) or _changes_nothing(bound, p)
             yield Note("good" if known else "untried", p.name if known else f"the argument {p.name}")
@@ -168,7 +170,7 @@ def caches(bound: Bound, reading: AttentionReading | None) -> Found:
     flags = {p.name: True for p in parameters if is_boolean(p) and "cache" in plain(p.name)}
     if not names and flags:
         yield from _kept_inside(bound, flags)
-    if not names or call_role(names[0]) in INPUT_ROLES:
+    if not names or call_role(names[0]) in INPUT_ROLES or bound.case.never_reads(names[0]):
         return
     tried = [result for cut in (bound.sizes.T - 1, 2) if (result := _continued(bound, names[0], flags, cut))]
     wrong = next((result for result in tried if isinstance(result, Finding)), None)
@@ -222,18 +224,12 @@ def _continued(bound: Bound, name: str, flags: dict[str, Any], cut: int) -> Find
     first = Inputs(*(x[:, :cut] for x in bound.inputs))
     rest = Inputs(*(x[:, cut:] for x in bound.inputs))
     whole = bound.output
-    failed = None
     try:
         returned = bound.call(first, flags)
     except Exception:
         return None
     for held in _cache_candidates(returned, cut):
-        try:
-            out = bound.form.result(bound.call(rest, flags | {name: held}), rest)
-        except Exception as error:
-            failed = Finding("cache-differs", f"{cut} tokens, then the rest: {type(error).__name__}: {error}"[:200],
-                             error_line(error, bound.case.filename))  # fmt: skip
-            continue
+        out = bound.output_of(rest, flags | {name: held})  # None, perhaps because the argument takes something else
         if out is None or whole is None or out.shape != whole[:, cut:].shape:
             continue
         last = slice(-1, None) if cut == bound.sizes.T - 1 else slice(None)
@@ -246,7 +242,7 @@ def _continued(bound: Bound, name: str, flags: dict[str, Any], cut: int) -> Find
             return Finding(
                 "cache-differs", f"after a cache of {cut} tokens, the next one differs by up to {gap:.3g}", line
             )
-    return failed if cut == bound.sizes.T - 1 else None
+    return None
 
 
 def _joining_line(bound: Bound, rest: Inputs, given: dict[str, Any]) -> int | None:

@@ -118,7 +118,8 @@ def unused_attention(bound: Bound, reading: AttentionReading) -> Found:
     """The result must depend on the product of weights and values."""
     if not reading.used:
         words = "what is returned does not depend on the product of weights and values"
-        yield Finding("attention-unused", words, reading.core.trace.last_line())
+        ends = [reading.core.trace.nodes[n].line for n in reading.core.trace.returned if n is not None]
+        yield Finding("attention-unused", words, next((n for n in ends if n), reading.core.trace.last_line()))
 
 
 def attention_table(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -129,7 +130,7 @@ def attention_table(bound: Bound, reading: AttentionReading | None) -> Found:
     T, S = bound.inputs.query.shape[1], bound.inputs.key.shape[1]
     H, line = asked_heads(bound) or bound.sizes.H, reading.core.score_line
     words = f"the weights are a table of {rows}×{columns} for {T} tokens"
-    if columns == rows == bound.sizes.D != H:
+    if columns == rows and rows in (bound.sizes.D, bound.sizes.E) and rows != H:
         yield Finding("attends-over-features", words, line)
     elif columns == rows == H or columns in (bound.sizes.H, bound.sizes.D):
         yield Finding("attends-over-heads", f"{words} and {H} heads", line)

@@ -14,8 +14,8 @@ from headwise.check.faults.masks import measured
 from headwise.check.faults.stages import OUTPUT_NAME, role_in
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
-from headwise.check.reading import AttentionReading, read
-from headwise.check.trace import RANDOM, error_line, learner_line
+from headwise.check.reading import AttentionReading
+from headwise.check.trace import PRODUCTS, RANDOM, error_line, find_attention, learner_line
 
 DRAWS = 600  # samples of one input, which differ only by what dropout leaves out
 SIGMAS = 7.0  # a mean this far from the expected value is no accident, of some thousand numbers
@@ -153,8 +153,9 @@ def _finite_in_training(bound: Bound, reading: AttentionReading | None, dropping
 
 
 def _cause_of_nan(other: Bound) -> str:
-    seen = read(other)
-    early = seen is not None and any(n.op in RANDOM for n in seen.core.before_softmax())
+    nodes = find_attention(other.trace)
+    behind = () if nodes is None else other.trace.ancestors(nodes.softmax[0].parents, PRODUCTS)
+    early = any(n.op in RANDOM for n in behind)
     return "dropout-on-scores" if early else "nan-in-training"
 
 
@@ -173,12 +174,13 @@ def _equal_on_average(bound: Bound, reading: AttentionReading, dropping: Any) ->
         return
     try:
         many = bound.called(thing=dropping, inputs=_repeated(bound.inputs))
-        seen = read(many)
         calm = bound.called(thing=_still(dropping), inputs=_repeated(bound.inputs, 2))
     except Exception:  # it does not take so many samples
         yield Note("untried", "the average over many draws")
         return
-    before = None if seen is None else [n for n in seen.core.before_softmax() if n.op in RANDOM]
+    nodes = find_attention(many.trace)
+    behind = () if nodes is None else many.trace.ancestors(nodes.softmax[0].parents, PRODUCTS)
+    before = [n for n in behind if n.op in RANDOM]
     if before:
         words = "scores are set to zero at random before the softmax"
         yield Finding("dropout-on-scores", words, before[0].line)
@@ -299,4 +301,6 @@ def _matters(bound: Bound, tensor: Tensor, rows: Tensor | None = None) -> bool:
 
 def _cut_line(bound: Bound) -> int | None:
     """The line that cuts the gradient, where an operation says so."""
-    return bound.case.line_with(r"\.detach\w*\(|\.data\b|no_grad|inference_mode|\.item\(|\.numpy\(|requires_grad")
+    return bound.case.line_with(
+        r"\.detach\w*\(|\.data\b|no_grad|inference_mode|round\(|\.item\(|\.numpy\(|requires_grad"
+    )

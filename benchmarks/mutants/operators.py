@@ -412,7 +412,8 @@ def delete_statement(tree: Tree) -> Edits:
         for node in block:
             if _is_docstring(node):
                 continue
-            yield node, [tree.edit(node, "pass")]
+            alone = len([other for other in block if not _is_docstring(other)]) == 1
+            yield node, [tree.edit(node, "pass" if alone else "")]
             if isinstance(node, ast.Assign):
                 yield node, [tree.edit(node, tree.text(node.value))]
             if isinstance(node, ast.Return) and node.value is not None:

@@ -227,12 +227,12 @@ def _with_names(cls: type, parameters: list[inspect.Parameter], sizes: CallSizes
     if "heads" not in roles.values() and len(several) > 1:  # widths of the inputs, where nothing is split
         yield _built(cls, known | several | dict.fromkeys(unknown, sizes.E))
     meant = bool(widths) or not several  # otherwise a head width may be the model's
-    if not meant and not unknown:
-        yield _built(cls, known | several, natural=False)
     filled = [known | dict(zip(unknown, values, strict=True)) for values in _guesses(unknown, roles, sizes)]
     for arguments in filled:
         made = _built(cls, arguments, natural=not unknown and meant)
         yield replace(made, guessed=len(unknown) + (not meant))
+    if not meant and not unknown:
+        yield _built(cls, known | several, natural=False)
     # Names may mislead: a head width where the model width was meant, or the other way round.
     other = {"head_width": sizes.E, "value_width": sizes.E, "width": sizes.D, "out_width": sizes.D, "context": sizes.T}
     second = [{name: other[role]} for name, role in roles.items() if role in other]

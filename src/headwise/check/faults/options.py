@@ -172,7 +172,7 @@ def caches(bound: Bound, reading: AttentionReading | None) -> Found:
         yield from _kept_inside(bound, flags)
     if not names or call_role(names[0]) in INPUT_ROLES or bound.case.never_reads(names[0]):
         return
-    tried = [result for cut in (bound.sizes.T - 1, 2) if (result := _continued(bound, names[0], flags, cut))]
+    tried = [result for cut in (bound.sizes.T - 1, 2) if (result := _continued(bound, names, flags, cut))]
     wrong = next((result for result in tried if isinstance(result, Finding)), None)
     if wrong is not None:
         yield wrong
@@ -219,7 +219,7 @@ def read_mask_line(bound: Bound) -> int | None:
     return None if seen is None else seen.core.mask_line()
 
 
-def _continued(bound: Bound, name: str, flags: dict[str, Any], cut: int) -> Finding | Note | None:
+def _continued(bound: Bound, names: list[str], flags: dict[str, Any], cut: int) -> Finding | Note | None:
     """The last tokens computed with the cache of the first; None where the protocol is not understood."""
     first = Inputs(*(x[:, :cut] for x in bound.inputs))
     rest = Inputs(*(x[:, cut:] for x in bound.inputs))
@@ -229,16 +229,18 @@ def _continued(bound: Bound, name: str, flags: dict[str, Any], cut: int) -> Find
     except Exception:
         return None
     for held in _cache_candidates(returned, cut):
-        out = bound.output_of(rest, flags | {name: held})  # None, perhaps because the argument takes something else
+        several = isinstance(held, tuple | list) and len(held) == len(names) > 1
+        given = flags | (dict(zip(names, held, strict=True)) if several else {names[0]: held})
+        out = bound.output_of(rest, given)  # None, perhaps because the argument takes something else
         if out is None or whole is None or out.shape != whole[:, cut:].shape:
             continue
         last = slice(-1, None) if cut == bound.sizes.T - 1 else slice(None)
         if same(out[:, last], whole[:, cut:][:, last]):
-            return Note("good", name)
+            return Note("good", names[0])
         causal = torch.equal(out, out) and last == slice(-1, None)
         gap = float((out[:, -1] - whole[:, -1]).abs().max())
         if causal and not same(out, _alone(bound, rest, flags)):
-            line = _joining_line(bound, rest, flags | {name: held})
+            line = _joining_line(bound, rest, given)
             return Finding(
                 "cache-differs", f"after a cache of {cut} tokens, the next one differs by up to {gap:.3g}", line
             )

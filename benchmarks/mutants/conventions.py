@@ -22,7 +22,8 @@ def convention(right: Original, modules: list[nn.Module], seen: list[dict[str, S
         return ""
     plain = next(iter(right.seen[0]))  # a call without a mask: which weights are meant shows here, not what masks mean
     differs = first_difference([{plain: right.seen[0][plain]}], [{plain: seen[0][plain]}])
-    return _returned_order(right, seen) or (_relabeled(right, modules) if differs else _flipped(right, seen))
+    found = _returned_order(right, seen) or _other_default(right, modules)
+    return found or (_relabeled(right, modules) if differs else _flipped(right, seen))
 
 
 def is_right_in_float32(right: Original, modules: list[nn.Module]) -> bool:
@@ -33,6 +34,17 @@ def is_right_in_float32(right: Original, modules: list[nn.Module]) -> bool:
         for m, s in zip(right.modules, SIZES, strict=True)
     ]
     return not first_difference(ours, mine, tolerance=1e-4)
+
+
+def _other_default(right: Original, modules: list[nn.Module]) -> str:
+    """Whether only a default of the call is another one."""
+    forward, wanted = type(modules[0]).forward, type(right.modules[0]).forward.__defaults__
+    if forward.__defaults__ == wanted or len(forward.__defaults__ or ()) != len(wanted or ()):
+        return ""
+    kept, forward.__defaults__ = forward.__defaults__, wanted
+    mine = [results(m, right.driver, s) for m, s in zip(modules, SIZES, strict=True)]
+    forward.__defaults__ = kept
+    return "" if first_difference(right.seen, mine) else f"defaults {kept}"
 
 
 def _returned_order(right: Original, seen: list[dict[str, Seen]]) -> str:

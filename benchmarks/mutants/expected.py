@@ -3,6 +3,7 @@
 Names are given by how they begin, so that a new row in the checker's table counts when it belongs to the same subject.
 """
 
+import ast
 import re
 
 from mutants.drivers import source_of
@@ -38,7 +39,7 @@ SUBJECTS = (
     (r"repeat|num_groups|num_kv", ("grouped-", "heads-")),
     (r"past|cache", ("cache", "causal", "cross-length")),
     (r"ModuleList|register_buffer|Parameter", ("layers-", "not-a-buffer", "missing-", "heads-share", "dead-")),
-    (r"relu|2 \*|\+|-|\*|/", ("extra", "scale", "activation", "not-")),
+    (r"relu|2 \*", ("extra", "scale", "activation")),
 )  # fmt: skip
 
 BY_OPERATOR = {
@@ -72,6 +73,39 @@ def changed_text(mutant: Mutant) -> str:
     old = source_of(mutant.style).splitlines() if mutant.style else []
     new = mutant.source.splitlines()
     return "\n".join(lines[n - 1] for lines in (old, new) for n in mutant.lines if n <= len(lines))
+
+
+def accepted_lines(mutant: Mutant, reason: str) -> set[int]:
+    """Where the mistake was made, and where it shows: the line that raises, and uses of what it set up."""
+    raised = re.search(r"\(line (\d+)\)", reason)
+    return {*mutant.lines, *([int(raised[1])] if raised else []), *_uses(mutant)}
+
+
+def _uses(mutant: Mutant) -> set[int]:
+    """The lines that read an attribute or an import whose statement was changed, or a name whose statement is gone."""
+    old = ast.parse(source_of(mutant.style))
+    changed = [n for n in ast.walk(old) if isinstance(n, ast.Assign | ast.Import | ast.ImportFrom | ast.Expr)]
+    changed = [n for n in changed if {*range(n.lineno, n.end_lineno + 1)} & {mutant.line}]
+    gone = "delete" in mutant.operator
+    names = {name for node in changed for name in _set_names(node, gone)}
+    return {n.lineno for n in ast.walk(ast.parse(mutant.source)) if _read_name(n) in names}
+
+
+def _set_names(node: ast.AST, gone: bool) -> set[str]:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {(a.asname or a.name).split(".")[0] for a in node.names}
+    stored = [n for n in ast.walk(node) if isinstance(getattr(n, "ctx", None), ast.Store)]
+    found = {f"self.{n.attr}" for n in stored if isinstance(n, ast.Attribute)}
+    found |= {n.id for n in stored if isinstance(n, ast.Name) and gone}
+    if isinstance(node, ast.Expr) and "register_buffer" in ast.unparse(node):
+        found |= {f"self.{n.value}" for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    return found
+
+
+def _read_name(node: ast.AST) -> str:
+    if not isinstance(getattr(node, "ctx", None), ast.Load):
+        return ""
+    return ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""
 
 
 def fits(mutant: Mutant, reason: str, cause: str | None) -> bool:

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import sys
+import traceback
 import types
 import warnings
 from dataclasses import dataclass, field
@@ -27,6 +28,13 @@ def module_names(source: str, name: str = "mutant") -> dict[str, Any]:
     return names
 
 
+def told(error: Exception) -> str:
+    """An error in one line, with the mutant's line that raised it."""
+    lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == "mutant.py"]
+    words = f"{type(error).__name__}: {error}".splitlines()[0][:120]
+    return f"{words} (line {lines[-1]})" if lines else words
+
+
 def built(names: dict[str, Any], driver: Driver, size: Size) -> nn.Module:
     """A module as the driver builds it, in evaluation mode, from fixed random numbers."""
     torch.manual_seed(RNG)
@@ -45,7 +53,7 @@ def built_by_default(names: dict[str, Any], driver: Driver) -> str:
     try:
         built({**names, driver.target: bare}, driver, SIZES[0])
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return told(error)
     return ""
 
 
@@ -96,7 +104,7 @@ def observe(module: nn.Module, call: Call, backward: bool = True) -> Seen:
             again, _ = flat(call.run(module))
             seen.steady = all(map(same, seen.outputs, again))
     except Exception as error:
-        seen.error = f"{type(error).__name__}: {error}"[:120] or "error"
+        seen.error = told(error)
     seen.untouched = all(map(same, before, call.inputs))
     return seen
 

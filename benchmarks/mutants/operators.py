@@ -100,9 +100,9 @@ def misspell(tree: Tree) -> Edits:
 def _typo(name: str) -> str:
     if "_" in name.strip("_"):
         return name.replace("_", "", 1)
-    return (
-        name.swapcase() if len(name) <= 2 else name[:-2] + name[-1] + name[-2] + ("" if name[-1] != name[-2] else "x")
-    )
+    if len(name) <= 2:
+        return name.swapcase()
+    return name[:-2] + name[-1] + name[-2] if name[-1] != name[-2] else name[:-1]
 
 
 def missing_import(tree: Tree) -> Edits:

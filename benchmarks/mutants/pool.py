@@ -7,6 +7,7 @@ import selectors
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,9 @@ def forked(work: Callable[[Any], Any], tasks: Iterable[Any], workers: int, secon
 def _start(work: Callable[[Any], Any], task: Any, seconds: float) -> tuple[int, int]:
     """A child at work: the pipe that its answer comes from, and its number."""
     reading, writing = os.pipe()
-    process = os.fork()
+    with warnings.catch_warnings():  # newer Pythons warn of threads; a child computes in one of its own
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process = os.fork()
     if process:
         os.close(writing)
         return reading, process

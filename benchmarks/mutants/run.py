@@ -28,7 +28,7 @@ import torch
 from harness import finish, table
 
 from mutants.drivers import DRIVERS, source_of
-from mutants.expected import fits
+from mutants.expected import accepted_lines, fits
 from mutants.mutate import Mutant, mutants, pairs
 from mutants.operators import OPERATORS
 from mutants.pool import FAILED, forked
@@ -58,8 +58,8 @@ class Judged(NamedTuple):
 
     @property
     def is_located(self) -> bool:
-        """Whether the line of the cause is one that was changed."""
-        return self.said["line"] in self.mutant.lines
+        """Whether the line of the cause is one that was changed, or where the change shows."""
+        return self.said["line"] in accepted_lines(self.mutant, self.truth.reason)
 
 
 def originals() -> list[Mutant]:
@@ -182,6 +182,7 @@ def rates(judged: list[Judged]) -> dict[str, float]:
         "partial of what runs": share([j for j in running if j.verdict == "partial"], running),
         "cause": share([j for j in blamed if j.is_named], blamed),
         "line": share([j for j in blamed if j.is_located], blamed),
+        "line that was changed": share([j for j in blamed if j.said["line"] in j.mutant.lines], blamed),
     }
 
 
@@ -218,7 +219,15 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--show", action="append", choices=list(SHOWN), default=[])
     parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--save", type=Path, help="write every case to this JSON file")
+    parser.add_argument("--load", type=Path, help="count the cases of a saved file instead of running the checker")
     return parser.parse_args()
+
+
+def load(path: Path, workers: int) -> list[Judged]:
+    """Cases saved before, with the truth found anew."""
+    rows = json.loads(path.read_text())
+    found = [Mutant(**{k: v for k, v in row.items() if k not in ("truth", "said")}) for row in rows]
+    return [Judged(m, t, row["said"]) for m, t, row in zip(found, truths(found, workers), rows, strict=True)]
 
 
 def save(path: Path, judged: list[Judged]) -> None:
@@ -231,13 +240,14 @@ def main() -> None:
     """Generate, find the truth, judge, compare."""
     options = parsed()
     torch.set_num_threads(1)
-    chosen = sample(options)
+    judged = load(options.load, options.workers) if options.load else []
+    chosen = [(j.mutant, j.truth) for j in judged] or sample(options)
     truth = Counter(label for _, (label, _) in chosen)
     if options.truth:
         table("truth", [[label, str(truth[label])] for label in LABELS], ["", "mutants"])
         finish("mutants", "cpu", [{"truth": truth}])
         return
-    judged = judgments(chosen, options.workers)
+    judged = judged or judgments(chosen, options.workers)
     for name in options.show:
         print(f"\n== {name}")
         for j in filter(SHOWN[name], judged):

@@ -42,7 +42,7 @@ def truth(style: str, source: str) -> Truth:
         names = module_names(source)
         modules = [_build(names, right.driver, size) for size in SIZES]
     except Exception as error:
-        return Truth("not runnable", f"{type(error).__name__}: {error}")
+        return Truth("not runnable", observe.told(error))
     broken = [m for m in modules if not isinstance(m, nn.Module)]
     if len(broken) == len(modules):
         return Truth("not runnable", f"building raises {broken[0]}")
@@ -58,7 +58,7 @@ def _build(names: dict[str, Any], driver: Driver, size: Size) -> nn.Module | str
     try:
         return built(names, driver, size)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return observe.told(error)
 
 
 def _compared(right: Original, modules: list[nn.Module]) -> Truth:

@@ -8,7 +8,7 @@ from mutants import run
 from mutants.compare import original
 from mutants.conventions import _heads
 from mutants.drivers import DRIVERS, SIZES, Inputs, source_of, triangle
-from mutants.expected import fits
+from mutants.expected import accepted_lines, fits
 from mutants.mutate import Mutant, mutants, mutate, pairs
 from mutants.operators import OPERATORS
 from mutants.pool import FAILED, forked
@@ -33,9 +33,7 @@ def projections(style, index):
     rows = {role: torch.cat([weight for weight, _ in slots[role]]) for role in slots}
     bias = {role: None if slots[role][0][1] is None else torch.cat([b for _, b in slots[role]]) for role in "qkv"}
     names = dict(module.named_parameters())
-    last = [
-        name for name in names if names[name].shape == rows["o"].shape[1:] and name.split(".")[-1] in ("bias", "b_O")
-    ]
+    last = [name for name in names if name.endswith(("bias", "b_O"))]  # every style makes its output layer last
     output = names[last[-1]] if last else None
     linear = [Linear(rows[role], bias[role]) for role in "qkv"]
     return (*linear, Linear(rows["o"].T, output)), _heads(slots, "k", SIZES[index])[0]
@@ -115,6 +113,7 @@ KNOWN = [
     ("homework", "return output, attention", "return output", "convention"),
     ("key_padding", "if need_weights", "if False", "wrong"),
     ("kv_cache", "+ offset", "", "wrong"),
+    ("einsum", "causal: bool = False", "causal: bool = True", "convention"),
     ("rotary", "self.wo(out)", "nn.Linear(C, C)(out)", "wrong"),
 ]  # fmt: skip
 
@@ -132,6 +131,16 @@ def test_cause_is_accepted_by_its_subject():
     assert fits(scale, "another result", "scale-multiplied")
     assert not fits(scale, "another result", "dropout-in-eval")
     assert not fits(scale, "another result", None)
+
+
+def test_line_is_accepted_where_it_was_changed_and_where_that_shows():
+    unset = next(m for m in mutants("cross") if m.operator == "delete-statement" and "self.heads = heads" in m.before)
+    reason = truth("cross", unset.source).reason
+    assert accepted_lines(unset, reason) == {unset.line, 21}
+    wrong = next(
+        m for m in mutants("separate") if m.operator == "wrong-axis" and "softmax" in m.source.split("\n")[m.line - 1]
+    )
+    assert accepted_lines(wrong, "another result") == {wrong.line}
 
 
 def test_child_that_fails_says_so_and_one_that_takes_too_long_gives_nothing():

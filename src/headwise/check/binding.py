@@ -149,6 +149,7 @@ class Bound(Instance):
         """The same with some fields changed, called and traced once more."""
         other = replace(self, **changes, given=dict(masks or {}))
         other.trace = self.last_trace = Trace(self.case.filename)
+        other.trace.tokens = (other.inputs.query.shape[1], other.inputs.key.shape[1])
         with other.running(), torch.no_grad(), other.trace:
             other.returned = other.form.call(other.thing, other.inputs, masks)
         other.trace.returned = [other.trace.source(leaf) for leaf in leaves(other.returned)]
@@ -439,6 +440,7 @@ class Search:
         def call() -> Any:
             nonlocal trace
             trace = Trace(self.case.filename)
+            trace.tokens = (inputs.query.shape[1], inputs.key.shape[1])
             with torch.no_grad(), trace:
                 return form.call(instance.thing, inputs)
 

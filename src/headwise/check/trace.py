@@ -61,6 +61,7 @@ class Trace(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.filename = filename
         self.nodes: list[Node] = []
+        self.tokens: tuple[int, int] | None = None  # how many queries and keys the call has
         self.returned: list[int | None] = []  # nodes of what the call returned
         self._kept: list[Tensor] = []  # an id is unique only while its object lives
         self._producer: dict[int, int] = {}
@@ -297,9 +298,9 @@ class AttentionNodes:
 def find_attention(trace: Trace) -> AttentionNodes | None:
     """The softmax and the products around it, or None where the trace holds no attention."""
     found = AttentionNodes(trace, [], [], [], [])
-    for node in _behind_output(trace, _last_of_each(trace, trace.softmax_nodes())):
+    for node in _behind_output(trace, _last_of_each(trace, _tables(trace, trace.softmax_nodes()))):
         scores = [n for n in trace.ancestors(node.parents, PRODUCTS) if n.op in PRODUCTS]
-        first = _first_products(trace, node)
+        first = _distinct(_first_products(trace, node))
         if not scores or not first:
             continue
         found.softmax.append(node)
@@ -307,6 +308,21 @@ def find_attention(trace: Trace) -> AttentionNodes | None:
         found.products += [product for product, _ in first]
         found.sides += [side for _, side in first]
     return found if found.softmax else None
+
+
+def _tables(trace: Trace, nodes: list[Node]) -> list[Node]:
+    """Those that are tables of queries × keys, where there are any; a softmax of something else is not attention."""
+    tables = [n for n in nodes if trace.tokens is not None and tuple(n.value.shape[-2:]) == trace.tokens]
+    return tables or nodes
+
+
+def _distinct(products: list[tuple[Node, int]]) -> list[tuple[Node, int]]:
+    """Without products that were computed a second time."""
+    kept: list[tuple[Node, int]] = []
+    for node, side in products:
+        if not any(node.value.shape == n.value.shape and node.value.equal(n.value) for n, _ in kept):
+            kept.append((node, side))
+    return kept
 
 
 def _last_of_each(trace: Trace, nodes: list[Node]) -> list[Node]:

@@ -3,6 +3,7 @@
 The steps are those of `headwise steps`. Only code that is neither right nor complete gets here.
 """
 
+import ast
 import contextlib
 import functools
 import itertools
@@ -88,6 +89,8 @@ def review(case: Case, report: Report) -> Report:
         return report
     if _lacks_forward(case):
         return _begun(report)
+    if report.cause == "no-return" and not gaps.found and _returns_somewhere(case):
+        return report
     run = PartialSearch(case, gaps).furthest()
     if run is None or not _is_unfinished(run, gaps, report):
         return report
@@ -98,6 +101,12 @@ def _may_end_early(report: Report) -> bool:
     """Whether code without any placeholder may still end before the last step."""
     whole = any(f.name == "no-return" and f.detail for f in report.wrong)  # nothing only where an option is left out
     return report.verdict == "unknown" or (report.cause == "no-return" and not whole)
+
+
+def _returns_somewhere(case: Case) -> bool:
+    """Whether the method that takes the input returns something, only not on the path that was taken."""
+    functions = [n for n in ast.walk(ast.parse(case.source)) if isinstance(n, ast.FunctionDef) and n.name in METHODS]
+    return any(isinstance(n, ast.Return) and n.value is not None for f in functions for n in ast.walk(f))
 
 
 def _lacks_forward(case: Case) -> bool:

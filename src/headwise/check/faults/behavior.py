@@ -119,7 +119,8 @@ def judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
     """Every returned table of queries × keys, compared with the weights of the call."""
     tables = [] if reading is None else _tables(bound, reading)
     if reading is None or not tables:
-        yield Note("absent", "none are returned")
+        other = reading is not None and _returns_something_of(bound, reading)
+        yield Note("untried", "what is returned beside the output") if other else Note("absent", "none are returned")
         return
     for index, table in tables:
         if not _is_used(table, reading):
@@ -144,6 +145,16 @@ def _tables(bound: Bound, reading: AttentionReading) -> list[tuple[int, Tensor]]
     sizes = {B * H * T * S, B * T * S, H * T * S, T * S}  # of every sample and head, or averaged
     found = [(i, leaf) for i, leaf in enumerate(leaves(bound.returned)) if leaf.shape[-2:] == (T, S)]
     return [(i, leaf) for i, leaf in found if leaf.numel() in sizes]
+
+
+def _returns_something_of(bound: Bound, reading: AttentionReading) -> bool:
+    """Whether something is returned, beside the output, that is made from the weights and is no table of them."""
+    trace = reading.core.trace
+    reached = {i for n in reading.core.nodes.softmax for i in trace.reaches(n.index)}
+    last = max(n.index for n in reading.core.nodes.products)
+    ends = [n for n in trace.returned if n is not None and n in reached]
+    output = 0 if bound.output is None else bound.output.numel()
+    return any(trace.nodes[n].value.numel() != output for n in ends if n > 0 and (n > last or n in reached))
 
 
 def _is_used(table: Tensor, reading: AttentionReading) -> bool:

@@ -23,7 +23,7 @@ from headwise.check.fits import same, side_by_side
 from headwise.check.intent import stated_meaning
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, pattern, read
-from headwise.check.trace import Core, error_line, find_attention
+from headwise.check.trace import Core, error_line, find_attention, is_deliberate
 from headwise.check.vocabulary import call_role
 
 SECONDS = 6.0  # for one argument; a typical one takes half a second
@@ -482,8 +482,9 @@ def combined_masks(bound: Bound, reading: AttentionReading | None) -> Found:
 
 def _crash(argument: MaskArgument) -> Iterator[Finding]:
     """An error that no shape of the mask avoids."""
-    if all(isinstance(t.error, PLAIN_ERRORS) or "ambiguous" in str(t.error) for t in argument.tried):
-        first = argument.tried[0]
+    sure = [t for t in argument.tried if isinstance(t.error, NameError) or "module 'torch" in str(t.error)]
+    if sure or all(isinstance(t.error, PLAIN_ERRORS) or "ambiguous" in str(t.error) for t in argument.tried):
+        first = (sure or argument.tried)[0]
         yield Finding("mask-crashes", f"{type(first.error).__name__}: {first.error}", first.line)
 
 
@@ -588,13 +589,16 @@ def call_switch(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     try:
         seen = read(bound.called({name: True}))
-    except (NameError, AttributeError, TypeError) as error:
-        words = f"with {name}=True: {type(error).__name__}: {error}"
-        yield Finding("mask-crashes", words, error_line(error, bound.case.filename))
-    except Exception:
+    except Exception as error:
+        if not is_deliberate(error):
+            words = f"with {name}=True: {type(error).__name__}: {error}".splitlines()[0][:160]
+            yield Finding("mask-crashes", words, error_line(error, bound.case.filename))
         return
-    else:
-        yield from _switched(seen, name)
+    yield from _switched(seen, name)
+    if reading is not None and reading.pattern == "causal" and "causal" in name:
+        line = reading.core.mask_line() or reading.core.softmax_line
+        line = bound.case.condition_around(line, "") or line
+        yield Finding("option-ignored", f"it is causal with {name}=False as well", line)
 
 
 def is_causal_switch(p: inspect.Parameter) -> bool:
@@ -614,5 +618,7 @@ def _switched(seen: AttentionReading | None, name: str) -> Iterator[Finding]:
     mistake = CAUSAL_MISTAKES.get(pattern(seen.scores.visible))
     if seen.scores.after == "masked":
         yield Finding("mask-after-softmax", words, line)
+    elif seen.scores.leaks:
+        yield Finding("mask-leaks", f"{words}: future scores are set to a number near zero", line)
     elif mistake is not None and (mistake != "causal-ignored" or "causal" in name):  # `mask=True` may mean another mask
         yield Finding(mistake, words, line)

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,6 @@ from headwise.check.reading import AttentionReading, read
 from headwise.check.trace import error_line, is_deliberate
 from headwise.check.vocabulary import call_role, plain
 
-OWN_ERRORS = (NameError, AttributeError, UnboundLocalError)
 INPUT_ROLES = ("query", "key", "value", "self", "memory")
 
 
@@ -36,10 +36,11 @@ def without_keys(bound: Bound, reading: AttentionReading | None) -> Found:
     try:
         other = bound.called(form=form, inputs=make_inputs(form, bound.sizes))
     except Exception as error:
-        if isinstance(error, OWN_ERRORS):
-            yield Finding("option-crashes", f"{words}: {error}", error_line(error, bound.case.filename))
-        else:
+        if is_deliberate(error):
             yield Note("good", f"{', '.join(optional)} cannot be left out")
+        else:
+            said = f"{words}: {type(error).__name__}: {error}".splitlines()[0][:160]
+            yield Finding("option-crashes", said, error_line(error, bound.case.filename))
         return
     seen = read(other)
     for finding in () if seen is None else stage_findings(other, seen):
@@ -107,18 +108,30 @@ def _switched(bound: Bound, p: inspect.Parameter) -> Found:
         other = bound.called({p.name: not p.default}, thing=copy.deepcopy(bound.thing))
     except Exception as error:
         words = f"{p.name}={not p.default}: {type(error).__name__}: {error}".splitlines()[0][:160]
-        if isinstance(error, OWN_ERRORS):
-            yield Finding("option-crashes", words, error_line(error, bound.case.filename))
-        else:
+        line = error_line(error, bound.case.filename)
+        if is_deliberate(error) or isinstance(error, ImportError) or line is None or p.default is None:
             yield Note("untried", words)
+        else:
+            yield Finding("option-crashes", words, line)
         return
     if other.output is None:
         yield Note("untried", f"what {p.name}={not p.default} returns")
     elif is_causal_switch(p) or (bound.output is not None and same(other.output, bound.output)):
         yield Note("good", p.name)
         yield from returned_with(other, p.name)
+        yield from _asked_for_weights(bound, other, p)
     else:
         yield Note("untried", f"what {p.name}={not p.default} does to the result")
+
+
+def _asked_for_weights(bound: Bound, other: Bound, p: inspect.Parameter) -> Iterator[Finding]:
+    """A flag that asks for weights must make a difference to what is returned."""
+    if not re.search(r"(return|need|output|with)\w*(weight|att|map)", plain(p.name)):
+        return
+    first, second = (len(tree_leaves(b.returned)) for b in (bound, other))
+    if first == second:
+        line = bound.case.line_with(rf"\bif\b.*\b{p.name}\b|\breturn\b")
+        yield Finding("option-ignored", f"{p.name}: as many tensors are returned with it as without", line)
 
 
 def returned_with(other: Bound, name: str) -> Iterator[Finding]:
@@ -174,6 +187,7 @@ def caches(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     tried = [result for cut in (bound.sizes.T - 1, 2) if (result := _continued(bound, names, flags, cut))]
     wrong = next((result for result in tried if isinstance(result, Finding)), None)
+    wrong = wrong or (None if tried else _refused(bound, names, flags))
     if wrong is not None:
         yield wrong
     elif tried:
@@ -244,6 +258,29 @@ def _continued(bound: Bound, names: list[str], flags: dict[str, Any], cut: int) 
             return Finding(
                 "cache-differs", f"after a cache of {cut} tokens, the next one differs by up to {gap:.3g}", line
             )
+    return None
+
+
+def _refused(bound: Bound, names: list[str], flags: dict[str, Any]) -> Finding | None:
+    """What happens to the one cache that a call itself returns, where its argument cannot take it or ignores it."""
+    cut = bound.sizes.T - 1
+    first, rest = (Inputs(*(x[:, part] for x in bound.inputs)) for part in (slice(0, cut), slice(cut, None)))
+    try:
+        returned = bound.call(first, flags)
+    except Exception:  # the protocol is another one
+        return None
+    held = [part for part in _cache_candidates(returned, cut) if any(part is own for own in returned)]
+    if len(held) != 1 or len(names) != 1:
+        return None
+    words = f"the cache that a call of {cut} tokens returns, given to the next"
+    try:
+        out = bound.form.result(bound.call(rest, flags | {names[0]: held[0]}), rest)
+    except Exception as error:
+        line = error_line(error, bound.case.filename)
+        return Finding("cache-differs", f"{words}: {type(error).__name__}: {error}".splitlines()[0][:200], line)
+    if out is not None and same(out, _alone(bound, rest, flags)):
+        line = bound.case.line_with(rf"\bif\b.*\b{names[0]}\b|\b{names[0]}\b")
+        return Finding("cache-differs", f"{words}, changes nothing", line)
     return None
 
 

@@ -29,7 +29,7 @@ OUTPUT_LAYER = re.compile(
     re.IGNORECASE,
 )
 PARTIAL = re.compile(r"window|local|block|axial|swin|chunk|spars|stride|dilat|band|longformer|bigbird", re.IGNORECASE)
-OUTPUT_NAME = re.compile(r"^(\w*proj\w*|\w*out\w*|w_?o|dense|fc_?o\w*|o|unify\w*)$", re.IGNORECASE)
+OUTPUT_NAME = re.compile(r"^(\w*proj\w*|\w*out\w*|[wb]_?o|dense|fc_?o\w*|o|unify\w*)$", re.IGNORECASE)
 MOVED = 1e-9  # relative change that counts; everything is computed in double precision
 OUTPUT_CLASS = re.compile(r"\w*(Self|Attention|Attn)\w*Output\b")
 
@@ -50,6 +50,10 @@ def of_stages(question: Callable[[Bound, AttentionReading], Found]) -> Fault:
 def unread_attention(bound: Bound, reading: AttentionReading | None) -> Found:
     """There must be a product of queries and keys that goes through a softmax to the values."""
     if reading is not None:
+        return
+    logarithm = next((n for n in bound.trace.nodes if n.op == "_log_softmax" and n.value.dim() >= 3), None)
+    if logarithm is not None:
+        yield Finding("softmax-missing", "a log-softmax takes its place", logarithm.line)
         return
     bare = unnormalized_scores(bound.trace, bound.inputs.query.shape[1])
     if bare is not None:
@@ -220,10 +224,23 @@ def rotary_positions(bound: Bound, reading: AttentionReading) -> Found:
     next_to = [torch.einsum("hde,hdf->hef", a[t + 1], b[t]) for t in range(T - 1)]
     if all(same(m, near[0], 1e-5) for m in near) and all(same(m, next_to[0], 1e-5) for m in next_to):
         yield Note("variant", "rotary positions")
+        if not _has_usual_angles(a):
+            yield Note("untried", "its rotary angles, which are not a geometric sequence")
     else:
         yield Note("doubt", "the map depends on the position, and not only on the distance")
     if parts["value"].position == "rotary":
         yield Note("variant", "values are rotated by position, too")
+
+
+def _has_usual_angles(maps: Tensor) -> bool:
+    """Whether the rotation from one position to the next (T, H, D, E) turns by angles in a geometric sequence."""
+    turn = maps[1, 0] @ torch.linalg.pinv(maps[0, 0])  # (D, D)
+    angles = torch.linalg.eigvals(turn).angle().abs().sort(descending=True).values[::2]
+    angles = angles[angles > 1e-12]
+    if len(angles) < 3:
+        return True
+    steps = angles.log().diff()
+    return bool((steps - steps.mean()).abs().max() < 1e-3 * steps.abs().max())
 
 
 @of_stages
@@ -322,7 +339,7 @@ def role_in(parameter: str) -> str | None:
             word.removesuffix("weight").removesuffix("proj").removesuffix("s").removeprefix("w").removeprefix("proj")
         )
         for role in ("query", "key", "value"):
-            if role in word or short in (role[0], f"to{role[0]}", f"fc{role[0]}", f"linear{role[0]}"):
+            if role in word or short in (role[0], f"b{role[0]}", f"to{role[0]}", f"fc{role[0]}", f"linear{role[0]}"):
                 return role
     return None
 
@@ -684,9 +701,19 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
     if discarded is not None:
         yield Finding("mask-discarded", "the masked scores are not assigned to anything", discarded.line)
     built_in = idle is not None and (_stores_a_triangle(bound) or core.is_of_positions(idle))
+    if discarded is None and idle is None and _stores_a_triangle(bound) and not _has_causal_switch(bound):
+        words = "a triangular mask is stored and never used"
+        yield Finding("causal-ignored", words, triangle_line(bound.case, reading))
     if idle is not None and not bound.form.fixed_tensor and built_in:
         words = "a mask by position is applied, but the part that is read hides nothing"
         yield Finding("causal-ignored", words, idle.line)
+
+
+def _has_causal_switch(bound: Bound) -> bool:
+    """Whether an argument of the constructor or the call, or an attribute, may switch a mask on."""
+    names = [p.name for p in signature(bound.thing) + parameters_of(bound.case.target)]
+    names += [k for m in modules(bound.thing) for k, v in vars(m).items() if isinstance(v, bool) and k != "training"]
+    return any(re.search(r"causal|mask|decoder|autoregress|flash|sdp", plain(name)) for name in names)
 
 
 def _stores_a_triangle(bound: Bound) -> bool:
@@ -774,6 +801,22 @@ def _heads_of_layer(bound: Bound, reading: AttentionReading) -> int | None:
 
 
 @of_stages
+def output_width(bound: Bound, reading: AttentionReading) -> Found:
+    """The output must be as wide as asked for, and heads must fill the width unless they have one of their own."""
+    out, sizes, (H, Dv) = reading.output, bound.sizes, reading.core.heads.shape[1::2]
+    if out is None or out.role.plain or not out.last or not bound.built.names_with_role("width"):
+        return
+    width = out.fit.weight.shape[0]
+    line = bound.case.line_of_attribute(out.role.names[0]) if out.role.names else None
+    if width not in (sizes.E, sizes.out, sizes.D, sizes.H * sizes.Dv, 3 * sizes.E, H * Dv):
+        yield Finding("output-width", f"it is {width} wide where {sizes.out} was asked for", line)
+    own = bound.built.names_with_role("head_width") or bound.built.names_with_role("value_width")
+    if not own and bound.built.config is None and asked_heads(bound) == H and H * Dv < min(sizes.E, sizes.out):
+        words = f"{H} heads of {Dv} numbers for a width of {sizes.out}"
+        yield Finding("head-width", words, reading.core.split_line())
+
+
+@of_stages
 def output_projection(bound: Bound, reading: AttentionReading) -> Found:
     """The concatenated heads need one more projection."""
     out, H, E = reading.output, reading.core.heads.shape[1], bound.sizes.E
@@ -844,6 +887,7 @@ STAGES: tuple[Fault, ...] = (
     head_merge,
     around_output,
     head_count,
+    output_width,
     output_projection,
 )
 

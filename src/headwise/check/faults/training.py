@@ -184,6 +184,8 @@ def _equal_on_average(bound: Bound, reading: AttentionReading, dropping: Any) ->
     if before:
         words = "scores are set to zero at random before the softmax"
         yield Finding("dropout-on-scores", words, before[0].line)
+    elif _starts_early(many):
+        yield Note("untried", "the average over many draws, because dropout comes before the scores")
     elif many.output is not None and calm.output is not None and _is_linear(many, reading):
         mean, error = _mean_and_error(many.output)
         off = (mean - calm.output[0]).abs() > SIGMAS * error + 1e-7
@@ -191,6 +193,13 @@ def _equal_on_average(bound: Bound, reading: AttentionReading, dropping: Any) ->
             ratio = float((mean * calm.output[0]).sum() / calm.output[0].pow(2).sum())
             words = f"over {DRAWS} draws with dropout 0.5, the mean output is {ratio:.2f} times that of evaluation"
             yield Finding("dropout-biased", words, _dropping_line(many))
+
+
+def _starts_early(many: Bound) -> bool:
+    """Whether something random happens before the first softmax."""
+    first = next((n.index for n in many.trace.nodes if n.op in RANDOM), None)
+    softmax = min((n.index for n in many.trace.softmax_nodes()), default=0)
+    return first is not None and first < softmax
 
 
 def _dropping_line(many: Bound) -> int | None:
@@ -254,23 +263,31 @@ def gradients(bound: Bound, reading: AttentionReading | None) -> Found:
     elif out is not None and not out.requires_grad:
         yield Finding("no-gradient", "the output does not require a gradient", _cut_line(bound))
     elif out is not None:
-        yield from _without_gradient(bound, named)
+        yield from _without_gradient(bound, named, reading)
     for tensor in named.values():
         tensor.grad = None
 
 
-def _without_gradient(bound: Bound, named: dict[str, Tensor]) -> Iterator[Finding]:
+def _without_gradient(bound: Bound, named: dict[str, Tensor], reading: AttentionReading | None) -> Iterator[Finding]:
     dead = {name: tensor for name, tensor in named.items() if tensor.grad is None}
     cut = [name for name, tensor in dead.items() if _matters(bound, tensor)]
     cut += [name for name, tensor in named.items() if name not in dead and _has_cut_rows(bound, tensor)]
     if cut:
         yield Finding("gradient-cut", _some(cut), _cut_line(bound))
     unused = [name for name in dead if name not in cut]
-    projections = [n for n in unused if named[n].dim() > 1 and (role_in(n) or OUTPUT_NAME.search(n.partition(".")[0]))]
+    projections = [n for n in unused if role_in(n) or OUTPUT_NAME.search(n.partition(".")[0])]
+    projections += [n for n, t in named.items() if n not in dead and n not in cut and _has_idle_rows(t, reading)]
     if projections:
         yield Finding("unused-projection", _some(projections), bound.case.line_of_attribute(projections[0]))
     elif unused:
         yield Finding("dead-parameter", _some(unused))
+
+
+def _has_idle_rows(tensor: Tensor, reading: AttentionReading | None) -> bool:
+    """Whether at least a head's rows of a matrix get no gradient: one of its parts is never used."""
+    if tensor.dim() != 2 or tensor.grad is None or reading is None:
+        return False
+    return int((tensor.grad == 0).all(1).sum()) >= reading.core.query.shape[-1] * reading.core.query.shape[1]
 
 
 def _has_cut_rows(bound: Bound, tensor: Tensor) -> bool:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from headwise.check.arguments import parameters_of
 from headwise.check.binding import Bound
-from headwise.check.calls import FunctionWithWeights, Inputs, make_inputs, signature
+from headwise.check.calls import FunctionWithWeights, Inputs, leaves, make_inputs, signature
 from headwise.check.faults.masks import MaskTrial, is_boolean, is_causal_switch, measured
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
@@ -128,7 +128,7 @@ def _asked_for_weights(bound: Bound, other: Bound, p: inspect.Parameter) -> Iter
     """A flag that asks for weights must make a difference to what is returned."""
     if not re.search(r"(return|need|output|with)\w*(weight|att|map)", plain(p.name)):
         return
-    first, second = (len(tree_leaves(b.returned)) for b in (bound, other))
+    first, second = (len(leaves(b.returned)) for b in (bound, other))
     if first == second:
         line = bound.case.line_with(rf"\bif\b.*\b{p.name}\b|\breturn\b")
         yield Finding("option-ignored", f"{p.name}: as many tensors are returned with it as without", line)
@@ -303,8 +303,8 @@ def _cache_candidates(returned: Any, length: int) -> Iterator[Any]:
     parts = list(returned) if isinstance(returned, tuple | list) else []
     parts = list(returned.values()) if isinstance(returned, dict) else parts
     for part in reversed(parts):
-        leaves = [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
-        if len(leaves) >= 2 and all(leaf.dim() >= 3 and length in leaf.shape for leaf in leaves):
+        held = [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
+        if len(held) >= 2 and all(leaf.dim() >= 3 and length in leaf.shape for leaf in held):
             yield part
     tensors = [part for part in parts if isinstance(part, Tensor) and part.dim() == 4]
     if len(tensors) >= 2:

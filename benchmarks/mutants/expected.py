@@ -11,15 +11,15 @@ from mutants.mutate import Mutant
 
 SHAPES = (
     "split-", "merge-", "attends-over-", "batch-", "single-head", "sees-a-part", "tokens-alone", "heads-", "too-wide",
-    "contiguous", "cross-length", "wrong-role", "size", "sizes", "d_in", "width",
+    "contiguous", "cross-length", "wrong-role", "size", "sizes", "d_in", "width", "output-width", "head-width",
 )  # fmt: skip
 ROLES = (
     "wrong-role", "one-projection", "no-out-proj", "no-qkv-proj", "dead-parameter", "heads-share", "output-", "out-",
-    "layers-in", "projection", "input-", "no-gradient", "tokens-alone",
+    "layers-in", "project", "input-", "no-gradient", "tokens-alone", "unused-", "attention-unused", "bias-",
 )  # fmt: skip
 CRASHES = (
     "crashes", "undefined-", "missing-", "contiguous", "mask-crashes", "cross-length", "grouped-", "buffer-",
-    "beyond-buffer", "backward-", "no-return", "sizes", "size",
+    "beyond-buffer", "backward-", "no-return", "sizes", "size", "option-",
 )  # fmt: skip
 RETURNS = ("no-return", "weights-", "returned", "returns", "output-", "scores-")
 
@@ -28,18 +28,18 @@ SUBJECTS = (
     (r"sqrt|scal|temperature|0\.5", ("scale",)),
     (r"softmax|attend\b", ("softmax", "attends-over", "weights", "scale", "mask-after", "merge-")),
     (r"mask|tril|triu|inf\b|hidden|allowed|causal|future|rows|cols|offset|total_len",
-     ("mask", "causal", "buffer-", "nan-", "batch-", "cross-length", "padding", "fully-")),
+     ("mask", "causal", "buffer-", "nan-", "batch-", "cross-length", "padding", "fully-", "option-")),
     (r"view|shape|transpose|permute|rearrange|flatten|chunk|split|einsum|unbind|cat|size|//|len|\bmT\b|bmm|matmul|@",
      SHAPES),
     (r"Linear|Parameter|proj|W_|\bw[qkvo]\b|to_|query|key|value|dense|\bfc\b|einsum|matmul|@|\b[qkvQKV]\b", ROLES),
-    (r"ropout|training", ("dropout", "training", "no-gradient")),
+    (r"ropout|training", ("dropout", "training", "no-gradient", "option-")),
     (r"cos|sin|rotar|angles|freqs|rotate|base", ("rotary", "position")),
-    (r"detach|no_grad", ("no-gradient", "dead-parameter", "weights-", "detach")),
+    (r"detach|no_grad", ("no-gradient", "gradient-", "dead-parameter", "weights-", "detach")),
     (r"return|attn|weights|attention", RETURNS),
     (r"repeat|num_groups|num_kv", ("grouped-", "heads-")),
     (r"past|cache", ("cache", "causal", "cross-length")),
     (r"ModuleList|register_buffer|Parameter", ("layers-", "not-a-buffer", "missing-", "heads-share", "dead-")),
-    (r"relu|2 \*", ("extra", "scale", "activation")),
+    (r"relu|2 \*", ("extra", "scale", "activation", "values-", "softmax-")),
 )  # fmt: skip
 
 BY_OPERATOR = {
@@ -47,7 +47,8 @@ BY_OPERATOR = {
     "misspell": ("missing-", "undefined-", "crashes", "mask-crashes"),
     "swap-name": ROLES, "swap-attribute": ROLES, "swap-arguments": ROLES,
     "drop-call": (), "add-call": ROLES, "delete-statement": ROLES, "repeat-statement": ROLES,
-    "wrong-branch": (*RETURNS, "mask", "causal", "dropout"), "wrong-mode": ("layers-", "dropout", "not-a-buffer"),
+    "wrong-branch": (*RETURNS, "mask", "causal", "dropout", "option-", "wrong-role"),
+    "wrong-mode": ("layers-", "dropout", "not-a-buffer"),
     "swap-statements": ROLES,
 }  # fmt: skip
 ALWAYS = ("unexplained", "differs", "not-attention", "certificate")  # findings that show numbers instead of a cause

@@ -202,11 +202,11 @@ class MultiHeadedAttentionWrapper(nn.Module):
 
 
 def test_the_list_of_heads_fits_the_book_that_shows_one_and_nothing_else(tmp_path):
-    assert judged(tmp_path, WRAPPER).cause == "too-wide"
+    assert judged(tmp_path, WRAPPER).verdict == "variant"
     fits = judged(tmp_path, WRAPPER, form="book")
     assert (fits.verdict, form_findings(fits)) == ("variant", {})
     assert any("as in the book section" in words for words in fits.variants)
-    assert judged(tmp_path, WRAPPER, form="homework").cause == "too-wide"
+    assert judged(tmp_path, WRAPPER, form="homework").verdict == "wrong"
 
 
 def test_a_class_that_cannot_be_called_otherwise_is_judged_by_the_example_of_the_document(tmp_path):

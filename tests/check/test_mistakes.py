@@ -13,7 +13,15 @@ from right_forms import KeepMask
 import headwise
 from headwise.check import MISTAKES, Finding, Report, check
 from headwise.check.binding import bind
-from headwise.check.faults import CALLS_AGAIN, FAULTS, ONLY_IF_RIGHT, PROGRESS, find_faults
+from headwise.check.faults import (
+    CALLS_AGAIN,
+    CERTIFICATE,
+    FAULTS,
+    IF_NOTHING_IS_WRONG,
+    ONLY_IF_RIGHT,
+    PROGRESS,
+    Examination,
+)
 from headwise.check.faults.stages import stage_findings
 from headwise.check.loader import Case
 from headwise.check.mistakes import ORDER, settled
@@ -60,9 +68,11 @@ def test_every_mistake_of_the_table_can_be_found(name):
 
 
 def test_every_fault_is_a_function_of_what_was_bound_and_read():
-    assert len(set(FAULTS)) == len(FAULTS)
-    assert {*ONLY_IF_RIGHT, *CALLS_AGAIN, *PROGRESS} <= set(FAULTS)
-    for fault in FAULTS:
+    every = (*FAULTS, *IF_NOTHING_IS_WRONG, *ONLY_IF_RIGHT)
+    assert len(set(every)) == len(every)
+    assert {*CALLS_AGAIN, *PROGRESS} <= set(every)
+    assert {fault for faults in CERTIFICATE.values() for fault in faults} <= {*FAULTS, *IF_NOTHING_IS_WRONG}
+    for fault in every:
         assert list(inspect.signature(fault).parameters)[:2] == ["bound", "reading"]
         assert fault.__doc__
 
@@ -71,7 +81,9 @@ def test_the_faults_of_a_bound_object_can_be_asked_one_by_one():
     bound, _ = bind(Case("KeepMask", KeepMask, {}, thorough=False))
     reading = read(bound)
     assert stage_findings(bound, reading) == []
-    assert names(f for f in find_faults(bound, reading) if isinstance(f, Finding)) == ["nan-empty-row"]
+    found = Examination()
+    found.ask(bound, reading, FAULTS)
+    assert names(found.findings) == ["nan-empty-row"]
 
 
 def test_check_is_a_typed_function_and_its_module_imports_little():

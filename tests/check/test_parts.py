@@ -10,7 +10,8 @@ from torch import nn
 from headwise import reference
 from headwise.check import Report, check, check_cell, last_class, proof, stubs
 from headwise.check.arguments import CallSizes, value_for
-from headwise.check.reading import fit, pattern, role
+from headwise.check.fits import Fit, fit, role
+from headwise.check.reading import pattern
 from headwise.check.trace import Trace
 from headwise.check.vocabulary import call_role, constructor_role
 
@@ -26,13 +27,14 @@ def test_fit_finds_a_linear_map_and_refuses_another():
 
 def test_role_finds_rows_of_a_fused_transposed_parameter_and_their_factor():
     parameter = torch.randn(6, 18, dtype=torch.float64)
-    found = role(0.5 * parameter[:, 6:12].T, {"fused": parameter, "other": torch.randn(6, 6).double()}, 3)
+    solved = Fit(0.5 * parameter[:, 6:12].T, torch.zeros(6, dtype=torch.float64), 0.0)
+    found = role(solved, {"fused": parameter, "other": torch.randn(6, 6).double()}, 3)
     assert (found.names, found.plain) == (["fused"], False)
     assert found.factor == pytest.approx(0.5)
 
 
 def test_role_of_the_identity_is_plain():
-    assert role(torch.eye(6, dtype=torch.float64), {}, 3).plain
+    assert role(Fit(torch.eye(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64), 0.0), {}, 3).plain
 
 
 @pytest.mark.parametrize(

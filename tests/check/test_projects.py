@@ -230,7 +230,7 @@ FORMS = {
     "lazy": ("nn.Linear(d_model, d_model", "nn.LazyLinear(d_model"),
     "keys of kwargs": (
         "def __init__(self, d_model, num_heads, dropout=0.1):",
-        "def __init__(self, **kw):\n        d_model, num_heads, dropout = kw['dim'], kw.pop('heads'), kw.get('p', 0)",
+        "def __init__(self, **kw):\n        d_model, num_heads, dropout = kw['dim'], kw.pop('heads'), kw.get('p', 0.0)",
     ),
     "tuple": (CALL, "def forward(self, inputs, mask=None):\n        value, key, query = inputs"),
     "star": (CALL, "def forward(self, *inputs, mask=None):\n        query, key, value = inputs"),

@@ -32,8 +32,11 @@ def test_meaning_of_a_mask_is_measured_and_printed(form, words):
     assert words in line
 
 
-def test_an_object_can_be_judged_instead_of_a_class():
-    assert check(KeepMask(32, 4)).verdict == "right"
+def test_an_object_is_right_as_far_as_tested_because_it_has_one_size_only():
+    report = check(KeepMask(32, 4))
+    assert (report.verdict, report.exit_code) == ("partial", 2)
+    assert [item.words for item in report.certificate if item.status == "not judged"] == ["its sizes cannot be chosen"]
+    assert "RIGHT AS FAR AS TESTED" in str(report)
 
 
 def test_judging_in_this_process_says_so_and_leaves_no_trace():
@@ -47,8 +50,10 @@ def test_the_package_itself_can_be_called():
 
 
 @pytest.mark.parametrize("form", [headwise.textbook.HeadsAtOnce, headwise.MultiHeadAttention], ids=lambda f: f.__name__)
-def test_our_own_layers_are_right(form):
-    assert check(form).verdict in ("right", "variant")
+def test_our_own_layers_are_right_and_what_could_not_be_tried_is_said(form):
+    report = check(form)
+    assert report.verdict in ("variant", "partial"), report
+    assert report.certificate[0].status == "verified"
 
 
 def test_returned_weights_are_recognised():
@@ -58,5 +63,8 @@ def test_returned_weights_are_recognised():
             weights = (q @ k.mT / q.size(-1) ** 0.5).softmax(-1)
             return self.wo((weights @ v).transpose(1, 2).flatten(2)), weights
 
-    assert "returned weights" in check(WithWeights).good
-    assert "returned weights" not in check(KeepMask).good
+    def item(form):
+        return next(i.status for i in check(form).certificate if i.name.startswith("returned weights"))
+
+    assert item(WithWeights) == "verified"
+    assert item(KeepMask) == "does not apply"

@@ -12,11 +12,11 @@ from headwise.check.verdict import judge_file
 @pytest.mark.parametrize(
     "form",
     [
-        forms.PaddingRequired, forms.MaskInFactNeeded, forms.ChannelsFirst, forms.Pixels, forms.WidthOfHeads,
-        forms.NormThenFused, forms.ConfigurationAndSizes, forms.OwnSizes, forms.RelativeTerm, forms.Grouped,
+        forms.PaddingRequired, forms.ChannelsFirst, forms.Pixels, forms.WidthOfHeads,
+        forms.NormThenFused, forms.RelativeTerm, forms.Grouped,
         forms.InFloat32, forms.SharedQueryKey, forms.NormedPixels, forms.GroupsFromDict, forms.NormedAndTurned,
         forms.SharedValuesAveraged, forms.UnscaledBesidePositions, forms.PooledUnlessOne, forms.WidthKeptAsParameter,
-        forms.NormedQuery, forms.NormedAfterPixels, forms.FaintFuture,
+        forms.NormedQuery, forms.FaintFuture,
     ],
     ids=lambda form: form.__name__,
 )  # fmt: skip
@@ -26,8 +26,24 @@ def test_unusual_right_form_is_not_called_wrong(form):
 
 
 @pytest.mark.parametrize(
+    ("form", "untried"),
+    [
+        (forms.OwnSizes, "with width 24 and 6 heads: RuntimeError"),
+        (forms.NormedAfterPixels, "what follows the attention in this class"),
+    ],
+    ids=["sizes of its own", "a norm of the sum"],
+)
+def test_what_could_not_be_tried_is_named_and_the_rest_is_right(form, untried):
+    report = check(form)
+    assert (report.verdict, report.exit_code) == ("partial", 2), report
+    assert any(untried in item.words for item in report.certificate if item.status == "not judged"), report
+
+
+@pytest.mark.parametrize(
     ("form", "cause"),
     [
+        (forms.MaskInFactNeeded, "option-crashes"),
+        (forms.ConfigurationAndSizes, "dropout-unused"),
         (forms.RelativeTermTooNarrow, "scale-d_model"), (forms.RoundedScores, "scale-other"),
         (forms.NoSoftmax, "softmax-missing"), (forms.OneSoftmaxForAll, "softmax-axis"),
         (forms.FusedSeesTheFuture, "causal-inverted"), (forms.TurnedByHead, "rotary-axis"),
@@ -92,21 +108,26 @@ class Attention(nn.Module):
 CUT = "def cut(t, heads):\n    return t.unflatten(-1, (heads, -1)).transpose(1, 2)\n"
 
 
-@pytest.mark.parametrize(
-    "line", ["from utils import cut", "from torch.nn.functional import cut"], ids=["a file that is not here", "gone"]
-)
-def test_an_import_that_fails_is_named(tmp_path, line):
+def test_a_name_that_a_package_no_longer_has_is_named(tmp_path):
+    line = "from torch.nn.functional import cut"
     report = judge_file(file_of(tmp_path, f"from torch import nn\n{line}\n{CLASS}"), thorough=False)
     assert (report.verdict, report.cause) == ("wrong", "missing-import")
     assert report.findings[0].line == 2
 
 
-def test_a_file_beside_is_imported(tmp_path):
-    assert "utils" not in sys.modules
+def test_a_file_that_is_not_here_is_not_the_fault_of_the_one_that_imports_it(tmp_path):
+    report = judge_file(file_of(tmp_path, f"from torch import nn\nfrom utils import cut\n{CLASS}"), thorough=False)
+    assert (report.verdict, report.cause) == ("unknown", None)
+    assert any("utils" in doubt for doubt in report.doubts), report
+
+
+def test_a_file_beside_is_imported(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "utils", raising=False)
     (tmp_path / "utils.py").write_text(CUT)
     report = judge_file(file_of(tmp_path, f"from torch import nn\nfrom utils import cut\n{CLASS}"), thorough=False)
     assert report.verdict == "right"
-    assert "utils" not in sys.modules, "it is of this file alone"
+    judge_file(file_of(tmp_path, "from torch import nn\nattention = None\n"), thorough=False)
+    assert "utils" not in sys.modules, "it is gone with the next file"
 
 
 def test_a_name_that_only_the_demo_defines_is_named(tmp_path):

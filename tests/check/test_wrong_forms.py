@@ -35,9 +35,9 @@ class QueryAsKey(KeepMask):
 
 
 class TooWide(nn.Module):
-    def __init__(self, d_in, d_out, context_length, dropout, num_heads, qkv_bias=False):
+    def __init__(self, embed_dim, num_heads):
         super().__init__()
-        self.heads = nn.ModuleList(OneHead(d_in, d_out) for _ in range(num_heads))
+        self.heads = nn.ModuleList(OneHead(embed_dim, embed_dim) for _ in range(num_heads))
 
     def forward(self, x):
         return torch.cat([head(x) for head in self.heads], dim=-1)

@@ -47,6 +47,7 @@ class Built:
     config: StandInConfig | None = None
     natural: bool = True  # every argument has a known meaning
     guessed: int = 0  # arguments whose meaning had to be guessed
+    at: "Callable[[CallSizes], Built] | None" = None  # the same for other sizes, where it was written with E and H
 
     @property
     def certain(self) -> bool:

@@ -90,7 +90,7 @@ class Assignment:
     def solution(self) -> str:
         """A right class in this form."""
         names = list(self.constructor)
-        wide = [name for name in names if constructor_role(name) == "width"]
+        wide = [name for name in names if constructor_role(name) in ("width", "out_width")]
         roles = {str(constructor_role(name)): name for name in names}
         inputs = self.inputs if len(self.inputs) == 3 else self.inputs * 3
         return Blueprint(

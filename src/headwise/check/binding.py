@@ -209,9 +209,12 @@ class Bound(Instance):
             return replace(self.built, make=lambda: FunctionWithWeights(target, sizes))
         if not inspect.isclass(target):
             return self.built if inspect.isfunction(target) else None
+        if self.built.at is not None:
+            return self.built.at(sizes)
         made = self.built.resized(target, self.sizes, sizes)
         reads = names_used(target) & {constant.through for constant in constants(self.case.namespaces)}
-        return self.built if made is None and reads else made
+        free = not tensors(self.thing)  # without weights, it takes any width
+        return self.built if made is None and (reads or free) else made
 
     def _form_at(self, thing: Any, sizes: CallSizes) -> CallForm:
         """The same form with fixed tensors for other sizes."""
@@ -612,8 +615,7 @@ def bind_as_told(case: Case, build: str | None, call: str | None) -> Bound | Non
     return bound
 
 
-def _told_build(case: Case, build: str) -> Built:
-    sizes = CallSizes()
+def _told_build(case: Case, build: str, sizes: CallSizes = CallSizes()) -> Built:  # noqa: B008 - it cannot change
     space = dict(case.namespace) | {"E": sizes.E, "H": sizes.H, "D": sizes.D, "context": sizes.context}
     space.setdefault(case.name, case.target)
 
@@ -623,7 +625,8 @@ def _told_build(case: Case, build: str) -> Built:
         except Exception as error:
             raise OptionError(f"--build {build!r} raises {type(error).__name__}: {error}") from error
 
-    return Built(make, build, {})
+    named = {node.id for node in ast.walk(ast.parse(build, mode="eval")) if isinstance(node, ast.Name)} & {"E", "H"}
+    return Built(make, build, {}, at=(lambda other: _told_build(case, build, other)) if len(named) == 2 else None)
 
 
 def _default_build(case: Case) -> Built:

@@ -33,7 +33,7 @@ SETTINGS = (CallSizes(B=47, T=6, S=4, H=3, E=27, context=13), CallSizes(B=31, T=
 LENGTHS_TRIED = (1, 4, 9)  # tokens, at the first setting
 TOLERANCE = 1e-6
 NOT_PLAIN = "# Plain attention with the reference's signature; what the reference adds to it is left out.\n"
-SIZES = ("width", "heads", "kv_heads", "head_width", "context", "batch")
+SIZES = ("width", "out_width", "heads", "kv_heads", "head_width", "value_width", "context", "batch")
 
 
 def find_assignment(form: str | None, against: Any) -> "Assigned | Reference | None":

@@ -143,7 +143,7 @@ class Deviations:
 
     def _width_problem(self) -> str:
         """Why the output does not get a width of its own, where the document has one parameter for each."""
-        wide = [name for name in self.form.constructor if constructor_role(name) == "width"]
+        wide = [name for name in self.form.constructor if constructor_role(name) in ("width", "out_width")]
         repaired = self.bound.repaired
         if len(wide) < 2 or repaired.super_missing or repaired.attributes:
             return ""

@@ -133,11 +133,13 @@ def _in_function(function: Function) -> Iterator[Placeholder]:
     if not body:
         yield Placeholder(function.body[0].end_lineno or function.lineno, name)
     for statement in body:
+        if isinstance(statement, ast.Pass) and len(body) > 1:
+            continue  # beside other statements it only does nothing
         if _is_gap(statement) or (
             len(body) == 1 and isinstance(statement, ast.Return) and _is_nothing(statement.value)
         ):
             yield Placeholder(statement.lineno, name)
-        elif isinstance(statement, ast.If) and all(_is_gap(inner) for inner in statement.body):
+        elif isinstance(statement, ast.If) and all(_is_gap(s) and not isinstance(s, ast.Pass) for s in statement.body):
             yield Placeholder(statement.lineno, name, steps_in(ast.unparse(statement.test)), open=False)
     for node in ast.walk(function):
         value = isinstance(node, ast.Assign | ast.AnnAssign) and _is_gap_value(node, function)

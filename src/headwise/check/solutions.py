@@ -229,7 +229,7 @@ def _size_expressions(bound: Bound) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in names:
         role, words = str(constructor_role(name)), f"{holder}.{name}" if built.config is not None else name
-        if role == "width" and role in found:
+        if role == "out_width" or (role == "width" and role in found):
             found["width_out"] = words
         found.setdefault(role, words)
     return found

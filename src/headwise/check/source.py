@@ -34,6 +34,7 @@ ATTENTION = re.compile(r"attn|attention|mha|mhsa|msa|multi_?head|selfatt|crossat
 MULTI = re.compile(r"mult|mha|mhsa|msa|heads", re.IGNORECASE)
 # Words without which nothing in a file can be attention, and words that only PyTorch code contains.
 ATTENDS = re.compile(r"softmax|scaled_dot|att(n|ent)|mha|mhsa|msa|head|qkv|query|\.exp\(|logsumexp", re.IGNORECASE)
+FRAGMENT = re.compile(r"@|matmul|einsum|\bq(uery|ueries)?\b|self\.", re.IGNORECASE)
 TORCH = re.compile(r"\btorch|\bnn\.|\bF\.|\.softmax\(|masked_fill|\bModule\b|\bLinear\b|einops")
 OTHERS = {"tensorflow", "jax", "flax", "keras", "mxnet", "mlx", "paddle", "tinygrad", "cupy", "haiku", "equinox"}
 DEFINED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -127,7 +128,8 @@ class Source:
             finding = Finding("syntax", str(self.error.msg), self.error.lineno, self.line(self.error.lineno))
             self.locate(finding)
             return replace(unknown, verdict="wrong", findings=[finding])
-        if name is None and not ATTENDS.search(self.text):
+        begun = ATTENDS.search(self.text) if self.defines() else FRAGMENT.search(self.text)
+        if name is None and begun is None:
             return replace(unknown, doubts=["nothing in this file looks like attention; name the class with --name"])
         fragment = not any(isinstance(node, ast.ClassDef) for node in ast.walk(self.tree or ast.Module([], [])))
         foreign = bool(OTHERS & imported(self.tree))

@@ -317,11 +317,11 @@ def _tables(trace: Trace, nodes: list[Node]) -> list[Node]:
 
 
 def _distinct(products: list[tuple[Node, int]]) -> list[tuple[Node, int]]:
-    """Without products that were computed a second time."""
+    """Only the last of products that were computed several times."""
     kept: list[tuple[Node, int]] = []
     for node, side in products:
-        if not any(node.value.shape == n.value.shape and node.value.equal(n.value) for n, _ in kept):
-            kept.append((node, side))
+        kept = [(n, s) for n, s in kept if n.value.shape != node.value.shape or not n.value.equal(node.value)]
+        kept.append((node, side))
     return kept
 
 

@@ -246,6 +246,7 @@ class MaskTrial:
         expected = merged @ out.fit.weight.T + out.fit.bias
         expected = expected + out.residual * self.bound.inputs.query if out.residual else expected
         rows = torch.isfinite(output).all(-1) & torch.isfinite(core.weights).all(-1).all(1)
+        rows = rows & (output != 0).any(-1)  # rows of padding may be cleared
         return expected.shape == output.shape and same(expected[rows], output[rows], 1e-6)
 
     def _meaning(self, core: Core, meant: Tensor, mask: Tensor) -> str:
@@ -450,7 +451,9 @@ def _same_for_all(argument: MaskArgument, reading: AttentionReading) -> Iterator
     """Different masks that all have one and the same effect."""
     tables = [t for t in argument.tried if t.meaning == "other"]
     seen = [t.seen for t in tables if t.seen is not None]
-    if len(seen) > 2 and all(torch.equal(table, seen[0]) for table in seen):
+    meant = [t.meant for t in tables if t.meant is not None]
+    different = any(not torch.equal(table, meant[0]) for table in meant)
+    if different and all(torch.equal(table, seen[0]) for table in seen):
         words = f"argument {argument.name}: {len(seen)} different masks, one pattern of visible keys"
         yield Finding(
             "mask-content-ignored", f"{words} ({pattern(seen[0])})", tables[0].line or reading.core.softmax_line
@@ -483,7 +486,13 @@ def combined_masks(bound: Bound, reading: AttentionReading | None) -> Found:
 def _crash(argument: MaskArgument) -> Iterator[Finding]:
     """An error that no shape of the mask avoids."""
     sure = [t for t in argument.tried if isinstance(t.error, NameError) or "module 'torch" in str(t.error)]
-    if sure or all(isinstance(t.error, PLAIN_ERRORS) or "ambiguous" in str(t.error) for t in argument.tried):
+    places = {t.line for t in argument.tried}
+    same_place = "mask" in plain(argument.name) and len(places) == 1 and None not in places
+    if (
+        sure
+        or same_place
+        or all(isinstance(t.error, PLAIN_ERRORS) or "ambiguous" in str(t.error) for t in argument.tried)
+    ):
         first = (sure or argument.tried)[0]
         yield Finding("mask-crashes", f"{type(first.error).__name__}: {first.error}", first.line)
 
@@ -506,7 +515,8 @@ def required_mask(bound: Bound, reading: AttentionReading | None) -> Found:
     failed = next((f for f in bound.failures if f.line is not None and f.called is not None), None)
     if names and failed is not None:
         words = f"{names[0]}=None, its default, raises {type(failed.error).__name__}: {failed.error}"
-        yield Finding("option-crashes", words, failed.line)
+        line = bound.case.condition_around(failed.line, "") or failed.line
+        yield Finding("option-crashes", words, line)
 
 
 def _returns_nothing(bound: Bound, names: list[str]) -> bool:

@@ -143,6 +143,10 @@ def returned_with(other: Bound, name: str) -> Iterator[Finding]:
             yield replace(found, detail=f"with {name}={True}: {found.detail}")
 
 
+def _is_size(default: Any) -> bool:
+    return default is None or type(default) is int
+
+
 def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:
     """The constructor must accept its own defaults."""
     target, built = bound.case.target, bound.built
@@ -152,14 +156,18 @@ def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:
     kept = {
         n: v for n, v in built.arguments.items() if n in parameters and parameters[n].default is inspect.Parameter.empty
     }
-    sizes = {n: v for n, v in built.arguments.items() if n not in kept and type(parameters[n].default) is int}
-    if len(kept | sizes) == len(built.arguments):
+    sizes = {
+        n: v
+        for n, v in built.arguments.items()
+        if n in parameters and n not in kept and _is_size(parameters[n].default)
+    }
+    if len(kept | sizes) == len(built.arguments) or not set(built.arguments) <= set(parameters):
         return
     try:
         thing = bound.rebuilt_from(kept | sizes)
         bound.call(bound.inputs, thing=thing)
     except Exception as error:
-        if is_deliberate(error) and isinstance(error, AssertionError):
+        if is_deliberate(error):
             return
         words = f"with its own defaults: {type(error).__name__}: {error}".splitlines()[0][:160]
         yield Finding(

@@ -78,7 +78,8 @@ def _numbers(values: Tensor) -> str:
 def _isolated_tokens(bound: Bound) -> Iterator[Finding]:
     """Tokens that no other token influences, or only some do although the class name does not say so."""
     named = NAME.search(getattr(bound.case.target, "__name__", "")) is not None
-    moved = influence(bound) if bound.trace.softmax_nodes() or named else None
+    projects = len({role_in(name) for name in tensors(bound.thing)} - {None}) == 3
+    moved = influence(bound) if bound.trace.softmax_nodes() or (named and projects) else None
     if moved is None or len(moved) < 3:
         return
     alone = torch.eye(len(moved), dtype=torch.bool)
@@ -225,7 +226,7 @@ def rotary_positions(bound: Bound, reading: AttentionReading) -> Found:
     if all(same(m, near[0], 1e-5) for m in near) and all(same(m, next_to[0], 1e-5) for m in next_to):
         yield Note("variant", "rotary positions")
         if not _has_usual_angles(a):
-            yield Note("untried", "its rotary angles, which are not a geometric sequence")
+            yield Note("untried", "its rotary angles, which are not a geometric sequence from one")
     else:
         yield Note("doubt", "the map depends on the position, and not only on the distance")
     if parts["value"].position == "rotary":
@@ -237,6 +238,8 @@ def _has_usual_angles(maps: Tensor) -> bool:
     turn = maps[1, 0] @ torch.linalg.pinv(maps[0, 0])  # (D, D)
     angles = torch.linalg.eigvals(turn).angle().abs().sort(descending=True).values[::2]
     angles = angles[angles > 1e-12]
+    if not len(angles) or abs(float(angles[0]) - 1) > 1e-6:
+        return False
     if len(angles) < 3:
         return True
     steps = angles.log().diff()
@@ -509,8 +512,10 @@ def unread_scores(bound: Bound, reading: AttentionReading) -> Found:
     if twice is not None:
         words = "the result of one softmax goes through another"
         yield Finding("softmax-twice", words, twice.line)
-    elif not bool(torch.isfinite(reading.core.weights).any()):
-        yield Finding("mask-nan", "without any mask argument, all weights are NaN", reading.core.mask_line())
+    elif not bool(torch.isfinite(reading.core.weights).all()):
+        rows = ~torch.isfinite(reading.core.weights).all(-1)
+        words = f"without any mask argument, {int(rows.sum())} of {rows.numel()} rows of weights are NaN"
+        yield Finding("mask-nan", words, reading.core.mask_line())
     elif rounded is None:
         yield Note("doubt", "how weights follow from queries and keys")
     else:
@@ -764,6 +769,10 @@ def around_output(bound: Bound, reading: AttentionReading) -> Found:
         return
     if out.before:
         yield Note("variant", f"a {out.before} between the heads and the output projection")
+        if out.before not in ("norm", "gate") and not any(
+            type(m).__module__.endswith("activation") for m in modules(bound.thing)
+        ):
+            yield Note("untried", f"whether the {out.before} of the heads is meant")
     if out.residual:
         yield Note("variant", "the input is added to the output (residual)")
         if not _near(out.residual, 1.0) and not _has_number(bound):

@@ -62,7 +62,9 @@ def dropout(bound: Bound, reading: AttentionReading | None) -> Found:
     _train(dropping)
     if bound.built.names_with_role("dropout") and bound.repeats(dropping):
         line = bound.case.line_with(r"(self\.\w*drop\w*|F\.dropout|functional\.dropout)\(")
-        yield Finding("dropout-unused", "with dropout 0.5, two calls in training mode agree", line)
+        layers = any(isinstance(m, nn.Dropout) for m in modules(dropping))
+        severity = "" if layers or line is not None else "fragile"  # accepted only so that others can pass it
+        yield Finding("dropout-unused", "with dropout 0.5, two calls in training mode agree", line, severity=severity)
 
 
 def _line(bound: Bound, dropping: Any) -> int | None:
@@ -278,9 +280,19 @@ def _without_gradient(bound: Bound, named: dict[str, Tensor], reading: Attention
     projections = [n for n in unused if role_in(n) or OUTPUT_NAME.search(n.partition(".")[0])]
     projections += [n for n, t in named.items() if n not in dead and n not in cut and _has_idle_rows(t, reading)]
     if projections:
-        yield Finding("unused-projection", _some(projections), bound.case.line_of_attribute(projections[0]))
+        yield Finding("unused-projection", _some(projections), _line_of_absence(bound, reading, projections[0]))
     elif unused:
         yield Finding("dead-parameter", _some(unused))
+
+
+def _line_of_absence(bound: Bound, reading: AttentionReading | None, name: str) -> int | None:
+    """The line where a projection should have been used."""
+    if reading is None:
+        return bound.case.line_of_attribute(name)
+    role = role_in(name)
+    if role is None:
+        return reading.core.output_line() if OUTPUT_NAME.search(name.partition(".")[0]) else reading.core.score_line
+    return reading.core.projection_line(role)
 
 
 def _has_idle_rows(tensor: Tensor, reading: AttentionReading | None) -> bool:

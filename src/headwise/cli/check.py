@@ -20,8 +20,8 @@ EXAMPLES = """examples:
 """
 ASSIGNMENTS = ("course", "book", "homework", "interview", "handbook")
 COLORS = {
-    "RIGHT": "bold green", "WRONG": "bold red", "CANNOT JUDGE": "bold yellow", "UNFINISHED": "bold yellow",
-    "FRAGILE": "yellow", "SLOW": "cyan", "STYLE": "cyan", "OK": "green",
+    "RIGHT": "bold green", "RIGHT AS FAR AS TESTED": "bold yellow", "WRONG": "bold red", "CANNOT JUDGE": "bold yellow",
+    "UNFINISHED": "bold yellow", "FRAGILE": "yellow", "SLOW": "cyan", "STYLE": "cyan", "OK": "green",
 }  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def _colored(line: str) -> Any:
     from rich.text import Text
 
     text = Text(line)
-    for word in {*WORDS.values(), *LABEL.values(), "OK"}:
+    for word in sorted({*WORDS.values(), *LABEL.values(), "OK"}, key=len):  # the longest word that fits comes last
         if line.startswith(word):
             text.stylize(COLORS[word], 0, len(word))
     return text

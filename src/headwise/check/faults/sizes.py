@@ -83,6 +83,7 @@ def other_lengths(bound: Bound, reading: AttentionReading | None) -> Found:
                 yield Finding("size-fixed", words, error_line(error, bound.case.filename))
             return
         yield from _judged_length(reading, other.inputs, other.output, length)
+    yield Note("good", f"1, 2 and {bound.sizes.context} tokens")
 
 
 def _judged_length(reading: AttentionReading | None, inputs: Inputs, out: torch.Tensor | None, length: int) -> Found:

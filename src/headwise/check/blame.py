@@ -16,8 +16,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from headwise.check.sizes import CallSizes
+from headwise.check.sizes import CallSizes, value_for
 from headwise.check.trace import Trace, error_line
+from headwise.check.vocabulary import constructor_role
+
+MEANT = ("heads", "head_width", "width")  # attributes whose names say which size they hold
 
 
 def blamed_line(error: BaseException, trace: Trace, filename: str | None, sizes: CallSizes) -> int | None:
@@ -83,7 +86,9 @@ def _of_attributes(own: FrameType, names: set[str], sizes: CallSizes, text: str)
     held: dict[str, Any] = dict(vars(owner)) if hasattr(owner, "__dict__") else {}
     one = {sizes.B, sizes.H, sizes.T, sizes.S, sizes.D, sizes.Dv, sizes.E, sizes.out, sizes.context, 0, 1, 2, 3, -1}
     known = one | {sizes.H * sizes.Dv, 3 * sizes.E, 2 * sizes.E}
-    odd = [n for n in names if type(held.get(n)) is int and held[n] not in known]
+    meant = {n: constructor_role(n) for n in names if type(held.get(n)) is int}
+    wrong = [n for n, role in meant.items() if role in MEANT and held[n] != value_for(str(role), sizes)]
+    odd = wrong or [n for n in meant if held[n] not in known]
     return _assignment(text, odd[0]) if odd else None
 
 

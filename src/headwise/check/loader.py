@@ -434,7 +434,9 @@ class Case:
             start, end = (first.lineno, first.end_lineno) if first is not None else (1, None)
             found = (self.source.splitlines()[start - 1 : end], start)
         numbers = (n for n, text in enumerate(found[0], found[1]) if re.search(pattern, text.partition("#")[0]))
-        return next(numbers, None)
+        everywhere = enumerate(self.source.splitlines() if self.loaded is not None else [], 1)
+        further = (n for n, text in everywhere if re.search(pattern, text.partition("#")[0]))
+        return next(numbers, None) or next(further, None)
 
     def condition_around(self, line: int | None, word: str) -> int | None:
         """The line of the innermost `if` around a line, or of one that skips it, whose test has this word."""

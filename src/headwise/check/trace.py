@@ -494,6 +494,14 @@ class Core:
         behind = self.trace.ancestors(node.operand_nodes[side:][:1])
         return next((n.line for n in behind if n.op in PRODUCTS and n.line is not None), None)
 
+    def first_line(self, name: str) -> int | None:
+        """The first line that does something to what becomes queries, keys or values."""
+        node, side = self.nodes.scores[0], -1 if name == "key" else -2
+        if name == "value":
+            node, side = self.nodes.products[0], -1 if self.weights_first else -2
+        behind = [n.line for n in self.trace.ancestors(node.operand_nodes[side:][:1]) if n.line is not None]
+        return behind[-1] if behind else None
+
     def value_scale_line(self) -> int | None:
         """The line that scales the values between their projection and the product."""
         node, side = self.nodes.products[0], -1 if self.weights_first else -2

@@ -153,8 +153,20 @@ def _returns_something_of(bound: Bound, reading: AttentionReading) -> bool:
     reached = {i for n in reading.core.nodes.softmax for i in trace.reaches(n.index)}
     last = max(n.index for n in reading.core.nodes.products)
     ends = [n for n in trace.returned if n is not None and n in reached]
+    if _returns_one_operand(bound, reading):
+        return True
     output = 0 if bound.output is None else bound.output.numel()
     return any(trace.nodes[n].value.numel() != output for n in ends if n > 0 and (n > last or n in reached))
+
+
+def _returns_one_operand(bound: Bound, reading: AttentionReading) -> bool:
+    """Whether queries, keys or values are returned, and not keys and values together, as for a cache."""
+    core = reading.core
+    parts = {"query": core.query, "key": core.key, "value": core.value}
+    rest = [leaf for leaf in leaves(bound.returned) if bound.output is None or leaf.numel() != bound.output.numel()]
+    rest += [leaf for leaf in leaves(bound.returned) if leaf.dim() == 4]
+    found = {n for n, p in parts.items() for x in rest if x.numel() == p.numel() and same(x, p.reshape(x.shape))}
+    return len(found) == 1
 
 
 def _is_used(table: Tensor, reading: AttentionReading) -> bool:

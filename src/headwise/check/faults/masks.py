@@ -19,6 +19,7 @@ from headwise.check.binding import Bound
 from headwise.check.calls import FunctionWithWeights, call_parameters, signature
 from headwise.check.faults.crashes import Function, definition_of
 from headwise.check.faults.portability import half_precision
+from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same, side_by_side
 from headwise.check.intent import stated_meaning
 from headwise.check.mistakes import Finding, Found, Note
@@ -219,7 +220,8 @@ class MaskTrial:
             return tried
         tried.seen = core.weights.nan_to_num() > 1e-30
         tried.meaning = self._meaning(core, meant, tried.mask)
-        tried.line = core.mask_line(self.bound.trace, moves=tried.meaning in ("wrong sample", "transposed", "queries"))
+        moved = tried.meaning in ("wrong sample", "transposed", "queries")
+        tried.line = core.mask_line(None if tried.meaning in ("leaks", "nan") else self.bound.trace, moves=moved)
         before, after = self.bound.output, other.output
         if tried.meaning in MEANING and not self._is_explained(core, after):
             tried.meaning = "other"  # the weights are right, but not what is made of them
@@ -587,7 +589,7 @@ def constructor_switch(bound: Bound, reading: AttentionReading | None) -> Found:
         p = parameters.get(name)
         if p is not None and (is_boolean(p) or p.default is p.empty):
             with contextlib.suppress(Exception):  # it was not made to be switched, or the switch needs more arguments
-                yield from _switched(read(bound.called(thing=bound.rebuilt(**{name: True}))), name)
+                yield from _switched(bound.called(thing=bound.rebuilt(**{name: True})), name)
             return
 
 
@@ -598,13 +600,13 @@ def call_switch(bound: Bound, reading: AttentionReading | None) -> Found:
     if name is None:
         return
     try:
-        seen = read(bound.called({name: True}))
+        other = bound.called({name: True})
     except Exception as error:
         if not is_deliberate(error):
             words = f"with {name}=True: {type(error).__name__}: {error}".splitlines()[0][:160]
             yield Finding("mask-crashes", words, error_line(error, bound.case.filename))
         return
-    yield from _switched(seen, name)
+    yield from _switched(other, name)
     if reading is not None and reading.pattern == "causal" and "causal" in name:
         line = reading.core.mask_line() or reading.core.softmax_line
         line = bound.case.condition_around(line, "") or line
@@ -618,11 +620,13 @@ def is_causal_switch(p: inspect.Parameter) -> bool:
     return is_boolean(p) and p.default is not True and named
 
 
-def _switched(seen: AttentionReading | None, name: str) -> Iterator[Finding]:
-    """What is wrong with a pattern that should be causal."""
-    if seen is None or seen.scores is None:
+def _switched(other: Bound, name: str) -> Iterator[Finding]:
+    """What is wrong with a call that should be causal."""
+    seen, words = read(other), f"with {name}=True"
+    found = [] if seen is None else [f for f in stage_findings(other, seen) if f.severity == "wrong"]
+    yield from (replace(f, detail=f"{f.detail} ({words})") for f in found)
+    if found or seen is None or seen.scores is None:
         return
-    words = f"with {name}=True"
     line = next((n.line for n in seen.core.trace.nodes if n.op in ("tril", "triu") and n.line is not None), None)
     line = line or seen.core.mask_line() or seen.core.softmax_line
     mistake = CAUSAL_MISTAKES.get(pattern(seen.scores.visible))

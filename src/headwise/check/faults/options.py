@@ -16,6 +16,7 @@ from headwise.check.binding import Bound
 from headwise.check.calls import FunctionWithWeights, Inputs, leaves, make_inputs, signature
 from headwise.check.faults.masks import MaskTrial, is_boolean, is_causal_switch, measured
 from headwise.check.faults.stages import stage_findings
+from headwise.check.faults.training import wrong_slope
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, read
@@ -45,6 +46,7 @@ def without_keys(bound: Bound, reading: AttentionReading | None) -> Found:
     seen = read(other)
     for finding in () if seen is None else stage_findings(other, seen):
         yield replace(finding, detail=f"{finding.detail} ({words})")
+    yield from (replace(finding, detail=f"{finding.detail} ({words})") for finding in wrong_slope(other))
 
 
 def options(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -143,10 +145,6 @@ def returned_with(other: Bound, name: str) -> Iterator[Finding]:
             yield replace(found, detail=f"with {name}={True}: {found.detail}")
 
 
-def _is_size(default: Any) -> bool:
-    return default is None or type(default) is int
-
-
 def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:
     """The constructor must accept its own defaults."""
     target, built = bound.case.target, bound.built
@@ -156,11 +154,7 @@ def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:
     kept = {
         n: v for n, v in built.arguments.items() if n in parameters and parameters[n].default is inspect.Parameter.empty
     }
-    sizes = {
-        n: v
-        for n, v in built.arguments.items()
-        if n in parameters and n not in kept and _is_size(parameters[n].default)
-    }
+    sizes = {n: v for n, v in built.arguments.items() if n in parameters and type(parameters[n].default) is int}
     if len(kept | sizes) == len(built.arguments) or not set(built.arguments) <= set(parameters):
         return
     try:
@@ -170,9 +164,7 @@ def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:
         if is_deliberate(error):
             return
         words = f"with its own defaults: {type(error).__name__}: {error}".splitlines()[0][:160]
-        yield Finding(
-            "option-crashes", words, error_line(error, bound.case.filename) or bound.case.line_with("def __init__")
-        )
+        yield Finding("option-crashes", words, bound.case.line_with("def __init__"))
 
 
 # Caches: tokens given one after another must get the same result as all at once.
@@ -191,7 +183,12 @@ def caches(bound: Bound, reading: AttentionReading | None) -> Found:
     flags = {p.name: True for p in parameters if is_boolean(p) and "cache" in plain(p.name)}
     if not names and flags:
         yield from _kept_inside(bound, flags)
-    if not names or call_role(names[0]) in INPUT_ROLES or bound.case.never_reads(names[0]):
+    if not names or call_role(names[0]) in INPUT_ROLES:
+        return
+    if bound.case.never_reads(names[0]):
+        if any(_cache_candidates(bound.returned, bound.sizes.T)):
+            words = f"a cache is returned, and the argument {names[0]} is never read"
+            yield Finding("cache-differs", words, bound.case.line_with(rf"\b{names[0]}\b"))
         return
     tried = [result for cut in (bound.sizes.T - 1, 2) if (result := _continued(bound, names, flags, cut))]
     wrong = next((result for result in tried if isinstance(result, Finding)), None)

@@ -169,6 +169,7 @@ def _widths(bound: Bound) -> Found:
     sizes = OTHER_SIZES[0]
     if {"width", "out_width"} <= roles:
         yield from _different(bound, _fitting(bound, replace(sizes, O=sizes.E + OUTPUT_WIDTH)), "")
+        yield from _refused_width(bound, _fitting(bound, replace(sizes, E=sizes.E + 1, O=sizes.E + OUTPUT_WIDTH)))
     elif {"head_width", "value_width"} <= roles:
         yield from _different(bound, _fitting(bound, replace(sizes, V=sizes.D + 1)), "")
 
@@ -190,6 +191,18 @@ def _names_of(layer: nn.Module, error: Exception) -> Iterator[str]:
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and owner is not layer:
             yield from (name for name, module in owner.named_modules() if module is layer and name)
+
+
+def _refused_width(bound: Bound, sizes: CallSizes) -> Found:
+    """An input width that is no multiple of the heads must not be refused: only the output width is split."""
+    try:
+        bound.resized(sizes)
+    except (AssertionError, ValueError) as error:
+        if is_deliberate(error) or isinstance(error, AssertionError):
+            words = f"{_words(sizes)}, which it refuses: {type(error).__name__}: {error}"[:160]
+            yield Finding("widths-confused", words, error_line(error, bound.case.filename))
+    except Exception:  # what raises otherwise has raised before
+        return
 
 
 def _different(bound: Bound, sizes: CallSizes, severity: str) -> Found:

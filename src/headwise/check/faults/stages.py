@@ -364,7 +364,7 @@ def shared_projections(bound: Bound, reading: AttentionReading) -> Found:
     if copied and not tensors(bound.thing):
         yield Note("variant", WEIGHTLESS)
     elif copied:
-        line = reading.core.projection_line(copied[0]) or reading.core.split_line()
+        line = reading.core.first_line(copied[0]) or reading.core.split_line()
         yield Finding("no-qkv-proj", f"{_listed(copied)} {'are' if len(copied) > 1 else 'is'} the input itself", line)
     elif _from_one_projection(parts):
         words = f"all three use {_listed(query.role.names or ['the same weights'])}"
@@ -412,7 +412,10 @@ def weights_of_maps(bound: Bound, reading: AttentionReading) -> Found:
         line = core.output_line() if name == "output" else core.projection_line(name)
         if not role.found and not role.plain:
             others = {n for other, (held, _) in maps.items() if other != name for n in held.names}
+            others |= {n for n in tensors(bound.thing) if role_in(n) not in (None, name)}
             yield from _product_of_two(bound, name, solved.weight, line, others)
+        elif role.factor is None and not role.plain and name in ("value", "output"):
+            yield Note("untried", f"the rows of the {name} have different factors")
         elif not role.own_bias:
             times = _repeated_bias(bound, solved.bias)
             if times is None:
@@ -533,6 +536,9 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
         yield Note("good", "softmax axis")
     else:
         yield Finding("softmax-axis", f"weights sum to 1 over {scores.axis}, not over keys", core.softmax_line)
+    if scores.empty is not None and int(scores.empty[0, 0].sum()) > 1:
+        words = f"without any mask argument, {int(scores.empty[0, 0].sum())} rows of weights in a table are NaN"
+        yield Finding("mask-nan", words, core.mask_line() or core.softmax_line)
     if scores.after == "random":
         yield Finding("dropout-in-eval", "weights are dropped at random after eval()", core.trace.dropout_line())
     if scores.after == "masked":
@@ -596,9 +602,15 @@ def _line_of_stored_scale(bound: Bound, reading: AttentionReading, right: float)
     for name in re.findall(r"self\.(\w+)", text):
         value = getattr(bound.thing, name, None)
         number = float(value) if isinstance(value, float | Tensor) and torch.as_tensor(value).numel() == 1 else None
-        if number and not any(_near(number, good) for good in (right, 1 / right, right**0.5, right**-0.5)):
+        good = (right, right**0.5) if _is_multiplied(text, name) else (right, 1 / right, right**0.5, right**-0.5)
+        if number and not any(_near(number, value) for value in good):
             return bound.case.line_of_attribute(name)
     return None
+
+
+def _is_multiplied(text: str, name: str) -> bool:
+    """Whether a line multiplies with an attribute rather than dividing by it."""
+    return re.search(rf"/\s*(math\.sqrt\()?self\.{name}\b", text) is None
 
 
 def _near(a: float, b: float) -> bool:

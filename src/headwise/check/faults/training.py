@@ -18,6 +18,7 @@ from headwise.check.reading import AttentionReading
 from headwise.check.trace import PRODUCTS, RANDOM, error_line, find_attention, learner_line
 
 DRAWS = 600  # samples of one input, which differ only by what dropout leaves out
+STEP = 1e-4  # of finite differences, of fourth order
 SIGMAS = 7.0  # a mean this far from the expected value is no accident, of some thousand numbers
 OTHER_MODES = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
@@ -265,7 +266,8 @@ def gradients(bound: Bound, reading: AttentionReading | None) -> Found:
     elif out is not None and not out.requires_grad:
         yield Finding("no-gradient", "the output does not require a gradient", _cut_line(bound))
     elif out is not None:
-        yield from _without_gradient(bound, named, reading)
+        found = list(_without_gradient(bound, named, reading))
+        yield from found or wrong_slope(bound)
     for tensor in named.values():
         tensor.grad = None
 
@@ -283,6 +285,43 @@ def _without_gradient(bound: Bound, named: dict[str, Tensor], reading: Attention
         yield Finding("unused-projection", _some(projections), _line_of_absence(bound, reading, projections[0]))
     elif unused:
         yield Finding("dead-parameter", _some(unused))
+
+
+def wrong_slope(bound: Bound) -> list[Finding]:
+    """Whether the gradient of the input is the slope that finite differences give, along one direction."""
+    generator = torch.Generator().manual_seed(19)
+    x = bound.inputs.query
+    direction = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    try:
+        moved = [_summed(bound, step * STEP * direction) for step in (1, -1, 2, -2)]
+        given = bound.inputs.copied()
+        leaf = given.query.clone().requires_grad_()
+        with bound.running(), torch.enable_grad():
+            inputs = Inputs(*(leaf if y is given.query else y for y in given))
+            out = bound.form.result(bound.form.call(bound.thing, inputs, as_is=True), inputs)
+            if out is None or not out.requires_grad:
+                return []
+            (slope,) = torch.autograd.grad(out.mul(_weights(out)).sum(), leaf)
+    except Exception:  # it writes in place, which has a name of its own
+        return []
+    expected = (8 * (moved[0] - moved[1]) - (moved[2] - moved[3])) / (12 * STEP)
+    found = float((slope * direction).sum())
+    if abs(found - expected) <= 1e-5 * (abs(found) + abs(expected)) + 1e-7:
+        return []
+    words = f"the gradient of the input is {found:.4g} along one direction, finite differences give {expected:.4g}"
+    return [Finding("gradient-cut", words, _cut_line(bound))]
+
+
+def _summed(bound: Bound, change: Tensor) -> float:
+    """A weighted sum of the output after a change of the first input."""
+    inputs = bound.inputs
+    changed = Inputs(*(y + change if y is inputs.query else y for y in inputs))
+    out = bound.form.result(bound.call(changed), changed)
+    return 0.0 if out is None else float(out.mul(_weights(out)).sum())
+
+
+def _weights(out: Tensor) -> Tensor:
+    return torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype).reshape(out.shape)
 
 
 def _line_of_absence(bound: Bound, reading: AttentionReading | None, name: str) -> int | None:

@@ -557,10 +557,13 @@ class Core:
         new = [n for n in before if n.line is not None and n.line not in usual] if plain is not None else []
         if new:
             moved = [n.line for n in new if n.op in MOVES] if moves else []
-            filled = [n.line for n in new if n.op.rstrip("_") in ("masked_fill", "where", "add", "mul", "sub")]
-            return (moved or filled or [new[-1].line])[-1]
+            numbers = [n for n in new if n.value.is_floating_point()]
+            filled = [n.line for n in numbers if n.op.rstrip("_") in ("masked_fill", "where", "add", "mul", "sub")]
+            if moved or filled:
+                return (moved or filled)[-1]
         masking = ("masked_fill", "where", "tril", "triu")
-        return next((n.line for n in reversed(before) if n.op.rstrip("_") in masking and n.line), None)
+        last = next((n.line for n in reversed(before) if n.op.rstrip("_") in masking and n.line), None)
+        return last or (new[-1].line if new else None)
 
     def rounding(self) -> Node | None:
         """Where scores are rounded to whole numbers before the softmax."""

@@ -221,7 +221,7 @@ class MaskTrial:
         tried.seen = core.weights.nan_to_num() > 1e-30
         tried.meaning = self._meaning(core, meant, tried.mask)
         moved = tried.meaning in ("wrong sample", "transposed", "queries")
-        tried.line = core.mask_line(None if tried.meaning in ("leaks", "nan") else self.bound.trace, moves=moved)
+        tried.line = core.mask_line(self.bound.trace, moves=moved)
         before, after = self.bound.output, other.output
         if tried.meaning in MEANING and not self._is_explained(core, after):
             tried.meaning = "other"  # the weights are right, but not what is made of them

@@ -602,7 +602,8 @@ def _line_of_stored_scale(bound: Bound, reading: AttentionReading, right: float)
     for name in re.findall(r"self\.(\w+)", text):
         value = getattr(bound.thing, name, None)
         number = float(value) if isinstance(value, float | Tensor) and torch.as_tensor(value).numel() == 1 else None
-        good = (right, right**0.5) if _is_multiplied(text, name) else (right, 1 / right, right**0.5, right**-0.5)
+        inverse = "scal" in name.lower() and _is_multiplied(text, name)  # a scale is what scores are multiplied with
+        good = (right, right**0.5) if inverse else (right, 1 / right, right**0.5, right**-0.5)
         if number and not any(_near(number, value) for value in good):
             return bound.case.line_of_attribute(name)
     return None

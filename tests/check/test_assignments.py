@@ -9,8 +9,8 @@ from right_forms import KeepMask
 from torch import nn
 
 from headwise.check import check
-from headwise.check.assignments import ASSIGNMENTS, find_form
-from headwise.check.comparison import find_assignment
+from headwise.check.assignment.comparison import find_assignment
+from headwise.check.assignment.forms import ASSIGNMENTS, find_form
 from headwise.check.templates import write
 from headwise.check.verdict import judge_file
 from headwise.cli import main

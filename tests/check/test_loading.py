@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from headwise.check.loader import load
+from headwise.check.code.loader import load
 from headwise.check.templates import write
 from headwise.check.verdict import judge_file
 

@@ -13,6 +13,7 @@ from right_forms import KeepMask
 import headwise
 from headwise.check import MISTAKES, Finding, Report, check
 from headwise.check.binding import bind
+from headwise.check.code.loader import Case
 from headwise.check.faults import (
     CALLS_AGAIN,
     CERTIFICATE,
@@ -23,7 +24,6 @@ from headwise.check.faults import (
     Examination,
 )
 from headwise.check.faults.stages import stage_findings
-from headwise.check.loader import Case
 from headwise.check.mistakes import ORDER, settled
 from headwise.check.proof import Recipe
 from headwise.check.reading import read

@@ -8,8 +8,9 @@ from right_forms import KeepMask
 from torch import nn
 
 from headwise import reference
-from headwise.check import Report, check, check_cell, last_class, proof, stubs
+from headwise.check import Report, check, check_cell, last_class, proof
 from headwise.check.arguments import CallSizes, value_for
+from headwise.check.code import stubs
 from headwise.check.fits import Fit, fit, role
 from headwise.check.reading import pattern
 from headwise.check.trace import Trace

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from headwise.check.code.source import parsed, read_source
 from headwise.check.mistakes import Finding
 from headwise.check.report import Report
-from headwise.check.source import parsed, read_source
 from headwise.check.templates import write
 from headwise.check.verdict import judge_file
 
@@ -223,7 +223,8 @@ try:
     status = main(sys.argv[1:])
 except SystemExit as end:
     status = end.code
-print(status, [name for name in ("torch", "numpy", "headwise.layer", "headwise.check.loader") if name in sys.modules])
+heavy = ("torch", "numpy", "headwise.layer", "headwise.check.code.loader")
+print(status, [name for name in heavy if name in sys.modules])
 """
 
 

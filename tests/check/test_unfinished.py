@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from headwise import check
-from headwise.check.completion import Completed
+from headwise.check.code.source import with_bodies
 from headwise.check.report import Report
-from headwise.check.source import with_bodies
-from headwise.check.unfinished import STEPS
+from headwise.check.unfinished.completion import Completed
+from headwise.check.unfinished.progress import STEPS
 from headwise.check.verdict import judge_file
 from headwise.learn.steps import Setting, trace
 

@@ -57,7 +57,7 @@ def check(
     from headwise.check import sandbox
 
     if form is not None:
-        from headwise.check.assignments import find_form
+        from headwise.check.assignment.forms import find_form
 
         find_form(form)
     if isinstance(target, str | Path):
@@ -73,8 +73,8 @@ def check(
             solution=solution,
             progress=progress,
         )
-    from headwise.check.comparison import find_assignment
-    from headwise.check.loader import Case
+    from headwise.check.assignment.comparison import find_assignment
+    from headwise.check.code.loader import Case
     from headwise.check.verdict import judge
 
     assignment = find_assignment(form, against)

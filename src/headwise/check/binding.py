@@ -53,11 +53,11 @@ from headwise.check.calls import (
     tensors,
     tokens_of,
 )
+from headwise.check.code.constants import SIZE_ROLES, constants, own_sizes, restore, write
+from headwise.check.code.loader import Case, globals_read, names_used
+from headwise.check.code.stubs import Stub
 from headwise.check.configuration import own_configuration
-from headwise.check.constants import SIZE_ROLES, constants, own_sizes, restore, write
 from headwise.check.fits import same
-from headwise.check.loader import Case, globals_read, names_used
-from headwise.check.stubs import Stub
 from headwise.check.trace import (
     PRODUCTS,
     AttentionNodes,

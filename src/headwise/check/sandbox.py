@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from headwise.check import templates
+from headwise.check.code.source import read_source
 from headwise.check.report import Report
-from headwise.check.source import read_source
 
 SECONDS = 60.0  # for everything; a typical file takes three
 GRACE = 5.0  # more, before the process is killed
@@ -88,7 +88,7 @@ def _solution(form: str | None) -> str:
     """The solution for a file that was answered without being run."""
     if form is None:
         return templates.write("separate")
-    from headwise.check.comparison import find_assignment
+    from headwise.check.assignment.comparison import find_assignment
 
     assignment = find_assignment(form, None)
     return "" if assignment is None else assignment.solution()
@@ -198,7 +198,7 @@ def _judged(request: dict[str, Any], seconds: float, tell: Callable[[str, Any], 
     gc.disable()  # a third faster: importing torch makes a million objects, and all of them stay
     import torch
 
-    from headwise.check.assignments import find_form
+    from headwise.check.assignment.forms import find_form
     from headwise.check.verdict import judge_file
 
     gc.freeze()

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import torch
 
+from headwise.check.assignment.comparison import find_assignment
+from headwise.check.assignment.deviations import add_unbound
 from headwise.check.binding import Bound, Failure, bind, bind_as_told
 from headwise.check.calls import PLAIN
-from headwise.check.comparison import find_assignment
-from headwise.check.deviations import add_unbound
+from headwise.check.code.loader import Case, candidates, load
+from headwise.check.code.source import MULTI
 from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Examination
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.stages import SINGLE, WEIGHTLESS
-from headwise.check.fragments import core_report, fragments, is_core
-from headwise.check.loader import Case, candidates, load
 from headwise.check.mistakes import settled
 from headwise.check.proof import TOLERANCE, prediction_error, reference_output
 from headwise.check.reading import AttentionReading, read
 from headwise.check.report import Report
-from headwise.check.source import MULTI
 from headwise.check.templates import write
-from headwise.check.unfinished import review
+from headwise.check.unfinished.fragments import core_report, fragments, is_core
+from headwise.check.unfinished.progress import review
 from headwise.errors import OptionError
 
 CANDIDATES = 3  # that are tried before giving up

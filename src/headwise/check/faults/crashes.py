@@ -13,7 +13,7 @@ from torch import nn
 
 from headwise.check.binding import Bound, Failure
 from headwise.check.calls import PLAIN, Repaired
-from headwise.check.loader import Case, globals_read, names_used, stand_ins_used
+from headwise.check.code.loader import Case, globals_read, names_used, stand_ins_used
 from headwise.check.mistakes import Finding, Found, settled
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Report

@@ -17,11 +17,11 @@ from torch import Tensor
 from headwise.check.arguments import parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import FunctionWithWeights, call_parameters, signature
+from headwise.check.code.intent import stated_meaning
 from headwise.check.faults.crashes import Function, definition_of
 from headwise.check.faults.portability import half_precision
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same, side_by_side
-from headwise.check.intent import stated_meaning
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, pattern, read
 from headwise.check.trace import Core, error_line, find_attention, is_deliberate

@@ -13,8 +13,8 @@ from torch import Tensor
 from headwise.check.arguments import constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, leaves, make_inputs, modules, signature, tensors
+from headwise.check.code.loader import NAME, Case
 from headwise.check.fits import Role, same
-from headwise.check.loader import NAME, Case
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.proof import TOLERANCE, changed_maps, prediction_error
 from headwise.check.reading import AttentionReading, Projection, pattern, read

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from headwise.check.arguments import CallSizes, constructor_role, parameters_of
-from headwise.check.assignments import REQUIRED, Assignment
+from headwise.check.assignment.forms import REQUIRED, Assignment
+from headwise.check.assignment.solutions import as_written
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, call_parameters, entry, leaves, modules, prepare, quiet
+from headwise.check.code.loader import Case
 from headwise.check.faults.masks import measured
-from headwise.check.loader import Case
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, read
 from headwise.check.report import Report
-from headwise.check.solutions import as_written
 from headwise.check.trace import error_line
 
 WRAPPER_LACKS = ("too-wide", "no-out-proj")  # mistakes anywhere but in a document that shows such a wrapper

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
+from headwise.check.code.stubs import Stub
 from headwise.check.configuration import StandInConfig
 from headwise.check.sizes import CallSizes, value_for
-from headwise.check.stubs import Stub
 from headwise.check.vocabulary import constructor_role
 
 SIZE_ROLES = ("width", "out_width", "heads", "context", "head_width", "value_width", "batch")

@@ -17,16 +17,16 @@ from torch import nn
 
 from headwise.check.binding import Bound, Instance, Search
 from headwise.check.calls import METHODS, CallForm, forms, make_inputs
-from headwise.check.completion import Completed, Reached
+from headwise.check.code.loader import Case
 from headwise.check.faults import masks, stages
-from headwise.check.fragments import helper_for, merge_heads, split_heads
-from headwise.check.loader import Case
 from headwise.check.mistakes import Finding, Note, settled
-from headwise.check.placeholders import Gaps, gaps_of
 from headwise.check.proof import prediction_error
 from headwise.check.reading import read
 from headwise.check.report import Report
 from headwise.check.trace import Trace, error_line
+from headwise.check.unfinished.completion import Completed, Reached
+from headwise.check.unfinished.fragments import helper_for, merge_heads, split_heads
+from headwise.check.unfinished.placeholders import Gaps, gaps_of
 
 MOST_CALLS = 12
 HELPED = {split_heads: {2, 3}, merge_heads: {9}}

@@ -6,7 +6,7 @@ import tokenize
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from headwise.check.loader import Case
+from headwise.check.code.loader import Case
 
 ON = r"(?:1s?|ones?|True|nonzero|non-zero)"
 OFF = r"(?:0s?|zeros?|False)"

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from headwise.check.arguments import CallSizes, constructor_role, value_for
-from headwise.check.solutions import Blueprint
+from headwise.check.assignment.solutions import Blueprint
 from headwise.errors import OptionError
 
 REQUIRED = inspect.Parameter.empty

@@ -24,9 +24,9 @@ from torch import nn
 
 from headwise.check.arguments import parameters_of
 from headwise.check.calls import METHODS
-from headwise.check.project import MODULE, LearnerModule, Project, is_project_module
-from headwise.check.source import MULTI, Source, imported, read_source
-from headwise.check.stubs import HELPERS, Stub, StubFinder, StubModule
+from headwise.check.code.project import MODULE, LearnerModule, Project, is_project_module
+from headwise.check.code.source import MULTI, Source, imported, read_source
+from headwise.check.code.stubs import HELPERS, Stub, StubFinder, StubModule
 from headwise.check.vocabulary import WEIGHTS_IN, call_role, constructor_role, plain
 
 # Names that files use without importing them, and the missing line.

@@ -16,17 +16,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from headwise.check.arguments import CallSizes, StandInConfig, constructor_role, parameters_of, value_for
-from headwise.check.assignments import REQUIRED, find_form
+from headwise.check.assignment.deviations import Assigned, described
+from headwise.check.assignment.forms import REQUIRED, find_form
+from headwise.check.assignment.solutions import as_written, blueprint_of, is_plain
+from headwise.check.assignment.transfer import copy_parameters
 from headwise.check.binding import Bound, bind
 from headwise.check.calls import CallForm, Inputs, call_parameters, make_inputs, prepare
-from headwise.check.deviations import Assigned, described
+from headwise.check.code.loader import Case, candidates, load
 from headwise.check.faults.masks import measured
-from headwise.check.loader import Case, candidates, load
 from headwise.check.mistakes import ORDER, Finding, Found, Note
 from headwise.check.reading import AttentionReading, read
-from headwise.check.solutions import as_written, blueprint_of, is_plain
 from headwise.check.templates import write
-from headwise.check.transfer import copy_parameters
 from headwise.errors import OptionError
 
 SETTINGS = (CallSizes(B=47, T=6, S=4, H=3, E=27, context=13), CallSizes(B=31, T=3, S=8, H=2, E=20, context=11))

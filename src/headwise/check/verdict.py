@@ -16,7 +16,7 @@ from headwise.check.code.loader import Case, candidates, load
 from headwise.check.code.source import MULTI
 from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Examination
 from headwise.check.faults.crashes import judge_unbound
-from headwise.check.faults.stages import SINGLE, WEIGHTLESS
+from headwise.check.faults.questions import SINGLE, WEIGHTLESS
 from headwise.check.mistakes import settled
 from headwise.check.proof import TOLERANCE, prediction_error, reference_output
 from headwise.check.reading import AttentionReading, read

@@ -7,7 +7,7 @@ from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound, module_sizes
 from headwise.check.calls import Inputs, leaves, make_inputs
 from headwise.check.code.loader import globals_read
-from headwise.check.faults.stages import influence as influence_of
+from headwise.check.faults.questions import influence as influence_of
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, modules, tensors
 from headwise.check.faults.masks import measured
-from headwise.check.faults.stages import OUTPUT_NAME, role_in
+from headwise.check.faults.questions import OUTPUT_NAME, role_in
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading

@@ -1,0 +1,174 @@
+"""Mistakes after the weights: merging heads, their number, the output projection and what surrounds it."""
+
+import ast
+import re
+from pathlib import Path
+
+import torch
+
+from headwise.check.binding import Bound
+from headwise.check.calls import PLAIN, leaves, modules, tensors
+from headwise.check.faults.questions import (
+    SINGLE,
+    asked_heads,
+    has_number,
+    near,
+    of_stages,
+)
+from headwise.check.fits import same
+from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.reading import AttentionReading
+
+MULTI_HEAD = re.compile(r"multi_?head|mha\b|mhsa\b", re.IGNORECASE)
+# A layer named for the output, and as wide as its input: not the one that predicts words or classes.
+OUTPUT_LAYER = re.compile(
+    r"self\.(\w*proj\w*|\w*out\w*|w_?o|dense|fc_?o\w*|o|linear)\s*=\s*[\w.]*Linear\(\s*([\w.]+)\s*,\s*(\2)\s*[,)]",
+    re.IGNORECASE,
+)
+OUTPUT_CLASS = re.compile(r"\w*(Self|Attention|Attn)\w*Output\b")
+
+
+@of_stages
+def head_merge(bound: Bound, reading: AttentionReading) -> Found:
+    """Heads must be put side by side, token by token."""
+    out, core = reading.output, reading.core
+    if not reading.used:
+        return
+    if out is None:
+        if reading.scores is None or torch.isfinite(core.heads).all():
+            yield Note("doubt", "how the output follows from the heads")
+    elif out.merge in ("view", "moved"):
+        yield Finding("merge-view", "the output of one token holds heads of several tokens", core.merge_line())
+    elif out.merge == "mean" and core.heads.shape[1] > 1 and same(core.value, core.value[:, :1].expand_as(core.value)):
+        yield Note("variant", "heads share their values and are averaged (interpretable multi-head attention)")
+    elif out.merge == "mean":
+        words = "every head enters the output with the same weight"
+        yield Finding("heads-averaged", words, core.output_line())
+    elif _is_per_head(reading):
+        words = "every slice of the output depends on one head only"
+        yield Finding("out-proj-per-head", words, core.output_line())
+    else:
+        yield Note("good", "head merge")
+
+
+def _is_per_head(reading: AttentionReading) -> bool:
+    """Whether the output map consists of one block for every head."""
+    out, (H, Dv) = reading.output, reading.core.heads.shape[1::2]
+    if out is None or H == 1 or out.role.plain or out.fit.weight.shape[0] % H:
+        return False
+    blocks = out.fit.weight.unflatten(0, (H, -1)).unflatten(2, (H, Dv)).norm(dim=(1, 3))  # (H, H)
+    return bool((blocks - blocks.diag().diag()).max() < 1e-9 * blocks.max())
+
+
+@of_stages
+def around_output(bound: Bound, reading: AttentionReading) -> Found:
+    """What else contributes to the output is a variant, if it is known."""
+    out = reading.output
+    if out is None or not reading.used:
+        return
+    if out.before:
+        yield Note("variant", f"a {out.before} between the heads and the output projection")
+        if out.before not in ("norm", "gate") and not any(
+            type(m).__module__.endswith("activation") for m in modules(bound.thing)
+        ):
+            yield Note("untried", f"whether the {out.before} of the heads is meant")
+    if out.residual:
+        yield Note("variant", "the input is added to the output (residual)")
+        if not near(out.residual, 1.0) and not has_number(bound):
+            words = f"it is added {out.residual:.4g} times"
+            yield Finding("residual-scaled", words, reading.core.trace.last_line())
+    if not out.last:
+        known = out.after == "norm"
+        yield Note("variant", f"a {out.after} follows the attention" if known else "something follows the attention")
+        if not known:
+            yield Note("untried", "what follows the attention in this class")
+
+
+@of_stages
+def head_count(bound: Bound, reading: AttentionReading) -> Found:
+    """There must be as many heads as asked for."""
+    asked, seen = asked_heads(bound), reading.core.heads.shape[1]
+    if reading.between_tokens and asked and 1 < seen != asked:
+        words = f"{asked} heads were asked for, {seen} are computed"
+        yield Finding("heads-lost", words, reading.core.score_line)
+    if reading.output is None or seen > 1:
+        return
+    asked, Dv = _heads_of_layer(bound, reading), reading.core.heads.shape[-1]
+    if asked and asked > 1:
+        yield Finding("single-head", f"{asked} heads were asked for; the weights are one table of all {Dv} numbers")
+    elif not asked and MULTI_HEAD.search(type(bound.thing).__name__):
+        yield Finding("single-head", "it is called multi-head, but nothing is split into heads")
+    elif not asked:
+        yield Note("variant", SINGLE)
+
+
+def _heads_of_layer(bound: Bound, reading: AttentionReading) -> int | None:
+    """The number of heads asked for; None for one of several heads, which only knows their number."""
+    asked, (H, Dv) = asked_heads(bound), reading.core.heads.shape[1::2]
+    return None if H == 1 and asked and Dv * asked == bound.sizes.E else asked
+
+
+@of_stages
+def output_width(bound: Bound, reading: AttentionReading) -> Found:
+    """The output must be as wide as asked for, and heads must fill the width unless they have one of their own."""
+    out, sizes, (H, Dv) = reading.output, bound.sizes, reading.core.heads.shape[1::2]
+    if out is None or out.role.plain or not out.last or not bound.built.names_with_role("width"):
+        return
+    width = out.fit.weight.shape[0]
+    line = bound.case.line_of_attribute(out.role.names[0]) if out.role.names else None
+    if width not in (sizes.E, sizes.out, sizes.D, sizes.H * sizes.Dv, 3 * sizes.E, H * Dv):
+        yield Finding("output-width", f"it is {width} wide where {sizes.out} was asked for", line)
+    own = bound.built.names_with_role("head_width") or bound.built.names_with_role("value_width")
+    if not own and bound.built.config is None and asked_heads(bound) == H and H * Dv < min(sizes.E, sizes.out):
+        words = f"{H} heads of {Dv} numbers for a width of {sizes.out}"
+        yield Finding("head-width", words, reading.core.split_line())
+
+
+@of_stages
+def output_projection(bound: Bound, reading: AttentionReading) -> Found:
+    """The concatenated heads need one more projection."""
+    out, H, E = reading.output, reading.core.heads.shape[1], bound.sizes.E
+    if (
+        out is None
+        or not reading.used
+        or not out.role.plain
+        or not out.last
+        or out.merge == "mean"
+        or not tensors(bound.thing)
+    ):
+        return
+    if H == 1 and not _heads_of_layer(bound, reading):
+        return
+    width, line = out.fit.weight.shape[0], reading.core.trace.last_line()
+    if width == H * E and H > 1:
+        if bound.built.names_with_role("out_width"):
+            yield Note(
+                "variant", "every head has the output width, and nothing follows their concatenation (a wrapper)"
+            )
+            return
+        yield Finding("too-wide", f"{H} heads of {E} give {width} where {E} was asked for", line)
+    separate = not any(leaf.shape[:-1] == bound.inputs.query.shape[:-1] for leaf in leaves(bound.returned))
+    where = _projecting_class(bound)
+    if where is not None and not separate:
+        yield Note("variant", f"the output projection is in {where}")
+    else:
+        how = "one by one, (B, H, T, D)" if separate and bound.form.layout == PLAIN else "side by side"
+        yield Finding("no-out-proj", f"the heads are returned {how}", line)
+
+
+def _projecting_class(bound: Bound) -> str | None:
+    """Another class of the file that calls this one and projects its output, as in BERT."""
+    name = getattr(bound.case.target, "__name__", "")
+    if bound.case.filename is None or not name or not Path(bound.case.filename).is_file():
+        return None
+    try:
+        source = Path(bound.case.filename).read_text(encoding="utf-8", errors="replace")
+        tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError):
+        return None
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name != name:
+            text = ast.get_source_segment(source, node) or ""
+            if re.search(rf"\b{name}\(", text) and (OUTPUT_LAYER.search(text) or OUTPUT_CLASS.search(text)):
+                return node.name
+    return None

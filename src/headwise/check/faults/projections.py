@@ -1,0 +1,334 @@
+"""Mistakes in the projections: split, positions, roles, shared weights, and what the maps are made of."""
+
+import math
+import re
+
+import torch
+from torch import Tensor
+
+from headwise.check.binding import Bound
+from headwise.check.calls import tensors
+from headwise.check.faults.questions import WEIGHTLESS, has_number, listed, named_role, near, of_stages, role_in
+from headwise.check.fits import same
+from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.reading import AttentionReading, Projection
+from headwise.check.trace import PRODUCTS
+
+
+@of_stages
+def unread_projections(bound: Bound, reading: AttentionReading) -> Found:
+    """Queries, keys or values that no map of the input explains."""
+    for name in ("query", "key", "value"):
+        if name not in reading.projections:
+            yield Note("doubt", f"how the {name} of a head follows from the input")
+
+
+@of_stages
+def head_split(bound: Bound, reading: AttentionReading) -> Found:
+    """A head must hold a slice of every token, not pieces of several tokens."""
+    shuffled = _shuffled(reading)
+    if shuffled:
+        words = f"{listed(shuffled)} of one head hold pieces of several tokens"
+        yield Finding("split-view", words, reading.core.split_line())
+    elif len(reading.projections) == 3:
+        yield Note("good", "head split")
+
+
+def _shuffled(reading: AttentionReading) -> list[str]:
+    return [name for name, part in reading.projections.items() if part.split != "heads"]
+
+
+@of_stages
+def norms_and_positions(bound: Bound, reading: AttentionReading) -> Found:
+    """What else is done to queries, keys and values."""
+    for name, part in reading.projections.items():
+        if part.norm:
+            yield Note("variant", "the input is normalized first")
+        if part.then == "norm":
+            yield Note("variant", "queries and keys are normalized")
+            if not part.normalized:
+                yield Note("doubt", f"the norm of the {name}")
+        elif part.then:
+            yield Note("doubt", f"what happens to the {name} between projection and product")
+        if part.position == "added":
+            yield Note("variant", "positions are added inside")
+
+
+@of_stages
+def rotary_positions(bound: Bound, reading: AttentionReading) -> Found:
+    """A rotation of queries and keys must depend only on their distance; values are not rotated."""
+    parts = reading.projections
+    if len(parts) < 3 or "rotary" not in (parts["query"].position, parts["key"].position):
+        return
+    query, key = parts["query"].by_position, parts["key"].by_position
+    if query is None or key is None:
+        turned, still = ("queries", "keys") if key is None else ("keys", "queries")
+        side = parts["key" if key is None else "query"]
+        if side.then or side.norm:
+            yield Note("doubt", "queries and keys are treated differently by position")
+        else:
+            yield Finding(
+                "rotary-one-side",
+                f"{turned} are rotated by their position, {still} are not",
+                reading.core.projection_line("query" if key is None else "key"),
+            )
+        return
+    H, T = reading.core.query.shape[1], min(len(query), len(key))
+    a, b = query.unflatten(1, (H, -1)), key.unflatten(1, (H, -1))
+    near = [torch.einsum("hde,hdf->hef", a[t], b[t]) for t in range(T)]
+    next_to = [torch.einsum("hde,hdf->hef", a[t + 1], b[t]) for t in range(T - 1)]
+    if all(same(m, near[0], 1e-5) for m in near) and all(same(m, next_to[0], 1e-5) for m in next_to):
+        yield Note("variant", "rotary positions")
+        if not _has_usual_angles(a):
+            yield Note("untried", "its rotary angles, which are not a geometric sequence from one")
+    else:
+        yield Note("doubt", "the map depends on the position, and not only on the distance")
+    if parts["value"].position == "rotary":
+        yield Note("variant", "values are rotated by position, too")
+
+
+def _has_usual_angles(maps: Tensor) -> bool:
+    """Whether the rotation from one position to the next (T, H, D, E) turns by angles in a geometric sequence."""
+    turn = maps[1, 0] @ torch.linalg.pinv(maps[0, 0])  # (D, D)
+    angles = torch.linalg.eigvals(turn).angle().abs().sort(descending=True).values[::2]
+    angles = angles[angles > 1e-12]
+    if not len(angles) or abs(float(angles[0]) - 1) > 1e-6:
+        return False
+    if len(angles) < 3:
+        return True
+    steps = angles.log().diff()
+    return bool((steps - steps.mean()).abs().max() < 1e-3 * steps.abs().max())
+
+
+@of_stages
+def rotary_axis(bound: Bound, reading: AttentionReading) -> Found:
+    """Queries and keys must not be rotated by the number of their head instead of their position."""
+    parts, D = reading.projections, reading.core.query.shape[-1]
+    if len(parts) < 3:
+        return
+    rotated = [name for name in ("query", "key") if _is_only_rotated(parts[name], D, tensors(bound.thing))]
+    if rotated:
+        words = f"{listed(rotated)}: the same rotation at every position"
+        yield Finding("rotary-axis", words, reading.core.score_line)
+
+
+def _is_only_rotated(part: Projection, D: int, parameters: dict[str, Tensor]) -> bool:
+    """Whether a map that does not depend on position equals a parameter up to a rotation inside every head."""
+    weight = part.fit.weight
+    if part.position or part.then or part.split != "heads" or part.role.found or part.role.plain or weight.shape[0] % D:
+        return False
+    heads = weight.unflatten(0, (-1, D))
+    for parameter in parameters.values():
+        if parameter.dim() != 2 or parameter.shape[1] != weight.shape[1] or parameter.shape[0] % D:
+            continue
+        own = parameter.detach().double().unflatten(0, (-1, D))
+        for first in range(len(own) - len(heads) + 1):
+            pairs = zip(heads, own[first : first + len(heads)], strict=True)
+            if all(same(a.T @ a, b.T @ b, 1e-6) for a, b in pairs):
+                return True
+    return False
+
+
+@of_stages
+def roles(bound: Bound, reading: AttentionReading) -> Found:
+    """Inputs and parameters must be used as their names say."""
+    parts = reading.projections
+    if len(parts) < 3 or _from_one_projection(parts):
+        return
+    line = reading.core.projection_line
+    given = set(bound.form.roles.values())
+    if {"query", "key", "value"} <= given:
+        for name, part in parts.items():
+            if part.source != name:
+                yield Finding("wrong-role", f"the {name} is made from the argument for the {part.source}", line(name))
+    elif "memory" in given and not (given & {"key", "value"}) and parts["query"].source == "query":
+        for name in ("key", "value"):
+            if parts[name].source == "query":
+                yield Finding(
+                    "wrong-role", f"the {name} is made from the queries' input, not from the memory", line(name)
+                )
+    named = {name: named_role(part.role) for name, part in parts.items()}
+    for name, part in parts.items():
+        other = named[name]
+        swapped = other in named and named[other] == name
+        if other not in (None, name) and (swapped or _is_unused(bound, parts, name)):
+            where = _line_of_swap(bound, reading, name, other)
+            yield Finding("wrong-role", f"the {name} is made by {part.role.names[0]}", where)
+    out = reading.output
+    for name, part in parts.items() if out is not None else ():
+        shared = out is not None and part.role.names and part.role.names == out.role.names
+        if shared and _is_unused(bound, parts, name):
+            yield Finding(
+                "wrong-role", f"the {name} is made by {part.role.names[0]}, the output projection", line(name)
+            )
+    if out is not None and named_role(out.role) is not None and not out.role.plain:
+        words = f"the output is made by {out.role.names[0]}"
+        yield Finding("wrong-role", words, reading.core.output_line())
+
+
+def _line_of_swap(bound: Bound, reading: AttentionReading, name: str, other: str | None) -> int | None:
+    """The product, where the right projection was made and another tensor used; else the projection."""
+    core = reading.core
+    own = [t for n, t in tensors(bound.thing).items() if role_in(n) == name and t.dim() == 2]
+    made = any(any(_same_storage(x, t) for x in n.operands for t in own) for n in core.trace.nodes if n.op in PRODUCTS)
+    if not made or other is None:
+        return core.projection_line(name)
+    node = core.nodes.products[0] if name == "value" else core.nodes.scores[0]
+    return node.outer or node.line
+
+
+def _same_storage(x: Tensor, parameter: Tensor) -> bool:
+    """Whether an operand holds the numbers of a parameter, transposed or not."""
+    held = parameter.detach()
+    return any(x.shape == m.shape and torch.equal(x, m) for m in (held, held.T))
+
+
+def _is_unused(bound: Bound, parts: dict[str, Projection], name: str) -> bool:
+    """Whether a parameter named for this role takes no part in any projection."""
+    used = {n for part in parts.values() for n in part.role.names}
+    return any(role_in(n) == name and n not in used for n, t in tensors(bound.thing).items() if t.dim() > 1)
+
+
+@of_stages
+def shared_projections(bound: Bound, reading: AttentionReading) -> Found:
+    """Query, key and value need weights of their own."""
+    parts = reading.projections
+    if len(parts) < 3:
+        return
+    copied = [name for name, part in parts.items() if part.role.plain]
+    query, key, value = parts["query"], parts["key"], parts["value"]
+    if copied and not tensors(bound.thing):
+        yield Note("variant", WEIGHTLESS)
+    elif copied:
+        line = reading.core.first_line(copied[0]) or reading.core.split_line()
+        yield Finding("no-qkv-proj", f"{listed(copied)} {'are' if len(copied) > 1 else 'is'} the input itself", line)
+    elif _from_one_projection(parts):
+        words = f"all three use {listed(query.role.names or ['the same weights'])}"
+        yield Finding("one-projection", words, _line_of_sharing(bound, reading, "key"))
+    elif _share_weights(query, key):
+        if _is_unused(bound, parts, "query") or _is_unused(bound, parts, "key"):
+            line = _line_of_sharing(bound, reading, "key")
+            yield Finding("one-projection", "query and key use the same weights", line)
+        else:  # no projection is left over, so it is intended, as in models that share the two
+            yield Note("variant", "queries and keys share a projection")
+    elif _share_weights(key, value):
+        yield Finding("one-projection", "key and value use the same weights", _line_of_sharing(bound, reading, "value"))
+
+
+def _line_of_sharing(bound: Bound, reading: AttentionReading, name: str) -> int | None:
+    """The line that uses weights a second time, or that puts one layer into several places."""
+    part = reading.projections[name]
+    owner = part.role.names[0] if part.role.names else ""
+    listed = re.match(r"\w+\.\d+\.", owner) is not None
+    return (bound.case.line_of_attribute(owner) if listed else None) or reading.core.projection_line(name)
+
+
+def _from_one_projection(parts: dict[str, Projection]) -> bool:
+    query, key, value = parts["query"], parts["key"], parts["value"]
+    copied = any(part.role.plain for part in parts.values())
+    return not copied and _share_weights(query, key) and _share_weights(query, value)
+
+
+def _share_weights(a: Projection, b: Projection) -> bool:
+    """Whether two maps without rotary positions are multiples of each other."""
+    if "rotary" in (a.position, b.position) or a.fit.weight.shape != b.fit.weight.shape:
+        return False
+    u, v = a.fit.weight.flatten(), b.fit.weight.flatten()
+    return bool(torch.dot(u, v).abs() > (1 - 1e-9) * u.norm() * v.norm())
+
+
+@of_stages
+def weights_of_maps(bound: Bound, reading: AttentionReading) -> Found:
+    """Every map must be one of the learner's own weights, used once and not scaled."""
+    maps = {name: (part.role, part.fit) for name, part in reading.projections.items() if not part.position}
+    if reading.output is not None:
+        maps["output"] = (reading.output.role, reading.output.fit)
+    core = reading.core
+    for name, (role, solved) in maps.items():
+        line = core.output_line() if name == "output" else core.projection_line(name)
+        if not role.found and not role.plain:
+            others = {n for other, (held, _) in maps.items() if other != name for n in held.names}
+            others |= {n for n in tensors(bound.thing) if role_in(n) not in (None, name)}
+            yield from _product_of_two(bound, name, solved.weight, line, others)
+        elif role.factor is None and not role.plain and name in ("value", "output"):
+            yield Note("untried", f"the rows of the {name} have different factors")
+        elif not role.own_bias:
+            times = _repeated_bias(bound, solved.bias)
+            if times is None:
+                yield Note("untried", f"what is added to the {name} beside its projection")
+            else:
+                yield Finding("bias-repeated", f"the bias of the {name} is added {times} times", line)
+    factors = [maps[name][0].factor for name in ("value", "output") if name in maps]
+    averaged = reading.output is not None and reading.output.merge == "mean"
+    if len(factors) == 2 and not averaged and None not in factors and not has_number(bound):
+        total = math.prod(factor for factor in factors if factor is not None)
+        if not near(total, 1.0):
+            first = factors[0] is not None and not near(factors[0], 1.0)
+            line = (core.value_scale_line() or core.projection_line("value")) if first else None
+            line = line or core.factor_line() or core.output_line()
+            yield Finding("values-scaled", f"they are multiplied by {total:.4g}", line)
+
+
+def _repeated_bias(bound: Bound, bias: Tensor) -> int | None:
+    """How many times one of the learner's biases was added, where that is several times."""
+    for held in tensors(bound.thing).values():
+        if held.dim() == 1 and held.shape == bias.shape:
+            own = held.detach().double()
+            factor = float((own * bias).sum() / (own * own).sum())
+            if same(bias, factor * own, 1e-6) and round(factor) > 1 and near(factor, round(factor)):
+                return round(factor)
+    return None
+
+
+def _product_of_two(bound: Bound, name: str, weight: Tensor, line: int | None, others: set[str]) -> Found:
+    """A map that is a product of two weights: of one with itself, which is a mistake, or of two different ones."""
+    held = {n: t.detach().double() for n, t in tensors(bound.thing).items() if t.dim() == 2}
+    for first, a in held.items():
+        for second, b in held.items():
+            if a.shape[1] == b.shape[0] and any(_is_multiple(weight, m) for m in (a @ b, (a @ b).T)):
+                used = [n for n in (first, second) if n in others]
+                if first == second or used:
+                    yield Finding("projected-twice", f"the {name} is made by {first} and {second}", line)
+                else:
+                    yield Note("variant", f"two linear layers make the {name}")
+                return
+    yield Note("untried", f"which weights make the {name}")
+
+
+def _is_multiple(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    factor = float((a * b).sum() / (b * b).sum().clamp_min(1e-300))
+    return same(a, factor * b, 1e-7)
+
+
+@of_stages
+def shared_heads(bound: Bound, reading: AttentionReading) -> Found:
+    """Every head needs weights of its own; sharing keys and values is a variant."""
+    parts, H = reading.projections, reading.core.weights.shape[1]
+    if len(parts) < 3 or H == 1 or _shuffled(reading):
+        return
+    shared = {name: _is_shared(part, H) for name, part in parts.items()}
+    sliced = any(part.role.sliced for part in parts.values())
+    if all(shared.values()) and sliced:
+        line = reading.core.projection_line("query")
+        yield Finding("heads-share-weights", "one small matrix is applied to every head's slice of the input", line)
+    elif all(shared.values()):
+        owner = parts["query"].role.names[0] if parts["query"].role.names else ""
+        line = bound.case.line_of_attribute(owner) or reading.core.projection_line("query")
+        yield Finding("heads-share-weights", "every head has the same matrix", line)
+    elif shared["query"] and not shared["key"]:
+        yield Finding("heads-share-weights", "all heads use the same query")
+    elif shared["key"] and shared["value"]:
+        yield Note("variant", "one key/value head for all queries (multi-query)")
+    elif sliced:
+        yield Note("variant", "every head reads only its own slice of the input")
+
+
+def _is_shared(part: Projection, H: int) -> bool:
+    """Whether all heads have the same block of weights."""
+    width = part.weight.shape[0] // H
+    blocks = part.weight.unflatten(0, (H, width))
+    if part.role.sliced and not part.role.plain and part.weight.shape[1] >= H * width:
+        blocks = torch.stack([blocks[h].narrow(1, h * width, width) for h in range(H)])
+    return same(blocks, blocks[:1].expand_as(blocks), 1e-7)

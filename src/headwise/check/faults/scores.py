@@ -1,0 +1,238 @@
+"""Mistakes between scores and weights: softmax, scale, and the pattern of visible keys."""
+
+import math
+import re
+
+import torch
+from torch import Tensor
+
+from headwise.check.arguments import parameters_of, plain
+from headwise.check.binding import Bound
+from headwise.check.calls import modules, signature, tensors
+from headwise.check.faults.questions import PARTIAL, near, of_stages, triangle_line
+from headwise.check.fits import same
+from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.reading import AttentionReading, pattern, read
+
+
+@of_stages
+def unread_scores(bound: Bound, reading: AttentionReading) -> Found:
+    """Weights that do not follow from queries and keys."""
+    if reading.scores is not None:
+        return
+    rounded, twice = reading.core.rounding(), reading.core.earlier_softmax()
+    if twice is not None:
+        words = "the result of one softmax goes through another"
+        yield Finding("softmax-twice", words, twice.line)
+    elif not bool(torch.isfinite(reading.core.weights).all()):
+        rows = ~torch.isfinite(reading.core.weights).all(-1)
+        words = f"without any mask argument, {int(rows.sum())} of {rows.numel()} rows of weights are NaN"
+        yield Finding("mask-nan", words, reading.core.mask_line())
+    elif rounded is None:
+        yield Note("doubt", "how weights follow from queries and keys")
+    else:
+        words = "scores are rounded to whole numbers before the softmax (// is a division that rounds down)"
+        yield Finding("scale-other", words, rounded.line)
+
+
+@of_stages
+def softmax(bound: Bound, reading: AttentionReading) -> Found:
+    """Weights must sum to one over the keys, and in evaluation mode nothing may happen to them afterwards."""
+    scores, core = reading.scores, reading.core
+    if scores is None:
+        return
+    if scores.axis == "keys":
+        yield Note("good", "softmax axis")
+    else:
+        yield Finding("softmax-axis", f"weights sum to 1 over {scores.axis}, not over keys", core.softmax_line)
+    if scores.empty is not None and int(scores.empty[0, 0].sum()) > 1:
+        words = f"without any mask argument, {int(scores.empty[0, 0].sum())} rows of weights in a table are NaN"
+        yield Finding("mask-nan", words, core.mask_line() or core.softmax_line)
+    if scores.after == "random":
+        yield Finding("dropout-in-eval", "weights are dropped at random after eval()", core.trace.dropout_line())
+    if scores.after == "masked":
+        yield Finding("mask-after-softmax", "weights are set to zero after the softmax", core.softmax_line)
+    if scores.leaks:
+        yield Finding("mask-leaks", "future scores are set to a number near zero", core.mask_line())
+    if scores.relative:
+        yield Note("variant", "a relative position term is added to the scores")
+        if not scores.relative_is_linear:
+            yield Note("untried", "the term that is added to the scores")
+    if scores.bias is not None:
+        yield Note("variant", "a bias by position is added to the scores")
+        if _grows_with_distance(scores.bias, scores.visible[0]):
+            words = "the bias grows with the distance, so that far tokens get more weight"
+            yield Finding("bias-sign", words, core.bias_line())
+
+
+def _grows_with_distance(bias: Tensor, visible: Tensor) -> bool:
+    """Whether a bias (H, T, S) is a positive multiple of the distance in every head, where a key is visible."""
+    H, T, S = bias.shape
+    away = (torch.arange(T)[:, None] - torch.arange(S)).abs().to(bias.dtype).expand(H, T, S)
+    count = visible.sum(-1, keepdim=True).clamp_min(1)
+    away = (away - (away * visible).sum(-1, keepdim=True) / count) * visible
+    slope = (away * bias).sum((1, 2)) / (away * away).sum((1, 2)).clamp_min(1e-300)
+    return bool((slope > 1e-9).all()) and same(bias * visible, slope[:, None, None] * away, 1e-6)
+
+
+@of_stages
+def scale(bound: Bound, reading: AttentionReading) -> Found:
+    """Scores must be divided by √D; to give another scale a name of its own, add it to `_scale_name`."""
+    scores, D = reading.scores, reading.core.query.shape[-1]
+    if scores is None or any(p is not None and p.then == "norm" for p in (reading.query, reading.key)):
+        return  # a norm decides the size of the scores
+    if _has_learned_scale(bound, reading):
+        yield Note("variant", "a learned scale")
+        return
+    if scores.by_head:
+        yield Note("untried", "every head has its own scale, and no parameter explains it")
+        return
+    factors = [None if p is None else p.role.factor for p in (reading.query, reading.key)]
+    total = scores.factor * math.prod(1.0 if factor is None else factor for factor in factors)
+    right, after, line = 1 / math.sqrt(D), scores.after_factor, reading.core.scale_line()
+    if near(total, right):
+        if near(after, 1.0):
+            yield Note("good", f"scale 1/√{D}")
+    elif near(total, 1.0) and (scores.bias is not None or _may_add_positions(bound)):
+        yield Note("variant", "scores are not scaled, beside a bias (as in T5)")
+    elif None in factors:
+        yield Note("doubt", f"the scale of the scores: {total:.4g} was measured where 1/√{D} = {right:.4g} is usual")
+    else:
+        line = _line_of_stored_scale(bound, reading, right) or line
+        yield Finding(_scale_name(total, D, bound), _scale_words(total, D), line)
+    if not near(after, 1.0) and scores.after != "random":
+        words = f"weights are multiplied by {scores.after_factor:.4g} after the softmax"
+        yield Finding("scale-after-softmax", words, line)
+
+
+def _line_of_stored_scale(bound: Bound, reading: AttentionReading, right: float) -> int | None:
+    """The line of the constructor that computes a wrong scale, where the line that applies it only reads it."""
+    text = bound.case.text(reading.core.scale_line())
+    for name in re.findall(r"self\.(\w+)", text):
+        value = getattr(bound.thing, name, None)
+        number = float(value) if isinstance(value, float | Tensor) and torch.as_tensor(value).numel() == 1 else None
+        inverse = "scal" in name.lower() and _is_multiplied(text, name)  # a scale is what scores are multiplied with
+        good = (right, right**0.5) if inverse else (right, 1 / right, right**0.5, right**-0.5)
+        if number and not any(near(number, value) for value in good):
+            return bound.case.line_of_attribute(name)
+    return None
+
+
+def _is_multiplied(text: str, name: str) -> bool:
+    """Whether a line multiplies with an attribute rather than dividing by it."""
+    return re.search(rf"/\s*(math\.sqrt\()?self\.{name}\b", text) is None
+
+
+def _scale_name(total: float, D: int, bound: Bound) -> str:
+    E, (B, T) = bound.sizes.E, bound.inputs.query.shape[:2]
+    known = {
+        "scale-missing": 1.0, "scale-d_model": E**-0.5, "scale-multiplied": D**0.5, "scale-no-sqrt": 1 / D,
+        "scale-batch": B**-0.5, "scale-length": T**-0.5,
+    }  # fmt: skip
+    return next((name for name, value in known.items() if near(total, value)), "scale-other")
+
+
+def _scale_words(total: float, D: int) -> str:
+    right = f"√{D} = {math.sqrt(D):.3f}, the root of the head width"
+    if near(total, 1.0) or total == 0:
+        return f"they should be divided by {right}"
+    return f"they are divided by {1 / total:.4g}, not by {right}"
+
+
+def _has_learned_scale(bound: Bound, reading: AttentionReading) -> bool:
+    """Whether the scale follows a parameter of one number, or of one for each head."""
+    H = reading.core.weights.shape[1]
+    small = [t for t in tensors(bound.thing).values() if t.numel() in {1, H} and t.requires_grad]
+    return any(_scale_follows(bound, reading, parameter) for parameter in small)
+
+
+def _scale_follows(bound: Bound, reading: AttentionReading, parameter: Tensor) -> bool:
+    """Whether another value of this parameter gives another scale."""
+    kept = parameter.data.clone()
+    parameter.data.add_(0.25)
+    try:
+        other = read(bound.called())
+    except Exception:  # anything can be raised by a learner's code
+        return False
+    finally:
+        parameter.data.copy_(kept)
+    before, after = reading.scores, None if other is None else other.scores
+    if before is None or after is None:
+        return False
+    return before.by_head or not near(after.factor, before.factor)
+
+
+def _may_add_positions(bound: Bound) -> bool:
+    """Whether the class has a switch or an argument for a position bias, which is off here."""
+    names = [p.name for p in signature(bound.thing) + parameters_of(bound.case.target)]
+    return any(re.search(r"(pos|rel)\w*bias", plain(name)) for name in names)
+
+
+@of_stages
+def built_in_mask(bound: Bound, reading: AttentionReading) -> Found:
+    """A pattern of visible keys must be causal, or at least not look like a causal mask gone wrong."""
+    kind, line = reading.pattern, reading.core.mask_line() or reading.core.softmax_line
+    if kind == "causal":
+        yield Note("variant", "causal inside")
+    elif kind in ("future", "later"):
+        yield Finding("causal-inverted", "a token sees the tokens after it and not those before", line)
+    elif kind == "strict":
+        yield Finding("causal-off-by-one", "a token does not see itself", triangle_line(bound.case, reading) or line)
+    elif kind == "ahead":
+        yield Finding("causal-off-by-one", "a token sees the one after it", triangle_line(bound.case, reading) or line)
+    elif kind != "full":
+        yield from _other_pattern(bound, reading, line)
+
+
+def _other_pattern(bound: Bound, reading: AttentionReading, line: int | None) -> Found:
+    """A pattern that is neither full nor causal: of some heads only, of the distance only, or unknown."""
+    visible = reading.visible
+    by_head = [pattern(visible[:, h : h + 1]) for h in range(visible.shape[1])]
+    table = visible[0, 0]
+    if len(set(by_head)) > 1 and {"full", "causal"} <= set(by_head):
+        causal, full = by_head.index("causal"), by_head.index("full")
+        yield Finding("mask-some-heads", f"head {causal} is causal, head {full} sees every token", line)
+    elif bool((visible == table).all()) and _is_of_distance(table):
+        yield Note("variant", "a fixed window of visible keys")
+    elif PARTIAL.search(getattr(bound.case.target, "__name__", "")):
+        yield Note("variant", "a fixed pattern of visible keys")
+    else:
+        yield Note("variant", "a fixed pattern of visible keys")
+        yield Note("untried", "its pattern of visible keys, which is none that is known")
+
+
+def _is_of_distance(table: Tensor) -> bool:
+    """Whether a key is visible or not by its distance from the query alone, and every query sees itself."""
+    T = len(table)
+    lines = (table.diagonal(offset) for offset in range(1 - T, T))
+    return bool(table.diagonal().all()) and all(bool((line == line[0]).all()) for line in lines)
+
+
+@of_stages
+def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
+    """A built-in mask must hide something."""
+    scores, core = reading.scores, reading.core
+    if scores is None or scores.leaks or scores.after == "random" or reading.pattern != "full":
+        return
+    discarded, idle = core.discarded_mask(), core.idle_mask()
+    if discarded is not None:
+        yield Finding("mask-discarded", "the masked scores are not assigned to anything", discarded.line)
+    built_in = idle is not None and (_stores_a_triangle(bound) or core.is_of_positions(idle))
+    if discarded is None and idle is None and _stores_a_triangle(bound) and not _has_causal_switch(bound):
+        words = "a triangular mask is stored and never used"
+        yield Finding("causal-ignored", words, triangle_line(bound.case, reading))
+    if idle is not None and not bound.form.fixed_tensor and built_in:
+        words = "a mask by position is applied, but the part that is read hides nothing"
+        yield Finding("causal-ignored", words, idle.line)
+
+
+def _has_causal_switch(bound: Bound) -> bool:
+    """Whether an argument of the constructor or the call, or an attribute, may switch a mask on."""
+    names = [p.name for p in signature(bound.thing) + parameters_of(bound.case.target)]
+    names += [k for m in modules(bound.thing) for k, v in vars(m).items() if isinstance(v, bool) and k != "training"]
+    return any(re.search(r"causal|mask|decoder|autoregress|flash|sdp", plain(name)) for name in names)
+
+
+def _stores_a_triangle(bound: Bound) -> bool:
+    tables = (b for m in modules(bound.thing) for b in m.buffers() if b.dim() >= 2 and b.shape[-1] == b.shape[-2] > 1)
+    return any(bool((b == b.tril()).all()) != bool((b == b.triu()).all()) for b in tables)

@@ -125,13 +125,19 @@ class Bound(Instance):
     output: Tensor | None
     failures: list[Failure] = field(default_factory=list)
     given: dict[str, Any] = field(default_factory=dict)  # what the traced call was given beside its form
+    resizes: bool = False  # the module's constants have other sizes while it runs
     last_trace: Trace | None = None  # of the last call made with `called`, which may have raised
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """The environment of every call: small faults repaired, no warnings, double precision."""
-        with Repairs(self.case.filename, self.repaired), quiet(), double_by_default():
-            yield
+        kept = constants(self.case.namespaces) if self.resizes else []
+        write(kept, self.sizes)
+        try:
+            with Repairs(self.case.filename, self.repaired), quiet(), double_by_default():
+                yield
+        finally:
+            restore(kept)
 
     def call(self, inputs: Inputs, masks: dict[str, Any] | None = None, thing: Any = None) -> Any:
         """What one more call returns."""
@@ -192,7 +198,7 @@ class Bound(Instance):
                 thing = built.make()
                 prepare(thing, sizes)
             form = self._form_at(thing, sizes)
-            made = {"thing": thing, "built": built, "sizes": sizes, "form": form}
+            made = {"thing": thing, "built": built, "sizes": sizes, "form": form, "resizes": True}
             return self.called(**made, inputs=make_inputs(form, sizes))
         finally:
             restore(kept)

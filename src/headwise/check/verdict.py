@@ -1,7 +1,6 @@
 """The whole judgment: bind, read, look for faults, prove, decide. For a file, of the attention that is found in it."""
 
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from headwise.check.binding import Bound, Failure, bind, bind_as_told
 from headwise.check.calls import PLAIN
 from headwise.check.code.loader import Case, candidates, load
 from headwise.check.code.source import MULTI
-from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Examination
+from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Examination, own_fault
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.questions import SINGLE, WEIGHTLESS
 from headwise.check.mistakes import settled
@@ -85,10 +84,7 @@ def _judge_bound(bound: Bound) -> Report:
             found.ask(bound, reading, ONLY_IF_RIGHT)
             report.findings = settled(found.findings)
     except Exception as error:  # a fault of the checker must never read as a fault of the learner
-        step = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"({step.name}, line {step.lineno})"
-        words = f"a fault of the checker itself, please report it: {type(error).__name__}: {error} {place}"
-        return Report("unknown", report.subject, report.call, doubts=[words])
+        return Report("unknown", report.subject, report.call, doubts=[own_fault(error)])
     return report
 
 

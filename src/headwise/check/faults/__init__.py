@@ -5,6 +5,7 @@ and under its item of the certificate, and add its row to the table in `mistakes
 explains. Imports all of `check` but `verdict`.
 """
 
+import traceback
 from collections.abc import Iterable
 
 from headwise.check.binding import Bound
@@ -14,7 +15,7 @@ from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Item
 
-__all__ = ["CERTIFICATE", "FAULTS", "IF_NOTHING_IS_WRONG", "ONLY_IF_RIGHT", "Examination", "Fault"]
+__all__ = ["CERTIFICATE", "FAULTS", "IF_NOTHING_IS_WRONG", "ONLY_IF_RIGHT", "Examination", "Fault", "own_fault"]
 
 
 def assignment(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -117,6 +118,13 @@ MANY_OPERATIONS = 6000
 PROGRESS = {masks.mask_meanings: "masks", options.without_keys: "probing"}  # what the user is told from here on
 
 
+def own_fault(error: Exception) -> str:
+    """An error of the checker, in words that ask for a report."""
+    step = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"({step.name}, line {step.lineno})"
+    return f"a fault of the checker itself, please report it: {type(error).__name__}: {error} {place}"
+
+
 class Examination:
     """What every fault has found so far."""
 
@@ -146,7 +154,10 @@ class Examination:
                 continue
             if fault in PROGRESS:
                 bound.case.progress(PROGRESS[fault])
-            found = fault(bound, reading)
+            try:
+                found = list(fault(bound, reading))
+            except Exception as error:  # a fault of the checker must never read as a fault of the learner
+                found = [Note("doubt", own_fault(error))]
             self.by_fault[fault] = [result for result in found if getattr(result, "name", "") not in accepted]
 
     def certificate(self) -> list[Item]:

@@ -266,7 +266,8 @@ class MaskTrial:
         if kept or hidden:
             return "keep" if kept else "drop"
         if not bool(torch.isfinite(core.weights).all()):
-            return "nan"
+            place = _misplaced(seen, meant, base)
+            return place if place in ("queries", "transposed") else "nan"
         if bool(seen.eq(base).all()):
             return "additive" if self._is_added(core, mask) else "leaks"
         return _misplaced(seen, meant, base)
@@ -465,7 +466,10 @@ def _same_for_all(argument: MaskArgument, reading: AttentionReading) -> Iterator
 def combined_masks(bound: Bound, reading: AttentionReading | None) -> Found:
     """Two mask arguments together must hide what either hides."""
     usable = [a for a in measured(bound, reading) if a.meaning in ("keep", "drop")]
-    if reading is None or len(usable) < 2:
+    if reading is None or not usable:
+        return
+    yield from _with_causal(bound, reading, usable[0])
+    if len(usable) < 2:
         return
     tried = [argument.first(argument.meaning) for argument in usable[:2]]
     masks = {a.name: t.mask.clone() for a, t in zip(usable, tried, strict=False) if t is not None}
@@ -483,6 +487,26 @@ def combined_masks(bound: Bound, reading: AttentionReading | None) -> Found:
             both = both & (one.meant if argument.meaning == "keep" else ~one.meant)
     if core is not None and not _agree(core.weights.nan_to_num() > 1e-30, both):
         yield Finding("masks-combined", words, core.mask_line())
+
+
+def _with_causal(bound: Bound, reading: AttentionReading, argument: MaskArgument) -> Iterator[Finding]:
+    """A mask together with a flag for a causal one."""
+    parameters = [] if isinstance(bound.thing, FunctionWithWeights) else signature(bound.thing)
+    flag = next((p.name for p in parameters if is_causal_switch(p)), None)
+    tried = argument.first(argument.meaning)
+    if flag is None or tried is None or tried.meant is None or reading.pattern != "full":
+        return
+    try:
+        other = bound.called({argument.name: tried.mask.clone(), flag: True})
+    except Exception as error:
+        words = f"{argument.name} and {flag}=True together: {type(error).__name__}: {error}".splitlines()[0][:200]
+        yield Finding("masks-combined", words, error_line(error, bound.case.filename))
+        return
+    core = MaskTrial(bound, reading, argument.name).same_arrangement(other)
+    visible = (tried.meant if argument.meaning == "keep" else ~tried.meant) & torch.ones_like(tried.meant).tril()
+    if core is not None and not _agree(core.weights.nan_to_num() > 1e-30, visible):
+        line = bound.case.condition_around(core.mask_line(bound.trace), argument.name) or core.mask_line(bound.trace)
+        yield Finding("masks-combined", f"{argument.name} and {flag}=True together", line)
 
 
 def _crash(argument: MaskArgument) -> Iterator[Finding]:

@@ -121,7 +121,7 @@ def _without_dropout(bound: Bound) -> Iterator[Finding]:
     if not random and bound.output is not None and other.output is not None and not _agree(other.output, bound.output):
         gap = _gap(other.output, bound.output)
         line = _branch(bound, other)
-        line = bound.case.condition_around(line, "training") or line
+        line = bound.case.condition_around(line, "training") or line or bound.case.line_with(r"self\.training")
         yield Finding("training-differs", f"without dropout, the results differ by up to {gap:.3g}", line)
 
 

@@ -74,8 +74,8 @@ WRONG = {
     "input-modified": ("        q, k, v = self", "        value.mul_(2)\n        q, k, v = self", "value.mul_"),
     "remembers-calls": (
         "        weights = scores",
-        "        self.steps = getattr(self, 'steps', 1) * 2\n        weights = (scores * self.steps)",
-        "self.steps",
+        "        self.first = getattr(self, 'first', scores)\n        weights = ((scores + self.first) / 2)",
+        "self.first",
     ),
     "softmax-twice": ("scores.softmax(dim=-1)", "scores.softmax(dim=-1).softmax(dim=-1)", "weights ="),
     "cross-length": ("self.split(self.W_k(key))", "self.split(self.W_k(key))[:, :, : query.size(1)]", ""),

@@ -217,7 +217,7 @@ _ROWS = (
       "Look for self.training, and for the branch that it takes."),
     M("remembers-calls", "wrong", "a second call with the same input gives another result",
       "The first call left something behind that the next one uses.",
-      "Look for assignments to self in forward."),
+      "Look for assignments to self in forward.", explains=("size-fixed", "cross-length")),
     M("input-modified", "wrong", "a call changes its own input",
       "Whoever uses the tensor afterwards, such as a residual connection, gets other numbers.",
       "Replace the in-place operation with one that returns a new tensor.", explains=("remembers-calls",)),

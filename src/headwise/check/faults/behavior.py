@@ -1,7 +1,7 @@
 """How it behaves when it is called again: the same result, inputs untouched, samples apart, weights as returned."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound, module_sizes
@@ -35,9 +35,14 @@ def repeated_calls(bound: Bound, reading: AttentionReading | None) -> Found:
         return  # dropout in evaluation mode, which has a name of its own
     other = make_inputs(bound.form, bound.sizes, seed=17)
     first = bound.output_of(bound.inputs)
-    bound.output_of(other)
+    third = bound.output_of(other)
     second = bound.output_of(bound.inputs)
     if first is None:
+        return
+    new = _of_a_new_object(bound, other)
+    if new is not None and third is not None and not same(new.nan_to_num(), third.nan_to_num()):
+        words = f"a new object with the same weights gives another result, by {float((new - third).abs().max()):.3g}"
+        yield Finding("remembers-calls", words, bound.case.line_of_state())
         return
     if second is None or second.shape != first.shape or not same(first.nan_to_num(), second.nan_to_num()):
         gap = (
@@ -47,6 +52,18 @@ def repeated_calls(bound: Bound, reading: AttentionReading | None) -> Found:
         )
         words = f"after a call with another input, the difference is {gap}"
         yield Finding("remembers-calls", words, bound.case.line_of_state())
+
+
+def _of_a_new_object(bound: Bound, inputs: Inputs) -> Tensor | None:
+    """The first result of an object with the same weights that was never called; None where none can be made."""
+    if not isinstance(bound.case.target, type) or not isinstance(bound.thing, nn.Module):
+        return None
+    try:
+        thing = bound.rebuilt()
+        thing.load_state_dict(bound.thing.state_dict())
+    except Exception:  # it cannot be made again, or keeps something in its state
+        return None
+    return bound.output_of(inputs, thing=thing)
 
 
 def batch_leak(bound: Bound, reading: AttentionReading | None) -> Found:

@@ -3,7 +3,7 @@
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from headwise.check.code.loader import Case
@@ -20,6 +20,7 @@ HIDDEN = (
     r"(?:mask|masked|masking|hide|hidden|hides|ignored?|pad|padding|padded|block|blocked|drop|dropped|forbidden|future"
     r"|invisible|disallowed|excluded?)"
 )
+BATCH = r"(?:batch\w*|bs|bsz|b|n)"
 PHRASE = re.compile(rf"\b({ON}|{OFF})\b{LINK}{FILLER}{NOT}{FILLER}\W{{0,3}}({SEEN}|{HIDDEN})\b", re.IGNORECASE)
 
 
@@ -27,17 +28,37 @@ class Stated(NamedTuple):
     """A convention for a mask, and the line that states it."""
 
     meaning: str  # keep: 1 is visible; drop: 1 is hidden
-    line: int
+    line: int  # 0 for the text between the code of a notebook
+
+    @property
+    def place(self) -> str:
+        """Where it is stated, in words."""
+        return f"line {self.line}" if self.line else "the text"
 
 
 def stated_meaning(case: Case, name: str) -> Stated | None:
     """The one meaning that the file states for this mask; None where it states none or contradicts itself."""
     found = [
         Stated(meaning, line)
-        for line, text in _words(case.source)
+        for line, text in _statements(case)
         if re.search(rf"\b{re.escape(name)}\b|\bmask\b", text) and (meaning := _meaning(text)) is not None
     ]
     return found[0] if len({stated.meaning for stated in found}) == 1 else None
+
+
+def states_batch_first(case: Case, names: Iterable[str]) -> int | None:
+    """The line that says of an input that its batch comes first; None where none does, or another says the opposite."""
+    inputs = "|".join(map(re.escape, names))
+    first = [n for n, text in _statements(case) if re.search(rf"\b({inputs})\b.*[(\[]\s*{BATCH}\s*,", text, re.I)]
+    second = [n for n, text in _statements(case) if re.search(rf"[(\[]\s*\w+\s*,\s*{BATCH}\s*,", text, re.I)]
+    return first[0] if first and not second else None
+
+
+def _statements(case: Case) -> Iterator[tuple[int, str]]:
+    """Everything that the file says in words, with the number of the line."""
+    yield from _words(case.source)
+    notes = "" if case.loaded is None else case.loaded.origin.notes
+    yield from ((0, text.replace("*", "").replace("`", "")) for text in notes.splitlines())
 
 
 def _words(source: str) -> Iterator[tuple[int, str]]:

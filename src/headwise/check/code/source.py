@@ -85,6 +85,7 @@ class Source:
     problem: str = ""  # why it cannot be read at all
     cells: list[Cell] = field(default_factory=list)  # of a notebook
     broken: list[Piece] = field(default_factory=list)  # left out, because they do not parse
+    notes: str = ""  # what a notebook says between its code
 
     def line(self, number: int | None) -> str:
         """The text of a line, without its indentation."""
@@ -233,8 +234,14 @@ def _of_notebook(path: Path, text: str, name: str | None) -> Source:
         cells.append(Cell(number, run, first))
         first += code.count("\n") + 2
     source = _joined(path, [Piece(cell.first, code) for cell, (code, _) in zip(cells, found, strict=True)], name)
-    source.cells = cells
+    source.cells, source.notes = cells, _notes(json.loads(text))
     return source
+
+
+def _notes(data: dict[str, Any]) -> str:
+    """The text of the cells that hold no code."""
+    cells = [cell for cell in data.get("cells", []) if cell.get("cell_type") == "markdown"]
+    return "\n".join("".join(cell.get("source", "")) for cell in cells)
 
 
 def _code_cells(data: dict[str, Any]) -> list[tuple[str, int | None]]:

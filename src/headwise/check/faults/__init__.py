@@ -29,6 +29,7 @@ FAULTS: tuple[Fault, ...] = (
     crashes.supplied,
     crashes.repaired,
     masks.required_mask,
+    behavior.stated_layout,
     *stages.STAGES,
     portability.unsliced_buffer,
     masks.mask_meanings,
@@ -97,7 +98,12 @@ CERTIFICATE: dict[str, tuple[Fault, ...]] = {
     "gradients reach every weight": (training.gradients,),
     "returned weights: those that were used": (behavior.returned_weights,),
     "a second call gives the same, and inputs stay as they are": (behavior.unmodified_inputs, behavior.repeated_calls),
-    "other lengths and batch sizes": (sizes.small_batch, sizes.other_length, sizes.other_lengths),
+    "other lengths and batch sizes": (
+        behavior.stated_layout,
+        sizes.small_batch,
+        sizes.other_length,
+        sizes.other_lengths,
+    ),
     "nothing is read from outside the class": (
         crashes.supplied,
         crashes.repaired,

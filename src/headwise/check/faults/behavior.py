@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound, module_sizes
 from headwise.check.calls import Inputs, leaves, make_inputs
+from headwise.check.code.intent import states_batch_first
 from headwise.check.code.loader import globals_read
 from headwise.check.faults.questions import influence as influence_of
 from headwise.check.fits import same
@@ -27,6 +28,15 @@ def unmodified_inputs(bound: Bound, reading: AttentionReading | None) -> Found:
     if changed:
         writing = (n.line for n in bound.trace.nodes if n.op.endswith("_") and n.line is not None)
         yield Finding("input-modified", f"the {changed[0]} is another tensor after the call", next(writing, None))
+
+
+def stated_layout(bound: Bound, reading: AttentionReading | None) -> Found:
+    """Where only a batch in second place works, no comment may say that it comes first."""
+    line = states_batch_first(bound.case, bound.form.roles) if bound.form.layout == "batch second" else None
+    if line is not None:
+        place = f"line {line}" if line else "the text"
+        words = f"the code reads (tokens, batch, width), {place} says (batch, tokens, width)"
+        yield Finding("batch-second", words, bound.case.line_with(r"\.(shape|size\(\))"))
 
 
 def repeated_calls(bound: Bound, reading: AttentionReading | None) -> Found:

@@ -363,7 +363,7 @@ def _against_words(argument: MaskArgument, bound: Bound) -> Iterator[Finding]:
     if stated is None or argument.meaning not in MEANING or argument.meaning == stated.meaning:
         return
     found, said = MEANING[argument.meaning], MEANING[stated.meaning]
-    words = f"argument {argument.name}: {found}, where line {stated.line} says {said}"
+    words = f"argument {argument.name}: {found}, where {stated.place} says {said}"
     tried = argument.first(argument.meaning)
     yield Finding("mask-convention", words, tried.line if tried is not None else None)
 

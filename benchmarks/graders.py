@@ -40,8 +40,19 @@ from mutants.run import judge
 from mutants.truth import SECONDS, Truth, truth_beside
 
 VERDICTS = {"right": ("right", "variant"), "partial": ("partial",), "wrong": ("wrong",)}
-HEAD = ["", "wrong mutants", "accepted", "RIGHT", "AS FAR AS TESTED", "WRONG", "not judged", "our right answer"]
+HEAD = [
+    "",
+    "wrong mutants",
+    "without an error",
+    "accepted",
+    "RIGHT",
+    "AS FAR AS TESTED",
+    "WRONG",
+    "not judged",
+    "our right answer",
+]
 BATCH = 40
+RAISES = "an error at some inputs"
 SUBJECTS = {  # of the text that was changed; the first that fits
     "gradient": r"detach|requires_grad",
     "mask": r"mask|tril|triu|inf|diagonal|future|causal",
@@ -73,13 +84,15 @@ class Result:
         """The figures of a row."""
         found = {name: len(self.chosen(name)) for name in ("accepted", *VERDICTS)}
         rest = len(self.mutants) - sum(found[name] for name in VERDICTS)
-        return {"mutants": len(self.mutants), **found, "not judged": rest, "own": self.own}
+        silent = sum(subject(*pair) != RAISES for pair in self.mutants)
+        return {"mutants": len(self.mutants), "silent": silent, **found, "not judged": rest, "own": self.own}
 
     def kinds(self) -> dict[str, tuple[int, int]]:
         """By subject: how many mutants the grader accepts, and of how many."""
         every = Counter(subject(*pair) for pair in self.mutants)
         accepted = Counter(subject(*pair) for pair in self.chosen("accepted"))
-        return {kind: (count, every[kind]) for kind, count in accepted.most_common()}
+        order = sorted(every, key=lambda kind: -accepted[kind])
+        return {kind: (accepted[kind], every[kind]) for kind in order}
 
 
 def subject(mutant: Mutant, truth: Truth) -> str:
@@ -89,7 +102,7 @@ def subject(mutant: Mutant, truth: Truth) -> str:
     if "changes its inputs" in truth.reason:
         return "inputs overwritten"
     if "raises" in truth.reason:
-        return "raises at other sizes"
+        return RAISES
     line = mutant.source.splitlines()[mutant.line - 1]
     for text in (f"{mutant.before} {mutant.after}", line):
         for name, pattern in SUBJECTS.items():

@@ -14,7 +14,8 @@ right answer, is left out.
 
 Mutants are made of our own right answers (`mutants/graded/`). Only those count that run and are wrong: beside the
 original, with the same parameters, they differ in a result, a gradient, or the inputs that they accept. The same seed
-gives the same mutants. The last line is one JSON object.
+gives the same mutants. The checker judges them only where it calls our right answer RIGHT: other forms (NumPy, weights
+passed as arguments, layers made inside a function) count as not judged. The last line is one JSON object.
 """
 
 import argparse
@@ -189,7 +190,9 @@ def measured(name: str, options: argparse.Namespace) -> Result:
     """One grader beside the checker."""
     pairs = [pair for pair, _ in zip(wrong_mutants(name, options), range(options.wrong), strict=False)]
     sources = [mutant.source for mutant, _ in pairs]
-    own, *said = verdicts([answer_to(name), *sources], options.workers)
+    (own,) = verdicts([answer_to(name)], options.workers)
+    judged = own in VERDICTS["right"]  # else the checker has nothing to say about this form
+    said = verdicts(sources, options.workers) if judged else [""] * len(sources)
     return Result(name, pairs, accepted(name, sources, options), said, own)
 
 

@@ -58,8 +58,8 @@ SUBJECTS = {  # of the text that was changed; the first that fits
     "gradient": r"detach|requires_grad",
     "mask": r"mask|tril|triu|inf|diagonal|future|causal",
     "scale": r"sqrt|\*\*\s*-?0?\.5",
-    "softmax": r"softmax|\bexp\b|sum\(|\.max\(|weights /",
-    "head split and merge": r"transpose|view|reshape|permute|concatenate|slice|repeat|head\b|->",
+    "softmax": r"softmax|\bexp\b|\bsum\(|\.max\(|weights /",
+    "head split and merge": r"transpose|view|reshape|permute|concatenate|slice|repeat|\bhead\b|->",
     "projections": r"[Ww]_|Linear|_proj|\bb_|Parameter",
     "head width": r"d_k|d_head",
     "weighted sum": r"@|matmul|bmm|einsum",
@@ -241,7 +241,7 @@ def main() -> None:
     for result in results if options.show else ():
         show(result)
     table("wrong mutants, those that the grader accepts, and the checker's verdicts", [row(r) for r in results], HEAD)
-    kinds = [[r.name, ", ".join(f"{kind} {a}/{n}" for kind, (a, n) in r.kinds().items())] for r in results]
+    kinds = [[r.name, ", ".join(f"{kind} {a}/{n}" for kind, (a, n) in r.kinds().items() if a)] for r in results]
     table("kinds of mistake accepted", kinds, ["", "accepted/mutants of that kind"])
     table("left out", [list(pair) for pair in missing.items()] or [["none", ""]], ["", "why"])
     finish("graders", "cpu", [{"grader": r.name, **r.counts(), "kinds": r.kinds()} for r in results])

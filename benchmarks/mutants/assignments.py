@@ -4,10 +4,11 @@ The answers are in `graded/`. A function becomes a module that holds the weights
 gets the parameters of the original and is compared with it at every size.
 """
 
+import dis
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -91,20 +92,18 @@ class GivenWeights(Weighted):
 
 
 class LayersInside(Weighted):
-    """A function that makes its layers at every call: they get the weights of this module, by the line that asks."""
+    """A function that makes its layers at every call: they get the weights of this module, by their names."""
 
-    def __init__(self, names: dict[str, Any], target: str, size: Size, answer: str, sizes: tuple[int, ...]) -> None:
+    def __init__(self, names: dict[str, Any], target: str, size: Size, sizes: tuple[int, ...]) -> None:
         width = size.D * sizes[-1]
         super().__init__(names, target, size, {"q": size.E, "k": width, "v": width, "o": size.E})
         self.sizes = sizes
-        lines = [number for number, line in enumerate(answer_to(answer).splitlines(), 1) if "nn.Linear" in line]
-        self.lines = dict(zip(lines, "qkvo", strict=True))
 
     def layer(self, inputs: int, outputs: int, bias: bool = True) -> nn.Module:
         """Stands in for `nn.Linear`."""
         made = LINEAR(inputs, outputs, bias, dtype=self.q.weight.dtype)
-        known = self.lines.get(sys._getframe(1).f_lineno)
-        if known and made.weight.shape == getattr(self, known).weight.shape:
+        known = _target(sys._getframe(1))[-1:]
+        if known in "qkvo" and made.weight.shape == getattr(self, known).weight.shape:
             made.weight = getattr(self, known).weight
         if bias:
             nn.init.zeros_(made.bias)
@@ -114,6 +113,12 @@ class LayersInside(Weighted):
         """The answer's result with the weights of this module."""
         with mock.patch.object(nn, "Linear", self.layer):
             return self.function(*inputs, *self.sizes, self.size.E, mask=mask)
+
+
+def _target(frame: FrameType) -> str:
+    """The name that a frame gives to the result of the call it is in: `w_q` of `w_q = nn.Linear(...)`."""
+    later = (step for step in dis.get_instructions(frame.f_code) if step.offset > frame.f_lasti)
+    return next((str(step.argval) for step in later if step.opname == "STORE_FAST"), "?")
 
 
 # Calls.
@@ -177,9 +182,9 @@ def _weighted(kind: type[Weighted], target: str, roles: str) -> Callable[[dict[s
     return lambda names, size: kind(names, target, size, dict.fromkeys(roles, size.E))
 
 
-def _inside(answer: str, target: str, grouped: bool) -> Driver:
+def _inside(target: str, grouped: bool) -> Driver:
     def build(names: dict[str, Any], size: Size) -> nn.Module:
-        return LayersInside(names, target, size, answer, (size.H, size.Hkv) if grouped else (size.H,))
+        return LayersInside(names, target, size, (size.H, size.Hkv) if grouped else (size.H,))
 
     return Driver(target, build, _three_masked, drivers._named("q", "k", "v", "o"), ("mask",))
 
@@ -200,9 +205,9 @@ ASSIGNMENTS = {
         "torchcode", "gqa", _layered("GroupQueryAttention", drivers._self_only, grouped=True)),
     "torchcode_cross": Assignment("torchcode", "cross_attention", _layered("MultiHeadCrossAttention", _context)),
     "torchleet_mha": Assignment(
-        "torchleet", "multi_head_attention", _inside("torchleet_mha", "multi_head_attention", grouped=False)),
+        "torchleet", "multi_head_attention", _inside("multi_head_attention", grouped=False)),
     "torchleet_gqa": Assignment(
-        "torchleet", "grouped_query_attention", _inside("torchleet_gqa", "grouped_query_attention", grouped=True)),
+        "torchleet", "grouped_query_attention", _inside("grouped_query_attention", grouped=True)),
     "deepml": Assignment(
         "deepml", "", Driver("multi_head_attention", _weighted(ArrayFunctions, "multi_head_attention", "qkv"),
                              drivers._self_only, None)),

@@ -18,9 +18,9 @@ TRAINED = 2  # sizes at which training is drawn
 class Original:
     """A right style with everything it does, computed once."""
 
-    def __init__(self, style: str) -> None:
-        self.driver = DRIVERS[style]
-        self.names = module_names(source_of(style), "original")
+    def __init__(self, driver: Driver, source: str) -> None:
+        self.driver = driver
+        self.names = module_names(source, "original")
         self.fresh = [initial(built(self.names, self.driver, size)) for size in SIZES]
         self.modules = [built(self.names, self.driver, size).double() for size in SIZES]
         for module in self.modules:
@@ -37,7 +37,7 @@ class Original:
 @cache
 def original(style: str) -> Original:
     """The right class of a style."""
-    return Original(style)
+    return Original(DRIVERS[style], source_of(style))
 
 
 def results(

@@ -76,6 +76,8 @@ def _flipped(right: Original, seen: list[dict[str, Seen]]) -> str:
 
 def _relabeled(right: Original, modules: list[nn.Module]) -> str:
     """The order in which the original's projections must be stored in a mutant for it to do the same."""
+    if right.driver.slots is None:
+        return ""
     calls = [next(iter(right.driver.calls(Inputs(size)))) for size in SIZES]
     plans = itertools.product(itertools.permutations("qkv"), range(4), range(3), range(3))
     for plan in itertools.islice(plans, 1, None):

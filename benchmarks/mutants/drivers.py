@@ -96,7 +96,7 @@ class Driver:
     target: str
     build: Callable[[dict[str, Any], Size], nn.Module]
     calls: Callable[[Inputs], Iterator[Call]]
-    slots: Callable[[nn.Module, Size], Slots]
+    slots: Callable[[nn.Module, Size], Slots] | None  # None: the call itself says which weights are whose
     masks: tuple[str, ...] = ()
     edges: Callable[[Inputs], Iterator[Call]] = lambda _: iter(())  # calls that only a sturdy class survives
     causal: bool = False  # built in

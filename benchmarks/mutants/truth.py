@@ -37,7 +37,11 @@ class Truth(NamedTuple):
 
 def truth(style: str, source: str) -> Truth:
     """The label of a text that was made from a style."""
-    right = original(style)
+    return truth_beside(original(style), source)
+
+
+def truth_beside(right: Original, source: str) -> Truth:
+    """The label of a text that was made from a right one."""
     try:
         names = module_names(source)
         modules = [_build(names, right.driver, size) for size in SIZES]
@@ -132,7 +136,7 @@ def _state_differences(right: Original, modules: list[nn.Module]) -> Iterator[Tr
         if set(module.state_dict()) ^ set(mine.state_dict()):
             yield Truth("fragile", "another state_dict")
         spread = initial(mine)
-        if any(not 0.5 < spread[name] / fresh[name] < 2 for name in fresh if name in spread):
+        if any(not 0.5 < spread[name] / fresh[name] < 2 for name in fresh if name in spread and fresh[name]):
             yield Truth("fragile", "other initial values")
 
 

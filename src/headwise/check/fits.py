@@ -130,7 +130,7 @@ def _arrangements(weight: Tensor, nonzero: Tensor, width: int, sliced: bool) -> 
         yield cut.transpose(0, 1).flatten(0, 1), heads  # a projection for every head
 
 
-def _own_bias(bias: Tensor, matches: list["Match"], parameters: dict[str, Tensor]) -> bool:
+def _own_bias(bias: Tensor, matches: list["RowMatch"], parameters: dict[str, Tensor]) -> bool:
     """Whether every entry is zero, or the entry of parameters (a bias, a learned position) that belongs to its row."""
     explained = bias.abs() <= 1e-7 * bias.abs().max().clamp_min(1e-3)
     for match in matches:
@@ -143,7 +143,7 @@ def _own_bias(bias: Tensor, matches: list["Match"], parameters: dict[str, Tensor
     return bool(explained.all())
 
 
-def _summed_biases(count: int, matches: list["Match"], parameters: dict[str, Tensor]) -> Iterator[Tensor]:
+def _summed_biases(count: int, matches: list["RowMatch"], parameters: dict[str, Tensor]) -> Iterator[Tensor]:
     """The biases of several layers added up, where every head has an output projection of its own."""
     total = matches[0].total
     biases = [p.detach().double() for p in parameters.values() if p.dim() == 1 and len(p) == total]
@@ -174,7 +174,7 @@ def _as_rows(parameter: Tensor, size: int) -> Iterator[Tensor]:
                 yield shaped.movedim(axis, -1).reshape(-1, size).double()
 
 
-class Match(NamedTuple):
+class RowMatch(NamedTuple):
     """Which rows are multiples of rows of one parameter, by what factor, and which rows those are, of how many."""
 
     hits: Tensor
@@ -183,13 +183,13 @@ class Match(NamedTuple):
     total: int
 
 
-def _match(rows: Tensor, parameter: Tensor, free: Tensor | None) -> Match:
+def _match(rows: Tensor, parameter: Tensor, free: Tensor | None) -> RowMatch:
     """The rows that are multiples of rows of the parameter, along any of its axes."""
     hits = torch.zeros(len(rows), dtype=torch.bool)
     factors, found = torch.zeros(len(rows), dtype=torch.float64), torch.zeros(len(rows), dtype=torch.int64)
     count = 0
     if not parameter.is_floating_point() or parameter.dim() < 2:
-        return Match(hits, factors, found, count)
+        return RowMatch(hits, factors, found, count)
     for candidates in _as_rows(parameter, rows.shape[1]):
         if free is not None:
             rows, candidates = (m - (m @ free)[:, None] * free for m in (rows, candidates))
@@ -201,4 +201,4 @@ def _match(rows: Tensor, parameter: Tensor, free: Tensor | None) -> Match:
         factors, found = torch.where(new, signed, factors), torch.where(new, which, found)
         count = len(candidates) if new.any() else count
         hits = hits | new
-    return Match(hits, factors, found, count)
+    return RowMatch(hits, factors, found, count)

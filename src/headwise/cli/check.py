@@ -16,7 +16,7 @@ EXAMPLES = """examples:
   headwise check examples/attention.py --name MultiHeadAttention --json
   headwise check examples/attention.py --form interview
   headwise check examples/attention.py --against examples/attention.py:MultiHeadAttention --solution
-  headwise check examples/attention.py --build "MultiHeadAttention(32, 4)" --call "m(q, k, v, mask)"
+  headwise check examples/attention.py --build "MultiHeadAttention(E, H)" --call "m(q, k, v, mask)"
 """
 ASSIGNMENTS = ("course", "book", "homework", "interview", "handbook")
 COLORS = {

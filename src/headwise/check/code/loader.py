@@ -25,7 +25,7 @@ from torch import nn
 from headwise.check.arguments import parameters_of
 from headwise.check.calls import METHODS
 from headwise.check.code.project import MODULE, LearnerModule, Project, is_project_module
-from headwise.check.code.source import MULTI, Source, imported, read_source
+from headwise.check.code.source import MULTI, SourceText, imported, read_source
 from headwise.check.code.stubs import HELPERS, Stub, StubFinder, StubModule
 from headwise.check.vocabulary import WEIGHTS_IN, call_role, constructor_role, plain
 
@@ -60,7 +60,7 @@ class Loaded:
 
     path: str
     source: str
-    origin: Source
+    origin: SourceText
     namespace: dict[str, Any] = field(default_factory=dict)
     missing_imports: dict[str, int] = field(default_factory=dict)  # name → first line that uses it
     assigned: set[str] = field(default_factory=set)  # names that the module itself assigns somewhere

@@ -40,7 +40,7 @@ OTHERS = {"tensorflow", "jax", "flax", "keras", "mxnet", "mlx", "paddle", "tinyg
 DEFINED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-class Cell(NamedTuple):
+class CodeCell(NamedTuple):
     """A code cell of a notebook."""
 
     number: int  # among the code cells, from 1
@@ -48,7 +48,7 @@ class Cell(NamedTuple):
     first: int  # its first line in the joined text, from 1
 
 
-class Piece(NamedTuple):
+class CodePiece(NamedTuple):
     """The code of a cell or of a block, at its place in the joined text."""
 
     first: int
@@ -75,7 +75,7 @@ class Piece(NamedTuple):
 
 
 @dataclass
-class Source:
+class SourceText:
     """The Python text of a file, its syntax tree, and what is wrong where there is none."""
 
     path: Path
@@ -83,8 +83,8 @@ class Source:
     tree: ast.Module | None = None
     error: SyntaxError | None = None
     problem: str = ""  # why it cannot be read at all
-    cells: list[Cell] = field(default_factory=list)  # of a notebook
-    broken: list[Piece] = field(default_factory=list)  # left out, because they do not parse
+    cells: list[CodeCell] = field(default_factory=list)  # of a notebook
+    broken: list[CodePiece] = field(default_factory=list)  # left out, because they do not parse
     notes: str = ""  # what a notebook says between its code
 
     def line(self, number: int | None) -> str:
@@ -104,7 +104,7 @@ class Source:
         cell = self._cell(line)
         return place(line) if cell is None else place(line - cell.first + 1, cell.number, cell.run)
 
-    def _cell(self, line: int) -> Cell | None:
+    def _cell(self, line: int) -> CodeCell | None:
         return next((cell for cell in reversed(self.cells) if cell.first <= line), None)
 
     @property
@@ -150,11 +150,11 @@ def imported(tree: ast.AST | None) -> set[str]:
     return found
 
 
-def read_source(path: Path, name: str | None = None) -> Source:
+def read_source(path: Path, name: str | None = None) -> SourceText:
     """The file, read and parsed. `name` is the class asked for: a syntax error matters if it is in that one's cell."""
     problem = _unreadable(path)
     if problem:
-        return Source(path, problem=problem)
+        return SourceText(path, problem=problem)
     text = path.read_bytes().decode("utf-8", errors="replace").removeprefix("\ufeff")
     try:
         if path.suffix == ".ipynb":
@@ -165,8 +165,8 @@ def read_source(path: Path, name: str | None = None) -> Source:
         if error is not None and (path.suffix in PAGES or FENCE.search(text)):
             return _of_page(path, text, name)
     except RecursionError:
-        return Source(path, problem="its expressions are nested too deeply to be parsed")
-    return Source(path, code, tree, error)
+        return SourceText(path, problem="its expressions are nested too deeply to be parsed")
+    return SourceText(path, code, tree, error)
 
 
 def _unreadable(path: Path) -> str:
@@ -224,16 +224,16 @@ def _replace_magic(lines: list[str], at: int) -> None:
 # Notebooks and pages: several pieces of code, of which each may be broken.
 
 
-def _of_notebook(path: Path, text: str, name: str | None) -> Source:
+def _of_notebook(path: Path, text: str, name: str | None) -> SourceText:
     try:
         found = _code_cells(json.loads(text))
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        return Source(path, problem=f"{path.name} is no notebook: {error}")
+        return SourceText(path, problem=f"{path.name} is no notebook: {error}")
     cells, first = [], 1
     for number, (code, run) in enumerate(found, 1):
-        cells.append(Cell(number, run, first))
+        cells.append(CodeCell(number, run, first))
         first += code.count("\n") + 2
-    source = _joined(path, [Piece(cell.first, code) for cell, (code, _) in zip(cells, found, strict=True)], name)
+    source = _joined(path, [CodePiece(cell.first, code) for cell, (code, _) in zip(cells, found, strict=True)], name)
     source.cells, source.notes = cells, _notes(json.loads(text))
     return source
 
@@ -261,7 +261,7 @@ def _cell_code(cell: dict[str, Any]) -> str:
     return re.sub(r"%%.*", "", code, count=1) if begin.startswith("%%") else code
 
 
-def _of_page(path: Path, text: str, name: str | None) -> Source:
+def _of_page(path: Path, text: str, name: str | None) -> SourceText:
     """The Python blocks of a page. The rest becomes empty lines, so that line numbers stay those of the page."""
     lines = text.replace("\r\n", "\n").split("\n")
     blocks: list[tuple[int, list[str]]] = []
@@ -272,15 +272,15 @@ def _of_page(path: Path, text: str, name: str | None) -> Source:
             blocks += [(number + 1, [])] if inside else []
         elif inside:
             blocks[-1][1].append(line)
-    return _joined(path, [Piece(first, textwrap.dedent("\n".join(block))) for first, block in blocks], name)
+    return _joined(path, [CodePiece(first, textwrap.dedent("\n".join(block))) for first, block in blocks], name)
 
 
-def _joined(path: Path, pieces: list[Piece], name: str | None) -> Source:
+def _joined(path: Path, pieces: list[CodePiece], name: str | None) -> SourceText:
     """One text of several pieces, each at its line: those that parse, and the broken one that holds the attention."""
     read = []
     for piece in pieces:
         text, _, error = parsed(piece.text)
-        read.append(Piece(piece.first, text, error))
+        read.append(CodePiece(piece.first, text, error))
     fatal = _fatal(read, name)
     lines: list[str] = []
     for piece in read:
@@ -289,11 +289,11 @@ def _joined(path: Path, pieces: list[Piece], name: str | None) -> Source:
     text = "\n".join(lines)
     if fatal is not None and fatal.error is not None:
         fatal.error.lineno = fatal.error_line
-        return Source(path, text, error=fatal.error)
-    return Source(path, text, _tree(text), broken=[piece for piece in read if piece.error is not None])
+        return SourceText(path, text, error=fatal.error)
+    return SourceText(path, text, _tree(text), broken=[piece for piece in read if piece.error is not None])
 
 
-def _fatal(pieces: list[Piece], name: str | None) -> Piece | None:
+def _fatal(pieces: list[CodePiece], name: str | None) -> CodePiece | None:
     """The broken piece that cannot be left out: it defines the name asked for, or looks most like attention."""
     good, broken = ([p for p in pieces if (p.error is None) == whole] for whole in (True, False))
     defined = {found for piece in good for found in piece.names}

@@ -33,7 +33,7 @@ HELPED = {split_heads: {2, 3}, merge_heads: {9}}
 CORE = {4, 5, 6, 7, 8}  # the steps of a function of queries, keys and values
 
 
-class Step(NamedTuple):
+class Task(NamedTuple):
     """One of the ten steps: its name, the task, and a hint that does not give it away."""
 
     name: str
@@ -42,25 +42,25 @@ class Step(NamedTuple):
 
 
 STEPS = {
-    1: Step("project", "project the input to queries, keys and values",
+    1: Task("project", "project the input to queries, keys and values",
             "Make three linear layers in __init__ and apply each of them to its input in forward."),
-    2: Step("split", "split queries, keys and values into heads",
+    2: Task("split", "split queries, keys and values into heads",
             "Cut the last axis into two, (heads, head width); no number moves."),
-    3: Step("transpose", "move the heads in front of the tokens",
+    3: Task("transpose", "move the heads in front of the tokens",
             "The products must run over the last two axes, so the shape has to become (B, H, T, D)."),
-    4: Step("scores", "compare every query with every key",
+    4: Task("scores", "compare every query with every key",
             "One product of queries and keys; the result has a row for each query and a column for each key."),
-    5: Step("mask", "hide the keys that a query may not see",
+    5: Task("mask", "hide the keys that a query may not see",
             "Do it to the scores, before the softmax, with a number whose exponential is zero."),
-    6: Step("scale", "scale the scores", "Think of how a sum of D products grows with D, the width of one head."),
-    7: Step("softmax", "turn the scores into weights",
+    6: Task("scale", "scale the scores", "Think of how a sum of D products grows with D, the width of one head."),
+    7: Task("softmax", "turn the scores into weights",
             "The weights of one query over all keys must sum to one: choose the axis accordingly."),
-    8: Step("weighted values", "take the weighted sum of the values",
+    8: Task("weighted values", "take the weighted sum of the values",
             "One product of weights and values for each head."),
-    9: Step("concat", "merge the heads", "Undo step 3 first, then put the heads of a token side by side: (B, T, E)."),
-    10: Step("project", "project the merged heads", "One more linear layer mixes what the heads found."),
+    9: Task("concat", "merge the heads", "Undo step 3 first, then put the heads of a token side by side: (B, T, E)."),
+    10: Task("project", "project the merged heads", "One more linear layer mixes what the heads found."),
 }  # fmt: skip
-RETURN = Step("return", "return the result", "Everything is computed; the caller has to get it.")
+RETURN = Task("return", "return the result", "Everything is computed; the caller has to get it.")
 # Mistakes that only say that a step does not exist.
 ABSENT = {"no-out-proj": 10, "scale-missing": 6, "mask-ignored": 5, "causal-ignored": 5, "single-head": 2,
           "softmax-missing": 7, "no-qkv-proj": 1}  # fmt: skip
@@ -74,7 +74,7 @@ STEP_OF = {"split-view": 2, "merge-view": 9, "softmax-axis": 7, "heads-averaged"
 
 
 @dataclass
-class Run:
+class PartialRun:
     """One call that came as far as the code goes."""
 
     bound: Bound
@@ -128,7 +128,7 @@ def _begun(report: Report) -> Report:
     return made
 
 
-def _is_unfinished(run: Run, gaps: Gaps, report: Report) -> bool:
+def _is_unfinished(run: PartialRun, gaps: Gaps, report: Report) -> bool:
     """Whether something is missing, rather than wrong: the source says so, or the call ends before the heads exist."""
     if gaps.open or any(gaps.names(ABSENT[f.name]) for f in report.wrong if f.name in ABSENT):
         return True
@@ -150,8 +150,8 @@ class PartialSearch(Search):
         self.gaps = gaps
         self.supplied: set[int] = set()  # steps that helpers of ours do
 
-    def furthest(self) -> Run | None:
-        best: Run | None = None
+    def furthest(self) -> PartialRun | None:
+        best: PartialRun | None = None
         for run in itertools.islice(self._runs(), MOST_CALLS):
             if best is None or run.reached.last > best.reached.last:
                 best = run
@@ -159,7 +159,7 @@ class PartialSearch(Search):
                 break
         return best
 
-    def _runs(self) -> Iterator[Run]:
+    def _runs(self) -> Iterator[PartialRun]:
         for sizes in self._usual_sizes():
             for built in itertools.islice(self._builds(sizes), 6):
                 with _forgiving(self.case.target):
@@ -170,7 +170,7 @@ class PartialSearch(Search):
                 for form in itertools.islice(forms(instance.thing, sizes), 4):
                     yield from self._in_either_layout(instance, form)
 
-    def _in_either_layout(self, instance: Instance, form: CallForm) -> Iterator[Run]:
+    def _in_either_layout(self, instance: Instance, form: CallForm) -> Iterator[PartialRun]:
         """The call with the batch first; with the batch second where that comes further."""
         run = self._complete(instance, form)
         if run is None or run.reached.last == 0:
@@ -187,7 +187,7 @@ class PartialSearch(Search):
                 instance.thing.__dict__[name] = functools.partial(helper, instance.thing)
                 self.supplied |= HELPED[helper]
 
-    def _complete(self, instance: Instance, form: CallForm) -> Run | None:
+    def _complete(self, instance: Instance, form: CallForm) -> PartialRun | None:
         completed = Completed(instance, self._is_gap)
         inputs, trace = make_inputs(form, instance.sizes), Trace(self.case.filename)
 
@@ -213,7 +213,7 @@ class PartialSearch(Search):
             output=form.result(returned, inputs),
         )
         completed.reached.steps -= self.supplied
-        return Run(bound, completed, completed.reached)
+        return PartialRun(bound, completed, completed.reached)
 
     def _is_gap(self, error: BaseException) -> bool:
         """Whether an error only says that something was not written yet."""
@@ -249,7 +249,7 @@ def _forgiving(target: Any) -> Iterator[None]:
 # Judging what exists.
 
 
-def _judged(run: Run, gaps: Gaps, before: Report) -> Report:
+def _judged(run: PartialRun, gaps: Gaps, before: Report) -> Report:
     found = _questioned(run)
     steps = _existing(run, found)
     absent = {ABSENT[f.name] for f in found.findings if f.name in ABSENT} - ({5} if found.causal else set())
@@ -265,7 +265,7 @@ def _judged(run: Run, gaps: Gaps, before: Report) -> Report:
     return report
 
 
-def _say_progress(report: Report, run: Run, done: list[int]) -> None:
+def _say_progress(report: Report, run: PartialRun, done: list[int]) -> None:
     step = _next(done, run)
     words = STEPS.get(step, RETURN)
     report.done = [f"{number} {STEPS[number].name}" for number in done]
@@ -292,7 +292,7 @@ class Questioned:
         return [note for note in self.notes if note.kind == kind]
 
 
-def _questioned(run: Run) -> Questioned:
+def _questioned(run: PartialRun) -> Questioned:
     if run.bound.output is None:
         return Questioned()
     reading = read(run.bound)
@@ -307,7 +307,7 @@ def _questioned(run: Run) -> Questioned:
     return Questioned(findings, notes, reading is not None and reading.pattern == "causal")
 
 
-def _is_theirs(finding: Finding, run: Run) -> bool:
+def _is_theirs(finding: Finding, run: PartialRun) -> bool:
     """Whether a finding is about a step that the learner wrote."""
     if finding.name in ("no-qkv-proj", "one-projection", "wrong-role") and run.reached.streams < 3:
         return False
@@ -315,7 +315,7 @@ def _is_theirs(finding: Finding, run: Run) -> bool:
     return step <= run.reached.last or finding.name in ABSENT
 
 
-def _existing(run: Run, found: Questioned) -> set[int]:
+def _existing(run: PartialRun, found: Questioned) -> set[int]:
     """The steps that were found in the call and understood."""
     steps = set(run.reached.steps)
     if run.reached.last >= 4 and any(note.words.startswith("scale 1/√") for note in found.notes):
@@ -329,12 +329,12 @@ def _existing(run: Run, found: Questioned) -> set[int]:
     return steps if run.reached.streams >= 3 else steps - {1}
 
 
-def _next(done: list[int], run: Run) -> int:
+def _next(done: list[int], run: PartialRun) -> int:
     """The first step that is missing; the mask only where one can be passed."""
     wanted = set(STEPS) if run.bound.form.masks else set(STEPS) - {5}
     wanted &= CORE if _is_core(run) else wanted
     return min(wanted - set(done), default=11)
 
 
-def _is_core(run: Run) -> bool:
+def _is_core(run: PartialRun) -> bool:
     return bool(getattr(run.completed.inner[0], "core", False))

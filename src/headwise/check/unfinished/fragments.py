@@ -317,7 +317,7 @@ def core_report(case: Case, judge: Callable[[Case], Report]) -> Report:
 def _doubt(report: Report) -> int:
     """How little a report says: one that only tells of a crash, perhaps because of the shape, says least."""
     crashed = report.verdict == "wrong" and all(f.name in ("crashes", "contiguous", "size-fixed") for f in report.wrong)
-    return {"partial": 0, "unfinished": 2, "unknown": 4}.get(report.verdict, 3 if crashed else 1)
+    return {"partial": 0, "unfinished": 1, "unknown": 4}.get(report.verdict, 3 if crashed else 1)
 
 
 def as_layer(case: Case, *, split: bool) -> Case:

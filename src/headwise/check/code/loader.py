@@ -456,6 +456,15 @@ class Case:
         found = (i for first, last in spans for i in range(first, last + 1) if re.search(stored, lines[i - 1]))
         return next(found, None)
 
+    def uncalled_method(self, pattern: str) -> tuple[str, int] | None:
+        """A method whose name matches and that nothing in the file mentions, with its line."""
+        tree = ast.parse(self.source)
+        own = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == self.name), None)
+        methods = [n for n in own.body if isinstance(n, ast.FunctionDef)] if own is not None else []
+        mentioned = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+        idle = [n for n in methods if re.search(pattern, n.name, re.IGNORECASE) and n.name not in mentioned]
+        return (idle[0].name, idle[0].lineno) if idle else None
+
     def never_reads(self, name: str) -> bool:
         """Whether the class or function has an argument of this name that no line of it reads."""
         nodes = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.ClassDef | ast.FunctionDef)]

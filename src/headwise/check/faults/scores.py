@@ -218,7 +218,10 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
     if discarded is not None:
         yield Finding("mask-discarded", "the masked scores are not assigned to anything", discarded.line)
     built_in = idle is not None and (_stores_a_triangle(bound) or core.is_of_positions(idle))
-    if discarded is None and idle is None and _stores_a_triangle(bound) and not _has_causal_switch(bound):
+    forgotten = bound.case.uncalled_method(r"causal|mask")
+    if discarded is None and idle is None and forgotten is not None and not bound.form.masks:
+        yield Finding("causal-ignored", f"the method {forgotten[0]} is never called", forgotten[1])
+    elif discarded is None and idle is None and _stores_a_triangle(bound) and not _has_causal_switch(bound):
         words = "a triangular mask is stored and never used"
         yield Finding("causal-ignored", words, triangle_line(bound.case, reading))
     if idle is not None and not bound.form.fixed_tensor and built_in:

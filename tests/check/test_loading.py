@@ -140,7 +140,7 @@ class MultiHeadAttention(nn.Module):
 def test_sizes_in_module_globals_are_understood(scale, cause, tmp_path):
     report = judged(tmp_path, GLOBALS.replace("SCALE", scale))
     assert report.cause == cause
-    assert report.variants == ["causal inside"]
+    assert report.variants == ["a built-in causal mask"]
 
 
 def test_hard_wired_width_is_found_out(tmp_path):

@@ -37,7 +37,7 @@ def check(
     >>> from headwise.textbook import HeadsAtOnce
     >>> report = check(HeadsAtOnce)
     >>> report.verdict, report.variants
-    ('variant', ['causal inside'])
+    ('variant', ['a built-in causal mask'])
 
     Args:
         target: a path, which is judged in a process of its own, with limits; or a class, function or object, which runs

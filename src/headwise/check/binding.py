@@ -178,6 +178,10 @@ class Bound(Instance):
             prepare(thing, self.sizes)
         return thing
 
+    def gives(self, output: Tensor | None) -> bool:
+        """Whether this is the output of the traced call."""
+        return self.output is not None and output is not None and same(output, self.output)
+
     def rebuilt_from(self, arguments: dict[str, Any]) -> Any:
         """A second object, made with these constructor arguments only."""
         with quiet():

@@ -122,11 +122,11 @@ class Report:
             return [f"{INDENT}a variant: {'; '.join(self.variants)}"] if self.variants else []
         if self.verdict == "unfinished":
             return self._progress_lines()
-        lines = ["CANNOT JUDGE: this says nothing about whether it is right"]
+        lines = ["CANNOT JUDGE: the code may be right or wrong"]
         lines += [f"{INDENT}not understood: {doubt}" for doubt in self.doubts]
         lines += [f"{INDENT}tried: {attempt}" for attempt in self.tried[:5]]
         if self.tried:
-            lines.append(f'{INDENT}say how: --build "MyClass(512, 8)" --call "m(x, x, x, mask)"')
+            lines.append(f'{INDENT}tell the checker how: --build "MyClass(512, 8)" --call "m(x, x, x, mask)"')
         return lines
 
     def _progress_lines(self) -> list[str]:

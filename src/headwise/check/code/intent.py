@@ -41,9 +41,18 @@ def stated_meaning(case: Case, name: str) -> Stated | None:
     found = [
         Stated(meaning, line)
         for line, text in _statements(case)
-        if re.search(rf"\b{re.escape(name)}\b|\bmask\b", text) and (meaning := _meaning(text)) is not None
+        for part in _about(text, name)
+        if (meaning := _meaning(part)) is not None
     ]
     return found[0] if len({stated.meaning for stated in found}) == 1 else None
+
+
+def _about(text: str, name: str) -> Iterator[str]:
+    """The part of a line that speaks of this mask: from its name, or from the word mask, to the name of another one."""
+    names = list(re.finditer(r"\b\w*mask\w*\b|\b\w+_lens?\b", text))
+    for i, match in enumerate(names):
+        if match[0] == name or (match[0] == "mask" and all(m[0] in ("mask", name) for m in names)):
+            yield text[match.start() : names[i + 1].start() if i + 1 < len(names) else None]
 
 
 def states_batch_first(case: Case, names: Iterable[str]) -> int | None:

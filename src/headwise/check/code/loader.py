@@ -385,6 +385,8 @@ def _function_score(name: str, function: Any, body: str) -> int:
     if weights >= 2 or (heads and NAME.search(name)):
         return 30 + 5 * weights + (10 if MULTI.search(name) else 0)
     core = {"query", "key", "value"} <= {call_role(p) for p in names}
+    if core and re.search(r"softmax|scaled_dot_product", body):
+        return 5
     return 5 if (NAME.search(name) and core) or name.startswith(("scaled", "attention", "self", "multi")) else 0
 
 

@@ -75,9 +75,9 @@ ONLY_IF_RIGHT: tuple[Fault, ...] = (
 )
 # What must be verified before anything is called right.
 CERTIFICATE: dict[str, tuple[Fault, ...]] = {
-    "the same function as the reference on fresh inputs": (*stages.STAGES, stages.fresh_inputs),
-    "the same at three sizes": (sizes.other_sizes, sizes.grouped_heads),
-    "every token that may influence an output does, and no other": (behavior.influence, behavior.batch_leak),
+    "matches the reference on fresh inputs": (*stages.STAGES, stages.fresh_inputs),
+    "matches the reference at three sizes": (sizes.other_sizes, sizes.grouped_heads),
+    "every output depends on exactly the tokens it may see": (behavior.influence, behavior.batch_leak),
     "optional arguments, with and without": (
         masks.required_mask,
         options.without_keys,
@@ -93,11 +93,14 @@ CERTIFICATE: dict[str, tuple[Fault, ...]] = {
         masks.combined_masks,
         portability.unsliced_buffer,
     ),
-    "training mode: finite, and equal on average": (training.training_mode, training.layers_in_forward),
-    "evaluation mode: always the same": (training.dropout,),
+    "training mode: finite, and equal to evaluation on average": (training.training_mode, training.layers_in_forward),
+    "evaluation mode: repeated calls agree": (training.dropout,),
     "gradients reach every weight": (training.gradients,),
-    "returned weights: those that were used": (behavior.returned_weights,),
-    "a second call gives the same, and inputs stay as they are": (behavior.unmodified_inputs, behavior.repeated_calls),
+    "returned weights are the ones that were used": (behavior.returned_weights,),
+    "a second call gives the same result, and inputs are not modified": (
+        behavior.unmodified_inputs,
+        behavior.repeated_calls,
+    ),
     "other lengths and batch sizes": (
         behavior.stated_layout,
         sizes.small_batch,

@@ -27,7 +27,7 @@ def unmodified_inputs(bound: Bound, reading: AttentionReading | None) -> Found:
     changed = [name for name, x, y in zip(fresh._fields, fresh, kept, strict=True) if not torch.equal(x, y)]
     if changed:
         writing = (n.line for n in bound.trace.nodes if n.op.endswith("_") and n.line is not None)
-        yield Finding("input-modified", f"the {changed[0]} is another tensor after the call", next(writing, None))
+        yield Finding("input-modified", f"the {changed[0]} has different values after the call", next(writing, None))
 
 
 def stated_layout(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -51,7 +51,9 @@ def repeated_calls(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     new = _of_a_new_object(bound, other)
     if new is not None and third is not None and not same(new.nan_to_num(), third.nan_to_num()):
-        words = f"a new object with the same weights gives another result, by {float((new - third).abs().max()):.3g}"
+        words = (
+            f"a new object with the same weights gives a result that differs by {float((new - third).abs().max()):.3g}"
+        )
         yield Finding("remembers-calls", words, bound.case.line_of_state())
         return
     if second is None or second.shape != first.shape or not same(first.nan_to_num(), second.nan_to_num()):
@@ -155,7 +157,7 @@ def judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
             line = reading.core.trace.last_line()
             words = f"rows of what is returned sum to {float(sums[0]):.4g}, {float(sums[1]):.4g}, …"
             if torch.allclose(sums, torch.ones_like(sums)):
-                words = "their rows sum to one, but they are others than those that meet the values"
+                words = "their rows sum to one, but they are not the weights multiplied with the values"
             yield Finding("weights-returned", words, line)
             return
         if not _is_attached(bound, index):
@@ -199,7 +201,7 @@ def _returns_one_operand(bound: Bound, reading: AttentionReading) -> bool:
 def _is_used(table: Tensor, reading: AttentionReading) -> bool:
     """Whether it equals the weights, before or after dropout, of every head or averaged, in any order of the axes."""
     used = [w for w in (reading.core.weights, reading.core.softmax) if w is not None]
-    forms = [f for w in used for f in (w, w.transpose(0, 1), w.mean(1), w.sum(1))]
+    forms = [f for w in used for f in (w, w.transpose(0, 1), w.mean(1))]
     return any(f.numel() == table.numel() and same(table, f.reshape(table.shape), 1e-6) for f in forms)
 
 

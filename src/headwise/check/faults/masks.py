@@ -33,8 +33,9 @@ PLAIN_ERRORS = (AttributeError, NameError, TypeError, KeyError)
 MEANING = {"keep": "1 = keep", "drop": "1 = mask out", "additive": "added to the scores"}
 WRONG_MEANING = {
     "after": "mask-after-softmax", "discarded": "mask-discarded", "wrong sample": "mask-wrong-sample",
-    "transposed": "mask-transposed", "queries": "mask-on-queries", "some heads": "mask-some-heads",
-    "uncausal": "mask-replaces-causal", "one more": "mask-off-by-one", "one less": "mask-off-by-one",
+    "transposed": "mask-transposed", "scaled": "mask-scaled", "queries": "mask-on-queries",
+    "some heads": "mask-some-heads", "uncausal": "mask-replaces-causal", "either": "masks-combined",
+    "one more": "mask-off-by-one", "one less": "mask-off-by-one",
 }  # fmt: skip
 # A comment that says the mask is left out; 忽略, 省略 and 未使用 mean ignored, omitted and unused.
 LEFT_OUT = re.compile(
@@ -62,6 +63,7 @@ class TriedMask:
     seen: Tensor | None = None  # (B, H, T, S), True where a key had weight
     meant: Tensor | None = None  # what the mask should mean, True = visible
     modified: bool = False  # the call wrote into the mask
+    raised: bool = False  # the keys that remain have equal weights, whatever the scores
 
 
 @dataclass
@@ -139,7 +141,7 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
         else:
             added = trial(shape, torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -1e9), meant)
             if added.meaning == "keep":
-                added.meaning = "additive"
+                added.meaning = _added_meaning(trial, shape, mask, meant)
                 argument.tried.append(added)
     if not argument.meaning:
         B, H, T, S = reading.core.weights.shape
@@ -150,6 +152,13 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
             tried.meaning, tried.line = off, _compared_line(tried, bound, name) or tried.line
         argument.tried += [tried] if tried.meaning in ("keep", "one more", "one less") else []
     return argument
+
+
+def _added_meaning(trial: "MaskTrial", shape: str, mask: Tensor, meant: Tensor) -> str:
+    """additive, or scaled where small numbers are added to the scores with a factor."""
+    generator = torch.Generator().manual_seed(23)
+    small = torch.randn(mask.shape, generator=generator, dtype=torch.float64)
+    return "scaled" if trial(shape, small, meant).meaning == "scaled" else "additive"
 
 
 def _compared_line(tried: TriedMask, bound: Bound, name: str) -> int | None:
@@ -220,6 +229,7 @@ class MaskTrial:
             return tried
         tried.seen = core.weights.nan_to_num() > 1e-30
         tried.meaning = self._meaning(core, meant, tried.mask)
+        tried.raised = tried.meaning in ("keep", "drop") and _are_even(core.weights)
         moved = tried.meaning in ("wrong sample", "transposed", "queries")
         tried.line = core.mask_line(self.bound.trace, moves=moved)
         before, after = self.bound.output, other.output
@@ -269,18 +279,31 @@ class MaskTrial:
             place = _misplaced(seen, meant, base)
             return place if place in ("queries", "transposed") else "nan"
         if bool(seen.eq(base).all()):
-            return "additive" if self._is_added(core, mask) else "leaks"
+            factor = self._factor(core, mask)
+            return "leaks" if factor is None else "additive" if abs(factor - 1) < 1e-6 else "scaled"
         return _misplaced(seen, meant, base)
 
-    def _is_added(self, core: Core, mask: Tensor) -> bool:
-        """Whether the logits changed by the mask itself, up to a constant for each row."""
+    def _factor(self, core: Core, mask: Tensor) -> float | None:
+        """The factor with which the mask was added to the logits, up to a constant for each row; None for no such."""
         change = core.weights.clamp_min(1e-300).log() - self.reading.core.weights.clamp_min(1e-300).log()
+        change = change - change.mean(-1, keepdim=True)
         for shaped in (mask.double(), mask.double().unsqueeze(1)):
             with contextlib.suppress(RuntimeError):
                 wide = shaped.expand(change.shape)
-                if same(change - change.mean(-1, keepdim=True), wide - wide.mean(-1, keepdim=True), 1e-6):
-                    return True
-        return False
+                wide = wide - wide.mean(-1, keepdim=True)
+                factor = float((change * wide).sum() / (wide * wide).sum().clamp_min(1e-300))
+                if abs(factor) > 1e-9 and same(change, factor * wide, 1e-6):
+                    return factor
+        return None
+
+
+def _are_even(weights: Tensor) -> bool:
+    """Whether every row with several visible keys gives them the same weight: a large number replaced the scores."""
+    seen = weights > 1e-30
+    counts = seen.sum(-1, keepdim=True)
+    rows = (counts > 1).expand_as(seen)
+    even = (1 / counts.double()).expand_as(seen)[rows & seen]
+    return bool(rows.any()) and torch.allclose(weights[rows & seen].double(), even)
 
 
 def _agree(seen: Tensor, meant: Tensor) -> bool:
@@ -294,6 +317,8 @@ def _misplaced(seen: Tensor, meant: Tensor, base: Tensor) -> str:
     by_key = bool((meant == meant[:, :, :1]).all())
     if not bool(base.all()) and (_agree(seen, meant) or _agree(seen, ~meant)):
         return "uncausal"
+    if not bool(base.all()) and (_agree(seen, meant | base) or _agree(seen, ~meant | base)):
+        return "either"
     for wanted in (meant, ~meant):
         square = wanted.shape[-1] == wanted.shape[-2]
         if by_key and square and _agree_as_padding(seen, wanted, base):
@@ -344,11 +369,12 @@ def mask_arguments(bound: Bound, reading: AttentionReading | None) -> Found:
     for argument in measured(bound, reading):
         assert reading is not None  # noqa: S101 - otherwise nothing is measured
         yield from _against_words(argument, bound)
-        found = [*_misused(argument, reading), *_overwritten(argument)]
+        found = [*_misused(argument, reading), *_overwritten(argument), *_raised(argument)]
         if not argument.meaning and not found:
             found += _without_effect(argument, bound, reading)
         yield from found
-        if argument.meaning and not any("(B" in shape for shape in argument.shapes()):
+        three = re.search(r"dim(\(\))?\s*==\s*3|len\(\w+\.shape\)\s*==\s*3", bound.case.source) is not None
+        if argument.meaning and (three or not any("(B" in shape for shape in argument.shapes())):
             found += _by_head_instead(argument, bound, reading)
             yield from found
         if argument.meaning:
@@ -368,6 +394,14 @@ def _against_words(argument: MaskArgument, bound: Bound) -> Iterator[Finding]:
     yield Finding("mask-convention", words, tried.line if tried is not None else None)
 
 
+def _raised(argument: MaskArgument) -> Iterator[Finding]:
+    """A mask that raises the scores of the keys it names, so that they take the whole row."""
+    tried = next((t for t in argument.tried if t.raised), None)
+    if tried is not None:
+        words = f"argument {argument.name}, shape {tried.shape}: the keys that it names take all the weight"
+        yield Finding("mask-raises", words, tried.line)
+
+
 def _by_head_instead(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> list[Finding]:
     """With as many samples as heads, a mask of every sample that reaches the head of the same number."""
     H = reading.core.weights.shape[1]
@@ -380,7 +414,7 @@ def _by_head_instead(argument: MaskArgument, bound: Bound, reading: AttentionRea
             with contextlib.suppress(Exception):
                 other = bound.called({argument.name: mask.double()}, inputs=few)
                 core = MaskTrial(bound, reading, argument.name).same_arrangement(other)
-                swapped = meant.transpose(0, 1) & reading.visible[:H]
+                swapped = meant[:, 0].expand(H, *meant.shape[1:]) & reading.visible[:H]
                 if core is not None and _agree(core.weights.nan_to_num() > 1e-30, swapped):
                     words = (
                         f"argument {argument.name}: with {H} samples and {H} heads, the mask of sample 1 reaches head 1"
@@ -393,14 +427,15 @@ def _overwritten(argument: MaskArgument) -> Iterator[Finding]:
     """A call must not write into the mask it is given."""
     tried = next((t for t in argument.tried if t.modified), None)
     if tried is not None:
-        yield Finding("input-modified", f"the argument {argument.name} is another tensor after the call", tried.line)
+        yield Finding("input-modified", f"the argument {argument.name} has different values after the call", tried.line)
 
 
 def _misused(argument: MaskArgument, reading: AttentionReading) -> Iterator[Finding]:
     by_sample = any(t.meaning in ("keep", "drop") and t.shape.startswith("(B") for t in argument.tried)
     for meaning, name in WRONG_MEANING.items():
         tried = argument.first(meaning)
-        if tried is not None and not (meaning == "wrong sample" and by_sample):
+        other = (meaning == "wrong sample" and by_sample) or (meaning == "queries" and argument.meaning != "")
+        if tried is not None and not other:
             words = f"argument {argument.name}, shape {tried.shape}{_example(tried)}"
             yield Finding(name, words, tried.line or reading.core.softmax_line)
 
@@ -422,7 +457,7 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
     tried = argument.first("leaks") or argument.first("nan")
     if not meanings:
         yield from _crash(argument)
-    elif tried is not None and meanings <= {"leaks", "none"}:
+    elif tried is not None and tried.meaning == "leaks" and meanings <= {"leaks", "none", "other"}:
         words = f"argument {argument.name}, shape {tried.shape}: hidden keys keep some weight"
         yield Finding("mask-leaks", words, tried.line or reading.core.softmax_line)
     elif tried is not None and meanings <= {"nan", "none"}:
@@ -455,7 +490,7 @@ def _same_for_all(argument: MaskArgument, reading: AttentionReading) -> Iterator
     tables = [t for t in argument.tried if t.meaning == "other"]
     seen = [t.seen for t in tables if t.seen is not None]
     meant = [t.meant for t in tables if t.meant is not None]
-    different = any(not torch.equal(table, meant[0]) for table in meant)
+    different = bool(seen) and any(not torch.equal(table, meant[0]) for table in meant)
     if different and all(torch.equal(table, seen[0]) for table in seen):
         words = f"argument {argument.name}: {len(seen)} different masks, one pattern of visible keys"
         yield Finding(
@@ -611,8 +646,24 @@ def constructor_switch(bound: Bound, reading: AttentionReading | None) -> Found:
         p = parameters.get(name)
         if p is not None and (is_boolean(p) or p.default is p.empty):
             with contextlib.suppress(Exception):  # it was not made to be switched, or the switch needs more arguments
-                yield from _switched(bound.called(thing=bound.rebuilt(**{name: True})), name)
+                other = bound.called(thing=bound.rebuilt(**{name: True}))
+                yield from _switched(other, name)
+                yield from _masked_beside(bound, reading, other, name)
             return
+
+
+def _masked_beside(bound: Bound, reading: AttentionReading, other: Bound, name: str) -> Iterator[Finding]:
+    """A mask argument of an object that is causal by its constructor."""
+    usable = [a for a in measured(bound, reading) if a.meaning in ("keep", "drop")]
+    tried = usable[0].first(usable[0].meaning) if usable else None
+    if tried is None or tried.meant is None or reading.pattern != "full":
+        return
+    both = other.called({usable[0].name: tried.mask.clone()})
+    core = MaskTrial(bound, reading, usable[0].name).same_arrangement(both)
+    visible = (tried.meant if usable[0].meaning == "keep" else ~tried.meant) & torch.ones_like(tried.meant).tril()
+    if core is not None and not _agree(core.weights.nan_to_num() > 1e-30, visible):
+        line = bound.case.line_with(rf"\b(if|elif)\b.*\b{usable[0].name}\b") or core.mask_line(bound.trace)
+        yield Finding("masks-combined", f"{usable[0].name} beside {name}=True", line)
 
 
 def call_switch(bound: Bound, reading: AttentionReading | None) -> Found:

@@ -118,12 +118,23 @@ def _switched(bound: Bound, p: inspect.Parameter) -> Found:
         return
     if other.output is None:
         yield Note("untried", f"what {p.name}={not p.default} returns")
-    elif is_causal_switch(p) or (bound.output is not None and same(other.output, bound.output)):
+    elif (
+        is_causal_switch(p)
+        or _is_full_without(other, p)
+        or (bound.output is not None and same(other.output, bound.output))
+    ):
         yield Note("good", p.name)
         yield from returned_with(other, p.name)
         yield from _asked_for_weights(bound, other, p)
     else:
         yield Note("untried", f"what {p.name}={not p.default} does to the result")
+
+
+def _is_full_without(other: Bound, p: inspect.Parameter) -> bool:
+    """Whether a causal flag that is on by default gives full attention, rightly, when it is off."""
+    seen = read(other) if p.default is True and "causal" in plain(p.name) else None
+    wrong = [] if seen is None else [f for f in stage_findings(other, seen) if f.severity == "wrong"]
+    return seen is not None and seen.pattern == "full" and not wrong
 
 
 def _asked_for_weights(bound: Bound, other: Bound, p: inspect.Parameter) -> Iterator[Finding]:
@@ -196,7 +207,7 @@ def caches(bound: Bound, reading: AttentionReading | None) -> Found:
     if wrong is not None:
         yield wrong
     elif tried:
-        yield Note("good", f"{names[0]}: the same token by token")
+        yield Note("good", f"{names[0]}: same result token by token")
     else:
         yield Note("untried", f"the argument {names[0]}")
 
@@ -216,7 +227,7 @@ def _kept_inside(bound: Bound, flags: dict[str, Any]) -> Found:
     if out is None or whole is None or alone is None or same(out, alone):
         yield Note("untried", f"what {next(iter(flags))} keeps")
     elif same(out, whole[:, cut:]):
-        yield Note("good", f"{next(iter(flags))}: the same token by token")
+        yield Note("good", f"{next(iter(flags))}: same result token by token")
     else:
         gap = float((out - whole[:, cut:]).abs().nan_to_num().max())
         line = (
@@ -277,7 +288,7 @@ def _refused(bound: Bound, names: list[str], flags: dict[str, Any]) -> Finding |
     held = [part for part in _cache_candidates(returned, cut) if any(part is own for own in returned)]
     if len(held) != 1 or len(names) != 1:
         return None
-    words = f"the cache that a call of {cut} tokens returns, given to the next"
+    words = f"passing the cache from a call of {cut} tokens to the next call"
     try:
         out = bound.form.result(bound.call(rest, flags | {names[0]: held[0]}), rest)
     except Exception as error:
@@ -285,7 +296,7 @@ def _refused(bound: Bound, names: list[str], flags: dict[str, Any]) -> Finding |
         return Finding("cache-differs", f"{words}: {type(error).__name__}: {error}".splitlines()[0][:200], line)
     if out is not None and same(out, _alone(bound, rest, flags)):
         line = bound.case.line_with(rf"\bif\b.*\b{names[0]}\b|\b{names[0]}\b")
-        return Finding("cache-differs", f"{words}, changes nothing", line)
+        return Finding("cache-differs", f"{words} changes nothing", line)
     return None
 
 

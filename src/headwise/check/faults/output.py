@@ -75,7 +75,7 @@ def around_output(bound: Bound, reading: AttentionReading) -> Found:
     if out.residual:
         yield Note("variant", "the input is added to the output (residual)")
         if not near(out.residual, 1.0) and not has_number(bound):
-            words = f"it is added {out.residual:.4g} times"
+            words = f"the factor is {out.residual:.4g}"
             yield Finding("residual-scaled", words, reading.core.trace.last_line())
     if not out.last:
         known = out.after == "norm"

@@ -1,5 +1,6 @@
 """Mistakes between scores and weights: softmax, scale, and the pattern of visible keys."""
 
+import contextlib
 import math
 import re
 
@@ -94,7 +95,7 @@ def scale(bound: Bound, reading: AttentionReading) -> Found:
         if near(after, 1.0):
             yield Note("good", f"scale 1/√{D}")
     elif near(total, 1.0) and (scores.bias is not None or _may_add_positions(bound)):
-        yield Note("variant", "scores are not scaled, beside a bias (as in T5)")
+        yield Note("variant", "scores are not scaled but have a position bias (as in T5)")
     elif None in factors:
         yield Note("doubt", f"the scale of the scores: {total:.4g} was measured where 1/√{D} = {right:.4g} is usual")
     else:
@@ -173,7 +174,7 @@ def built_in_mask(bound: Bound, reading: AttentionReading) -> Found:
     """A pattern of visible keys must be causal, or at least not look like a causal mask gone wrong."""
     kind, line = reading.pattern, reading.core.mask_line() or reading.core.softmax_line
     if kind == "causal":
-        yield Note("variant", "causal inside")
+        yield Note("variant", "a built-in causal mask")
     elif kind in ("future", "later"):
         yield Finding("causal-inverted", "a token sees the tokens after it and not those before", line)
     elif kind == "strict":
@@ -198,7 +199,7 @@ def _other_pattern(bound: Bound, reading: AttentionReading, line: int | None) ->
         yield Note("variant", "a fixed pattern of visible keys")
     else:
         yield Note("variant", "a fixed pattern of visible keys")
-        yield Note("untried", "its pattern of visible keys, which is none that is known")
+        yield Note("untried", "its pattern of visible keys, which is not a known one")
 
 
 def _is_of_distance(table: Tensor) -> bool:
@@ -224,9 +225,19 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
     elif discarded is None and idle is None and _stores_a_triangle(bound) and not _has_causal_switch(bound):
         words = "a triangular mask is stored and never used"
         yield Finding("causal-ignored", words, triangle_line(bound.case, reading))
-    if idle is not None and not bound.form.fixed_tensor and built_in:
-        words = "a mask by position is applied, but the part that is read hides nothing"
+    if idle is not None and not bound.form.fixed_tensor and built_in and not _hides_in_longer_input(bound):
+        words = "a position mask is applied, but the slice that is used hides nothing"
         yield Finding("causal-ignored", words, idle.line)
+
+
+def _hides_in_longer_input(bound: Bound) -> bool:
+    """Whether the pattern of visible keys is not full for an input of the greatest length, as with a wide window."""
+    for length in (bound.sizes.context, 8 * bound.sizes.context):
+        with contextlib.suppress(Exception):  # it does not take so many tokens
+            seen = read(bound.of_length(length))
+            if seen is not None and seen.pattern != "full":
+                return True
+    return False
 
 
 def _has_causal_switch(bound: Bound) -> bool:

@@ -128,7 +128,7 @@ def fresh_inputs(bound: Bound, reading: AttentionReading) -> Found:
         again = bound.called(inputs=make_inputs(bound.form, bound.sizes, seed=7))
         changed = changed_maps(reading, read(again))
         if changed:
-            yield Note("doubt", f"on new inputs, {listed(changed)} {'is' if len(changed) == 1 else 'are'} another")
+            yield Note("doubt", f"on new inputs, {listed(changed)} {'differs' if len(changed) == 1 else 'differ'}")
         else:
             yield Note("good", "every step is the same map on new inputs")
     elif error < TOLERANCE:

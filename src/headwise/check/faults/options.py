@@ -159,6 +159,9 @@ def returned_with(other: Bound, name: str) -> Iterator[Finding]:
 def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:
     """The constructor must accept its own defaults."""
     target, built = bound.case.target, bound.built
+    unread = [p.name for p in parameters_of(target) if "scale" in plain(p.name) and bound.case.never_reads(p.name)]
+    if unread:
+        yield Finding("option-ignored", f"{unread[0]} is never read", bound.case.line_with("def __init__"))
     if not isinstance(target, type) or built.config is not None or not built.certain:
         return
     parameters = {p.name: p for p in parameters_of(target)}

@@ -193,7 +193,7 @@ def _other_pattern(bound: Bound, reading: AttentionReading, line: int | None) ->
     if len(set(by_head)) > 1 and {"full", "causal"} <= set(by_head):
         causal, full = by_head.index("causal"), by_head.index("full")
         yield Finding("mask-some-heads", f"head {causal} is causal, head {full} sees every token", line)
-    elif bool((visible == table).all()) and _is_of_distance(table):
+    elif bool((visible == table).all()) and is_of_distance(table):
         yield Note("variant", "a fixed window of visible keys")
     elif PARTIAL.search(getattr(bound.case.target, "__name__", "")):
         yield Note("variant", "a fixed pattern of visible keys")
@@ -202,7 +202,7 @@ def _other_pattern(bound: Bound, reading: AttentionReading, line: int | None) ->
         yield Note("untried", "its pattern of visible keys, which is not a known one")
 
 
-def _is_of_distance(table: Tensor) -> bool:
+def is_of_distance(table: Tensor) -> bool:
     """Whether a key is visible or not by its distance from the query alone, and every query sees itself."""
     T = len(table)
     lines = (table.diagonal(offset) for offset in range(1 - T, T))

@@ -11,14 +11,16 @@ from torch import nn
 from headwise.check.arguments import OTHER_SIZES, CallSizes, constructor_role, parameters_of
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, make_inputs, tokens_of
+from headwise.check.faults.scores import is_of_distance
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.proof import TOLERANCE, expected_output, prediction_error
 from headwise.check.reading import AttentionReading, Projection, read
-from headwise.check.trace import error_line, is_deliberate
+from headwise.check.trace import error_line, find_attention, is_deliberate
 
 GROUPED = re.compile(r"group|gqa", re.IGNORECASE)
+LONG = 257  # tokens, more than the chunks that people choose
 OUTPUT_WIDTH = 12  # more than the input width, in the settings in which they differ
 
 
@@ -87,6 +89,27 @@ def other_lengths(bound: Bound, reading: AttentionReading | None) -> Found:
             return
         yield from _judged_length(reading, other.inputs, other.output, length)
     yield Note("good", f"1, 2 and {bound.sizes.context} tokens")
+    yield from _long_input(bound, reading)
+
+
+def _long_input(bound: Bound, reading: AttentionReading | None) -> Found:
+    """An input of many tokens, where that is accepted: chunks and windows show only there."""
+    if bound.form.layout != PLAIN or bound.form.fixed or reading is None or reading.pattern not in ("full", "causal"):
+        return
+    inputs = make_inputs(bound.form, replace(bound.sizes, B=2, T=LONG, S=LONG), seed=9)
+    out = bound.output_of(inputs)
+    found = [] if out is None else list(_judged_length(reading, inputs, out, LONG))
+    if found and _is_window(bound, inputs):
+        yield Note("variant", "a window of visible keys")
+    else:
+        yield from found
+
+
+def _is_window(bound: Bound, inputs: Inputs) -> bool:
+    """Whether a key is visible by its distance from the query alone, in a call with these inputs."""
+    nodes = find_attention(bound.called(inputs=inputs).trace)
+    core = None if nodes is None else next(nodes.arrangements(*inputs.query.shape[:2]), None)
+    return core is not None and is_of_distance(core.weights[0, 0] > 0)
 
 
 def _judged_length(reading: AttentionReading | None, inputs: Inputs, out: torch.Tensor | None, length: int) -> Found:

@@ -473,7 +473,9 @@ class Core:
         steps = [n for n in self.before_softmax() if n.numbers and n.line is not None]
         scaled = [n.line for n in steps if n.op in SCALES]
         shifted = [n.line for n in steps if n.op.rstrip("_") in ("add", "sub", "pow")]
-        return (scaled or shifted or [self.score_line])[0]
+        behind = self.trace.ancestors(self.nodes.scores[0].operand_nodes[-2:], PRODUCTS)
+        earlier = [n.line for n in behind if n.op in SCALES and n.numbers and n.line is not None]
+        return (scaled or shifted or earlier or [self.score_line])[0]
 
     def factor_line(self) -> int | None:
         """The line between the product with the values and the next product that multiplies with a number."""

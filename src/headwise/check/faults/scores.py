@@ -218,7 +218,8 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
     discarded, idle = core.discarded_mask(), core.idle_mask()
     if discarded is not None:
         yield Finding("mask-discarded", "the masked scores are not assigned to anything", discarded.line)
-    built_in = idle is not None and (_stores_a_triangle(bound) or core.is_of_positions(idle))
+    stored = _stores_a_triangle(bound) or _stores_a_constant_table(bound)
+    built_in = idle is not None and (stored or core.is_of_positions(idle))
     forgotten = bound.case.uncalled_method(r"causal|mask")
     if discarded is None and idle is None and forgotten is not None and not bound.form.masks:
         yield Finding("causal-ignored", f"the method {forgotten[0]} is never called", forgotten[1])
@@ -245,6 +246,12 @@ def _has_causal_switch(bound: Bound) -> bool:
     names = [p.name for p in signature(bound.thing) + parameters_of(bound.case.target)]
     names += [k for m in modules(bound.thing) for k, v in vars(m).items() if isinstance(v, bool) and k != "training"]
     return any(re.search(r"causal|mask|decoder|autoregress|flash|sdp", plain(name)) for name in names)
+
+
+def _stores_a_constant_table(bound: Bound) -> bool:
+    """Whether a buffer is a square table of one value, as a mask that lost its triangle."""
+    tables = (b for m in modules(bound.thing) for b in m.buffers() if b.dim() >= 2 and b.shape[-1] == b.shape[-2] > 1)
+    return any(bool((table == table.flatten()[0]).all()) for table in tables)
 
 
 def _stores_a_triangle(bound: Bound) -> bool:

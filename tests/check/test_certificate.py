@@ -152,3 +152,17 @@ def test_a_norm_or_a_gate_before_the_output_projection_is_a_variant(tmp_path):
     gate = CLASS.replace("self.dropout = nn", "self.gate = nn.Linear(d_in, d_out)\n        self.dropout = nn")
     report = judged(tmp_path, gate.replace("W_o(context)", "W_o(context * torch.sigmoid(self.gate(query)))"))
     assert (report.verdict, report.variants) == ("variant", ["a gate between the heads and the output projection"])
+
+
+def test_a_cache_kept_inside_must_give_the_same_result_token_by_token(tmp_path):
+    source = CLASS.replace("causal=False):", "causal=False, use_cache=False):").replace(
+        "        scores = q @",
+        "        if use_cache:\n"
+        "            k = torch.cat([getattr(self, 'k', k[:, :, :0]), k], 2)\n"
+        "            v = torch.cat([getattr(self, 'v', v[:, :, :0]), v], 2)\n"
+        "            self.k, self.v = k, v\n"
+        "        scores = q @",
+    )
+    assert judged(tmp_path, source).verdict == "right"
+    wrong = judged(tmp_path, source.replace("'v', v[:, :, :0]), v], 2)", "'v', v[:, :, :0]).flip(2), v], 2)"))
+    assert (wrong.verdict, wrong.cause) == ("wrong", "cache-differs"), wrong

@@ -16,12 +16,7 @@ from headwise.reference import Linear
 CAUSAL = ("torchcode_causal", "arena", "cs336")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def projections(module, width):

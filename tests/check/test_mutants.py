@@ -17,13 +17,7 @@ from mutants.truth import truth
 from headwise import reference
 from headwise.reference import Linear
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def projections(style, index):

@@ -432,7 +432,7 @@ def _explained(weights: Tensor, raw: Tensor, visible: Tensor, axis: Axis) -> Sco
     a, b = _centered(logits, visible, axis), _centered(raw, visible, axis)
     if float(b.norm()) == 0:
         return None
-    factor = _multiple(a, b, 1e-9)
+    factor = multiple(a, b, 1e-9)
     if factor is not None:
         return Scores(factor, AXES[axis], visible)
     factors = (a * b).sum((0, 2, 3)) / (b * b).sum((0, 2, 3)).clamp_min(1e-300)
@@ -448,7 +448,7 @@ def _leaking(logits: Tensor, raw: Tensor, visible: Tensor, axis: Axis) -> Scores
     if axis != 3 or T != S or not bool(visible.all()):
         return None
     a, b = _centered(logits, past, axis), _centered(raw, past, axis)
-    factor = _multiple(a, b)
+    factor = multiple(a, b)
     if factor is None:
         return None
     level = (logits - factor * raw).diagonal(dim1=-2, dim2=-1)[..., None]  # minus the logarithm of each row's sum
@@ -462,7 +462,7 @@ def _with_bias(logits: Tensor, raw: Tensor, visible: Tensor, axis: Axis) -> Scor
     if not same(visible.double(), visible[:1].double().expand_as(visible)):
         return None
     a, b = _centered(logits, visible, axis), _centered(raw, visible, axis)
-    factor = _multiple(a - a.mean(0), b - b.mean(0))
+    factor = multiple(a - a.mean(0), b - b.mean(0))
     return None if factor is None else Scores(factor, AXES[axis], visible, bias=(a - factor * b).mean(0))
 
 
@@ -473,12 +473,12 @@ def _with_relative(weights: Tensor, raw: Tensor, visible: Tensor, axis: Axis, co
         if node.op not in ("add", "add_", "sub") or node.value.numel() != raw.numel():
             continue
         total = _centered(node.value.reshape(raw.shape), visible, axis)
-        factor = _multiple(logits, total)
+        factor = multiple(logits, total)
         if factor is None:
             continue
         for parent in node.parents:
             part = core.trace.nodes[parent].value
-            if part.numel() == raw.numel() and (share := _multiple(part.reshape(raw.shape), raw)):
+            if part.numel() == raw.numel() and (share := multiple(part.reshape(raw.shape), raw)):
                 rest = node.value.reshape(raw.shape) - share * raw
                 linear = _is_linear_term(rest, core.query, core.key)
                 return Scores(factor * share, AXES[axis], visible, relative=True, relative_is_linear=linear)
@@ -503,7 +503,7 @@ def _is_linear_term(rest: Tensor, query: Tensor, key: Tensor) -> bool:
     return bool((design @ solved - y).norm() <= 1e-6 * y.norm())
 
 
-def _multiple(a: Tensor, b: Tensor, rounding: float = 0.0) -> float | None:
+def multiple(a: Tensor, b: Tensor, rounding: float = 0.0) -> float | None:
     """The factor for which a = factor · b; None where there is none."""
     factor = float((a * b).sum() / (b * b).sum().clamp_min(1e-300))
     return factor if float((a - factor * b).norm()) <= 1e-6 * float(a.norm()) + rounding else None

@@ -553,7 +553,7 @@ class Core:
         return made[-1].line if made else self.trace.last_line()
 
     def mask_line(self, plain: Trace | None = None, moves: bool = False) -> int | None:
-        """The last line before the softmax that masks something; in a call with a mask, that `plain` has not run."""
+        """The last line before the softmax that masks something; `plain` is a trace without the mask, to leave out."""
         before = self.trace.nodes[: self.nodes.softmax[0].index]
         usual = set() if plain is None else {n.line for n in plain.nodes}
         new = [n for n in before if n.line is not None and n.line not in usual] if plain is not None else []

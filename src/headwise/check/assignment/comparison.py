@@ -23,7 +23,7 @@ from headwise.check.assignment.transfer import copy_parameters
 from headwise.check.binding import Bound, bind
 from headwise.check.calls import CallForm, Inputs, call_parameters, make_inputs, prepare
 from headwise.check.code.loader import Case, candidates, load
-from headwise.check.faults.masks import measured
+from headwise.check.faults.mask_meaning import measured
 from headwise.check.mistakes import ORDER, Finding, Found, Note
 from headwise.check.reading import AttentionReading, read
 from headwise.check.templates import write

@@ -19,7 +19,7 @@ from headwise.check.assignment.solutions import as_written
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, call_parameters, entry, leaves, modules, prepare, quiet
 from headwise.check.code.loader import Case
-from headwise.check.faults.masks import measured
+from headwise.check.faults.mask_meaning import measured
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, read
 from headwise.check.report import Report

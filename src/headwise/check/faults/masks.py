@@ -1,36 +1,38 @@
-"""Mistakes with masks. What a mask argument means is measured: which shapes it takes, and whether 1 keeps a key.
-
-None of the usual meanings is wrong. A mask that does nothing, acts after the softmax or meets the wrong sample is.
-"""
+"""Mistakes with masks: without effect, after the softmax, for the wrong sample, axis or head, beside a causal one."""
 
 import ast
 import contextlib
 import inspect
 import re
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from headwise.check.arguments import parameters_of, plain
 from headwise.check.binding import Bound
-from headwise.check.calls import FunctionWithWeights, call_parameters, signature
+from headwise.check.calls import FunctionWithWeights, signature
 from headwise.check.code.intent import stated_meaning
 from headwise.check.faults.crashes import Function, definition_of
+from headwise.check.faults.mask_meaning import (
+    LENGTHS,
+    MEANING,
+    MaskArgument,
+    MaskTrial,
+    TriedMask,
+    agree,
+    is_boolean,
+    measured,
+    shaped_masks,
+)
 from headwise.check.faults.portability import half_precision
+from headwise.check.faults.questions import triangle_line
 from headwise.check.faults.stages import stage_findings
-from headwise.check.fits import same, side_by_side
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, pattern, read
-from headwise.check.trace import Core, error_line, find_attention, is_deliberate
-from headwise.check.vocabulary import call_role
+from headwise.check.trace import error_line, is_deliberate
 
-SECONDS = 6.0  # for one argument; a typical one takes half a second
-LENGTHS = "(B,) lengths"
 PLAIN_ERRORS = (AttributeError, NameError, TypeError, KeyError)
-MEANING = {"keep": "1 = keep", "drop": "1 = mask out", "additive": "added to the scores"}
 WRONG_MEANING = {
     "after": "mask-after-softmax", "discarded": "mask-discarded", "wrong sample": "mask-wrong-sample",
     "transposed": "mask-transposed", "scaled": "mask-scaled", "queries": "mask-on-queries",
@@ -47,313 +49,6 @@ CAUSAL_MISTAKES = {
     "full": "causal-ignored", "future": "causal-inverted", "later": "causal-inverted",
     "strict": "causal-off-by-one", "ahead": "causal-off-by-one",
 }  # fmt: skip
-
-
-@dataclass
-class TriedMask:
-    """One mask that was passed, and what it did."""
-
-    shape: str
-    mask: Tensor
-    # keep, drop, additive, none, leaks, after, discarded, wrong sample, transposed, queries, some heads, nan, other;
-    # empty if it raised
-    meaning: str = ""
-    error: Exception | None = None
-    line: int | None = None
-    seen: Tensor | None = None  # (B, H, T, S), True where a key had weight
-    meant: Tensor | None = None  # what the mask should mean, True = visible
-    modified: bool = False  # the call wrote into the mask
-    raised: bool = False  # the keys that remain have equal weights, whatever the scores
-
-
-@dataclass
-class MaskArgument:
-    """What is known about one mask argument."""
-
-    name: str
-    layout: str
-    tried: list[TriedMask] = field(default_factory=list)
-
-    @property
-    def meaning(self) -> str:
-        """The meaning that works for most shapes."""
-        usual = [t.meaning for t in self.tried if t.meaning in MEANING]
-        return max(MEANING, key=usual.count) if usual else ""
-
-    def shapes(self) -> list[str]:
-        """The shapes that work with this meaning."""
-        return list(dict.fromkeys(t.shape for t in self.tried if t.meaning == self.meaning and t.error is None))
-
-    def first(self, meaning: str, shape: str | None = None) -> TriedMask | None:
-        """The first mask with this meaning, of this shape where one is given."""
-        return next((t for t in self.tried if t.meaning == meaning and shape in (None, t.shape)), None)
-
-    def words(self) -> str:
-        """`mask: 1 = keep, shapes (B,1,T,S) (T,S)`"""
-        if not self.tried:
-            return f"{self.name}: not judged, {self.layout}"
-        if self.shapes() == [LENGTHS]:
-            return f"{self.name}: how many keys of each sample are real"
-        meaning = MEANING.get(self.meaning, "what it does could not be determined")
-        return f"{self.name}: {meaning}" + (f", shapes {' '.join(self.shapes())}" if self.shapes() else "")
-
-
-def measured(bound: Bound, reading: AttentionReading | None) -> list[MaskArgument]:
-    """Every mask argument that is not a flag; measured once and kept in the reading."""
-    if reading is None or reading.scores is None:
-        return []
-    if reading.mask_arguments is None:
-        flags = {p.name for p in call_parameters(bound.thing) if is_boolean(p)}  # `mask=True` is a switch
-        names = [name for name in bound.form.masks[:3] if name not in flags]
-        reading.mask_arguments = [_measure(bound, reading, name) for name in names]
-        others = (_measure(bound, reading, name) for name in _unknown_arguments(bound))
-        reading.mask_arguments += [argument for argument in others if argument.meaning]
-    return reading.mask_arguments
-
-
-def _unknown_arguments(bound: Bound) -> list[str]:
-    """Optional arguments whose names say nothing: each may be a mask."""
-    held = {*bound.form.roles, *bound.form.masks, *bound.form.fixed}
-    parameters = [p for p in call_parameters(bound.thing) if p.default is None and p.name not in held]
-    return [p.name for p in parameters if call_role(p.name) is None and not is_boolean(p)][:2]
-
-
-def is_boolean(p: inspect.Parameter) -> bool:
-    """Whether an argument is a flag."""
-    return isinstance(p.default, bool) or re.search(r"\bbool\b", str(p.annotation)) is not None
-
-
-def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument:
-    argument = MaskArgument(name, bound.form.layout)
-    if bound.form.layout not in ("batch first", "batch second"):
-        return argument
-    trial = MaskTrial(bound, reading, name)
-    deadline = time.process_time() + SECONDS
-    for shape, mask, meant in shaped_masks(*reading.core.weights.shape):
-        if time.process_time() > deadline:
-            break
-        if shape.endswith("B)") and argument.meaning:
-            break
-        for dtype in (torch.bool, torch.float64, torch.int64):
-            argument.tried.append(trial(shape, mask.to(dtype), meant))
-            if argument.tried[-1].meaning in MEANING:
-                break
-        else:
-            added = trial(shape, torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -1e9), meant)
-            if added.meaning == "keep":
-                added.meaning = _added_meaning(trial, shape, mask, meant)
-                argument.tried.append(added)
-    if not argument.meaning:
-        B, H, T, S = reading.core.weights.shape
-        lengths = 1 + torch.arange(B) % (S - 1)
-        meant = (torch.arange(S) < lengths[:, None])[:, None, None].expand(B, H, T, S)
-        tried = trial(LENGTHS, lengths, meant)
-        if off := _near_length(tried, lengths):
-            tried.meaning, tried.line = off, _compared_line(tried, bound, name) or tried.line
-        argument.tried += [tried] if tried.meaning in ("keep", "one more", "one less") else []
-    return argument
-
-
-def _added_meaning(trial: "MaskTrial", shape: str, mask: Tensor, meant: Tensor) -> str:
-    """additive, or scaled where small numbers are added to the scores with a factor."""
-    generator = torch.Generator().manual_seed(23)
-    small = torch.randn(mask.shape, generator=generator, dtype=torch.float64)
-    return "scaled" if trial(shape, small, meant).meaning == "scaled" else "additive"
-
-
-def _compared_line(tried: TriedMask, bound: Bound, name: str) -> int | None:
-    """The line that compares a length with the numbers of the keys."""
-    with contextlib.suppress(Exception):
-        nodes = bound.called({name: tried.mask.clone()}).trace.nodes
-        return next((n.line for n in nodes if n.op in ("lt", "le", "gt", "ge") and n.line is not None), None)
-    return None
-
-
-def _near_length(tried: TriedMask, lengths: Tensor) -> str:
-    """Whether one key too many or too few is visible everywhere."""
-    if tried.seen is None:
-        return ""
-    S = tried.seen.shape[-1]
-    for name, off in (("one more", 1), ("one less", -1)):
-        wanted = (torch.arange(S) < lengths[:, None] + off)[:, None, None].expand_as(tried.seen)
-        if _agree(tried.seen, wanted):
-            return name
-    return ""
-
-
-def shaped_masks(B: int, H: int, T: int, S: int) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """(shape in words, mask as passed, what it should mean as (B, H, T, S)).
-
-    The rows and samples of a mask all differ, and no row hides all or nothing.
-    """
-    generator = torch.Generator().manual_seed(3)
-    full = torch.rand(B, T, S, generator=generator) > 0.5
-    full[:, torch.arange(T), torch.arange(T) % S] = True
-    full[:, torch.arange(T), (torch.arange(T) + 1) % S] = False
-    keys = torch.rand(B, S, generator=generator) > 0.5
-    keys[:, 0], keys[:, 1] = True, False
-    by_sample = full[:, None].expand(B, H, T, S)
-    by_key, shared = keys[:, None, None, :].expand(B, H, T, S), full[0].expand(B, H, T, S)
-    yield "(B,1,T,S)", full[:, None], by_sample
-    yield "(B,1,1,S)", keys[:, None, None], by_key
-    yield "(T,S)", full[0], shared
-    yield "(1,1,T,S)", full[:1, None], shared
-    yield "(B,T,S)", full, by_sample
-    yield "(B,1,S)", keys[:, None], by_key
-    yield "(B,S)", keys, by_key
-    yield "(B,H,T,S)", by_sample.contiguous(), by_sample
-    yield "(1,T,S)", full[:1], shared
-    yield "(T,S,B)", full.permute(1, 2, 0).contiguous(), by_sample
-
-
-@dataclass
-class MaskTrial:
-    """Passes masks to one argument and finds out what they do to the weights."""
-
-    bound: Bound
-    reading: AttentionReading
-    name: str
-
-    def __call__(self, shape: str, mask: Tensor, meant: Tensor) -> TriedMask:
-        """One call with a mask of this shape that should mean `meant` (B, H, T, S)."""
-        tried = TriedMask(shape, mask.clone(), meant=meant)
-        try:
-            other = self.bound.called({self.name: mask})
-        except Exception as error:
-            tried.error, tried.line = error, error_line(error, self.bound.case.filename)
-            return tried
-        tried.modified = not torch.equal(mask, tried.mask)
-        core = self.same_arrangement(other)
-        if core is None or core.weights.shape != self.reading.core.weights.shape:
-            tried.meaning = "other"
-            return tried
-        tried.seen = core.weights.nan_to_num() > 1e-30
-        tried.meaning = self._meaning(core, meant, tried.mask)
-        tried.raised = tried.meaning in ("keep", "drop") and _are_even(core.weights)
-        moved = tried.meaning in ("wrong sample", "transposed", "queries")
-        tried.line = core.mask_line(self.bound.trace, moves=moved)
-        before, after = self.bound.output, other.output
-        if tried.meaning in MEANING and not self._is_explained(core, after):
-            tried.meaning = "other"  # the weights are right, but not what is made of them
-        if tried.meaning != "none":
-            return tried
-        if before is not None and after is not None and not same(before.nan_to_num(), after.nan_to_num()):
-            tried.meaning = "other"  # it acts elsewhere, perhaps on the output
-        elif (discarded := core.discarded_mask()) is not None:
-            tried.meaning, tried.line = "discarded", discarded.line
-        return tried
-
-    def same_arrangement(self, other: Bound) -> Core | None:
-        """The attention of another call, with batch and heads read as before."""
-        nodes = find_attention(other.trace)
-        cores = () if nodes is None else nodes.arrangements(*other.inputs.query.shape[:2])
-        return next((core for core in cores if core.order == self.reading.core.order), None)
-
-    def _is_explained(self, core: Core, output: Tensor | None) -> bool:
-        """Whether the output follows from these weights as it did without a mask."""
-        out = self.reading.output
-        if out is None or not out.last or out.before or out.merge != "heads" or output is None:
-            return output is not None
-        merged = side_by_side(core.weights.nan_to_num() @ core.value)
-        expected = merged @ out.fit.weight.T + out.fit.bias
-        expected = expected + out.residual * self.bound.inputs.query if out.residual else expected
-        rows = torch.isfinite(output).all(-1) & torch.isfinite(core.weights).all(-1).all(1)
-        rows = rows & (output != 0).any(-1)  # rows of padding may be cleared
-        return expected.shape == output.shape and same(expected[rows], output[rows], 1e-6)
-
-    def _meaning(self, core: Core, meant: Tensor, mask: Tensor) -> str:
-        scores, weights = self.reading.scores, core.weights.nan_to_num()
-        assert scores is not None  # noqa: S101 - masks are measured only where scores were read
-        if same(weights, self.reading.core.weights.nan_to_num()):
-            return "none"
-        base, seen = scores.visible, weights > 1e-30
-        kept, hidden = _agree(seen, meant & base), _agree(seen, ~meant & base)
-        if scores.axis == "keys" and core.softmax is not None and (kept or hidden):
-            before = (core.softmax.nan_to_num() > 1e-30) & base
-            sums = weights.sum(-1)
-            if bool(before.eq(base).all()) and not torch.allclose(sums, torch.ones_like(sums)):
-                return "after"
-        if kept or hidden:
-            return "keep" if kept else "drop"
-        if not bool(torch.isfinite(core.weights).all()):
-            place = _misplaced(seen, meant, base)
-            return place if place in ("queries", "transposed") else "nan"
-        if bool(seen.eq(base).all()):
-            factor = self._factor(core, mask)
-            return "leaks" if factor is None else "additive" if abs(factor - 1) < 1e-6 else "scaled"
-        return _misplaced(seen, meant, base)
-
-    def _factor(self, core: Core, mask: Tensor) -> float | None:
-        """The factor with which the mask was added to the logits, up to a constant for each row; None for no such."""
-        change = core.weights.clamp_min(1e-300).log() - self.reading.core.weights.clamp_min(1e-300).log()
-        change = change - change.mean(-1, keepdim=True)
-        for shaped in (mask.double(), mask.double().unsqueeze(1)):
-            with contextlib.suppress(RuntimeError):
-                wide = shaped.expand(change.shape)
-                wide = wide - wide.mean(-1, keepdim=True)
-                factor = float((change * wide).sum() / (wide * wide).sum().clamp_min(1e-300))
-                if abs(factor) > 1e-9 and same(change, factor * wide, 1e-6):
-                    return factor
-        return None
-
-
-def _are_even(weights: Tensor) -> bool:
-    """Whether every row with several visible keys gives them the same weight: a large number replaced the scores."""
-    seen = weights > 1e-30
-    counts = seen.sum(-1, keepdim=True)
-    rows = (counts > 1).expand_as(seen)
-    even = (1 / counts.double()).expand_as(seen)[rows & seen]
-    return bool(rows.any()) and torch.allclose(weights[rows & seen].double(), even)
-
-
-def _agree(seen: Tensor, meant: Tensor) -> bool:
-    """Whether they are equal in every row in which some key is visible."""
-    rows = meant.any(-1)
-    return bool(rows.any()) and bool((seen[rows] == meant[rows]).all())
-
-
-def _misplaced(seen: Tensor, meant: Tensor, base: Tensor) -> str:
-    """Where a mask went that did not hide the keys it names: other axes, some heads only, or another sample."""
-    by_key = bool((meant == meant[:, :, :1]).all())
-    if not bool(base.all()) and (_agree(seen, meant) or _agree(seen, ~meant)):
-        return "uncausal"
-    if not bool(base.all()) and (_agree(seen, meant | base) or _agree(seen, ~meant | base)):
-        return "either"
-    for wanted in (meant, ~meant):
-        square = wanted.shape[-1] == wanted.shape[-2]
-        if by_key and square and _agree_as_padding(seen, wanted, base):
-            return "keep" if wanted is meant else "drop"
-        if by_key and square and _hides_rows(seen, wanted, base):
-            return "queries"
-        if not by_key and square and _agree(seen, wanted.mT & base):
-            return "transposed"
-        heads = [_agree(seen[:, h], (wanted & base)[:, h]) for h in range(seen.shape[1])]
-        idle = [bool(seen[:, h].eq(base[:, h]).all()) for h in range(seen.shape[1])]
-        if any(heads) and all(a or b for a, b in zip(heads, idle, strict=True)):
-            return "some heads"
-    return _of_another_sample(seen, meant, base)
-
-
-def _agree_as_padding(seen: Tensor, meant: Tensor, base: Tensor) -> bool:
-    """Whether keys are hidden from every query that is itself visible, as where padding hides rows as well."""
-    rows = meant[:, :, 0].unsqueeze(-1).expand_as(meant)
-    kept = (meant & base)[rows]
-    return bool((seen[rows] == kept).all()) and bool(kept.any())
-
-
-def _hides_rows(seen: Tensor, meant: Tensor, base: Tensor) -> bool:
-    """Whether queries that the mask names see nothing or everything alike, and others see all they saw before."""
-    rows = meant[:, :, 0]  # (B, H, T) as if the mask were about queries
-    return bool((seen[rows] == base[rows]).all()) and not bool(seen.eq(meant & base).all())
-
-
-def _of_another_sample(seen: Tensor, meant: Tensor, base: Tensor) -> str:
-    """`wrong sample` where every table belongs to some sample of the mask, but not to its own."""
-    got = seen.flatten(0, 1).flatten(1)
-    for wanted in (meant & base, ~meant & base):
-        if bool((got[:, None] == wanted[:, 0].flatten(1)[None]).all(-1).any(-1).all()):
-            return "wrong sample"
-    return "other"
 
 
 def mask_meanings(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -415,7 +110,7 @@ def _by_head_instead(argument: MaskArgument, bound: Bound, reading: AttentionRea
                 other = bound.called({argument.name: mask.double()}, inputs=few)
                 core = MaskTrial(bound, reading, argument.name).same_arrangement(other)
                 swapped = meant[:, 0].expand(H, *meant.shape[1:]) & reading.visible[:H]
-                if core is not None and _agree(core.weights.nan_to_num() > 1e-30, swapped):
+                if core is not None and agree(core.weights.nan_to_num() > 1e-30, swapped):
                     words = (
                         f"argument {argument.name}: with {H} samples and {H} heads, the mask of sample 1 reaches head 1"
                     )
@@ -520,7 +215,7 @@ def combined_masks(bound: Bound, reading: AttentionReading | None) -> Found:
     for argument, one in zip(usable, tried, strict=False):
         if one is not None and one.meant is not None:
             both = both & (one.meant if argument.meaning == "keep" else ~one.meant)
-    if core is not None and not _agree(core.weights.nan_to_num() > 1e-30, both):
+    if core is not None and not agree(core.weights.nan_to_num() > 1e-30, both):
         yield Finding("masks-combined", words, core.mask_line())
 
 
@@ -537,7 +232,7 @@ def _with_causal(bound: Bound, reading: AttentionReading, argument: MaskArgument
         return
     core = MaskTrial(bound, reading, argument.name).same_arrangement(other)
     visible = (tried.meant if argument.meaning == "keep" else ~tried.meant) & torch.ones_like(tried.meant).tril()
-    if core is not None and not _agree(core.weights.nan_to_num() > 1e-30, visible):
+    if core is not None and not agree(core.weights.nan_to_num() > 1e-30, visible):
         line = bound.case.condition_around(core.mask_line(bound.trace), argument.name) or core.mask_line(bound.trace)
         yield Finding("masks-combined", f"{argument.name} and {flag}=True together", line)
 
@@ -661,7 +356,7 @@ def _masked_beside(bound: Bound, reading: AttentionReading, other: Bound, name: 
     both = other.called({usable[0].name: tried.mask.clone()})
     core = MaskTrial(bound, reading, usable[0].name).same_arrangement(both)
     visible = (tried.meant if usable[0].meaning == "keep" else ~tried.meant) & torch.ones_like(tried.meant).tril()
-    if core is not None and not _agree(core.weights.nan_to_num() > 1e-30, visible):
+    if core is not None and not agree(core.weights.nan_to_num() > 1e-30, visible):
         line = bound.case.line_with(rf"\b(if|elif)\b.*\b{usable[0].name}\b") or core.mask_line(bound.trace)
         yield Finding("masks-combined", f"{usable[0].name} beside {name}=True", line)
 
@@ -700,8 +395,7 @@ def _switched(other: Bound, name: str) -> Iterator[Finding]:
     yield from (replace(f, detail=f"{f.detail} ({words})") for f in found)
     if found or seen is None or seen.scores is None:
         return
-    line = next((n.line for n in seen.core.trace.nodes if n.op in ("tril", "triu") and n.line is not None), None)
-    line = line or seen.core.mask_line() or seen.core.softmax_line
+    line = triangle_line(other.case, seen) or seen.core.mask_line() or seen.core.softmax_line
     mistake = CAUSAL_MISTAKES.get(pattern(seen.scores.visible))
     if seen.scores.after == "masked":
         yield Finding("mask-after-softmax", words, line)

@@ -14,7 +14,9 @@ from torch.utils._pytree import tree_leaves
 from headwise.check.arguments import parameters_of
 from headwise.check.binding import Bound
 from headwise.check.calls import FunctionWithWeights, Inputs, leaves, make_inputs, signature
-from headwise.check.faults.masks import MaskTrial, is_boolean, is_causal_switch, measured
+from headwise.check.faults.mask_meaning import MaskTrial, is_boolean, measured
+from headwise.check.faults.masks import is_causal_switch
+from headwise.check.faults.questions import triangle_line
 from headwise.check.faults.stages import stage_findings
 from headwise.check.faults.training import wrong_slope
 from headwise.check.fits import same
@@ -233,23 +235,11 @@ def _kept_inside(bound: Bound, flags: dict[str, Any]) -> Found:
         yield Note("good", f"{next(iter(flags))}: same result token by token")
     else:
         gap = float((out - whole[:, cut:]).abs().nan_to_num().max())
-        line = (
-            triangle_of(last) or read_mask_line(last) or next((n.line for n in last.trace.nodes if n.op == "cat"), None)
-        )
+        seen = read(last)
+        line = None if seen is None else triangle_line(bound.case, seen) or seen.core.mask_line()
         yield Finding(
             "cache-differs", f"after {cut} tokens in the cache, the next one differs by up to {gap:.3g}", line
         )
-
-
-def triangle_of(bound: Bound) -> int | None:
-    """The line that makes a triangle in a call."""
-    return next((n.line for n in bound.trace.nodes if n.op in ("tril", "triu") and n.line is not None), None)
-
-
-def read_mask_line(bound: Bound) -> int | None:
-    """The line that masks scores in a call."""
-    seen = read(bound)
-    return None if seen is None else seen.core.mask_line()
 
 
 def _continued(bound: Bound, names: list[str], flags: dict[str, Any], cut: int) -> Finding | Note | None:
@@ -267,12 +257,11 @@ def _continued(bound: Bound, names: list[str], flags: dict[str, Any], cut: int) 
         out = bound.output_of(rest, given)  # None, perhaps because the argument takes something else
         if out is None or whole is None or out.shape != whole[:, cut:].shape:
             continue
-        last = slice(-1, None) if cut == bound.sizes.T - 1 else slice(None)
-        if same(out[:, last], whole[:, cut:][:, last]):
+        if same(out, whole[:, cut:]):
             return Note("good", names[0])
-        causal = torch.equal(out, out) and last == slice(-1, None)
+        single = cut == bound.sizes.T - 1  # the last token sees all others, causal or not
         gap = float((out[:, -1] - whole[:, -1]).abs().max())
-        if causal and not same(out, _alone(bound, rest, flags)):
+        if single and not same(out, _alone(bound, rest, flags)):
             line = _joining_line(bound, rest, given)
             return Finding(
                 "cache-differs", f"after a cache of {cut} tokens, the next one differs by up to {gap:.3g}", line

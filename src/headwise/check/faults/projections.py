@@ -11,7 +11,7 @@ from headwise.check.calls import tensors
 from headwise.check.faults.questions import WEIGHTLESS, has_number, listed, named_role, near, of_stages, role_in
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
-from headwise.check.reading import AttentionReading, Projection
+from headwise.check.reading import AttentionReading, Projection, multiple
 from headwise.check.trace import PRODUCTS
 
 
@@ -280,12 +280,16 @@ def _repeated_bias(bound: Bound, bias: Tensor) -> int | None:
     return None
 
 
+def _is_made_of(weight: Tensor, product: Tensor) -> bool:
+    return weight.shape == product.shape and multiple(weight, product) is not None
+
+
 def _product_of_two(bound: Bound, name: str, weight: Tensor, line: int | None, others: set[str]) -> Found:
     """A map that is a product of two weights: of one with itself, which is a mistake, or of two different ones."""
     held = {n: t.detach().double() for n, t in tensors(bound.thing).items() if t.dim() == 2}
     for first, a in held.items():
         for second, b in held.items():
-            if a.shape[1] == b.shape[0] and any(_is_multiple(weight, m) for m in (a @ b, (a @ b).T)):
+            if a.shape[1] == b.shape[0] and any(_is_made_of(weight, m) for m in (a @ b, (a @ b).T)):
                 used = [n for n in (first, second) if n in others]
                 if first == second or used:
                     yield Finding("projected-twice", f"the {name} is made by {first} and {second}", line)
@@ -293,13 +297,6 @@ def _product_of_two(bound: Bound, name: str, weight: Tensor, line: int | None, o
                     yield Note("variant", f"two linear layers make the {name}")
                 return
     yield Note("untried", f"which weights make the {name}")
-
-
-def _is_multiple(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape:
-        return False
-    factor = float((a * b).sum() / (b * b).sum().clamp_min(1e-300))
-    return same(a, factor * b, 1e-7)
 
 
 @of_stages

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, modules, tensors
-from headwise.check.faults.masks import measured
+from headwise.check.faults.mask_meaning import measured
 from headwise.check.faults.questions import OUTPUT_NAME, role_in
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note

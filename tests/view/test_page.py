@@ -176,7 +176,7 @@ def test_a_click_opens_a_head_and_zoom_ends_at_one_weight(open_page, short, resu
     assert f"{int((row > row[key]).sum()) + 1} of {query + 1} in its row" in re.sub(r"\s+", " ", text)
     shown = page.evaluate(f"document.getElementById('headwise').headwise.stage.shown[0].tiles.value({query}, {key})")
     assert shown == pytest.approx(expected, abs=1e-7)
-    assert "at=" in page.evaluate("new Promise(r => setTimeout(() => r(location.hash), 500))")
+    until(page, "location.hash.includes('at=')")
 
 
 def test_every_colour_that_a_canvas_asks_for_is_declared():
@@ -205,16 +205,18 @@ def test_a_zoomed_window_is_the_same_when_its_address_is_opened_again(open_page,
     page = open_page(short, "#view=map&head=4.2")
     settled(page)
     point_at(page, 11, 7)
+    page.evaluate("() => { window.turns = 0; addEventListener('wheel', () => { window.turns += 1; }); }")
     for _ in range(5):
         page.mouse.wheel(0, -200)
+    until(page, "window.turns === 5")
     settled(page)
+    until(page, "location.hash.includes(`at=${document.getElementById('headwise').headwise.stage.view.text}`)")
     window = """(() => {
         const { view } = document.getElementById('headwise').headwise.stage;
         return [view.x, view.y, view.x + view.width / view.scale, view.y + view.height / view.scale];
     })()"""
     before = page.evaluate(window)
     assert before[0] > 1, "zoomed in"
-    until(page, "location.hash.includes('at=')")
     page.reload()
     until(page, "document.documentElement.dataset.ready === 'true'")
     settled(page)

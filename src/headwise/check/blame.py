@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from headwise.check.sizes import CallSizes, value_for
-from headwise.check.trace import Trace, error_line
+from headwise.check.trace import PRODUCTS, SWAPS, Trace, error_line
 from headwise.check.vocabulary import constructor_role
 
 MEANT = ("heads", "head_width", "width")  # attributes whose names say which size they hold
@@ -34,6 +34,9 @@ def blamed_line(error: BaseException, trace: Trace, filename: str | None, sizes:
     linear = _of_linear(frames, own, trace, sizes, text)
     if linear is not None:
         return linear
+    mine = [frame for frame in frames if frame.f_code.co_filename == filename]
+    if len(mine) > 1 and any(node.line == raised for node in trace.nodes):  # a helper that had worked before
+        raised, own = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame is mine[-2]][0], mine[-2]
     names = _names(text, raised)
     return _of_attributes(own, names, sizes, text) or _of_tensors(own, names, trace, sizes) or raised
 
@@ -49,7 +52,24 @@ def _of_linear(frames: list[FrameType], own: FrameType, trace: Trace, sizes: Cal
         made = owner.named_modules() if isinstance(owner, nn.Module) else ()
         name = next((name for name, module in made if module is layer.f_locals["self"]), "")
         return _assignment(text, name.partition(".")[0]) if name else None
-    return _made(x, trace)
+    return _misshaped(x, trace, sizes) or _made(x, trace)
+
+
+def _misshaped(x: Tensor, trace: Trace, sizes: CallSizes) -> int | None:
+    """On the way from the weights' product with the values to this tensor, the first line that made a wrong shape."""
+    source = trace.source(x)
+    softmax = min((n.index for n in trace.softmax_nodes()), default=None)
+    if source is None or softmax is None or source < softmax:
+        return None
+    after = trace.reaches(softmax)
+    way = [n for n in reversed([*trace.ancestors([source], PRODUCTS)]) if n.index in after]
+    for node in way:
+        axes = _kind(node.value, sizes)
+        if node.op in PRODUCTS and node.value.dim() == 3 and node.value.shape[-1] not in (sizes.Dv, sizes.D):
+            return node.line
+        if node.op in SWAPS and len(axes) >= 3 and "?" not in axes and axes[-1] not in "DE":
+            return node.line
+    return None
 
 
 def _of_tensors(own: FrameType, names: set[str], trace: Trace, sizes: CallSizes) -> int | None:
@@ -69,7 +89,7 @@ def _kind(value: Tensor, sizes: CallSizes) -> str:
     """The axes of a tensor by their sizes, such as `BHTD`, with ? for a size that means nothing."""
     letters = {
         sizes.B: "B", sizes.H: "H", sizes.T: "T", sizes.S: "T", sizes.D: "D", sizes.Dv: "D", sizes.E: "E",
-        sizes.out: "E", sizes.B * sizes.H: "N", 3 * sizes.E: "E", 2 * sizes.E: "E", 1: "1", 3: "3",
+        sizes.out: "E", sizes.B * sizes.H: "N", sizes.T * sizes.H: "N", 3 * sizes.E: "E", 2 * sizes.E: "E", 1: "1", 3: "3",
     }  # fmt: skip
     return "".join(letters.get(size, "?") for size in value.shape)
 

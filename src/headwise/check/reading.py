@@ -18,6 +18,7 @@ from headwise.check.trace import PRODUCTS, Core, Node, Trace, find_attention
 
 LARGE = 500_000  # numbers; of more, no norm over tokens and groups is looked for
 GATES = ("sigmoid", "silu", "tanh", "gelu", "relu", "softplus")
+NONLINEAR = {"relu", "relu_", "elu", "tanh", "sigmoid", "gelu", "silu", "leaky_relu", "_softmax", "softplus"}
 HIDDEN = -50.0  # a score this far below the others has no weight in any precision
 AXES = {3: "keys", 2: "queries", 1: "heads", 0: "batch", (2, 3): "queries and keys together"}
 Axis = int | tuple[int, int]
@@ -106,7 +107,7 @@ class AttentionReading:
     def visible(self) -> Tensor:
         """(B, H, T, S), True where a key has weight when it meets the values."""
         if self.scores is None or self.scores.after == "masked":
-            return self.core.weights != 0
+            return (self.core.weights != 0) & torch.isfinite(self.core.weights)
         return self.scores.visible
 
     @property
@@ -369,7 +370,7 @@ def _same_numbers(a: Tensor, b: Tensor) -> bool:
 def _operation(ops: list[str]) -> str:
     if {"native_layer_norm", "rsqrt", "_fused_rms_norm", "linalg_vector_norm"} & set(ops):
         return "norm"
-    return "nonlinear" if {"relu", "elu", "tanh", "sigmoid", "gelu", "silu"} & set(ops) else "other"
+    return "nonlinear" if NONLINEAR & set(ops) else "other"
 
 
 # Scores.
@@ -519,7 +520,7 @@ def _after_softmax(softmax: Tensor, weights: Tensor) -> tuple[str, float]:
     """What was done to the weights between softmax and values, and the factor."""
     if same(softmax.nan_to_num(), weights.nan_to_num()):
         return "", 1.0
-    kept = weights != 0
+    kept = (weights != 0) & torch.isfinite(weights)
     if not kept.any():
         return "masked", 1.0
     ratio = weights[kept] / softmax[kept].clamp_min(1e-300)

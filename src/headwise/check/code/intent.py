@@ -63,6 +63,16 @@ def states_batch_first(case: Case, names: Iterable[str]) -> int | None:
     return first[0] if first and not second else None
 
 
+def states_batch_second(case: Case, names: Iterable[str]) -> int | None:
+    """The line that says of an input that its tokens come first, then the batch; None where another says otherwise."""
+    inputs = "|".join(map(re.escape, names))
+    first = [n for n, text in _statements(case) if re.search(rf"[(\[]\s*{BATCH}\s*,", text, re.I)]
+    tokens = r"(?:seq\w*|t|l|len\w*|length|time|tokens?|src_?len|tgt_?len)"
+    order = rf"\b({inputs})\b.*[(\[]\s*{tokens}\s*,\s*{BATCH}\s*,"
+    second = [n for n, text in _statements(case) if re.search(order, text, re.I)]
+    return second[0] if second and not first else None
+
+
 def _statements(case: Case) -> Iterator[tuple[int, str]]:
     """Everything that the file says in words, with the number of the line."""
     yield from _words(case.source)

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from torch import nn
 
 from headwise.check.binding import Bound, Failure
-from headwise.check.calls import PLAIN, Repaired
+from headwise.check.calls import PLAIN, Repaired, leaves
 from headwise.check.code.loader import Case, globals_read, names_used, stand_ins_used
 from headwise.check.mistakes import Finding, Found, settled
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Report
+from headwise.check.trace import VIEWS
 
 INDIRECT = {"setattr", "vars", "__dict__", "__getattr__", "exec", "eval", "locals", "globals"}  # other ways to set
 REGISTERING = {"register_buffer", "register_parameter", "add_module", "register_module"}
@@ -199,7 +200,9 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
     elif bound is not None:
         findings += _repaired(bound.repaired, case)
         if bound.returned is None:
-            findings.append(Finding("no-return"))
+            findings.append(Finding("no-return", "", case.return_line()))
+        elif (turned := _turned_output(bound)) is not None:
+            findings.append(turned)
         else:
             report.doubts.append("what it returns does not have the shape (batch, tokens, width)")
     if own is None:
@@ -209,6 +212,17 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
         report.verdict = "wrong" if any(f.severity == "wrong" for f in findings) else "unknown"
     report.findings = settled(findings)
     return report
+
+
+def _turned_output(bound: Bound) -> Finding | None:
+    """An output with the axes of the input in another order."""
+    given = bound.inputs.query.shape
+    for leaf in leaves(bound.returned)[:1]:
+        if bound.form.layout == PLAIN and leaf.shape != given and sorted(leaf.shape) == sorted(given):
+            words = f"its shape is {tuple(leaf.shape)}, that of the input {tuple(given)}"
+            last = [n.line for n in reversed(bound.trace.nodes) if n.op in VIEWS and n.line is not None]
+            return Finding("output-shape", words, last[0] if last else bound.case.return_line())
+    return None
 
 
 def _failed_imports(case: Case) -> list[Finding]:
@@ -284,7 +298,11 @@ def _is_own(first: Failure, calls: list[Failure], inside: list[Failure]) -> bool
 def _may_be_ours(failure: Failure) -> bool:
     """Whether the code rejected what we passed, or we passed something of the wrong kind."""
     rejected = isinstance(failure.error, AssertionError) or failure.deliberate
-    own = ("NoneType", "is not callable") if failure.bare and failure.projected else ("is not callable",)
+    own = (
+        ("NoneType", "is not callable", "values to unpack")
+        if failure.bare and failure.projected
+        else ("is not callable",)
+    )
     excused = [word for word in OURS if not (word in own and failure.bare)]
     return rejected or any(word in str(failure.error) for word in excused)
 

@@ -90,7 +90,9 @@ def head_count(bound: Bound, reading: AttentionReading) -> Found:
     asked, seen = asked_heads(bound), reading.core.heads.shape[1]
     if reading.between_tokens and asked and 1 < seen != asked:
         words = f"{asked} heads were asked for, {seen} are computed"
-        yield Finding("heads-lost", words, reading.core.score_line)
+        looped = reading.core.order == "one product per head"
+        line = bound.case.line_with(r"\brange\(") if looped else bound.case.shape_line(reading.core.split_line())
+        yield Finding("heads-lost", words, line or reading.core.score_line)
     if reading.output is None or seen > 1:
         return
     asked, Dv = _heads_of_layer(bound, reading), reading.core.heads.shape[-1]

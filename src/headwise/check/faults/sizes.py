@@ -285,13 +285,15 @@ def _kv_names(bound: Bound) -> list[str]:
 
 def _judged_groups(bound: Bound, seen: AttentionReading, when: str, fewer: int) -> list[Finding]:
     found = [f for f in stage_findings(bound, seen) if f.severity == "wrong"]
-    H, line = seen.core.weights.shape[1], seen.core.sharing_line()
+    H = seen.core.weights.shape[1]
+    usual = [h // (H // fewer) for h in range(H)]
     keys, values = _groups(seen.key, H), _groups(seen.value, H)
     if found or keys is None or values is None:
         return [replace(f, detail=f"{f.detail} ({when})") for f in found]
+    line = seen.core.sharing_line("value" if keys == usual else "key")
     if keys != values:
         return [Finding("grouped-order", f"{when}: heads share keys as {keys} and values as {values}", line)]
-    if keys != [h // (H // fewer) for h in range(H)] and len(set(keys)) == fewer:
+    if keys != usual and len(set(keys)) == fewer:
         words = f"{when}: heads share keys and values as {keys}, where neighbors usually share"
         return [Finding("grouped-order", words, line)]
     return []

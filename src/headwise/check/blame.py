@@ -89,7 +89,8 @@ def _kind(value: Tensor, sizes: CallSizes) -> str:
     """The axes of a tensor by their sizes, such as `BHTD`, with ? for a size that means nothing."""
     letters = {
         sizes.B: "B", sizes.H: "H", sizes.T: "T", sizes.S: "T", sizes.D: "D", sizes.Dv: "D", sizes.E: "E",
-        sizes.out: "E", sizes.B * sizes.H: "N", sizes.T * sizes.H: "N", 3 * sizes.E: "E", 2 * sizes.E: "E", 1: "1", 3: "3",
+        sizes.out: "E", sizes.B * sizes.H: "N", sizes.T * sizes.H: "N", 3 * sizes.E: "E", 2 * sizes.E: "E",
+        1: "1", 3: "3",
     }  # fmt: skip
     return "".join(letters.get(size, "?") for size in value.shape)
 

@@ -3,6 +3,7 @@
 Linear maps are solved for from the recorded numbers, so the layout of the weights does not have to be known.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -276,16 +277,17 @@ def _in_any_layout(value: Tensor) -> Iterator[Tensor]:
 
 def _by_position(heads: Tensor, sources: dict[str, Tensor]) -> Iterator[Projection]:
     """Maps that differ by position, as with rotary or added positions."""
-    y = side_by_side(heads)
-    for name, x in sources.items():
-        if x.shape[:2] != y.shape[:2] or x.shape[0] <= x.shape[2] + 4 or x.shape[2] > 256:
-            continue
-        fits = [fit(x[:, t], y[:, t]) for t in range(x.shape[1])]
-        if all(f.exact for f in fits):
-            weights, biases = torch.stack([f.weight for f in fits]), torch.stack([f.bias for f in fits])
-            rotated = not same(weights[0].expand_as(weights), weights, 1e-7)
-            kind = "rotary" if rotated else "added"
-            yield Projection(name, fits[0], "heads", position=kind, by_position=weights, biases=biases)
+    viewed = heads.reshape(heads.shape[0], heads.shape[2], -1)
+    for split, y in (("heads", side_by_side(heads)), ("view", viewed)):
+        for name, x in sources.items():
+            if x.shape[:2] != y.shape[:2] or x.shape[0] <= x.shape[2] + 4 or x.shape[2] > 256:
+                continue
+            fits = list(itertools.takewhile(lambda f: f.exact, (fit(x[:, t], y[:, t]) for t in range(x.shape[1]))))
+            if len(fits) == x.shape[1]:
+                weights, biases = torch.stack([f.weight for f in fits]), torch.stack([f.bias for f in fits])
+                rotated = not same(weights[0].expand_as(weights), weights, 1e-7)
+                kind = "rotary" if rotated else "added"
+                yield Projection(name, fits[0], split, position=kind, by_position=weights, biases=biases)
 
 
 def _earlier(heads: Tensor, nodes: list[int | None], sources: dict[str, Tensor], trace: Trace) -> Iterator[Projection]:

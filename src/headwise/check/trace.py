@@ -25,6 +25,7 @@ KEEP_OPERANDS = PRODUCTS | SOFTMAX | {"exp", "masked_fill", "masked_fill_", "whe
 VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias", "unsafe_split", "split", "chunk", "unflatten"}
 MOVES = {"transpose", "permute", "repeat", "expand", "repeat_interleave", "t", "roll", "flip", "select"}
 SWAPS = {"transpose", "permute", "t", "movedim", "swapaxes"}
+ARITHMETIC = {"add", "sub", "mul", "neg", "cat", "stack", "addcmul", "add_", "sub_", "mul_"}
 REPEATS = {"repeat", "expand", "repeat_interleave", "index_select", "index"}
 SCALES = {"mul", "div", "mul_", "div_", "baddbmm"}
 ROUNDING = ("floor_divide", "floor", "round", "trunc", "ceil")
@@ -586,9 +587,16 @@ class Core:
         return node.op.strip("_"), self._own_line(name, node) or node.line
 
     def step_line(self, name: str) -> int | None:
-        """The last line, in whatever function, that does something to queries, keys or values."""
-        behind = (n.line for n in self._behind(name, PRODUCTS) if n.line not in (None, self.score_line))
-        return next(behind, self.score_line)
+        """The last line, in whatever function, that computes with queries, keys or values after their projection."""
+        behind = (n.line for n in self._behind(name, PRODUCTS) if n.op in ARITHMETIC and n.line != self.score_line)
+        return next((line for line in behind if line is not None), self.score_line)
+
+    def same_step_line(self, name: str, other: str) -> int | None:
+        """The line that does to one of the three, in a helper, what is also done to another."""
+        theirs = {n.line for n in self._behind(other, PRODUCTS)}
+        shared = [n for n in self._behind(name, PRODUCTS) if n.op in ARITHMETIC and n.line in theirs]
+        lines = (self._own_line(name, n) for n in shared)
+        return next((line for line in lines if line is not None), None) or self.last_step(name)
 
     def bias_line(self) -> int | None:
         """The line that adds something to the scores."""
@@ -653,6 +661,8 @@ class Core:
         new = [n for n in before if n.line is not None and n.line not in usual] if plain is not None else []
         if new:
             moved = [n.line for n in new if n.op in MOVES] if moves else []
+            repeated = [n.line for n in new if n.op in REPEATS and n.value.dim() < 4] if moves else []
+            moved = repeated[:1] or moved
             numbers = [n for n in new if n.value.is_floating_point()]
             filled = [n.line for n in numbers if n.op.rstrip("_") in ("masked_fill", "where", "add", "mul", "sub")]
             if moved or filled:

@@ -496,6 +496,13 @@ class Case:
         found = [n for n in found if not several or len(list(_returned_values(n))) > 1]
         return max((n.lineno for n in found), default=None)
 
+    def discarded_line(self, word: str) -> int | None:
+        """The line of a call, with this word in it, whose result is thrown away; not in a constructor."""
+        functions = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.FunctionDef)]
+        inside = (n for f in functions if f.name != "__init__" for n in ast.walk(f) if isinstance(n, ast.Expr))
+        calls = (n for n in inside if isinstance(n.value, ast.Call) and word in ast.unparse(n.value.func).lower())
+        return next((n.lineno for n in calls), None)
+
     def size_line(self, name: str) -> int | None:
         """The line that computes the width of a layer: of the name in its arguments, or of the layer itself."""
         own = name.partition(".")[0]

@@ -12,7 +12,6 @@ from headwise.check.faults.questions import influence as influence_of
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading
-from headwise.check.trace import error_line
 
 
 def unmodified_inputs(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -242,7 +241,7 @@ def globals_in_place_of_arguments(bound: Bound, reading: AttentionReading | None
             other = bound.called(thing=bound.rebuilt())
         except Exception as error:
             words = f"with another value of {name}: {type(error).__name__}: {error}".splitlines()[0][:160]
-            yield Finding("reads-globals", words, error_line(error, bound.case.filename) or line)
+            yield Finding("reads-globals", words, line)
             return
         finally:
             space[name] = kept

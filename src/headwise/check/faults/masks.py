@@ -97,7 +97,8 @@ def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
         rf"\b{names}\.(?:dim\(\)|ndim)\s*==\s*(\d)|len\({names}\.(?:shape|size\(\))\)\s*==\s*(\d)", source
     )
     for count in sorted({int(a or b) for a, b in axes}):
-        tried = [t for t in argument.tried if t.mask.dim() == count and t.shape != LENGTHS]
+        whole = "(B,T,S)" if count == 3 else None  # the one with a row for every query of every sample
+        tried = [t for t in argument.tried if t.mask.dim() == count and t.shape in (whole or t.shape,)]
         if tried and all(t.error is not None for t in tried):
             words = (
                 f"argument {argument.name}, shape {tried[0].shape}: {type(tried[0].error).__name__}: {tried[0].error}"
@@ -106,8 +107,8 @@ def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
             return [Finding("mask-crashes", words.splitlines()[0][:200], line)]
     if re.search(rf"{names}\.dtype\s*(==|is|!=)\s*torch\.bool", source):
         tried = [t for t in argument.tried if t.mask.dtype == torch.bool and t.error is None]
-        leaks = next((t for t in tried if t.meaning == "leaks"), None)
-        if leaks is not None and not any(t.meaning in MEANING for t in tried):
+        leaks = next((t for t in tried if t.meaning in ("leaks", "additive")), None)
+        if leaks is not None and not any(t.meaning in ("keep", "drop") for t in tried):
             words = f"argument {argument.name}, shape {leaks.shape}, of booleans: hidden keys keep some weight"
             return [Finding("mask-leaks", words, bound.case.line_with(r"masked_fill|where\(") or leaks.line)]
     return []
@@ -211,12 +212,12 @@ def _unused_line(bound: Bound, argument: MaskArgument) -> int | None:
 
 
 def _executed(bound: Bound, argument: MaskArgument) -> set[int]:
-    """The lines that computed something in a call with this mask."""
-    tried = next((t for t in argument.tried if t.error is None), None)
-    with contextlib.suppress(Exception):
-        if tried is not None:
-            return _lines(bound.called({argument.name: tried.mask.clone()}))
-    return set()
+    """The lines that computed something in a call with this mask, of any number of axes that it takes."""
+    found: set[int] = set()
+    for tried in {t.mask.dim(): t for t in reversed(argument.tried) if t.error is None}.values():
+        with contextlib.suppress(Exception):
+            found |= _lines(bound.called({argument.name: tried.mask.clone()}))
+    return found
 
 
 def _lines(bound: Bound) -> set[int]:

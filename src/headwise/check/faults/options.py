@@ -144,9 +144,10 @@ def _asked_for_weights(bound: Bound, other: Bound, p: inspect.Parameter) -> Iter
     if not re.search(r"(return|need|output|with)\w*(weight|att|map)", plain(p.name)):
         return
     first, second = (len(leaves(b.returned)) for b in (bound, other))
-    shapes = [tuple(leaf.shape) for leaf in leaves(other.returned)[1:]]
+    parts = other.returned if isinstance(other.returned, tuple | list) else ()
+    shapes = [tuple(part.shape) for part in parts[1:] if isinstance(part, Tensor)]
     table = (other.inputs.query.shape[1], other.inputs.key.shape[1])
-    if first < second and not any(table in (shape[-2:], shape[-2:][::-1]) for shape in shapes):
+    if first < second and shapes and not any(table in (shape[-2:], shape[-2:][::-1]) for shape in shapes):
         line = bound.case.return_line(several=True)
         words = f"with {p.name}={not p.default}: shape {shapes[0]} is no table of queries × keys"
         yield Finding("weights-returned", words, line)

@@ -96,10 +96,13 @@ def head_count(bound: Bound, reading: AttentionReading) -> Found:
     if reading.output is None or seen > 1:
         return
     asked, Dv = _heads_of_layer(bound, reading), reading.core.heads.shape[-1]
+    line = reading.core.score_line
     if asked and asked > 1:
-        yield Finding("single-head", f"{asked} heads were asked for; the weights are one table of all {Dv} numbers")
+        yield Finding(
+            "single-head", f"{asked} heads were asked for; the weights are one table of all {Dv} numbers", line
+        )
     elif not asked and MULTI_HEAD.search(type(bound.thing).__name__):
-        yield Finding("single-head", "it is called multi-head, but nothing is split into heads")
+        yield Finding("single-head", "it is called multi-head, but nothing is split into heads", line)
     elif not asked:
         yield Note("variant", SINGLE)
 

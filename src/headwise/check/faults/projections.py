@@ -101,7 +101,7 @@ def rotary_positions(bound: Bound, reading: AttentionReading) -> Found:
         yield Note("variant", "values are rotated by position, too")
     elif parts["value"].position == "rotary":
         words = "they differ by position, like queries and keys"
-        yield Finding("rotary-values", words, reading.core.last_step("value"))
+        yield Finding("rotary-values", words, reading.core.same_step_line("value", "query"))
 
 
 def _at_first(part: Projection) -> Fit:

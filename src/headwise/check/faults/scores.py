@@ -112,7 +112,7 @@ def scale(bound: Bound, reading: AttentionReading) -> Found:
 def _other_head_width(bound: Bound, reading: AttentionReading) -> Found:
     """Heads of another width than asked for; where there are fewer or more of them, that has a name of its own."""
     H, D = reading.core.query.shape[1::2]
-    if H == (asked_heads(bound) or H):
+    if asked_heads(bound) in (None, H):
         owner = reading.projections["query"].role.names if "query" in reading.projections else []
         line = bound.case.size_line(owner[0]) if owner else reading.core.split_line()
         words = f"{H} heads of {D} numbers where {bound.sizes.D} were asked for"

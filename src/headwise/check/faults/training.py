@@ -18,6 +18,7 @@ from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading
 from headwise.check.trace import PRODUCTS, RANDOM, error_line, find_attention, learner_line
 
+ROLES = ("query", "key", "value")
 TWINS = (("q", "k", "v"), ("query", "key", "value"), ("queries", "keys", "values"), ("Q", "K", "V"))
 DRAWS = 600  # samples of one input, which differ only by what dropout leaves out
 STEP = 1e-4  # of finite differences, of fourth order
@@ -64,7 +65,8 @@ def dropout(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     _train(dropping)
     if bound.built.names_with_role("dropout") and bound.repeats(dropping):
-        line = bound.case.line_with(r"(self\.\w*drop\w*|F\.dropout|functional\.dropout)\(")
+        line = bound.case.discarded_line("drop")
+        line = line or bound.case.line_with(r"(self\.\w*drop\w*|F\.dropout|functional\.dropout)\(")
         layers = any(isinstance(m, nn.Dropout) for m in modules(dropping))
         severity = "" if layers or line is not None else "fragile"  # accepted only so that others can pass it
         yield Finding("dropout-unused", "with dropout 0.5, two calls in training mode agree", line, severity=severity)
@@ -321,6 +323,12 @@ def _has_used_twin(name: str, used: set[str]) -> bool:
     return False
 
 
+def _role_of_twin(name: str) -> str | None:
+    """Which of query, key and value a part of a layer's name stands for, as in `k_norm`."""
+    words = name.partition(".")[0].split("_")
+    return next((ROLES[family.index(w)] for w in words for family in TWINS if w in family), None)
+
+
 def wrong_slope(bound: Bound) -> list[Finding]:
     """Whether the gradient of the input is the slope that finite differences give, along one direction."""
     if any(n.value.dtype in (torch.float32, torch.float16, torch.bfloat16) for n in bound.trace.nodes):
@@ -374,6 +382,8 @@ def _line_of_absence(bound: Bound, reading: AttentionReading | None, name: str) 
     if reading is None:
         return bound.case.line_of_attribute(name)
     role = role_in(name)
+    if role is None and (own := _role_of_twin(name)) is not None:
+        return reading.core.last_step(own)
     if role is None:
         return reading.core.output_line() if OUTPUT_NAME.search(name.partition(".")[0]) else reading.core.score_line
     return reading.core.projection_line(role)

@@ -36,7 +36,8 @@ def blamed_line(error: BaseException, trace: Trace, filename: str | None, sizes:
         return linear
     mine = [frame for frame in frames if frame.f_code.co_filename == filename]
     if len(mine) > 1 and any(node.line == raised for node in trace.nodes):  # a helper that had worked before
-        raised, own = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame is mine[-2]][0], mine[-2]
+        own = mine[-2]
+        raised = next(line for frame, line in traceback.walk_tb(error.__traceback__) if frame is own)
     names = _names(text, raised)
     return _of_attributes(own, names, sizes, text) or _of_tensors(own, names, trace, sizes) or raised
 

@@ -35,7 +35,7 @@ _ROWS = (
       "Check which width the query has at the moment of the product.", step="scale"),
     M("scale-batch", "wrong", "scores are scaled by the batch size",
       "The same token then gets other weights when it is computed together with more samples.",
-      "Read the width from the last axis of the query, not from its first.", step="scale", explains=("batch-leak",)),
+      "Read the width from the last axis of the query, not from its first.", step="scale", explains=("batch-leak", "dropout-biased")),
     M("scale-length", "wrong", "scores are scaled by the sequence length",
       "The scale must not depend on the text: the sum in a score runs over the head width.",
       "Read the width from the last axis of the query.", step="scale"),

@@ -90,7 +90,8 @@ def rotary_positions(bound: Bound, reading: AttentionReading) -> Found:
             side = "key" if parts["query"].role.found else "query"
             if _is_only_rotated(replace(parts[side], position="", fit=_at_first(parts[side])), a.shape[2], bound):
                 words = f"at the first position the {side} is already rotated, the other is not"
-                yield Finding("rotary-offset", words, reading.core.last_step(side))
+                other = "query" if side == "key" else "key"
+                yield Finding("rotary-offset", words, reading.core.same_step_line(side, other))
     elif ROTARY.search(bound.case.source):
         gap = float((near[1] - near[0]).norm() / near[0].norm())
         words = f"moved by one position, two tokens get scores that differ by {gap:.1%}"
@@ -175,7 +176,7 @@ def _is_only_rotated(part: Projection, D: int, bound: Bound) -> bool:
         own = parameter.detach().double().unflatten(0, (-1, D))
         for first in range(len(own) - len(heads) + 1):
             pairs = zip(heads, own[first : first + len(heads)], strict=True)
-            if all(same(a.T @ a, b.T @ b, 1e-6) for a, b in pairs):
+            if all(multiple(a.T @ a, b.T @ b) is not None for a, b in pairs):
                 return True
     return False
 

@@ -27,7 +27,7 @@ PHRASE = re.compile(rf"\b({ON}|{OFF})\b{LINK}{FILLER}{NOT}{FILLER}\W{{0,3}}({SEE
 class Stated(NamedTuple):
     """A convention for a mask, and the line that states it."""
 
-    meaning: str  # keep: 1 is visible; drop: 1 is hidden
+    meaning: str  # keep: 1 is visible; drop: 1 is hidden; or a shape
     line: int  # 0 for the text between the code of a notebook
 
     @property
@@ -53,6 +53,17 @@ def _about(text: str, name: str) -> Iterator[str]:
     for i, match in enumerate(names):
         if match[0] == name or (match[0] == "mask" and all(m[0] in ("mask", name) for m in names)):
             yield text[match.start() : names[i + 1].start() if i + 1 < len(names) else None]
+
+
+def stated_shape(case: Case, name: str) -> Stated | None:
+    """The shape that the file states for this mask, (B,S) or (B,T,S); None where it states none or several."""
+    found = [
+        Stated("(B,T,S)" if third else "(B,S)", line)
+        for line, text in _statements(case)
+        for part in _about(text, name)
+        for third in re.findall(rf"[(\[]\s*{BATCH}\s*,\s*[a-z][\w ]*(,\s*[a-z][\w ]*)?[)\]]", part, re.IGNORECASE)
+    ]
+    return found[0] if len({stated.meaning for stated in found}) == 1 else None
 
 
 def states_batch_first(case: Case, names: Iterable[str]) -> int | None:

@@ -12,7 +12,7 @@ import torch
 from headwise.check.arguments import parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import FunctionWithWeights, signature
-from headwise.check.code.intent import stated_meaning
+from headwise.check.code.intent import stated_meaning, stated_shape
 from headwise.check.faults.crashes import Function, definition_of
 from headwise.check.faults.mask_meaning import (
     LENGTHS,
@@ -91,7 +91,13 @@ def _against_words(argument: MaskArgument, bound: Bound) -> Iterator[Finding]:
 
 
 def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
-    """Where the code asks for a number of axes or for booleans, a mask of that kind must work, not only others."""
+    """A mask of the shape that a comment states, or of the axes or type that the code asks for, must work."""
+    stated = stated_shape(bound.case, argument.name)
+    tried = [] if stated is None else [t for t in argument.tried if t.shape == stated.meaning]
+    if stated is not None and tried and all(t.error is not None for t in tried):
+        words = f"argument {argument.name}, shape {stated.meaning}, as {stated.place} says"
+        words += f": {type(tried[0].error).__name__}: {tried[0].error}"
+        return [Finding("mask-crashes", words.splitlines()[0][:200], tried[0].line)]
     source, names = bound.case.source, rf"(?:{argument.name}|\w*mask\w*)"
     axes = re.findall(
         rf"\b{names}\.(?:dim\(\)|ndim)\s*==\s*(\d)|len\({names}\.(?:shape|size\(\))\)\s*==\s*(\d)", source

@@ -586,10 +586,18 @@ class Core:
         node = next(n for n in self._behind(name, PRODUCTS) if n.op in kinds)
         return node.op.strip("_"), self._own_line(name, node) or node.line
 
-    def step_line(self, name: str) -> int | None:
+    def step_line(self, name: str, outermost: bool = False) -> int | None:
         """The last line, in whatever function, that computes with queries, keys or values after their projection."""
-        behind = (n.line for n in self._behind(name, PRODUCTS) if n.op in ARITHMETIC and n.line != self.score_line)
-        return next((line for line in behind if line is not None), self.score_line)
+        behind = (n for n in self._behind(name, PRODUCTS) if n.op in ARITHMETIC and n.line != self.score_line)
+        lines = (n.outermost if outermost else n.line for n in behind)
+        return next((line for line in lines if line is not None), self.score_line)
+
+    def bypass_line(self) -> int | None:
+        """Where the result leaves the way of queries and keys without meeting the weights."""
+        ends = [n for n in self.trace.returned if n is not None]
+        earlier = {n.index for n in self.trace.ancestors([n.index for n in self.nodes.scores])}
+        later = [n for n in self.trace.ancestors(ends[:1]) if n.index not in earlier and n.line is not None]
+        return later[-1].line if later else None
 
     def same_step_line(self, name: str, other: str) -> int | None:
         """The line that does to one of the three, in a helper, what is also done to another."""

@@ -13,7 +13,7 @@ import inspect
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -493,8 +493,28 @@ class Case:
         around = [f for f in functions if inside is not None and f.lineno <= inside <= (f.end_lineno or 0)]
         around = around or [f for f in functions if f.name in ("forward", "__call__", self.name)]
         found = [n for f in around[-1:] for n in ast.walk(f) if isinstance(n, ast.Return)]
+        if around and not found and not several:
+            return around[-1].body[-1].lineno  # after which it should stand
         found = [n for n in found if not several or len(list(_returned_values(n))) > 1]
         return max((n.lineno for n in found), default=None)
+
+    def idle_line(self) -> int | None:
+        """The first line that gives a name the value that it has, as `scores = scores`: something is missing there."""
+        stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign) and len(n.targets) == 1]
+        return next((n.lineno for n in stored if ast.unparse(n.targets[0]) == ast.unparse(n.value)), None)
+
+    def alias_line(self, names: Iterable[str]) -> int | None:
+        """The first line that only gives one of these names another name, as `q = query`."""
+        stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign)]
+        return next((n.lineno for n in stored if isinstance(n.value, ast.Name) and n.value.id in names), None)
+
+    def skipped_condition(self, name: str, ran: set[int]) -> int | None:
+        """The last `if` whose body uses this name and was not executed, unless it asks whether there is none."""
+        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If)]
+        inside = [n for n in tests if any(name in ast.unparse(statement) for statement in n.body)]
+        idle = [n for n in inside if not ran & set(range(n.body[0].lineno, (n.body[-1].end_lineno or 0) + 1))]
+        idle = [n for n in idle if not re.search(r"\bis None\b|\bnot \w+$", ast.unparse(n.test))]
+        return max((n.lineno for n in idle), default=None)
 
     def discarded_line(self, word: str) -> int | None:
         """The line of a call, with this word in it, whose result is thrown away; not in a constructor."""

@@ -17,7 +17,7 @@ from headwise.check.code.loader import Case, globals_read, names_used, stand_ins
 from headwise.check.mistakes import Finding, Found, settled
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Report
-from headwise.check.trace import VIEWS
+from headwise.check.trace import PRODUCTS, VIEWS
 
 INDIRECT = {"setattr", "vars", "__dict__", "__getattr__", "exec", "eval", "locals", "globals"}  # other ways to set
 REGISTERING = {"register_buffer", "register_parameter", "add_module", "register_module"}
@@ -220,7 +220,9 @@ def _turned_output(bound: Bound) -> Finding | None:
     for leaf in leaves(bound.returned)[:1]:
         if bound.form.layout == PLAIN and leaf.shape != given and sorted(leaf.shape) == sorted(given):
             words = f"its shape is {tuple(leaf.shape)}, that of the input {tuple(given)}"
-            last = [n.line for n in reversed(bound.trace.nodes) if n.op in VIEWS and n.line is not None]
+            layers = {n.line for n in bound.trace.nodes if n.op in PRODUCTS}
+            views = (n for n in reversed(bound.trace.nodes) if n.op in VIEWS and n.line not in layers)
+            last = [n.line for n in views if n.line is not None]
             return Finding("output-shape", words, last[0] if last else bound.case.return_line())
     return None
 

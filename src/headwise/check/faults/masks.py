@@ -207,12 +207,12 @@ def _unused_line(bound: Bound, argument: MaskArgument) -> int | None:
     inside = [n for n in ast.walk(tree) if isinstance(n, ast.If) and argument.name in ast.unparse(n)]
     dropped = [n for n in ast.walk(tree) if isinstance(n, ast.Expr) and any(u in ast.walk(n) for u in uses)]
     empty = [n.body[0] for n in inside if len(n.body) == 1 and isinstance(n.body[0], ast.Pass)]
-    ran = _executed(bound, argument)
-    idle = [n for n in inside if not ran & set(range(n.body[0].lineno, (n.body[-1].end_lineno or 0) + 1))]
-    idle = [n for n in idle if not re.search(r"\bis None\b|\bnot \w+$", ast.unparse(n.test))]
-    for found in (dropped, empty, idle):
+    for found in (dropped, empty):
         if found:
             return found[-1].lineno
+    skipped = bound.case.skipped_condition(argument.name, _executed(bound, argument))
+    if (line := bound.case.idle_line() or skipped) is not None:
+        return line
     nodes = find_attention(bound.trace)
     return bound.case.line_with(rf"\b{argument.name}\b") if nodes is None else nodes.softmax[0].outermost
 
@@ -458,6 +458,9 @@ def _switched(other: Bound, name: str) -> Iterator[Finding]:
     if found or seen is None or seen.scores is None:
         return
     line = triangle_line(other.case, seen) or seen.core.mask_line() or seen.core.softmax_line
+    if line not in _lines(other):
+        line = other.case.enclosing_condition(line) or line
+    line = other.case.idle_line() or line
     mistake = CAUSAL_MISTAKES.get(pattern(seen.scores.visible))
     if seen.scores.after == "masked":
         yield Finding("mask-after-softmax", words, line)

@@ -354,7 +354,10 @@ def _refused(bound: Bound, names: list[str], flags: dict[str, Any]) -> Finding |
         line = error_line(error, bound.case.filename)
         return Finding("cache-differs", f"{words}: {type(error).__name__}: {error}".splitlines()[0][:200], line)
     if out is not None and same(out, _alone(bound, rest, flags)):
-        line = bound.case.line_with(rf"\bif\b.*\b{names[0]}\b|\b{names[0]}\b")
+        given = bound.called(flags | {names[0]: held[0]}, inputs=rest)
+        ran = {line for node in given.trace.nodes for line in node.stack}
+        line = bound.case.skipped_condition(names[0], ran)
+        line = line or bound.case.line_with(rf"\bif\b.*\b{names[0]}\b|\b{names[0]}\b")
         return Finding("cache-differs", f"{words} changes nothing", line)
     return None
 

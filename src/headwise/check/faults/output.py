@@ -144,7 +144,8 @@ def output_projection(bound: Bound, reading: AttentionReading) -> Found:
         return
     if H == 1 and not _heads_of_layer(bound, reading):
         return
-    width, line = out.fit.weight.shape[0], reading.core.trace.last_line()
+    width = out.fit.weight.shape[0]
+    line = bound.case.idle_line() or bound.case.return_line() or reading.core.trace.last_line()
     if width == H * E and H > 1:
         if bound.built.names_with_role("out_width"):
             yield Note(

@@ -3,10 +3,12 @@
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from headwise.check.arguments import parameters_of
 from headwise.check.binding import Bound
 from headwise.check.calls import modules, tensors
 from headwise.check.faults.questions import WEIGHTLESS, has_number, listed, named_role, near, of_stages, role_in
@@ -113,13 +115,34 @@ def _angles(bound: Bound, reading: AttentionReading, maps: Tensor) -> Found:
     """Angles must be those of the table that is stored, or the usual ones."""
     found = _turns(maps)
     if _are_usual(found):
+        yield from _base(bound, found, maps.shape[2])
         return
     stored = _stored_angles(bound, len(found))
     if stored is None or same(stored, found, 1e-5):
         yield Note("untried", "its rotary angles, which are not a geometric sequence from one")
     else:
         words = f"one position turns the first pair by {float(found[0]):.3g}, the table says {float(stored[0]):.3g}"
-        yield Finding("rotary-angle", words, reading.core.last_step("query"))
+        yield Finding("rotary-angle", words, reading.core.step_line("query", outermost=True))
+
+
+def _base(bound: Bound, angles: Tensor, D: int) -> Found:
+    """The base of a geometric sequence of angles must be the one that the class was given or names."""
+    if len(angles) < 2:
+        return
+    base = float((angles[0] / angles[1]) ** (D / 2))
+    named = {
+        n: v for n, v in _settings(bound).items() if re.fullmatch(r"\w*(theta|base)", n) and type(v) in (int, float)
+    }
+    if named and not any(abs(base / float(v) - 1) < 1e-3 for v in named.values() if v):
+        name, value = next(iter(named.items()))
+        words = f"the angles fall as with a base of {base:.4g}, where {name} is {value:g}"
+        yield Finding("rotary-angle", words, bound.case.line_with(rf"\b{name}\b\s*\*\*|\*\*|pow\("))
+
+
+def _settings(bound: Bound) -> dict[str, Any]:
+    """The values of the constructor's arguments, defaults included."""
+    defaults = {p.name: p.default for p in parameters_of(bound.case.target) if p.default is not p.empty}
+    return defaults | bound.built.arguments
 
 
 def _stored_angles(bound: Bound, count: int) -> Tensor | None:
@@ -252,7 +275,8 @@ def shared_projections(bound: Bound, reading: AttentionReading) -> Found:
     if copied and not tensors(bound.thing):
         yield Note("variant", WEIGHTLESS)
     elif copied:
-        line = reading.core.first_line(copied[0]) or reading.core.split_line()
+        given = [argument for argument, role in bound.form.roles.items() if role in (copied[0], "self", "memory")]
+        line = bound.case.alias_line(given) or reading.core.first_line(copied[0]) or reading.core.split_line()
         yield Finding("no-qkv-proj", f"{listed(copied)} {'are' if len(copied) > 1 else 'is'} the input itself", line)
     elif _from_one_projection(parts):
         words = f"all three use {listed(query.role.names or ['the same weights'])}"

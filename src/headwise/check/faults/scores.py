@@ -106,7 +106,7 @@ def scale(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding(_scale_name(total, D, bound), _scale_words(total, D), line)
     if not near(after, 1.0) and scores.after != "random":
         words = f"weights are multiplied by {scores.after_factor:.4g} after the softmax"
-        yield Finding("scale-after-softmax", words, line)
+        yield Finding("scale-after-softmax", words, reading.core.after_softmax_line())
 
 
 def _other_head_width(bound: Bound, reading: AttentionReading) -> Found:
@@ -123,12 +123,14 @@ def _line_of_stored_scale(bound: Bound, reading: AttentionReading, right: float)
     """The line of the constructor that computes a wrong scale, where the line that applies it only reads it."""
     text = bound.case.text(reading.core.scale_line())
     for name in re.findall(r"self\.(\w+)", text):
-        value = getattr(bound.thing, name, None)
+        value = next((v for m in modules(bound.thing) if (v := vars(m).get(name)) is not None), None)
         number = float(value) if isinstance(value, float | Tensor) and torch.as_tensor(value).numel() == 1 else None
         inverse = "scal" in name.lower() and _is_multiplied(text, name)  # a scale is what scores are multiplied with
         good = (right, right**0.5) if inverse else (right, 1 / right, right**0.5, right**-0.5)
         if number and not any(near(number, value) for value in good):
-            return bound.case.line_of_attribute(name)
+            stored = bound.case.line_of_attribute(name)
+            copied = re.search(rf"self\.{name}\s*=\s*{name}\b", bound.case.text(stored)) is not None
+            return (bound.case.line_with(rf"\(.*\b{name}\s*=[^=]") if copied else None) or stored
     return None
 
 
@@ -238,10 +240,12 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("causal-ignored", f"the method {forgotten[0]} is never called", forgotten[1])
     elif discarded is None and idle is None and _stores_a_triangle(bound) and not _has_causal_switch(bound):
         words = "a triangular mask is stored and never used"
-        yield Finding("causal-ignored", words, triangle_line(bound.case, reading))
+        yield Finding("causal-ignored", words, core.softmax_line)
     if idle is not None and not bound.form.fixed_tensor and built_in and not _hides_in_longer_input(bound):
         words = "a position mask is applied, but the slice that is used hides nothing"
-        yield Finding("causal-ignored", words, idle.line)
+        made = next((n for n in core.trace.nodes if n.op in ("tril", "triu")), None)
+        empty = made is not None and len(made.value.unique()) == 1
+        yield Finding("causal-ignored", words, made.line if made is not None and empty else idle.line)
 
 
 def _hides_in_longer_input(bound: Bound) -> bool:

@@ -69,7 +69,8 @@ def unused_attention(bound: Bound, reading: AttentionReading) -> Found:
     if not reading.used:
         words = "what is returned does not depend on the product of weights and values"
         ends = [reading.core.trace.nodes[n].line for n in reading.core.trace.returned if n is not None]
-        yield Finding("attention-unused", words, next((n for n in ends if n), reading.core.trace.last_line()))
+        line = reading.core.bypass_line() or next((n for n in ends if n), reading.core.trace.last_line())
+        yield Finding("attention-unused", words, line)
 
 
 def attention_table(bound: Bound, reading: AttentionReading | None) -> Found:

@@ -39,7 +39,7 @@ _ROWS = (
       explains=("batch-leak", "dropout-biased")),
     M("scale-length", "wrong", "scores are scaled by the sequence length",
       "The scale must not depend on the text: the sum in a score runs over the head width.",
-      "Read the width from the last axis of the query.", step="scale"),
+      "Read the width from the last axis of the query.", step="scale", explains=("cross-length",)),
     M("scale-multiplied", "wrong", "scores are multiplied by √D instead of divided",
       "This spreads the scores where they should be narrowed, and the softmax saturates.",
       "Check the direction: wider heads need smaller scores.", step="scale"),
@@ -80,7 +80,8 @@ _ROWS = (
       "Compare the bias of a near key with that of a far one."),
     M("softmax-axis", "wrong", "the softmax runs over the wrong axis",
       "A query's weights over all keys must sum to one. Along another axis, tokens compete that should not.",
-      "Find out which axis of the scores counts keys.", step="axis"),
+      "Find out which axis of the scores counts keys.", step="axis",
+      explains=("mask-transposed", "mask-on-queries")),
     # heads
     M("split-view", "wrong", "heads are split by a view where a transpose is needed",
       "A view reads the same numbers in the same order, so a head is filled with pieces of other tokens.",

@@ -8,6 +8,7 @@ import __future__
 import ast
 import builtins
 import contextlib
+import copy
 import dis
 import inspect
 import linecache
@@ -198,9 +199,18 @@ class Loaded:
         except MemoryError:
             raise
         except (Exception, SystemExit) as error:
+            if getattr(statement, "decorator_list", None):  # a registry that is not here
+                return self._execute(_undecorated(statement))
             self.problems.append((statement.lineno, f"{type(error).__name__}: {error}"))
             return error
         return None
+
+
+def _undecorated(statement: ast.stmt) -> ast.stmt:
+    """The same function or class without its decorators."""
+    bare = copy.copy(statement)
+    bare.decorator_list = []  # type: ignore[attr-defined]
+    return bare
 
 
 def read(path: Path, name: str | None = None) -> Loaded:
@@ -581,6 +591,16 @@ def names_used(target: Any) -> set[str]:
         found |= names
         if inspect.isclass(thing):
             found |= {base.__name__ for base in thing.__mro__} | {"nn", "torch"}
+    return found
+
+
+def imports_missing_in_siblings(case: Case) -> dict[str, set[str]]:
+    """Names that code of the class's project reads and its file forgot to import, by the path of that file."""
+    found: dict[str, set[str]] = {}
+    for sibling in [] if case.loaded is None else case.loaded.siblings:
+        for _, names, space in _reads(case.target):
+            if space is sibling.namespace and (missing := names & set(sibling.missing_imports)):
+                found.setdefault(str(sibling.path), set()).update(missing)
     return found
 
 

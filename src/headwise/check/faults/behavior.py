@@ -155,6 +155,9 @@ def judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Note("untried", "what is returned beside the output") if other else Note("absent", "none are returned")
         return
     for index, table in tables:
+        if not _is_used(table, reading) and _are_scores(table, bound, reading):
+            yield Note("variant", "the scores are returned, not the weights")
+            continue
         if not _is_used(table, reading):
             sums = table.sum(-1).flatten()
             made = reading.core.trace.returned[index] if index < len(reading.core.trace.returned) else None
@@ -211,6 +214,15 @@ def _is_used(table: Tensor, reading: AttentionReading) -> bool:
     return any(f.numel() == table.numel() and same(table, f.reshape(table.shape), 1e-6) for f in forms)
 
 
+def _are_scores(table: Tensor, bound: Bound, reading: AttentionReading) -> bool:
+    """Whether it is what the softmax was given, returned as logits by name."""
+    line = bound.case.return_line(several=True)
+    before = [n.operands[0] for n in reading.core.nodes.softmax if n.operands]
+    return "logit" in bound.case.text(line).lower() and any(
+        x.numel() == table.numel() and same(table.reshape(x.shape), x) for x in before
+    )
+
+
 def _is_attached(bound: Bound, index: int) -> bool:
     """Whether the returned table requires a gradient where the output does."""
     try:
@@ -236,7 +248,7 @@ def globals_in_place_of_arguments(bound: Bound, reading: AttentionReading | None
             places += [(table, n, line) for n in module_sizes(table)]
     for space, name, line in places:
         kept = space[name]
-        space[name] = kept * 2
+        space[name] = kept + 1 if space is bound.case.namespace else kept * 2
         try:
             other = bound.called(thing=bound.rebuilt())
         except Exception as error:

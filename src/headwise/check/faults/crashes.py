@@ -8,12 +8,13 @@ import builtins
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from torch import nn
 
 from headwise.check.binding import Bound, Failure
 from headwise.check.calls import PLAIN, Repaired, leaves
-from headwise.check.code.loader import Case, globals_read, names_used, stand_ins_used
+from headwise.check.code.loader import Case, globals_read, imports_missing_in_siblings, names_used, stand_ins_used
 from headwise.check.mistakes import Finding, Found, settled
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Report
@@ -142,6 +143,10 @@ def _supplied(case: Case) -> Iterator[Finding]:
     missing = {n: line for n, line in case.loaded.missing_imports.items() if n in used or not used}
     if missing:
         yield Finding("missing-import", ", ".join(sorted(missing)), min(missing.values()))
+    for path, names in imports_missing_in_siblings(case).items():
+        imports = enumerate(case.source.splitlines(), 1)
+        line = next((n for n, text in imports if re.match(rf"\s*(from|import)\b.*\b{Path(path).stem}\b", text)), None)
+        yield Finding("missing-import", f"{', '.join(sorted(names))} in {Path(path).name}", line)
     demo = {n: line for n, line in globals_read(case.target).items() if n in case.loaded.only_in_main}
     if demo:
         words = f"{', '.join(demo)}: defined only under `if __name__ == '__main__'`"
@@ -263,7 +268,7 @@ def _own_failure(failures: list[Failure]) -> Failure | None:
     calls = [f for f in inside if f.called is not None]
     if (sure := _after_attention(calls) or _own_call(calls)) is not None:
         return sure
-    if (refused := _refuses_everything(failures)) is not None:
+    if (refused := _refuses_everything(failures) or _refuses_every_type(calls)) is not None:
         return refused
     natural = [f for f in calls if f.natural]
     simple = [f for f in natural if f.projected and not f.guessed and "NoneType" not in str(f.error)]
@@ -282,6 +287,17 @@ def _refuses_everything(failures: list[Failure]) -> Failure | None:
     if len(built) < len(failures) or not first.natural or not first.refuses_all:
         return None
     return first
+
+
+def _refuses_every_type(calls: list[Failure]) -> Failure | None:
+    """A line after a projection that takes neither booleans nor numbers for a mask."""
+    late = [f for f in calls if f.guessed and f.projected and f.line is not None and not f.deliberate]
+    for line in dict.fromkeys(f.line for f in late):
+        here = [f for f in late if f.line == line]
+        words = " ".join(str(f.error) for f in here)
+        if "bool tensor is not supported" in words and "only supports boolean" in words:
+            return next(f for f in here if "bool" in str(f.error))
+    return None
 
 
 def _is_own(first: Failure, calls: list[Failure], inside: list[Failure]) -> bool:
@@ -368,6 +384,8 @@ def _crash(failure: Failure) -> Finding:
         name = "contiguous"
     elif "before Module.__init__" in str(error):
         name = "missing-super"
+    elif failure.guessed and re.search(r"\bbool", words):
+        name = "mask-crashes"
     elif isinstance(error, AttributeError) and "object has no attribute" in str(error) and "Tensor" not in str(error):
         name = "missing-attribute"
     return Finding(name, words, failure.line)

@@ -30,7 +30,7 @@ from headwise.check.faults.questions import triangle_line
 from headwise.check.faults.stages import stage_findings
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, pattern, read
-from headwise.check.trace import error_line, find_attention, is_deliberate
+from headwise.check.trace import REPEATS, error_line, find_attention, is_deliberate
 
 PLAIN_ERRORS = (AttributeError, NameError, TypeError, KeyError)
 WRONG_MEANING = {
@@ -197,7 +197,31 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
         line = _unused_line(bound, argument)
         yield Finding("mask-ignored", words, line, severity="fragile" if admitted else "")
     else:
-        yield from _same_for_all(argument, reading)
+        mixed = _mixes_samples(argument, bound)
+        yield from [mixed] if mixed is not None else _same_for_all(argument, reading)
+
+
+def _mixes_samples(argument: MaskArgument, bound: Bound) -> Finding | None:
+    """Whether the mask of one sample changes the result of another, whatever the mask means."""
+    for tried in (t for t in argument.tried if t.error is None and t.shape.startswith("(B") and t.shape != LENGTHS):
+        other = tried.mask.clone()
+        other[0] = other[0].logical_not().to(other.dtype)
+        first, second = (bound.output_of(bound.inputs, {argument.name: m.clone()}) for m in (tried.mask, other))
+        if first is None or second is None:
+            continue
+        changed = (first.nan_to_num() - second.nan_to_num()).abs().flatten(1).amax(1) > 1e-9
+        if changed[1:].any() and bound.repeats():
+            words = f"argument {argument.name}, shape {tried.shape}: the mask of sample 0 changes the result of sample"
+            line = _repeating_line(bound, argument, tried) or tried.line
+            return Finding("mask-wrong-sample", f"{words} {int(changed[1:].nonzero()[0]) + 1}", line)
+    return None
+
+
+def _repeating_line(bound: Bound, argument: MaskArgument, tried: TriedMask) -> int | None:
+    """The first line that repeats something in a call with this mask and not in one without."""
+    usual = {n.line for n in bound.trace.nodes}
+    nodes = bound.called({argument.name: tried.mask.clone()}).trace.nodes
+    return next((n.line for n in nodes if n.op in REPEATS and n.line not in usual), None)
 
 
 def _unused_line(bound: Bound, argument: MaskArgument) -> int | None:

@@ -67,9 +67,8 @@ def dropout(bound: Bound, reading: AttentionReading | None) -> Found:
     if bound.built.names_with_role("dropout") and bound.repeats(dropping):
         line = bound.case.discarded_line("drop")
         line = line or bound.case.line_with(r"(self\.\w*drop\w*|F\.dropout|functional\.dropout)\(")
-        layers = any(isinstance(m, nn.Dropout) for m in modules(dropping))
-        severity = "" if layers or line is not None else "fragile"  # accepted only so that others can pass it
-        yield Finding("dropout-unused", "with dropout 0.5, two calls in training mode agree", line, severity=severity)
+        line = line or bound.case.line_with(rf"\b{bound.built.names_with_role('dropout')[0]}\b")
+        yield Finding("dropout-unused", "with dropout 0.5, two calls in training mode agree", line)
 
 
 def _line(bound: Bound, dropping: Any) -> int | None:

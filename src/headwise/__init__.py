@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from headwise.layer import MultiHeadAttention, compat
     from headwise.layer.cache import KVCache, Memory
     from headwise.layer.explain import Explanation, explain
+    from headwise.layer.pages import PagePool
     from headwise.layer.positions import linear, llama3, ntk, rotary, yarn
     from headwise.layer.replacement import Replaced, replace
     from headwise.masks import Mask, causal, dense, documents, padding, prefix, probes, window
@@ -55,6 +56,7 @@ _HOMES = {
     "layer": "MultiHeadAttention",
     "layer.cache": "KVCache Memory",
     "layer.explain": "Explanation explain",
+    "layer.pages": "PagePool",
     "layer.positions": "linear llama3 ntk rotary yarn",
     "layer.replacement": "Replaced replace",
     "masks": "Mask causal dense documents padding prefix window",
@@ -134,6 +136,7 @@ __all__ = [
     "MissingExtraError",
     "MultiHeadAttention",
     "OptionError",
+    "PagePool",
     "Panel",
     "RelativeBias",
     "Replaced",

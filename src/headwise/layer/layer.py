@@ -19,7 +19,9 @@ from headwise.layer.cache import KVCache, Memory
 from headwise.layer.checkpoints.forms import unpack
 from headwise.layer.inputs import LayerCall, LayerInputs, Positions, check_keys, check_length, misfit
 from headwise.layer.options import Widths
+from headwise.layer.pages import PagePool
 from headwise.layer.positions import Rotary, check_positions
+from headwise.layer.storage import Format
 from headwise.masks import Extent, Mask
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.scoring import Relative
@@ -460,7 +462,7 @@ class MultiHeadAttention(nn.Module):
             weights = AttentionMap(call.query, call.key, call.scoring, lse)
         else:
             read, weights = self._spread.attend_and_look(call)
-        if cache is not None:
+        if cache is not None and cache.overwrites:
             weights = weights._of_cache(cache)
         if self._extends_scoring and not torch.is_grad_enabled():
             weights = weights.detach()  # computed without gradients, though sinks or a relative bias require one
@@ -485,6 +487,7 @@ class MultiHeadAttention(nn.Module):
         *,
         capacity: int | None = None,
         static: bool = False,
+        storage: str | Format | PagePool | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> KVCache:
@@ -494,13 +497,38 @@ class MultiHeadAttention(nn.Module):
             batch: number of samples.
             capacity: the most tokens it can hold, none of which is dropped; without it, the cache grows as needed.
             static: keep shapes constant, for `torch.compile` and CUDA graphs.
+            storage: "int8" or "fp8" to keep 8 bits per number, or a pool of pages from `make_pool`.
             device: the layer's device by default.
             dtype: the layer's dtype by default; under autocast, pass the autocast dtype.
         """
         like = next(self.parameters())
         reach = None if static or capacity is not None else masks.reach_back(self.mask)
         where: dict[str, Any] = {"device": device or like.device, "dtype": dtype or like.dtype}
-        return KVCache(batch, self.num_kv_heads, self.head_dim, capacity=capacity, window=reach, static=static, **where)
+        options: dict[str, Any] = {"capacity": capacity, "window": reach, "static": static, "storage": storage}
+        return KVCache(batch, self.num_kv_heads, self.head_dim, **options, **where)
+
+    def make_pool(
+        self,
+        pages: int,
+        page_size: int = 16,
+        *,
+        storage: str | Format | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> PagePool:
+        """Pages for the caches of this layer, and of all layers with the same heads: `make_cache(B, storage=pool)`.
+
+        Args:
+            pages: how many.
+            page_size: tokens in a page.
+            storage: "int8" or "fp8" to keep 8 bits per number.
+            device: the layer's device by default.
+            dtype: the layer's dtype by default.
+        """
+        like = next(self.parameters())
+        sizes = ((self.num_kv_heads, self.head_dim),) * 2
+        where: dict[str, Any] = {"device": device or like.device, "dtype": dtype or like.dtype}
+        return PagePool(pages, page_size, sizes, storage=storage, **where)
 
     def remember(self, key: Tensor, value: Tensor | None = None, *, positions: Positions = None) -> Memory:
         """The keys and values of an encoder's output, projected once for all later calls: `mha(x, memory)`.

@@ -17,7 +17,15 @@ from headwise.layer.cache import KVCache, Memory
 from headwise.layer.inputs import LayerInputs, Positions, check_keys, check_length, check_memory, misfit
 from headwise.layer.options import Widths
 from headwise.layer.positions import Rotary, check_positions
-from headwise.layer.projections import Fused, Projections, Separate, Three, ThreeBiases, project
+from headwise.layer.projections import (
+    Fused,
+    Projections,
+    Separate,
+    Three,
+    ThreeBiases,
+    check_head_dim,
+    project,
+)
 from headwise.masks import Extent, Mask
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.scoring import Relative
@@ -151,7 +159,7 @@ class MultiHeadAttention(nn.Module):
             d_model = d_out
             causal = True if causal is None else causal
             qkv_bias = False if qkv_bias is None and isinstance(bias, bool) else qkv_bias
-        head_dim = projections.head_dim or head_dim if projections is not None else head_dim
+        head_dim = check_head_dim(projections, head_dim)
         widths = Widths.complete(d_model, num_heads, num_kv_heads, head_dim, d_in, d_key, d_value, d_out)
         biases = options.biases(bias, qkv_bias)
         if projections is None:
@@ -205,7 +213,8 @@ class MultiHeadAttention(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "position":
-            options.check_position(value, self.num_heads, self._projections.turned_dim or self.head_dim)
+            turned = self._projections.turned_dim
+            options.check_position(value, self.num_heads, self.head_dim if turned is None else turned)
         super().__setattr__(name, value)
         if name in ("position", "sinks", "q_norm", "k_norm"):
             self._note_options()
@@ -230,6 +239,11 @@ class MultiHeadAttention(nn.Module):
             self.__dict__["position"] = rule.to(device)
         self.register_module("q_norm", options.norm(qk_norm, self.num_heads, self.head_dim, device, dtype))
         self.register_module("k_norm", options.norm(qk_norm, self.num_kv_heads, self.head_dim, device, dtype))
+        if self.k_norm is not None and not self._projections.makes_keys:
+            raise OptionError(
+                f"qk_norm={qk_norm!r} with projections={self._projections!r}, which store less than whole keys. Leave "
+                f"out qk_norm; latent(norm=...) normalizes what keys are made from."
+            )
         learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if self._scoring.sinks else None
         self.register_parameter("sinks", None if learned is None else nn.Parameter(learned))
         self._note_options()  # registering bypasses __setattr__
@@ -530,13 +544,15 @@ class MultiHeadAttention(nn.Module):
     def extra_repr(self) -> str:
         """The options that differ from their defaults."""
         rule = self.__dict__.get("position")  # a module prints itself
+        usual = isinstance(self._projections, Fused | Separate)
         values = {  # the value, and the default
             "num_kv_heads": (self.num_kv_heads, self.num_heads),
             "d_in": (self.d_in, self.d_model),
             "d_key": (self.d_key, self.d_in),
             "d_value": (self.d_value, self.d_key),
             "d_out": (self.d_out, self.d_model),
-            "head_dim": (None if self.heads_width == self.d_model else self.head_dim, None),
+            "head_dim": (None if not usual or self.heads_width == self.d_model else self.head_dim, None),
+            "projections": (None if usual else repr(self._projections), None),
             "mask": (None if self.mask is None else repr(self.mask), None),
             "position": (None if rule is None else type(rule).__name__.lower(), None),
             "softcap": (self._scoring.softcap, None),

@@ -9,16 +9,18 @@ from headwise.attention.backends.blocks import SHORTEST, QueryBlocks
 from headwise.attention.backends.dense import RowByRow, Whole
 from headwise.attention.backends.flex import FlexKernel
 from headwise.attention.backends.sdpa import Ordinary, Sdpa
+from headwise.attention.backends.shared import SharedKeys
 from headwise.attention.backends.triangles import Triangles
 
-BLOCKS, ORDINARY = QueryBlocks(), Ordinary()
-BACKENDS: tuple[Backend, ...] = (BLOCKS, Triangles(), FlexKernel(), Sdpa(), RowByRow(), Whole())
+BLOCKS, ORDINARY, SHARED = QueryBlocks(), Ordinary(), SharedKeys()
+BACKENDS: tuple[Backend, ...] = (BLOCKS, Triangles(), FlexKernel(), SHARED, Sdpa(), RowByRow(), Whole())
 
 
 def choose(call: Call) -> Backend:
     """The first backend of the table that accepts the call; warns once if it needs a large T×S tensor."""
     query = call.query
-    if call.ordinary and query.numel() and call.value.numel():
+    of_one_width = query.size(3) == call.value.size(3) or SHARED.refuses(call) is not None
+    if of_one_width and call.ordinary and query.numel() and call.value.numel():
         # The table's own answer at a tenth of the cost, during which a GPU would wait for its next kernel. A compiled
         # graph must not look at the length, which would fix it.
         short = not torch.compiler.is_compiling() and query.size(2) < SHORTEST

@@ -30,8 +30,10 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from headwise.layer import MultiHeadAttention, compat
     from headwise.layer.cache import KVCache, Memory
     from headwise.layer.explain import Explanation, explain
+    from headwise.layer.latent import latent
     from headwise.layer.pages import PagePool
     from headwise.layer.positions import linear, llama3, ntk, rotary, yarn
+    from headwise.layer.projections import Projections
     from headwise.layer.replacement import Replaced, replace
     from headwise.masks import Mask, causal, dense, documents, padding, prefix, probes, window
     from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_is
@@ -56,8 +58,10 @@ _HOMES = {
     "layer": "MultiHeadAttention",
     "layer.cache": "KVCache Memory",
     "layer.explain": "Explanation explain",
+    "layer.latent": "latent",
     "layer.pages": "PagePool",
     "layer.positions": "linear llama3 ntk rotary yarn",
+    "layer.projections": "Projections",
     "layer.replacement": "Replaced replace",
     "masks": "Mask causal dense documents padding prefix window",
     "masks.probes": "induction local offset previous_token same_token sink token_is",
@@ -138,6 +142,7 @@ __all__ = [
     "OptionError",
     "PagePool",
     "Panel",
+    "Projections",
     "RelativeBias",
     "Replaced",
     "Scoring",
@@ -157,6 +162,7 @@ __all__ = [
     "documents",
     "explain",
     "induction",
+    "latent",
     "linear",
     "llama3",
     "load_builtin",

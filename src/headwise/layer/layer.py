@@ -17,9 +17,11 @@ from headwise.errors import OptionError, ShapeError
 from headwise.layer import checkpoints, options
 from headwise.layer.cache import KVCache, Memory
 from headwise.layer.checkpoints.forms import unpack
+from headwise.layer.gates import Gate, gated, make_gate
 from headwise.layer.inputs import LayerInputs, Positions, check_keys, check_length, misfit
+from headwise.layer.norms import Norm, Norms, make_norm
 from headwise.layer.options import Widths
-from headwise.layer.positions import Rotary, check_positions
+from headwise.layer.positions import PositionalEncoding, check_positions, for_heads
 from headwise.masks import Extent, Mask
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.scoring import Relative
@@ -93,12 +95,15 @@ class MultiHeadAttention(nn.Module):
         causal: hide the keys after each query.
         mask: a mask that applies to every call, in addition to the call's own.
         dropout: probability of dropping an attention weight in training.
-        position: `rotary(...)`, `alibi(num_heads)`, a `RelativeBias(num_heads)`, which several layers may share, or
-            your own subclass of `Rotary` or `Relative`.
+        position: `rotary(...)`, `multi_axis_rotary(...)`, `temperature(...)`, `alibi(num_heads)`, a
+            `RelativeBias(num_heads)`, which several layers may share, or your own `PositionalEncoding` or `Relative`.
         scoring: `Scoring(softcap=50.0, sinks=True, scale=0.1)`: everything else that changes a score; `sinks=True`
             learns one sink per head.
-        qk_norm: normalize queries and keys: "head" (each head by itself), "width" (all heads together), or a function
-            from a width to a module, such as `nn.LayerNorm`.
+        qk_norm: normalize queries and keys: "head" (each head by itself), "width" (all heads together), "unweighted", a
+            function from a width to a module, such as `nn.LayerNorm`, or `Norms(...)`, which can also normalize values.
+        gate: multiply what heads read before the output projection by the sigmoid of a linear map of the input:
+            "element" (a factor for every number) or "head" (one for each head); or a module or function that returns
+            the factors.
         bias: whether the projections have a bias, or which of them do, such as {"q", "v", "out"}; `qkv_bias` sets the
             first three only. Projections that differ in this are stored separately.
         out_proj: False leaves out the output projection: the heads are returned side by side, unmixed.
@@ -111,6 +116,8 @@ class MultiHeadAttention(nn.Module):
     out_proj: nn.Linear | None
     q_norm: nn.Module | None
     k_norm: nn.Module | None
+    v_norm: nn.Module | None
+    gate: nn.Module | None
     sinks: nn.Parameter | None
     position: options.Position
     _version = 2  # marks a state dict as ours: other libraries have a `qkv_proj`, too
@@ -133,7 +140,8 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | None = None,
         position: options.Position = None,
         scoring: Scoring | None = None,
-        qk_norm: options.Norm = None,
+        qk_norm: Norm = None,
+        gate: Gate = None,
         dropout: float | None = None,
         bias: bool | Collection[str] = True,
         qkv_bias: bool | None = None,
@@ -170,7 +178,9 @@ class MultiHeadAttention(nn.Module):
         biases = options.biases(bias, qkv_bias)
         self.fused = d_key is None and d_value is None and biases["q"] == biases["k"] == biases["v"]
         self._make_projections(biases, out_proj, device, dtype)
-        self._make_options(position, qk_norm, device, dtype)
+        self._make_options(position, Norms.of(qk_norm), device, dtype)
+        rows = (self.d_in, self.num_heads, self.head_dim)
+        self.register_module("gate", make_gate(gate, *rows, biases["q"], device, dtype))
 
     @property
     def mask(self) -> Mask | None:
@@ -198,15 +208,16 @@ class MultiHeadAttention(nn.Module):
         if name == "position":
             options.check_position(value, self.num_heads, self.head_dim)
         super().__setattr__(name, value)
-        if name in ("position", "sinks", "q_norm", "k_norm"):
+        if name in ("position", "sinks", "q_norm", "k_norm", "v_norm"):
             self._note_options()
 
     def _note_options(self) -> None:
         """Note which steps a call needs beyond projection, mask and scale; most layers need none."""
-        position, modules = self.__dict__.get("position"), self._modules
-        rotary, relative = isinstance(position, Rotary), isinstance(position, Relative) or bool(modules.get("position"))
-        self._shapes_heads = rotary or any(modules.get(name) is not None for name in ("q_norm", "k_norm"))
-        self._extends_scoring = relative or self._parameters.get("sinks") is not None
+        rule, modules = options.rule_of(self.position), self._modules
+        self._encodes = isinstance(rule, PositionalEncoding)
+        normalizes = any(modules.get(name) is not None for name in ("q_norm", "k_norm", "v_norm"))
+        self._shapes_heads = self._encodes or normalizes
+        self._extends_scoring = isinstance(rule, Relative) or self._parameters.get("sinks") is not None
 
     def _make_projections(
         self, biases: dict[str, bool], out_proj: bool, device: torch.device | str | None, dtype: torch.dtype | None
@@ -226,7 +237,7 @@ class MultiHeadAttention(nn.Module):
     def _make_options(
         self,
         position: options.Position,
-        qk_norm: options.Norm,
+        norms: Norms,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
@@ -234,8 +245,10 @@ class MultiHeadAttention(nn.Module):
         rule = self.__dict__.get("position")
         if rule is not None and device is not None and torch.device(device).type != "meta":
             self.__dict__["position"] = rule.to(device)
-        self.register_module("q_norm", options.norm(qk_norm, self.num_heads, self.head_dim, device, dtype))
-        self.register_module("k_norm", options.norm(qk_norm, self.num_kv_heads, self.head_dim, device, dtype))
+        self._norm_after = norms.after
+        counts = {"q": (norms.query, self.num_heads), "k": (norms.key, self.num_kv_heads)}
+        for part, (kind, heads) in (counts | {"v": (norms.value, self.num_kv_heads)}).items():
+            self.register_module(f"{part}_norm", make_norm(kind, heads, self.head_dim, device, dtype))
         learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if self._scoring.sinks else None
         self.register_parameter("sinks", None if learned is None else nn.Parameter(learned))
         self._note_options()  # registering bypasses __setattr__
@@ -287,7 +300,8 @@ class MultiHeadAttention(nn.Module):
             read, weights = self._attend_and_look(call, cache)
         else:
             read = choose(call).run(call) if self._spread is None else self._spread.attend(call)
-        output = self._merge(read)
+        gate = self._modules["gate"]
+        output = self._merge(read if gate is None else gated(read, gate(inputs.query)))
         if inputs.offsets is not None:
             output = torch.nested.nested_tensor_from_jagged(output[0], inputs.offsets)
         return (output, weights) if wanted else output
@@ -301,7 +315,7 @@ class MultiHeadAttention(nn.Module):
             self._spread.check_call(crossing=inputs.crossing, cached=cache is not None, packed=packed)
         q, k, v = self._project(inputs)
         if self._shapes_heads or inputs.positions is not None or inputs.key_positions is not None:
-            q, k = self._normalize_and_rotate(q, k, inputs)
+            q, k, v = self._shape_heads(q, k, v, inputs)
         S = k.shape[2] if cache is None else cache.text_length(q.shape[2], inputs.lengths)
         if self.context_length is not None and not packed:
             check_length(self.context_length, q.shape[2], S, cache)
@@ -316,7 +330,7 @@ class MultiHeadAttention(nn.Module):
 
     def _pack(self, inputs: LayerInputs) -> LayerInputs:
         """The samples of a nested query in one row."""
-        return inputs.packed(self.context_length, self.mask, numbered=isinstance(self.position, Rotary))
+        return inputs.packed(self.context_length, self.mask, numbered=self._encodes)
 
     # Project and split.
 
@@ -380,41 +394,61 @@ class MultiHeadAttention(nn.Module):
             )
         return self._project_apart(q=query)[0], *memory
 
-    # Normalize and rotate.
+    # Normalize and encode positions.
 
-    def _normalize_and_rotate(self, q: Tensor, k: Tensor, inputs: LayerInputs) -> tuple[Tensor, Tensor]:
-        """Queries and keys after norms and rotary; remembered keys have had both."""
-        remembered, position = isinstance(inputs.key, Memory), self.position
-        q = q if self.q_norm is None else self.q_norm(q)
-        k = k if self.k_norm is None or remembered else self.k_norm(k)
-        if not isinstance(position, Rotary):
-            if inputs.positions is not None or inputs.key_positions is not None:
-                raise OptionError(
-                    "positions are for a rotary, and this layer has none. Leave them out: masks, ALiBi and relative "
-                    "biases follow the order of queries and keys."
-                )
-            return q, k
-        position = position.to(q.device) if q.is_meta else position
-        at = self._query_positions(q, inputs, remembered)
+    def _shape_heads(self, q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs) -> Three:
+        """The heads after norms and positions; remembered keys and values have had both."""
+        remembered, encoding = isinstance(inputs.key, Memory), self._encoding(q)
+        if encoding is None and (inputs.positions is not None or inputs.key_positions is not None):
+            raise OptionError(
+                "positions are for a rotary or another encoding of queries and keys, and this layer has none. Leave "
+                "them out: masks, ALiBi and relative biases follow the order of queries and keys."
+            )
+        at = None if encoding is None else self._query_positions(q, inputs, remembered, encoding)
+        q = self._shaped("q", q, encoding, at)
         if remembered:
-            return position.turn(q, at), k
-        given = inputs.key_positions
-        keys_at = at if given is None else check_positions("key_positions", given, k.shape[0], k.shape[2], k.device)
-        return position.turn(q, at), position.turn(k, keys_at)
+            return q, k, v
+        if encoding is not None and inputs.key_positions is not None:
+            at = self._checked("key_positions", inputs.key_positions, k, encoding)
+        return q, self._shaped("k", k, encoding, at), v if self.v_norm is None else self.v_norm(v)
 
-    def _query_positions(self, q: Tensor, inputs: LayerInputs, remembered: bool) -> Tensor:
-        """The positions of the queries in the text, (T,) or (B, T)."""
+    def _encoding(self, heads: Tensor) -> PositionalEncoding | None:
+        """The layer's encoding of positions in queries and keys."""
+        rule = options.rule_of(self.position) if self._encodes else None
+        if not isinstance(rule, PositionalEncoding):
+            return None
+        return rule.to(heads.device) if heads.is_meta else rule
+
+    def _shaped(self, part: str, heads: Tensor, encoding: PositionalEncoding | None, at: Tensor | None) -> Tensor:
+        """Queries or keys after their norm and their position, in the layer's order."""
+        norm = self._modules[f"{part}_norm"]
+        if norm is not None and not self._norm_after:
+            heads = norm(heads)
+        if encoding is not None and at is not None:
+            heads = (encoding.encode_query if part == "q" else encoding.encode_key)(heads, at)
+        return norm(heads) if norm is not None and self._norm_after else heads
+
+    @staticmethod
+    def _checked(name: str, positions: Any, heads: Tensor, encoding: PositionalEncoding) -> Tensor:
+        return check_positions(name, positions, heads.shape[0], heads.shape[2], heads.device, encoding.axes)
+
+    def _query_positions(
+        self, q: Tensor, inputs: LayerInputs, remembered: bool, encoding: PositionalEncoding
+    ) -> Tensor:
+        """The positions of the queries in the text, as the encoding takes them."""
         given, T = inputs.positions, q.shape[2]
         if given is None and self._spread is not None:
             given = self._spread.positions(q)
-        if inputs.crossing and (given is None or (inputs.key_positions is None) != remembered):
+        keys_said = (inputs.key_positions is None) == remembered or not encoding.encodes_keys
+        if inputs.crossing and (given is None or not keys_said):
             raise OptionError(
                 "cross-attention with a rotary: pass positions= for the queries and key_positions= for the keys (with "
                 "remembered keys, remember(memory, positions=...)). Only you know how the two texts are aligned."
             )
         if given is not None:
-            return check_positions("positions", given, q.shape[0], T, q.device)
-        return torch.arange(T, device=q.device) if inputs.cache is None else inputs.cache.next_positions(T)
+            return self._checked("positions", given, q, encoding)
+        counted = torch.arange(T, device=q.device) if inputs.cache is None else inputs.cache.next_positions(T)
+        return for_heads(counted, encoding.axes)
 
     # Score.
 
@@ -444,8 +478,7 @@ class MultiHeadAttention(nn.Module):
 
     def _relative(self, device: torch.device) -> Relative | None:
         """The rule that adds to a score by distance."""
-        position = self.position
-        rule = position() if isinstance(position, nn.Module) else position
+        rule = options.rule_of(self.position)
         if not isinstance(rule, Relative):
             return None
         return rule if rule.table.device == device else rule.to(device)
@@ -512,13 +545,14 @@ class MultiHeadAttention(nn.Module):
         value = key if value is None else value
         check_keys(key, key, value, self.d_key, self.d_value)
         k, v = self._project_apart(k=key, v=value)
-        k = k if self.k_norm is None else self.k_norm(k)
-        if isinstance(self.position, Rotary):
+        encoding, at = self._encoding(k), None
+        if encoding is not None and encoding.encodes_keys:
             if positions is None:
                 raise OptionError(
                     "this layer has a rotary: pass remember(memory, positions=...), the positions of the keys."
                 )
-            k = self.position.turn(k, check_positions("positions", positions, k.shape[0], k.shape[2], k.device))
+            at = self._checked("positions", positions, k, encoding)
+        k, v = self._shaped("k", k, encoding, at), v if self.v_norm is None else self.v_norm(v)
         return Memory(k, v)
 
     def projections(self) -> tuple[Three, ThreeBiases]:

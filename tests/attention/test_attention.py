@@ -244,7 +244,7 @@ def test_gradcheck_through_query_blocks():
 def test_blocks_at_both_edges_of_a_window_are_not_mixed_up():
     # First and last block see equally many keys, at different distances.
     tensors = inputs(torch.float64, 384, 384, 6, grad=False)
-    mask = window(9)
+    mask = window(9, 9)
     assert explain(*tensors, mask=mask).path == "blocks"
     torch.testing.assert_close(attend(*tensors, mask=mask), reference.attend(*tensors, visible=mask.to_tensor(384))[0])
 

@@ -79,7 +79,7 @@ def test_blocks_say_why_they_refuse():
     reasons = {
         "too few queries": explain(*heads(5)),
         "no mask hides anything": explain(*heads(300)),
-        "leaves most keys": explain(*heads(600), mask=window(400)),
+        "leaves most keys": explain(*heads(600), mask=window(400, 400)),
         "over all heads": explain(*heads(300), mask=window(20)),
     }
     for words, told in reasons.items():

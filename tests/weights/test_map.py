@@ -349,7 +349,7 @@ def test_gradients_of_single_weights_pass_gradcheck():
     shapes = ((2, 4, 5, 3), (2, 2, 7, 3), (1, 4, 5, 7), (4,))
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     assert torch.autograd.gradcheck(tile, inputs)
-    assert torch.autograd.gradcheck(lambda *x: AttentionMap(x[0], x[1], Scoring(window(2))).to_tensor(), inputs[:2])
+    assert torch.autograd.gradcheck(lambda *x: AttentionMap(x[0], x[1], Scoring(window(2, 2))).to_tensor(), inputs[:2])
 
 
 def test_second_derivatives_are_refused_and_not_dropped():

@@ -1,12 +1,12 @@
 """The kinds of masks: which keys each query may attend to, without a T×S tensor. True means "may attend".
 
-    causal()            no key after the query            window(left, right)  keys near the query
+    causal()            no key after the query            window(back, ahead)  keys near the query
     padding(lengths)    no key beyond a sample's length   documents(ids)       keys of the query's own document
     prefix(n)           the first n keys                  dense(tensor)        any table
 
 Masks combine with `&`, `|` and `~`, and draw themselves when printed:
 
->>> print(causal() & window(2))
+>>> print(window(2))
 ■·······
 ■■······
 ■■■·····
@@ -38,14 +38,18 @@ def causal() -> Mask:
     return Causal()
 
 
-def window(left: int, right: int | None = None) -> Mask:
-    """Each query sees keys at most `left` positions behind and `right` ahead (`right` defaults to `left`).
+def window(back: int, ahead: int = 0) -> Mask:
+    """Each query sees itself, the `back` keys before it and the `ahead` keys after it; by default, none after it.
 
-    The query's own position is not counted: a model with `sliding_window=W`, which counts it, is
-    `causal() & window(W - 1)`.
+    The query's own position is not counted: a model with `sliding_window=W`, which counts it, is `window(W - 1)`.
+
+    >>> print(window(2).draw(4, 4))
+    ■···
+    ■■··
+    ■■■·
+    ·■■■
     """
-    right = left if right is None else right
-    return Window(_count("window(left)", left), _count("window(right)", right))
+    return Window(_count("window(back)", back), _count("window(ahead)", ahead))
 
 
 def padding(keep: Tensor | Sequence[int], *, side: str = "right") -> Mask:
@@ -150,26 +154,26 @@ class Causal(Mask):
 class Window(Mask):
     """See `window`."""
 
-    left: int
-    right: int
+    back: int
+    ahead: int
     banded = True
     sees_self = True
 
     def visible(self, grid: Grid) -> Tensor:
         distance = grid.position - grid.col
-        return (distance <= self.left) & (distance >= -self.right)
+        return (distance <= self.back) & (distance >= -self.ahead)
 
     def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
-        return _clamp(start + S - T - self.left, S), _clamp(stop + S - T + self.right, S)
+        return _clamp(start + S - T - self.back, S), _clamp(stop + S - T + self.ahead, S)
 
     def hides_nothing(self, T: int, S: int) -> bool:
-        return self.left >= S - 1 and self.right >= T - 1 and T <= S
+        return self.back >= S - 1 and self.ahead >= T - 1 and T <= S
 
     def shows_all(self, start: int, stop: int, lo: int, hi: int, T: int, S: int) -> bool:
-        return lo >= stop - 1 + S - T - self.left and hi - 1 <= start + S - T + self.right
+        return lo >= stop - 1 + S - T - self.back and hi - 1 <= start + S - T + self.ahead
 
     def __repr__(self) -> str:
-        return f"window({self.left}, {self.right})"
+        return f"window({self.back}, {self.ahead})" if self.ahead else f"window({self.back})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -307,8 +311,8 @@ def reach_back(mask: Mask | None) -> int | None:
     (4, None)
     """
     parts = _conjuncts(mask)
-    behind = [part.left for part in parts if type(part) is Window]
-    ahead = any(type(part) is Causal or (type(part) is Window and part.right == 0) for part in parts)
+    behind = [part.back for part in parts if type(part) is Window]
+    ahead = any(type(part) is Causal or (type(part) is Window and part.ahead == 0) for part in parts)
     return min(behind) if behind and ahead else None
 
 

@@ -26,7 +26,7 @@ class WidthNorm(nn.RMSNorm):
 
     @classmethod
     def for_heads(cls, heads: int, width: int, **options: Any) -> "WidthNorm":
-        """The norm of `heads` heads of this width."""
+        """The norm of `heads` heads of this width, with the `options` of `nn.RMSNorm`."""
         return cls(heads * width, **options)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class HeadScale(nn.Module):
 
     @classmethod
     def for_heads(cls, heads: int, width: int, **options: Any) -> "HeadScale":
-        """The scale of `heads` heads of this width."""
+        """The scale of `heads` heads of this width, with the `options` of the constructor."""
         return cls(heads, width, **options)
 
     def reset_parameters(self) -> None:

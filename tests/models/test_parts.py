@@ -125,7 +125,9 @@ def state_of(module, layer):
     theirs = module.state_dict()
     if "qkv_proj.weight" in theirs:
         rows = [H * D, HKV * D, HKV * D]
-        theirs |= zip(("q_proj.weight", "k_proj.weight", "v_proj.weight"), theirs["qkv_proj.weight"].split(rows))
+        theirs |= zip(
+            ("q_proj.weight", "k_proj.weight", "v_proj.weight"), theirs["qkv_proj.weight"].split(rows), strict=True
+        )
     if layer.gate is not None:
         query, gate = theirs["q_proj.weight"].unflatten(0, (H, 2, -1)).unbind(1)
         theirs |= {"q_proj.weight": query.flatten(0, 1), "gate.proj.weight": gate.flatten(0, 1)}

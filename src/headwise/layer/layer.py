@@ -7,27 +7,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from headwise import attention, masks, shapes
 from headwise.attention.backends import Call, choose
 from headwise.errors import OptionError, ShapeError
 from headwise.layer import checkpoints, options
 from headwise.layer.cache import KVCache, Memory
-from headwise.layer.checkpoints.forms import unpack
 from headwise.layer.gates import Gate, gated, make_gate
-from headwise.layer.inputs import LayerInputs, Positions, check_keys, check_length, misfit
+from headwise.layer.inputs import LayerInputs, Positions, check_keys, check_length, check_memory, misfit
 from headwise.layer.norms import Norm, Norms, make_norm
 from headwise.layer.options import Widths
 from headwise.layer.positions import PositionalEncoding, check_positions, for_heads
+from headwise.layer.projections import Fused, Projections, Separate, Three, ThreeBiases, project
 from headwise.masks import Extent, Mask
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.scoring import Relative
-
-Three = tuple[Tensor, Tensor, Tensor]
-ThreeBiases = Three | tuple[None, None, None]
 
 
 class Distribution(Protocol):
@@ -142,6 +137,7 @@ class MultiHeadAttention(nn.Module):
         scoring: Scoring | None = None,
         qk_norm: Norm = None,
         gate: Gate = None,
+        projections: Projections | None = None,
         dropout: float | None = None,
         bias: bool | Collection[str] = True,
         qkv_bias: bool | None = None,
@@ -163,11 +159,18 @@ class MultiHeadAttention(nn.Module):
             d_model = d_out
             causal = True if causal is None else causal
             qkv_bias = False if qkv_bias is None and isinstance(bias, bool) else qkv_bias
+        head_dim = projections.head_dim or head_dim if projections is not None else head_dim
         widths = Widths.complete(d_model, num_heads, num_kv_heads, head_dim, d_in, d_key, d_value, d_out)
-        widths = widths if out_proj else widths.unmixed(d_out)
+        biases = options.biases(bias, qkv_bias)
+        if projections is None:
+            alike = d_key is None and d_value is None and biases["q"] == biases["k"] == biases["v"]
+            projections = Fused(widths.head_dim, widths.group) if alike else Separate(widths.head_dim)
+        self._projections = projections.fitted(widths)
+        self.value_dim = self._projections.value_dim or widths.head_dim
+        self.heads_width, self.group = widths.num_heads * self.value_dim, widths.group
+        widths = widths if out_proj else widths.unmixed(d_out, self.heads_width)
         self.d_model, self.num_heads, self.num_kv_heads, self.head_dim = widths[:4]
         self.d_in, self.d_key, self.d_value, self.d_out = widths[4:]
-        self.heads_width, self.group = widths.heads_width, widths.group
         self.dropout = shapes.check_probability("dropout", 0.0 if dropout is None else dropout)
         self.context_length = None if context_length is None else shapes.check_size("context_length", context_length)
         self.return_weights = return_weights
@@ -175,12 +178,18 @@ class MultiHeadAttention(nn.Module):
         self._scoring = Scoring() if scoring is None else options.check_scoring(scoring)
         mask = options.check_mask(mask)
         self.mask = mask if not self.causal else masks.causal() if mask is None else masks.causal() & mask
-        biases = options.biases(bias, qkv_bias)
-        self.fused = d_key is None and d_value is None and biases["q"] == biases["k"] == biases["v"]
-        self._make_projections(biases, out_proj, device, dtype)
+        for name, module in self._projections.modules(widths, biases, device, dtype).items():
+            self.register_module(name, module)
+        out = nn.Linear(self.heads_width, self.d_out, biases["out"], device, dtype) if out_proj else None
+        self.register_module("out_proj", out)
         self._make_options(position, Norms.of(qk_norm), device, dtype)
-        rows = (self.d_in, self.num_heads, self.head_dim)
+        rows = (self.d_in, self.num_heads, self.value_dim)
         self.register_module("gate", make_gate(gate, *rows, biases["q"], device, dtype))
+
+    @property
+    def fused(self) -> bool:
+        """Whether queries, keys and values come from one linear map, `qkv_proj`."""
+        return isinstance(self._projections, Fused)
 
     @property
     def mask(self) -> Mask | None:
@@ -206,7 +215,7 @@ class MultiHeadAttention(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "position":
-            options.check_position(value, self.num_heads, self.head_dim)
+            options.check_position(value, self.num_heads, self._projections.turned_dim or self.head_dim)
         super().__setattr__(name, value)
         if name in ("position", "sinks", "q_norm", "k_norm", "v_norm"):
             self._note_options()
@@ -218,21 +227,6 @@ class MultiHeadAttention(nn.Module):
         normalizes = any(modules.get(name) is not None for name in ("q_norm", "k_norm", "v_norm"))
         self._shapes_heads = self._encodes or normalizes
         self._extends_scoring = isinstance(rule, Relative) or self._parameters.get("sinks") is not None
-
-    def _make_projections(
-        self, biases: dict[str, bool], out_proj: bool, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> None:
-        kv_width = self.num_kv_heads * self.head_dim
-        if self.fused:
-            # Rows head by head, (Hkv, group + 2, D): the queries of a group, its key, its value. So a slice of rows
-            # is a set of whole heads, which is what tensor parallelism needs.
-            self.qkv_proj = nn.Linear(self.d_in, self.heads_width + 2 * kv_width, biases["q"], device, dtype)
-        else:
-            self.q_proj = nn.Linear(self.d_in, self.heads_width, biases["q"], device, dtype)
-            self.k_proj = nn.Linear(self.d_key, kv_width, biases["k"], device, dtype)
-            self.v_proj = nn.Linear(self.d_value, kv_width, biases["v"], device, dtype)
-        out = nn.Linear(self.heads_width, self.d_out, biases["out"], device, dtype) if out_proj else None
-        self.register_module("out_proj", out)
 
     def _make_options(
         self,
@@ -246,9 +240,10 @@ class MultiHeadAttention(nn.Module):
         if rule is not None and device is not None and torch.device(device).type != "meta":
             self.__dict__["position"] = rule.to(device)
         self._norm_after = norms.after
-        counts = {"q": (norms.query, self.num_heads), "k": (norms.key, self.num_kv_heads)}
-        for part, (kind, heads) in (counts | {"v": (norms.value, self.num_kv_heads)}).items():
-            self.register_module(f"{part}_norm", make_norm(kind, heads, self.head_dim, device, dtype))
+        sizes = {"q": (self.num_heads, self.head_dim), "k": (self.num_kv_heads, self.head_dim)}
+        sizes["v"] = (self.num_kv_heads, self.value_dim)
+        for (part, size), kind in zip(sizes.items(), (norms.query, norms.key, norms.value), strict=True):
+            self.register_module(f"{part}_norm", make_norm(kind, *size, device, dtype))
         learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if self._scoring.sinks else None
         self.register_parameter("sinks", None if learned is None else nn.Parameter(learned))
         self._note_options()  # registering bypasses __setattr__
@@ -300,6 +295,7 @@ class MultiHeadAttention(nn.Module):
             read, weights = self._attend_and_look(call, cache)
         else:
             read = choose(call).run(call) if self._spread is None else self._spread.attend(call)
+        read = self._projections.read(self._modules, call, read)
         gate = self._modules["gate"]
         output = self._merge(read if gate is None else gated(read, gate(inputs.query)))
         if inputs.offsets is not None:
@@ -326,7 +322,8 @@ class MultiHeadAttention(nn.Module):
             k, v, scoring = appended.key, appended.value, appended.scoring(scoring)
         if self._extends_scoring:
             scoring = dataclasses.replace(scoring, sinks=self.sinks, relative=self._relative(q.device))
-        return Call(q, k, v, scoring, self.dropout if self.training else 0.0)
+        call = Call(q, k, v, scoring, self.dropout if self.training else 0.0)
+        return self._projections.call(self._modules, call)
 
     def _pack(self, inputs: LayerInputs) -> LayerInputs:
         """The samples of a nested query in one row."""
@@ -335,64 +332,26 @@ class MultiHeadAttention(nn.Module):
     # Project and split.
 
     def _project(self, inputs: LayerInputs) -> Three:
-        """Query heads (B, H, T, D), key and value heads (B, Hkv, S, D)."""
+        """Query heads (B, H, T, D), and key and value heads as a cache stores them."""
         query, key, value = inputs.query, inputs.key, inputs.value
         if not isinstance(query, Tensor) or query.dim() != 3 or query.shape[2] != self.d_in:
             raise misfit("query", query, self.d_in, "d_in")
         if isinstance(key, Memory):
-            return self._project_with_memory(query, key, value)
+            check_memory(query, key, value, self._projections.stored(self.num_kv_heads, self.head_dim))
+            return self._projections.queries(self._modules, query), *key
         if key is None and value is not None:
             raise ShapeError("value is given without key; pass mha(query, key, value), or mha(x).")
         if key is None or (key is query and value is query):
-            if self.fused:
-                return self._project_fused(query)
             if not self.d_in == self.d_key == self.d_value:
                 raise ShapeError(
                     f"this layer takes queries {self.d_in} wide, keys {self.d_key} and values {self.d_value}, so one "
                     f"input cannot be all three. Pass mha(query, key, value)."
                 )
-            key = value = query
-        else:
-            value = key if value is None else value
-            check_keys(query, key, value, self.d_key, self.d_value)
-        q, k, v = self._project_apart(q=query, k=key, v=value)
-        return q, k, v
-
-    def _project_fused(self, x: Tensor) -> Three:
-        """The heads of self-attention from one matrix product."""
-        B, T, _ = x.shape
-        D, Hkv, group = self.head_dim, self.num_kv_heads, self.group
-        qkv = project(self._modules["qkv_proj"], x)  # self.qkv_proj would take 0.6 µs to look up
-        if group == 1 and not torch.is_grad_enabled():  # three views in one call; one token needs no transpose
-            split = qkv.view(B, Hkv, 3, 1, D) if T == 1 else qkv.view(B, T, Hkv, 3, D).permute(0, 2, 3, 1, 4)
-            q, k, v = split.unbind(2)
-            return q, k, v
-        # Split before transposing, so that one contiguous copy joins the three gradients.
-        q, k, v = qkv.view(B, T, Hkv, (group + 2) * D).split((group * D, D, D), dim=-1)
-        q = q if group == 1 else q.reshape(B, T, self.num_heads, D)  # a copy: no view can join separate groups
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-
-    def _project_apart(self, **inputs: Tensor) -> list[Tensor]:
-        """The heads of separate inputs, which are given by their roles `q`, `k` and `v`."""
-        counts = {"q": self.num_heads, "k": self.num_kv_heads, "v": self.num_kv_heads}
-        if not self.fused:
-            return [_split(project(self._modules[f"{role}_proj"], x), counts[role]) for role, x in inputs.items()]
-        if not is_plain(self.qkv_proj):  # an adapter or a hook must see every input
-            return [self._project_fused(x)["qkv".index(role)] for role, x in inputs.items()]
-        shapes.check_alike(input=next(iter(inputs.values())), weight=self.qkv_proj.weight)
-        linears = dict(zip("qkv", zip(*self.projections(), strict=True), strict=True))  # copies the whole weight
-        return [_split(F.linear(x, *linears[role]), counts[role]) for role, x in inputs.items()]
-
-    def _project_with_memory(self, query: Tensor, memory: Memory, value: Tensor | None) -> Three:
-        """Query heads, and the keys and values that `remember` has projected."""
-        if value is not None:
-            raise OptionError("value is given beside remembered keys, which include their values. Leave it out.")
-        if memory.key.shape[0] != query.shape[0] or memory.key.shape[1::2] != (self.num_kv_heads, self.head_dim):
-            raise ShapeError(
-                f"remembered keys of shape {tuple(memory.key.shape)} do not fit a query of {query.shape[0]} samples "
-                f"and {self.num_kv_heads} key heads {self.head_dim} wide. Make them with this layer's remember(...)."
-            )
-        return self._project_apart(q=query)[0], *memory
+            return self._projections.heads(self._modules, query)
+        value = key if value is None else value
+        check_keys(query, key, value, self.d_key, self.d_value)
+        k, v = self._projections.keys_and_values(self._modules, key, value)
+        return self._projections.queries(self._modules, query), k, v
 
     # Normalize and encode positions.
 
@@ -425,7 +384,8 @@ class MultiHeadAttention(nn.Module):
         if norm is not None and not self._norm_after:
             heads = norm(heads)
         if encoding is not None and at is not None:
-            heads = (encoding.encode_query if part == "q" else encoding.encode_key)(heads, at)
+            encode = encoding.encode_query if part == "q" else encoding.encode_key
+            heads = self._projections.turned(heads, lambda part: encode(part, at))
         return norm(heads) if norm is not None and self._norm_after else heads
 
     @staticmethod
@@ -501,10 +461,10 @@ class MultiHeadAttention(nn.Module):
         return read, weights
 
     def _merge(self, read: Tensor) -> Tensor:
-        """The output (B, T, d_out) from what the heads read, (B, H, T, D)."""
+        """The output (B, T, d_out) from what the heads read, (B, H, T, Dv)."""
         read = silenced(read, self._silent) if self._silent else read
         B, _, T, _ = read.shape
-        # (B, T, H·D): a view, since kernels write (B, T, H, D); for one token both orders are the same.
+        # (B, T, H·Dv): a view, since kernels write (B, T, H, Dv); for one token both orders are the same.
         output = read.reshape(B, 1, self.heads_width) if T == 1 else read.transpose(1, 2).flatten(2)
         out_proj = self._modules["out_proj"]
         return output if out_proj is None else project(out_proj, output)
@@ -532,7 +492,9 @@ class MultiHeadAttention(nn.Module):
         like = next(self.parameters())
         reach = None if static or capacity is not None else masks.reach_back(self.mask)
         where: dict[str, Any] = {"device": device or like.device, "dtype": dtype or like.dtype}
-        return KVCache(batch, self.num_kv_heads, self.head_dim, capacity=capacity, window=reach, static=static, **where)
+        heads, key_dim, value_dim = self._projections.stored(self.num_kv_heads, self.head_dim)
+        where |= {"capacity": capacity, "window": reach, "static": static}
+        return KVCache(batch, heads, key_dim, value_dim=value_dim, **where)
 
     def remember(self, key: Tensor, value: Tensor | None = None, *, positions: Positions = None) -> Memory:
         """The keys and values of an encoder's output, projected once for all later calls: `mha(x, memory)`.
@@ -544,7 +506,7 @@ class MultiHeadAttention(nn.Module):
         """
         value = key if value is None else value
         check_keys(key, key, value, self.d_key, self.d_value)
-        k, v = self._project_apart(k=key, v=value)
+        k, v = self._projections.keys_and_values(self._modules, key, value)
         encoding, at = self._encoding(k), None
         if encoding is not None and encoding.encodes_keys:
             if positions is None:
@@ -560,12 +522,7 @@ class MultiHeadAttention(nn.Module):
 
         Heads are in order, as in the textbooks, however the layer stores them.
         """
-        if not self.fused:
-            linears = (self.q_proj, self.k_proj, self.v_proj)
-            return tuple(x.weight for x in linears), tuple(x.bias for x in linears)  # type: ignore[return-value]
-        weights = unpack(self.qkv_proj.weight, self.num_heads, self.num_kv_heads)
-        bias: Tensor | None = self.qkv_proj.bias
-        return weights, (None, None, None) if bias is None else unpack(bias, self.num_heads, self.num_kv_heads)
+        return self._projections.weights(self._modules)
 
     @classmethod
     def from_state_dict(
@@ -621,35 +578,6 @@ class MultiHeadAttention(nn.Module):
         different = [(name, value) for name, (value, default) in values.items() if value != default]
         words = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in different]
         return ", ".join([f"{self.d_model}, {self.num_heads}", *words])
-
-
-def _split(x: Tensor, heads: int) -> Tensor:
-    """(B, T, heads · D) as (B, heads, T, D)."""
-    parts: Tensor = x.unflatten(-1, (heads, -1))
-    return parts.transpose(1, 2)
-
-
-def project(linear: Any, x: Tensor) -> Tensor:
-    """`linear(x)`. In inference, a plain `nn.Linear` without hooks is run without the 3 µs of a module call."""
-    if torch.compiler.is_compiling():
-        return linear(x)  # type: ignore[no-any-return]
-    try:
-        if torch.is_grad_enabled() or not is_plain(linear):
-            return linear(x)  # type: ignore[no-any-return]
-        parameters = linear._parameters
-        return F.linear(x, parameters["weight"], parameters["bias"])
-    except RuntimeError:  # torch compares dtypes and devices; on a mismatch, our error says how to fix it
-        if isinstance(linear, nn.Linear):
-            shapes.check_alike(input=x, weight=linear.weight)
-        raise
-
-
-def is_plain(linear: nn.Module) -> bool:
-    """Whether this is an unmodified `nn.Linear`: not patched, not sharded, and without hooks."""
-    if type(linear) is not nn.Linear or "forward" in linear.__dict__ or "weight" not in linear._parameters:
-        return False
-    hooks = linear._forward_hooks or linear._forward_pre_hooks or _global_forward_hooks or _global_forward_pre_hooks
-    return not (hooks or linear._backward_hooks or linear._backward_pre_hooks)
 
 
 def silenced(read: Tensor, heads: Sequence[int]) -> Tensor:

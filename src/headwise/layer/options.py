@@ -216,14 +216,19 @@ class Widths(NamedTuple):
         check_heads_share(result.num_heads, result.num_kv_heads)
         return result
 
-    def unmixed(self, d_out: int | None) -> Self:
-        """The sizes without an output projection, which returns the heads side by side; `d_out` as given."""
-        if d_out not in (None, self.heads_width):
+    def unmixed(self, d_out: int | None, width: int) -> Self:
+        """The sizes without an output projection, which returns the heads side by side; `d_out` as given.
+
+        Args:
+            d_out: as given.
+            width: of the values of all heads together.
+        """
+        if d_out not in (None, width):
             raise OptionError(
-                f"out_proj=False returns the heads side by side, {self.heads_width} wide, and d_out={d_out} asks for "
+                f"out_proj=False returns the heads side by side, {width} wide, and d_out={d_out} asks for "
                 f"another width. Leave out d_out, or keep the projection."
             )
-        return self._replace(d_out=self.heads_width)
+        return self._replace(d_out=width)
 
 
 def check_heads_divide(d_model: int, num_heads: int) -> None:

@@ -195,7 +195,7 @@ def test_gradients_of_both_forms_are_those_of_the_formula(monkeypatch):
 )
 @torch.no_grad()
 def test_scoring_options_apply_in_both_forms(option):
-    layer, x = layer_of(scoring=headwise.Scoring(**option)), x_of()
+    layer, x = layer_of(**option), x_of()
     cache = layer.make_cache(B)
     steps = [layer(part, cache=cache, return_weights=True) for part in x.split(1, dim=1)]
     output, weights = layer(x, return_weights=True)

@@ -14,19 +14,13 @@ from headwise.attention.backends import Call, choose
 from headwise.errors import OptionError, ShapeError
 from headwise.layer import checkpoints, options
 from headwise.layer.cache import KVCache, Memory
+from headwise.layer.gates import Gate, gated, make_gate
 from headwise.layer.inputs import LayerCall, LayerInputs, Positions, check_keys, check_length, check_memory, misfit
+from headwise.layer.norms import Norm, Norms, make_norm
 from headwise.layer.options import Widths
 from headwise.layer.pages import PagePool
-from headwise.layer.positions import Rotary, check_positions
-from headwise.layer.projections import (
-    Fused,
-    Projections,
-    Separate,
-    Three,
-    ThreeBiases,
-    check_head_dim,
-    project,
-)
+from headwise.layer.positions import PositionalEncoding, check_positions, for_heads
+from headwise.layer.projections import Fused, Projections, Separate, Three, ThreeBiases, check_head_dim, project
 from headwise.layer.storage import Format
 from headwise.masks import Extent, Mask
 from headwise.weights import AttentionMap, Scoring
@@ -94,13 +88,16 @@ class MultiHeadAttention(nn.Module):
         causal: hide the keys after each query.
         mask: a mask that applies to every call, in addition to the call's own.
         dropout: probability of dropping an attention weight in training.
-        position: `rotary(...)`, `alibi(num_heads)`, a `RelativeBias(num_heads)`, which several layers may share, or
-            your own subclass of `Rotary` or `Relative`.
+        position: `rotary(...)`, `multi_axis_rotary(...)`, `temperature(...)`, `alibi(num_heads)`, a
+            `RelativeBias(num_heads)`, which several layers may share, or your own `PositionalEncoding` or `Relative`.
         scale: above 0; what scores are multiplied by, `1 / sqrt(head_dim)` by default.
         softcap: above 0; scaled scores become softcap · tanh(score / softcap).
         sinks: learn an extra score per head that takes part in the softmax and has no value.
-        qk_norm: normalize queries and keys: "head" (each head by itself), "width" (all heads together), or a function
-            from a width to a module, such as `nn.LayerNorm`.
+        qk_norm: normalize queries and keys: "head" (each head by itself), "width" (all heads together), "unweighted", a
+            function from a width to a module, such as `nn.LayerNorm`, or `Norms(...)`, which can also normalize values.
+        gate: multiply what heads read before the output projection by the sigmoid of a linear map of the input:
+            "element" (a factor for every number) or "head" (one for each head); or a module or function that returns
+            the factors.
         projections: how queries, keys and values are made from the input: one linear map each by default, or
             `latent(...)`, or your own subclass of `Projections`.
         bias: whether the projections have a bias, or which of them do, such as {"q", "v", "out"}. If query, key and
@@ -115,6 +112,8 @@ class MultiHeadAttention(nn.Module):
     out_proj: nn.Linear | None
     q_norm: nn.Module | None
     k_norm: nn.Module | None
+    v_norm: nn.Module | None
+    gate: nn.Module | None
     sinks: nn.Parameter | None
     position: options.Position
     _version = 2  # marks a state dict as ours: other libraries have a `qkv_proj`, too
@@ -143,7 +142,8 @@ class MultiHeadAttention(nn.Module):
         scale: float | None = None,
         softcap: float | None = None,
         sinks: bool = False,
-        qk_norm: options.Norm = None,
+        qk_norm: Norm = None,
+        gate: Gate = None,
         projections: Projections | None = None,
         bias: bool | Collection[str] = True,
         out_proj: bool = True,
@@ -176,7 +176,9 @@ class MultiHeadAttention(nn.Module):
             self.register_module(name, module)
         out = nn.Linear(self.heads_width, self.d_out, biases["out"], device, dtype) if out_proj else None
         self.register_module("out_proj", out)
-        self._make_options(position, qk_norm, options.check_flag("sinks", sinks), device, dtype)
+        self._make_options(position, Norms.of(qk_norm), options.check_flag("sinks", sinks), device, dtype)
+        rows = (self.d_in, self.num_heads, self.value_dim)
+        self.register_module("gate", make_gate(gate, *rows, biases["q"], device, dtype))
 
     @property
     def fused(self) -> bool:
@@ -220,20 +222,21 @@ class MultiHeadAttention(nn.Module):
             turned = self._projections.turned_dim
             options.check_position(value, self.num_heads, self.head_dim if turned is None else turned)
         super().__setattr__(name, value)
-        if name in ("position", "sinks", "q_norm", "k_norm"):
+        if name in ("position", "sinks", "q_norm", "k_norm", "v_norm"):
             self._note_options()
 
     def _note_options(self) -> None:
         """Note which steps a call needs beyond projection, mask and scale; most layers need none."""
-        position, modules = self.__dict__.get("position"), self._modules
-        rotary, relative = isinstance(position, Rotary), isinstance(position, Relative) or bool(modules.get("position"))
-        self._shapes_heads = rotary or any(modules.get(name) is not None for name in ("q_norm", "k_norm"))
-        self._extends_scoring = relative or self._parameters.get("sinks") is not None
+        rule, modules = options.rule_of(self.position), self._modules
+        self._encodes = isinstance(rule, PositionalEncoding)
+        normalizes = any(modules.get(name) is not None for name in ("q_norm", "k_norm", "v_norm"))
+        self._shapes_heads = self._encodes or normalizes
+        self._extends_scoring = isinstance(rule, Relative) or self._parameters.get("sinks") is not None
 
     def _make_options(
         self,
         position: options.Position,
-        qk_norm: options.Norm,
+        norms: Norms,
         sinks: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
@@ -242,11 +245,14 @@ class MultiHeadAttention(nn.Module):
         rule = self.__dict__.get("position")
         if rule is not None and device is not None and torch.device(device).type != "meta":
             self.__dict__["position"] = rule.to(device)
-        self.register_module("q_norm", options.norm(qk_norm, self.num_heads, self.head_dim, device, dtype))
-        self.register_module("k_norm", options.norm(qk_norm, self.num_kv_heads, self.head_dim, device, dtype))
+        self._norm_after = norms.after
+        sizes = {"q": (self.num_heads, self.head_dim), "k": (self.num_kv_heads, self.head_dim)}
+        sizes["v"] = (self.num_kv_heads, self.value_dim)
+        for (part, size), kind in zip(sizes.items(), (norms.query, norms.key, norms.value), strict=True):
+            self.register_module(f"{part}_norm", make_norm(kind, *size, device, dtype))
         if self.k_norm is not None and not self._projections.makes_keys:
             raise OptionError(
-                f"qk_norm={qk_norm!r} with projections={self._projections!r}, which store less than whole keys. Leave "
+                f"qk_norm={norms.key!r} with projections={self._projections!r}, which store less than whole keys. Leave "
                 f"out qk_norm; latent(norm=...) normalizes what keys are made from."
             )
         learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if sinks else None
@@ -300,7 +306,9 @@ class MultiHeadAttention(nn.Module):
             read, weights = self._attend_and_look(call, cache)
         else:
             read = choose(call).run(call) if self._spread is None else self._spread.attend(call)
-        output = self._merge(self._projections.read(self._modules, call, read))
+        read = self._projections.read(self._modules, call, read)
+        gate = self._modules["gate"]
+        output = self._merge(read if gate is None else gated(read, gate(inputs.query)))
         if inputs.offsets is not None:
             output = torch.nested.nested_tensor_from_jagged(output[0], inputs.offsets)
         return (output, weights) if wanted else output
@@ -314,7 +322,7 @@ class MultiHeadAttention(nn.Module):
             self._spread.check_call(crossing=inputs.crossing, cached=cache is not None, packed=packed)
         q, k, v = self._project(inputs)
         if self._shapes_heads or inputs.positions is not None or inputs.key_positions is not None:
-            q, k = self._normalize_and_rotate(q, k, inputs)
+            q, k, v = self._shape_heads(q, k, v, inputs)
         S = k.shape[2] if cache is None else cache.text_length(q.shape[2], inputs.lengths)
         if self.context_length is not None and not packed:
             check_length(self.context_length, q.shape[2], S, cache)
@@ -330,7 +338,7 @@ class MultiHeadAttention(nn.Module):
 
     def _pack(self, inputs: LayerInputs) -> LayerInputs:
         """The samples of a nested query in one row."""
-        return inputs.packed(self.context_length, self.mask, numbered=isinstance(self.position, Rotary))
+        return inputs.packed(self.context_length, self.mask, numbered=self._encodes)
 
     # Project and split.
 
@@ -356,47 +364,62 @@ class MultiHeadAttention(nn.Module):
         k, v = self._projections.keys_and_values(self._modules, key, value)
         return self._projections.queries(self._modules, query), k, v
 
-    # Normalize and rotate.
+    # Normalize and encode positions.
 
-    def _normalize_and_rotate(self, q: Tensor, k: Tensor, inputs: LayerInputs) -> tuple[Tensor, Tensor]:
-        """Queries and keys after norms and rotary; remembered keys have had both."""
-        remembered, position = isinstance(inputs.key, Memory), self.position
-        q = q if self.q_norm is None else self.q_norm(q)
-        k = k if self.k_norm is None or remembered else self.k_norm(k)
-        if not isinstance(position, Rotary):
-            if inputs.positions is not None or inputs.key_positions is not None:
-                raise OptionError(
-                    "positions are for a rotary, and this layer has none. Leave them out: masks, ALiBi and relative "
-                    "biases follow the order of queries and keys."
-                )
-            return q, k
-        position = position.to(q.device) if q.is_meta else position
-        at = self._query_positions(q, inputs, remembered)
+    def _shape_heads(self, q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs) -> Three:
+        """The heads after norms and positions; remembered keys and values have had both."""
+        remembered, encoding = isinstance(inputs.key, Memory), self._encoding(q)
+        if encoding is None and (inputs.positions is not None or inputs.key_positions is not None):
+            raise OptionError(
+                "positions are for a rotary or another encoding of queries and keys, and this layer has none. Leave "
+                "them out: masks, ALiBi and relative biases follow the order of queries and keys."
+            )
+        at = None if encoding is None else self._query_positions(q, inputs, remembered, encoding)
+        q = self._shaped("q", q, encoding, at)
         if remembered:
-            return self._turned(q, position, at), k
-        given = inputs.key_positions
-        keys_at = at if given is None else check_positions("key_positions", given, k.shape[0], k.shape[2], k.device)
-        return self._turned(q, position, at), self._turned(k, position, keys_at)
+            return q, k, v
+        if encoding is not None and inputs.key_positions is not None:
+            at = self._checked("key_positions", inputs.key_positions, k, encoding)
+        return q, self._shaped("k", k, encoding, at), v if self.v_norm is None else self.v_norm(v)
 
-    def _turned(self, heads: Tensor, position: Rotary, at: Tensor) -> Tensor:
-        """Queries or keys after the position turned them, or the part of them that it applies to."""
-        if self._projections.turned_dim is None:
-            return position.turn(heads, at)
-        return self._projections.turned(heads, lambda part: position.turn(part, at))
+    def _encoding(self, heads: Tensor) -> PositionalEncoding | None:
+        """The layer's encoding of positions in queries and keys."""
+        rule = options.rule_of(self.position) if self._encodes else None
+        if not isinstance(rule, PositionalEncoding):
+            return None
+        return rule.to(heads.device) if heads.is_meta else rule
 
-    def _query_positions(self, q: Tensor, inputs: LayerInputs, remembered: bool) -> Tensor:
-        """The positions of the queries in the text, (T,) or (B, T)."""
+    def _shaped(self, part: str, heads: Tensor, encoding: PositionalEncoding | None, at: Tensor | None) -> Tensor:
+        """Queries or keys after their norm and their position, in the layer's order."""
+        norm = self._modules[f"{part}_norm"]
+        if norm is not None and not self._norm_after:
+            heads = norm(heads)
+        if encoding is not None and at is not None:
+            encode = encoding.encode_query if part == "q" else encoding.encode_key
+            heads = self._projections.turned(heads, lambda part: encode(part, at))
+        return norm(heads) if norm is not None and self._norm_after else heads
+
+    @staticmethod
+    def _checked(name: str, positions: Any, heads: Tensor, encoding: PositionalEncoding) -> Tensor:
+        return check_positions(name, positions, heads.shape[0], heads.shape[2], heads.device, encoding.axes)
+
+    def _query_positions(
+        self, q: Tensor, inputs: LayerInputs, remembered: bool, encoding: PositionalEncoding
+    ) -> Tensor:
+        """The positions of the queries in the text, as the encoding takes them."""
         given, T = inputs.positions, q.shape[2]
         if given is None and self._spread is not None:
             given = self._spread.positions(q)
-        if inputs.crossing and (given is None or (inputs.key_positions is None) != remembered):
+        keys_said = (inputs.key_positions is None) == remembered or not encoding.encodes_keys
+        if inputs.crossing and (given is None or not keys_said):
             raise OptionError(
                 "cross-attention with a rotary: pass positions= for the queries and key_positions= for the keys (with "
                 "remembered keys, remember(memory, positions=...)). Only you know how the two texts are aligned."
             )
         if given is not None:
-            return check_positions("positions", given, q.shape[0], T, q.device)
-        return torch.arange(T, device=q.device) if inputs.cache is None else inputs.cache.next_positions(T)
+            return self._checked("positions", given, q, encoding)
+        counted = torch.arange(T, device=q.device) if inputs.cache is None else inputs.cache.next_positions(T)
+        return for_heads(counted, encoding.axes)
 
     # Score.
 
@@ -426,8 +449,7 @@ class MultiHeadAttention(nn.Module):
 
     def _relative(self, device: torch.device) -> Relative | None:
         """The rule that adds to a score by distance."""
-        position = self.position
-        rule = position() if isinstance(position, nn.Module) else position
+        rule = options.rule_of(self.position)
         if not isinstance(rule, Relative):
             return None
         return rule if rule.table.device == device else rule.to(device)
@@ -521,14 +543,14 @@ class MultiHeadAttention(nn.Module):
         value = key if value is None else value
         check_keys(key, key, value, self.d_key, self.d_value)
         k, v = self._projections.keys_and_values(self._modules, key, value)
-        k = k if self.k_norm is None else self.k_norm(k)
-        if isinstance(self.position, Rotary):
+        encoding, at = self._encoding(k), None
+        if encoding is not None and encoding.encodes_keys:
             if positions is None:
                 raise OptionError(
                     "this layer has a rotary: pass remember(memory, positions=...), the positions of the keys."
                 )
-            at = check_positions("positions", positions, k.shape[0], k.shape[2], k.device)
-            k = self._turned(k, self.position, at)
+            at = self._checked("positions", positions, k, encoding)
+        k, v = self._shaped("k", k, encoding, at), v if self.v_norm is None else self.v_norm(v)
         return Memory(k, v)
 
     def projections(self) -> tuple[Three, ThreeBiases]:

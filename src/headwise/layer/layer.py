@@ -252,8 +252,8 @@ class MultiHeadAttention(nn.Module):
             self.register_module(f"{part}_norm", make_norm(kind, *size, device, dtype))
         if self.k_norm is not None and not self._projections.makes_keys:
             raise OptionError(
-                f"qk_norm={norms.key!r} with projections={self._projections!r}, which store less than whole keys. Leave "
-                f"out qk_norm; latent(norm=...) normalizes what keys are made from."
+                f"qk_norm={norms.key!r} with projections={self._projections!r}, which store less than whole keys. "
+                f"Leave out qk_norm; latent(norm=...) normalizes what keys are made from."
             )
         learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if sinks else None
         self.register_parameter("sinks", None if learned is None else nn.Parameter(learned))

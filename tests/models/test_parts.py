@@ -11,7 +11,6 @@ from closeness import assert_close_to_truth
 from headwise import (
     MultiHeadAttention,
     Norms,
-    Scoring,
     chunks,
     cosine,
     longrope,

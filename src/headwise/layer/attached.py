@@ -64,18 +64,20 @@ def attached(layers: Mapping[str, Any], attachments: Mapping[str, Attachment]) -
     _open.set(_open.get() | {context})
     try:
         for name, attachment in attachments.items():
-            _change(layers[name], lambda entries, new=(context, attachment): (*entries, new))
+            _set(layers[name], context, attachment)
         yield
     finally:
         for name in attachments:
-            _change(layers[name], lambda entries: tuple(entry for entry in entries if entry[0] is not context))
+            _set(layers[name], context, None)
         _open.set(_open.get() - {context})
 
 
-def _change(layer: Any, change: Callable[[Entries], Entries]) -> None:
+def _set(layer: Any, context: object, attachment: Attachment | None) -> None:
+    """Make this, or nothing, what a context attaches to a layer."""
     with _lock:
-        attached = getattr(layer, "_attached", None)
-        entries = change(() if attached is None else attached.entries)
+        before = getattr(layer, "_attached", None)
+        entries = () if before is None else tuple(entry for entry in before.entries if entry[0] is not context)
+        entries = entries if attachment is None else (*entries, (context, attachment))
         if entries:
             layer._attached = Attached(entries)
         elif "_attached" in layer.__dict__:

@@ -20,6 +20,7 @@ from headwise.layer.checkpoints.forms import unpack
 from headwise.layer.inputs import LayerCall, LayerInputs, Positions, check_keys, check_length, misfit
 from headwise.layer.options import Widths
 from headwise.layer.positions import Rotary, check_positions
+from headwise.layer.unpacking import check_not_unpacked
 from headwise.masks import Extent, Mask
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.scoring import Relative
@@ -291,7 +292,11 @@ class MultiHeadAttention(nn.Module):
         output = self._merge(read)
         if inputs.offsets is not None:
             output = torch.nested.nested_tensor_from_jagged(output[0], inputs.offsets)
-        return (output, weights) if wanted else output
+        if wanted:
+            return output, weights
+        if not torch.compiler.is_compiling() and type(samples := output.shape[0]) is int and samples == 2:
+            check_not_unpacked(self, output)
+        return output
 
     def plan(self, inputs: LayerInputs) -> Call:
         """The attention call that `forward` makes of these inputs: heads, scoring and dropout, ready to run."""

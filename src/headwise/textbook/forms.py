@@ -34,7 +34,7 @@ class Convertible(nn.Module):
     @classmethod
     def _like(cls, layer: MultiHeadAttention, **sizes: Any) -> Self:
         """A form with the sizes of `layer` and weights of its own; `sizes` are those that the layer does not have."""
-        return cls(layer.d_model, layer.num_heads, **sizes)  # type: ignore[call-arg]
+        return cls(layer.d_model, layer.num_heads, **sizes)
 
     def _linears(self) -> dict[str, list[nn.Linear]]:
         """The modules of each projection, under the layer's names: one, or one for each head."""
@@ -132,7 +132,7 @@ class Course(FourLinears):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """`x` (B, T, d_model) split into heads: (B, num_heads, T, d_k)."""
-        return x.unflatten(-1, (self.num_heads, self.d_k)).transpose(1, 2)
+        return x.view(*x.shape[:2], self.num_heads, self.d_k).transpose(1, 2)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The output (B, T, d_model) and the attention weights (B, num_heads, T, T) of the tokens `x` (B, T, d_model).
@@ -155,7 +155,7 @@ class Interview(FourLinears):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """`x` (B, T, d_model) split into heads: (B, num_heads, T, d_k)."""
-        return x.unflatten(-1, (self.num_heads, self.d_k)).transpose(1, 2)
+        return x.view(*x.shape[:2], self.num_heads, self.d_k).transpose(1, 2)
 
     def combine_heads(self, x: Tensor) -> Tensor:
         """The heads `x` (B, num_heads, T, d_k) side by side again: (B, T, d_model)."""

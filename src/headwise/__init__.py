@@ -92,8 +92,20 @@ _HOMES = {
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 # Modules that are attributes of headwise; the name of the last two is shorter here than their own.
-_ROOMS = ("attention", "errors", "layer", "learn", "masks", "models", "parallel", "shapes", "study", "weights")
-_MODULES = {name: name for name in (*_ROOMS, "reference", "textbook")} | {
+_ROOMS = (
+    "attention",
+    "errors",
+    "layer",
+    "learn",
+    "masks",
+    "models",
+    "parallel",
+    "shapes",
+    "study",
+    "textbook",
+    "weights",
+)
+_MODULES = {name: name for name in (*_ROOMS, "reference")} | {
     "compat": "layer.compat",
     "probes": "masks.probes",
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from headwise import attention, masks, shapes
 from headwise.attention.backends import Call, choose
@@ -23,6 +24,7 @@ from headwise.layer.pages import PagePool
 from headwise.layer.positions import PositionalEncoding, check_positions, for_heads
 from headwise.layer.projections import Fused, Projections, Separate, Three, ThreeBiases, check_head_dim, project
 from headwise.layer.storage import Format
+from headwise.layer.unpacking import check_not_unpacked
 from headwise.masks import Extent, Mask
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.scoring import Relative
@@ -315,7 +317,11 @@ class MultiHeadAttention(nn.Module):
         output = self._merge(read if gate is None else gated(read, gate(inputs.query)))
         if inputs.offsets is not None:
             output = torch.nested.nested_tensor_from_jagged(output[0], inputs.offsets)
-        return (output, weights) if wanted else output
+        if wanted:
+            return output, weights
+        if not is_compiling() and type(samples := output.size(0)) is int and samples == 2:
+            check_not_unpacked(self, output)
+        return output
 
     def plan(self, inputs: LayerInputs) -> Call:
         """The attention call that `forward` makes of these inputs: heads, scoring and dropout, ready to run."""

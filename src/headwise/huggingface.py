@@ -308,7 +308,8 @@ class _MaskFrame:
         if name == "sliding_window_overlay.<locals>.inner_mask":
             return self._placed(masks.window(inside["sliding_window"] - 1, self.S + self.T))
         if name == "sliding_window_bidirectional_overlay.<locals>.inner_mask":
-            return self._placed(masks.window(inside["sliding_window"]))
+            reach = inside["sliding_window"]
+            return self._placed(masks.window(reach, reach))
         if name == "packed_sequence_mask_function.<locals>.inner_mask" and self.aligned and not self.first_key:
             ids = inside["packed_sequence_mask"]
             if ids.shape[1] == self.S:

@@ -174,7 +174,7 @@ def test_a_bias_is_added_and_learns():
         bias = torch.randn(*shape, T, S, dtype=torch.float64, requires_grad=True)
         twin = bias.detach().clone().requires_grad_()
         mask = causal()
-        output = attend(*tensors, mask=mask, bias=bias)
+        output = attend(*tensors, mask=mask, attn_bias=bias)
         output.square().sum().backward()
         expected, _ = reference.attend(*tensors, visible=mask.to_tensor(T, S), bias=twin)
         expected.square().sum().backward()
@@ -186,14 +186,14 @@ def test_a_bias_is_added_and_learns():
 def test_a_bias_may_be_one_for_all_along_any_axis(shape):
     tensors = inputs(torch.float64, 5, 7, 3)
     bias = torch.randn(shape, dtype=torch.float64)
-    torch.testing.assert_close(attend(*tensors, bias=bias), reference.attend(*tensors, bias=bias)[0])
+    torch.testing.assert_close(attend(*tensors, attn_bias=bias), reference.attend(*tensors, bias=bias)[0])
 
 
 def test_a_bias_of_another_dtype_is_cast_and_never_misread():
     # torch's own CPU kernel reads a float32 bias beside float64 queries as garbage from 16 tokens on.
     tensors = inputs(torch.float64, 67, 67, 3)
     bias = torch.randn(67, 67)
-    torch.testing.assert_close(attend(*tensors, bias=bias), reference.attend(*tensors, bias=bias.double())[0])
+    torch.testing.assert_close(attend(*tensors, attn_bias=bias), reference.attend(*tensors, bias=bias.double())[0])
 
 
 def test_bias_of_minus_infinity_everywhere_gives_zeros():
@@ -201,7 +201,7 @@ def test_bias_of_minus_infinity_everywhere_gives_zeros():
         tensors = inputs(dtype, 67, 67, 6)
         bias = torch.zeros(67, 67, dtype=dtype)
         bias[3] = -math.inf
-        output = attend(*tensors, bias=bias)
+        output = attend(*tensors, attn_bias=bias)
         output.float().sum().backward()
         assert (output[:, :, 3] == 0).all()
         assert all(x.grad.isfinite().all() for x in tensors)
@@ -273,7 +273,7 @@ def test_gradcheck_through_query_blocks():
 def test_blocks_at_both_edges_of_a_window_are_not_mixed_up():
     # First and last block see equally many keys, at different distances.
     tensors = inputs(torch.float64, 384, 384, 6, grad=False)
-    mask = window(9)
+    mask = window(9, 9)
     assert explain(*tensors, mask=mask).path == "blocks"
     torch.testing.assert_close(attend(*tensors, mask=mask), reference.attend(*tensors, visible=mask.to_tensor(384))[0])
 
@@ -292,7 +292,7 @@ def test_large_finite_bias_does_not_turn_into_a_mask_in_float16():
     tensors = inputs(torch.float16, 5, 5, 6, grad=False)
     bias = torch.zeros(5, 5)
     bias[0] = -1e9
-    output, weights = attend(*tensors, bias=bias, return_weights=True)
+    output, weights = attend(*tensors, attn_bias=bias, return_weights=True)
     # A constant added to a whole row changes nothing; -1e9 rounded to minus infinity would hide the row.
     plain, plain_weights = attend(*tensors, return_weights=True)
     torch.testing.assert_close(weights[:], plain_weights[:], rtol=0.02, atol=0.01)

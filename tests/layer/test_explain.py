@@ -60,7 +60,13 @@ def test_explain_takes_a_layer_and_what_its_call_takes():
 
 def test_explain_takes_what_attend_takes():
     inputs = heads(128, dtype=torch.bfloat16)
-    options = {"mask": window(3), "bias": torch.zeros(128, 128), "dropout": 0.1, "scale": 0.5, "return_weights": True}
+    options = {
+        "mask": window(3),
+        "attn_bias": torch.zeros(128, 128),
+        "dropout": 0.1,
+        "scale": 0.5,
+        "return_weights": True,
+    }
     assert explain(*inputs, **options).path == "float32"
     attend(*inputs, **options)
 
@@ -102,7 +108,7 @@ def test_blocks_say_why_they_refuse():
     reasons = {
         "too few queries": explain(*heads(5)),
         "no mask hides anything": explain(*heads(300)),
-        "leaves most keys": explain(*heads(600), mask=window(400)),
+        "leaves most keys": explain(*heads(600), mask=window(400, 400)),
         "over all heads": explain(*heads(300), mask=window(20)),
     }
     for words, told in reasons.items():

@@ -2,6 +2,7 @@
 
 import bisect
 import copy
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from headwise.errors import CheckpointError, HeadwiseError
 from headwise.layer import MultiHeadAttention
 from headwise.layer.checkpoints.layouts import LAYOUTS, T5_TABLE, Layout, Shapes
 from headwise.layer.checkpoints.reading import choose, made_by_us, take
-from headwise.masks import Window
+from headwise.masks import Mask, causal, reach_back
 from headwise.models import families
 from headwise.models.builtin import FOLDER, FORMAT
 from headwise.models.files import TensorSource, config_of, open_tensors
@@ -137,9 +138,10 @@ class AttentionLayer(NamedTuple):
         """Bytes of key/value cache for one sample of `tokens`, in the dtype of the checkpoint, if heads are known."""
         if self.num_kv_heads is None or self.head_dim is None:
             return None
-        mask = self.options.get("mask")
-        if self.options.get("causal") and isinstance(mask, Window):
-            tokens = min(tokens, mask.left + 1)
+        masks = [causal()] if self.options.get("causal") else []
+        masks += [self.options["mask"]] if self.options.get("mask") is not None else []
+        reach = reach_back(functools.reduce(Mask.__and__, masks)) if masks else None
+        tokens = tokens if reach is None else min(tokens, reach + 1)
         return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize * tokens if self.cached else 0
 
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from headwise.errors import HeadCountError, OptionError
 from headwise.layer import MultiHeadAttention
-from headwise.layer.options import WidthNorm
+from headwise.layer.norms import WidthNorm
 from headwise.models.gpt import GPT
 from headwise.parallel.ring import Order, check_mesh
 from headwise.parallel.shards import Heads, Sharding
@@ -149,7 +149,7 @@ def _shard(layer: MultiHeadAttention, mesh: DeviceMesh) -> None:
     heads = Heads(mesh, rank * count, count, layer.num_heads)
     layer._spread = Sharding(heads, None if layer._spread is None else layer._spread.order)
     layer.num_heads, layer.num_kv_heads = count, layer.num_kv_heads // ranks
-    layer.heads_width = count * layer.head_dim
+    layer.heads_width = count * layer.value_dim
 
 
 def _replicated(

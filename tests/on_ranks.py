@@ -154,6 +154,15 @@ def a_model_generates_with_its_cache_shared_out():
     assert torch.equal(many.generate([0, 5, 7], 80, temperature=0), one.generate([0, 5, 7], 80, temperature=0))
 
 
+def a_model_without_a_seed_draws_the_same_tokens_on_every_rank():
+    many = tensor_parallel(gpt(), mesh())
+    drawn = [many.generate([0, 5, 7], 20, temperature=2.0) for _ in range(2)]
+    told = [None] * dist.get_world_size()
+    dist.all_gather_object(told, drawn)
+    assert all(torch.equal(a, b) for other in told for a, b in zip(other, drawn, strict=True))
+    assert not torch.equal(*drawn)
+
+
 def the_rest_of_a_model_is_cut_by_torchs_own_plans():
     """The feed-forward part by column and row; gradients of DTensors and others are clipped together."""
     one = gpt()

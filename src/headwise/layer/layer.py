@@ -14,6 +14,7 @@ from headwise import attention, masks, shapes
 from headwise.attention.backends import Call, choose
 from headwise.errors import OptionError, ShapeError
 from headwise.layer import checkpoints, options
+from headwise.layer.attached import Attached, Watcher
 from headwise.layer.cache import KVCache, Memory
 from headwise.layer.gates import Gate, gated, make_gate
 from headwise.layer.inputs import LayerCall, LayerInputs, Positions, check_keys, check_length, check_memory, misfit
@@ -52,6 +53,9 @@ class Distribution(Protocol):
 
     def check_call(self, *, crossing: bool, cached: bool, packed: bool) -> None:
         """Raise if this kind of call cannot be distributed."""
+
+    def agreed(self, number: int) -> int:
+        """The first rank's number, on every rank that shares these heads; sampling needs it."""
 
     def local(self, call: Call) -> Call:
         """The call restricted to this rank's heads."""
@@ -119,8 +123,7 @@ class MultiHeadAttention(nn.Module):
     sinks: nn.Parameter | None
     position: options.Position
     _version = 2  # marks a state dict as ours: other libraries have a `qkv_proj`, too
-    _watchers: tuple[Callable[[AttentionMap], None], ...] = ()  # called with every map; set by `headwise.watch`
-    _silent: tuple[int, ...] = ()  # heads that are switched off; set by `headwise.silence`
+    _attached: Attached | None = None  # set by `headwise.watch` and `headwise.silence`
     _spread: Distribution | None = None  # set by `headwise.parallel`
     if TYPE_CHECKING:  # what editors and type checkers see; torch declares a call of anything, returning anything
         __call__: LayerCall
@@ -304,8 +307,9 @@ class MultiHeadAttention(nn.Module):
         inputs = self._pack(inputs) if isinstance(query, Tensor) and query.is_nested else inputs
         call = self.plan(inputs)
         wanted = self.return_weights if return_weights is None else return_weights
-        if wanted or self._watchers:
-            read, weights = self._attend_and_look(call, cache)
+        watchers = () if self._attached is None else self._attached.watchers()
+        if wanted or watchers:
+            read, weights = self._attend_and_look(call, cache, watchers)
         else:
             read = choose(call).run(call) if self._spread is None else self._spread.attend(call)
         read = self._projections.read(self._modules, call, read)
@@ -462,7 +466,9 @@ class MultiHeadAttention(nn.Module):
 
     # Attend, merge and project.
 
-    def _attend_and_look(self, call: Call, cache: KVCache | None) -> tuple[Tensor, AttentionMap]:
+    def _attend_and_look(
+        self, call: Call, cache: KVCache | None, watchers: Sequence[Watcher]
+    ) -> tuple[Tensor, AttentionMap]:
         """What the heads read, and the map, after showing it to the watchers."""
         if self._spread is None:
             read, lse = choose(call).run_with_lse(call)
@@ -473,13 +479,14 @@ class MultiHeadAttention(nn.Module):
             weights = weights._of_cache(cache)
         if self._extends_scoring and not torch.is_grad_enabled():
             weights = weights.detach()  # computed without gradients, though sinks or a relative bias require one
-        for watcher in self._watchers:
+        for watcher in watchers:
             watcher(weights)
         return read, weights
 
     def _merge(self, read: Tensor) -> Tensor:
         """The output (B, T, d_out) from what the heads read, (B, H, T, Dv)."""
-        read = silenced(read, self._silent) if self._silent else read
+        silent = () if self._attached is None else self._attached.silent()
+        read = silenced(read, silent) if silent else read
         B, _, T, _ = read.shape
         # (B, T, H·Dv): a view, since kernels write (B, T, H, Dv); for one token both orders are the same.
         output = read.reshape(B, 1, self.heads_width) if T == 1 else read.transpose(1, 2).flatten(2)

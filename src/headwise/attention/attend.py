@@ -127,6 +127,8 @@ def attend(
         return choose(call).run(call)
     output, lse = choose(call).run_with_lse(call)
     weights = AttentionMap(query, key, call.scoring, lse)
+    if torch.compiler.is_compiling():
+        return output, weights
     # Torch does not track changes to inference tensors, so a map of such tensors gets copies.
     inference = any(x.is_inference() for x in (query, key, *call.scoring.tensors()))
     return output, weights.clone() if inference else weights

@@ -18,6 +18,7 @@ from headwise import shapes
 from headwise.errors import CheckpointError, MapIndexError, OptionError, StaleMapError, need
 from headwise.masks import Mask, prefix
 from headwise.masks.composite import plan_from_json, plan_to_json, put_together, take_apart
+from headwise.masks.mask import Not
 from headwise.weights import display, readings, streaming
 from headwise.weights.indexing import AXES, LIMIT, axis_of, block_axes, brief, check_bytes, pointwise
 from headwise.weights.panel import (
@@ -171,7 +172,7 @@ class AttentionMap(TensorLike):
         """
         source = self._with_keys("to_tensor()")
         check_bytes(self.numel(), self.dtype, limit, "to_tensor()")
-        if source.learns:
+        if source.learns or torch.compiler.is_compiling():
             return source.block(slice(None)).weights.to(self.dtype)
         B, H, T, S = self.shape
         written = streaming.dense_by_kernel(source, range(S), self.dtype)
@@ -213,7 +214,8 @@ class AttentionMap(TensorLike):
         """
         source = self._source()
         probe = checked_probe(probe, source)
-        mask = ~probe if source.mask is None else source.mask & ~probe
+        others = Not(probe)  # not `~probe`, which torch.compile cannot trace
+        mask = others if source.mask is None else source.mask & others
         scoring = dataclasses.replace(self._scoring, mask=mask)
         return self._of(dataclasses.replace(source, scoring=scoring, log_sum_exp=None))
 
@@ -394,6 +396,7 @@ class AttentionMap(TensorLike):
         """
         from headwise.weights.summary import Summary
 
+        streaming.check_not_compiling("summary()")
         return Summary.of(self, ids, delimiters)
 
     def plot(
@@ -417,6 +420,7 @@ class AttentionMap(TensorLike):
             sample: which sample of the batch.
             ax: axes to draw on, one for each head; by default new ones.
         """
+        streaming.check_not_compiling("plot()")
         return display.plot(self, head, tokens=tokens, keys=keys, sample=sample, ax=ax)
 
     def _repr_html_(self) -> str:
@@ -473,6 +477,7 @@ class AttentionMap(TensorLike):
 
     def save(self, path: str | Path) -> None:
         """Write the map to a safetensors file; see `AttentionMap.load`."""
+        streaming.check_not_compiling("save()")
         safetensors = need("safetensors.torch", "save", "saved maps")
         weights = self.detach()
         weights._with_keys("save()")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from headwise.layer.explain import Explanation, explain
     from headwise.layer.gates import OutputGate
     from headwise.layer.norms import HeadScale, Norms, cosine
+    from headwise.layer.pages import PagePool
     from headwise.layer.positions import (
         PositionalEncoding,
         linear,
@@ -69,6 +70,7 @@ _HOMES = {
     "layer.explain": "Explanation explain",
     "layer.gates": "OutputGate",
     "layer.norms": "HeadScale Norms cosine",
+    "layer.pages": "PagePool",
     "layer.positions": "PositionalEncoding linear llama3 longrope multi_axis_rotary ntk rotary temperature yarn",
     "layer.replacement": "Replaced replace",
     "masks": "Mask causal chunks dense documents padding prefix window",
@@ -151,6 +153,7 @@ __all__ = [
     "Norms",
     "OptionError",
     "OutputGate",
+    "PagePool",
     "Panel",
     "PositionalEncoding",
     "RelativeBias",

@@ -11,7 +11,6 @@ from closeness import assert_close_to_truth
 from headwise import (
     MultiHeadAttention,
     Norms,
-    Scoring,
     chunks,
     cosine,
     longrope,
@@ -90,7 +89,7 @@ MODELS = {
         GEMMA3N,
         OURS
         | {"mask": window(4), "position": rotary(), "qk_norm": Norms("head", "head", value="unweighted")}
-        | {"scoring": Scoring(scale=1.0)},
+        | {"scale": 1.0},
     ),
 }  # fmt: skip
 
@@ -209,11 +208,11 @@ def test_cosine_attention_with_a_scale_per_head_is_that_of_swin_v2():
     bias = 16 * torch.sigmoid(table[theirs.relative_position_index.view(-1)].view(15, 15, H).permute(2, 0, 1))
     norms = cosine(limit=1 / 0.01)
     layer = MultiHeadAttention(
-        E, H, bias={"q", "v"}, out_proj=False, qk_norm=norms, scoring=Scoring(scale=1.0), dtype=torch.float64
+        E, H, bias={"q", "v"}, out_proj=False, qk_norm=norms, scale=1.0, dtype=torch.float64
     ).eval()
     state = {f"{part[0]}_proj.{kind}": getattr(getattr(theirs, part), kind)
              for part in ("query", "key", "value") for kind in ("weight", "bias")}  # fmt: skip
     state["q_norm.log_scale"] = theirs.logit_scale.flatten()
     layer.load_state_dict({name: x for name, x in state.items() if x is not None})
     assert math.exp(layer.q_norm.log_scale.max()) > layer.q_norm.limit
-    torch.testing.assert_close(layer(x, bias=bias[None]), theirs(x)[0])
+    torch.testing.assert_close(layer(x, attn_bias=bias[None]), theirs(x)[0])

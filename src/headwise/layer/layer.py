@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,13 @@ from headwise.errors import OptionError, ShapeError
 from headwise.layer import checkpoints, options
 from headwise.layer.cache import KVCache, Memory
 from headwise.layer.gates import Gate, gated, make_gate
-from headwise.layer.inputs import LayerInputs, Positions, check_keys, check_length, check_memory, misfit
+from headwise.layer.inputs import LayerCall, LayerInputs, Positions, check_keys, check_length, check_memory, misfit
 from headwise.layer.norms import Norm, Norms, make_norm
 from headwise.layer.options import Widths
+from headwise.layer.pages import PagePool
 from headwise.layer.positions import PositionalEncoding, check_positions, for_heads
 from headwise.layer.projections import Fused, Projections, Separate, Three, ThreeBiases, project
+from headwise.layer.storage import Format
 from headwise.masks import Extent, Mask
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.scoring import Relative
@@ -72,10 +74,6 @@ class MultiHeadAttention(nn.Module):
     >>> weights.shape
     torch.Size([2, 8, 10, 10])
 
-    The positional arguments are `(d_model, num_heads)`, or the textbook's `(d_in, d_out, context_length, dropout,
-    num_heads, qkv_bias)`, of which the last may be named. With the textbook's names (`d_out` and no `d_model`), the
-    textbook's defaults apply: causal, and no QKV bias.
-
     Args:
         d_model: width of all heads together, and the default width of input and output.
         num_heads: query heads; must divide `d_model`.
@@ -92,20 +90,21 @@ class MultiHeadAttention(nn.Module):
         dropout: probability of dropping an attention weight in training.
         position: `rotary(...)`, `multi_axis_rotary(...)`, `temperature(...)`, `alibi(num_heads)`, a
             `RelativeBias(num_heads)`, which several layers may share, or your own `PositionalEncoding` or `Relative`.
-        scoring: `Scoring(softcap=50.0, sinks=True, scale=0.1)`: everything else that changes a score; `sinks=True`
-            learns one sink per head.
+        scale: above 0; what scores are multiplied by, `1 / sqrt(head_dim)` by default.
+        softcap: above 0; scaled scores become softcap · tanh(score / softcap).
+        sinks: learn an extra score per head that takes part in the softmax and has no value.
         qk_norm: normalize queries and keys: "head" (each head by itself), "width" (all heads together), "unweighted", a
             function from a width to a module, such as `nn.LayerNorm`, or `Norms(...)`, which can also normalize values.
         gate: multiply what heads read before the output projection by the sigmoid of a linear map of the input:
             "element" (a factor for every number) or "head" (one for each head); or a module or function that returns
             the factors.
-        bias: whether the projections have a bias, or which of them do, such as {"q", "v", "out"}; `qkv_bias` sets the
-            first three only. Projections that differ in this are stored separately.
+        bias: whether the projections have a bias, or which of them do, such as {"q", "v", "out"}. If query, key and
+            value differ in this, they are stored separately.
         out_proj: False leaves out the output projection: the heads are returned side by side, unmixed.
         context_length: longest sequence to accept. Nothing is allocated for it.
         return_weights: the default for calls.
-        sizes: the positional arguments.
-        unknown: refused; the error says what the option is called here.
+        device: of the parameters.
+        dtype: of the parameters.
     """
 
     out_proj: nn.Linear | None
@@ -119,49 +118,42 @@ class MultiHeadAttention(nn.Module):
     _watchers: tuple[Callable[[AttentionMap], None], ...] = ()  # called with every map; set by `headwise.watch`
     _silent: tuple[int, ...] = ()  # heads that are switched off; set by `headwise.silence`
     _spread: Distribution | None = None  # set by `headwise.parallel`
+    if TYPE_CHECKING:  # what editors and type checkers see; torch declares a call of anything, returning anything
+        __call__: LayerCall
 
+    @options.explained
     def __init__(
         self,
-        *sizes: Any,
-        d_model: int | None = None,
-        num_heads: int | None = None,
+        d_model: int,
+        num_heads: int,
+        *,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         d_in: int | None = None,
         d_key: int | None = None,
         d_value: int | None = None,
         d_out: int | None = None,
-        causal: bool | None = None,
+        causal: bool = False,
         mask: Mask | None = None,
+        dropout: float = 0.0,
         position: options.Position = None,
-        scoring: Scoring | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: bool = False,
         qk_norm: Norm = None,
         gate: Gate = None,
         projections: Projections | None = None,
-        dropout: float | None = None,
         bias: bool | Collection[str] = True,
-        qkv_bias: bool | None = None,
         out_proj: bool = True,
         context_length: int | None = None,
         return_weights: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **unknown: Any,
     ) -> None:
-        if unknown:
-            options.check_known("MultiHeadAttention", unknown, inspect.signature(type(self)).parameters)
         super().__init__()
-        named: dict[str, Any] = {"d_model": d_model, "num_heads": num_heads, "d_in": d_in, "d_out": d_out}
-        named |= {"context_length": context_length, "dropout": dropout, "qkv_bias": qkv_bias}
-        named = options.by_position(sizes, named)
-        d_model, num_heads, d_in, d_out, context_length, dropout, qkv_bias = named.values()
-        if d_model is None and d_out is not None:
-            d_model = d_out
-            causal = True if causal is None else causal
-            qkv_bias = False if qkv_bias is None and isinstance(bias, bool) else qkv_bias
         head_dim = projections.head_dim or head_dim if projections is not None else head_dim
         widths = Widths.complete(d_model, num_heads, num_kv_heads, head_dim, d_in, d_key, d_value, d_out)
-        biases = options.biases(bias, qkv_bias)
+        biases = options.biases(bias)
         if projections is None:
             alike = d_key is None and d_value is None and biases["q"] == biases["k"] == biases["v"]
             projections = Fused(widths.head_dim, widths.group) if alike else Separate(widths.head_dim)
@@ -171,18 +163,18 @@ class MultiHeadAttention(nn.Module):
         widths = widths if out_proj else widths.unmixed(d_out, self.heads_width)
         self.d_model, self.num_heads, self.num_kv_heads, self.head_dim = widths[:4]
         self.d_in, self.d_key, self.d_value, self.d_out = widths[4:]
-        self.dropout = shapes.check_probability("dropout", 0.0 if dropout is None else dropout)
+        self.dropout = shapes.check_probability("dropout", dropout)
         self.context_length = None if context_length is None else shapes.check_size("context_length", context_length)
-        self.return_weights = return_weights
+        self.return_weights = options.check_flag("return_weights", return_weights)
         self.causal = options.check_flag("causal", causal)
-        self._scoring = Scoring() if scoring is None else options.check_scoring(scoring)
+        self._scoring = options.scoring(scale, softcap)
         mask = options.check_mask(mask)
         self.mask = mask if not self.causal else masks.causal() if mask is None else masks.causal() & mask
         for name, module in self._projections.modules(widths, biases, device, dtype).items():
             self.register_module(name, module)
         out = nn.Linear(self.heads_width, self.d_out, biases["out"], device, dtype) if out_proj else None
         self.register_module("out_proj", out)
-        self._make_options(position, Norms.of(qk_norm), device, dtype)
+        self._make_options(position, Norms.of(qk_norm), options.check_flag("sinks", sinks), device, dtype)
         rows = (self.d_in, self.num_heads, self.value_dim)
         self.register_module("gate", make_gate(gate, *rows, biases["q"], device, dtype))
 
@@ -200,6 +192,16 @@ class MultiHeadAttention(nn.Module):
     def mask(self, mask: Mask | None) -> None:
         self._scoring = dataclasses.replace(self._scoring, mask=options.check_mask(mask))
         self._mask_fits_all = mask is None or mask.extent == Extent()
+
+    @property
+    def scale(self) -> float | None:
+        """What scores are multiplied by; None for `1 / sqrt(head_dim)`."""
+        return self._scoring.scale
+
+    @property
+    def softcap(self) -> float | None:
+        """The limit of scores, which a tanh keeps them below; None for no limit."""
+        return self._scoring.softcap
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves the tensors of the mask and the position along with the parameters."""
@@ -232,6 +234,7 @@ class MultiHeadAttention(nn.Module):
         self,
         position: options.Position,
         norms: Norms,
+        sinks: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
@@ -244,7 +247,7 @@ class MultiHeadAttention(nn.Module):
         sizes["v"] = (self.num_kv_heads, self.value_dim)
         for (part, size), kind in zip(sizes.items(), (norms.query, norms.key, norms.value), strict=True):
             self.register_module(f"{part}_norm", make_norm(kind, *size, device, dtype))
-        learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if self._scoring.sinks else None
+        learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if sinks else None
         self.register_parameter("sinks", None if learned is None else nn.Parameter(learned))
         self._note_options()  # registering bypasses __setattr__
 
@@ -255,7 +258,7 @@ class MultiHeadAttention(nn.Module):
         value: Tensor | None = None,
         mask: Mask | Tensor | None = None,
         *,
-        bias: Tensor | None = None,
+        attn_bias: Tensor | None = None,
         causal: bool | None = None,
         positions: Tensor | Sequence[int] | None = None,
         key_positions: Tensor | Sequence[int] | None = None,
@@ -273,7 +276,7 @@ class MultiHeadAttention(nn.Module):
                 argument of three dimensions is a key, anything else a mask.
             value: (B, S, d_value); the key by default.
             mask: a mask, or a tensor of bool or 0/1 (True may attend), (T, S) or (B or 1, H or 1, T or 1, S or 1).
-            bias: float, of the same shapes, added to the scaled scores.
+            attn_bias: float, of the same shapes, added to the scaled scores.
             causal: True hides the keys after each query in this call.
             positions: the positions of the queries in the text, (T,) or (B, T), for a rotary; by default 0, 1, 2, ...,
                 continuing after the tokens in the cache. In self-attention they apply to the keys as well.
@@ -286,8 +289,8 @@ class MultiHeadAttention(nn.Module):
         A jagged nested tensor (B, *, d_in) works as query: its samples are packed, and no padding is computed.
         """
         if unknown:
-            options.check_known("a call", unknown, inspect.signature(self.forward).parameters)
-        inputs = LayerInputs(query, key, value, mask, bias, causal, positions, key_positions, cache, lengths)
+            raise options.unknown_in_call(next(iter(unknown)), inspect.signature(self.forward).parameters, type(self))
+        inputs = LayerInputs(query, key, value, mask, attn_bias, causal, positions, key_positions, cache, lengths)
         inputs = self._pack(inputs) if isinstance(query, Tensor) and query.is_nested else inputs
         call = self.plan(inputs)
         wanted = self.return_weights if return_weights is None else return_weights
@@ -418,7 +421,7 @@ class MultiHeadAttention(nn.Module):
         if mask is not None and q.is_meta:
             mask = mask.to(q.device)
             scoring = dataclasses.replace(scoring, mask=mask)
-        plain = inputs.mask is None and inputs.bias is None and inputs.causal is None
+        plain = inputs.mask is None and inputs.attn_bias is None and inputs.causal is None
         if plain and self._spread is None and self._mask_fits_all:
             return scoring
         sizes = (q.shape[0], q.shape[1], q.shape[2], S)
@@ -433,8 +436,8 @@ class MultiHeadAttention(nn.Module):
             )
         if options.check_flag("causal", inputs.causal):
             mask = masks.causal() if mask is None else mask & masks.causal()
-        joined = attention.check_scores(sizes, q.device, inputs.mask, inputs.bias, mask)
-        return dataclasses.replace(scoring, mask=joined, bias=inputs.bias)
+        joined = attention.check_scores(sizes, q.device, inputs.mask, inputs.attn_bias, mask)
+        return dataclasses.replace(scoring, mask=joined, bias=inputs.attn_bias)
 
     def _relative(self, device: torch.device) -> Relative | None:
         """The rule that adds to a score by distance."""
@@ -452,7 +455,7 @@ class MultiHeadAttention(nn.Module):
             weights = AttentionMap(call.query, call.key, call.scoring, lse)
         else:
             read, weights = self._spread.attend_and_look(call)
-        if cache is not None:
+        if cache is not None and cache.overwrites:
             weights = weights._of_cache(cache)
         if self._extends_scoring and not torch.is_grad_enabled():
             weights = weights.detach()  # computed without gradients, though sinks or a relative bias require one
@@ -477,6 +480,7 @@ class MultiHeadAttention(nn.Module):
         *,
         capacity: int | None = None,
         static: bool = False,
+        storage: str | Format | PagePool | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> KVCache:
@@ -486,6 +490,7 @@ class MultiHeadAttention(nn.Module):
             batch: number of samples.
             capacity: the most tokens it can hold, none of which is dropped; without it, the cache grows as needed.
             static: keep shapes constant, for `torch.compile` and CUDA graphs.
+            storage: "int8" or "fp8" to keep 8 bits per number, or a pool of pages from `make_pool`.
             device: the layer's device by default.
             dtype: the layer's dtype by default; under autocast, pass the autocast dtype.
         """
@@ -493,8 +498,32 @@ class MultiHeadAttention(nn.Module):
         reach = None if static or capacity is not None else masks.reach_back(self.mask)
         where: dict[str, Any] = {"device": device or like.device, "dtype": dtype or like.dtype}
         heads, key_dim, value_dim = self._projections.stored(self.num_kv_heads, self.head_dim)
-        where |= {"capacity": capacity, "window": reach, "static": static}
+        where |= {"capacity": capacity, "window": reach, "static": static, "storage": storage}
         return KVCache(batch, heads, key_dim, value_dim=value_dim, **where)
+
+    def make_pool(
+        self,
+        pages: int,
+        page_size: int = 16,
+        *,
+        storage: str | Format | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> PagePool:
+        """Pages for the caches of this layer, and of all layers with the same heads: `make_cache(B, storage=pool)`.
+
+        Args:
+            pages: how many.
+            page_size: tokens in a page.
+            storage: "int8" or "fp8" to keep 8 bits per number.
+            device: the layer's device by default.
+            dtype: the layer's dtype by default.
+        """
+        like = next(self.parameters())
+        heads, *widths = self._projections.stored(self.num_kv_heads, self.head_dim)
+        sizes = ((heads, widths[0]), (heads, widths[1]))
+        where: dict[str, Any] = {"device": device or like.device, "dtype": dtype or like.dtype}
+        return PagePool(pages, page_size, sizes, storage=storage, **where)
 
     def remember(self, key: Tensor, value: Tensor | None = None, *, positions: Positions = None) -> Memory:
         """The keys and values of an encoder's output, projected once for all later calls: `mha(x, memory)`.
@@ -569,8 +598,8 @@ class MultiHeadAttention(nn.Module):
             "head_dim": (None if self.heads_width == self.d_model else self.head_dim, None),
             "mask": (None if self.mask is None else repr(self.mask), None),
             "position": (None if rule is None else type(rule).__name__.lower(), None),
-            "softcap": (self._scoring.softcap, None),
-            "scale": (self._scoring.scale, None),
+            "softcap": (self.softcap, None),
+            "scale": (self.scale, None),
             "sinks": (self.sinks is not None, False),
             "dropout": (self.dropout, 0.0),
             "context_length": (self.context_length, None),

@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
         yarn,
     )
     from headwise.layer.replacement import Replaced, replace
+    from headwise.layer.sharing import queries_only
     from headwise.masks import Mask, causal, chunks, dense, documents, padding, prefix, probes, window
     from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_is
     from headwise.models import load_builtin
@@ -73,6 +74,7 @@ _HOMES = {
     "layer.pages": "PagePool",
     "layer.positions": "PositionalEncoding linear llama3 longrope multi_axis_rotary ntk rotary temperature yarn",
     "layer.replacement": "Replaced replace",
+    "layer.sharing": "queries_only",
     "masks": "Mask causal chunks dense documents padding prefix window",
     "masks.probes": "induction local offset previous_token same_token sink token_is",
     "models": "load_builtin",
@@ -190,6 +192,7 @@ __all__ = [
     "prefix",
     "previous_token",
     "probes",
+    "queries_only",
     "reference",
     "replace",
     "rotary",

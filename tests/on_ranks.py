@@ -18,7 +18,20 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint as again
 
 import headwise
-from headwise import MultiHeadAttention, RelativeBias, Scoring, alibi, causal, documents, padding, rotary, window
+from headwise import (
+    MultiHeadAttention,
+    Norms,
+    RelativeBias,
+    Scoring,
+    alibi,
+    causal,
+    cosine,
+    documents,
+    padding,
+    rotary,
+    temperature,
+    window,
+)
 from headwise.attention.backends import Call
 from headwise.masks import Extent, Mask
 from headwise.models import GPT, GPTConfig
@@ -60,6 +73,10 @@ LAYERS = {
     "softcap": {"softcap": 3.0, "scale": 0.7, "causal": True},
     "qk_norm": {"qk_norm": "head", "position": rotary(), "kv": 4, "causal": True},
     "own norm": {"qk_norm": torch.nn.LayerNorm},
+    "gate": {"gate": "element", "kv": 4, "causal": True, "position": temperature(0.3, 4)},
+    "gate per head": {"gate": "head", "bias": False, "position": rotary() + temperature(0.2, 3), "causal": True},
+    "cosine": {"qk_norm": cosine(2.0), "scale": 1.0, "kv": 4},
+    "norms": {"qk_norm": Norms("head", "unweighted", value="head", after=True), "position": rotary()},
 }
 
 
@@ -94,7 +111,8 @@ def heads_are_shared_out(name):
         optimiser.step()
     for (place, ours), theirs in zip(many.named_parameters(), one.parameters(), strict=True):
         close(whole(ours), theirs, msg=lambda m, place=place: f"{place}: {m}")
-    small = 2 * sum(1 for _ in one.q_norm.parameters()) if one.q_norm is not None else 0
+    norms = [norm for norm in (one.q_norm, one.k_norm, one.v_norm) if norm is not None]
+    small = sum(1 for norm in norms for name, _ in norm.named_parameters() if name not in getattr(norm, "sharded", ()))
     return forward.get_total_counts(), backward.get_total_counts() - small
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from headwise.layer.cache import KVCache, Memory
     from headwise.layer.explain import Explanation, explain
     from headwise.layer.gates import OutputGate
+    from headwise.layer.latent import latent
     from headwise.layer.norms import HeadScale, Norms, cosine
     from headwise.layer.pages import PagePool
     from headwise.layer.positions import (
@@ -44,6 +45,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
         temperature,
         yarn,
     )
+    from headwise.layer.projections import Projections
     from headwise.layer.replacement import Replaced, replace
     from headwise.layer.sharing import queries_only
     from headwise.masks import Mask, causal, chunks, dense, documents, padding, prefix, probes, window
@@ -70,9 +72,11 @@ _HOMES = {
     "layer.cache": "KVCache Memory",
     "layer.explain": "Explanation explain",
     "layer.gates": "OutputGate",
+    "layer.latent": "latent",
     "layer.norms": "HeadScale Norms cosine",
     "layer.pages": "PagePool",
     "layer.positions": "PositionalEncoding linear llama3 longrope multi_axis_rotary ntk rotary temperature yarn",
+    "layer.projections": "Projections",
     "layer.replacement": "Replaced replace",
     "layer.sharing": "queries_only",
     "masks": "Mask causal chunks dense documents padding prefix window",
@@ -158,6 +162,7 @@ __all__ = [
     "PagePool",
     "Panel",
     "PositionalEncoding",
+    "Projections",
     "RelativeBias",
     "Replaced",
     "Scoring",
@@ -179,6 +184,7 @@ __all__ = [
     "documents",
     "explain",
     "induction",
+    "latent",
     "linear",
     "llama3",
     "load_builtin",

@@ -20,7 +20,7 @@ from headwise.layer.norms import Norm, Norms, make_norm
 from headwise.layer.options import Widths
 from headwise.layer.pages import PagePool
 from headwise.layer.positions import PositionalEncoding, check_positions, for_heads
-from headwise.layer.projections import Fused, Projections, Separate, Three, ThreeBiases, project
+from headwise.layer.projections import Fused, Projections, Separate, Three, ThreeBiases, check_head_dim, project
 from headwise.layer.storage import Format
 from headwise.masks import Extent, Mask
 from headwise.weights import AttentionMap, Scoring
@@ -98,6 +98,8 @@ class MultiHeadAttention(nn.Module):
         gate: multiply what heads read before the output projection by the sigmoid of a linear map of the input:
             "element" (a factor for every number) or "head" (one for each head); or a module or function that returns
             the factors.
+        projections: how queries, keys and values are made from the input: one linear map each by default, or
+            `latent(...)`, or your own subclass of `Projections`.
         bias: whether the projections have a bias, or which of them do, such as {"q", "v", "out"}. If query, key and
             value differ in this, they are stored separately.
         out_proj: False leaves out the output projection: the heads are returned side by side, unmixed.
@@ -151,7 +153,7 @@ class MultiHeadAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        head_dim = projections.head_dim or head_dim if projections is not None else head_dim
+        head_dim = check_head_dim(projections, head_dim)
         widths = Widths.complete(d_model, num_heads, num_kv_heads, head_dim, d_in, d_key, d_value, d_out)
         biases = options.biases(bias)
         if projections is None:
@@ -217,7 +219,8 @@ class MultiHeadAttention(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "position":
-            options.check_position(value, self.num_heads, self._projections.turned_dim or self.head_dim)
+            turned = self._projections.turned_dim
+            options.check_position(value, self.num_heads, self.head_dim if turned is None else turned)
         super().__setattr__(name, value)
         if name in ("position", "sinks", "q_norm", "k_norm", "v_norm"):
             self._note_options()
@@ -247,6 +250,11 @@ class MultiHeadAttention(nn.Module):
         sizes["v"] = (self.num_kv_heads, self.value_dim)
         for (part, size), kind in zip(sizes.items(), (norms.query, norms.key, norms.value), strict=True):
             self.register_module(f"{part}_norm", make_norm(kind, *size, device, dtype))
+        if not self._projections.makes_keys and (norms.key is not None or norms.value is not None):
+            raise OptionError(
+                f"qk_norm={norms.key or norms!r} with projections={self._projections!r}, which store less than whole "
+                f"keys. Leave out qk_norm; latent(norm=...) normalizes what keys are made from."
+            )
         learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if sinks else None
         self.register_parameter("sinks", None if learned is None else nn.Parameter(learned))
         self._note_options()  # registering bypasses __setattr__
@@ -509,8 +517,8 @@ class MultiHeadAttention(nn.Module):
         reach = None if static or capacity is not None else masks.reach_back(self.mask)
         where: dict[str, Any] = {"device": device or like.device, "dtype": dtype or like.dtype}
         heads, key_dim, value_dim = self._projections.stored(self.num_kv_heads, self.head_dim)
-        where |= {"capacity": capacity, "window": reach, "static": static, "storage": storage}
-        return KVCache(batch, heads, key_dim, value_dim=value_dim, **where)
+        options: dict[str, Any] = {"capacity": capacity, "window": reach, "static": static, "storage": storage}
+        return KVCache(batch, heads, key_dim, value_dim=value_dim, **options, **where)
 
     def make_pool(
         self,
@@ -531,10 +539,9 @@ class MultiHeadAttention(nn.Module):
             dtype: the layer's dtype by default.
         """
         like = next(self.parameters())
-        heads, *widths = self._projections.stored(self.num_kv_heads, self.head_dim)
-        sizes = ((heads, widths[0]), (heads, widths[1]))
+        heads, key_dim, value_dim = self._projections.stored(self.num_kv_heads, self.head_dim)
         where: dict[str, Any] = {"device": device or like.device, "dtype": dtype or like.dtype}
-        return PagePool(pages, page_size, sizes, storage=storage, **where)
+        return PagePool(pages, page_size, ((heads, key_dim), (heads, value_dim)), storage=storage, **where)
 
     def remember(self, key: Tensor, value: Tensor | None = None, *, positions: Positions = None) -> Memory:
         """The keys and values of an encoder's output, projected once for all later calls: `mha(x, memory)`.
@@ -600,13 +607,15 @@ class MultiHeadAttention(nn.Module):
     def extra_repr(self) -> str:
         """The options that differ from their defaults."""
         rule = self.__dict__.get("position")  # a module prints itself
+        usual = isinstance(self._projections, Fused | Separate)
         values = {  # the value, and the default
             "num_kv_heads": (self.num_kv_heads, self.num_heads),
             "d_in": (self.d_in, self.d_model),
             "d_key": (self.d_key, self.d_in),
             "d_value": (self.d_value, self.d_key),
             "d_out": (self.d_out, self.d_model),
-            "head_dim": (None if self.heads_width == self.d_model else self.head_dim, None),
+            "head_dim": (None if not usual or self.heads_width == self.d_model else self.head_dim, None),
+            "projections": (None if usual else repr(self._projections), None),
             "mask": (None if self.mask is None else repr(self.mask), None),
             "position": (None if rule is None else type(rule).__name__.lower(), None),
             "softcap": (self.softcap, None),

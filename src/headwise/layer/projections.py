@@ -43,6 +43,7 @@ class Projections(abc.ABC):
     head_dim: int | None = None  # width of a query and key head; None: the layer's
     value_dim: int | None = None  # width of a value head; None: as of a key head
     turned_dim: int | None = None  # how many numbers of a head, the last ones, the position turns; None: all of them
+    makes_keys = True  # whether `keys_and_values` returns whole keys; False: `call` makes them from what is stored
 
     def fitted(self, widths: Widths) -> Self:
         """The same rule for a layer of these widths; raises if it does not fit."""
@@ -196,6 +197,23 @@ class Fused(Projections):
         counts = (Hkv * self.group, Hkv)
         biases = (None, None, None) if linear.bias is None else unpack(linear.bias, *counts)
         return unpack(linear.weight, *counts), biases
+
+
+def check_head_dim(projections: object, head_dim: int | None) -> int | None:
+    """The width of a head by the projections, or as given; raises if they differ."""
+    if projections is None:
+        return head_dim
+    if not isinstance(projections, Projections):
+        cure = " Did you forget the parentheses?" if callable(projections) else ""
+        raise OptionError(
+            f"projections={projections!r}: expected latent(...), or your own subclass of Projections.{cure}"
+        )
+    if None not in (head_dim, projections.head_dim) and head_dim != projections.head_dim:
+        raise OptionError(
+            f"head_dim={head_dim} and projections={projections!r}, which makes heads {projections.head_dim} wide. "
+            f"Leave out head_dim."
+        )
+    return projections.head_dim or head_dim
 
 
 def split(x: Tensor, head_dim: int) -> Tensor:

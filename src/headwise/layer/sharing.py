@@ -27,6 +27,9 @@ class QueriesOnly(Projections):
         made.head_dim = widths.head_dim
         return made
 
+    def __repr__(self) -> str:
+        return "queries_only()"
+
     def modules(
         self,
         widths: Widths,

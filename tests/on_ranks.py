@@ -27,6 +27,7 @@ from headwise import (
     causal,
     cosine,
     documents,
+    longrope,
     padding,
     rotary,
     temperature,
@@ -203,6 +204,7 @@ def refused(name):
         "width": (layer_of(qk_norm="width"), mesh()),
         "open": (layer_of(out_proj=False), mesh()),
         "adapter": (adapted, mesh()),
+        "gate": (layer_of(gate=torch.nn.Linear(48, 48)), mesh()),
         "twice": (twice, mesh()),
         "none": (torch.nn.Linear(3, 5), mesh()),
         "mesh": (layer_of(), mesh(2, 2)),
@@ -339,6 +341,9 @@ def what_one_rank_cannot_answer_is_said():
         "dropout": lambda: context_parallel(layer_of(dropout=0.5), mesh())(x),
         "twice": lambda: context_parallel(layer, mesh()),
         "learned": lambda: context_parallel(gpt(position="learned"), mesh()),
+        "by length": lambda: context_parallel(
+            layer_of(position=rotary(scaling=longrope(4, 8, [1.0] * 3, [2.0] * 3))), mesh()
+        ),
         "length": lambda: shard_sequence(torch.zeros(B, 13), mesh()),
         "odd": lambda: layer(x[:, :5]),
         "uneven": lambda: found.select(rows=slice(dist.get_rank(), 4)).gather(),

@@ -49,7 +49,7 @@ class OutputGate(nn.Module):
         self.proj.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The factors, (B, T, H · D), or (B, T, H) for one per head."""
+        """The factors for an input `x`, (B, T, H · D), or (B, T, H) for one per head."""
         return self.activation(self.proj(x))
 
 

@@ -255,10 +255,10 @@ class MultiHeadAttention(nn.Module):
         sizes["v"] = (self.num_kv_heads, self.value_dim)
         for (part, size), kind in zip(sizes.items(), (norms.query, norms.key, norms.value), strict=True):
             self.register_module(f"{part}_norm", make_norm(kind, *size, device, dtype))
-        if self.k_norm is not None and not self._projections.makes_keys:
+        if not self._projections.makes_keys and (norms.key is not None or norms.value is not None):
             raise OptionError(
-                f"qk_norm={norms.key!r} with projections={self._projections!r}, which store less than whole keys. "
-                f"Leave out qk_norm; latent(norm=...) normalizes what keys are made from."
+                f"qk_norm={norms.key or norms!r} with projections={self._projections!r}, which store less than whole "
+                f"keys. Leave out qk_norm; latent(norm=...) normalizes what keys are made from."
             )
         learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if sinks else None
         self.register_parameter("sinks", None if learned is None else nn.Parameter(learned))
@@ -267,7 +267,7 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         query: Tensor,
-        key: Tensor | Memory | None = None,
+        key: Tensor | Memory | KVCache | None = None,
         value: Tensor | None = None,
         mask: Mask | Tensor | None = None,
         *,
@@ -285,8 +285,9 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             query: (B, T, d_in).
-            key: (B, S, d_key), or the result of `remember`; the query by default. `mha(x, mask)` works, too: a second
-                argument of three dimensions is a key, anything else a mask.
+            key: (B, S, d_key), or the result of `remember`; the query by default. `mha(x, cache)` reads the keys and
+                values that another layer has appended for the same tokens. `mha(x, mask)` works, too: a second argument
+                of three dimensions is a key, anything else a mask.
             value: (B, S, d_value); the key by default.
             mask: a mask, or a tensor of bool or 0/1 (True may attend), (T, S) or (B or 1, H or 1, T or 1, S or 1).
             attn_bias: float, of the same shapes, added to the scaled scores.
@@ -309,7 +310,8 @@ class MultiHeadAttention(nn.Module):
         wanted = self.return_weights if return_weights is None else return_weights
         watchers = () if self._attached is None else self._attached.watchers()
         if wanted or watchers:
-            read, weights = self._attend_and_look(call, cache, watchers)
+            held = key if isinstance(key, KVCache) else cache
+            read, weights = self._attend_and_look(call, held, watchers)
         else:
             read = choose(call).run(call) if self._spread is None else self._spread.attend(call)
         read = self._projections.read(self._modules, call, read)
@@ -330,16 +332,20 @@ class MultiHeadAttention(nn.Module):
         cache, packed = inputs.cache, inputs.offsets is not None
         if self._spread is not None:
             self._spread.check_call(crossing=inputs.crossing, cached=cache is not None, packed=packed)
+        shared = cache.latest(inputs.query.shape[1], inputs.lengths) if cache is not None and inputs.shares else None
+        if shared is not None:
+            inputs = inputs._replace(key=Memory(shared.key, shared.value))
         q, k, v = self._project(inputs)
         if self._shapes_heads or inputs.positions is not None or inputs.key_positions is not None:
             q, k, v = self._shape_heads(q, k, v, inputs)
-        S = k.shape[2] if cache is None else cache.text_length(q.shape[2], inputs.lengths)
+        new = (q.shape[2], inputs.lengths) if shared is None else (0, None)
+        S = k.shape[2] if cache is None else cache.text_length(*new)
         if self.context_length is not None and not packed:
             check_length(self.context_length, q.shape[2], S, cache)
         scoring = self._call_scoring(q, S, inputs)
         if cache is not None:  # after all checks: a refused call leaves the cache as it was
             cache.check_mask(scoring.mask, inputs.lengths)
-            appended = cache.append(k, v, inputs.lengths)
+            appended = cache.append(k, v, inputs.lengths) if shared is None else shared
             k, v, scoring = appended.key, appended.value, appended.scoring(scoring)
         if self._extends_scoring:
             scoring = dataclasses.replace(scoring, sinks=self.sinks, relative=self._relative(q.device))
@@ -428,8 +434,14 @@ class MultiHeadAttention(nn.Module):
             )
         if given is not None:
             return self._checked("positions", given, q, encoding)
-        counted = torch.arange(T, device=q.device) if inputs.cache is None else inputs.cache.next_positions(T)
-        return for_heads(counted, encoding.axes)
+        return for_heads(self._counted(T, inputs, q.device), encoding.axes)
+
+    @staticmethod
+    def _counted(T: int, inputs: LayerInputs, device: torch.device) -> Tensor:
+        """The positions of T queries in the text, (T,) or (B, T): from 0, or as the cache counts."""
+        if inputs.cache is None:
+            return torch.arange(T, device=device)
+        return inputs.cache.latest_positions(T, inputs.lengths) if inputs.shares else inputs.cache.next_positions(T)
 
     # Score.
 

@@ -109,7 +109,7 @@ class HeadScale(nn.Module):
         nn.init.constant_(self.log_scale, math.log(self.start))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scaled heads, (B, H, T, D)."""
+        """The heads `x` (B, H, T, D), scaled."""
         log_scale = self.log_scale
         log_scale = log_scale.to_local() if hasattr(log_scale, "to_local") else log_scale  # of this rank's heads
         log_scale = log_scale.to(torch.promote_types(log_scale.dtype, torch.float32))

@@ -60,6 +60,10 @@ class PositionalEncoding(Composite):
     def check(self, D: int) -> None:
         """Raise unless heads of width `D` can be encoded."""
 
+    def describe(self) -> str:
+        """The encoding in a few words, for tables."""
+        return type(self).__name__.lower()
+
     def encode_query(self, heads: Tensor, positions: Tensor) -> Tensor:
         """Query heads (B, H, T, D) at these positions.
 
@@ -108,6 +112,9 @@ class Combined(PositionalEncoding):
     def check(self, D: int) -> None:
         for part in self.parts:
             part.check(D)
+
+    def describe(self) -> str:
+        return " + ".join(part.describe() for part in self.parts)
 
     def encode_query(self, heads: Tensor, positions: Tensor) -> Tensor:
         for part in self.parts:
@@ -166,6 +173,12 @@ class Rotary(PositionalEncoding):
     @property
     def by_length(self) -> bool:
         return self.scaling is not None and self.scaling.by_length
+
+    def describe(self) -> str:
+        """Such as "rotary(10000, first 32, yarn)"."""
+        part = f", first {self.width}" if self.width is not None else ""
+        scaled = f", {type(self.scaling).__name__.lower()}" if self.scaling is not None else ""
+        return f"rotary({self.base:g}{part}{scaled}{', neighbours' if self.interleaved else ''})"
 
     def speeds(self, D: int, device: torch.device | None = None) -> Tensor:
         """Radians per position of every pair, (width / 2,), float64."""
@@ -264,6 +277,9 @@ class MultiAxisRotary(Rotary):
     def axes(self) -> int:
         return len(self.sections)
 
+    def describe(self) -> str:
+        return f"{self.axes}-axis {super().describe()}"
+
     def check(self, D: int) -> None:
         super().check(D)
         pairs = (D if self.width is None else self.width) // 2
@@ -324,6 +340,9 @@ class Temperature(PositionalEncoding):
     scale: float = 0.1
     every: int = 8192
     first: int = 1
+
+    def describe(self) -> str:
+        return f"temperature({self.scale:g}, {self.every})"
 
     def encode_query(self, heads: Tensor, positions: Tensor) -> Tensor:
         precise = torch.promote_types(heads.dtype, torch.float32)

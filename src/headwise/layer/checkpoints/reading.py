@@ -14,7 +14,7 @@ from headwise.shapes import check_size
 
 State = Mapping[str, Tensor]
 SHOWN = 12  # names in the error about an unknown layout
-LEARNED = ("q_norm.", "k_norm.", "position.")  # parameters of our layer's options, under our names
+LEARNED = ("q_norm.", "k_norm.", "v_norm.", "gate.", "position.")  # parameters of our layer's options, under our names
 
 
 class Found(NamedTuple):
@@ -143,8 +143,10 @@ def take(layout: Layout, names: State, num_heads: int | None, num_kv_heads: int 
     shapes = {name: tensor.shape for name, tensor in names.items()}
     heads = _heads(layout, shapes, num_heads)
     rules = layout.rules(shapes)
-    learned = [name for name in names if name == "sinks" or name.startswith(LEARNED)]
-    used = {name for rule in rules for name in rule.theirs} | set(learned) | {layout.mask}
+    used = {name for rule in rules for name in rule.theirs}
+    names = {name: tensor for name, tensor in names.items() if not name.startswith(layout.unused)}
+    learned = [name for name in names if name not in used and (name == "sinks" or name.startswith(LEARNED))]
+    used |= {*learned, layout.mask}
     if layout.mask is not None and layout.mask.startswith("heads.0."):
         used |= {layout.mask.replace(".0.", f".{i}.") for i in range(heads)}
     if extra := sorted(name for name in names if name not in used and not BESIDE.fullmatch(name)):
@@ -157,10 +159,16 @@ def take(layout: Layout, names: State, num_heads: int | None, num_kv_heads: int 
     for rule in rules:
         state |= _applied(layout.title, rule, [names[name] for name in rule.theirs], sizes)
     mask = names.get(layout.mask) if layout.mask is not None else None
-    options = describe(layout.title, state, heads, causal_length(mask))
+    options = layout.describe(state, heads)
+    if options is None:
+        options = describe(layout.title, state, heads)
+    options["bias"] = _biases(layout, state, options["out_proj"])
+    options |= _gate(state | {name: names[name] for name in learned}, heads)
+    if (length := causal_length(mask)) is not None:
+        options |= {"causal": True, "context_length": length}
     if layout.causal:
         options["causal"] = True
-    sizes = Sizes(heads, options.get("num_kv_heads", heads))
+    sizes = Sizes(heads, options.get("num_kv_heads") or heads)
     return Found(options, state | {name: names[name] for name in learned}, layout, rules, sizes, {})
 
 
@@ -197,7 +205,7 @@ def causal_length(mask: Tensor | None) -> int | None:
     )
 
 
-def describe(title: str, state: State, heads: int, causal: int | None) -> dict[str, Any]:
+def describe(title: str, state: State, heads: int) -> dict[str, Any]:
     """The options of the layer that these separate projections form, after checking their shapes."""
     state = {name: tensor for name, tensor in state.items() if "_proj." in name}
     for name, tensor in state.items():
@@ -222,13 +230,10 @@ def describe(title: str, state: State, heads: int, causal: int | None) -> dict[s
         )
     options: dict[str, Any] = {"d_model": d_model, "num_heads": heads, "d_in": d_in}
     options |= {"out_proj": out is not None, "d_out": d_model if out is None else out.shape[0]}
-    options["bias"] = _biases(state, out is not None)
     if k.shape[0] != d_model:
         options["num_kv_heads"] = k.shape[0] // (d_model // heads)
     if k.shape[1] != d_in or v.shape[1] != d_in:
         options |= {"d_key": k.shape[1], "d_value": v.shape[1]}
-    if causal is not None:
-        options |= {"causal": True, "context_length": causal}
     return options
 
 
@@ -245,7 +250,7 @@ def merge(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
             asked = biases(value) | ({} if found["out_proj"] else {"out": there["out"]})
             agrees = asked == there
         else:
-            agrees = name in ("context_length", "causal") or said.get(name, value) == value
+            agrees = name in ("context_length", "causal", "gate") or said.get(name, value) in (None, value)
         if not agrees:
             raise CheckpointError(f"{name}={value} is given and the tensors have {said[name]}; leave it out.")
     return {**found, **given}
@@ -255,7 +260,7 @@ def check_options(given: State, expected: State) -> None:
     """Raise unless the checkpoint holds the parameters of the layer's options and no others. A relative bias that is
     not in it stays as it was passed."""
     cures = {"sinks": "sinks=True", "position": "position="}
-    cures |= dict.fromkeys(("q_norm", "k_norm"), "qk_norm=")
+    cures |= dict.fromkeys(("q_norm", "k_norm", "v_norm"), "qk_norm=") | {"gate": "gate="}
     for name in sorted(set(given) ^ set(expected)):
         option = cures.get(name.split(".")[0])
         if option is None or (name.startswith("position.") and name in expected):
@@ -269,10 +274,18 @@ def check_options(given: State, expected: State) -> None:
         )
 
 
-def _biases(state: State, mixed: bool) -> bool | set[str]:
+def _biases(layout: Layout, state: State, mixed: bool) -> bool | set[str]:
     """The option `bias`: True or False for all projections, or the names of some; `mixed` if there is a last one."""
-    some = {part for part in PROJECTIONS if f"{part}_proj.bias" in state}
+    some = {part for part in PROJECTIONS if layout.has_bias(part, state)}
     return bool(some) if len(some) in (0, 3 + mixed) else some
+
+
+def _gate(state: State, heads: int) -> dict[str, Any]:
+    """The option of an output gate, if there is one: a row for each head, or for each number of a head."""
+    gate = state.get("gate.proj.weight")
+    if gate is None:
+        return {}
+    return {"gate": "head" if gate.shape[0] == heads else "element"}
 
 
 def _heads(layout: Layout, names: Shapes, given: int | None) -> int:
@@ -321,11 +334,13 @@ def _kv_heads(layout: Layout, names: Shapes, heads: int, given: int | None) -> i
 
 def _kv_rows(layout: Layout, names: Shapes, heads: int) -> int:
     """The number of key/value heads of separate projections, from their rows; `describe` checks that they fit."""
-    by_ours = {rule.ours[0]: names[rule.theirs[0]] for rule in layout.rules(names)}
-    query, key = by_ours["q_proj.weight"], by_ours.get("k_proj.weight")
-    if key is None or len(query) != 2 or len(key) != 2 or not query[0]:
+    rules = layout.rules(names)
+    by_ours = {rule.ours[0]: names[rule.theirs[0]] for rule in rules}
+    query, key = by_ours.get("q_proj.weight"), by_ours.get("k_proj.weight")
+    if query is None or key is None or len(query) != 2 or len(key) != 2 or not query[0]:
         return heads
-    shared = key[0] * heads // query[0]
+    parts = next(len(rule.ours) for rule in rules if rule.ours[0] == "q_proj.weight")  # 2 with a gate in it
+    shared = key[0] * heads * parts // query[0]
     return shared if shared and heads % shared == 0 else heads
 
 

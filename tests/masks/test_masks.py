@@ -111,7 +111,15 @@ def test_what_a_mask_claims_about_itself_is_true(kind):
     assert not mask.hides_nothing(11, 13) or whole.all()
 
 
-FORMS = [causal(), window(3, 1), window(2, 2), prefix(2), documents([0, 0, 1, 1, 1]), ~window(1, 1), causal() | prefix(2)]
+FORMS = [
+    causal(),
+    window(3, 1),
+    window(2, 2),
+    prefix(2),
+    documents([0, 0, 1, 1, 1]),
+    ~window(1, 1),
+    causal() | prefix(2),
+]
 
 
 @pytest.mark.parametrize("T", [1, 3, 5, 8])

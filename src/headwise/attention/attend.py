@@ -12,6 +12,7 @@ from headwise.attention.backends import Call, choose
 from headwise.errors import OptionError
 from headwise.masks import Mask
 from headwise.weights import AttentionMap, Scoring
+from headwise.weights.score import ScoreFunction
 from headwise.weights.scoring import Relative
 
 
@@ -28,6 +29,7 @@ def attend(
     softcap: float | None = ...,
     sinks: Tensor | None = ...,
     relative: Relative | None = ...,
+    score: ScoreFunction | None = ...,
     dropout: float = ...,
     return_weights: Literal[False] = ...,
 ) -> Tensor: ...
@@ -44,6 +46,7 @@ def attend(
     softcap: float | None = ...,
     sinks: Tensor | None = ...,
     relative: Relative | None = ...,
+    score: ScoreFunction | None = ...,
     dropout: float = ...,
     return_weights: Literal[True],
 ) -> tuple[Tensor, AttentionMap]: ...
@@ -59,6 +62,7 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     relative: Relative | None = None,
+    score: ScoreFunction | None = None,
     dropout: float = 0.0,
     return_weights: bool = False,
 ) -> Tensor | tuple[Tensor, AttentionMap]:
@@ -77,6 +81,8 @@ def attend(
         sinks: (H,), an extra score per head that takes part in the softmax and has no value.
         relative: added according to the distance from query to key: `alibi(H)`, or the result of calling a
             `RelativeBias` module.
+        score: a function of your own, (score, batch, head, query, key) -> score, as FlexAttention's `score_mod` but on
+            tensors that broadcast. It gets scaled and capped scores; what it returns is biased and masked.
         dropout: probability of dropping a weight. It applies whenever it is above 0: pass 0 in evaluation.
         return_weights: also return the weights (B, H, T, S) before dropout, as an `AttentionMap`: exact, and computed
             only when they are read.
@@ -85,14 +91,16 @@ def attend(
     >>> attend(q, k, k, causal=True).shape
     torch.Size([2, 6, 5, 16])
     """
-    scoring = Scoring(None, bias, scale, softcap, sinks, relative)
+    scoring = Scoring(None, bias, scale, softcap, sinks, relative, score=score)
     call = plan(query, key, value, scoring, mask=mask, causal=causal, dropout=dropout)
     if not return_weights:
         return choose(call).run(call)
     output, lse = choose(call).run_with_lse(call)
     weights = AttentionMap(query, key, call.scoring, lse)
     # Torch does not track changes to inference tensors, so a map of such tensors gets copies.
-    inference = any(x.is_inference() for x in (query, key, *call.scoring.tensors()))
+    inference = not torch.compiler.is_compiling() and any(
+        x.is_inference() for x in (query, key, *call.scoring.tensors())
+    )
     return output, weights.clone() if inference else weights
 
 
@@ -121,6 +129,7 @@ def plan(
                 f"relative={scoring.relative!r}: expected alibi(...), or the result of calling a RelativeBias module."
             )
         scoring.relative.check(query.shape[1], query.device)
+    scoring = scoring.settled(sizes, query.device, query.dtype)
     return Call(query, key, value, dataclasses.replace(scoring, mask=joined), dropout)
 
 

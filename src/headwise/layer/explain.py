@@ -50,7 +50,8 @@ def explain(*args: Any, **options: Any) -> Explanation:
         return _explain_layer(args[0], _bound(args[0].forward, args[1:], options))
     given = _bound(attention.attend, args, options)
     given.pop("return_weights")
-    scoring = Scoring(**{name: given.pop(name) for name in ("bias", "scale", "softcap", "sinks", "relative")})
+    parts = ("bias", "scale", "softcap", "sinks", "relative", "score")
+    scoring = Scoring(**{name: given.pop(name) for name in parts})
     return explain_call(attention.plan(scoring=scoring, **given))
 
 

@@ -56,8 +56,8 @@ LAYERS = {
     "apart": {"bias": {"q", "v", "out"}, "causal": True},
     "window": {"causal": True, "mask": window(5), "kv": 4},
     "alibi": {"causal": True, "position": alibi(8)},
-    "sinks": {"causal": True, "scoring": Scoring(sinks=True), "kv": 4},
-    "softcap": {"scoring": Scoring(softcap=3.0, scale=0.7), "causal": True},
+    "sinks": {"causal": True, "sinks": True, "kv": 4},
+    "softcap": {"softcap": 3.0, "scale": 0.7, "causal": True},
     "qk_norm": {"qk_norm": "head", "position": rotary(), "kv": 4, "causal": True},
     "own norm": {"qk_norm": torch.nn.LayerNorm},
 }
@@ -130,12 +130,12 @@ def masks_and_biases_of_all_heads_are_cut():
     many = tensor_parallel(copy.deepcopy(one), mesh())
     x, memory = (torch.randn(B, n, one.d_in, dtype=torch.float64) for n in (7, 5))
     mask, bias = torch.rand(B, 8, 7, 7) > 0.3, torch.randn(B, 8, 7, 7, dtype=torch.float64)
-    close(many(x, mask=mask, bias=bias), one(x, mask=mask, bias=bias))
+    close(many(x, mask=mask, attn_bias=bias), one(x, mask=mask, attn_bias=bias))
     close(many(x, mask=padding([7, 3])), one(x, mask=padding([7, 3])))
     close(many(x, memory, memory), one(x, memory, memory))
     close(many(x, many.remember(memory)), one(x, one.remember(memory)))
-    _, found = many(x, mask=mask, bias=bias, return_weights=True)
-    close(found.gather()[:], one(x, mask=mask, bias=bias, return_weights=True)[1][:])
+    _, found = many(x, mask=mask, attn_bias=bias, return_weights=True)
+    close(found.gather()[:], one(x, mask=mask, attn_bias=bias, return_weights=True)[1][:])
 
 
 def gpt(**options):
@@ -260,8 +260,8 @@ def a_bias_is_given_for_the_whole_text():
     T = length()
     x, bias = torch.randn(B, T, one.d_in, dtype=torch.float64), torch.randn(1, 8, T, T, dtype=torch.float64)
     a, b = bias.clone().requires_grad_(), bias.clone().requires_grad_()
-    expected = one(x, bias=a)
-    found = many(shard_sequence(x, mesh()), bias=b)
+    expected = one(x, attn_bias=a)
+    found = many(shard_sequence(x, mesh()), attn_bias=b)
     close(unshard_sequence(found, mesh()), expected)
     expected.square().sum().backward()
     found.square().sum().backward()

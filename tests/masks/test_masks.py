@@ -206,12 +206,12 @@ def test_zero_one_masks_of_floats_and_integers_work():
 
 def test_additive_mask_is_refused_with_the_cure():
     additive = torch.zeros(3, 3).masked_fill(torch.ones(3, 3).triu(1).bool(), float("-inf"))
-    with pytest.raises(MaskError, match=r"from -inf to 0.*pass them as bias="):
+    with pytest.raises(MaskError, match=r"from -inf to 0.*pass them as attn_bias="):
         dense(additive)
 
 
 def test_negative_large_numbers_are_refused_too():
-    with pytest.raises(MaskError, match=r"from -1e\+09 to 0.*bias="):
+    with pytest.raises(MaskError, match=r"from -1e\+09 to 0.*attn_bias="):
         attend(*(torch.randn(1, 1, 3, 4),) * 3, mask=torch.full((3, 3), -1e9).triu(1))
 
 

@@ -117,7 +117,7 @@ OPTIONS = {
         "scale": 0.7,
         "sinks": torch.linspace(-1, 1, H, **double),
         "relative": alibi(slopes=torch.linspace(0.1, 0.4, H, **double)),
-        "bias": torch.randn(B, 1, T, S, generator=torch.Generator().manual_seed(5), **double),
+        "attn_bias": torch.randn(B, 1, T, S, generator=torch.Generator().manual_seed(5), **double),
     },
 }
 
@@ -126,7 +126,7 @@ def truth_of(q, k, v, function, options):
     """Output and weights by the reference."""
     options = dict(options)
     visible = causal().to_tensor(T, S) if options.pop("causal", False) else None
-    relative, bias = options.pop("relative", None), options.pop("bias", None)
+    relative, bias = options.pop("relative", None), options.pop("attn_bias", None)
     if relative is not None:
         bias = Scoring(bias=bias, relative=relative).whole_bias(q, S)
     return reference.attend(q, k, v, visible=visible, bias=bias, score=function, **options)
@@ -289,8 +289,9 @@ def test_flex_attention_takes_the_same_function(kind, options):
     options = OPTIONS[options]() | {"causal": False, "sinks": None}
     function = FUNCTIONS[kind]()
     q, k, v = heads()
-    names = ("bias", "scale", "softcap", "relative")
-    scoring = Scoring(score=function, **{name: options[name] for name in names if name in options})
+    names = ("scale", "softcap", "relative")
+    parts = {name: options[name] for name in names if name in options}
+    scoring = Scoring(score=function, bias=options.get("attn_bias"), **parts)
     scoring = scoring.settled((B, H, T, S), q.device, q.dtype)
     modified = score_mod(scoring, q.dtype, T, S)
     with torch.no_grad(), warnings.catch_warnings():

@@ -371,7 +371,7 @@ def _attended(
     if dropout or size <= LARGE or not _is_plain_inference(q, k, scoring):
         heads, weights = _with_dense_weights(q, k, v, scoring, dropout)
         return heads, weights.mean(1) if average else weights
-    heads, lazy = attention.attend(q, k, v, mask=scoring.mask, bias=scoring.bias, return_weights=True)
+    heads, lazy = attention.attend(q, k, v, mask=scoring.mask, attn_bias=scoring.bias, return_weights=True)
     # The caller requested the tensor, however large it is.
     return heads, _mean_over_heads(lazy) if average else lazy.to_tensor(limit=sys.maxsize)
 

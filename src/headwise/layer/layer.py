@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +17,14 @@ from headwise.errors import OptionError, ShapeError
 from headwise.layer import checkpoints, options
 from headwise.layer.cache import KVCache, Memory
 from headwise.layer.checkpoints.forms import unpack
-from headwise.layer.inputs import LayerInputs, Positions, check_keys, check_length, misfit
+from headwise.layer.inputs import LayerCall, LayerInputs, Positions, check_keys, check_length, misfit
 from headwise.layer.options import Widths
 from headwise.layer.pages import PagePool
 from headwise.layer.positions import Rotary, check_positions
 from headwise.layer.storage import Format
-from headwise.masks import Extent, Mask
+from headwise.masks import Composite, Extent, Mask
 from headwise.weights import AttentionMap, Scoring
+from headwise.weights.score import Score, ScoreFunction
 from headwise.weights.scoring import Relative
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -77,10 +78,6 @@ class MultiHeadAttention(nn.Module):
     >>> weights.shape
     torch.Size([2, 8, 10, 10])
 
-    The positional arguments are `(d_model, num_heads)`, or the textbook's `(d_in, d_out, context_length, dropout,
-    num_heads, qkv_bias)`, of which the last may be named. With the textbook's names (`d_out` and no `d_model`), the
-    textbook's defaults apply: causal, and no QKV bias.
-
     Args:
         d_model: width of all heads together, and the default width of input and output.
         num_heads: query heads; must divide `d_model`.
@@ -97,17 +94,20 @@ class MultiHeadAttention(nn.Module):
         dropout: probability of dropping an attention weight in training.
         position: `rotary(...)`, `alibi(num_heads)`, a `RelativeBias(num_heads)`, which several layers may share, or
             your own subclass of `Rotary` or `Relative`.
-        scoring: `Scoring(softcap=50.0, sinks=True, scale=0.1)`: everything else that changes a score; `sinks=True`
-            learns one sink per head.
+        scale: above 0; what scores are multiplied by, `1 / sqrt(head_dim)` by default.
+        softcap: above 0; scaled scores become softcap · tanh(score / softcap).
+        sinks: learn an extra score per head that takes part in the softmax and has no value.
+        score: a function of your own, (score, batch, head, query, key) -> score, on tensors that broadcast; pass a module
+            to train its parameters with the layer. It is applied after scale and soft-cap, before biases and masks.
         qk_norm: normalize queries and keys: "head" (each head by itself), "width" (all heads together), or a function
             from a width to a module, such as `nn.LayerNorm`.
-        bias: whether the projections have a bias, or which of them do, such as {"q", "v", "out"}; `qkv_bias` sets the
-            first three only. Projections that differ in this are stored separately.
+        bias: whether the projections have a bias, or which of them do, such as {"q", "v", "out"}. If query, key and
+            value differ in this, they are stored separately.
         out_proj: False leaves out the output projection: the heads are returned side by side, unmixed.
         context_length: longest sequence to accept. Nothing is allocated for it.
         return_weights: the default for calls.
-        sizes: the positional arguments.
-        unknown: refused; the error says what the option is called here.
+        device: of the parameters.
+        dtype: of the parameters.
     """
 
     out_proj: nn.Linear | None
@@ -115,64 +115,60 @@ class MultiHeadAttention(nn.Module):
     k_norm: nn.Module | None
     sinks: nn.Parameter | None
     position: options.Position
+    score: ScoreFunction | None
     _version = 2  # marks a state dict as ours: other libraries have a `qkv_proj`, too
     _watchers: tuple[Callable[[AttentionMap], None], ...] = ()  # called with every map; set by `headwise.watch`
     _silent: tuple[int, ...] = ()  # heads that are switched off; set by `headwise.silence`
     _spread: Distribution | None = None  # set by `headwise.parallel`
+    if TYPE_CHECKING:  # what editors and type checkers see; torch declares a call of anything, returning anything
+        __call__: LayerCall
 
+    @options.explained
     def __init__(
         self,
-        *sizes: Any,
-        d_model: int | None = None,
-        num_heads: int | None = None,
+        d_model: int,
+        num_heads: int,
+        *,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         d_in: int | None = None,
         d_key: int | None = None,
         d_value: int | None = None,
         d_out: int | None = None,
-        causal: bool | None = None,
+        causal: bool = False,
         mask: Mask | None = None,
+        dropout: float = 0.0,
         position: options.Position = None,
-        scoring: Scoring | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: bool = False,
+        score: ScoreFunction | None = None,
         qk_norm: options.Norm = None,
-        dropout: float | None = None,
         bias: bool | Collection[str] = True,
-        qkv_bias: bool | None = None,
         out_proj: bool = True,
         context_length: int | None = None,
         return_weights: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **unknown: Any,
     ) -> None:
-        if unknown:
-            options.check_known("MultiHeadAttention", unknown, inspect.signature(type(self)).parameters)
         super().__init__()
-        named: dict[str, Any] = {"d_model": d_model, "num_heads": num_heads, "d_in": d_in, "d_out": d_out}
-        named |= {"context_length": context_length, "dropout": dropout, "qkv_bias": qkv_bias}
-        named = options.by_position(sizes, named)
-        d_model, num_heads, d_in, d_out, context_length, dropout, qkv_bias = named.values()
-        if d_model is None and d_out is not None:
-            d_model = d_out
-            causal = True if causal is None else causal
-            qkv_bias = False if qkv_bias is None and isinstance(bias, bool) else qkv_bias
         widths = Widths.complete(d_model, num_heads, num_kv_heads, head_dim, d_in, d_key, d_value, d_out)
         widths = widths if out_proj else widths.unmixed(d_out)
         self.d_model, self.num_heads, self.num_kv_heads, self.head_dim = widths[:4]
         self.d_in, self.d_key, self.d_value, self.d_out = widths[4:]
         self.heads_width, self.group = widths.heads_width, widths.group
-        self.dropout = shapes.check_probability("dropout", 0.0 if dropout is None else dropout)
+        self.dropout = shapes.check_probability("dropout", dropout)
         self.context_length = None if context_length is None else shapes.check_size("context_length", context_length)
-        self.return_weights = return_weights
+        self.return_weights = options.check_flag("return_weights", return_weights)
         self.causal = options.check_flag("causal", causal)
-        self._scoring = Scoring() if scoring is None else options.check_scoring(scoring)
+        self._scoring = options.scoring(scale, softcap)
         mask = options.check_mask(mask)
         self.mask = mask if not self.causal else masks.causal() if mask is None else masks.causal() & mask
-        biases = options.biases(bias, qkv_bias)
+        biases = options.biases(bias)
         self.fused = d_key is None and d_value is None and biases["q"] == biases["k"] == biases["v"]
         self._make_projections(biases, out_proj, device, dtype)
-        self._make_options(position, qk_norm, device, dtype)
+        self.score = score
+        self._make_options(position, qk_norm, options.check_flag("sinks", sinks), device, dtype)
 
     @property
     def mask(self) -> Mask | None:
@@ -184,6 +180,16 @@ class MultiHeadAttention(nn.Module):
         self._scoring = dataclasses.replace(self._scoring, mask=options.check_mask(mask))
         self._mask_fits_all = mask is None or mask.extent == Extent()
 
+    @property
+    def scale(self) -> float | None:
+        """What scores are multiplied by; None for `1 / sqrt(head_dim)`."""
+        return self._scoring.scale
+
+    @property
+    def softcap(self) -> float | None:
+        """The limit of scores, which a tanh keeps them below; None for no limit."""
+        return self._scoring.softcap
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves the tensors of the mask and the position along with the parameters."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -194,13 +200,17 @@ class MultiHeadAttention(nn.Module):
             self.mask = moved
         if (rule := self.__dict__.get("position")) is not None:  # a module has moved already
             self.__dict__["position"] = rule.to(device)
+        if isinstance(self.score, Composite):
+            self.score = self.score.to(device)
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "position":
             options.check_position(value, self.num_heads, self.head_dim)
+        if name == "score":
+            options.check_score(value)
         super().__setattr__(name, value)
-        if name in ("position", "sinks", "q_norm", "k_norm"):
+        if name in ("position", "sinks", "score", "q_norm", "k_norm"):
             self._note_options()
 
     def _note_options(self) -> None:
@@ -208,7 +218,8 @@ class MultiHeadAttention(nn.Module):
         position, modules = self.__dict__.get("position"), self._modules
         rotary, relative = isinstance(position, Rotary), isinstance(position, Relative) or bool(modules.get("position"))
         self._shapes_heads = rotary or any(modules.get(name) is not None for name in ("q_norm", "k_norm"))
-        self._extends_scoring = relative or self._parameters.get("sinks") is not None
+        score = self.__dict__.get("score") or modules.get("score")
+        self._extends_scoring = relative or self._parameters.get("sinks") is not None or score is not None
 
     def _make_projections(
         self, biases: dict[str, bool], out_proj: bool, device: torch.device | str | None, dtype: torch.dtype | None
@@ -229,6 +240,7 @@ class MultiHeadAttention(nn.Module):
         self,
         position: options.Position,
         qk_norm: options.Norm,
+        sinks: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
@@ -238,7 +250,7 @@ class MultiHeadAttention(nn.Module):
             self.__dict__["position"] = rule.to(device)
         self.register_module("q_norm", options.norm(qk_norm, self.num_heads, self.head_dim, device, dtype))
         self.register_module("k_norm", options.norm(qk_norm, self.num_kv_heads, self.head_dim, device, dtype))
-        learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if self._scoring.sinks else None
+        learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if sinks else None
         self.register_parameter("sinks", None if learned is None else nn.Parameter(learned))
         self._note_options()  # registering bypasses __setattr__
 
@@ -249,7 +261,7 @@ class MultiHeadAttention(nn.Module):
         value: Tensor | None = None,
         mask: Mask | Tensor | None = None,
         *,
-        bias: Tensor | None = None,
+        attn_bias: Tensor | None = None,
         causal: bool | None = None,
         positions: Tensor | Sequence[int] | None = None,
         key_positions: Tensor | Sequence[int] | None = None,
@@ -267,7 +279,7 @@ class MultiHeadAttention(nn.Module):
                 argument of three dimensions is a key, anything else a mask.
             value: (B, S, d_value); the key by default.
             mask: a mask, or a tensor of bool or 0/1 (True may attend), (T, S) or (B or 1, H or 1, T or 1, S or 1).
-            bias: float, of the same shapes, added to the scaled scores.
+            attn_bias: float, of the same shapes, added to the scaled scores.
             causal: True hides the keys after each query in this call.
             positions: the positions of the queries in the text, (T,) or (B, T), for a rotary; by default 0, 1, 2, ...,
                 continuing after the tokens in the cache. In self-attention they apply to the keys as well.
@@ -280,8 +292,8 @@ class MultiHeadAttention(nn.Module):
         A jagged nested tensor (B, *, d_in) works as query: its samples are packed, and no padding is computed.
         """
         if unknown:
-            options.check_known("a call", unknown, inspect.signature(self.forward).parameters)
-        inputs = LayerInputs(query, key, value, mask, bias, causal, positions, key_positions, cache, lengths)
+            raise options.unknown_in_call(next(iter(unknown)), inspect.signature(self.forward).parameters, type(self))
+        inputs = LayerInputs(query, key, value, mask, attn_bias, causal, positions, key_positions, cache, lengths)
         inputs = self._pack(inputs) if isinstance(query, Tensor) and query.is_nested else inputs
         call = self.plan(inputs)
         wanted = self.return_weights if return_weights is None else return_weights
@@ -308,16 +320,21 @@ class MultiHeadAttention(nn.Module):
         if self.context_length is not None and not packed:
             check_length(self.context_length, q.shape[2], S, cache)
         scoring = self._call_scoring(q, S, inputs)
+        if self._extends_scoring:
+            scoring = self._extended(scoring, q, S)
         if cache is not None:  # after all checks: a refused call leaves the cache as it was
             cache.check_mask(scoring.mask, inputs.lengths)
             appended = cache.append(k, v, inputs.lengths)
             k, v, scoring = appended.key, appended.value, appended.scoring(scoring)
-        if self._extends_scoring:
-            scoring = dataclasses.replace(scoring, sinks=self.sinks, relative=self._relative(q.device))
         return Call(q, k, v, scoring, self.dropout if self.training else 0.0)
 
     def _pack(self, inputs: LayerInputs) -> LayerInputs:
         """The samples of a nested query in one row."""
+        if self.score is not None:
+            raise OptionError(
+                "a nested tensor is packed into one row, which renumbers samples and positions, and this layer's score "
+                "function asks for them. Pad the samples and pass mask=padding(lengths)."
+            )
         return inputs.packed(self.context_length, self.mask, numbered=isinstance(self.position, Rotary))
 
     # Project and split.
@@ -426,7 +443,7 @@ class MultiHeadAttention(nn.Module):
         if mask is not None and q.is_meta:
             mask = mask.to(q.device)
             scoring = dataclasses.replace(scoring, mask=mask)
-        plain = inputs.mask is None and inputs.bias is None and inputs.causal is None
+        plain = inputs.mask is None and inputs.attn_bias is None and inputs.causal is None
         if plain and self._spread is None and self._mask_fits_all:
             return scoring
         sizes = (q.shape[0], q.shape[1], q.shape[2], S)
@@ -441,8 +458,14 @@ class MultiHeadAttention(nn.Module):
             )
         if options.check_flag("causal", inputs.causal):
             mask = masks.causal() if mask is None else mask & masks.causal()
-        joined = attention.check_scores(sizes, q.device, inputs.mask, inputs.bias, mask)
-        return dataclasses.replace(scoring, mask=joined, bias=inputs.bias)
+        joined = attention.check_scores(sizes, q.device, inputs.mask, inputs.attn_bias, mask)
+        return dataclasses.replace(scoring, mask=joined, bias=inputs.attn_bias)
+
+    def _extended(self, scoring: Scoring, q: Tensor, S: int) -> Scoring:
+        """The scoring of a call with what the layer adds to it: sinks, relative positions, a score function."""
+        found = dataclasses.replace(scoring, sinks=self.sinks, relative=self._relative(q.device), score=self.score)
+        sizes = (q.shape[0], q.shape[1], q.shape[2], S)
+        return found.settled(sizes if self._spread is None else self._spread.sizes(sizes), q.device, q.dtype)
 
     def _relative(self, device: torch.device) -> Relative | None:
         """The rule that adds to a score by distance."""
@@ -606,9 +629,10 @@ class MultiHeadAttention(nn.Module):
             "head_dim": (None if self.heads_width == self.d_model else self.head_dim, None),
             "mask": (None if self.mask is None else repr(self.mask), None),
             "position": (None if rule is None else type(rule).__name__.lower(), None),
-            "softcap": (self._scoring.softcap, None),
-            "scale": (self._scoring.scale, None),
+            "softcap": (self.softcap, None),
+            "scale": (self.scale, None),
             "sinks": (self.sinks is not None, False),
+            "score": (self.__dict__.get("score") and Score(self.__dict__["score"]).name, None),
             "dropout": (self.dropout, 0.0),
             "context_length": (self.context_length, None),
         }

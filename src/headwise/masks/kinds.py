@@ -363,14 +363,14 @@ def _as_bool(mask: Tensor, name: str) -> Tensor:
         raise MaskError(f"{name} is {mask.dtype}; expected bool, or 0 and 1.")
     binary = ((mask == 0) | (mask == 1)).all()
     if torch.compiler.is_compiling():  # while tracing there are no numbers: the check becomes part of the graph
-        torch._assert_async(binary, f"{name} holds values other than 0 and 1; pass an additive mask as bias=")
+        torch._assert_async(binary, f"{name} holds values other than 0 and 1; pass an additive mask as attn_bias=")
         return mask != 0
     if mask.is_meta or binary:
         return mask != 0
     raise MaskError(
         f"{name} is {mask.dtype} with values from {mask.min().item():g} to {mask.max().item():g}; a mask holds only "
-        f"0 (hidden) and 1 (may attend). If these numbers are meant to be added to the scores, pass them as bias=. "
-        f"If they mark hidden keys, pass (mask == 0)."
+        f"0 (hidden) and 1 (may attend). If these numbers are meant to be added to the scores, pass them as "
+        f"attn_bias=. If they mark hidden keys, pass (mask == 0)."
     )
 
 

@@ -289,6 +289,13 @@ def test_the_oldest_runs_are_forgotten(client_of):
     assert states == [404, 404, 200, 200]
 
 
+def test_runs_without_maps_are_forgotten_like_the_others(client_of):
+    client = client_of(dataclasses.replace(Limits(), runs=3))
+    for _ in range(6):
+        looked(client, model="small", maps=False)
+    assert len(client.server.runs._kept) == 3
+
+
 def test_runs_are_forgotten_where_their_maps_take_too_much(client_of):
     client = client_of(dataclasses.replace(Limits(), memory=1))
     first, second = (looked(client, f"Text {i}", model="small")["id"] for i in range(2))

@@ -3,6 +3,7 @@
 import abc
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from headwise.masks import Causal
@@ -32,6 +33,12 @@ class Call(NamedTuple):
     def grouped(self) -> bool:
         """Whether several query heads share a key/value head."""
         return self.query.size(1) != self.key.size(1)
+
+    @property
+    def learns(self) -> bool:
+        """Whether anything here needs a gradient."""
+        tensors = (self.query, self.key, self.value, *self.scoring.learnable)
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 class Backend(abc.ABC):

@@ -60,11 +60,8 @@ class RowByRow(Backend):
         S = key.shape[2]
         source = Source.whole(query, key, scoring.simplified(T, S))
         blocks = row_blocks(T, B * H * S * torch.finfo(source.precise).bits // 8, BLOCK_BYTES)
-        learning = torch.is_grad_enabled() and any(
-            x is not None and x.requires_grad for x in (query, key, value, *scoring.learnable)
-        )
         # Recomputing a block needs saved-tensor hooks, which torch.func does not support.
-        if len(blocks) == 1 or not learning or torch._C._functorch.peek_interpreter_stack() is not None:
+        if len(blocks) == 1 or not call.learns or torch._C._functorch.peek_interpreter_stack() is not None:
             parts = [read_block(source, value, rows, dropout) for rows in blocks]
         else:
             parts = [_computed_again(source, value, rows, dropout) for rows in blocks]

@@ -97,8 +97,8 @@ class MultiHeadAttention(nn.Module):
         scale: above 0; what scores are multiplied by, `1 / sqrt(head_dim)` by default.
         softcap: above 0; scaled scores become softcap · tanh(score / softcap).
         sinks: learn an extra score per head that takes part in the softmax and has no value.
-        score: a function of your own, (score, batch, head, query, key) -> score, on tensors that broadcast; pass a module
-            to train its parameters with the layer. It is applied after scale and soft-cap, before biases and masks.
+        score: a function of your own, (score, batch, head, query, key) -> score, on tensors that broadcast, applied
+            after scale and soft-cap and before biases and masks. The layer trains the parameters of a module.
         qk_norm: normalize queries and keys: "head" (each head by itself), "width" (all heads together), or a function
             from a width to a module, such as `nn.LayerNorm`.
         bias: whether the projections have a bias, or which of them do, such as {"q", "v", "out"}. If query, key and

@@ -34,8 +34,8 @@ def tensor_parallel(model: Model, mesh: DeviceMesh) -> Model:
     Inputs and outputs of a layer stay whole on every rank. Each rank keeps the rows of the projections, the sinks, the
     learned relative positions and the cache of its own heads; `layer.num_heads` and `layer.num_kv_heads` then count
     these. Pass masks and biases for all heads, as before. Maps show this rank's heads, numbered as in the whole, and
-    `weights.gather()` gives all of them. Norms of single heads (`qk_norm="head"`) stay on every rank; summing their
-    gradients takes two more small all-reduces.
+    `weights.gather()` gives all of them. Norms of single heads (`qk_norm="head"`) and the
+    parameters of a `score` module stay on every rank; their gradients are summed by small all-reduces.
 
     Other modules are not changed: use torch's plans for them, with `parallelize_module`. Dropout on weights uses each
     rank's own random generator.
@@ -142,14 +142,21 @@ def _shard(layer: MultiHeadAttention, mesh: DeviceMesh) -> None:
     if isinstance(position, RelativeBias) and not isinstance(position.weight, DTensor):  # layers may share one
         weight = position.weight
         position.weight = nn.Parameter(distribute_tensor(weight.data, mesh, [Shard(1)]), weight.requires_grad)
-    for norm in (layer.q_norm, layer.k_norm):
-        for parameter in () if norm is None else norm.parameters():
-            parameter.register_hook(lambda grad: collectives.wait_tensor(collectives.all_reduce(grad, "sum", mesh)))
+    for module in (layer.q_norm, layer.k_norm, layer.score):
+        for parameter in module.parameters() if isinstance(module, nn.Module) else ():
+            _sum_gradient(parameter, mesh)
     count = layer.num_heads // ranks
     heads = Heads(mesh, rank * count, count, layer.num_heads)
     layer._spread = Sharding(heads, None if layer._spread is None else layer._spread.order)
     layer.num_heads, layer.num_kv_heads = count, layer.num_kv_heads // ranks
     layer.heads_width = count * layer.head_dim
+
+
+def _sum_gradient(parameter: nn.Parameter, mesh: DeviceMesh) -> None:
+    """Sum the gradient of a parameter that every rank has whole; once, since layers may share it."""
+    if not hasattr(parameter, "_summed_over_ranks"):
+        parameter._summed_over_ranks = True  # type: ignore[attr-defined]
+        parameter.register_hook(lambda grad: collectives.wait_tensor(collectives.all_reduce(grad, "sum", mesh)))
 
 
 def _replicated(

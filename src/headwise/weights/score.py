@@ -108,7 +108,7 @@ class Score(Composite):
         places = [torch.arange(n, device=device) % size for n, size in zip(few, sizes, strict=True)]
         shaped = [x.view([-1] + [1] * (3 - axis)) for axis, x in enumerate(places)]
         given = (scores, *shaped)
-        before = [x._version for x in given]
+        before = [_version(x) for x in given]
         with torch.no_grad(), Reads(given) as reads:
             try:
                 found = self.called(*given)
@@ -119,7 +119,7 @@ class Score(Composite):
                     f"index tables with the four numbers, as in score + table[head, query - key]."
                 ) from error
         self._check_result(found, few)
-        written = [name for name, x, n in zip(ARGUMENTS, given, before, strict=True) if x._version != n]
+        written = [name for name, x, n in zip(ARGUMENTS, given, before, strict=True) if _version(x) != n]
         written += ["a tensor of its own"] if reads.changed() else []
         if written:
             raise OptionError(f"score={self.name} writes to {written[0]} in place. Return a new tensor instead.")

@@ -49,7 +49,9 @@ class Widened(Backend):
         if query.dtype == torch.bfloat16 and call.key.size(2) > LONGEST and call.learns:
             return "torch's kernel for bfloat16 is faster at this length, with its backward pass"
         rule = choose_rule(call)
-        return "scores may be rounded, which is faster" if isinstance(rule, Rule) and rule.engine == "products" else None
+        return (
+            "scores may be rounded, which is faster" if isinstance(rule, Rule) and rule.engine == "products" else None
+        )
 
     def run(self, call: Call) -> Tensor:
         wide, backend = self._widened(call)

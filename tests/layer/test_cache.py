@@ -18,6 +18,7 @@ from headwise import (
     documents,
     explain,
     induction,
+    latent,
     linear,
     llama3,
     padding,
@@ -69,6 +70,10 @@ OPTIONS = {
     "score": lambda: {"score": by_position},
     "score, window": lambda: {"score": by_position, "mask": window(4), "position": rotary(), "num_kv_heads": 2},
     "score, learned": lambda: {"score": LearnedScore(), "softcap": 2.0, "sinks": True, "position": alibi(H)},
+    "score, latent": lambda: {
+        "score": by_position, "bias": False, "position": rotary(),
+        "projections": latent(5, nope_dim=6, rotary_dim=4, value_dim=3),
+    },
     "sinks of the text": lambda: {"mask": window(4) | prefix(2)},
 }  # fmt: skip
 

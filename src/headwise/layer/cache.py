@@ -80,7 +80,7 @@ class KVCache:
         batch: number of samples.
         num_kv_heads: key/value heads.
         head_dim: width of a head.
-        value_dim: width of a value head, `head_dim` by default.
+        value_dim: width of a value head, `head_dim` by default; 0 if values are made from the keys.
         capacity: the most tokens it can hold; without it, the cache grows as needed.
         window: how many keys back a query can see, not counting itself; older keys are dropped, which bounds the size.
         static: keep shapes constant, and count tokens on the device.
@@ -118,7 +118,7 @@ class KVCache:
                 f"drops nothing. Pass capacity=, without window=; the layer's own window mask still applies."
             )
         self.static = static
-        width = D if value_dim is None else check_size("value_dim", value_dim)
+        width = D if value_dim is None else check_size("value_dim + 1", value_dim + 1) - 1
         self._storage = self._make_storage(B, ((Hkv, D), (Hkv, width)), storage, dtype, device)
         self._lengths = [0] * B  # of each sample, including dropped keys
         self._dropped = 0  # keys that left the window, the same number for all samples

@@ -104,7 +104,7 @@ def explain_call(call: Call) -> Explanation:
 
 def sdpa_kernel(call: Call) -> tuple[str, dict[str, str]]:
     """The kernel that torch chooses inside its own attention, and on CUDA why the other fused ones refused."""
-    given = arguments(call)
+    given = arguments(call.even() if call.uneven else call)
     if type(given["attn_mask"]) not in (Tensor, type(None)):
         kernel = "FlashAttention" if call.query.dtype in HALF else "torch's choice with a bias"
         return f"{kernel}, causal, aligned at the lower right", {}

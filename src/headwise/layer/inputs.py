@@ -193,6 +193,18 @@ def check_keys(query: Tensor, key: Tensor, value: Tensor, d_key: int, d_value: i
         )
 
 
+def check_memory(query: Tensor, memory: Memory, value: object, stored: tuple[int, int, int]) -> None:
+    """Raise unless remembered keys fit the query and the layer, which stores (heads, key_dim, value_dim)."""
+    if value is not None:
+        raise OptionError("value is given beside remembered keys, which include their values. Leave it out.")
+    heads, key_dim, _ = stored
+    if memory.key.shape[0] != query.shape[0] or memory.key.shape[1::2] != (heads, key_dim):
+        raise ShapeError(
+            f"remembered keys of shape {tuple(memory.key.shape)} do not fit a query of {query.shape[0]} samples "
+            f"and {heads} key heads {key_dim} wide. Make them with this layer's remember(...)."
+        )
+
+
 def check_length(most: int, T: int, S: int, cache: KVCache | None) -> None:
     """Raise if a text is longer than the layer was made for; the capacity of a static cache does not count."""
     longest = T if cache is not None and cache.static else max(T, S)

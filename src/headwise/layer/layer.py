@@ -7,28 +7,25 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from headwise import attention, masks, shapes
 from headwise.attention.backends import Call, choose
 from headwise.errors import OptionError, ShapeError
 from headwise.layer import checkpoints, options
 from headwise.layer.cache import KVCache, Memory
-from headwise.layer.checkpoints.forms import unpack
-from headwise.layer.inputs import LayerCall, LayerInputs, Positions, check_keys, check_length, misfit
+from headwise.layer.gates import Gate, gated, make_gate
+from headwise.layer.inputs import LayerCall, LayerInputs, Positions, check_keys, check_length, check_memory, misfit
+from headwise.layer.norms import Norm, Norms, make_norm
 from headwise.layer.options import Widths
 from headwise.layer.pages import PagePool
-from headwise.layer.positions import Rotary, check_positions
+from headwise.layer.positions import PositionalEncoding, check_positions, for_heads
+from headwise.layer.projections import Fused, Projections, Separate, Three, ThreeBiases, check_head_dim, project
 from headwise.layer.storage import Format
 from headwise.masks import Composite, Extent, Mask
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.score import Score, ScoreFunction
 from headwise.weights.scoring import Relative
-
-Three = tuple[Tensor, Tensor, Tensor]
-ThreeBiases = Three | tuple[None, None, None]
 
 
 class Distribution(Protocol):
@@ -92,15 +89,20 @@ class MultiHeadAttention(nn.Module):
         causal: hide the keys after each query.
         mask: a mask that applies to every call, in addition to the call's own.
         dropout: probability of dropping an attention weight in training.
-        position: `rotary(...)`, `alibi(num_heads)`, a `RelativeBias(num_heads)`, which several layers may share, or
-            your own subclass of `Rotary` or `Relative`.
+        position: `rotary(...)`, `multi_axis_rotary(...)`, `temperature(...)`, `alibi(num_heads)`, a
+            `RelativeBias(num_heads)`, which several layers may share, or your own `PositionalEncoding` or `Relative`.
         scale: above 0; what scores are multiplied by, `1 / sqrt(head_dim)` by default.
         softcap: above 0; scaled scores become softcap · tanh(score / softcap).
         sinks: learn an extra score per head that takes part in the softmax and has no value.
         score: a function of your own, (score, batch, head, query, key) -> score, on tensors that broadcast, applied
             after scale and soft-cap and before biases and masks. The layer trains the parameters of a module.
-        qk_norm: normalize queries and keys: "head" (each head by itself), "width" (all heads together), or a function
-            from a width to a module, such as `nn.LayerNorm`.
+        qk_norm: normalize queries and keys: "head" (each head by itself), "width" (all heads together), "unweighted", a
+            function from a width to a module, such as `nn.LayerNorm`, or `Norms(...)`, which can also normalize values.
+        gate: multiply what heads read before the output projection by the sigmoid of a linear map of the input:
+            "element" (a factor for every number) or "head" (one for each head); or a module or function that returns
+            the factors.
+        projections: how queries, keys and values are made from the input: one linear map each by default, or
+            `latent(...)`, or your own subclass of `Projections`.
         bias: whether the projections have a bias, or which of them do, such as {"q", "v", "out"}. If query, key and
             value differ in this, they are stored separately.
         out_proj: False leaves out the output projection: the heads are returned side by side, unmixed.
@@ -113,6 +115,8 @@ class MultiHeadAttention(nn.Module):
     out_proj: nn.Linear | None
     q_norm: nn.Module | None
     k_norm: nn.Module | None
+    v_norm: nn.Module | None
+    gate: nn.Module | None
     sinks: nn.Parameter | None
     position: options.Position
     score: ScoreFunction | None
@@ -143,7 +147,9 @@ class MultiHeadAttention(nn.Module):
         softcap: float | None = None,
         sinks: bool = False,
         score: ScoreFunction | None = None,
-        qk_norm: options.Norm = None,
+        qk_norm: Norm = None,
+        gate: Gate = None,
+        projections: Projections | None = None,
         bias: bool | Collection[str] = True,
         out_proj: bool = True,
         context_length: int | None = None,
@@ -152,11 +158,18 @@ class MultiHeadAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        head_dim = check_head_dim(projections, head_dim)
         widths = Widths.complete(d_model, num_heads, num_kv_heads, head_dim, d_in, d_key, d_value, d_out)
-        widths = widths if out_proj else widths.unmixed(d_out)
+        biases = options.biases(bias)
+        if projections is None:
+            alike = d_key is None and d_value is None and biases["q"] == biases["k"] == biases["v"]
+            projections = Fused(widths.head_dim, widths.group) if alike else Separate(widths.head_dim)
+        self._projections = projections.fitted(widths)
+        self.value_dim = self._projections.value_dim or widths.head_dim
+        self.heads_width, self.group = widths.num_heads * self.value_dim, widths.group
+        widths = widths if out_proj else widths.unmixed(d_out, self.heads_width)
         self.d_model, self.num_heads, self.num_kv_heads, self.head_dim = widths[:4]
         self.d_in, self.d_key, self.d_value, self.d_out = widths[4:]
-        self.heads_width, self.group = widths.heads_width, widths.group
         self.dropout = shapes.check_probability("dropout", dropout)
         self.context_length = None if context_length is None else shapes.check_size("context_length", context_length)
         self.return_weights = options.check_flag("return_weights", return_weights)
@@ -164,11 +177,19 @@ class MultiHeadAttention(nn.Module):
         self._scoring = options.scoring(scale, softcap)
         mask = options.check_mask(mask)
         self.mask = mask if not self.causal else masks.causal() if mask is None else masks.causal() & mask
-        biases = options.biases(bias)
-        self.fused = d_key is None and d_value is None and biases["q"] == biases["k"] == biases["v"]
-        self._make_projections(biases, out_proj, device, dtype)
+        for name, module in self._projections.modules(widths, biases, device, dtype).items():
+            self.register_module(name, module)
+        out = nn.Linear(self.heads_width, self.d_out, biases["out"], device, dtype) if out_proj else None
+        self.register_module("out_proj", out)
+        self._make_options(position, Norms.of(qk_norm), options.check_flag("sinks", sinks), device, dtype)
         self.score = score
-        self._make_options(position, qk_norm, options.check_flag("sinks", sinks), device, dtype)
+        rows = (self.d_in, self.num_heads, self.value_dim)
+        self.register_module("gate", make_gate(gate, *rows, biases["q"], device, dtype))
+
+    @property
+    def fused(self) -> bool:
+        """Whether queries, keys and values come from one linear map, `qkv_proj`."""
+        return isinstance(self._projections, Fused)
 
     @property
     def mask(self) -> Mask | None:
@@ -206,40 +227,27 @@ class MultiHeadAttention(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "position":
-            options.check_position(value, self.num_heads, self.head_dim)
+            turned = self._projections.turned_dim
+            options.check_position(value, self.num_heads, self.head_dim if turned is None else turned)
         if name == "score":
             options.check_score(value)
         super().__setattr__(name, value)
-        if name in ("position", "sinks", "score", "q_norm", "k_norm"):
+        if name in ("position", "sinks", "score", "q_norm", "k_norm", "v_norm"):
             self._note_options()
 
     def _note_options(self) -> None:
         """Note which steps a call needs beyond projection, mask and scale; most layers need none."""
-        position, modules = self.__dict__.get("position"), self._modules
-        rotary, relative = isinstance(position, Rotary), isinstance(position, Relative) or bool(modules.get("position"))
-        self._shapes_heads = rotary or any(modules.get(name) is not None for name in ("q_norm", "k_norm"))
-        score = self.__dict__.get("score") or modules.get("score")
-        self._extends_scoring = relative or self._parameters.get("sinks") is not None or score is not None
-
-    def _make_projections(
-        self, biases: dict[str, bool], out_proj: bool, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> None:
-        kv_width = self.num_kv_heads * self.head_dim
-        if self.fused:
-            # Rows head by head, (Hkv, group + 2, D): the queries of a group, its key, its value. So a slice of rows
-            # is a set of whole heads, which is what tensor parallelism needs.
-            self.qkv_proj = nn.Linear(self.d_in, self.heads_width + 2 * kv_width, biases["q"], device, dtype)
-        else:
-            self.q_proj = nn.Linear(self.d_in, self.heads_width, biases["q"], device, dtype)
-            self.k_proj = nn.Linear(self.d_key, kv_width, biases["k"], device, dtype)
-            self.v_proj = nn.Linear(self.d_value, kv_width, biases["v"], device, dtype)
-        out = nn.Linear(self.heads_width, self.d_out, biases["out"], device, dtype) if out_proj else None
-        self.register_module("out_proj", out)
+        rule, modules = options.rule_of(self.position), self._modules
+        self._encodes = isinstance(rule, PositionalEncoding)
+        normalizes = any(modules.get(name) is not None for name in ("q_norm", "k_norm", "v_norm"))
+        self._shapes_heads = self._encodes or normalizes
+        score, sinks = self.__dict__.get("score") or modules.get("score"), self._parameters.get("sinks")
+        self._extends_scoring = isinstance(rule, Relative) or sinks is not None or score is not None
 
     def _make_options(
         self,
         position: options.Position,
-        qk_norm: options.Norm,
+        norms: Norms,
         sinks: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
@@ -248,8 +256,16 @@ class MultiHeadAttention(nn.Module):
         rule = self.__dict__.get("position")
         if rule is not None and device is not None and torch.device(device).type != "meta":
             self.__dict__["position"] = rule.to(device)
-        self.register_module("q_norm", options.norm(qk_norm, self.num_heads, self.head_dim, device, dtype))
-        self.register_module("k_norm", options.norm(qk_norm, self.num_kv_heads, self.head_dim, device, dtype))
+        self._norm_after = norms.after
+        sizes = {"q": (self.num_heads, self.head_dim), "k": (self.num_kv_heads, self.head_dim)}
+        sizes["v"] = (self.num_kv_heads, self.value_dim)
+        for (part, size), kind in zip(sizes.items(), (norms.query, norms.key, norms.value), strict=True):
+            self.register_module(f"{part}_norm", make_norm(kind, *size, device, dtype))
+        if self.k_norm is not None and not self._projections.makes_keys:
+            raise OptionError(
+                f"qk_norm={norms.key!r} with projections={self._projections!r}, which store less than whole keys. "
+                f"Leave out qk_norm; latent(norm=...) normalizes what keys are made from."
+            )
         learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if sinks else None
         self.register_parameter("sinks", None if learned is None else nn.Parameter(learned))
         self._note_options()  # registering bypasses __setattr__
@@ -301,7 +317,9 @@ class MultiHeadAttention(nn.Module):
             read, weights = self._attend_and_look(call, cache)
         else:
             read = choose(call).run(call) if self._spread is None else self._spread.attend(call)
-        output = self._merge(read)
+        read = self._projections.read(self._modules, call, read)
+        gate = self._modules["gate"]
+        output = self._merge(read if gate is None else gated(read, gate(inputs.query)))
         if inputs.offsets is not None:
             output = torch.nested.nested_tensor_from_jagged(output[0], inputs.offsets)
         return (output, weights) if wanted else output
@@ -315,7 +333,7 @@ class MultiHeadAttention(nn.Module):
             self._spread.check_call(crossing=inputs.crossing, cached=cache is not None, packed=packed)
         q, k, v = self._project(inputs)
         if self._shapes_heads or inputs.positions is not None or inputs.key_positions is not None:
-            q, k = self._normalize_and_rotate(q, k, inputs)
+            q, k, v = self._shape_heads(q, k, v, inputs)
         S = k.shape[2] if cache is None else cache.text_length(q.shape[2], inputs.lengths)
         if self.context_length is not None and not packed:
             check_length(self.context_length, q.shape[2], S, cache)
@@ -326,7 +344,8 @@ class MultiHeadAttention(nn.Module):
             cache.check_mask(scoring.mask, inputs.lengths)
             appended = cache.append(k, v, inputs.lengths)
             k, v, scoring = appended.key, appended.value, appended.scoring(scoring)
-        return Call(q, k, v, scoring, self.dropout if self.training else 0.0)
+        call = Call(q, k, v, scoring, self.dropout if self.training else 0.0)
+        return self._projections.call(self._modules, call)
 
     def _pack(self, inputs: LayerInputs) -> LayerInputs:
         """The samples of a nested query in one row."""
@@ -335,105 +354,88 @@ class MultiHeadAttention(nn.Module):
                 "a nested tensor is packed into one row, which renumbers samples and positions, and this layer's score "
                 "function asks for them. Pad the samples and pass mask=padding(lengths)."
             )
-        return inputs.packed(self.context_length, self.mask, numbered=isinstance(self.position, Rotary))
+        return inputs.packed(self.context_length, self.mask, numbered=self._encodes)
 
     # Project and split.
 
     def _project(self, inputs: LayerInputs) -> Three:
-        """Query heads (B, H, T, D), key and value heads (B, Hkv, S, D)."""
+        """Query heads (B, H, T, D), and key and value heads as a cache stores them."""
         query, key, value = inputs.query, inputs.key, inputs.value
         if not isinstance(query, Tensor) or query.dim() != 3 or query.shape[2] != self.d_in:
             raise misfit("query", query, self.d_in, "d_in")
         if isinstance(key, Memory):
-            return self._project_with_memory(query, key, value)
+            check_memory(query, key, value, self._projections.stored(self.num_kv_heads, self.head_dim))
+            return self._projections.queries(self._modules, query), *key
         if key is None and value is not None:
             raise ShapeError("value is given without key; pass mha(query, key, value), or mha(x).")
         if key is None or (key is query and value is query):
-            if self.fused:
-                return self._project_fused(query)
             if not self.d_in == self.d_key == self.d_value:
                 raise ShapeError(
                     f"this layer takes queries {self.d_in} wide, keys {self.d_key} and values {self.d_value}, so one "
                     f"input cannot be all three. Pass mha(query, key, value)."
                 )
-            key = value = query
-        else:
-            value = key if value is None else value
-            check_keys(query, key, value, self.d_key, self.d_value)
-        q, k, v = self._project_apart(q=query, k=key, v=value)
-        return q, k, v
+            return self._projections.heads(self._modules, query)
+        value = key if value is None else value
+        check_keys(query, key, value, self.d_key, self.d_value)
+        k, v = self._projections.keys_and_values(self._modules, key, value)
+        return self._projections.queries(self._modules, query), k, v
 
-    def _project_fused(self, x: Tensor) -> Three:
-        """The heads of self-attention from one matrix product."""
-        B, T, _ = x.shape
-        D, Hkv, group = self.head_dim, self.num_kv_heads, self.group
-        qkv = project(self._modules["qkv_proj"], x)  # self.qkv_proj would take 0.6 µs to look up
-        if group == 1 and not torch.is_grad_enabled():  # three views in one call; one token needs no transpose
-            split = qkv.view(B, Hkv, 3, 1, D) if T == 1 else qkv.view(B, T, Hkv, 3, D).permute(0, 2, 3, 1, 4)
-            q, k, v = split.unbind(2)
-            return q, k, v
-        # Split before transposing, so that one contiguous copy joins the three gradients.
-        q, k, v = qkv.view(B, T, Hkv, (group + 2) * D).split((group * D, D, D), dim=-1)
-        q = q if group == 1 else q.reshape(B, T, self.num_heads, D)  # a copy: no view can join separate groups
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    # Normalize and encode positions.
 
-    def _project_apart(self, **inputs: Tensor) -> list[Tensor]:
-        """The heads of separate inputs, which are given by their roles `q`, `k` and `v`."""
-        counts = {"q": self.num_heads, "k": self.num_kv_heads, "v": self.num_kv_heads}
-        if not self.fused:
-            return [_split(project(self._modules[f"{role}_proj"], x), counts[role]) for role, x in inputs.items()]
-        if not is_plain(self.qkv_proj):  # an adapter or a hook must see every input
-            return [self._project_fused(x)["qkv".index(role)] for role, x in inputs.items()]
-        shapes.check_alike(input=next(iter(inputs.values())), weight=self.qkv_proj.weight)
-        linears = dict(zip("qkv", zip(*self.projections(), strict=True), strict=True))  # copies the whole weight
-        return [_split(F.linear(x, *linears[role]), counts[role]) for role, x in inputs.items()]
-
-    def _project_with_memory(self, query: Tensor, memory: Memory, value: Tensor | None) -> Three:
-        """Query heads, and the keys and values that `remember` has projected."""
-        if value is not None:
-            raise OptionError("value is given beside remembered keys, which include their values. Leave it out.")
-        if memory.key.shape[0] != query.shape[0] or memory.key.shape[1::2] != (self.num_kv_heads, self.head_dim):
-            raise ShapeError(
-                f"remembered keys of shape {tuple(memory.key.shape)} do not fit a query of {query.shape[0]} samples "
-                f"and {self.num_kv_heads} key heads {self.head_dim} wide. Make them with this layer's remember(...)."
+    def _shape_heads(self, q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs) -> Three:
+        """The heads after norms and positions; remembered keys and values have had both."""
+        remembered, encoding = isinstance(inputs.key, Memory), self._encoding(q)
+        if encoding is None and (inputs.positions is not None or inputs.key_positions is not None):
+            raise OptionError(
+                "positions are for a rotary or another encoding of queries and keys, and this layer has none. Leave "
+                "them out: masks, ALiBi and relative biases follow the order of queries and keys."
             )
-        return self._project_apart(q=query)[0], *memory
-
-    # Normalize and rotate.
-
-    def _normalize_and_rotate(self, q: Tensor, k: Tensor, inputs: LayerInputs) -> tuple[Tensor, Tensor]:
-        """Queries and keys after norms and rotary; remembered keys have had both."""
-        remembered, position = isinstance(inputs.key, Memory), self.position
-        q = q if self.q_norm is None else self.q_norm(q)
-        k = k if self.k_norm is None or remembered else self.k_norm(k)
-        if not isinstance(position, Rotary):
-            if inputs.positions is not None or inputs.key_positions is not None:
-                raise OptionError(
-                    "positions are for a rotary, and this layer has none. Leave them out: masks, ALiBi and relative "
-                    "biases follow the order of queries and keys."
-                )
-            return q, k
-        position = position.to(q.device) if q.is_meta else position
-        at = self._query_positions(q, inputs, remembered)
+        at = None if encoding is None else self._query_positions(q, inputs, remembered, encoding)
+        q = self._shaped("q", q, encoding, at)
         if remembered:
-            return position.turn(q, at), k
-        given = inputs.key_positions
-        keys_at = at if given is None else check_positions("key_positions", given, k.shape[0], k.shape[2], k.device)
-        return position.turn(q, at), position.turn(k, keys_at)
+            return q, k, v
+        if encoding is not None and inputs.key_positions is not None:
+            at = self._checked("key_positions", inputs.key_positions, k, encoding)
+        return q, self._shaped("k", k, encoding, at), v if self.v_norm is None else self.v_norm(v)
 
-    def _query_positions(self, q: Tensor, inputs: LayerInputs, remembered: bool) -> Tensor:
-        """The positions of the queries in the text, (T,) or (B, T)."""
+    def _encoding(self, heads: Tensor) -> PositionalEncoding | None:
+        """The layer's encoding of positions in queries and keys."""
+        rule = options.rule_of(self.position) if self._encodes else None
+        if not isinstance(rule, PositionalEncoding):
+            return None
+        return rule.to(heads.device) if heads.is_meta else rule
+
+    def _shaped(self, part: str, heads: Tensor, encoding: PositionalEncoding | None, at: Tensor | None) -> Tensor:
+        """Queries or keys after their norm and their position, in the layer's order."""
+        norm = self._modules[f"{part}_norm"]
+        if norm is not None and not self._norm_after:
+            heads = norm(heads)
+        if encoding is not None and at is not None:
+            encode = encoding.encode_query if part == "q" else encoding.encode_key
+            heads = self._projections.turned(heads, lambda part: encode(part, at))
+        return norm(heads) if norm is not None and self._norm_after else heads
+
+    @staticmethod
+    def _checked(name: str, positions: Any, heads: Tensor, encoding: PositionalEncoding) -> Tensor:
+        return check_positions(name, positions, heads.shape[0], heads.shape[2], heads.device, encoding.axes)
+
+    def _query_positions(
+        self, q: Tensor, inputs: LayerInputs, remembered: bool, encoding: PositionalEncoding
+    ) -> Tensor:
+        """The positions of the queries in the text, as the encoding takes them."""
         given, T = inputs.positions, q.shape[2]
         if given is None and self._spread is not None:
             given = self._spread.positions(q)
-        if inputs.crossing and (given is None or (inputs.key_positions is None) != remembered):
+        keys_said = (inputs.key_positions is None) == remembered or not encoding.encodes_keys
+        if inputs.crossing and (given is None or not keys_said):
             raise OptionError(
                 "cross-attention with a rotary: pass positions= for the queries and key_positions= for the keys (with "
                 "remembered keys, remember(memory, positions=...)). Only you know how the two texts are aligned."
             )
         if given is not None:
-            return check_positions("positions", given, q.shape[0], T, q.device)
-        return torch.arange(T, device=q.device) if inputs.cache is None else inputs.cache.next_positions(T)
+            return self._checked("positions", given, q, encoding)
+        counted = torch.arange(T, device=q.device) if inputs.cache is None else inputs.cache.next_positions(T)
+        return for_heads(counted, encoding.axes)
 
     # Score.
 
@@ -469,8 +471,7 @@ class MultiHeadAttention(nn.Module):
 
     def _relative(self, device: torch.device) -> Relative | None:
         """The rule that adds to a score by distance."""
-        position = self.position
-        rule = position() if isinstance(position, nn.Module) else position
+        rule = options.rule_of(self.position)
         if not isinstance(rule, Relative):
             return None
         return rule if rule.table.device == device else rule.to(device)
@@ -493,10 +494,10 @@ class MultiHeadAttention(nn.Module):
         return read, weights
 
     def _merge(self, read: Tensor) -> Tensor:
-        """The output (B, T, d_out) from what the heads read, (B, H, T, D)."""
+        """The output (B, T, d_out) from what the heads read, (B, H, T, Dv)."""
         read = silenced(read, self._silent) if self._silent else read
         B, _, T, _ = read.shape
-        # (B, T, H·D): a view, since kernels write (B, T, H, D); for one token both orders are the same.
+        # (B, T, H·Dv): a view, since kernels write (B, T, H, Dv); for one token both orders are the same.
         output = read.reshape(B, 1, self.heads_width) if T == 1 else read.transpose(1, 2).flatten(2)
         out_proj = self._modules["out_proj"]
         return output if out_proj is None else project(out_proj, output)
@@ -526,8 +527,9 @@ class MultiHeadAttention(nn.Module):
         like = next(self.parameters())
         reach = None if static or capacity is not None else masks.reach_back(self.mask)
         where: dict[str, Any] = {"device": device or like.device, "dtype": dtype or like.dtype}
+        heads, key_dim, value_dim = self._projections.stored(self.num_kv_heads, self.head_dim)
         options: dict[str, Any] = {"capacity": capacity, "window": reach, "static": static, "storage": storage}
-        return KVCache(batch, self.num_kv_heads, self.head_dim, **options, **where)
+        return KVCache(batch, heads, key_dim, value_dim=value_dim, **options, **where)
 
     def make_pool(
         self,
@@ -548,9 +550,9 @@ class MultiHeadAttention(nn.Module):
             dtype: the layer's dtype by default.
         """
         like = next(self.parameters())
-        sizes = ((self.num_kv_heads, self.head_dim),) * 2
+        heads, key_dim, value_dim = self._projections.stored(self.num_kv_heads, self.head_dim)
         where: dict[str, Any] = {"device": device or like.device, "dtype": dtype or like.dtype}
-        return PagePool(pages, page_size, sizes, storage=storage, **where)
+        return PagePool(pages, page_size, ((heads, key_dim), (heads, value_dim)), storage=storage, **where)
 
     def remember(self, key: Tensor, value: Tensor | None = None, *, positions: Positions = None) -> Memory:
         """The keys and values of an encoder's output, projected once for all later calls: `mha(x, memory)`.
@@ -562,14 +564,15 @@ class MultiHeadAttention(nn.Module):
         """
         value = key if value is None else value
         check_keys(key, key, value, self.d_key, self.d_value)
-        k, v = self._project_apart(k=key, v=value)
-        k = k if self.k_norm is None else self.k_norm(k)
-        if isinstance(self.position, Rotary):
+        k, v = self._projections.keys_and_values(self._modules, key, value)
+        encoding, at = self._encoding(k), None
+        if encoding is not None and encoding.encodes_keys:
             if positions is None:
                 raise OptionError(
                     "this layer has a rotary: pass remember(memory, positions=...), the positions of the keys."
                 )
-            k = self.position.turn(k, check_positions("positions", positions, k.shape[0], k.shape[2], k.device))
+            at = self._checked("positions", positions, k, encoding)
+        k, v = self._shaped("k", k, encoding, at), v if self.v_norm is None else self.v_norm(v)
         return Memory(k, v)
 
     def projections(self) -> tuple[Three, ThreeBiases]:
@@ -577,12 +580,7 @@ class MultiHeadAttention(nn.Module):
 
         Heads are in order, as in the textbooks, however the layer stores them.
         """
-        if not self.fused:
-            linears = (self.q_proj, self.k_proj, self.v_proj)
-            return tuple(x.weight for x in linears), tuple(x.bias for x in linears)  # type: ignore[return-value]
-        weights = unpack(self.qkv_proj.weight, self.num_heads, self.num_kv_heads)
-        bias: Tensor | None = self.qkv_proj.bias
-        return weights, (None, None, None) if bias is None else unpack(bias, self.num_heads, self.num_kv_heads)
+        return self._projections.weights(self._modules)
 
     @classmethod
     def from_state_dict(
@@ -620,13 +618,15 @@ class MultiHeadAttention(nn.Module):
     def extra_repr(self) -> str:
         """The options that differ from their defaults."""
         rule = self.__dict__.get("position")  # a module prints itself
+        usual = isinstance(self._projections, Fused | Separate)
         values = {  # the value, and the default
             "num_kv_heads": (self.num_kv_heads, self.num_heads),
             "d_in": (self.d_in, self.d_model),
             "d_key": (self.d_key, self.d_in),
             "d_value": (self.d_value, self.d_key),
             "d_out": (self.d_out, self.d_model),
-            "head_dim": (None if self.heads_width == self.d_model else self.head_dim, None),
+            "head_dim": (None if not usual or self.heads_width == self.d_model else self.head_dim, None),
+            "projections": (None if usual else repr(self._projections), None),
             "mask": (None if self.mask is None else repr(self.mask), None),
             "position": (None if rule is None else type(rule).__name__.lower(), None),
             "softcap": (self.softcap, None),
@@ -639,35 +639,6 @@ class MultiHeadAttention(nn.Module):
         different = [(name, value) for name, (value, default) in values.items() if value != default]
         words = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in different]
         return ", ".join([f"{self.d_model}, {self.num_heads}", *words])
-
-
-def _split(x: Tensor, heads: int) -> Tensor:
-    """(B, T, heads · D) as (B, heads, T, D)."""
-    parts: Tensor = x.unflatten(-1, (heads, -1))
-    return parts.transpose(1, 2)
-
-
-def project(linear: Any, x: Tensor) -> Tensor:
-    """`linear(x)`. In inference, a plain `nn.Linear` without hooks is run without the 3 µs of a module call."""
-    if torch.compiler.is_compiling():
-        return linear(x)  # type: ignore[no-any-return]
-    try:
-        if torch.is_grad_enabled() or not is_plain(linear):
-            return linear(x)  # type: ignore[no-any-return]
-        parameters = linear._parameters
-        return F.linear(x, parameters["weight"], parameters["bias"])
-    except RuntimeError:  # torch compares dtypes and devices; on a mismatch, our error says how to fix it
-        if isinstance(linear, nn.Linear):
-            shapes.check_alike(input=x, weight=linear.weight)
-        raise
-
-
-def is_plain(linear: nn.Module) -> bool:
-    """Whether this is an unmodified `nn.Linear`: not patched, not sharded, and without hooks."""
-    if type(linear) is not nn.Linear or "forward" in linear.__dict__ or "weight" not in linear._parameters:
-        return False
-    hooks = linear._forward_hooks or linear._forward_pre_hooks or _global_forward_hooks or _global_forward_pre_hooks
-    return not (hooks or linear._backward_hooks or linear._backward_pre_hooks)
 
 
 def silenced(read: Tensor, heads: Sequence[int]) -> Tensor:

@@ -1,17 +1,16 @@
-"""The options a layer is constructed with: widths, masks, biases, norms, positions and scoring, checked."""
+"""The options a layer is constructed with: widths, masks, biases, positions and scoring, checked."""
 
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, ParamSpec, Self
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.attention.attend import CALLED_ELSEWHERE
 from headwise.errors import HeadCountError, OptionError, UnknownOptionError, unknown_option
 from headwise.layer.inputs import LayerInputs
-from headwise.layer.positions import Rotary
+from headwise.layer.positions import PositionalEncoding
 from headwise.masks import Mask
 from headwise.shapes import check_factor, check_size
 from headwise.weights import Scoring
@@ -176,8 +175,7 @@ def check_mask(mask: object) -> Mask | None:
 
 
 PROJECTIONS = ("q", "k", "v", "out")
-Norm = str | Callable[[int], nn.Module] | None
-Position = Rotary | Relative | nn.Module | None
+Position = PositionalEncoding | Relative | nn.Module | None
 
 
 def biases(bias: bool | Collection[str]) -> dict[str, bool]:
@@ -196,90 +194,49 @@ def biases(bias: bool | Collection[str]) -> dict[str, bool]:
     return {name: name in bias for name in PROJECTIONS}
 
 
-class WidthNorm(nn.RMSNorm):
-    """Root-mean-square normalization of queries or keys (B, H, T, D) over all heads together."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The normalized heads, in the same shape."""
-        B, H, T, D = x.shape
-        return super().forward(x.transpose(1, 2).reshape(B, T, H * D)).view(B, T, H, D).transpose(1, 2)
-
-
-class ZeroCentredNorm(nn.RMSNorm):
-    """Root-mean-square normalization whose weight is stored minus 1, as in Gemma.
-
-    >>> ZeroCentredNorm(8).weight.sum().item()
-    0.0
-    """
-
-    def reset_parameters(self) -> None:
-        """Set the weight to zeros, which scales nothing."""
-        nn.init.zeros_(self.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The normalized heads, computed in float32 or better."""
-        precise = torch.promote_types(x.dtype, torch.float32)
-        weight = 1 + self.weight.to(precise)
-        return torch.nn.functional.rms_norm(x.to(precise), self.normalized_shape, weight, self.eps).to(x.dtype)
-
-
-def norm(
-    qk_norm: Norm, heads: int, head_dim: int, device: torch.device | str | None, dtype: torch.dtype | None
-) -> nn.Module | None:
-    """The module that normalizes queries or keys."""
-    if qk_norm is None:
-        return None
-    if qk_norm == "head":
-        return nn.RMSNorm(head_dim, eps=1e-6, device=device, dtype=dtype)
-    if qk_norm == "width":
-        return WidthNorm(heads * head_dim, eps=1e-6, device=device, dtype=dtype)
-    over_width = getattr(qk_norm, "func", qk_norm) is WidthNorm  # or a partial of it, with another eps
-    made = qk_norm(heads * head_dim if over_width else head_dim) if callable(qk_norm) else None
-    if not isinstance(made, nn.Module):
-        raise OptionError(
-            f"qk_norm={qk_norm!r}: expected 'head' (each head by itself, as Qwen 3 and Gemma 3), 'width' (all heads "
-            f"together, as OLMo 2), or a function from a width to a module, such as nn.LayerNorm."
-        )
-    return made.to(device=device, dtype=dtype)
-
-
 def check_position(position: object, num_heads: int, head_dim: int) -> None:
-    """Raise unless `position` is a rotary, a relative rule, or a module that returns one, and fits this layer."""
-    if isinstance(position, Rotary):
-        position.check(head_dim)
-    elif isinstance(position, nn.Module):
-        rule = _returned(position)
-        rule.check(num_heads, rule.table.device)
-    elif isinstance(position, Relative):
-        if position.table.requires_grad:
+    """Raise unless `position` is an encoding, a relative rule, or a module that returns one, and fits this layer."""
+    rule = _returned(position) if isinstance(position, nn.Module) else position
+    if isinstance(rule, PositionalEncoding):
+        rule.check(head_dim)
+    elif isinstance(rule, Relative):
+        if rule.table.requires_grad and rule is position:
             raise OptionError(
                 f"position={type(position).__name__}(...) has a table that requires a gradient, which the layer would "
                 f"neither train nor save. Pass a module that holds the table as a parameter and returns this rule from "
                 f"forward(), as RelativeBias does."
             )
-        position.check(num_heads, position.table.device)
+        rule.check(num_heads, rule.table.device)
     elif position is not None:
         cure = " Did you forget the parentheses?" if callable(position) else ""
         raise OptionError(
             f"position={position!r}: expected rotary(...), alibi(...), RelativeBias(...), or your own subclass of "
-            f"Rotary or Relative.{cure}"
+            f"PositionalEncoding or Relative.{cure}"
         )
 
 
-def _returned(position: nn.Module) -> Relative:
+def rule_of(position: Position) -> PositionalEncoding | Relative | None:
+    """The rule that a position stands for: itself, or what a module returns."""
+    return position() if isinstance(position, nn.Module) else position
+
+
+def _returned(position: nn.Module) -> PositionalEncoding | Relative:
     """The rule that a position module returns."""
     try:
         rule = position()
     except TypeError as error:
         raise OptionError(_expected_rule(position, f"calling it without arguments fails: {error}")) from error
-    if not isinstance(rule, Relative):
+    if not isinstance(rule, PositionalEncoding | Relative):
         raise OptionError(_expected_rule(position, f"it returned a {type(rule).__name__}"))
     return rule
 
 
 def _expected_rule(position: nn.Module, found: str) -> str:
     name = type(position).__name__
-    return f"position={name}(...): expected a module whose forward() takes nothing and returns a Relative; {found}."
+    return (
+        f"position={name}(...): expected a module whose forward() takes nothing and returns a PositionalEncoding or a "
+        f"Relative; {found}."
+    )
 
 
 def scoring(scale: float | None, softcap: float | None) -> Scoring:
@@ -347,14 +304,19 @@ class Widths(NamedTuple):
         check_heads_share(result.num_heads, result.num_kv_heads)
         return result
 
-    def unmixed(self, d_out: int | None) -> Self:
-        """The sizes without an output projection, which returns the heads side by side; `d_out` as given."""
-        if d_out not in (None, self.heads_width):
+    def unmixed(self, d_out: int | None, width: int) -> Self:
+        """The sizes without an output projection, which returns the heads side by side; `d_out` as given.
+
+        Args:
+            d_out: as given.
+            width: of the values of all heads together.
+        """
+        if d_out not in (None, width):
             raise OptionError(
-                f"out_proj=False returns the heads side by side, {self.heads_width} wide, and d_out={d_out} asks for "
+                f"out_proj=False returns the heads side by side, {width} wide, and d_out={d_out} asks for "
                 f"another width. Leave out d_out, or keep the projection."
             )
-        return self._replace(d_out=self.heads_width)
+        return self._replace(d_out=width)
 
 
 def check_heads_divide(d_model: int, num_heads: int) -> None:

@@ -2,7 +2,8 @@
 
     causal()            no key after the query            window(back, ahead)  keys near the query
     padding(lengths)    no key beyond a sample's length   documents(ids)       keys of the query's own document
-    prefix(n)           the first n keys                  dense(tensor)        any table
+    prefix(n)           the first n keys                  chunks(size)         keys of the query's own chunk
+    dense(tensor)       any table
 
 Masks combine with `&`, `|` and `~`, and draw themselves when printed:
 
@@ -114,6 +115,21 @@ def prefix(n: int | Tensor | Sequence[int]) -> Mask:
     return Prefix(_count("prefix", n))
 
 
+def chunks(size: int) -> Mask:
+    """Each query sees only its own chunk of `size` tokens, counted from the start of the text (Llama 4).
+
+    >>> print((causal() & chunks(3)).draw(5))
+    ■····
+    ■■···
+    ■■■··
+    ···■·
+    ···■■
+    """
+    if _count("chunks", size) < 1:
+        raise MaskError(f"chunks({size}): expected a whole number from 1 up.")
+    return Chunks(_count("chunks", size))
+
+
 def dense(tensor: Tensor | Sequence[Any]) -> Mask:
     """Any table, a `tensor` of bool or 0/1, (T, S) or (B or 1, H or 1, T or 1, S or 1). True or 1 means may attend."""
     tensor = _as_bool(_as_tensor("dense", tensor), "mask")
@@ -197,6 +213,30 @@ class Prefix(Mask):
 
     def __repr__(self) -> str:
         return f"prefix({self.n})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Chunks(Mask):
+    """See `chunks`."""
+
+    size: int
+    sees_self = True
+
+    def visible(self, grid: Grid) -> Tensor:
+        return grid.position // self.size == grid.col // self.size
+
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        first, last = (start + S - T) // self.size, (stop - 1 + S - T) // self.size
+        return _clamp(first * self.size, S), _clamp((last + 1) * self.size, S)
+
+    def hides_nothing(self, T: int, S: int) -> bool:
+        return T <= S <= self.size
+
+    def shows_all(self, start: int, stop: int, lo: int, hi: int, T: int, S: int) -> bool:
+        return len({i // self.size for i in (start + S - T, stop - 1 + S - T, lo, hi - 1)}) == 1
+
+    def __repr__(self) -> str:
+        return f"chunks({self.size})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -312,6 +352,7 @@ def reach_back(mask: Mask | None) -> int | None:
     """
     parts = _conjuncts(mask)
     behind = [part.back for part in parts if type(part) is Window]
+    behind += [part.size - 1 for part in parts if type(part) is Chunks]
     ahead = any(type(part) is Causal or (type(part) is Window and part.ahead == 0) for part in parts)
     return min(behind) if behind and ahead else None
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from headwise.errors import CheckpointError
-from headwise.layer.options import WidthNorm, ZeroCentredNorm
+from headwise.layer.norms import WidthNorm, ZeroCentredNorm
 from headwise.layer.positions import Rotary, Scaling, linear, llama3, rotary, yarn
 from headwise.masks import window
 from headwise.models.builtin import FORMAT

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from headwise.errors import HeadCountError, OptionError
 from headwise.layer import MultiHeadAttention
-from headwise.layer.options import WidthNorm
+from headwise.layer.norms import WidthNorm
 from headwise.models.gpt import GPT
 from headwise.parallel.ring import Order, check_mesh
 from headwise.parallel.shards import Heads, Sharding
@@ -142,14 +142,14 @@ def _shard(layer: MultiHeadAttention, mesh: DeviceMesh) -> None:
     if isinstance(position, RelativeBias) and not isinstance(position.weight, DTensor):  # layers may share one
         weight = position.weight
         position.weight = nn.Parameter(distribute_tensor(weight.data, mesh, [Shard(1)]), weight.requires_grad)
-    for module in (layer.q_norm, layer.k_norm, layer.score):
+    for module in (layer.q_norm, layer.k_norm, layer.v_norm, layer.score):
         for parameter in module.parameters() if isinstance(module, nn.Module) else ():
             _sum_gradient(parameter, mesh)
     count = layer.num_heads // ranks
     heads = Heads(mesh, rank * count, count, layer.num_heads)
     layer._spread = Sharding(heads, None if layer._spread is None else layer._spread.order)
     layer.num_heads, layer.num_kv_heads = count, layer.num_kv_heads // ranks
-    layer.heads_width = count * layer.head_dim
+    layer.heads_width = count * layer.value_dim
 
 
 def _sum_gradient(parameter: nn.Parameter, mesh: DeviceMesh) -> None:

@@ -1,9 +1,12 @@
 """What a backend is: a name, a reason to refuse a call, and the run itself."""
 
 import abc
+import dataclasses
+import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.masks import Causal
@@ -39,6 +42,20 @@ class Call(NamedTuple):
         """Whether anything here needs a gradient."""
         tensors = (self.query, self.key, self.value, *self.scoring.learnable)
         return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+    @property
+    def uneven(self) -> bool:
+        """Whether torch's kernel on the CPU refuses this call only because values are not as wide as keys."""
+        return self.query.size(3) != self.value.size(3) and self.query.is_cpu and not self.dropout
+
+    def even(self) -> "Call":
+        """The same call with zeros added to the narrower of keys and values; the output has zeros at its end, too."""
+        query, key, value, scoring, _ = self
+        D, Dv = query.size(3), value.size(3)
+        if Dv < D:
+            return self._replace(value=F.pad(value, (0, D - Dv)))
+        scoring = scoring if scoring.scale is not None else dataclasses.replace(scoring, scale=1 / math.sqrt(D))
+        return self._replace(query=F.pad(query, (0, Dv - D)), key=F.pad(key, (0, Dv - D)), scoring=scoring)
 
 
 class Backend(abc.ABC):

@@ -77,6 +77,8 @@ class QueryBlocks(Backend):
 
 def in_blocks(call: Call, rule: Rule) -> Tensor:
     """What every head reads, (B, H, T, Dv), computed block by block."""
+    if rule.engine == "fused" and call.uneven:
+        return in_blocks(call.even(), rule)[..., : call.value.size(3)]
     T, S = call.query.shape[2], call.key.shape[2]
     call = call._replace(scoring=call.scoring.simplified(T, S))
     mask = call.scoring.mask

@@ -30,6 +30,8 @@ class Sdpa(Backend):
         return None
 
     def run(self, call: Call) -> Tensor:
+        if call.uneven:
+            return self.run(call.even())[..., : call.value.size(3)]
         return F.scaled_dot_product_attention(**arguments(call))
 
     def dense_bytes(self, call: Call) -> int:
@@ -43,6 +45,9 @@ class Sdpa(Backend):
         return B * H * T * S * query.element_size()
 
     def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        if call.uneven:
+            output, lse = self.run_with_lse(call.even())
+            return output[..., : call.value.size(3)], lse
         if not hands_out_lse(call):
             return self.run(call), None
         given = arguments(call)
@@ -62,7 +67,7 @@ class Ordinary(Sdpa):
     def run(self, call: Call) -> Tensor:
         query, key, value, scoring, dropout = call
         grouped = call.grouped
-        if grouped and query.is_cuda and query.dtype not in HALF:
+        if (grouped and query.is_cuda and query.dtype not in HALF) or query.size(3) != value.size(3):
             return super().run(call)
         causal = scoring.mask is not None
         return F.scaled_dot_product_attention(

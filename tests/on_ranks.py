@@ -493,8 +493,22 @@ class Shortened(Relative):
         return self.table.to(dtype)[row, grid.head]
 
 
+class Placed(torch.nn.Module):
+    """A score function that depends on every number, and hides some keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(8, 41, dtype=torch.float64))
+
+    def forward(self, score, batch, head, query, key):
+        changed = score + self.table[head, query] * self.table[head, key] * (1 + batch)
+        return torch.where((query + key + head) % 5 == 0, -torch.inf, changed)
+
+
 def open_layer(name):
     torch.manual_seed(4)
+    if name == "score":
+        return layer_of(kv=4, score=Placed(), sinks=True)
     if name == "learned position":
         return layer_of(kv=4, position=Biased(8, num_buckets=4, max_distance=17, dtype=torch.float64))
     if name == "position":

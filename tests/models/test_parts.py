@@ -12,7 +12,10 @@ from headwise import (
     CacheError,
     MultiHeadAttention,
     Norms,
+<<<<<<< HEAD
     OptionError,
+=======
+>>>>>>> scores
     chunks,
     cosine,
     longrope,

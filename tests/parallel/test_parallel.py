@@ -130,8 +130,8 @@ def test_layers_that_cannot_be_cut_are_refused_with_a_cure_and_stay_as_they_were
         assert part in said
 
 
-@pytest.mark.parametrize("name", ["mask", "position", "learned position"])
-def test_masks_positions_and_statistics_of_your_own_work_over_ranks(two, name):
+@pytest.mark.parametrize("name", ["mask", "position", "learned position", "score"])
+def test_masks_positions_scores_and_statistics_of_your_own_work_over_ranks(two, name):
     two.assert_that(on_ranks.what_the_tests_define_is_shared_out, name)
 
 

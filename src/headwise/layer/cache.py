@@ -55,14 +55,15 @@ class Appended(NamedTuple):
 
     def scoring(self, scoring: Scoring) -> Scoring:
         """A scoring of the whole text, restricted to these keys and placed at the positions of the queries."""
-        mask, bias = scoring.mask, scoring.bias
+        mask, bias, score = scoring.mask, scoring.bias, scoring.applied
         if self.dropped:
+            score = None if score is None else score.shifted(self.dropped)
             mask = None if mask is None else shifted(mask, self.dropped)
             bias = bias if bias is None or bias.shape[-1] == 1 else bias[..., self.dropped :]
         if self.positions is not None and self.filled is not None:
             real = Lengths(self.filled, "right")
             mask = real if mask is None else placed(mask, self.positions) & real
-        return dataclasses.replace(scoring, mask=mask, bias=bias, positions=self.positions)
+        return dataclasses.replace(scoring, mask=mask, bias=bias, positions=self.positions, score=score)
 
 
 class KVCache:

@@ -25,8 +25,9 @@ from headwise.layer.positions import PositionalEncoding, check_positions, for_he
 from headwise.layer.projections import Fused, Projections, Separate, Three, ThreeBiases, check_head_dim, project
 from headwise.layer.storage import Format
 from headwise.layer.unpacking import check_not_unpacked
-from headwise.masks import Extent, Mask
+from headwise.masks import Composite, Extent, Mask
 from headwise.weights import AttentionMap, Scoring
+from headwise.weights.score import Score, ScoreFunction
 from headwise.weights.scoring import Relative
 
 
@@ -99,6 +100,8 @@ class MultiHeadAttention(nn.Module):
         scale: above 0; what scores are multiplied by, `1 / sqrt(head_dim)` by default.
         softcap: above 0; scaled scores become softcap · tanh(score / softcap).
         sinks: learn an extra score per head that takes part in the softmax and has no value.
+        score: a function of your own, (score, batch, head, query, key) -> score, on tensors that broadcast, applied
+            after scale and soft-cap and before biases and masks. The layer trains the parameters of a module.
         qk_norm: normalize queries and keys: "head" (each head by itself), "width" (all heads together), "unweighted", a
             function from a width to a module, such as `nn.LayerNorm`, or `Norms(...)`, which can also normalize values.
         gate: multiply what heads read before the output projection by the sigmoid of a linear map of the input:
@@ -122,6 +125,7 @@ class MultiHeadAttention(nn.Module):
     gate: nn.Module | None
     sinks: nn.Parameter | None
     position: options.Position
+    score: ScoreFunction | None
     _version = 2  # marks a state dict as ours: other libraries have a `qkv_proj`, too
     _attached: Attached | None = None  # set by `headwise.watch` and `headwise.silence`
     _spread: Distribution | None = None  # set by `headwise.parallel`
@@ -147,6 +151,7 @@ class MultiHeadAttention(nn.Module):
         scale: float | None = None,
         softcap: float | None = None,
         sinks: bool = False,
+        score: ScoreFunction | None = None,
         qk_norm: Norm = None,
         gate: Gate = None,
         projections: Projections | None = None,
@@ -182,6 +187,7 @@ class MultiHeadAttention(nn.Module):
         out = nn.Linear(self.heads_width, self.d_out, biases["out"], device, dtype) if out_proj else None
         self.register_module("out_proj", out)
         self._make_options(position, Norms.of(qk_norm), options.check_flag("sinks", sinks), device, dtype)
+        self.score = score
         rows = (self.d_in, self.num_heads, self.value_dim)
         self.register_module("gate", make_gate(gate, *rows, biases["q"], device, dtype))
 
@@ -220,14 +226,18 @@ class MultiHeadAttention(nn.Module):
             self.mask = moved
         if (rule := self.__dict__.get("position")) is not None:  # a module has moved already
             self.__dict__["position"] = rule.to(device)
+        if isinstance(self.score, Composite):
+            self.score = self.score.to(device)
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "position":
             turned = self._projections.turned_dim
             options.check_position(value, self.num_heads, self.head_dim if turned is None else turned)
+        if name == "score":
+            options.check_score(value)
         super().__setattr__(name, value)
-        if name in ("position", "sinks", "q_norm", "k_norm", "v_norm"):
+        if name in ("position", "sinks", "score", "q_norm", "k_norm", "v_norm"):
             self._note_options()
 
     def _note_options(self) -> None:
@@ -236,7 +246,8 @@ class MultiHeadAttention(nn.Module):
         self._encodes = isinstance(rule, PositionalEncoding)
         normalizes = any(modules.get(name) is not None for name in ("q_norm", "k_norm", "v_norm"))
         self._shapes_heads = self._encodes or normalizes
-        self._extends_scoring = isinstance(rule, Relative) or self._parameters.get("sinks") is not None
+        score, sinks = self.__dict__.get("score") or modules.get("score"), self._parameters.get("sinks")
+        self._extends_scoring = isinstance(rule, Relative) or sinks is not None or score is not None
 
     def _make_options(
         self,
@@ -343,17 +354,22 @@ class MultiHeadAttention(nn.Module):
         if self.context_length is not None and not packed:
             check_length(self.context_length, q.shape[2], S, cache)
         scoring = self._call_scoring(q, S, inputs)
+        if self._extends_scoring:
+            scoring = self._extended(scoring, q, S)
         if cache is not None:  # after all checks: a refused call leaves the cache as it was
             cache.check_mask(scoring.mask, inputs.lengths)
             appended = cache.append(k, v, inputs.lengths) if shared is None else shared
             k, v, scoring = appended.key, appended.value, appended.scoring(scoring)
-        if self._extends_scoring:
-            scoring = dataclasses.replace(scoring, sinks=self.sinks, relative=self._relative(q.device))
         call = Call(q, k, v, scoring, self.dropout if self.training else 0.0)
         return self._projections.call(self._modules, call)
 
     def _pack(self, inputs: LayerInputs) -> LayerInputs:
         """The samples of a nested query in one row."""
+        if self.score is not None:
+            raise OptionError(
+                "a nested tensor is packed into one row, which renumbers samples and positions, and this layer's score "
+                "function asks for them. Pad the samples and pass mask=padding(lengths)."
+            )
         return inputs.packed(self.context_length, self.mask, numbered=self._encodes)
 
     # Project and split.
@@ -468,6 +484,12 @@ class MultiHeadAttention(nn.Module):
             mask = masks.causal() if mask is None else mask & masks.causal()
         joined = attention.check_scores(sizes, q.device, inputs.mask, inputs.attn_bias, mask)
         return dataclasses.replace(scoring, mask=joined, bias=inputs.attn_bias)
+
+    def _extended(self, scoring: Scoring, q: Tensor, S: int) -> Scoring:
+        """The scoring of a call with what the layer adds to it: sinks, relative positions, a score function."""
+        found = dataclasses.replace(scoring, sinks=self.sinks, relative=self._relative(q.device), score=self.score)
+        sizes = (q.shape[0], q.shape[1], q.shape[2], S)
+        return found.settled(sizes if self._spread is None else self._spread.sizes(sizes), q.device, q.dtype)
 
     def _relative(self, device: torch.device) -> Relative | None:
         """The rule that adds to a score by distance."""
@@ -635,6 +657,7 @@ class MultiHeadAttention(nn.Module):
             "softcap": (self.softcap, None),
             "scale": (self.scale, None),
             "sinks": (self.sinks is not None, False),
+            "score": (self.__dict__.get("score") and Score(self.__dict__["score"]).name, None),
             "dropout": (self.dropout, 0.0),
             "context_length": (self.context_length, None),
         }

@@ -37,7 +37,8 @@ def tensor_parallel(model: Model, mesh: DeviceMesh) -> Model:
     learned relative positions and the cache of its own heads; `layer.num_heads` and `layer.num_kv_heads` then count
     these. Pass masks and biases for all heads, as before. Maps show this rank's heads, numbered as in the whole, and
     `weights.gather()` gives all of them. The rows of a gate are divided as well. Norms of single heads
-    (`qk_norm="head"`) stay on every rank; summing their gradients takes two more small all-reduces.
+    (`qk_norm="head"`) and the parameters of a `score` module stay on every rank; their gradients are summed by small
+    all-reduces.
 
     Other modules are not changed: use torch's plans for them, with `parallelize_module`. Dropout on weights uses each
     rank's own random generator.
@@ -164,6 +165,8 @@ def _shard(layer: MultiHeadAttention, mesh: DeviceMesh) -> None:
         _sum_gradients(norm, mesh)
     if isinstance(position, nn.Module) and isinstance(rule_of(position), PositionalEncoding):
         _sum_gradients(position, mesh)
+    if isinstance(layer.score, nn.Module):
+        _sum_gradients(layer.score, mesh)
     count = layer.num_heads // ranks
     heads = Heads(mesh, rank * count, count, layer.num_heads)
     layer._spread = Sharding(heads, None if layer._spread is None else layer._spread.order)

@@ -113,6 +113,11 @@ class AttentionMap(TensorLike):
         return torch.Size((*self._query.shape[:3], S))
 
     @property
+    def _whole_shape(self) -> tuple[int, ...]:
+        """(B, H, T, S) of the map that this is a part of."""
+        return tuple(self.shape if self._frame is None else self._frame[3:])
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype of the query and of dense weights.
 
@@ -526,6 +531,8 @@ class AttentionMap(TensorLike):
                 "the query, key, mask or bias of this map was changed in place after the map was made, so its weights "
                 "cannot be computed anymore. Read the map before the change, or keep weights.clone()."
             )
+        if self._scoring.applied is not None and self._scoring.applied.held is None:
+            self._scoring = self._scoring.settled(self._whole_shape, self.device, self.dtype)
         if self._frame is None:
             return Source.whole(self._query, self._key, self._scoring, self._lse)
         return Source(self._query, self._key, self._scoring, self._frame, self._lse, shards=self._shards)

@@ -12,6 +12,8 @@ from torch import Tensor
 from headwise.masks import Causal
 from headwise.weights import Scoring
 
+BEYOND_SDPA = "torch's fused attention supports neither soft-cap nor sinks, relative positions or a score function"
+
 
 class Call(NamedTuple):
     """One attention call, already checked: query (B, H, T, D), key (B, Hkv, S, D), value (B, Hkv, S, Dv)."""

@@ -12,10 +12,7 @@ from headwise import (
     CacheError,
     MultiHeadAttention,
     Norms,
-<<<<<<< HEAD
     OptionError,
-=======
->>>>>>> scores
     chunks,
     cosine,
     longrope,

@@ -101,4 +101,5 @@ def gated(read: Tensor, factors: Tensor) -> Tensor:
             f"the gate returned factors of shape {tuple(factors.shape)}; expected (B, T, H · D) = ({B}, {T}, {H * D}) "
             f"or (B, T, H) = ({B}, {T}, {H})."
         )
-    return read * factors.to(read.dtype).unflatten(-1, (H, -1)).transpose(1, 2)
+    by_head: Tensor = factors.to(read.dtype).unflatten(-1, (H, -1))  # (B, T, H, D or 1)
+    return read * by_head.transpose(1, 2)

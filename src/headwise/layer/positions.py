@@ -530,11 +530,12 @@ def longrope(
         math.sqrt(1 + math.log(factor) / math.log(length)) if _positive("factor", factor) > 1 and length > 1 else 1.0
     )
     grown = usual if attention_factor is None else _positive("attention_factor", attention_factor)
-    # On the CPU even under another default device, which may be meta; they move with the layer.
-    both = [
-        torch.tensor([_positive("a factor", x) for x in xs], dtype=torch.float64, device="cpu") for xs in (short, long)
-    ]
-    return LongRope(*both, length, grown)
+    return LongRope(_factors(short), _factors(long), length, grown)
+
+
+def _factors(factors: Sequence[float]) -> Tensor:
+    """On the CPU even under another default device, which may be meta; they move with the layer."""
+    return torch.tensor([_positive("a factor", x) for x in factors], dtype=torch.float64, device="cpu")
 
 
 def check_positions(name: str, positions: object, B: int, T: int, device: torch.device, axes: int = 1) -> Tensor:

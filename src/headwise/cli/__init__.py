@@ -55,14 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130  # the shells' status for Ctrl-C
+    except HeadwiseError as error:
+        print(f"headwise {options.verb}: {error}", file=sys.stderr)
+        return 2
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT):
             raise
         print(f"headwise {options.verb}: the output cannot be written: {error.strerror}.", file=sys.stderr)
         _discard_output()
-        return 2
-    except HeadwiseError as error:
-        print(f"headwise {options.verb}: {error}", file=sys.stderr)
         return 2
     return status
 

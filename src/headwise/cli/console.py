@@ -114,6 +114,14 @@ def write_file(option: str, path: Path, content: str | Callable[[Path], object],
     print(f"wrote {path}", file=sys.stderr if stream is None else stream)
 
 
+def check_file(option: str, path: Path) -> None:
+    """Raise, before any work is done, if the file that `option` names could not be written."""
+    if path.is_dir():
+        raise OptionError(f"{option} {path} is a folder; expected the name of a file.")
+    if not path.parent.is_dir():
+        raise OptionError(f"{option} {path}: there is no folder {path.parent}. Name a file in a folder that exists.")
+
+
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Leaves the examples as they are written, and adds each option's default to its help."""
 

@@ -4,6 +4,7 @@ Safetensors are read tensor by tensor, when asked for. Torch files are opened wi
 """
 
 import abc
+import errno
 import json
 import os
 import pickle
@@ -355,7 +356,8 @@ def _copy_beside(index: Path, folder: Path) -> None:
 def atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file completely or not at all: `write` makes a temporary file beside it, which then replaces it.
 
-    If writing fails or the process is killed, the old file stays. Devices and pipes are written to directly.
+    If writing fails or the process is killed, the old file stays. When this returns, the new file is on disk, even if
+    the machine then loses power. Devices and pipes are written to directly.
     """
     path = path.resolve() if path.is_symlink() and path.is_file() else path
     if (path.exists() and not path.is_file()) or path.parent == Path("/dev"):
@@ -364,18 +366,38 @@ def atomically(path: Path, write: Callable[[Path], object]) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         write(beside)
+        sync(beside)
         beside.replace(path)
+        sync(path.parent)
     finally:
         beside.unlink(missing_ok=True)
 
 
-def write_synced(path: Path, text: str) -> None:
+def write_synced(path: Path, content: str | bytes) -> None:
     """Write a file atomically and wait until it is on disk."""
+    data = content.encode("utf-8") if isinstance(content, str) else content
 
     def write(beside: Path) -> None:
-        with beside.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        finally:
+            os.close(descriptor)
 
     atomically(path, write)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of the files in a folder, is on disk."""
+    if path.is_dir() and not hasattr(os, "O_DIRECTORY"):
+        return  # Windows cannot sync a folder
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems without it
+            raise
+    finally:
+        os.close(descriptor)

@@ -7,6 +7,7 @@ file is an error with a name, not a signal that ends the process.
 
 import errno
 import hashlib
+import io
 import os
 import stat
 import time
@@ -83,9 +84,12 @@ class SealedFile:
         if start >= stop:
             return b""
         first, last = start // BLOCK, (stop - 1) // BLOCK
-        blocks = [self._block(number) for number in range(first, last + 1)]
-        whole = blocks[0] if len(blocks) == 1 else b"".join(blocks)
-        return whole[start - first * BLOCK : stop - first * BLOCK]
+        if first == last:
+            return self._block(first)[start - first * BLOCK : stop - first * BLOCK]
+        whole = io.BytesIO()  # its bytes are not copied at the end
+        for number in range(first, last + 1):
+            whole.write(self._block(number)[max(0, start - number * BLOCK) : stop - number * BLOCK])
+        return whole.getvalue()
 
     def find(self, what: int, start: int, stop: int) -> int:
         """Where a byte is first found between two places, or -1."""

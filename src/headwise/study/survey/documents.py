@@ -421,7 +421,10 @@ class TableFile(FileSource):
         self._arrow = need("pyarrow", "survey", "Parquet files")
         self._parquet = need("pyarrow.parquet", "survey", "Parquet files")
         self._reader: RowReader | None = None
-        self.ranges, self.problem = self._planned()
+        try:
+            self.ranges, self.problem = self._planned()
+        except UnreadableError as error:
+            self.ranges, self.problem = [], f"{LOST}{why(error)}"
         self.close()
 
     @property
@@ -506,8 +509,8 @@ class TableFile(FileSource):
             with self._open() as file:
                 problem = self._problem_of(file)
                 return ([], problem) if problem is not None else (self._ranges_of(file.metadata), None)
-        except UnreadableError as error:
-            return [], f"{LOST}{why(error)}"
+        except UnreadableError:
+            raise
         except (self._arrow.ArrowException, OSError) as error:
             return [], f"cannot be read as Parquet: {_brief(error)}"
 

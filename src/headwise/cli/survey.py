@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from headwise.cli.console import MODEL_HELP, add_json, check_at_least_one, check_file, print_json, write_file
-from headwise.errors import OptionError
+from headwise.errors import OptionError, printable
 from headwise.models import open_model
 from headwise.study.survey.job import SurveyJob, processes_from_environment
 from headwise.study.survey.result import Survey, many
@@ -83,7 +83,7 @@ def _print(found: Survey, options: argparse.Namespace) -> None:
     else:
         print(drawn_survey(found, max(40, shutil.get_terminal_size((120, 24)).columns), every_head=options.all))
     if options.out is not None:
-        print(f"wrote {options.out}", file=sys.stderr)
+        print(f"wrote {printable(str(options.out))}", file=sys.stderr)
     if options.html is not None:
         write_file("--html", options.html, found.to_html())
 

@@ -115,6 +115,8 @@ class Survey:
     def load(cls, path: str | Path) -> "Survey":
         """The survey that `save` wrote to `path`, a .json or .parquet file."""
         path = Path(path)
+        if path.exists() and not path.is_file():
+            raise OptionError(f"{path} is not a file; expected a survey that headwise wrote.")
         try:
             data = _read(path)
             if data.get("format") != FORMAT:
@@ -127,7 +129,7 @@ class Survey:
             return cls(data["settings"], corpus, Tally.from_dict(data["tally"]))
         except OSError as error:
             raise OptionError(f"{path}: {error.strerror or error}.") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(f"{path} is not a survey that headwise wrote: {error!r}.") from error

@@ -118,15 +118,10 @@ def write_file(option: str, path: Path, content: str | Callable[[Path], object],
 
 def check_file(option: str, path: Path) -> None:
     """Raise, before any work is done, if the file that `option` names could not be written."""
-    if (problem := why_not_written(path)) is not None:
-        raise OptionError(f"{option} {path}: {problem}. Name a file in a folder that exists.")
-
-
-def why_not_written(path: Path) -> str | None:
-    """Why a file cannot be written, as far as that is known before it is tried."""
     if path.is_dir():
-        return "this is a folder; expected the name of a file"
-    return None if path.parent.is_dir() else f"there is no folder {path.parent}"
+        raise OptionError(f"{option} {path} is a folder; expected the name of a file.")
+    if not path.parent.is_dir():
+        raise OptionError(f"{option} {path}: there is no folder {path.parent}. Name a file in a folder that exists.")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

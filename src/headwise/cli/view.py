@@ -92,8 +92,6 @@ def _check(options: argparse.Namespace) -> None:
     if options.html is not None and options.no_html:
         raise OptionError("--html and --no-html: pass one of them.")
     check_at_least_one("--tokens", options.tokens)
-    if options.html is not None and (problem := console.why_not_written(options.html)) is not None:
-        raise _unwritten(options.html, problem)
 
 
 def _place(text: str) -> tuple[int, int]:
@@ -198,14 +196,10 @@ def _write_page(sight: View, path: Path, *, asked: bool) -> None:
     try:
         sight.save(path)
     except OSError as error:
-        raise _unwritten(path, str(error.strerror)) from error
+        raise OptionError(
+            f"the page cannot be written to {path}: {error.strerror}. Name another path with --html, or pass --no-html."
+        ) from error
     _say(f"wrote {path}")
-
-
-def _unwritten(path: Path, problem: str) -> OptionError:
-    return OptionError(
-        f"the page cannot be written to {path}: {problem}. Name another path with --html, or pass --no-html."
-    )
 
 
 def _beginning(path: Path) -> bytes:

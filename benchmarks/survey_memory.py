@@ -1,4 +1,4 @@
-"""Measure the peak memory of surveys of one long document, as a text file, as one line of JSONL and as one Parquet value.
+"""Measure the peak memory of a survey of one long document: a text file, one line of JSONL, one Parquet value.
 
     python benchmarks/survey_memory.py                   a document of 50 MB
     python benchmarks/survey_memory.py --megabytes 5     a shorter one

@@ -27,6 +27,10 @@ class Sdpa(Backend):
             return "an axis has size 0, for which some fused kernels return nothing"
         if call.scoring.beyond_sdpa:
             return "torch's fused attention supports neither soft-cap nor sinks nor relative positions"
+        if call.repeats_keys:
+            return (
+                "grouped heads whose keys and values differ in width have no fused kernel: every key would be repeated"
+            )
         return None
 
     def run(self, call: Call) -> Tensor:

@@ -137,6 +137,8 @@ def in_words(layer: AttentionLayer) -> str:
     options, words = layer.options, []
     if options.get("causal"):
         words.append("causal")
+    if options.get("projections") is not None:
+        words.append(repr(options["projections"]))
     if options.get("mask") is not None:
         words.append(repr(options["mask"]))
     position = options.get("position")

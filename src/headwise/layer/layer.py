@@ -534,7 +534,7 @@ class MultiHeadAttention(nn.Module):
         found = checkpoints.read(state_dict, num_heads, prefix, options.get("num_kv_heads"), layout)
         found.check_said(options)
         widest = functools.reduce(torch.promote_types, [x.dtype for x in found.state.values()])
-        made: dict[str, Any] = {"device": found.state["q_proj.weight"].device, "dtype": widest}
+        made: dict[str, Any] = {"device": next(iter(found.state.values())).device, "dtype": widest}
         layer = cls(**made | checkpoints.merge(found.options, options))
         state = found.arranged(layer.fused)
         checkpoints.check_options(state, layer.state_dict())

@@ -14,6 +14,7 @@ from headwise.errors import CheckpointError, HeadwiseError
 from headwise.layer import MultiHeadAttention
 from headwise.layer.checkpoints.layouts import LAYOUTS, T5_TABLE, Layout, Shapes
 from headwise.layer.checkpoints.reading import choose, made_by_us, take
+from headwise.layer.projections import Projections
 from headwise.masks import Window
 from headwise.models import families
 from headwise.models.builtin import FOLDER, FORMAT
@@ -129,9 +130,16 @@ class AttentionLayer(NamedTuple):
 
     @property
     def head_dim(self) -> int | None:
-        """The head dimension, if known."""
+        """The head dimension of queries and keys, if known."""
+        if self._projections is not None:
+            return self._projections.head_dim
         width = self.options.get("d_model")
         return None if self.num_heads is None or width is None else width // self.num_heads
+
+    @property
+    def _projections(self) -> Projections | None:
+        found: Projections | None = self.options.get("projections")
+        return found
 
     def cache_bytes(self, tokens: int = 1) -> int | None:
         """Bytes of key/value cache for one sample of `tokens`, in the dtype of the checkpoint, if heads are known."""
@@ -140,7 +148,12 @@ class AttentionLayer(NamedTuple):
         mask = self.options.get("mask")
         if self.options.get("causal") and isinstance(mask, Window):
             tokens = min(tokens, mask.left + 1)
-        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize * tokens if self.cached else 0
+        if self._projections is None:
+            numbers = 2 * self.num_kv_heads * self.head_dim
+        else:
+            heads, key_dim, value_dim = self._projections.stored(self.num_kv_heads, self.head_dim)
+            numbers = heads * (key_dim + value_dim)
+        return numbers * self.dtype.itemsize * tokens if self.cached else 0
 
 
 def open_checkpoint(

@@ -3,8 +3,9 @@
 import abc
 import re
 from collections.abc import Mapping
+from typing import Any
 
-from torch import Size
+from torch import Size, Tensor
 
 from headwise.errors import CheckpointError
 from headwise.layer.checkpoints import forms
@@ -64,6 +65,15 @@ class Layout(abc.ABC):
     def unsaid(self, names: Shapes, prefix: str) -> dict[str, str]:
         """Options that layers of this layout usually have and that no tensor shows, each with advice."""
         return {}
+
+    def describe(self, state: Mapping[str, Tensor], heads: int) -> dict[str, Any] | None:
+        """The options of a layer with these tensors, under our names, and this many heads; None for linear maps to
+        queries, keys and values, whose shapes say everything."""
+        return None
+
+    def has_bias(self, part: str, names: Mapping[str, Any]) -> bool:
+        """Whether the map of a role, q, k, v or out, has a bias, by our names of its tensors."""
+        return f"{part}_proj.bias" in names
 
 
 def linear(names: Shapes, theirs: str, ours: str, form: Arrangement | None = None) -> list[Correspondence]:
@@ -196,6 +206,65 @@ class HeadList(Layout):
         if len(set(shapes)) > 1 or shapes[0] == ():
             given = sorted({tuple(shape) for shape in shapes if shape is not None})
             raise CheckpointError(f"{self.title}: {what} has shapes {given}; all heads must be alike.")
+
+
+class LowRank(Layout):
+    """Multi-head latent attention: `kv_a_proj_with_mqa` and so on, with our names in the same order beside theirs.
+
+    The first maps the input to the latent and the shared key, the second the latent to keys and values.
+    """
+
+    OURS = ("q_proj", "q_a_proj", "q_a_norm", "q_b_proj", "kv_a_proj", "kv_a_norm", "kv_b_proj", "out_proj")
+    NEEDED = ("kv_a_proj", "kv_b_proj")
+
+    def __init__(self, title: str, theirs: str) -> None:
+        self.title, self.names = title, dict(zip(self.OURS, theirs.split(), strict=True))
+        self.anchor = f"{self.names['kv_a_proj']}.weight"
+        self.example = ", ".join(f"{self.names[x]}.weight" for x in ("q_a_proj", "q_b_proj", *self.NEEDED, "out_proj"))
+
+    def matches(self, names: Shapes) -> bool:
+        return all(f"{self.names[x]}.weight" in names for x in self.NEEDED)
+
+    def rules(self, names: Shapes) -> list[Correspondence]:
+        low = f"{self.names['q_a_proj']}.weight" in names
+        needed = {*self.NEEDED, *(("q_a_proj", "q_b_proj") if low else ("q_proj",))}
+        there = [x for x in self.OURS if x in needed or f"{self.names[x]}.weight" in names]
+        return [rule for ours in there for rule in linear(names, self.names[ours], ours)]
+
+    def describe(self, state: Mapping[str, Tensor], heads: int) -> dict[str, Any]:
+        """The options of the layer, from the shapes of its tensors."""
+        from headwise.layer.latent import RMS, latent  # which reads the arrangements of this package
+
+        last = state["q_b_proj.weight" if "q_b_proj.weight" in state else "q_proj.weight"]
+        down, up = state["kv_a_proj.weight"], state["kv_b_proj.weight"]
+        kv_rank, rotary_dim = up.shape[1], down.shape[0] - up.shape[1]
+        nope_dim = last.shape[0] // heads - rotary_dim
+        value_dim = up.shape[0] // heads - nope_dim
+        out = state.get("out_proj.weight")
+        whole = last.shape[0] % heads == 0 and up.shape[0] % heads == 0 and min(nope_dim, value_dim, kv_rank) > 0
+        if not whole or rotary_dim < 0 or (out is not None and out.shape[1] != heads * value_dim):
+            shown = ", ".join(f"{name} {tuple(x.shape)}" for name, x in state.items() if name.endswith("weight"))
+            raise CheckpointError(f"{self.title}: {shown} do not form {heads} heads with a latent that all share.")
+        normed = "kv_a_norm.weight" in state
+        q_rank = state["q_a_proj.weight"].shape[0] if "q_a_proj.weight" in state else None
+        if q_rank is not None and ("q_a_norm.weight" in state) != normed:
+            raise CheckpointError(
+                f"{self.title}: only one of the two low-rank vectors has a norm; found {list(state)}."
+            )
+        sizes: dict[str, Any] = {"nope_dim": nope_dim, "rotary_dim": rotary_dim, "value_dim": value_dim}
+        found = latent(kv_rank, q_rank=q_rank, norm=RMS if normed else None, **sizes)
+        width = down.shape[1]
+        options: dict[str, Any] = {"d_model": width, "num_heads": heads, "d_in": width, "projections": found}
+        return options | {"out_proj": out is not None, "d_out": heads * value_dim if out is None else out.shape[0]}
+
+    def has_bias(self, part: str, names: Mapping[str, Any]) -> bool:
+        """Whether the map of a role has a bias: the first of two, if there are two."""
+        roles = {"q": ("q_proj", "q_a_proj"), "k": ("kv_a_proj",), "v": ("kv_a_proj",), "out": ("out_proj",)}
+        return any(f"{name}.bias" in names for name in roles[part])
+
+    def unsaid(self, names: Shapes, prefix: str) -> dict[str, str]:
+        turned = "DeepSeek's own files turn neighboring pairs: position=rotary(base, interleaved=True)"
+        return {"position": turned, "causal": "pass causal=True for a decoder"}
 
 
 class Torch(Layout):
@@ -403,6 +472,12 @@ LAYOUTS: tuple[Layout, ...] = (
     HeadList("W_query", "W_key", "W_value"),
     HeadList("query", "key", "value"),
     HeadList("W_q", "W_k", "W_v"),
+    LowRank(
+        "DeepSeek's kv_a_proj_with_mqa, kv_b_proj",
+        "q_proj q_a_proj q_a_layernorm q_b_proj kv_a_proj_with_mqa kv_a_layernorm kv_b_proj o_proj",
+    ),
+    LowRank("headwise.latent", " ".join(LowRank.OURS)),
+    LowRank("DeepSeek's own wkv_a, wkv_b", "wq wq_a q_norm wq_b wkv_a kv_norm wkv_b wo"),
     Torch("in_proj_weight"),
     Torch("q_proj_weight"),
     Gpt2(),

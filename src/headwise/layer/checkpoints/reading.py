@@ -142,8 +142,9 @@ def take(layout: Layout, names: State, num_heads: int | None, num_kv_heads: int 
     shapes = {name: tensor.shape for name, tensor in names.items()}
     heads = _heads(layout, shapes, num_heads)
     rules = layout.rules(shapes)
-    learned = [name for name in names if name == "sinks" or name.startswith(LEARNED)]
-    used = {name for rule in rules for name in rule.theirs} | set(learned) | {layout.mask}
+    used = {name for rule in rules for name in rule.theirs}
+    learned = [name for name in names if name not in used and (name == "sinks" or name.startswith(LEARNED))]
+    used |= {*learned, layout.mask}
     if layout.mask is not None and layout.mask.startswith("heads.0."):
         used |= {layout.mask.replace(".0.", f".{i}.") for i in range(heads)}
     if extra := sorted(name for name in names if name not in used and not BESIDE.fullmatch(name)):
@@ -156,7 +157,12 @@ def take(layout: Layout, names: State, num_heads: int | None, num_kv_heads: int 
     for rule in rules:
         state |= _applied(layout.title, rule, [names[name] for name in rule.theirs], sizes)
     mask = names.get(layout.mask) if layout.mask is not None else None
-    options = describe(layout.title, state, heads, causal_length(mask))
+    options = layout.describe(state, heads)
+    if options is None:
+        options = describe(layout.title, state, heads)
+    options |= _biases(layout, state)
+    if (length := causal_length(mask)) is not None:
+        options |= {"causal": True, "context_length": length}
     if layout.causal:
         options["causal"] = True
     sizes = Sizes(heads, options.get("num_kv_heads", heads))
@@ -196,7 +202,7 @@ def causal_length(mask: Tensor | None) -> int | None:
     )
 
 
-def describe(title: str, state: State, heads: int, causal: int | None) -> dict[str, Any]:
+def describe(title: str, state: State, heads: int) -> dict[str, Any]:
     """The options of the layer that these separate projections form, after checking their shapes."""
     state = {name: tensor for name, tensor in state.items() if "_proj." in name}
     for name, tensor in state.items():
@@ -221,13 +227,10 @@ def describe(title: str, state: State, heads: int, causal: int | None) -> dict[s
         )
     options: dict[str, Any] = {"d_model": d_model, "num_heads": heads, "d_in": d_in}
     options |= {"out_proj": out is not None, "d_out": d_model if out is None else out.shape[0]}
-    options |= _biases(state)
     if k.shape[0] != d_model:
         options["num_kv_heads"] = k.shape[0] // (d_model // heads)
     if k.shape[1] != d_in or v.shape[1] != d_in:
         options |= {"d_key": k.shape[1], "d_value": v.shape[1]}
-    if causal is not None:
-        options |= {"causal": True, "context_length": causal}
     return options
 
 
@@ -264,10 +267,10 @@ def check_options(given: State, expected: State) -> None:
         )
 
 
-def _biases(state: State) -> dict[str, Any]:
+def _biases(layout: Layout, state: State) -> dict[str, Any]:
     """The bias options: one for query, key and value together, or by name."""
-    there = {part for part in "qkv" if f"{part}_proj.bias" in state}
-    out = "out_proj.bias" in state
+    there = {part for part in "qkv" if layout.has_bias(part, state)}
+    out = layout.has_bias("out", state)
     if len(there) in (0, 3):
         return {"qkv_bias": bool(there), "bias": out}
     return {"bias": there | {"out"} if out else there}
@@ -320,8 +323,8 @@ def _kv_heads(layout: Layout, names: Shapes, heads: int, given: int | None) -> i
 def _kv_rows(layout: Layout, names: Shapes, heads: int) -> int:
     """The number of key/value heads of separate projections, from their rows; `describe` checks that they fit."""
     by_ours = {rule.ours[0]: names[rule.theirs[0]] for rule in layout.rules(names)}
-    query, key = by_ours["q_proj.weight"], by_ours.get("k_proj.weight")
-    if key is None or len(query) != 2 or len(key) != 2 or not query[0]:
+    query, key = by_ours.get("q_proj.weight"), by_ours.get("k_proj.weight")
+    if query is None or key is None or len(query) != 2 or len(key) != 2 or not query[0]:
         return heads
     shared = key[0] * heads // query[0]
     return shared if shared and heads % shared == 0 else heads

@@ -130,8 +130,8 @@ def test_written_back_files_are_the_same_to_the_bit_and_changes_are_written(tmp_
         assert torch.equal(now[name], factor * tensor), name
 
 
-OWN_CODE = "wq wq_a q_norm wq_b wkv_a kv_norm wkv_b wo".split()
-DISK = "q_proj q_a_proj q_a_layernorm q_b_proj kv_a_proj_with_mqa kv_a_layernorm kv_b_proj o_proj".split()
+OWN_CODE = {"q_a_proj": "wq_a", "q_a_layernorm": "q_norm", "q_b_proj": "wq_b", "kv_a_proj_with_mqa": "wkv_a"}
+OWN_CODE |= {"kv_a_layernorm": "kv_norm", "kv_b_proj": "wkv_b", "o_proj": "wo"}
 
 
 @torch.no_grad()
@@ -139,7 +139,7 @@ def test_the_names_of_deepseeks_own_code_and_ours_are_read_too():
     state = made("deepseek_v3").get_submodule("layers.0.self_attn").state_dict()
     options = {"num_heads": H, "position": None, "causal": True}
     one = open_checkpoint(state, **options).read("")
-    renamed = {".".join([OWN_CODE[DISK.index(x.split(".")[0])], "weight"]): y for x, y in state.items()}
+    renamed = {f"{OWN_CODE[x.removesuffix('.weight')]}.weight": y for x, y in state.items()}
     x = torch.randn(2, T, E, dtype=torch.float64)
     for other in (renamed, one.state_dict()):
         torch.testing.assert_close(open_checkpoint(other, **options).read("")(x), one(x))

@@ -12,7 +12,16 @@ from torch import Size, Tensor, nn
 
 from headwise.errors import CheckpointError, HeadwiseError
 from headwise.layer import MultiHeadAttention
-from headwise.layer.checkpoints.layouts import LAYOUTS, T5_TABLE, Layout, Shapes
+from headwise.layer.checkpoints.layouts import (
+    IN_A_LIST,
+    IN_ITS_OWN,
+    LAYOUTS,
+    T5_TABLE,
+    HeadList,
+    Layout,
+    Shapes,
+    lists_in,
+)
 from headwise.layer.checkpoints.reading import choose, made_by_us, take
 from headwise.layer.projections import Projections
 from headwise.masks import Window
@@ -59,8 +68,11 @@ class TensorNames:
 
 def find_sites(names: TensorNames, order: str | None, notes: object) -> dict[str, Site]:
     """All attention layers, in the order of the file; the first layout in the table that fits is taken."""
-    found: dict[str, Site] = {}
+    found = _lists_of_heads(names)
+    heads = [site for site in found.values() if isinstance(site.layout, HeadList)]
     for name in names.sketches:
+        if any(name.startswith(site.prefix) and site.layout.owns(name[len(site.prefix) :]) for site in heads):
+            continue
         for layout in LAYOUTS:
             prefix = name[: -len(layout.anchor)]
             if not name.endswith(layout.anchor) or (prefix and prefix[-1] not in "./") or prefix in found:
@@ -74,6 +86,25 @@ def find_sites(names: TensorNames, order: str | None, notes: object) -> dict[str
                     found[prefix] = Site(prefix, layout, str(error))
                 break
     return found | _incomplete(names, found)
+
+
+def _lists_of_heads(names: TensorNames) -> dict[str, Site]:
+    """Layers whose heads are in a list."""
+    found: dict[str, Site] = {}
+    for name in names.sketches:
+        for pattern in (IN_A_LIST, IN_ITS_OWN):
+            match = re.fullmatch(rf"(?P<prefix>(?:.*[./])?){pattern.pattern}", name)
+            if match is None or match["prefix"] in found:
+                continue
+            prefix = match["prefix"]
+            shapes = names.shapes(prefix)
+            for layout in lists_in(shapes):
+                try:
+                    if layout.is_one_layer(shapes):
+                        found[prefix] = Site(prefix, layout)
+                except CheckpointError as error:
+                    found[prefix] = Site(prefix, layout, str(error))
+    return found
 
 
 def _incomplete(names: TensorNames, found: Mapping[str, Site]) -> dict[str, Site]:

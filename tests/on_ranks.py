@@ -56,8 +56,8 @@ LAYERS = {
     "apart": {"bias": {"q", "v", "out"}, "causal": True},
     "window": {"causal": True, "mask": window(5), "kv": 4},
     "alibi": {"causal": True, "position": alibi(8)},
-    "sinks": {"causal": True, "scoring": Scoring(sinks=True), "kv": 4},
-    "softcap": {"scoring": Scoring(softcap=3.0, scale=0.7), "causal": True},
+    "sinks": {"causal": True, "sinks": True, "kv": 4},
+    "softcap": {"softcap": 3.0, "scale": 0.7, "causal": True},
     "qk_norm": {"qk_norm": "head", "position": rotary(), "kv": 4, "causal": True},
     "own norm": {"qk_norm": torch.nn.LayerNorm},
 }
@@ -130,12 +130,12 @@ def masks_and_biases_of_all_heads_are_cut():
     many = tensor_parallel(copy.deepcopy(one), mesh())
     x, memory = (torch.randn(B, n, one.d_in, dtype=torch.float64) for n in (7, 5))
     mask, bias = torch.rand(B, 8, 7, 7) > 0.3, torch.randn(B, 8, 7, 7, dtype=torch.float64)
-    close(many(x, mask=mask, bias=bias), one(x, mask=mask, bias=bias))
+    close(many(x, mask=mask, attn_bias=bias), one(x, mask=mask, attn_bias=bias))
     close(many(x, mask=padding([7, 3])), one(x, mask=padding([7, 3])))
     close(many(x, memory, memory), one(x, memory, memory))
     close(many(x, many.remember(memory)), one(x, one.remember(memory)))
-    _, found = many(x, mask=mask, bias=bias, return_weights=True)
-    close(found.gather()[:], one(x, mask=mask, bias=bias, return_weights=True)[1][:])
+    _, found = many(x, mask=mask, attn_bias=bias, return_weights=True)
+    close(found.gather()[:], one(x, mask=mask, attn_bias=bias, return_weights=True)[1][:])
 
 
 def gpt(**options):
@@ -150,8 +150,17 @@ def a_model_generates_with_its_cache_shared_out():
     expected = one.generate([0, 5, 7], 20, temperature=0)
     assert torch.equal(many.generate([0, 5, 7], 20, temperature=0), expected)
     cache = many.make_caches(B)[0]
-    assert cache._key.shape[1] == 8 // dist.get_world_size()
+    assert cache._storage.read(1)[0].shape[1] == 8 // dist.get_world_size()
     assert torch.equal(many.generate([0, 5, 7], 80, temperature=0), one.generate([0, 5, 7], 80, temperature=0))
+
+
+def a_model_without_a_seed_draws_the_same_tokens_on_every_rank():
+    many = tensor_parallel(gpt(), mesh())
+    drawn = [many.generate([0, 5, 7], 20, temperature=2.0) for _ in range(2)]
+    told = [None] * dist.get_world_size()
+    dist.all_gather_object(told, drawn)
+    assert all(torch.equal(a, b) for other in told for a, b in zip(other, drawn, strict=True))
+    assert not torch.equal(*drawn)
 
 
 def the_rest_of_a_model_is_cut_by_torchs_own_plans():
@@ -260,8 +269,8 @@ def a_bias_is_given_for_the_whole_text():
     T = length()
     x, bias = torch.randn(B, T, one.d_in, dtype=torch.float64), torch.randn(1, 8, T, T, dtype=torch.float64)
     a, b = bias.clone().requires_grad_(), bias.clone().requires_grad_()
-    expected = one(x, bias=a)
-    found = many(shard_sequence(x, mesh()), bias=b)
+    expected = one(x, attn_bias=a)
+    found = many(shard_sequence(x, mesh()), attn_bias=b)
     close(unshard_sequence(found, mesh()), expected)
     expected.square().sum().backward()
     found.square().sum().backward()

@@ -30,11 +30,24 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from headwise.layer import MultiHeadAttention, compat
     from headwise.layer.cache import KVCache, Memory
     from headwise.layer.explain import Explanation, explain
+    from headwise.layer.gates import OutputGate
     from headwise.layer.latent import latent
-    from headwise.layer.positions import linear, llama3, ntk, rotary, yarn
+    from headwise.layer.norms import HeadScale, Norms, cosine
+    from headwise.layer.pages import PagePool
+    from headwise.layer.positions import (
+        PositionalEncoding,
+        linear,
+        llama3,
+        longrope,
+        multi_axis_rotary,
+        ntk,
+        rotary,
+        temperature,
+        yarn,
+    )
     from headwise.layer.projections import Projections
     from headwise.layer.replacement import Replaced, replace
-    from headwise.masks import Mask, causal, dense, documents, padding, prefix, probes, window
+    from headwise.masks import Mask, causal, chunks, dense, documents, padding, prefix, probes, window
     from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_is
     from headwise.models import load_builtin
     from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
@@ -57,11 +70,14 @@ _HOMES = {
     "layer": "MultiHeadAttention",
     "layer.cache": "KVCache Memory",
     "layer.explain": "Explanation explain",
+    "layer.gates": "OutputGate",
     "layer.latent": "latent",
-    "layer.positions": "linear llama3 ntk rotary yarn",
+    "layer.norms": "HeadScale Norms cosine",
+    "layer.pages": "PagePool",
+    "layer.positions": "PositionalEncoding linear llama3 longrope multi_axis_rotary ntk rotary temperature yarn",
     "layer.projections": "Projections",
     "layer.replacement": "Replaced replace",
-    "masks": "Mask causal dense documents padding prefix window",
+    "masks": "Mask causal chunks dense documents padding prefix window",
     "masks.probes": "induction local offset previous_token same_token sink token_is",
     "models": "load_builtin",
     "models.checkpoint": "AttentionLayer Checkpoint open_checkpoint",
@@ -127,6 +143,7 @@ __all__ = [
     "DtypeError",
     "Explanation",
     "HeadCountError",
+    "HeadScale",
     "HeadSummary",
     "HeadwiseError",
     "KVCache",
@@ -137,8 +154,12 @@ __all__ = [
     "Memory",
     "MissingExtraError",
     "MultiHeadAttention",
+    "Norms",
     "OptionError",
+    "OutputGate",
+    "PagePool",
     "Panel",
+    "PositionalEncoding",
     "Projections",
     "RelativeBias",
     "Replaced",
@@ -154,7 +175,9 @@ __all__ = [
     "attend",
     "causal",
     "check",
+    "chunks",
     "compat",
+    "cosine",
     "dense",
     "documents",
     "explain",
@@ -164,6 +187,8 @@ __all__ = [
     "llama3",
     "load_builtin",
     "local",
+    "longrope",
+    "multi_axis_rotary",
     "ntk",
     "offset",
     "open_checkpoint",
@@ -178,6 +203,7 @@ __all__ = [
     "silence",
     "sink",
     "survey",
+    "temperature",
     "textbook",
     "token_is",
     "view",

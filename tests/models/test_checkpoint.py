@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from headwise import CheckpointError, MultiHeadAttention, Scoring, open_checkpoint, rotary
+from headwise import CheckpointError, MultiHeadAttention, open_checkpoint, rotary
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -400,9 +400,9 @@ def test_what_tensors_do_not_tell_must_be_said():
         checkpoint.read("")
     assert checkpoint.read("", position=rotary(), causal=True).position == rotary()
     t5 = random({f"{part}.weight": (E, E) for part in "qkvo"})
-    with pytest.raises(CheckpointError, match=r"do not determine scoring=; T5 does not scale"):
+    with pytest.raises(CheckpointError, match=r"do not determine scale=; T5 does not scale"):
         open_checkpoint(t5, num_heads=H).read("")
-    assert open_checkpoint(t5, num_heads=H, scoring=Scoring(scale=1.0)).read("")._scoring.scale == 1.0
+    assert open_checkpoint(t5, num_heads=H, scale=1.0).read("").scale == 1.0
 
 
 class Evil:

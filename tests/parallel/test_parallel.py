@@ -43,6 +43,10 @@ def test_a_model_with_shared_heads_generates_the_same_text(four):
     four.assert_that(on_ranks.a_model_generates_with_its_cache_shared_out)
 
 
+def test_ranks_that_share_heads_draw_the_same_tokens_without_a_seed(four):
+    four.assert_that(on_ranks.a_model_without_a_seed_draws_the_same_tokens_on_every_rank)
+
+
 def test_the_rest_of_a_model_is_cut_by_torchs_own_plans(two):
     two.assert_that(on_ranks.the_rest_of_a_model_is_cut_by_torchs_own_plans)
 

@@ -146,12 +146,10 @@ def in_words(layer: AttentionLayer) -> str:
         words.append("relative bias")
     elif position is not None:
         words.append(_rotary(position) if hasattr(position, "base") else "alibi")
-    scoring = options.get("scoring")
-    if scoring is not None:
-        words += [f"{x} {getattr(scoring, x):g}" for x in ("scale", "softcap") if getattr(scoring, x) is not None]
-        words += ["sinks"] if scoring.sinks else []
+    words += [f"{x} {options[x]:g}" for x in ("scale", "softcap") if options.get(x) is not None]
+    words += ["sinks"] if options.get("sinks") else []
     words += ["q/k norm"] if options.get("qk_norm") is not None else []
-    words += ["biases"] if options.get("qkv_bias") and options.get("bias") else []
+    words += ["biases"] if options.get("bias") is True else []
     return ", ".join(words)
 
 

@@ -1,7 +1,7 @@
 """The arguments of one call of a layer: which is which, whether they fit, and nested tensors packed into one row."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -10,8 +10,47 @@ from headwise import shapes
 from headwise.errors import OptionError, ShapeError
 from headwise.layer.cache import KVCache, Memory
 from headwise.masks import Mask, documents
+from headwise.weights import AttentionMap
 
 Positions = Tensor | Sequence[int] | None
+
+
+class CallOptions(TypedDict, total=False):
+    """The arguments of a call that have no place by position."""
+
+    attn_bias: Tensor | None
+    causal: bool | None
+    positions: Positions
+    key_positions: Positions
+    cache: KVCache | None
+    lengths: Sequence[int] | Tensor | None
+
+
+class LayerCall(Protocol):
+    """The types of a call of a layer: a tensor, or with `return_weights=True` a pair."""
+
+    @overload
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor | Memory | Mask | None = ...,
+        value: Tensor | None = ...,
+        mask: Mask | Tensor | None = ...,
+        *,
+        return_weights: Literal[False] | None = ...,
+        **options: Unpack[CallOptions],
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor | Memory | Mask | None = ...,
+        value: Tensor | None = ...,
+        mask: Mask | Tensor | None = ...,
+        *,
+        return_weights: Literal[True],
+        **options: Unpack[CallOptions],
+    ) -> tuple[Tensor, AttentionMap]: ...
 
 
 class LayerInputs(NamedTuple):
@@ -21,7 +60,7 @@ class LayerInputs(NamedTuple):
     key: Tensor | Memory | None = None
     value: Tensor | None = None
     mask: Mask | Tensor | None = None
-    bias: Tensor | None = None
+    attn_bias: Tensor | None = None
     causal: bool | None = None
     positions: Positions = None
     key_positions: Positions = None
@@ -93,7 +132,7 @@ class LayerInputs(NamedTuple):
             )
         if self.key is not None and self.key is not x:
             raise OptionError("nested tensors are for self-attention: mha(x). Pad them for mha(query, key, value).")
-        for name in ("value", "mask", "bias", "positions", "key_positions", "cache", "lengths"):
+        for name in ("value", "mask", "attn_bias", "positions", "key_positions", "cache", "lengths"):
             if getattr(self, name) is not None:
                 raise OptionError(
                     f"{name}= does not go with a nested tensor: leave it out. The layer's own mask and causal= apply."

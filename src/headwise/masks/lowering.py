@@ -49,7 +49,7 @@ def simplify(mask: Mask | None, T: int, S: int) -> Mask | None:
     """The simplest mask that is the same at these lengths; None if it hides nothing.
 
     >>> from headwise.masks import causal, window
-    >>> simplify(causal() & window(7, 0), 5, 5)
+    >>> simplify(causal() & window(7), 5, 5)
     causal()
     """
     if mask is None or mask.hides_nothing(T, S):
@@ -59,10 +59,10 @@ def simplify(mask: Mask | None, T: int, S: int) -> Mask | None:
         if a is None or b is None:
             return b if a is None else a
         for one, other in ((a, b), (b, a)):  # with causal, how far a window looks ahead does not matter
-            if type(one) is Causal and (type(other) is Causal or (type(other) is Window and other.left >= S - 1)):
+            if type(one) is Causal and (type(other) is Causal or (type(other) is Window and other.back >= S - 1)):
                 return one
         return mask if a is mask.a and b is mask.b else Both(a, b)
-    if type(mask) is Window and mask.right == 0 and mask.left >= S - 1:
+    if type(mask) is Window and mask.ahead == 0 and mask.back >= S - 1:
         return Causal()
     return mask
 

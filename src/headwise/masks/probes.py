@@ -52,7 +52,7 @@ def sink(n: int = 1) -> Mask:
 
 def local(n: int) -> Mask:
     """Keys at most `n` positions before or after the query."""
-    return window(n)
+    return window(n, n)
 
 
 def same_token(ids: Tensor | Sequence[int]) -> Mask:

@@ -2,6 +2,7 @@
 
 import bisect
 import copy
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +25,7 @@ from headwise.layer.checkpoints.layouts import (
 )
 from headwise.layer.checkpoints.reading import choose, made_by_us, take
 from headwise.layer.projections import Projections
-from headwise.masks import Window
+from headwise.masks import Mask, causal, reach_back
 from headwise.models import families
 from headwise.models.builtin import FOLDER, FORMAT
 from headwise.models.files import TensorSource, config_of, open_tensors
@@ -176,12 +177,12 @@ class AttentionLayer(NamedTuple):
         """Bytes of key/value cache for one sample of `tokens`, in the dtype of the checkpoint, if heads are known."""
         if self.num_kv_heads is None or self.head_dim is None:
             return None
-        mask = self.options.get("mask")
-        if self.options.get("causal") and isinstance(mask, Window):
-            tokens = min(tokens, mask.left + 1)
-        if self._projections is None:
-            numbers = 2 * self.num_kv_heads * self.head_dim
-        else:
+        masks = [causal()] if self.options.get("causal") else []
+        masks += [self.options["mask"]] if self.options.get("mask") is not None else []
+        reach = reach_back(functools.reduce(Mask.__and__, masks)) if masks else None
+        tokens = tokens if reach is None else min(tokens, reach + 1)
+        numbers = 2 * self.num_kv_heads * self.head_dim
+        if self._projections is not None:
             heads, key_dim, value_dim = self._projections.stored(self.num_kv_heads, self.head_dim)
             numbers = heads * (key_dim + value_dim)
         return numbers * self.dtype.itemsize * tokens if self.cached else 0

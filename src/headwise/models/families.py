@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from headwise.errors import CheckpointError
 from headwise.layer.latent import RMS, latent
-from headwise.layer.options import WidthNorm, ZeroCentredNorm
+from headwise.layer.norms import WidthNorm, ZeroCentredNorm
 from headwise.layer.positions import Rotary, Scaling, linear, llama3, rotary, yarn
 from headwise.masks import window
 from headwise.models.builtin import FORMAT
-from headwise.weights import Scoring
 from headwise.weights.scoring import RelativeBias, alibi
 
 Config = Mapping[str, Any]
@@ -217,14 +216,14 @@ def gpt2(config: Config, place: LayerPlace) -> Options:
     scale = D**-0.5 if config.get("scale_attn_weights", True) else 1.0
     if config.get("scale_attn_by_inverse_layer_idx"):
         scale /= place.number + 1
-    return decoder(config, place) | {"scoring": None if scale == D**-0.5 else Scoring(scale=scale)}
+    return decoder(config, place) | {"scale": None if scale == D**-0.5 else scale}
 
 
 def gpt_neo(config: Config, place: LayerPlace) -> Options:
     """GPT-Neo: no scale; every second layer has a sliding window."""
     kinds = config.get("attention_layers") or [kind for some, n in config["attention_types"] for kind in some * n]
     near = window(int(config["window_size"]) - 1) if kinds[place.number] == "local" else None
-    return decoder(config, place) | {"scoring": Scoring(scale=1.0), "mask": near}
+    return decoder(config, place) | {"scale": 1.0, "mask": near}
 
 
 def gptj(config: Config, place: LayerPlace) -> Options:
@@ -250,14 +249,14 @@ def falcon(config: Config, place: LayerPlace) -> Options:
 def t5(config: Config, place: LayerPlace) -> Options:
     """T5: no scale; a learned bias by distance, shared by all layers of a stack."""
     if place.cross:
-        return {"scoring": Scoring(scale=1.0)}
+        return {"scale": 1.0}
     bias = RelativeBias(
         int(config["num_heads"]),
         num_buckets=config.get("relative_attention_num_buckets", 32),
         max_distance=config.get("relative_attention_max_distance", 128),
         bidirectional=not place.decoder,
     )
-    return {"causal": place.decoder or None, "scoring": Scoring(scale=1.0), "position": bias}
+    return {"causal": place.decoder or None, "scale": 1.0, "position": bias}
 
 
 NORMS = {"head": nn.RMSNorm, "width": WidthNorm, "zero-centred": ZeroCentredNorm}
@@ -272,8 +271,8 @@ def llama(config: Config, place: LayerPlace, *, interleaved: bool = False, norm:
         "causal": True,
         "mask": window(int(config["sliding_window"]) - 1) if kind == "sliding_attention" else None,
         "position": _rotary(config, kind, interleaved) if turned else None,
-        "scoring": _scoring(config),
         "qk_norm": norm and functools.partial(NORMS[norm], eps=config.get("rms_norm_eps", 1e-6)),
+        **_scores(config),
     }
 
 
@@ -307,7 +306,7 @@ def deepseek(config: Config, place: LayerPlace, *, interleaved: bool | None = No
         "num_kv_heads": None,
         "projections": latent(config["kv_lora_rank"], norm=norm, **sizes),
         "position": position,
-        "scoring": None if scale is None else Scoring(scale=scale),
+        "scale": scale,
         # A map of full rank has no bias; otherwise the tensors say it.
         "bias": {"k", "v", "out"} if config.get("attention_bias") and q_rank is None else None,
     }
@@ -339,15 +338,12 @@ def _layer_type(config: Config, place: LayerPlace) -> str:
     return "full_attention" if period and (place.number + 1) % period == 0 else "sliding_attention"
 
 
-def _scoring(config: Config) -> Scoring | None:
-    """Scale, soft-cap and sinks, if they differ from the default."""
+def _scores(config: Config) -> Options:
+    """Scale, soft-cap and sinks."""
     given = config.get("query_pre_attn_scalar")
     scale = config.get("attention_multiplier") if given is None else given**-0.5
     sinks = config.get("model_type") == "gpt_oss"
-    cap = config.get("attn_logit_softcapping")
-    if scale is None and cap is None and not sinks:
-        return None
-    return Scoring(scale=scale, softcap=cap, sinks=sinks or None)
+    return {"scale": scale, "softcap": config.get("attn_logit_softcapping"), "sinks": sinks}
 
 
 # Defaults of the families, for keys that a configuration leaves out.

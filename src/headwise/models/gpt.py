@@ -179,11 +179,13 @@ class GPT(nn.Module):
         text = [int(token) for token in tokens]
         if not text:
             raise ShapeError("there are no tokens to continue; pass at least the start token.")
+        spread = cast(TransformerBlock, self.blocks[0]).attention._spread
         caches, new = self._started(text)
         for _ in range(max_new_tokens):
             if max(caches[0].lengths) + len(new) > self.config.context_length:
                 caches, new = self._started(text)
             token = sampler(self(torch.tensor([new], device=self.embedding.weight.device), caches=caches)[0, -1])
+            token = token if spread is None else spread.agreed(token)  # ranks draw from generators of their own
             yield token
             text.append(token)
             new = [token]

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from headwise.errors import HeadCountError, OptionError
 from headwise.layer import MultiHeadAttention
-from headwise.layer.options import WidthNorm
+from headwise.layer.norms import WidthNorm
 from headwise.models.gpt import GPT
 from headwise.parallel.ring import Order, check_mesh
 from headwise.parallel.shards import Heads, Sharding

@@ -289,10 +289,15 @@ class Scoring(Composite):
             return added if bias is None else bias.to(added.dtype) + added
         if self.bias is None:
             return None
-        found = narrow(grid.lookup(self.bias[(None,) * (4 - self.bias.dim())]), dtype)
-        if torch.finfo(dtype).min > LEAST:  # float16
-            return found
-        return torch.where(found == -math.inf, found, found.clamp(min=LEAST))
+        return _rounded(grid.lookup(self.bias[(None,) * (4 - self.bias.dim())]), dtype)
+
+    def precision(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype in which scores and weights of queries of `dtype` are computed, wherever we compute them ourselves.
+
+        That is float32, or float64 for float64 queries and for a bias: in a row with a bias of -1e9 everywhere, float32
+        could not tell one score from another.
+        """
+        return torch.promote_types(dtype, torch.float32 if self.bias is None else torch.float64)
 
     def scale_for(self, D: int) -> float:
         """The scale for heads of width D."""
@@ -313,16 +318,17 @@ class Scoring(Composite):
         return bias if visible is None else torch.where(visible, bias, -math.inf)
 
     def whole_bias(self, query: Tensor, S: int) -> Tensor | None:
-        """Everything that is added to the scores, as one tensor in the query's dtype."""
+        """Everything that is added to the scores, as one tensor in the dtype in which they are computed."""
+        precise = self.precision(query.dtype)
         if self.relative is None:
-            return None if self.bias is None else narrow(self.bias, query.dtype)
+            return None if self.bias is None else _rounded(self.bias, query.dtype).to(precise)
         B, H, T, _ = query.shape
         batch, head, row, col = (torch.arange(n, device=query.device) for n in (B, H, T, S))
         batch = batch if self.bias is not None or self.positions is not None else batch[:1]
         grid = Grid(batch[:, None, None, None], head[:, None, None], row[:, None], col, T, S)
         found = self.bias_at(grid, query.dtype)
         assert found is not None  # noqa: S101 - there is a relative part
-        return narrow(found, query.dtype)
+        return found.to(precise)
 
     def simplified(self, T: int, S: int) -> "Scoring":
         """The same scoring with the simplest mask for these lengths."""
@@ -331,6 +337,14 @@ class Scoring(Composite):
     def may_empty_a_row(self, T: int, S: int) -> bool:
         """Whether a query might see no key."""
         return self.bias is not None or may_empty_a_row(self.mask, T, S)
+
+
+def _rounded(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """`bias` as accurate as `dtype`, and not lower than LEAST unless it hides a key."""
+    found = narrow(bias, dtype)
+    if torch.finfo(dtype).min > LEAST:  # float16
+        return found
+    return torch.where(found == -math.inf, found, found.clamp(min=LEAST))
 
 
 def narrow(bias: Tensor, dtype: torch.dtype) -> Tensor:

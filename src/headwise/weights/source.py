@@ -99,9 +99,7 @@ class Source:
     shape: tuple[int, int, int, int] = dataclasses.field(init=False)  # (B, H, T, S) of the weights
     group: int = dataclasses.field(init=False)  # how many query heads share a key head
     mask: Mask | None = dataclasses.field(init=False)
-    # The dtype in which weights and statistics are computed: float32, or float64 for float64 queries and for a bias.
-    # In a row with a bias of -1e9 everywhere, float32 could not tell the log-sum-exp from a score.
-    precise: torch.dtype = dataclasses.field(init=False)
+    precise: torch.dtype = dataclasses.field(init=False)  # in which weights and statistics are computed
 
     def __post_init__(self) -> None:
         query, scoring = self.query, self.scoring
@@ -109,7 +107,7 @@ class Source:
         self.shape = (B, H, T, self.frame.S)
         self.group = max(1, H // max(1, self.key.shape[1]))
         self.mask = scoring.mask
-        self.precise = torch.promote_types(query.dtype, torch.float32 if scoring.bias is None else torch.float64)
+        self.precise = scoring.precision(query.dtype)
 
     @classmethod
     def whole(cls, query: Tensor, key: Tensor, scoring: Scoring, log_sum_exp: Tensor | None = None) -> "Source":

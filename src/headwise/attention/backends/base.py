@@ -5,6 +5,7 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -42,6 +43,12 @@ class Call(NamedTuple):
         values are not as wide as their keys, on CUDA if they are wider than 256."""
         D, Dv = self.query.size(3), self.value.size(3)
         return Dv != D and self.grouped and (max(D, Dv) > WIDEST or not self.query.is_cuda)
+
+    @property
+    def learns(self) -> bool:
+        """Whether anything here needs a gradient."""
+        tensors = (self.query, self.key, self.value, *self.scoring.learnable)
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
     @property
     def uneven(self) -> bool:

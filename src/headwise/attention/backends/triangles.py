@@ -65,12 +65,12 @@ class Triangles(Backend):
 
 def window_size(mask: Mask | None) -> int | None:
     """How many keys a query sees under a causal window, including itself; None for any other mask."""
-    if type(mask) is Window and mask.right == 0:
-        return mask.left + 1
+    if type(mask) is Window and mask.ahead == 0:
+        return mask.back + 1
     if isinstance(mask, Both):
         for one, other in ((mask.a, mask.b), (mask.b, mask.a)):
             if type(one) is Causal and type(other) is Window:
-                return other.left + 1
+                return other.back + 1
     return None
 
 

@@ -127,7 +127,7 @@ class Linears(Layout):
         if "o_proj.weight" in names:
             return {"position": TURNED, "causal": "pass causal=True for a decoder"}
         if "o.weight" in names and self.anchor == "q.weight":
-            return {"scoring": "T5 does not scale its scores: scoring=Scoring(scale=1.0). If yours does: Scoring()"}
+            return {"scale": "T5 does not scale its scores: scale=1.0. If yours does: scale=None"}
         return {}
 
 

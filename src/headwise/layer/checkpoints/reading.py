@@ -1,6 +1,6 @@
 """Reads one layer: finds its layout, checks it, and converts its tensors to ours; writes it back."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from headwise.layer.checkpoints.layouts import (
     Shapes,
     head_list,
 )
+from headwise.layer.options import PROJECTIONS, biases
 from headwise.shapes import check_size
 
 State = Mapping[str, Tensor]
@@ -171,7 +172,7 @@ def take(layout: Layout, names: State, num_heads: int | None, num_kv_heads: int 
     options = layout.describe(state, heads)
     if options is None:
         options = describe(layout.title, state, heads)
-    options |= _biases(layout, state)
+    options["bias"] = _biases(layout, state, options["out_proj"])
     if lengths := {causal_length(name, mask) for name, mask in masks.items()}:
         options |= {"causal": True, "context_length": min(lengths)}
     if layout.causal:
@@ -269,14 +270,18 @@ def describe(title: str, state: State, heads: int) -> dict[str, Any]:
 def merge(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of the layer: those found in a checkpoint, plus those of the user, which must not contradict."""
     said = {"num_kv_heads": found["num_heads"], "d_key": found["d_in"], "d_value": found["d_in"], **found}
-    if isinstance(found["bias"], set) and "bias" not in given:
+    there = biases(found["bias"])
+    if not there["q"] == there["k"] == there["v"] and "bias" not in given:
         raise CheckpointError(
             f"only some of query, key and value have a bias. If none is missing, pass bias={sorted(found['bias'])}."
         )
-    if isinstance(found["bias"], set):
-        given = {**given, "bias": set(given["bias"]) if isinstance(given["bias"], Collection) else given["bias"]}
     for name, value in given.items():
-        if name not in ("context_length", "causal") and said.get(name, value) != value:
+        if name == "bias":
+            asked = biases(value) | ({} if found["out_proj"] else {"out": there["out"]})
+            agrees = asked == there
+        else:
+            agrees = name in ("context_length", "causal") or said.get(name, value) == value
+        if not agrees:
             raise CheckpointError(f"{name}={value} is given and the tensors have {said[name]}; leave it out.")
     return {**found, **given}
 
@@ -284,7 +289,7 @@ def merge(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 def check_options(given: State, expected: State) -> None:
     """Raise unless the checkpoint holds the parameters of the layer's options and no others. A relative bias that is
     not in it stays as it was passed."""
-    cures = {"sinks": "scoring=Scoring(sinks=True)", "position": "position="}
+    cures = {"sinks": "sinks=True", "position": "position="}
     cures |= dict.fromkeys(("q_norm", "k_norm"), "qk_norm=")
     for name in sorted(set(given) ^ set(expected)):
         option = cures.get(name.split(".")[0])
@@ -299,13 +304,10 @@ def check_options(given: State, expected: State) -> None:
         )
 
 
-def _biases(layout: Layout, state: State) -> dict[str, Any]:
-    """The bias options: one for query, key and value together, or by name."""
-    there = {part for part in "qkv" if layout.has_bias(part, state)}
-    out = layout.has_bias("out", state)
-    if len(there) in (0, 3):
-        return {"qkv_bias": bool(there), "bias": out}
-    return {"bias": there | {"out"} if out else there}
+def _biases(layout: Layout, state: State, mixed: bool) -> bool | set[str]:
+    """The option `bias`: True or False for all projections, or the names of some; `mixed` if there is a last one."""
+    some = {part for part in PROJECTIONS if layout.has_bias(part, state)}
+    return bool(some) if len(some) in (0, 3 + mixed) else some
 
 
 def _heads(layout: Layout, names: Shapes, given: int | None) -> int:

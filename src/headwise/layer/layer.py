@@ -438,8 +438,10 @@ class MultiHeadAttention(nn.Module):
         if norm is not None and not self._norm_after:
             heads = norm(heads)
         if encoding is not None and at is not None:
-            encode = encoding.encode_query if part == "q" else encoding.encode_key
-            heads = self._projections.turned(heads, lambda part: encode(part, at))
+            for one, place in encoding.each(at):
+                encode = functools.partial(one.encode_query if part == "q" else one.encode_key, positions=place)
+                # What changes queries alone is for the whole query; what changes keys, for the part that turns.
+                heads = self._projections.turned(heads, encode) if one.encodes_keys else encode(heads)
         return norm(heads) if norm is not None and self._norm_after else heads
 
     @staticmethod
@@ -644,7 +646,7 @@ class MultiHeadAttention(nn.Module):
         found = checkpoints.read(state_dict, num_heads, prefix, options.get("num_kv_heads"), layout)
         found.check_said(options)
         widest = functools.reduce(torch.promote_types, [x.dtype for x in found.state.values()])
-        made: dict[str, Any] = {"device": found.state["q_proj.weight"].device, "dtype": widest}
+        made: dict[str, Any] = {"device": next(iter(found.state.values())).device, "dtype": widest}
         layer = cls(**made | checkpoints.merge(found.options, options))
         state = found.arranged(layer.fused)
         checkpoints.check_options(state, layer.state_dict())

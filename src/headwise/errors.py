@@ -1,6 +1,8 @@
 """The errors of headwise: each is a `HeadwiseError` and also the builtin error that fits."""
 
+import difflib
 import importlib
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 
 
@@ -58,6 +60,41 @@ class StaleMapError(HeadwiseError, RuntimeError):
 
 class MissingExtraError(HeadwiseError, ImportError):
     """An optional dependency is not installed."""
+
+
+def unknown_option(what: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> UnknownOptionError:
+    """The error for an option that `what` does not have, which says what it is called here.
+
+    Args:
+        what: what was called, as the start of a sentence: "a call".
+        name: the option that was given.
+        known: the options there are.
+        elsewhere: what names of other libraries are called here.
+    """
+    near = difflib.get_close_matches(name, list(known), 1)
+    cure = f"Here it is {elsewhere[name]}." if name in elsewhere else f"Did you mean {near[0]}=?" if near else ""
+    return UnknownOptionError(f"{what} has no option {name}=. {cure}".rstrip())
+
+
+# Text of others -----------------------------------------------------------------------------------------------------
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """A text from a file or a name, safe to print: characters that could steer a terminal are written as escapes.
+
+    >>> print(printable("a\\x1b[31mred\\u202e\\n"))
+    a\\x1b[31mred\\u202e\\x0a
+
+    Args:
+        text: anything, such as the name of a layer or an error of another library.
+        lines: keep line breaks and tabs.
+    """
+    kept = "\n\t" if lines else ""
+    return "".join(letter if letter.isprintable() or letter in kept else _escaped(ord(letter)) for letter in text)
+
+
+def _escaped(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 # Optional packages are imported when they are used. If one is missing, the error names its install command.

@@ -391,6 +391,7 @@ class MultiHeadAttention(nn.Module):
                     f"input cannot be all three. Pass mha(query, key, value)."
                 )
             return self._projections.heads(self._modules, query)
+        assert not isinstance(key, KVCache)  # noqa: S101 - `resolved` made it a memory
         value = key if value is None else value
         check_keys(query, key, value, self.d_key, self.d_value)
         k, v = self._projections.keys_and_values(self._modules, key, value)
@@ -427,8 +428,11 @@ class MultiHeadAttention(nn.Module):
         if norm is not None and not self._norm_after:
             heads = norm(heads)
         if encoding is not None and at is not None:
-            encode = encoding.encode_query if part == "q" else encoding.encode_key
-            heads = self._projections.turned(heads, lambda part: encode(part, at))
+            for one, place in encoding.each(at):
+                method = one.encode_query if part == "q" else one.encode_key
+                encode = functools.partial(_encoded, method, place)
+                # What changes queries alone is for the whole query; what changes keys, for the part that turns.
+                heads = self._projections.turned(heads, encode) if one.encodes_keys else encode(heads)
         return norm(heads) if norm is not None and self._norm_after else heads
 
     @staticmethod
@@ -633,7 +637,7 @@ class MultiHeadAttention(nn.Module):
         found = checkpoints.read(state_dict, num_heads, prefix, options.get("num_kv_heads"), layout)
         found.check_said(options)
         widest = functools.reduce(torch.promote_types, [x.dtype for x in found.state.values()])
-        made: dict[str, Any] = {"device": found.state["q_proj.weight"].device, "dtype": widest}
+        made: dict[str, Any] = {"device": next(iter(found.state.values())).device, "dtype": widest}
         layer = cls(**made | checkpoints.merge(found.options, options))
         state = found.arranged(layer.fused)
         checkpoints.check_options(state, layer.state_dict())
@@ -664,6 +668,10 @@ class MultiHeadAttention(nn.Module):
         different = [(name, value) for name, (value, default) in values.items() if value != default]
         words = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in different]
         return ", ".join([f"{self.d_model}, {self.num_heads}", *words])
+
+
+def _encoded(method: Callable[[Tensor, Tensor], Tensor], positions: Tensor, heads: Tensor) -> Tensor:
+    return method(heads, positions)
 
 
 def silenced(read: Tensor, heads: Sequence[int]) -> Tensor:

@@ -78,6 +78,10 @@ class PositionalEncoding(Composite):
         """Key heads (B, Hkv, S, D) at these positions, as in `encode_query`."""
         return heads
 
+    def each(self, positions: Tensor) -> "Sequence[tuple[PositionalEncoding, Tensor]]":
+        """The encodings that this one consists of, each with those `positions` that it takes."""
+        return ((self, positions),)
+
     def __add__(self, other: object) -> "PositionalEncoding":
         """Both encodings, this one first: `rotary() + temperature()`."""
         return Combined((self, other)) if isinstance(other, PositionalEncoding) else NotImplemented
@@ -116,18 +120,19 @@ class Combined(PositionalEncoding):
     def describe(self) -> str:
         return " + ".join(part.describe() for part in self.parts)
 
+    def each(self, positions: Tensor) -> Sequence[tuple[PositionalEncoding, Tensor]]:
+        mine = [(part, positions if part.axes == self.axes else positions[0]) for part in self.parts]
+        return [pair for part, place in mine for pair in part.each(place)]
+
     def encode_query(self, heads: Tensor, positions: Tensor) -> Tensor:
-        for part in self.parts:
-            heads = part.encode_query(heads, self._of(part, positions))
+        for part, place in self.each(positions):
+            heads = part.encode_query(heads, place)
         return heads
 
     def encode_key(self, heads: Tensor, positions: Tensor) -> Tensor:
-        for part in self.parts:
-            heads = part.encode_key(heads, self._of(part, positions))
+        for part, place in self.each(positions):
+            heads = part.encode_key(heads, place)
         return heads
-
-    def _of(self, part: PositionalEncoding, positions: Tensor) -> Tensor:
-        return positions if part.axes == self.axes else positions[0]
 
 
 class Scaling(Composite, abc.ABC):

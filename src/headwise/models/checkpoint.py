@@ -13,8 +13,19 @@ from torch import Size, Tensor, nn
 
 from headwise.errors import CheckpointError, HeadwiseError
 from headwise.layer import MultiHeadAttention
-from headwise.layer.checkpoints.layouts import LAYOUTS, QUERIES_ALONE, T5_TABLE, Layout, Shapes
+from headwise.layer.checkpoints.layouts import (
+    IN_A_LIST,
+    IN_ITS_OWN,
+    LAYOUTS,
+    QUERIES_ALONE,
+    T5_TABLE,
+    HeadList,
+    Layout,
+    Shapes,
+    lists_in,
+)
 from headwise.layer.checkpoints.reading import choose, made_by_us, take
+from headwise.layer.projections import Projections
 from headwise.layer.sharing import QueriesOnly
 from headwise.masks import Mask, causal, reach_back
 from headwise.models import families
@@ -60,8 +71,11 @@ class TensorNames:
 
 def find_sites(names: TensorNames, order: str | None, notes: object) -> dict[str, Site]:
     """All attention layers, in the order of the file; the first layout in the table that fits is taken."""
-    found: dict[str, Site] = {}
+    found = _lists_of_heads(names)
+    heads = [site for site in found.values() if isinstance(site.layout, HeadList)]
     for name in names.sketches:
+        if any(name.startswith(site.prefix) and site.layout.owns(name[len(site.prefix) :]) for site in heads):
+            continue
         for layout in LAYOUTS:
             prefix = name[: -len(layout.anchor)]
             if not name.endswith(layout.anchor) or (prefix and prefix[-1] not in "./") or prefix in found:
@@ -75,6 +89,25 @@ def find_sites(names: TensorNames, order: str | None, notes: object) -> dict[str
                     found[prefix] = Site(prefix, layout, str(error))
                 break
     return found | _incomplete(names, found)
+
+
+def _lists_of_heads(names: TensorNames) -> dict[str, Site]:
+    """Layers whose heads are in a list."""
+    found: dict[str, Site] = {}
+    for name in names.sketches:
+        for pattern in (IN_A_LIST, IN_ITS_OWN):
+            match = re.fullmatch(rf"(?P<prefix>(?:.*[./])?){pattern.pattern}", name)
+            if match is None or match["prefix"] in found:
+                continue
+            prefix = match["prefix"]
+            shapes = names.shapes(prefix)
+            for layout in lists_in(shapes):
+                try:
+                    if layout.is_one_layer(shapes):
+                        found[prefix] = Site(prefix, layout)
+                except CheckpointError as error:
+                    found[prefix] = Site(prefix, layout, str(error))
+    return found
 
 
 def _incomplete(names: TensorNames, found: Mapping[str, Site]) -> dict[str, Site]:
@@ -131,9 +164,16 @@ class AttentionLayer(NamedTuple):
 
     @property
     def head_dim(self) -> int | None:
-        """The head dimension, if known."""
+        """The head dimension of queries and keys, if known."""
+        if self._projections is not None and self._projections.head_dim is not None:
+            return self._projections.head_dim
         width = self.options.get("d_model")
         return None if self.num_heads is None or width is None else width // self.num_heads
+
+    @property
+    def _projections(self) -> Projections | None:
+        found: Projections | None = self.options.get("projections")
+        return found
 
     def cache_bytes(self, tokens: int = 1) -> int | None:
         """Bytes of key/value cache for one sample of `tokens`, in the dtype of the checkpoint, if heads are known."""
@@ -143,7 +183,11 @@ class AttentionLayer(NamedTuple):
         masks += [self.options["mask"]] if self.options.get("mask") is not None else []
         reach = reach_back(functools.reduce(Mask.__and__, masks)) if masks else None
         tokens = tokens if reach is None else min(tokens, reach + 1)
-        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize * tokens if self.cached else 0
+        numbers = 2 * self.num_kv_heads * self.head_dim
+        if self._projections is not None:
+            heads, key_dim, value_dim = self._projections.stored(self.num_kv_heads, self.head_dim)
+            numbers = heads * (key_dim + value_dim)
+        return numbers * self.dtype.itemsize * tokens if self.cached else 0
 
 
 def open_checkpoint(

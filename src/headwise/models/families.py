@@ -4,13 +4,15 @@ A configuration is the dictionary in the `config.json` beside the weights, with 
 """
 
 import functools
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from headwise.errors import CheckpointError
+from headwise.layer.latent import RMS, latent
 from headwise.layer.norms import Norms, WidthNorm, ZeroCentredNorm
 from headwise.layer.positions import (
     PositionalEncoding,
@@ -188,13 +190,15 @@ def _scaling(rope: Mapping[str, Any], config: Config) -> Scaling | None:
     if kind == "llama3":
         low, high = rope["low_freq_factor"], rope["high_freq_factor"]
         return llama3(rope["factor"], low_freq_factor=low, high_freq_factor=high, original_length=int(original or 8192))
-    if kind == "yarn" and not rope.get("mscale"):
+    if kind == "yarn":
+        grown, everywhere = rope.get("mscale"), rope.get("mscale_all_dim")
+        factor = _growth(rope["factor"], grown) / _growth(rope["factor"], everywhere) if grown and everywhere else None
         return yarn(
             rope["factor"],
             int(original or 0),
             beta_fast=rope.get("beta_fast") or 32.0,
             beta_slow=rope.get("beta_slow") or 1.0,
-            attention_factor=rope.get("attention_factor"),
+            attention_factor=rope.get("attention_factor") or factor,
             truncate=rope.get("truncate", True),
         )
     raise CheckpointError(
@@ -209,6 +213,11 @@ def _longrope(rope: Mapping[str, Any], config: Config) -> Scaling:
     factor = rope.get("factor") or config["max_position_embeddings"] / length
     factors = rope["short_factor"], rope["long_factor"]
     return longrope(factor, length, *factors, attention_factor=rope.get("attention_factor"))
+
+
+def _growth(factor: float, share: float) -> float:
+    """How much YaRN makes heads grow for texts that are `factor` times longer."""
+    return 0.1 * share * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 # Families ----------------------------------------------------------------------------------------------------------
@@ -328,6 +337,42 @@ def _unweighted(config: Config) -> Callable[[int], nn.Module]:
     return functools.partial(nn.RMSNorm, eps=config.get("rms_norm_eps", 1e-6), elementwise_affine=False)
 
 
+class GrownNorm(nn.RMSNorm):
+    """Root-mean-square normalization whose result is multiplied by a constant, as LongCat-Flash does by
+    sqrt(hidden size / width)."""
+
+    def __init__(self, width: int, hidden_size: int) -> None:
+        super().__init__(width, eps=1e-6)
+        self.growth = math.sqrt(hidden_size / width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The normalized vector, grown."""
+        return super().forward(x) * self.growth
+
+
+def deepseek(config: Config, place: LayerPlace, *, interleaved: bool | None = None, turned: bool = True) -> Options:
+    """DeepSeek V2, V3 and others: multi-head latent attention; some norms grow, and YaRN changes the scale."""
+    own, turned_dim, q_rank = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config.get("q_lora_rank")
+    value_dim = _first(config, "v_head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    grown = config.get("model_type") == "longcat_flash"
+    norm = functools.partial(GrownNorm, hidden_size=config["hidden_size"]) if grown else RMS
+    sizes = {"nope_dim": own, "rotary_dim": turned_dim, "value_dim": value_dim, "q_rank": q_rank}
+    rope = _rope({**config, "partial_rotary_factor": None}, "full_attention")
+    everywhere = rope.get("mscale_all_dim") if rope["rope_type"] != "default" else None
+    scale = (own + turned_dim) ** -0.5 * _growth(rope["factor"], everywhere) ** 2 if everywhere else None
+    pairs = bool(config.get("rope_interleave", True)) if interleaved is None else interleaved
+    position = rotary(rope["rope_theta"], interleaved=pairs, scaling=_scaling(rope, config)) if turned else None
+    return {
+        "causal": True,
+        "num_kv_heads": None,
+        "projections": latent(config["kv_lora_rank"], norm=norm, **sizes),
+        "position": position,
+        "scale": scale,
+        # A map of full rank has no bias; otherwise the tensors say it.
+        "bias": {"k", "v", "out"} if config.get("attention_bias") and q_rank is None else None,
+    }
+
+
 def modernbert(config: Config, place: LayerPlace) -> Options:
     """ModernBERT: an encoder with rotary positions; most layers have a local window."""
     kinds, every = config.get("layer_types"), config.get("global_attn_every_n_layers", 3)
@@ -440,6 +485,10 @@ FAMILIES: dict[str, Callable[[Config, LayerPlace], Options]] = {
     "olmo2": functools.partial(llama, norm="width"),
     "gemma3_text": functools.partial(llama, norm="zero-centred"),
     "cohere": functools.partial(llama, interleaved=True),
+    **dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "youtu", "axk1"), deepseek),
+    **dict.fromkeys(("deepseek_v2", "longcat_flash"), functools.partial(deepseek, interleaved=True)),
+    "minicpm3": functools.partial(deepseek, interleaved=False),
+    "kimi_linear": functools.partial(deepseek, turned=False),
     "gpt2": gpt2,
     FORMAT: headwise_gpt,
     "gpt_neo": gpt_neo,

@@ -231,28 +231,33 @@ class KeysWithValues(Layout):
 
 
 class HeadList(Layout):
-    """`heads.0.W_query.weight` and so on: a list of heads with three linear maps each, and perhaps a projection."""
+    """A list of heads with three linear maps each, and perhaps an output projection beside it; see `head_list`.
+
+    Args:
+        form: where a map is: {0} is the number of the head, {1} the map, as in "heads.{0}.{1}" and "{1}.{0}".
+        parts: the names of the three maps.
+        numbers: of the heads.
+    """
 
     title = "a list of heads"
-    mask = "heads.0.mask"
+    example = "heads.0.query.weight, heads.0.key.weight, heads.0.value.weight, heads.1.query.weight, ..."
 
-    def __init__(self, query: str, key: str, value: str) -> None:
-        self.parts = (query, key, value)
-        self.anchor = f"heads.0.{query}.weight"
-        self.example = f"{self.anchor}, heads.0.{key}.weight, heads.0.{value}.weight, heads.1.{query}.weight, ..."
+    def __init__(self, form: str, parts: tuple[str, str, str], numbers: set[int]) -> None:
+        self.form, self.parts, self.numbers = form, parts, sorted(numbers)
+        self.anchor = f"{form.format(self.numbers[0], parts[0])}.weight"
 
     def heads(self, names: Shapes) -> int:
-        pattern = re.compile(rf"heads\.(\d+)\.({'|'.join(self.parts)})\.(weight|bias)")
-        numbers = {int(match[1]) for name in names if (match := pattern.fullmatch(name))}
-        if numbers != set(range(len(numbers))):
-            raise CheckpointError(f"{self.title}: heads {sorted(numbers)} are not numbered from 0 without a gap.")
-        return len(numbers)
+        first = self.numbers[0]
+        if first > 1 or self.numbers != list(range(first, first + len(self.numbers))):
+            raise CheckpointError(f"{self.title}: heads {self.numbers} are not numbered from 0 without a gap.")
+        return len(self.numbers)
 
     def rules(self, names: Shapes) -> list[Correspondence]:
         rules = []
+        self.heads(names)
         for ours, theirs in zip(PARTS, self.parts, strict=True):
             for kind in KINDS:
-                rows = tuple(f"heads.{i}.{theirs}.{kind}" for i in range(self.heads(names)))
+                rows = tuple(f"{self.form.format(i, theirs)}.{kind}" for i in self.numbers)
                 if any(row in names for row in rows) or kind == "weight":
                     self.check_alike(f"{theirs}.{kind}", [names.get(row) for row in rows])
                     rules.append(Correspondence(rows, (f"{ours}.{kind}",), forms.Listed()))
@@ -265,6 +270,69 @@ class HeadList(Layout):
         if len(set(shapes)) > 1 or shapes[0] == ():
             given = sorted({tuple(shape) for shape in shapes if shape is not None})
             raise CheckpointError(f"{self.title}: {what} has shapes {given}; all heads must be alike.")
+
+    def is_one_layer(self, names: Shapes) -> bool:
+        """Whether these are the heads of one layer, not layers in a list; raises if nothing tells which.
+
+        Three signs tell: the list is named after heads, each map has a list of its own, or an output projection beside
+        the list takes all of them.
+        """
+        if "head" in self.form.lower() or self.form.startswith("{1}"):
+            return True
+        count, shape = len(self.numbers), names[self.anchor]
+        own_last = any(f"{self.form.format(self.numbers[0], out)}.weight" in names for out in OUTS)
+        if count < 2 or own_last or len(shape) != 2 or not self.form.endswith(".{0}.{1}"):
+            return False
+        beside = [names[f"{out}.weight"] for out in OUTS if f"{out}.weight" in names]
+        if any(len(x) == 2 and x[1] == count * shape[0] for x in beside):
+            return True
+        if shape[0] < shape[1]:
+            listed = self.form.split(".")[0]
+            raise CheckpointError(
+                f"{self.anchor} {tuple(shape)} is one of {count} in the list {listed!r}: they may be {count} heads of "
+                f"one layer or {count} layers without an output projection, and nothing tells which. Rename the list "
+                f"to 'heads', or read each as a layer: MultiHeadAttention.from_state_dict(state_dict, num_heads, "
+                f"prefix='...{listed}.0.')."
+            )
+        return False
+
+    def owns(self, name: str) -> bool:
+        """Whether a tensor is in the list, and so in no layer of its own."""
+        return any(name.startswith(self.form.format(i, "").rstrip(".") + ".") for i in self.numbers) or any(
+            name.startswith(f"{self.form.format(i, part)}.") for i in self.numbers for part in self.parts
+        )
+
+
+# Names of the three maps within a head.
+ROLES = (
+    ("query", "key", "value"), ("W_query", "W_key", "W_value"), ("W_q", "W_k", "W_v"), ("q_proj", "k_proj", "v_proj"),
+    ("q", "k", "v"), ("Wq", "Wk", "Wv"), ("wq", "wk", "wv"), ("w_q", "w_k", "w_v"), ("W_Q", "W_K", "W_V"),
+    ("queries", "keys", "values"), ("to_q", "to_k", "to_v"), ("q_linear", "k_linear", "v_linear"),
+    ("q_lin", "k_lin", "v_lin"), ("linear_q", "linear_k", "linear_v"), ("query_proj", "key_proj", "value_proj"),
+    ("Q", "K", "V"), ("w_qs", "w_ks", "w_vs"), ("query_layer", "key_layer", "value_layer"),
+)  # fmt: skip
+_QUERY = "|".join(re.escape(query) for query, _, _ in ROLES)
+# heads.0.query.weight, head_0.query.weight, and query.0.weight, query_heads.0.weight: before it, the layer's prefix.
+IN_A_LIST = re.compile(rf"(?P<list>[^./]*?[^./_])(?P<dot>[._]?)(?P<number>\d+)\.(?P<role>{_QUERY})\.weight")
+IN_ITS_OWN = re.compile(rf"(?P<role>{_QUERY})(?P<more>s|_heads|_list|_projs)?\.(?P<number>\d+)\.weight")
+
+
+def head_list(names: Shapes) -> HeadList | None:
+    """The list of heads among these names, if there is one; raises if it could also be a list of layers."""
+    return next((found for found in lists_in(names) if found.is_one_layer(names)), None)
+
+
+def lists_in(names: Shapes) -> list[HeadList]:
+    """Every list that holds three linear maps for each number."""
+    numbers: dict[tuple[str, str], set[int]] = {}
+    for name in names:
+        for pattern, form in ((IN_A_LIST, "{list}{dot}{{0}}.{{1}}"), (IN_ITS_OWN, "{{1}}{more}.{{0}}")):
+            if (match := pattern.fullmatch(name)) is not None:
+                words = {word: found or "" for word, found in match.groupdict().items()}
+                numbers.setdefault((form.format(**words), words["role"]), set()).add(int(words["number"]))
+    roles = {parts[0]: parts for parts in ROLES}
+    found = [HeadList(form, roles[role], some) for (form, role), some in numbers.items()]
+    return [one for one in found if all(f"{one.form.format(one.numbers[0], x)}.weight" in names for x in one.parts)]
 
 
 class LowRank(Layout):
@@ -531,9 +599,6 @@ def nested(model: str, name: str) -> Linears:
 LAYOUTS: tuple[Layout, ...] = (
     HEADWISE,
     side_by_side("qkv_proj", "out_proj"),
-    HeadList("W_query", "W_key", "W_value"),
-    HeadList("query", "key", "value"),
-    HeadList("W_q", "W_k", "W_v"),
     LowRank(
         "DeepSeek's kv_a_proj_with_mqa, kv_b_proj",
         "q_proj q_a_proj q_a_layernorm q_b_proj kv_a_proj_with_mqa kv_a_layernorm kv_b_proj o_proj",

@@ -8,7 +8,16 @@ from torch import Tensor
 
 from headwise.errors import CheckpointError
 from headwise.layer.checkpoints.forms import Correspondence, Sizes, pack, unpack
-from headwise.layer.checkpoints.layouts import BESIDE, HEADWISE, LAYOUTS, T5_TABLE, Layout, Shapes
+from headwise.layer.checkpoints.layouts import (
+    BESIDE,
+    HEADWISE,
+    LAYOUTS,
+    T5_TABLE,
+    HeadList,
+    Layout,
+    Shapes,
+    head_list,
+)
 from headwise.layer.options import PROJECTIONS, biases
 from headwise.shapes import check_size
 
@@ -116,6 +125,8 @@ def made_by_us(notes: object, prefix: str) -> bool | None:
 
 def choose(names: Shapes, prefix: str, order: str | None, ours: bool | None) -> Layout | None:
     """The layout of these names; raises if two match and nothing decides between them."""
+    if (heads := head_list(names)) is not None:
+        return heads
     fitting = [layout for layout in LAYOUTS if layout.matches(names)]
     if not fitting or fitting[0].order is None:
         return fitting[0] if fitting else None
@@ -147,9 +158,10 @@ def take(layout: Layout, names: State, num_heads: int | None, num_kv_heads: int 
     names = {name: tensor for name, tensor in names.items() if not name.startswith(layout.unused)}
     learned = [name for name in names if name not in used and (name == "sinks" or name.startswith(LEARNED))]
     used |= {*learned, layout.mask}
-    if layout.mask is not None and layout.mask.startswith("heads.0."):
-        used |= {layout.mask.replace(".0.", f".{i}.") for i in range(heads)}
-    if extra := sorted(name for name in names if name not in used and not BESIDE.fullmatch(name)):
+    masks = {
+        name: x for name, x in names.items() if name == layout.mask or (name not in used and _may_be_mask(name, x))
+    }
+    if extra := sorted(x for x in names if x not in used and x not in masks and not BESIDE.fullmatch(x)):
         raise CheckpointError(
             f"this looks like {layout.title}, and {', '.join(extra)} would be lost: its meaning is unknown. Remove it "
             f"from the state dict if it plays no part in attention."
@@ -158,14 +170,13 @@ def take(layout: Layout, names: State, num_heads: int | None, num_kv_heads: int 
     state: dict[str, Tensor] = {}
     for rule in rules:
         state |= _applied(layout.title, rule, [names[name] for name in rule.theirs], sizes)
-    mask = names.get(layout.mask) if layout.mask is not None else None
     options = layout.describe(state, heads)
     if options is None:
         options = describe(layout.title, state, heads)
     options["bias"] = _biases(layout, state, options["out_proj"])
     options |= _gate(state | {name: names[name] for name in learned}, heads)
-    if (length := causal_length(mask)) is not None:
-        options |= {"causal": True, "context_length": length}
+    if lengths := {causal_length(name, mask) for name, mask in masks.items()}:
+        options |= {"causal": True, "context_length": min(lengths)}
     if layout.causal:
         options["causal"] = True
     sizes = Sizes(heads, options.get("num_kv_heads") or heads)
@@ -186,23 +197,44 @@ def _applied(title: str, rule: Correspondence, theirs: list[Tensor], sizes: Size
         ) from error
 
 
-def causal_length(mask: Tensor | None) -> int | None:
-    """The context length of a stored causal mask, which may be True for hidden or for visible; None without a mask."""
-    if mask is None:
+def _may_be_mask(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor that no rule takes is a mask: a square that is no weight, and triangular if its numbers are
+    known."""
+    if tensor.dim() < 2 or tensor.shape[-1] != tensor.shape[-2] or name.endswith("weight"):
+        return False
+    return tensor.device.type == "meta" or _triangle(tensor) is not None
+
+
+def _triangle(mask: Tensor) -> int | None:
+    """The size of a causal mask, by its content: ones where a query may look, or ones or minus infinity (or as good as)
+    where it may not; None for anything else."""
+    if not 0 < mask.numel() == mask.shape[-1] ** 2:
         return None
+    square = mask.reshape(mask.shape[-2:])
+    below = torch.ones_like(square, dtype=torch.bool).tril()
+    marked = square != 0
+    marks = square[marked].double()
+    ones, hiding = bool((marks == 1).all()), bool((marks < HIDING).all())
+    visible, hidden = torch.equal(marked, below) and ones, torch.equal(marked, ~below) and (ones or hiding)
+    return square.shape[0] if visible or hidden else None
+
+
+HIDING = -1000.0  # what is added to a score to hide a key is lower than this
+
+
+def causal_length(name: str, mask: Tensor) -> int:
+    """The context length of a stored causal mask; raises if it is another mask."""
     if mask.dim() < 2:
-        raise CheckpointError(f"the stored mask has shape {tuple(mask.shape)}; expected a square one.")
+        raise CheckpointError(f"the stored mask has shape {tuple(mask.shape)} ({name}); expected a square one.")
     if mask.device.type == "meta":  # only its shape is known
         return mask.shape[-1]
-    if 0 < mask.numel() == mask.shape[-2:].numel():
-        square = mask.bool().reshape(mask.shape[-2:])
-        below = torch.ones_like(square).tril()
-        if torch.equal(square, ~below) or torch.equal(square, below):
-            return square.shape[0]
-    raise CheckpointError(
-        f"the stored mask {tuple(mask.shape)} is not causal; only causal masks can be read. Remove it from "
-        f"the state dict and pass the mask with each call."
-    )
+    if (length := _triangle(mask)) is None:
+        raise CheckpointError(
+            f"the stored mask {tuple(mask.shape)} is not causal ({name}); only causal masks can be read: ones on and "
+            f"below the diagonal, or ones or minus infinity above it. Remove it from the state dict and pass the mask "
+            f"with each call."
+        )
+    return length
 
 
 def describe(title: str, state: State, heads: int) -> dict[str, Any]:
@@ -346,7 +378,7 @@ def _kv_rows(layout: Layout, names: Shapes, heads: int) -> int:
 
 def _unknown(names: State, prefix: str) -> str:
     """The message if no layout matches."""
-    known = "\n".join(f"  {layout.title}: {layout.example}" for layout in LAYOUTS)
+    known = "\n".join(f"  {layout.title}: {layout.example}" for layout in (HeadList, *LAYOUTS))
     where = f" under the prefix {prefix!r}" if prefix else ""
     shown = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in list(names.items())[:SHOWN])
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

@@ -36,9 +36,9 @@ OPTIONS = {
     "sinks": lambda dtype: {"sinks": numbers(H).to(dtype).requires_grad_()},
     "alibi": lambda dtype: {"relative": alibi(H)},
     "relative": lambda dtype: {"relative": relative_bias(dtype)()},
-    "bias": lambda dtype: {"bias": numbers(1, H, T, S).to(dtype).requires_grad_()},
+    "bias": lambda dtype: {"attn_bias": numbers(1, H, T, S).to(dtype).requires_grad_()},
     "bias, sinks": lambda dtype: {
-        "bias": numbers(B, 1, T, S).to(dtype).requires_grad_(),
+        "attn_bias": numbers(B, 1, T, S).to(dtype).requires_grad_(),
         "sinks": numbers(H).to(dtype).requires_grad_(),
     },
     "softcap, alibi, sinks": lambda dtype: {
@@ -49,7 +49,7 @@ OPTIONS = {
     "everything": lambda dtype: {
         "scale": 0.3,
         "softcap": 7.0,
-        "bias": numbers(T, S).to(dtype).requires_grad_(),
+        "attn_bias": numbers(T, S).to(dtype).requires_grad_(),
         "relative": relative_bias(dtype)(),
         "sinks": numbers(H).to(dtype).requires_grad_(),
     },
@@ -94,9 +94,13 @@ def heads(dtype, factor, Hkv):
     return [x.requires_grad_() for x in ((query * factor).detach(), key, value)]
 
 
+def scoring_of(options):
+    return Scoring(**{"bias" if name == "attn_bias" else name: x for name, x in options.items()})
+
+
 def learned(tensors, options):
     """Whatever has a gradient."""
-    scoring = Scoring(**{name: x for name, x in options.items() if name in ("bias", "sinks", "relative")})
+    scoring = scoring_of(options)
     tables = [x for x in scoring.learnable if x is not None and x.requires_grad]
     return [*tensors, *tables]
 
@@ -113,8 +117,7 @@ def reference_run(tensors, options, mask, dtype):
     """The same by the reference, in `dtype`."""
     found = learned(tensors, options)
     copies = {id(x): x.detach().to(dtype).requires_grad_() for x in found}
-    scoring = Scoring(**{k: v for k, v in options.items() if k in ("bias", "sinks", "relative", "scale", "softcap")})
-    scoring = scoring.map_tensors(lambda x: copies.get(id(x), x.to(dtype)))
+    scoring = scoring_of(options).map_tensors(lambda x: copies.get(id(x), x.to(dtype)))
     query, key, value = (copies[id(x)] for x in tensors)
     output, weights = reference.attend(
         query,

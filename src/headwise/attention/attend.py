@@ -166,6 +166,8 @@ def plan(
             raise OptionError(
                 f"relative={scoring.relative!r}: expected alibi(...), or the result of calling a RelativeBias module."
             )
+        if query.is_meta:
+            scoring = dataclasses.replace(scoring, relative=scoring.relative.to(query.device))
         scoring.relative.check(query.shape[1], query.device)
     scoring = scoring.settled(sizes, query.device, query.dtype)
     return Call(query, key, value, dataclasses.replace(scoring, mask=joined), dropout)
@@ -183,6 +185,8 @@ def check_scores(
     if bias is not None:
         shapes.check_attn_bias(bias, B, H, T, S, device)
     found = masks.as_mask(mask, B, T, S)
+    if found is not None and device.type == "meta":  # only shapes matter there
+        found = found.to(device)
     joined = always if found is None else found if always is None else always & found
     if joined is not None:
         joined.check(B, H, T, S, device)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headwise.cli.console import add_json, console, print_json, rich, say, table
+from headwise.errors import printable
 from headwise.layer.norms import Norms
 from headwise.layer.positions import PositionalEncoding
 from headwise.learn.cost import human
@@ -77,7 +78,7 @@ def show(checkpoint: Checkpoint, tokens: int) -> None:
     for layers in alike(checkpoint.layers):
         first, count = layers[0], f"{sum(layer.parameters for layer in layers):,}"
         words = (heads(first), width(first), in_words(first) or "plain")
-        rows.add_row(escape(named(layers)), *words, count, total_cache(layers, tokens))
+        rows.add_row(escape(printable(named(layers))), *map(printable, words), count, total_cache(layers, tokens))
     out.print(rows)
     cache = total_cache(checkpoint.layers, tokens)
     of = f"{tokens:,} tokens" if tokens != 1 else "token"
@@ -90,8 +91,10 @@ def show(checkpoint: Checkpoint, tokens: int) -> None:
     out.print(f"layout: {layouts}")
     for problem in dict.fromkeys(layer.problem for layer in checkpoint.layers if layer.problem):
         names = [layer.name for layer in checkpoint.layers if layer.problem == problem]
-        out.print(f"\n{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: ", end="", markup=False)
-        out.print(problem.splitlines()[0].replace("Pass num_heads=.", "Pass --heads."), markup=False)
+        out.print(
+            f"\n{printable(names[0])}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: ", end="", markup=False
+        )
+        out.print(printable(problem.splitlines()[0]).replace("Pass num_heads=.", "Pass --heads."), markup=False)
 
 
 def alike(layers: Sequence[AttentionLayer]) -> list[list[AttentionLayer]]:

@@ -222,13 +222,24 @@ class MultiHeadAttention(nn.Module):
         device = next(self.parameters()).device
         if device.type == "meta":  # these numbers are not in the state dict, so nothing could restore them
             return self
-        if self.mask is not None and (moved := self.mask.to(device)) is not self.mask:
+        if self.mask is not None and (moved := _moved(self.mask, device)) is not self.mask:
             self.mask = moved
         if (rule := self.__dict__.get("position")) is not None:  # a module has moved already
-            self.__dict__["position"] = rule.to(device)
+            self.__dict__["position"] = _moved(rule, device)
         if isinstance(self.score, Composite):
-            self.score = self.score.to(device)
+            self.score = _moved(self.score, device)
         return self
+
+    def reset_parameters(self) -> None:
+        """Draw new weights, as the constructor does: after `to_empty`, for example. A position module, which several
+        layers may share, is left as it is; it has a `reset_parameters` of its own."""
+        position = self._modules.get("position")
+        kept = {self} if position is None else {self, *position.modules()}
+        for module in self.modules():
+            if module not in kept and callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "position":
@@ -672,6 +683,11 @@ class MultiHeadAttention(nn.Module):
 
 def _encoded(method: Callable[[Tensor, Tensor], Tensor], positions: Tensor, heads: Tensor) -> Tensor:
     return method(heads, positions)
+
+
+def _moved(part: Any, device: torch.device) -> Any:
+    """A mask or position on `device`; one whose numbers were lost on the meta device stays there, until it is used."""
+    return part if any(x.is_meta for x in part.tensors()) else part.to(device)
 
 
 def silenced(read: Tensor, heads: Sequence[int]) -> Tensor:

@@ -428,7 +428,7 @@ class Llama3(Scaling):
     def speeds(self, speeds: Tensor, base: float) -> Tensor:
         turns = self.original_length * speeds / (2 * math.pi)
         low, high = self.low_freq_factor, self.high_freq_factor
-        kept = ((turns - low) / (high - low)).clamp(0, 1)  # 1: as trained, 0: slower by the factor
+        kept = ((turns - low) / max(high - low, 1e-9)).clamp(0, 1)  # 1: as trained, 0: slower by the factor
         return speeds * kept + speeds / self.factor * (1 - kept)
 
 
@@ -493,7 +493,8 @@ def yarn(
 def llama3(
     factor: float = 8.0, *, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0, original_length: int = 8192
 ) -> Scaling:
-    """Llama 3.1: pairs with few turns within `original_length` are slowed down, with a smooth transition.
+    """Llama 3.1: pairs with few turns within `original_length` are slowed down, with a smooth transition. If the two
+    limits are equal, as in Llama 4 Scout, there is no transition.
 
     Args:
         factor: how many times slower.
@@ -501,10 +502,10 @@ def llama3(
         high_freq_factor: pairs with more turns than this keep their speed.
         original_length: the length the model was first trained on.
     """
-    if not low_freq_factor < high_freq_factor:
+    if not low_freq_factor <= high_freq_factor:
         raise OptionError(
             f"llama3(low_freq_factor={low_freq_factor}, high_freq_factor={high_freq_factor}): expected the first to be "
-            f"smaller."
+            f"no larger."
         )
     return Llama3(_positive("factor", factor), low_freq_factor, high_freq_factor, original_length)
 

@@ -90,8 +90,8 @@ MODELS = {
         OURS | {"bias": {"q", "k", "v"}, "position": multi_axis_rotary((2, 1, 1))},
     ),
     "qwen3_vl_text": (
-        GROUPED | {"rope_parameters": MROPE | {"mrope_interleaved": True}},
-        OURS | {"qk_norm": "head", "position": multi_axis_rotary((2, 1, 1), alternating=True)},
+        GROUPED | {"head_dim": 12, "rope_parameters": MROPE | {"mrope_section": [4, 1, 1], "mrope_interleaved": True}},
+        OURS | {"head_dim": 12, "qk_norm": "head", "position": multi_axis_rotary((4, 1, 1), alternating=True)},
     ),
     "qwen3_next": (
         QWEN3_NEXT,

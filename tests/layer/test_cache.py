@@ -15,6 +15,7 @@ from headwise import (
     StaleMapError,
     alibi,
     causal,
+    chunks,
     documents,
     explain,
     induction,
@@ -26,6 +27,7 @@ from headwise import (
     previous_token,
     rotary,
     sink,
+    temperature,
     watch,
     window,
     yarn,
@@ -75,6 +77,7 @@ OPTIONS = {
         "projections": latent(5, nope_dim=6, rotary_dim=4, value_dim=3),
     },
     "sinks of the text": lambda: {"mask": window(4) | prefix(2)},
+    "chunks": lambda: {"mask": chunks(5), "position": rotary() + temperature(0.5, 4)},
 }  # fmt: skip
 
 
@@ -371,3 +374,11 @@ def test_a_cache_of_inference_mode_is_not_written_outside():
         layer(x_of(3), cache=cache)
     with pytest.raises(CacheError, match="inference_mode"):
         layer(x_of(1), cache=cache)
+
+
+def test_a_cache_under_chunks_drops_old_keys_and_stays_exact():
+    layer = MultiHeadAttention(E, H, causal=True, mask=chunks(3), position=rotary(), dtype=torch.float64).eval()
+    x, cache = torch.randn(2, 300, E, dtype=torch.float64), layer.make_cache(2)
+    steps = [layer(token[:, None], cache=cache) for token in x.unbind(1)]
+    torch.testing.assert_close(torch.cat(steps, 1), layer(x))
+    assert cache.room < 200

@@ -21,6 +21,7 @@ from headwise import (
     causal,
     documents,
     explain,
+    latent,
     padding,
 )
 from headwise.attention.attend import CALLED_ELSEWHERE
@@ -299,6 +300,7 @@ def test_the_words_of_hints_are_options_that_exist():
     """A hint that names an option must name one of the layer, of a call or of `attend`."""
     made, called = inspect.signature(MultiHeadAttention).parameters, inspect.signature(attend).parameters
     known = {*made, *called, *inspect.signature(MultiHeadAttention.forward).parameters, "slopes", *ELSEWHERE}
+    known |= set(inspect.signature(latent).parameters)
     for text in (*HINTS.values(), CALLED_ELSEWHERE["bias"]):
         assert set(re.findall(r"(\w+)=", text)) <= known, text
     assert not set(ELSEWHERE) & set(made)

@@ -506,11 +506,10 @@ class MultiHeadAttention(nn.Module):
             static: keep shapes constant, for `torch.compile` and CUDA graphs.
             storage: "int8" or "fp8" to keep 8 bits per number, or a pool of pages from `make_pool`.
             device: the layer's device by default.
-            dtype: the layer's dtype by default; under autocast, pass the autocast dtype.
+            dtype: the dtype of the keys by default: that of autocast where it is on, else the layer's.
         """
-        like = next(self.parameters())
         reach = None if static or capacity is not None else masks.reach_back(self.mask)
-        where: dict[str, Any] = {"device": device or like.device, "dtype": dtype or like.dtype}
+        where = self._where(device, dtype)
         heads, key_dim, value_dim = self._projections.stored(self.num_kv_heads, self.head_dim)
         options: dict[str, Any] = {"capacity": capacity, "window": reach, "static": static, "storage": storage}
         return KVCache(batch, heads, key_dim, value_dim=value_dim, **options, **where)
@@ -531,12 +530,19 @@ class MultiHeadAttention(nn.Module):
             page_size: tokens in a page.
             storage: "int8" or "fp8" to keep 8 bits per number.
             device: the layer's device by default.
-            dtype: the layer's dtype by default.
+            dtype: the dtype of the keys by default: that of autocast where it is on, else the layer's.
         """
-        like = next(self.parameters())
         heads, key_dim, value_dim = self._projections.stored(self.num_kv_heads, self.head_dim)
-        where: dict[str, Any] = {"device": device or like.device, "dtype": dtype or like.dtype}
+        where = self._where(device, dtype)
         return PagePool(pages, page_size, ((heads, key_dim), (heads, value_dim)), storage=storage, **where)
+
+    def _where(self, device: torch.device | str | None, dtype: torch.dtype | None) -> dict[str, Any]:
+        """The device and dtype of keys that this layer makes now, unless others are given."""
+        like = next(self.parameters())
+        device = like.device if device is None else torch.device(device)
+        mixed = torch.is_autocast_enabled(device.type) and like.dtype != torch.float64  # autocast leaves float64 alone
+        usual = torch.get_autocast_dtype(device.type) if mixed else like.dtype
+        return {"device": device, "dtype": usual if dtype is None else dtype}
 
     def remember(self, key: Tensor, value: Tensor | None = None, *, positions: Positions = None) -> Memory:
         """The keys and values of an encoder's output, projected once for all later calls: `mha(x, memory)`.

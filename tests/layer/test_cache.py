@@ -18,6 +18,7 @@ from headwise import (
     documents,
     explain,
     induction,
+    latent,
     linear,
     llama3,
     padding,
@@ -31,6 +32,22 @@ from headwise import (
 )
 
 B, T, E, H = 3, 23, 48, 6
+
+
+def by_position(score, batch, head, query, key):
+    """Depends on every number but the sample, which is another one when a text stands alone."""
+    return score * (1 + (query % 5) / 7) + (3 * key + 2 * head) % 11 / 5
+
+
+class LearnedScore(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(H, 30))
+
+    def forward(self, score, batch, head, query, key):
+        return score + self.table[head, query] * self.table[head, key]
+
+
 OPTIONS = {
     "plain": dict,
     "grouped": lambda: {"num_kv_heads": 2},
@@ -50,6 +67,13 @@ OPTIONS = {
     },
     "window and alibi": lambda: {"mask": window(3), "position": alibi(H)},
     "wide heads": lambda: {"head_dim": 16, "bias": {"q", "out"}},
+    "score": lambda: {"score": by_position},
+    "score, window": lambda: {"score": by_position, "mask": window(4), "position": rotary(), "num_kv_heads": 2},
+    "score, learned": lambda: {"score": LearnedScore(), "softcap": 2.0, "sinks": True, "position": alibi(H)},
+    "score, latent": lambda: {
+        "score": by_position, "bias": False, "position": rotary(),
+        "projections": latent(5, nope_dim=6, rotary_dim=4, value_dim=3),
+    },
     "sinks of the text": lambda: {"mask": window(4) | prefix(2)},
 }  # fmt: skip
 
@@ -97,7 +121,7 @@ def test_samples_of_different_length_share_a_batch(kind, static):
         assert_close_to_truth(rest[b], alone[0, n:])
 
 
-@pytest.mark.parametrize("kind", ["rotary", "window, everything", "relative bias"])
+@pytest.mark.parametrize("kind", ["rotary", "window, everything", "relative bias", "score, window", "score, learned"])
 def test_maps_of_a_cached_step_are_rows_of_the_full_map(kind):
     layer, x = layer_with(kind), x_of()
     _, whole = layer(x, return_weights=True)

@@ -251,6 +251,16 @@ def scoring(scale: float | None, softcap: float | None) -> Scoring:
     return Scoring(scale=scale, softcap=softcap)
 
 
+def check_score(score: object) -> None:
+    """Raise unless `score` is None or can be called; each call of the layer checks the rest."""
+    if score is not None and (not callable(score) or isinstance(score, type)):
+        cure = " Did you forget the parentheses?" if isinstance(score, type) else ""
+        raise OptionError(
+            f"score={score!r}: expected a function of (score, batch, head, query, key) that returns a score, or a "
+            f"module or object that is called like that.{cure}"
+        )
+
+
 class Widths(NamedTuple):
     """All widths and head counts of one layer, checked."""
 

@@ -163,6 +163,8 @@ class MultiHeadAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        shapes.check_dtype(dtype)
+        out_proj = shapes.check_flag("out_proj", out_proj)
         head_dim = check_head_dim(projections, head_dim)
         widths = Widths.complete(d_model, num_heads, num_kv_heads, head_dim, d_in, d_key, d_value, d_out)
         biases = options.biases(bias)
@@ -177,8 +179,8 @@ class MultiHeadAttention(nn.Module):
         self.d_in, self.d_key, self.d_value, self.d_out = widths[4:]
         self.dropout = shapes.check_probability("dropout", dropout)
         self.context_length = None if context_length is None else shapes.check_size("context_length", context_length)
-        self.return_weights = options.check_flag("return_weights", return_weights)
-        self.causal = options.check_flag("causal", causal)
+        self.return_weights = shapes.check_flag("return_weights", return_weights)
+        self.causal = shapes.check_flag("causal", causal)
         self._scoring = options.scoring(scale, softcap)
         mask = options.check_mask(mask)
         self.mask = mask if not self.causal else masks.causal() if mask is None else masks.causal() & mask
@@ -186,7 +188,7 @@ class MultiHeadAttention(nn.Module):
             self.register_module(name, module)
         out = nn.Linear(self.heads_width, self.d_out, biases["out"], device, dtype) if out_proj else None
         self.register_module("out_proj", out)
-        self._make_options(position, Norms.of(qk_norm), options.check_flag("sinks", sinks), device, dtype)
+        self._make_options(position, Norms.of(qk_norm), shapes.check_flag("sinks", sinks), device, dtype)
         self.score = score
         rows = (self.d_in, self.num_heads, self.value_dim)
         self.register_module("gate", make_gate(gate, *rows, biases["q"], device, dtype))
@@ -330,6 +332,8 @@ class MultiHeadAttention(nn.Module):
         inputs = self._pack(inputs) if isinstance(query, Tensor) and query.is_nested else inputs
         call = self.plan(inputs)
         wanted = self.return_weights if return_weights is None else return_weights
+        if wanted is not True and wanted is not False:
+            raise OptionError(f"return_weights={return_weights!r}: expected True or False.")
         watchers = () if self._attached is None else self._attached.watchers()
         if wanted or watchers:
             held = key if isinstance(key, KVCache) else cache
@@ -493,7 +497,7 @@ class MultiHeadAttention(nn.Module):
             raise OptionError(
                 "causal=False cannot undo the causal=True this layer was made with. Make the layer without it."
             )
-        if options.check_flag("causal", inputs.causal):
+        if shapes.check_flag("causal", inputs.causal):
             mask = masks.causal() if mask is None else mask & masks.causal()
         joined = attention.check_scores(sizes, q.device, inputs.mask, inputs.attn_bias, mask)
         return dataclasses.replace(scoring, mask=joined, bias=inputs.attn_bias)
@@ -562,6 +566,7 @@ class MultiHeadAttention(nn.Module):
             device: the layer's device by default.
             dtype: the dtype of the keys by default: that of autocast where it is on, else the layer's.
         """
+        static = shapes.check_flag("static", static)
         reach = None if static or capacity is not None else masks.reach_back(self.mask)
         where = self._where(device, dtype)
         heads, key_dim, value_dim = self._projections.stored(self.num_kv_heads, self.head_dim)
@@ -592,6 +597,7 @@ class MultiHeadAttention(nn.Module):
 
     def _where(self, device: torch.device | str | None, dtype: torch.dtype | None) -> dict[str, Any]:
         """The device and dtype of keys that this layer makes now, unless others are given."""
+        shapes.check_dtype(dtype)
         like = next(self.parameters())
         device = like.device if device is None else torch.device(device)
         mixed = torch.is_autocast_enabled(device.type) and like.dtype != torch.float64  # autocast leaves float64 alone

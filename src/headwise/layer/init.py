@@ -35,7 +35,7 @@ def like_torch_(layer: MultiHeadAttention) -> MultiHeadAttention:
     q, k, v = drawn
     weights = (pack(q, k, v, layer.num_heads, layer.num_kv_heads),) if layer.fused else (q, k, v)
     for name, weight in zip(names, weights, strict=True):
-        linear = layer.get_submodule(name)
+        linear: nn.Linear = layer._modules[name]  # type: ignore[assignment]
         linear.weight.copy_(weight)
         if linear.bias is not None:
             linear.bias.zero_()

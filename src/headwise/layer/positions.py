@@ -554,7 +554,7 @@ def longrope(
 
 def _factors(factors: Sequence[float]) -> Tensor:
     """On the CPU even under another default device, which may be meta; they move with the layer."""
-    if not isinstance(factors, Sequence) or isinstance(factors, str):
+    if not isinstance(factors, list | tuple):
         raise OptionError(f"longrope(short={factors!r}), or long: expected a list with one number for each pair.")
     return torch.tensor([_positive("a factor", x) for x in factors], dtype=torch.float64, device="cpu")
 

@@ -206,7 +206,8 @@ class Fused(Projections):
         if torch.is_grad_enabled() or (x.is_cpu and x.element_size() < 4):
             # A copy of these rows: the gradient of a batched product would hold the input once for every head, and in
             # half precision torch's batched product on the CPU takes up to twenty times as long.
-            return F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten()).unflatten(-1, shape)
+            rows_of_all: Tensor = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
+            return rows_of_all.view(B, T, *shape)
         each = torch.matmul(x.reshape(1, B * T, E), weight.transpose(1, 2))  # (Hkv, B·T, rows)
         each = each if bias is None else each + bias[:, None]
         return each.view(len(weight), B, T, stop - start, D).permute(1, 2, 0, 3, 4)

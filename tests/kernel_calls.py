@@ -44,5 +44,5 @@ def launches(made, lse):
     launch.histogram(made, structure, lse, 9)
     launch.weights(made, structure, lse, range(3, S - 2), made.query.dtype)
     launch.top_keys(made, structure, lse, 3)
-    for probe in (prefix(2), same_token(ids), induction(ids), window(3)):
+    for probe in (prefix(2), same_token(ids), induction(ids), window(3, 3)):
         launch.mass(made, structure, lse, structure_of(probe, made), (0, S))

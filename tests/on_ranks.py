@@ -18,7 +18,21 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint as again
 
 import headwise
-from headwise import MultiHeadAttention, RelativeBias, Scoring, alibi, causal, documents, padding, rotary, window
+from headwise import (
+    MultiHeadAttention,
+    Norms,
+    RelativeBias,
+    Scoring,
+    alibi,
+    causal,
+    cosine,
+    documents,
+    longrope,
+    padding,
+    rotary,
+    temperature,
+    window,
+)
 from headwise.attention.backends import Call
 from headwise.masks import Extent, Mask
 from headwise.models import GPT, GPTConfig
@@ -56,10 +70,14 @@ LAYERS = {
     "apart": {"bias": {"q", "v", "out"}, "causal": True},
     "window": {"causal": True, "mask": window(5), "kv": 4},
     "alibi": {"causal": True, "position": alibi(8)},
-    "sinks": {"causal": True, "scoring": Scoring(sinks=True), "kv": 4},
-    "softcap": {"scoring": Scoring(softcap=3.0, scale=0.7), "causal": True},
+    "sinks": {"causal": True, "sinks": True, "kv": 4},
+    "softcap": {"softcap": 3.0, "scale": 0.7, "causal": True},
     "qk_norm": {"qk_norm": "head", "position": rotary(), "kv": 4, "causal": True},
     "own norm": {"qk_norm": torch.nn.LayerNorm},
+    "gate": {"gate": "element", "kv": 4, "causal": True, "position": temperature(0.3, 4)},
+    "gate per head": {"gate": "head", "bias": False, "position": rotary() + temperature(0.2, 3), "causal": True},
+    "cosine": {"qk_norm": cosine(2.0), "scale": 1.0, "kv": 4},
+    "norms": {"qk_norm": Norms("head", "unweighted", value="head", after=True), "position": rotary()},
 }
 
 
@@ -94,7 +112,8 @@ def heads_are_shared_out(name):
         optimiser.step()
     for (place, ours), theirs in zip(many.named_parameters(), one.parameters(), strict=True):
         close(whole(ours), theirs, msg=lambda m, place=place: f"{place}: {m}")
-    small = 2 * sum(1 for _ in one.q_norm.parameters()) if one.q_norm is not None else 0
+    norms = [norm for norm in (one.q_norm, one.k_norm, one.v_norm) if norm is not None]
+    small = sum(1 for norm in norms for name, _ in norm.named_parameters() if name not in getattr(norm, "sharded", ()))
     return forward.get_total_counts(), backward.get_total_counts() - small
 
 
@@ -130,12 +149,12 @@ def masks_and_biases_of_all_heads_are_cut():
     many = tensor_parallel(copy.deepcopy(one), mesh())
     x, memory = (torch.randn(B, n, one.d_in, dtype=torch.float64) for n in (7, 5))
     mask, bias = torch.rand(B, 8, 7, 7) > 0.3, torch.randn(B, 8, 7, 7, dtype=torch.float64)
-    close(many(x, mask=mask, bias=bias), one(x, mask=mask, bias=bias))
+    close(many(x, mask=mask, attn_bias=bias), one(x, mask=mask, attn_bias=bias))
     close(many(x, mask=padding([7, 3])), one(x, mask=padding([7, 3])))
     close(many(x, memory, memory), one(x, memory, memory))
     close(many(x, many.remember(memory)), one(x, one.remember(memory)))
-    _, found = many(x, mask=mask, bias=bias, return_weights=True)
-    close(found.gather()[:], one(x, mask=mask, bias=bias, return_weights=True)[1][:])
+    _, found = many(x, mask=mask, attn_bias=bias, return_weights=True)
+    close(found.gather()[:], one(x, mask=mask, attn_bias=bias, return_weights=True)[1][:])
 
 
 def gpt(**options):
@@ -150,8 +169,17 @@ def a_model_generates_with_its_cache_shared_out():
     expected = one.generate([0, 5, 7], 20, temperature=0)
     assert torch.equal(many.generate([0, 5, 7], 20, temperature=0), expected)
     cache = many.make_caches(B)[0]
-    assert cache._key.shape[1] == 8 // dist.get_world_size()
+    assert cache._storage.read(1)[0].shape[1] == 8 // dist.get_world_size()
     assert torch.equal(many.generate([0, 5, 7], 80, temperature=0), one.generate([0, 5, 7], 80, temperature=0))
+
+
+def a_model_without_a_seed_draws_the_same_tokens_on_every_rank():
+    many = tensor_parallel(gpt(), mesh())
+    drawn = [many.generate([0, 5, 7], 20, temperature=2.0) for _ in range(2)]
+    told = [None] * dist.get_world_size()
+    dist.all_gather_object(told, drawn)
+    assert all(torch.equal(a, b) for other in told for a, b in zip(other, drawn, strict=True))
+    assert not torch.equal(*drawn)
 
 
 def the_rest_of_a_model_is_cut_by_torchs_own_plans():
@@ -185,6 +213,7 @@ def refused(name):
         "width": (layer_of(qk_norm="width"), mesh()),
         "open": (layer_of(out_proj=False), mesh()),
         "adapter": (adapted, mesh()),
+        "gate": (layer_of(gate=torch.nn.Linear(48, 48)), mesh()),
         "twice": (twice, mesh()),
         "none": (torch.nn.Linear(3, 5), mesh()),
         "mesh": (layer_of(), mesh(2, 2)),
@@ -260,8 +289,8 @@ def a_bias_is_given_for_the_whole_text():
     T = length()
     x, bias = torch.randn(B, T, one.d_in, dtype=torch.float64), torch.randn(1, 8, T, T, dtype=torch.float64)
     a, b = bias.clone().requires_grad_(), bias.clone().requires_grad_()
-    expected = one(x, bias=a)
-    found = many(shard_sequence(x, mesh()), bias=b)
+    expected = one(x, attn_bias=a)
+    found = many(shard_sequence(x, mesh()), attn_bias=b)
     close(unshard_sequence(found, mesh()), expected)
     expected.square().sum().backward()
     found.square().sum().backward()
@@ -321,6 +350,9 @@ def what_one_rank_cannot_answer_is_said():
         "dropout": lambda: context_parallel(layer_of(dropout=0.5), mesh())(x),
         "twice": lambda: context_parallel(layer, mesh()),
         "learned": lambda: context_parallel(gpt(position="learned"), mesh()),
+        "by length": lambda: context_parallel(
+            layer_of(position=rotary(scaling=longrope(4, 8, [1.0] * 3, [2.0] * 3))), mesh()
+        ),
         "length": lambda: shard_sequence(torch.zeros(B, 13), mesh()),
         "odd": lambda: layer(x[:, :5]),
         "uneven": lambda: found.select(rows=slice(dist.get_rank(), 4)).gather(),
@@ -461,8 +493,22 @@ class Shortened(Relative):
         return self.table.to(dtype)[row, grid.head]
 
 
+class Placed(torch.nn.Module):
+    """A score function that depends on every number, and hides some keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(8, 41, dtype=torch.float64))
+
+    def forward(self, score, batch, head, query, key):
+        changed = score + self.table[head, query] * self.table[head, key] * (1 + batch)
+        return torch.where((query + key + head) % 5 == 0, -torch.inf, changed)
+
+
 def open_layer(name):
     torch.manual_seed(4)
+    if name == "score":
+        return layer_of(kv=4, score=Placed(), sinks=True)
     if name == "learned position":
         return layer_of(kv=4, position=Biased(8, num_buckets=4, max_distance=17, dtype=torch.float64))
     if name == "position":

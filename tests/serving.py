@@ -85,7 +85,7 @@ def listening(port=0, limits=None, token=TOKEN):
     with server_module.listening("127.0.0.1", port) as listener:
         port = listener.getsockname()[1]
         server = Server(models, Door(port, token), limits or Limits())
-        server.address = f"http://127.0.0.1:{port}/?token={token}"
+        server.address = f"http://127.0.0.1:{port}/#token={token}"
         process = server_module.Process(server_module.config_of(server))
         thread = threading.Thread(target=process.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -109,7 +109,7 @@ class Process:
         if not line:
             raise AssertionError(self.process.communicate()[1])
         self.address = json.loads(line)["address"]
-        self.root, _, self.token = self.address.partition("/?token=")
+        self.root, _, self.token = self.address.partition("/#token=")
         self.port = int(self.root.rsplit(":", 1)[1])
 
     def client(self):

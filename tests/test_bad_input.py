@@ -1,6 +1,8 @@
 """Each bad input has its own error, which says what was given, what was expected and how to go on."""
 
+import inspect
 import math
+import re
 
 import pytest
 import torch
@@ -21,6 +23,8 @@ from headwise import (
     explain,
     padding,
 )
+from headwise.attention.attend import CALLED_ELSEWHERE
+from headwise.layer.options import ELSEWHERE
 
 B, H, T, S, D, E = 2, 6, 5, 7, 11, 18
 
@@ -70,17 +74,17 @@ def test_dropout_outside_its_range_is_refused(dropout):
 @pytest.mark.parametrize(
     ("error", "bias", "message"),
     [
-        (DtypeError, torch.ones(T, S, dtype=torch.bool), "bias is torch.bool.*pass it as mask="),
+        (DtypeError, torch.ones(T, S, dtype=torch.bool), "attn_bias is torch.bool.*pass it as mask="),
         (ShapeError, torch.zeros(T, 3), r"bias of shape \(5, 3\) does not fit .* = \(2, 6, 5, 7\)"),
         (ShapeError, torch.zeros(B, T, S), r"bias of shape \(2, 5, 7\)"),
-        (DtypeError, [[0.0]], "bias is a list"),
-        (DeviceError, torch.zeros(T, S, device="meta"), "bias is on meta and the query on cpu"),
+        (DtypeError, [[0.0]], "attn_bias is a list"),
+        (DeviceError, torch.zeros(T, S, device="meta"), "attn_bias is on meta and the query on cpu"),
     ],
     ids=str,
 )
 def test_bad_bias_is_refused(error, bias, message):
     with pytest.raises(error, match=message):
-        attend(*heads(), bias=bias)
+        attend(*heads(), attn_bias=bias)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +99,7 @@ def test_bad_bias_is_refused(error, bias, message):
         (padding([1]), "made for 1 samples, and the scores, .* have 2"),
         (padding(torch.ones(B, 1)), "made for 1 keys"),
         (documents([0]), "made for 1 keys"),
-        (torch.full((T, S), -math.inf), "pass them as bias="),
+        (torch.full((T, S), -math.inf), "pass them as attn_bias="),
         (torch.full((T, S), 2), "from 2 to 2"),
         ("causal", "mask is a str; expected a headwise mask"),
         (True, "mask is a bool"),
@@ -123,7 +127,8 @@ def test_masks_that_do_not_fit_are_refused(mask, message):
         (OptionError, (8, 2), {"context_length": 0}, "context_length=0"),
         (OptionError, (8,), {}, r"d_model=8, num_heads=None\): both are needed"),
         (OptionError, (), {}, "both are needed"),
-        (OptionError, (8, 8, 16), {}, "3 positional arguments; expected .d_model, num_heads., or the textbook's"),
+        (OptionError, (8, 8, 16), {}, r"3 arguments by position; expected .d_model, num_heads.. Name the others\.$"),
+        (OptionError, (8, 2, 0.1), {}, r"Name the others, such as dropout=0.1\."),
         (OptionError, (8, 2), {"out_proj": False, "d_out": 4}, "out_proj=False .* 8 wide, and d_out=4"),
         (OptionError, (8, 2), {"mask": torch.ones(3, 3)}, "mask=Tensor: expected a mask that fits every length"),
     ],
@@ -171,14 +176,38 @@ def test_scale_must_be_above_zero(scale):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "options", "instead"),
+    [
+        ((768, 768, 1024, 0.1, 12), {}, "768, 12, causal=True, context_length=1024, dropout=0.1, bias={'out'}"),
+        ((8, 15, 13, 0.0, 3, True), {}, "15, 3, d_in=8, causal=True, context_length=13"),
+        ((8, 15, 13, 0.0), {"num_heads": 3}, "15, 3, d_in=8, causal=True, context_length=13, bias={'out'}"),
+        ((8, 15), {"dropout": 0.5, "num_heads": 3}, "15, 3, d_in=8, causal=True, dropout=0.5, bias={'out'}"),
+        ((), {"d_in": 32, "d_out": 32, "num_heads": 4}, "32, 4, causal=True, bias={'out'}"),
+        ((), {"d_in": 8, "d_out": 15, "context_length": 13, "dropout": 0.0, "num_heads": 3, "qkv_bias": True},
+         "15, 3, d_in=8, causal=True, context_length=13"),
+        ((8, 15, 13, 0.0, 3), {"device": "cpu"},
+         "15, 3, d_in=8, causal=True, context_length=13, bias={'out'}, device='cpu'"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_sizes_of_a_textbook_are_told_what_to_write(arguments, options, instead):
+    with pytest.raises(OptionError, match=re.escape(f"Write MultiHeadAttention({instead}), which")) as caught:
+        MultiHeadAttention(*arguments, **options)
+    assert "headwise.textbook.Homework" in str(caught.value)
+    layer = eval(f"MultiHeadAttention({instead})")  # noqa: S307 - the text that the error proposes
+    sizes = dict(zip(("d_in", "d_out", "context_length", "dropout", "num_heads", "qkv_bias"), arguments, strict=False))
+    assert (layer.causal, layer.out_proj.bias is not None) == (True, True)
+    assert (layer.qkv_proj.bias is not None) == (sizes | options).get("qkv_bias", False)
+    assert (layer.d_in, layer.d_out) == tuple((sizes | options)[name] for name in ("d_in", "d_out"))
+
+
+@pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((8, 15, 13, 0.0, 3), {"d_in": 99}, "d_in is given twice: 8 by position and d_in=99"),
-        ((8, 15, 13, 0.0, 3), {"dropout": 0.9}, "dropout is given twice"),
-        ((8, 2), {"d_model": 8}, "d_model is given twice"),
-        ((8, 15, 13, 0.0, 3), {"num_heads": 3}, "num_heads is given twice"),
-        ((8, 15, 13, 0.0, 3, True, 1), {}, "7 positional arguments"),
-        ((8, 15, 13, 0.0), {}, "4 positional arguments"),
+        ((8, 2), {"d_model": 8}, "d_model is given twice: 8 by position and d_model=8"),
+        ((8, 2), {"num_heads": 2}, "num_heads is given twice"),
+        ((8, 15, 13, 0.0, 3, True, 1), {}, "7 arguments by position"),
+        ((8, 15, 13, 0.0), {}, "4 arguments by position"),
     ],
     ids=str,
 )
@@ -231,7 +260,7 @@ def test_layer_refuses_masks_in_the_same_words():
     layer = MultiHeadAttention(E, 3)
     with pytest.raises(MaskError, match=r"padding\(mask\)"):
         layer(torch.randn(B, T, E), mask=torch.ones(B, T))
-    with pytest.raises(MaskError, match="bias="):
+    with pytest.raises(MaskError, match="attn_bias="):
         layer(torch.randn(B, T, E), mask=torch.zeros(T, T).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf))
     with pytest.raises(MaskError, match="made for 3 samples"):
         MultiHeadAttention(E, 3, mask=padding([1, 2, 3]))(torch.randn(B, T, E))
@@ -243,21 +272,69 @@ def test_every_error_is_of_one_family_and_of_a_builtin():
         assert issubclass(error, ValueError | TypeError)
 
 
+HINTS = {name: text for name, text in {**CALLED_ELSEWHERE, **ELSEWHERE}.items() if name != "bias"}
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_names_of_other_libraries_are_told_what_they_are_called_here(name):
+    said = rf"MultiHeadAttention has no option {name}=\. Here it is {re.escape(HINTS[name])}\."
+    with pytest.raises(UnknownOptionError, match=said):
+        MultiHeadAttention(16, 2, **{name: 3})
+
+
+@pytest.mark.parametrize("name", CALLED_ELSEWHERE)
+def test_names_of_other_libraries_in_a_call_are_told_what_they_are_called_here(name):
+    layer, x, said = MultiHeadAttention(16, 2), torch.randn(1, 3, 16), re.escape(CALLED_ELSEWHERE[name])
+    for call in (
+        lambda: attend(*heads(), **{name: None}),
+        lambda: explain(*heads(), **{name: None}),
+        lambda: layer(x, **{name: None}),
+        lambda: explain(layer, x, **{name: None}),
+    ):
+        with pytest.raises(UnknownOptionError, match=rf"has no option {name}=\. Here it is {said}\."):
+            call()
+
+
+def test_the_words_of_hints_are_options_that_exist():
+    """A hint that names an option must name one of the layer, of a call or of `attend`."""
+    made, called = inspect.signature(MultiHeadAttention).parameters, inspect.signature(attend).parameters
+    known = {*made, *called, *inspect.signature(MultiHeadAttention.forward).parameters, "slopes", *ELSEWHERE}
+    for text in (*HINTS.values(), CALLED_ELSEWHERE["bias"]):
+        assert set(re.findall(r"(\w+)=", text)) <= known, text
+    assert not set(ELSEWHERE) & set(made)
+    assert not set(CALLED_ELSEWHERE) & set(called)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: MultiHeadAttention(16, 2, embed_dim=16), "no option embed_dim=. Here it is d_model="),
         (lambda: MultiHeadAttention(16, 2, num_kvheads=1), "Did you mean num_kv_heads=?"),
-        (lambda: MultiHeadAttention(16, 2, batch_first=True), "the batch is always first"),
-        (lambda: MultiHeadAttention(16, 2)(torch.randn(1, 3, 16), attn_mask=None), "mask=~attn_mask"),
-        (lambda: MultiHeadAttention(16, 2)(torch.randn(1, 3, 16), need_weights=True), "Here it is return_weights="),
+        (lambda: MultiHeadAttention(16, 2, frobnicate=1), "no option frobnicate=.$"),
+        (lambda: MultiHeadAttention(16, 2, positions=[0]), "Here it is passed with each call"),
+        (lambda: MultiHeadAttention(16, 2)(torch.randn(1, 3, 16), softcap=3.0), "MultiHeadAttention(..., softcap=...)"),
         (lambda: explain(MultiHeadAttention(16, 2), torch.randn(1, 3, 16), casual=True), "Did you mean causal=?"),
     ],
 )
 def test_unknown_options_are_named_as_they_are_here(call, message):
-    with pytest.raises(UnknownOptionError, match=message.replace("?", r"\?")) as caught:
+    pattern = re.escape(message.removesuffix("$")) + ("$" if message.endswith("$") else "")
+    with pytest.raises(UnknownOptionError, match=pattern) as caught:
         call()
     assert isinstance(caught.value, TypeError)
+
+
+def test_the_signature_of_the_layer_is_visible_and_its_subclasses_may_add_to_it():
+    parameters = inspect.signature(MultiHeadAttention).parameters
+    assert list(parameters)[:3] == ["d_model", "num_heads", "num_kv_heads"]
+    assert all(p.kind is p.KEYWORD_ONLY for p in list(parameters.values())[2:])
+    assert all(p.annotation is not p.empty for p in parameters.values())
+
+    class Mine(MultiHeadAttention):
+        def __init__(self, width, **options):
+            super().__init__(width, 2, causal=True, **options)
+
+    assert Mine(16, dropout=0.1).dropout == 0.1
+    with pytest.raises(UnknownOptionError, match="Here it is d_model="):
+        Mine(16, embed_dim=16)
 
 
 @pytest.mark.parametrize(

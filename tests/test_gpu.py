@@ -101,7 +101,7 @@ def test_a_bias_learns(dtype, alone):
     tensors = [torch.randn(B, H, 128, D, device=CUDA, dtype=dtype).requires_grad_(not alone) for _ in range(3)]
     bias = torch.randn(1, H, 128, 128, device=CUDA, dtype=dtype, requires_grad=True)
     twin = bias.detach().double().requires_grad_()
-    attend(*tensors, bias=bias, causal=True).sum().backward()
+    attend(*tensors, attn_bias=bias, causal=True).sum().backward()
     visible = causal().to_tensor(128, device=CUDA)
     reference.attend(*[x.detach().double() for x in tensors], bias=twin, visible=visible)[0].sum().backward()
     assert (bias.grad.double() - twin.grad).abs().max() < (0.1 if dtype == torch.bfloat16 else 1e-3)
@@ -205,11 +205,11 @@ def test_log_sum_exp_is_taken_from_the_fused_kernel_and_maps_train():
 def test_maps_of_float32_and_float64_and_bias_on_cuda():
     for dtype in (torch.float32, torch.float64):
         query, key, value = (torch.randn(1, 2, 300, 32, device=CUDA, dtype=dtype) for _ in range(3))
-        for options in ({"causal": True}, {"bias": torch.randn(300, 300, device=CUDA, dtype=dtype)}):
+        for options in ({"causal": True}, {"attn_bias": torch.randn(300, 300, device=CUDA, dtype=dtype)}):
             _, weights = attend(query, key, value, return_weights=True, **options)
             visible = causal().to_tensor(300, device=CUDA) if "causal" in options else None
             exact = [t.double() for t in (query, key, value)]
-            bias = options.get("bias")
+            bias = options.get("attn_bias")
             _, truth = reference.attend(*exact, visible=visible, bias=None if bias is None else bias.double())
             torch.testing.assert_close(
                 weights.entropy().double(), torch.special.entr(truth).sum(-1), rtol=1e-5, atol=1e-5

@@ -28,8 +28,8 @@ def build_mask(kind, B, T, S, n):
         "padding": lambda: padding(torch.arange(B) * n % (S + 1)),
         "documents": lambda: documents(torch.arange(S) // (n + 1)) & causal(),
         "prefix": lambda: causal() | prefix(n),
-        "not": lambda: ~(causal() & window(n)),
-        "dense": lambda: padding(torch.rand(B, S) > 0.5) | window(n),
+        "not": lambda: ~window(n),
+        "dense": lambda: padding(torch.rand(B, S) > 0.5) | window(n, n),
     }[kind]()
 
 

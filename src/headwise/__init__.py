@@ -30,9 +30,25 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from headwise.layer import MultiHeadAttention, compat
     from headwise.layer.cache import KVCache, Memory
     from headwise.layer.explain import Explanation, explain
-    from headwise.layer.positions import linear, llama3, ntk, rotary, yarn
+    from headwise.layer.gates import OutputGate
+    from headwise.layer.latent import latent
+    from headwise.layer.norms import HeadScale, Norms, cosine
+    from headwise.layer.pages import PagePool
+    from headwise.layer.positions import (
+        PositionalEncoding,
+        linear,
+        llama3,
+        longrope,
+        multi_axis_rotary,
+        ntk,
+        rotary,
+        temperature,
+        yarn,
+    )
+    from headwise.layer.projections import Projections
     from headwise.layer.replacement import Replaced, replace
-    from headwise.masks import Mask, causal, dense, documents, padding, prefix, probes, window
+    from headwise.layer.sharing import queries_only
+    from headwise.masks import Mask, causal, chunks, dense, documents, padding, prefix, probes, window
     from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_is
     from headwise.models import load_builtin
     from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
@@ -55,9 +71,15 @@ _HOMES = {
     "layer": "MultiHeadAttention",
     "layer.cache": "KVCache Memory",
     "layer.explain": "Explanation explain",
-    "layer.positions": "linear llama3 ntk rotary yarn",
+    "layer.gates": "OutputGate",
+    "layer.latent": "latent",
+    "layer.norms": "HeadScale Norms cosine",
+    "layer.pages": "PagePool",
+    "layer.positions": "PositionalEncoding linear llama3 longrope multi_axis_rotary ntk rotary temperature yarn",
+    "layer.projections": "Projections",
     "layer.replacement": "Replaced replace",
-    "masks": "Mask causal dense documents padding prefix window",
+    "layer.sharing": "queries_only",
+    "masks": "Mask causal chunks dense documents padding prefix window",
     "masks.probes": "induction local offset previous_token same_token sink token_is",
     "models": "load_builtin",
     "models.checkpoint": "AttentionLayer Checkpoint open_checkpoint",
@@ -72,8 +94,20 @@ _HOMES = {
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 # Modules that are attributes of headwise; the name of the last two is shorter here than their own.
-_ROOMS = ("attention", "errors", "layer", "learn", "masks", "models", "parallel", "shapes", "study", "weights")
-_MODULES = {name: name for name in (*_ROOMS, "reference", "textbook")} | {
+_ROOMS = (
+    "attention",
+    "errors",
+    "layer",
+    "learn",
+    "masks",
+    "models",
+    "parallel",
+    "shapes",
+    "study",
+    "textbook",
+    "weights",
+)
+_MODULES = {name: name for name in (*_ROOMS, "reference")} | {
     "compat": "layer.compat",
     "probes": "masks.probes",
 }
@@ -123,6 +157,7 @@ __all__ = [
     "DtypeError",
     "Explanation",
     "HeadCountError",
+    "HeadScale",
     "HeadSummary",
     "HeadwiseError",
     "KVCache",
@@ -133,8 +168,13 @@ __all__ = [
     "Memory",
     "MissingExtraError",
     "MultiHeadAttention",
+    "Norms",
     "OptionError",
+    "OutputGate",
+    "PagePool",
     "Panel",
+    "PositionalEncoding",
+    "Projections",
     "RelativeBias",
     "Replaced",
     "Scoring",
@@ -149,15 +189,20 @@ __all__ = [
     "attend",
     "causal",
     "check",
+    "chunks",
     "compat",
+    "cosine",
     "dense",
     "documents",
     "explain",
     "induction",
+    "latent",
     "linear",
     "llama3",
     "load_builtin",
     "local",
+    "longrope",
+    "multi_axis_rotary",
     "ntk",
     "offset",
     "open_checkpoint",
@@ -165,6 +210,7 @@ __all__ = [
     "prefix",
     "previous_token",
     "probes",
+    "queries_only",
     "reference",
     "replace",
     "rotary",
@@ -172,6 +218,7 @@ __all__ = [
     "silence",
     "sink",
     "survey",
+    "temperature",
     "textbook",
     "token_is",
     "view",

@@ -1,6 +1,8 @@
 """The errors of headwise: each is a `HeadwiseError` and also the builtin error that fits."""
 
+import difflib
 import importlib
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 
 
@@ -58,6 +60,20 @@ class StaleMapError(HeadwiseError, RuntimeError):
 
 class MissingExtraError(HeadwiseError, ImportError):
     """An optional dependency is not installed."""
+
+
+def unknown_option(what: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> UnknownOptionError:
+    """The error for an option that `what` does not have, which says what it is called here.
+
+    Args:
+        what: what was called, as the start of a sentence: "a call".
+        name: the option that was given.
+        known: the options there are.
+        elsewhere: what names of other libraries are called here.
+    """
+    near = difflib.get_close_matches(name, list(known), 1)
+    cure = f"Here it is {elsewhere[name]}." if name in elsewhere else f"Did you mean {near[0]}=?" if near else ""
+    return UnknownOptionError(f"{what} has no option {name}=. {cure}".rstrip())
 
 
 # Text of others -----------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from headwise import masks
 from headwise.attention.backends import Call, choose
 from headwise.errors import MaskError, MissingExtraError, OptionError
+from headwise.layer.attached import Attached
 from headwise.layer.layer import silenced
 from headwise.masks import Extent, Grid, Mask
 from headwise.masks.mask import placed
@@ -93,12 +94,13 @@ def attention(
     call = Call(query, key, value, scoring, dropout)
     output, lse = choose(call).run_with_lse(call)
     weights = AttentionMap(query, key, scoring, lse)
-    watchers = getattr(module, "_watchers", ())
+    attached: Attached | None = getattr(module, "_attached", None)
+    watchers = () if attached is None else attached.watchers()
     if (watchers or rest.get("output_attentions")) and query.shape[2] < key.shape[2]:
         weights = _without_the_cache(weights, scoring)
     for watcher in watchers:
         watcher(weights)
-    silent = getattr(module, "_silent", ())
+    silent = () if attached is None else attached.silent()
     output = silenced(output, silent) if silent else output
     return output.transpose(1, 2).contiguous(), weights
 
@@ -308,7 +310,8 @@ class _MaskFrame:
         if name == "sliding_window_overlay.<locals>.inner_mask":
             return self._placed(masks.window(inside["sliding_window"] - 1, self.S + self.T))
         if name == "sliding_window_bidirectional_overlay.<locals>.inner_mask":
-            return self._placed(masks.window(inside["sliding_window"]))
+            reach = inside["sliding_window"]
+            return self._placed(masks.window(reach, reach))
         if name == "packed_sequence_mask_function.<locals>.inner_mask" and self.aligned and not self.first_key:
             ids = inside["packed_sequence_mask"]
             if ids.shape[1] == self.S:

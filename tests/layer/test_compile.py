@@ -11,7 +11,6 @@ import torch
 from headwise import (
     MultiHeadAttention,
     RelativeBias,
-    Scoring,
     alibi,
     attend,
     causal,
@@ -130,7 +129,7 @@ def test_additive_mask_is_refused_in_a_compiled_graph_too():
     layer = MultiHeadAttention(66, 6)
     _, backend = count_graphs()
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
-    with pytest.raises(RuntimeError, match="pass an additive mask as bias="):
+    with pytest.raises(RuntimeError, match="pass an additive mask as attn_bias="):
         compiled(torch.randn(2, 7, 66), mask=torch.zeros(7, 7).masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf))
 
 
@@ -213,7 +212,7 @@ OPTIONS = {
     "rotary, norm": lambda: {"position": rotary(), "qk_norm": "head", "num_kv_heads": 2},
     "alibi, window": lambda: {"position": alibi(4), "mask": window(5)},
     "relative bias": lambda: {"position": RelativeBias(4, bidirectional=False)},
-    "sinks, soft-cap": lambda: {"scoring": Scoring(softcap=2.0, sinks=True)},
+    "sinks, soft-cap": lambda: {"softcap": 2.0, "sinks": True},
 }
 
 

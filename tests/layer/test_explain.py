@@ -17,10 +17,10 @@ def heads(T, S=None, dtype=torch.float32):
         (512, 512, torch.float32, causal(), "blocks"),
         (1000, 1000, torch.float32, causal(), "sdpa"),
         (1000, 1000, torch.float32, causal() & window(50), "blocks"),
-        (128, 128, torch.bfloat16, None, "blocks"),
-        (40, 40, torch.bfloat16, None, "sdpa"),
-        (100, 100, torch.bfloat16, causal(), "sdpa"),
-        (1024, 1024, torch.bfloat16, None, "sdpa"),
+        (128, 128, torch.bfloat16, None, "float32"),
+        (11, 40, torch.bfloat16, None, "sdpa"),
+        (100, 100, torch.float16, causal(), "float32"),
+        (1024, 1024, torch.bfloat16, causal() & window(50), "float32"),
         (300, 900, torch.float32, causal(), "sdpa"),
         (5, 0, torch.float32, None, "reference"),
     ],
@@ -41,6 +41,7 @@ def test_explanation_says_why_each_faster_path_refused():
     assert str(told).splitlines() == [
         "path: sdpa (torch's fused scaled_dot_product_attention, kernel: flash_attention)",
         "mask: causal()",
+        "refused: float32: it is for 16 bit on the CPU",
         "refused: blocks: torch's own causal kernel is faster at this size",
         "refused: triangles: it is for CUDA",
         f"refused: flex: {told.refused['flex']}",
@@ -59,8 +60,14 @@ def test_explain_takes_a_layer_and_what_its_call_takes():
 
 def test_explain_takes_what_attend_takes():
     inputs = heads(128, dtype=torch.bfloat16)
-    options = {"mask": window(3), "bias": torch.zeros(128, 128), "dropout": 0.1, "scale": 0.5, "return_weights": True}
-    assert explain(*inputs, **options).path == "blocks"
+    options = {
+        "mask": window(3),
+        "attn_bias": torch.zeros(128, 128),
+        "dropout": 0.1,
+        "scale": 0.5,
+        "return_weights": True,
+    }
+    assert explain(*inputs, **options).path == "float32"
     attend(*inputs, **options)
 
 
@@ -70,7 +77,29 @@ def test_explain_takes_keywords_and_return_weights():
     assert explain(MultiHeadAttention(96, 6), torch.randn(2, 5, 96), return_weights=True).path == "sdpa"
 
 
-def test_too_many_scores_are_named_with_their_size():
+def test_bfloat16_is_widened_for_long_sequences_only_without_a_gradient():
+    inputs = heads(700, dtype=torch.bfloat16)
+    assert explain(*inputs).path == "float32"
+    inputs[2].requires_grad_()
+    assert explain(*inputs).path == "sdpa"
+    assert explain(*(x[:, :, :500] for x in inputs)).path == "float32"
+
+
+@pytest.fixture
+def rounding_allowed():
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    yield
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
+
+
+def test_the_switch_of_torch_allows_rounded_products(rounding_allowed):
+    told = explain(*heads(128, dtype=torch.bfloat16))
+    assert told.path == "blocks"
+    assert told.refused["float32"] == "scores may be rounded, which is faster"
+    assert explain(*heads(128, dtype=torch.float16)).path == "float32"
+
+
+def test_too_many_scores_are_named_with_their_size(rounding_allowed):
     inputs = [torch.randn(40, 16, 512, 8, dtype=torch.bfloat16) for _ in range(3)]
     assert "take 320 MiB in all, more than the limit of 128 MiB" in explain(*inputs).refused["blocks"]
 
@@ -79,7 +108,7 @@ def test_blocks_say_why_they_refuse():
     reasons = {
         "too few queries": explain(*heads(5)),
         "no mask hides anything": explain(*heads(300)),
-        "leaves most keys": explain(*heads(600), mask=window(400)),
+        "leaves most keys": explain(*heads(600), mask=window(400, 400)),
         "over all heads": explain(*heads(300), mask=window(20)),
     }
     for words, told in reasons.items():

@@ -39,7 +39,7 @@ def by_reference(layer, query, key=None, value=None, *, visible=None, bias=None,
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kv_heads", [6, 3, 2, 1])
-@pytest.mark.parametrize("options", [{}, {"bias": False}, {"qkv_bias": False}, {"out_proj": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"bias": {"out"}}, {"out_proj": False}], ids=str)
 def test_self_and_cross_attention_match_the_reference(dtype, kv_heads, options):
     layer = MultiHeadAttention(66, 6, num_kv_heads=kv_heads, dtype=dtype, **options)
     for length in (T, 67, 301):
@@ -129,9 +129,9 @@ def test_causal_false_adds_nothing_to_another_mask():
 def test_layers_mask_can_be_replaced_and_moves_with_the_layer():
     layer, x = MultiHeadAttention(18, 3, causal=True), torch.randn(B, T, 18)
     layer.mask = None
-    assert torch.equal(layer(x), layer(x, bias=torch.zeros(T, T)))
+    assert torch.equal(layer(x), layer(x, attn_bias=torch.zeros(T, T)))
     layer.mask = padding([T, 3])
-    torch.testing.assert_close(layer(x), layer(x, bias=torch.zeros(T, T)))
+    torch.testing.assert_close(layer(x), layer(x, attn_bias=torch.zeros(T, T)))
     assert layer.to("meta")(x.to("meta")).is_meta
     assert layer.to_empty(device="cpu").mask.to_tensor(T).shape == (B, 1, T, T)  # what no state dict brings back
 
@@ -156,7 +156,7 @@ def test_bias_is_added_to_the_scores_and_learns():
     layer = MultiHeadAttention(18, 3, dtype=torch.float64)
     x = torch.randn(B, T, 18, dtype=torch.float64)
     bias = torch.randn(1, 3, T, T, dtype=torch.float64, requires_grad=True)
-    output = layer(x, bias=bias)
+    output = layer(x, attn_bias=bias)
     torch.testing.assert_close(output, by_reference(layer, x, bias=bias)[0])
     output.sum().backward()
     assert bias.grad.abs().sum() > 0
@@ -324,28 +324,3 @@ def test_fused_rows_are_whole_heads():
 def test_repr_names_what_is_not_usual():
     text = repr(MultiHeadAttention(18, 6, num_kv_heads=3, d_key=5, causal=True, dropout=0.1, context_length=9))
     assert "18, 6, num_kv_heads=3, d_key=5, mask=causal(), dropout=0.1, context_length=9" in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options"),
-    [
-        ((8, 15, 13, 0.0, 3), {}),
-        ((8, 15, 13, 0.0, 3, False), {}),
-        ((8, 15, 13, 0.0), {"num_heads": 3}),
-        ((8, 15), {"context_length": 13, "dropout": 0.0, "num_heads": 3}),
-        ((), {"d_in": 8, "d_out": 15, "context_length": 13, "dropout": 0.0, "num_heads": 3}),
-        ((), {"d_in": 8, "d_out": 15, "context_length": 13, "dropout": 0.0, "num_heads": 3, "qkv_bias": False}),
-    ],
-)
-def test_textbook_order_is_causal_without_qkv_bias(arguments, options):
-    layer = MultiHeadAttention(*arguments, **options)
-    assert (layer.d_in, layer.d_model, layer.d_out, layer.num_heads) == (8, 15, 15, 3)
-    assert repr(layer.mask) == "causal()"
-    assert layer.qkv_proj.bias is None
-    assert layer.out_proj.bias is not None
-    assert layer(torch.randn(2, 13, 8)).shape == (2, 13, 15)
-
-
-def test_textbook_order_takes_the_qkv_bias():
-    assert MultiHeadAttention(8, 15, 13, 0.0, 3, True).qkv_proj.bias is not None
-    assert MultiHeadAttention(8, 15, 13, 0.0, 3, qkv_bias=True).qkv_proj.bias is not None

@@ -107,7 +107,7 @@ def by_hand(layer, x):
         rule = position() if isinstance(position, nn.Module) else position
         steps = (torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])).abs() // rule.width
         bias = (-rule.table.double()[:, None, None] * steps)[None]
-    read, weights = attend(q, k, v, bias=bias, causal=True, return_weights=True)
+    read, weights = attend(q, k, v, attn_bias=bias, causal=True, return_weights=True)
     return layer.out_proj(read.transpose(1, 2).flatten(2)), weights.to_tensor()
 
 

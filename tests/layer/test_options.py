@@ -243,8 +243,8 @@ def test_queries_and_keys_are_normalised_before_they_meet(kind):
 
 
 def test_a_layer_learns_its_sinks_and_caps_its_scores():
-    scoring = Scoring(softcap=2.0, sinks=True, scale=0.5)
-    layer = MultiHeadAttention(48, H, causal=True, scoring=scoring, dtype=torch.float64)
+    layer = MultiHeadAttention(48, H, causal=True, softcap=2.0, sinks=True, scale=0.5, dtype=torch.float64)
+    assert (layer.softcap, layer.scale) == (2.0, 0.5)
     assert layer.state_dict()["sinks"].shape == (H,)
     nn.init.normal_(layer.sinks)
     x = torch.randn(B, T, 48, dtype=torch.float64)
@@ -258,9 +258,7 @@ def test_a_layer_learns_its_sinks_and_caps_its_scores():
 
 def test_layers_may_share_one_relative_bias():
     shared = RelativeBias(H, dtype=torch.float64)
-    layers = [
-        MultiHeadAttention(48, H, position=shared, scoring=Scoring(scale=1.0), dtype=torch.float64) for _ in range(2)
-    ]
+    layers = [MultiHeadAttention(48, H, position=shared, scale=1.0, dtype=torch.float64) for _ in range(2)]
     assert layers[0].position is layers[1].position
     assert "position.weight" in layers[0].state_dict()
     x = torch.randn(B, T, 48, dtype=torch.float64)
@@ -301,13 +299,9 @@ BAD = {
     "max distance": (lambda: RelativeBias(4, max_distance=8), "max_distance=8.*more than 8"),
     "norm": (lambda: MultiHeadAttention(48, 6, qk_norm="rms"), "qk_norm='rms': expected 'head'"),
     "bias names": (lambda: MultiHeadAttention(48, 6, bias={"query"}), "out of q, k, v, out"),
-    "bias twice": (lambda: MultiHeadAttention(48, 6, bias={"q"}, qkv_bias=True), "Leave out qkv_bias"),
-    "scoring": (lambda: MultiHeadAttention(48, 6, scoring=50.0), "scoring=50.0: expected Scoring"),
-    "scoring mask": (lambda: MultiHeadAttention(48, 6, scoring=Scoring(causal())), "pass it as mask="),
-    "softcap": (
-        lambda: MultiHeadAttention(48, 6, scoring=Scoring(softcap=-1)),
-        "softcap=-1: expected a number above 0",
-    ),
+    "softcap": (lambda: MultiHeadAttention(48, 6, softcap=-1), "softcap=-1: expected a number above 0"),
+    "scale": (lambda: MultiHeadAttention(48, 6, scale=0.0), "scale=0.0: expected a number above 0"),
+    "sinks": (lambda: MultiHeadAttention(48, 6, sinks=torch.zeros(6)), "expected True or False"),
     "positions unused": (
         lambda: MultiHeadAttention(48, 6)(torch.randn(1, 5, 48), positions=range(5)),
         "positions are for a rotary",
@@ -406,7 +400,7 @@ def test_an_option_set_later_acts():
     [
         {"qk_norm": "head"},
         {"qk_norm": "width"},
-        {"scoring": Scoring(sinks=True)},
+        {"sinks": True},
         {"position": RelativeBias(H)},
         {"bias": {"q", "v"}},
     ],
@@ -421,7 +415,7 @@ def test_our_own_weights_come_back_with_their_options(options):
 def test_options_that_a_checkpoint_lacks_or_nobody_asked_for_are_named():
     plain = MultiHeadAttention(48, H).state_dict()
     with pytest.raises(CheckpointError, match="holds no sinks"):
-        MultiHeadAttention.from_state_dict(plain, H, scoring=Scoring(sinks=True))
+        MultiHeadAttention.from_state_dict(plain, H, sinks=True)
     normed = MultiHeadAttention(48, H, qk_norm="head").state_dict()
     with pytest.raises(CheckpointError, match="holds k_norm.weight: pass the option it belongs to, qk_norm="):
         MultiHeadAttention.from_state_dict(normed, H)

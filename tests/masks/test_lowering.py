@@ -20,10 +20,10 @@ from headwise.masks.lowering import additive, block_mask, lower, may_empty_a_row
         (causal() & window(9), 5, 5, "causal"),  # the window is wider than the sequence
         (causal() & window(2), 5, 5, "bias"),
         (causal() & window(9, 0), 5, 5, "causal"),
-        (window(4, 0), 5, 5, "causal"),
-        (window(3, 0), 5, 5, "bias"),
+        (window(4), 5, 5, "causal"),
+        (window(3), 5, 5, "bias"),
         (causal() & causal(), 5, 5, "causal"),
-        (window(6), 5, 7, "nothing"),
+        (window(6, 6), 5, 7, "nothing"),
         (prefix(7), 5, 7, "nothing"),
         (padding([3, 5]), 5, 7, "bias"),
     ],

@@ -27,8 +27,8 @@ def test_causal_with_more_queries_than_keys_leaves_the_first_rows_empty():
 
 
 def test_window_counts_distance_and_not_the_query_itself():
-    assert table(window(1), 4) == [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
-    assert table(window(1, 0), 3) == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    assert table(window(1, 1), 4) == [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
+    assert table(window(1), 3) == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
 
 
 def test_padding_by_lengths_from_either_side():
@@ -111,7 +111,15 @@ def test_what_a_mask_claims_about_itself_is_true(kind):
     assert not mask.hides_nothing(11, 13) or whole.all()
 
 
-FORMS = [causal(), window(3, 1), window(2), prefix(2), documents([0, 0, 1, 1, 1]), ~window(1), causal() | prefix(2)]
+FORMS = [
+    causal(),
+    window(3, 1),
+    window(2, 2),
+    prefix(2),
+    documents([0, 0, 1, 1, 1]),
+    ~window(1, 1),
+    causal() | prefix(2),
+]
 
 
 @pytest.mark.parametrize("T", [1, 3, 5, 8])
@@ -170,7 +178,7 @@ def test_masks_that_say_they_hide_nothing_hide_nothing(T, S, left, right):
 
 @given(T=st.integers(1, 9), S=st.integers(1, 9), left=st.integers(0, 4))
 def test_de_morgan(T, S, left):
-    a, b = causal(), window(left)
+    a, b = causal(), window(left, left)
     assert torch.equal((~(a & b)).to_tensor(T, S), (~a | ~b).to_tensor(T, S))
 
 
@@ -187,7 +195,8 @@ def test_large_masks_are_drawn_in_blocks():
 
 
 def test_repr_says_how_the_mask_was_made():
-    assert repr((causal() | prefix(3)) & ~window(2)) == "(causal() | prefix(3)) & ~window(2, 2)"
+    assert repr((causal() | prefix(3)) & ~window(2, 1)) == "(causal() | prefix(3)) & ~window(2, 1)"
+    assert repr(causal() & window(4)) == "causal() & window(4)"
 
 
 def test_zero_one_masks_of_floats_and_integers_work():
@@ -197,12 +206,12 @@ def test_zero_one_masks_of_floats_and_integers_work():
 
 def test_additive_mask_is_refused_with_the_cure():
     additive = torch.zeros(3, 3).masked_fill(torch.ones(3, 3).triu(1).bool(), float("-inf"))
-    with pytest.raises(MaskError, match=r"from -inf to 0.*pass them as bias="):
+    with pytest.raises(MaskError, match=r"from -inf to 0.*pass them as attn_bias="):
         dense(additive)
 
 
 def test_negative_large_numbers_are_refused_too():
-    with pytest.raises(MaskError, match=r"from -1e\+09 to 0.*bias="):
+    with pytest.raises(MaskError, match=r"from -1e\+09 to 0.*attn_bias="):
         attend(*(torch.randn(1, 1, 3, 4),) * 3, mask=torch.full((3, 3), -1e9).triu(1))
 
 
@@ -241,10 +250,10 @@ def test_mask_of_other_dimensions_is_refused(shape):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: window(-1), r"window\(left\)=-1: expected a whole number from 0 up"),
-        (lambda: window(1.5), r"window\(left\)=1.5"),
-        (lambda: window("2"), r"window\(left\)='2'"),
-        (lambda: window(2, True), r"window\(right\)=True"),
+        (lambda: window(-1), r"window\(back\)=-1: expected a whole number from 0 up"),
+        (lambda: window(1.5), r"window\(back\)=1.5"),
+        (lambda: window("2"), r"window\(back\)='2'"),
+        (lambda: window(2, True), r"window\(ahead\)=True"),
         (lambda: prefix(2.5), r"prefix=2.5"),
         (lambda: padding([-1, 3]), "counts start at 0, and -1"),
         (lambda: padding("3"), r"padding\('3'\): expected a tensor or a list"),

@@ -207,7 +207,7 @@ def test_a_subclass_of_our_masks_is_not_taken_for_its_parent():
     for T in (1, 5):
         assert type(simplify(Reversed(), T, T)) is Reversed
         assert lower(Reversed(), T, T).kind == "bias"
-    both = simplify(Reversed() & window(9), 5, 5)
+    both = simplify(Reversed() & window(9, 9), 5, 5)
     assert torch.equal(both.to_tensor(5), Reversed().to_tensor(5))
 
 

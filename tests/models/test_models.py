@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from closeness import assert_close_to_truth
-from headwise import MultiHeadAttention, RelativeBias, Scoring, alibi, linear, llama3, rotary, window, yarn
+from headwise import MultiHeadAttention, RelativeBias, alibi, linear, llama3, rotary, window, yarn
 from headwise.layer.checkpoints import forms
 
 transformers = pytest.importorskip("transformers")
@@ -67,7 +67,7 @@ MODELS = {
         {"d_model": E, "num_heads": H, "d_kv": 16, "num_layers": 1, "vocab_size": V, "d_ff": 32, "pad_token_id": 0},
         "encoder.block.0.layer.0.SelfAttention",
         lambda m: linears(m, ["q", "k", "v", "o"]),
-        lambda: {"head_dim": 16, "bias": False, "position": RelativeBias(H), "scoring": Scoring(scale=1.0)},
+        lambda: {"head_dim": 16, "bias": False, "position": RelativeBias(H), "scale": 1.0},
         lambda ours, m: ours.position.weight.data.copy_(m.relative_attention_bias.weight),
     ),
     "llama": (
@@ -94,7 +94,7 @@ MODELS = {
         "model.layers.0.self_attn", llama_names,
         lambda: {
             "num_kv_heads": 2, "head_dim": 16, "causal": True, "mask": window(4), "bias": False,
-            "position": rotary(), "scoring": Scoring(softcap=50.0, scale=20**-0.5),
+            "position": rotary(), "softcap": 50.0, "scale": 20**-0.5,
         }, None,
     ),
     "gemma3_text": (
@@ -105,7 +105,7 @@ MODELS = {
         "model.layers.0.self_attn", llama_names,
         lambda: {
             "num_kv_heads": 2, "causal": True, "bias": False, "qk_norm": "head",
-            "position": rotary(1e6, scaling=linear(8)), "scoring": Scoring(scale=20**-0.5),
+            "position": rotary(1e6, scaling=linear(8)), "scale": 20**-0.5,
         },
         lambda ours, m: [
             getattr(ours, name).weight.data.copy_(1 + getattr(m, name).weight) for name in ("q_norm", "k_norm")
@@ -135,7 +135,7 @@ MODELS = {
         },
         "model.layers.0.self_attn", llama_names,
         lambda: {
-            "num_kv_heads": 2, "causal": True, "mask": window(4), "scoring": Scoring(sinks=True),
+            "num_kv_heads": 2, "causal": True, "mask": window(4), "sinks": True,
             "position": rotary(150000.0, scaling=yarn(32, 64, truncate=False)),
         },
         lambda ours, m: ours.sinks.data.copy_(m.sinks),

@@ -349,7 +349,7 @@ def test_gradients_of_single_weights_pass_gradcheck():
     shapes = ((2, 4, 5, 3), (2, 2, 7, 3), (1, 4, 5, 7), (4,))
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     assert torch.autograd.gradcheck(tile, inputs)
-    assert torch.autograd.gradcheck(lambda *x: AttentionMap(x[0], x[1], Scoring(window(2))).to_tensor(), inputs[:2])
+    assert torch.autograd.gradcheck(lambda *x: AttentionMap(x[0], x[1], Scoring(window(2, 2))).to_tensor(), inputs[:2])
 
 
 def test_second_derivatives_are_refused_and_not_dropped():
@@ -406,7 +406,7 @@ def test_weights_come_with_the_output_of_the_same_kernel():
 
 
 @pytest.mark.parametrize(
-    "options", [{"mask": "window"}, {"dropout": 0.5}, {"bias": True}, {"causal": True}, {}], ids=str
+    "options", [{"mask": "window"}, {"dropout": 0.5}, {"attn_bias": True}, {"causal": True}, {}], ids=str
 )
 @pytest.mark.parametrize("length", [7, 300, 1100])
 def test_every_path_hands_out_exact_weights(options, length):
@@ -414,12 +414,12 @@ def test_every_path_hands_out_exact_weights(options, length):
     query, key, value = (torch.randn(1, 2, length, 8, dtype=torch.float64) for _ in range(3))
     if "mask" in options:
         options["mask"] = causal() & window(30)
-    if "bias" in options:
-        options["bias"] = torch.randn(length, length, dtype=torch.float64)
+    if "attn_bias" in options:
+        options["attn_bias"] = torch.randn(length, length, dtype=torch.float64)
     _, weights = attend(query, key, value, return_weights=True, **options)
     mask = causal() if "causal" in options else options.get("mask")
     visible = None if mask is None else mask.to_tensor(length)
-    _, truth = reference.attend(query, key, value, visible=visible, bias=options.get("bias"))
+    _, truth = reference.attend(query, key, value, visible=visible, bias=options.get("attn_bias"))
     torch.testing.assert_close(weights[0, :, -5:], truth[0, :, -5:])
     torch.testing.assert_close(weights.peak().weight, truth.amax(-1))
 
@@ -538,7 +538,7 @@ def test_a_row_of_large_finite_bias_still_sums_to_one(low):
     bias = torch.zeros(9, 9)
     bias[3] = low
     bias[4, 2:] = low
-    _, weights = attend(query, key, key, bias=bias, return_weights=True)
+    _, weights = attend(query, key, key, attn_bias=bias, return_weights=True)
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 9))
     torch.testing.assert_close(weights[:].sum(-1), torch.ones(1, 2, 9))
     assert (weights[0, :, 4, 2:] == 0).all()

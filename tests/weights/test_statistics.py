@@ -46,7 +46,7 @@ SCORINGS = {
     "nothing seen": lambda T, S: {"mask": padding([0, S])},
     "documents": lambda T, S: {"mask": documents(lengths=[S // 3, S - S // 3]) & causal()},
     "prefix": lambda T, S: {"mask": causal() | prefix(3)},
-    "not": lambda T, S: {"mask": ~window(1)},
+    "not": lambda T, S: {"mask": ~window(1, 1)},
     "dense by head": lambda T, S: {"mask": dense(torch.rand(B, H, T, S) > 0.4)},
     "bias": lambda T, S: {"bias": torch.randn(1, H, T, S, dtype=torch.float64), "mask": causal()},
     "bias that hides": lambda T, S: {

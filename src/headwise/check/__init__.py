@@ -30,6 +30,7 @@ def check(
     thorough: bool = False,
     solution: bool = False,
     seconds: float = 60.0,
+    require_jail: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """A report on somebody's multi-head attention: right, wrong with the mistake named, a known variant, or not judged.
@@ -52,6 +53,7 @@ def check(
         thorough: also measure speed and try `torch.compile`.
         solution: put a right class of the same kind into the report.
         seconds: time limit for a file.
+        require_jail: refuse to run a file unless it is kept from your files, the network and other processes.
         progress: called with a word for every stage.
     """
     from headwise.check import sandbox
@@ -71,6 +73,7 @@ def check(
             seconds=seconds,
             thorough=thorough,
             solution=solution,
+            require_jail=require_jail,
             progress=progress,
         )
     from headwise.check.assignment.comparison import find_assignment

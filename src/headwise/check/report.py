@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from headwise.check.jail import missing
 from headwise.check.mistakes import Finding
 
 EXIT = {"right": 0, "variant": 0, "wrong": 1, "partial": 2, "unfinished": 2, "unknown": 2}
@@ -49,6 +50,7 @@ class Report:
     file: str = ""
     seconds: float = 0.0
     in_process: bool = False
+    jail: list[str] = field(default_factory=list)  # the layers of the jail that held while a file ran
     solution: str = ""
     left_out: list[str] = field(default_factory=list)  # cells and blocks that are not valid Python
     done: list[str] = field(default_factory=list)  # of unfinished code: the steps that are right, as "4 scores"
@@ -111,7 +113,14 @@ class Report:
         if self.others:
             out.append(f"{INDENT}also in this file: {', '.join(self.others)} (choose with --name)")
         out += [f"{INDENT}left out, not valid Python: {piece}" for piece in self.left_out[:3]]
-        return out
+        return out + self._jail_lines()
+
+    def _jail_lines(self) -> list[str]:
+        """Which layers held the code, and what it could still have done."""
+        if not self.jail:
+            return []
+        could = missing(self.jail)
+        return [f"jail    {', '.join(self.jail)}" + (f"; the code could {' and '.join(could)}" if could else "")]
 
     def _verdict_lines(self) -> list[str]:
         if self.verdict in ("right", "variant", "partial"):

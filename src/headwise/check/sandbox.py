@@ -1,15 +1,14 @@
-"""Runs a learner's file in a process of its own: limited in time, memory and output, without network, in an empty home.
+"""Runs a learner's file in a process of its own, inside a jail (`jail.py`), with little time and memory.
 
-This module holds both sides: `run` in the parent starts `python -m headwise.check.sandbox`, whose `main` sets the
-limits, judges the file and answers line by line.
+This module holds both sides: `run` in the parent starts `python -m headwise.check.sandbox`, whose `main` builds the
+jail, judges the file and answers line by line.
 """
 
+import compileall
 import contextlib
-import ctypes
 import gc
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -20,16 +19,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from headwise.check import templates
+from headwise.check import jail, templates
+from headwise.check.code.project import search_folders
 from headwise.check.code.source import read_source
 from headwise.check.report import Report
 
 SECONDS = 60.0  # for everything; a typical file takes three
 GRACE = 5.0  # more, before the process is killed
 LONGEST = 4 * 2**20  # bytes of answer
-MEMORY = 6 * 2**30  # address space; torch alone maps more than 2 GiB
-FILES = 64 * 2**20
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SYSTEMROOT")
 
 
@@ -47,19 +44,22 @@ def run(
     seconds: float = SECONDS,
     thorough: bool = False,
     solution: bool = False,
+    require_jail: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """The report on a file, whatever the file does."""
+    """The report on a file, whatever the file does; with `require_jail`, only if every layer of the jail holds."""
     answer = read_source(path, name).answer(name)
     if answer is not None:
         answer.solution = _solution(form) if solution else ""
         return answer
+    against = None if against is None else str(Path(against).resolve())
+    _compile()
     with tempfile.TemporaryDirectory(prefix="headwise-check-") as home:
         reading, writing = os.pipe()
         request = {
-            "channel": writing, "seconds": seconds, "file": str(path.resolve()), "name": name, "build": build,
-            "call": call, "thorough": thorough, "solution": solution, "form": form,
-            "against": None if against is None else str(Path(against).resolve()),
+            "channel": writing, "seconds": seconds, "home": home, "readable": _readable(path, against),
+            "require_jail": require_jail, "file": str(path.resolve()), "name": name, "build": build, "call": call,
+            "thorough": thorough, "solution": solution, "form": form, "against": against,
         }  # fmt: skip
         process = subprocess.Popen(  # noqa: S603 - this interpreter, our module
             [sys.executable, "-P", "-m", "headwise.check.sandbox", json.dumps(request)],
@@ -72,7 +72,7 @@ def run(
             start_new_session=True,
         )
         os.close(writing)
-        state: dict[str, Any] = {"stage": "starting", "report": None}
+        state: dict[str, Any] = {"stage": "starting", "jail": None, "report": None}
         with os.fdopen(reading, "rb") as channel:
             listener = threading.Thread(target=_listen, args=(channel, state, progress), daemon=True)
             listener.start()
@@ -80,8 +80,25 @@ def run(
             _kill(process)
             listener.join(2.0)
     if state["report"] is not None:
-        return Report.from_dict(state["report"])
-    return _died(path, process.returncode, state["stage"], error, seconds)
+        report = Report.from_dict(state["report"])
+    else:
+        report = _died(path, process.returncode, state["stage"], error, seconds)
+    report.jail = state["jail"] or []
+    return report
+
+
+def _readable(path: Path, against: str | None) -> list[str]:
+    """The files and folders that the learner's file may read: its project, and that of the reference."""
+    files = [path.resolve(), *([] if against is None else [Path(against.rpartition(":")[0] or against)])]
+    places = [str(place) for file in files for place in (file, *search_folders(file))]
+    return list(dict.fromkeys(places))
+
+
+def _compile() -> None:
+    """Byte-compile headwise, if it is not: the child cannot write, and would compile it again for every file."""
+    here = Path(__file__).resolve().parents[1]
+    if os.access(here, os.W_OK):
+        compileall.compile_dir(here, quiet=2)
 
 
 def _solution(form: str | None) -> str:
@@ -114,7 +131,9 @@ def _listen(channel: IO[bytes], state: dict[str, Any], progress: Callable[[str],
             return
         with contextlib.suppress(ValueError, AttributeError):
             told = json.loads(line)
-            if "progress" in told:
+            if "jail" in told and state["jail"] is None:  # the first message, sent before the file is read
+                state["jail"] = [str(layer) for layer in told["jail"]]
+            elif "progress" in told:
                 state["stage"] = str(told["progress"])
                 progress(state["stage"])
             elif "report" in told:
@@ -167,15 +186,22 @@ def main() -> None:
     """Read the request, set the limits, judge, and answer with one JSON line, whatever the file does."""
     request = json.loads(sys.argv[1])
     seconds = request.pop("seconds")
+    jail.limit(seconds)
+    layers = jail.enter(request.pop("home"), request.pop("readable"), starts_processes=request["thorough"])
     channel = os.fdopen(int(request.pop("channel")), "w", buffering=1)
-    limit_resources(seconds)
+    _close_network()
     _mute()
 
     def tell(kind: str, value: Any) -> None:
         channel.write(json.dumps({kind: value}) + "\n")
         channel.flush()
 
+    tell("jail", layers)
     tell("progress", "starting")
+    if request.pop("require_jail") and (open_doors := jail.missing(layers)):
+        words = f"a jail is required, and on this system the code could {' and '.join(open_doors)}"
+        tell("report", Report("unknown", subject=Path(request["file"]).name, doubts=[words]).to_dict())
+        os._exit(0)
     signal.signal(signal.SIGALRM, _raise_too_long)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     tell("report", _judged(request, seconds, tell).to_dict())
@@ -220,7 +246,7 @@ def _judged(request: dict[str, Any], seconds: float, tell: Callable[[str, Any], 
     except TooLong:
         words = f"it was still {stage} after {seconds:.0f} s: an endless loop, or too much work"
     except MemoryError:
-        words = f"it ran out of memory while {stage} (limit {MEMORY >> 30} GiB)"
+        words = f"it ran out of memory while {stage} (limit {jail.MEMORY >> 30} GiB)"
     except RecursionError:
         words = f"it recursed without end while {stage}"
     except Exception as error:
@@ -232,20 +258,8 @@ def _judged(request: dict[str, Any], seconds: float, tell: Callable[[str, Any], 
     return Report("unknown", subject=path.name, doubts=[words])
 
 
-def limit_resources(seconds: float) -> None:
-    """Limit processor time, memory and file size, and disable the network."""
-    limits = {
-        resource.RLIMIT_CPU: (int(4 * seconds) + 1, int(4 * seconds) + 2),
-        resource.RLIMIT_AS: (MEMORY, MEMORY),
-        resource.RLIMIT_FSIZE: (FILES, FILES),
-        resource.RLIMIT_CORE: (0, 0),
-    }
-    for kind, limit in limits.items():
-        with contextlib.suppress(ValueError, OSError):  # macOS refuses some
-            resource.setrlimit(kind, limit)
-    if sys.platform == "linux":  # an empty network namespace, where the kernel allows one
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUSER | CLONE_NEWNET)
+def _close_network() -> None:
+    """Replace what opens a connection by an error with a clear message; the jail would only say "not permitted"."""
     for method in ("connect", "connect_ex", "sendto"):
         setattr(socket.socket, method, _refuse)
     socket.getaddrinfo = socket.create_connection = _refuse

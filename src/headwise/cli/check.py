@@ -47,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--thorough", action="store_true", help="also measure the speed and try torch.compile (2 s more)"
     )
     parser.add_argument("--seconds", type=float, default=sandbox.SECONDS, help="time limit")
+    parser.add_argument(
+        "--require-jail",
+        action="store_true",
+        help="refuse to run the file unless it is kept from your files, the network and other processes",
+    )
     parser.add_argument("--list", action="store_true", help="list the mistakes that the checker can name, then exit")
     add_json(parser, "text")
 
@@ -69,6 +74,7 @@ def run(options: argparse.Namespace) -> int:
             seconds=options.seconds,
             thorough=options.thorough,
             solution=options.solution,
+            require_jail=options.require_jail,
             progress=progress,
         )
     if options.json:

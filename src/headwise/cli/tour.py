@@ -71,7 +71,7 @@ SETTINGS: list[tuple[str, torch.dtype, Mask | None, int, int | None]] = [
     ("no mask", torch.float32, None, 67, None),
     ("causal", torch.float32, causal(), 384, None),
     ("causal, 2 key/value heads", torch.float32, causal(), 67, 2),
-    ("causal & window(16)", torch.float32, causal() & window(16), 384, None),
+    ("window(16)", torch.float32, window(16), 384, None),
     ("padding, one sample empty", torch.float32, padding([0, 50]), 67, None),
     ("causal", torch.bfloat16, causal(), 128, None),
 ]
@@ -105,8 +105,8 @@ def show_agreement(rows: list[dict[str, Any]]) -> None:
 
 def show_masks() -> None:
     """Print four masks side by side."""
-    drawn = [causal(), causal() & window(2), causal() | prefix(3), causal() & documents(lengths=[3, 5])]
-    names = ["causal()", "causal() & window(2)", "causal() | prefix(3)", "causal() & documents(...)"]
+    drawn = [causal(), window(2), causal() | prefix(3), causal() & documents(lengths=[3, 5])]
+    names = ["causal()", "window(2)", "causal() | prefix(3)", "causal() & documents(...)"]
     print("\nMASKS: a query per row, a key per column, ■ may attend\n")
     print("  " + "  ".join(f"{name:<25}" for name in names).rstrip())
     for line in zip(*(str(mask).splitlines() for mask in drawn), strict=True):

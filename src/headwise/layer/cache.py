@@ -3,10 +3,11 @@
     layer.make_cache(batch)                  grows with the text; under a sliding window, its size is bounded
     layer.make_cache(batch, capacity=4096)   one buffer of that many tokens
     ... static=True                          constant shapes, for torch.compile and CUDA graphs
+    ... storage="int8"                       8 bits per number, or "fp8"; a PagePool keeps tokens in shared pages
 
-Keys are stored in order, so that the last query is at the last key, as every mask assumes. If samples differ in length,
-or in a static cache, unused space follows the keys of a sample; `Appended.positions` then holds the positions of its
-queries.
+This file counts tokens; `storage.py` and `pages.py` keep them. Keys are stored in order, so that the last query is at
+the last key, as every mask assumes. If samples differ in length, or in a static cache, unused space follows the keys of
+a sample; `Appended.positions` then holds the positions of its queries.
 """
 
 import copy
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor
 
 from headwise.errors import CacheError, ShapeError
+from headwise.layer.pages import Paged, PagePool
+from headwise.layer.storage import Contiguous, Format, Layout, Parts, Storage
 from headwise.masks import Lengths, Mask
 from headwise.masks.mask import check_placeable, placed, shifted
 from headwise.shapes import check_size
@@ -33,25 +36,34 @@ class Memory(NamedTuple):
     value: Tensor
 
 
+class Place(NamedTuple):
+    """Where new tokens are among those in the cache."""
+
+    positions: Tensor | None  # (B or 1, T): the positions of the new tokens; None: at the end
+    filled: Tensor | None  # (B,): how many tokens of each sample are in use; None: all
+    dropped: int = 0  # earlier tokens of the text that have been dropped
+
+
 class Appended(NamedTuple):
-    """All keys and values (B, Hkv, S, D) after an append, and how to read them."""
+    """All keys and values (B, Hkv, S, D) after an append, and how to read them; see `Place`."""
 
     key: Tensor
     value: Tensor
-    positions: Tensor | None  # (B or 1, T): the positions of the queries among these keys; None: at their end
-    filled: Tensor | None  # (B,): how many keys of each sample are in use; None: all
-    dropped: int = 0  # earlier keys of the text that have been dropped
+    positions: Tensor | None
+    filled: Tensor | None
+    dropped: int = 0
 
     def scoring(self, scoring: Scoring) -> Scoring:
         """A scoring of the whole text, restricted to these keys and placed at the positions of the queries."""
-        mask, bias = scoring.mask, scoring.bias
+        mask, bias, score = scoring.mask, scoring.bias, scoring.applied
         if self.dropped:
+            score = None if score is None else score.shifted(self.dropped)
             mask = None if mask is None else shifted(mask, self.dropped)
             bias = bias if bias is None or bias.shape[-1] == 1 else bias[..., self.dropped :]
         if self.positions is not None and self.filled is not None:
             real = Lengths(self.filled, "right")
             mask = real if mask is None else placed(mask, self.positions) & real
-        return dataclasses.replace(scoring, mask=mask, bias=bias, positions=self.positions)
+        return dataclasses.replace(scoring, mask=mask, bias=bias, positions=self.positions, score=score)
 
 
 class KVCache:
@@ -68,10 +80,13 @@ class KVCache:
         batch: number of samples.
         num_kv_heads: key/value heads.
         head_dim: width of a head.
-        value_dim: width of a value head, `head_dim` by default.
+        value_dim: width of a value head, `head_dim` by default; 0 if values are made from the keys.
         capacity: the most tokens it can hold; without it, the cache grows as needed.
         window: how many keys back a query can see, not counting itself; older keys are dropped, which bounds the size.
         static: keep shapes constant, and count tokens on the device.
+        storage: "dense" by default; "int8" and "fp8" keep 8 bits per number; a `PagePool` keeps tokens in its pages; a
+            `Format` of your own. Attention sees keys and values as they were stored, the new ones included, so that a
+            text gives the same result token by token and in chunks.
     """
 
     def __init__(
@@ -84,6 +99,7 @@ class KVCache:
         capacity: int | None = None,
         window: int | None = None,
         static: bool = False,
+        storage: "str | Format | PagePool | None" = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -102,15 +118,37 @@ class KVCache:
                 f"drops nothing. Pass capacity=, without window=; the layer's own window mask still applies."
             )
         self.static = static
-        room = self.capacity or 0
-        width = D if value_dim is None else check_size("value_dim", value_dim)
-        self._key = torch.zeros(B, Hkv, room, D, device=device, dtype=dtype)
-        self._value = torch.zeros(B, Hkv, room, width, device=device, dtype=dtype)
+        width = D if value_dim is None else check_size("value_dim + 1", value_dim + 1) - 1
+        self._storage = self._make_storage(B, ((Hkv, D), (Hkv, width)), storage, dtype, device)
         self._lengths = [0] * B  # of each sample, including dropped keys
         self._dropped = 0  # keys that left the window, the same number for all samples
         self.rewrites = 0  # grows when keys that maps refer to may be overwritten
         # A static cache counts here, on the device, so that a graph can update it.
-        self._filled = torch.zeros(B, dtype=torch.int64, device=self._key.device) if static else None
+        self._filled = torch.zeros(B, dtype=torch.int64, device=self.device) if static else None
+
+    def _make_storage(
+        self,
+        batch: int,
+        sizes: Sequence[tuple[int, int]],
+        storage: object,
+        dtype: torch.dtype | None,
+        device: torch.device | str | None,
+    ) -> Storage:
+        """Storage for the parts of these (heads, width): keys and values here, others in a subclass."""
+        if not isinstance(storage, PagePool):
+            return Contiguous(Layout.of(sizes, storage, dtype, device), batch, self.capacity or 0)
+        if self.static:
+            raise CacheError(
+                "KVCache(static=True, storage=PagePool): tables of pages are kept by the host, so a graph cannot "
+                "extend them. Use static=True without a pool, or a pool without static=True."
+            )
+        layout = storage.layout
+        if layout.sizes != tuple(sizes):
+            raise CacheError(
+                f"this pool has pages for parts of (heads, width) = {layout.sizes}, and this cache stores "
+                f"{tuple(sizes)}. Make one with layer.make_pool(...)."
+            )
+        return Paged(storage, batch)
 
     @property
     def lengths(self) -> list[int]:
@@ -120,36 +158,56 @@ class KVCache:
     @property
     def batch(self) -> int:
         """The number of samples."""
-        return self._key.shape[0]
+        return self._storage.batch
+
+    @property
+    def room(self) -> int:
+        """How many tokens of a sample fit before the cache has to grow."""
+        return self._storage.room
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tokens."""
+        return self._storage.layout.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of keys and values as they are written and read."""
+        return self._storage.layout.dtype
 
     @property
     def nbytes(self) -> int:
-        """The memory it uses."""
-        return sum(x.numel() * x.element_size() for x in (self._key, self._value))
+        """The memory it uses; in a pool, that of its pages."""
+        return self._storage.nbytes
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether a rollback or reset may change keys that were handed out, since they are views of the buffer."""
+        return self._storage.views
 
     def text_length(self, T: int, lengths: Sequence[int] | Tensor | None = None) -> int:
         """The number of keys that masks count after T more tokens, or `lengths` of them: all tokens so far, or the
         capacity of a static cache."""
         if self._filled is not None:
-            return self._key.shape[2]
+            return self.room
         return max(n + m for n, m in zip(self._lengths, self._counts(lengths, T), strict=True))
 
     def preview(self) -> Self:
         """A copy to try a call on without changing this cache."""
         other = copy.copy(self)
         other._lengths = list(self._lengths)
-        other._key, other._value = self._key.clone(), self._value.clone()
+        other._storage = self._storage.copy()
         other._filled = None if self._filled is None else self._filled.clone()
         return other
 
     def next_positions(self, T: int) -> Tensor:
         """The positions of the next T tokens in the text: (T,) if all samples have one length, else (B, T)."""
-        steps = torch.arange(T, device=self._key.device)
+        steps = torch.arange(T, device=self.device)
         if self._filled is not None:
             return self._filled[:, None] + steps
         if len(set(self._lengths)) == 1:
             return steps + self._lengths[0]
-        return torch.tensor(self._lengths, device=self._key.device)[:, None] + steps
+        return torch.tensor(self._lengths, device=self.device)[:, None] + steps
 
     def check_mask(self, mask: Mask | None, lengths: Sequence[int] | Tensor | None) -> None:
         """Raise if samples of these `lengths` differ in position and the mask cannot be placed for each of them."""
@@ -168,73 +226,96 @@ class KVCache:
                 default.
         """
         self._check(key, value)
+        found, place = self._store((key, value), lengths)
+        return Appended(found[0], found[1], *place)
+
+    def _store(self, parts: Parts, lengths: Sequence[int] | Tensor | None) -> tuple[Parts, Place]:
+        """Add new tokens, given as parts (B, heads, T, width), and return all of them."""
         if self._filled is not None:
-            return self._append_static(key, value, lengths)
-        T, new = key.shape[2], self._counts(lengths, key.shape[2])
+            return self._store_static(parts, lengths)
+        T = parts[0].shape[2]
+        new = self._counts(lengths, T)
         after = [n + m for n, m in zip(self._lengths, new, strict=True)]
         self._make_room(max(after) - self._dropped)
         before, S = [n - self._dropped for n in self._lengths], max(after) - self._dropped
-        even = len(set(before)) == 1 and set(new) == {T}
         with torch.no_grad():
-            if even:
-                self._key[:, :, before[0] : S] = key
-                self._value[:, :, before[0] : S] = value
-            else:
-                self._write_real(key, value, before, new)
+            self._storage.write(parts, before, new)
+            found = self._storage.read(S)
         self._lengths = after
-        found = self._key[:, :, :S], self._value[:, :, :S]
-        if even:
-            return Appended(*found, None, None, self._dropped)
-        starts = torch.tensor(before, device=key.device)
-        filled = starts + torch.tensor(new, device=key.device)
-        return Appended(*found, starts[:, None] + torch.arange(T, device=key.device), filled, self._dropped)
+        return found, self._place(before, new, T)
 
-    def _append_static(self, key: Tensor, value: Tensor, lengths: Sequence[int] | Tensor | None) -> Appended:
+    def _place(self, before: list[int], new: list[int], T: int) -> Place:
+        """Where T queries are, of which `new` are real, after `before` keys of each sample."""
+        if len(set(before)) == 1 and set(new) == {T}:
+            return Place(None, None, self._dropped)
+        starts = torch.tensor(before, device=self.device)
+        filled = starts + torch.tensor(new, device=self.device)
+        return Place(starts[:, None] + torch.arange(T, device=self.device), filled, self._dropped)
+
+    def latest(self, T: int, lengths: Sequence[int] | Tensor | None = None) -> Appended:
+        """All keys and values as the last T tokens see them: what `append` returned when it took these in.
+
+        Args:
+            T: how many tokens.
+            lengths: as in `append`.
+        """
+        if self._filled is not None:
+            new = T if lengths is None else self._counted(lengths, T, self.device)
+            starts = self._filled - new
+            key, value = self._storage.read(self.room)
+            return Appended(key, value, starts[:, None] + torch.arange(T, device=self.device), starts + new)
+        counts = self._counts(lengths, T)
+        before = [n - m - self._dropped for n, m in zip(self._lengths, counts, strict=True)]
+        if min(before) < 0:
+            raise CacheError(
+                f"the cache holds {self._lengths} tokens, and the queries are the last {T} of them. First call the "
+                f"layer that appends these tokens, layer(x, cache=cache)."
+            )
+        key, value = self._storage.read(max(self._lengths) - self._dropped)
+        return Appended(key, value, *self._place(before, counts, T))
+
+    def latest_positions(self, T: int, lengths: Sequence[int] | Tensor | None = None) -> Tensor:
+        """The positions of the last T tokens in the text, (T,) or (B, T); `lengths` as in `append`."""
+        steps = torch.arange(T, device=self.device)
+        if self._filled is not None:
+            return (self._filled - (T if lengths is None else self._counted(lengths, T, self.device)))[:, None] + steps
+        starts = [n - m for n, m in zip(self._lengths, self._counts(lengths, T), strict=True)]
+        if len(set(starts)) == 1:
+            return steps + starts[0]
+        return torch.tensor(starts, device=self.device)[:, None] + steps
+
+    def _store_static(self, parts: Parts, lengths: Sequence[int] | Tensor | None) -> tuple[Parts, Place]:
         assert self._filled is not None and self.capacity is not None  # noqa: S101, PT018 - a static cache has both
-        T, starts = key.shape[2], self._filled.clone()
-        if key.is_cpu and not torch.compiler.is_compiling() and int(starts.max()) + T > self.capacity:
+        first = parts[0]
+        T, starts = first.shape[2], self._filled.clone()
+        if first.is_cpu and not torch.compiler.is_compiling() and int(starts.max()) + T > self.capacity:
             raise _full(int(starts.max()) + T, self.capacity)
-        new = T if lengths is None else self._counted(lengths, T, key.device)
+        new = T if lengths is None else self._counted(lengths, T, first.device)
         with torch.no_grad():
-            self._scatter(key, value, starts)
+            self._storage.write_at(parts, starts)
+            found = self._storage.read(self.capacity)
         self._filled += new
-        positions = starts[:, None] + torch.arange(T, device=key.device)
-        return Appended(self._key, self._value, positions, starts + new)
-
-    def _write_real(self, key: Tensor, value: Tensor, before: list[int], new: list[int]) -> None:
-        """Write the real tokens of each sample at its start position."""
-        for b, (start, count) in enumerate(zip(before, new, strict=True)):
-            self._key[b, :, start : start + count] = key[b, :, :count]
-            self._value[b, :, start : start + count] = value[b, :, :count]
-
-    def _scatter(self, key: Tensor, value: Tensor, starts: Tensor) -> None:
-        """Write all tokens of each sample at its start position."""
-        B, T = key.shape[0], key.shape[2]
-        sample = torch.arange(B, device=key.device)[:, None]
-        place = starts[:, None] + torch.arange(T, device=key.device)  # (B, T)
-        self._key[sample, :, place] = key.transpose(1, 2)
-        self._value[sample, :, place] = value.transpose(1, 2)
+        positions = starts[:, None] + torch.arange(T, device=first.device)
+        return found, Place(positions, starts + new)
 
     def _make_room(self, wanted: int) -> None:
-        """Make room for `wanted` keys per sample, first by dropping keys that no later query can see."""
-        if self.window is not None and wanted > self._key.shape[2]:
+        """Make room for `wanted` tokens per sample, first by dropping those that no later query can see."""
+        if self.capacity is not None and wanted > self.capacity:
+            raise _full(wanted, self.capacity)
+        if wanted <= self.room:
+            return
+        room = max(wanted, 2 * self.room, 64)
+        if self.window is not None:
             seen = min(self._lengths) - self._dropped
-            gone = max(0, seen - self.window - DRAFT)
-            self._key, self._value = self._key[:, :, gone:], self._value[:, :, gone:]
+            gone = self._storage.drop(max(0, seen - self.window - DRAFT))
             self._dropped += gone
             wanted -= gone
-            room = max(wanted, min(max(2 * self._key.shape[2], 64), 2 * (self.window + DRAFT)))
-        elif wanted > self._key.shape[2]:
-            if self.capacity is not None:
-                raise _full(wanted, self.capacity)
-            room = max(wanted, 2 * self._key.shape[2], 64)
-        else:
-            return
-        self._key, self._value = _extended(self._key, room), _extended(self._value, room)
+            room = max(wanted, min(max(2 * self.room, 64), 2 * (self.window + DRAFT)))
+        self._storage.make_room(room)
 
     def reorder(self, samples: Tensor | Sequence[int]) -> None:
         """Replace sample i by sample `samples[i]`, as beam search needs."""
-        index = torch.as_tensor(samples, device=self._key.device)
+        index = torch.as_tensor(samples, device=self.device)
         if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
             raise ShapeError(
                 f"reorder(samples of shape {tuple(index.shape)} and {index.dtype}): expected whole numbers, one per "
@@ -246,11 +327,12 @@ class KVCache:
         if self._filled is not None:  # in place, because a graph refers to these buffers
             if index.shape[0] != self.batch:
                 raise ShapeError(f"reorder of {index.shape[0]} samples: a static cache keeps its {self.batch}.")
-            for buffer in (self._key, self._value, self._filled):
-                buffer.copy_(buffer.index_select(0, index))
+            assert isinstance(self._storage, Contiguous)  # noqa: S101 - a static cache has one buffer
+            self._storage.reorder_in_place(index)
+            self._filled.copy_(self._filled.index_select(0, index))
             self.rewrites += 1
             return
-        self._key, self._value = self._key.index_select(0, index), self._value.index_select(0, index)
+        self._storage.reorder(index)
         self._lengths = [self._lengths[i] for i in chosen or []]
 
     def rollback(self, tokens: int | Sequence[int] | Tensor) -> None:
@@ -272,12 +354,14 @@ class KVCache:
         self.rewrites += 1
         if self._filled is None:
             self._lengths = kept
+            self._storage.truncate([n - self._dropped for n in kept])
         else:
             self._filled.copy_(torch.tensor(kept, device=self._filled.device))
 
     def reset(self) -> None:
-        """Remove all tokens; the buffers stay allocated."""
+        """Remove all tokens. Buffers stay allocated; pages go back to their pool."""
         self._lengths, self._dropped = [0] * self.batch, 0
+        self._storage.truncate(self._lengths)
         self.rewrites += 1
         if self._filled is not None:
             self._filled.zero_()
@@ -299,23 +383,24 @@ class KVCache:
         return torch.tensor(self._counts(lengths, T), device=device)
 
     def _check(self, key: Tensor, value: Tensor) -> None:
-        B, Hkv, _, D = self._key.shape
-        fits = key.shape[:2] == (B, Hkv) and key.shape[3] == D and value.shape[3] == self._value.shape[3]
-        if not fits:
+        B, layout = self.batch, self._storage.layout
+        given = tuple((x.shape[0], x.shape[1], x.shape[3]) for x in (key, value))
+        if given != tuple((B, heads, width) for heads, width in layout.sizes):
+            Hkv, D = layout.sizes[0]
             raise CacheError(
                 f"new keys of shape {tuple(key.shape)} do not fit a cache for (B, Hkv, D) = {(B, Hkv, D)}. Make one "
                 f"for this layer and batch with layer.make_cache({key.shape[0]})."
             )
         if torch.compiler.is_compiling():
             return
-        if self._key.is_inference() and not torch.is_inference_mode_enabled():
+        if self._storage.is_inference() and not torch.is_inference_mode_enabled():
             raise CacheError(
                 "this cache was made or grown under torch.inference_mode(), and torch forbids writing to it outside. "
                 "Stay in that mode, or use torch.no_grad() throughout."
             )
-        if key.dtype != self._key.dtype or key.device != self._key.device:
+        if key.dtype != self.dtype or key.device != self.device:
             raise CacheError(
-                f"new keys are {key.dtype} on {key.device}, and the cache is {self._key.dtype} on {self._key.device}. "
+                f"new keys are {key.dtype} on {key.device}, and the cache is {self.dtype} on {self.device}. "
                 f"Make it with layer.make_cache(..., dtype={key.dtype}, device={str(key.device)!r})."
             )
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
@@ -325,20 +410,19 @@ class KVCache:
             )
 
     def __repr__(self) -> str:
-        B, Hkv, room, D = self._key.shape
+        layout = self._storage.layout
+        Hkv, D = layout.sizes[0]
         known = sorted(set(self._lengths))
         length = f"{known[0]}" if len(known) == 1 else f"{known[0]} to {known[-1]}"
         count = "static" if self.static else f"{length} tokens"
         window = f", window={self.window}" if self.window is not None else ""
-        dtype = str(self._key.dtype).removeprefix("torch.")
-        return f"KVCache(B={B}, Hkv={Hkv}, D={D}, {count}, room for {room}{window}, {dtype}, {self._key.device})"
-
-
-def _extended(buffer: Tensor, room: int) -> Tensor:
-    B, H, S, D = buffer.shape
-    larger = buffer.new_zeros(B, H, room, D)
-    larger[:, :, :S] = buffer
-    return larger
+        dtype = str(self.dtype).removeprefix("torch.")
+        stored = dtype if layout.format.name == "dense" else f"{layout.format.name} for {dtype}"
+        pages = f" in pages of {self._storage.pool.page_size}" if isinstance(self._storage, Paged) else ""
+        return (
+            f"KVCache(B={self.batch}, Hkv={Hkv}, D={D}, {count}, room for {self.room}{window}, {stored}{pages}, "
+            f"{self.device})"
+        )
 
 
 def _full(wanted: int, capacity: int) -> CacheError:

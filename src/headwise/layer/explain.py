@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from headwise import attention
+from headwise.attention.attend import CALLED_ELSEWHERE
 from headwise.attention.backends import BACKENDS, Call
 from headwise.attention.backends.sdpa import HALF, arguments
-from headwise.errors import OptionError
+from headwise.errors import OptionError, unknown_option
+from headwise.layer import options
 from headwise.layer.inputs import LayerInputs
 from headwise.layer.layer import MultiHeadAttention
-from headwise.layer.options import check_known
 from headwise.weights import Scoring
 
 
@@ -35,7 +36,7 @@ class Explanation(NamedTuple):
         return "\n".join(lines)
 
 
-def explain(*args: Any, **options: Any) -> Explanation:
+def explain(*args: Any, **given: Any) -> Explanation:
     """Which backend runs `attend(...)` or a layer with these arguments. Only the projections are computed.
 
     >>> mha = MultiHeadAttention(64, 4, causal=True).eval()
@@ -44,18 +45,22 @@ def explain(*args: Any, **options: Any) -> Explanation:
 
     Args:
         args: query, key and value as for `attend`, or a layer and its inputs.
-        options: further arguments of `attend` or of the layer.
+        given: further arguments of `attend` or of the layer.
     """
     if args and isinstance(args[0], MultiHeadAttention):
-        return _explain_layer(args[0], _bound(args[0].forward, args[1:], options))
-    given = _bound(attention.attend, args, options)
+        return _explain_layer(args[0], _bound(args[0].forward, args[1:], given))
+    given = _bound(attention.attend, args, given)
     given.pop("return_weights")
-    scoring = Scoring(**{name: given.pop(name) for name in ("bias", "scale", "softcap", "sinks", "relative")})
+    if unknown := given.pop("unknown"):
+        raise unknown_option("attend", next(iter(unknown)), given, CALLED_ELSEWHERE)
+    parts = ("scale", "softcap", "sinks", "relative", "score")
+    scoring = Scoring(bias=given.pop("attn_bias"), **{name: given.pop(name) for name in parts})
     return explain_call(attention.plan(scoring=scoring, **given))
 
 
 def _explain_layer(layer: MultiHeadAttention, given: dict[str, Any]) -> Explanation:
-    check_known("a call", given.pop("unknown"), given)
+    if unknown := given.pop("unknown"):
+        raise options.unknown_in_call(next(iter(unknown)), given, type(layer))
     given.pop("return_weights")
     if given["cache"] is not None:
         given["cache"] = given["cache"].preview()
@@ -68,10 +73,10 @@ def _explain_layer(layer: MultiHeadAttention, given: dict[str, Any]) -> Explanat
     return explain_call(local) if ring is None else Explanation("ring", ring, None, repr(call.scoring.mask), {})
 
 
-def _bound(function: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
+def _bound(function: Callable[..., Any], args: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:
     """The arguments by name, as `function` would receive them."""
     try:
-        bound = inspect.signature(function).bind(*args, **options)
+        bound = inspect.signature(function).bind(*args, **named)
     except TypeError as error:
         raise OptionError(
             f"explain takes the arguments of attend, explain(query, key, value, ...), or a headwise layer and its "
@@ -99,7 +104,7 @@ def explain_call(call: Call) -> Explanation:
 
 def sdpa_kernel(call: Call) -> tuple[str, dict[str, str]]:
     """The kernel that torch chooses inside its own attention, and on CUDA why the other fused ones refused."""
-    given = arguments(call)
+    given = arguments(call.even() if call.uneven else call)
     if type(given["attn_mask"]) not in (Tensor, type(None)):
         kernel = "FlashAttention" if call.query.dtype in HALF else "torch's choice with a bias"
         return f"{kernel}, causal, aligned at the lower right", {}

@@ -1,7 +1,7 @@
 """The arguments of one call of a layer: which is which, whether they fit, and nested tensors packed into one row."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -10,33 +10,75 @@ from headwise import shapes
 from headwise.errors import OptionError, ShapeError
 from headwise.layer.cache import KVCache, Memory
 from headwise.masks import Mask, documents
+from headwise.weights import AttentionMap
 
 Positions = Tensor | Sequence[int] | None
+
+
+class CallOptions(TypedDict, total=False):
+    """The arguments of a call that have no place by position."""
+
+    attn_bias: Tensor | None
+    causal: bool | None
+    positions: Positions
+    key_positions: Positions
+    cache: KVCache | None
+    lengths: Sequence[int] | Tensor | None
+
+
+class LayerCall(Protocol):
+    """The types of a call of a layer: a tensor, or with `return_weights=True` a pair."""
+
+    @overload
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor | Memory | KVCache | Mask | None = ...,
+        value: Tensor | None = ...,
+        mask: Mask | Tensor | None = ...,
+        *,
+        return_weights: Literal[False] | None = ...,
+        **options: Unpack[CallOptions],
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor | Memory | KVCache | Mask | None = ...,
+        value: Tensor | None = ...,
+        mask: Mask | Tensor | None = ...,
+        *,
+        return_weights: Literal[True],
+        **options: Unpack[CallOptions],
+    ) -> tuple[Tensor, AttentionMap]: ...
 
 
 class LayerInputs(NamedTuple):
     """What one call of a layer receives; `MultiHeadAttention.forward` describes each argument."""
 
     query: Tensor
-    key: Tensor | Memory | None = None
+    key: Tensor | Memory | KVCache | None = None
     value: Tensor | None = None
     mask: Mask | Tensor | None = None
-    bias: Tensor | None = None
+    attn_bias: Tensor | None = None
     causal: bool | None = None
     positions: Positions = None
     key_positions: Positions = None
     cache: KVCache | None = None
     lengths: Sequence[int] | Tensor | None = None
+    shares: bool = False  # whether another layer has appended these tokens to the cache
     offsets: Tensor | None = None  # (B + 1,): where each sample starts, if they were packed into one row
 
     @property
     def crossing(self) -> bool:
         """Whether the keys come from another input than the queries."""
-        return self.key is not None and self.key is not self.query
+        return self.key is not None and self.key is not self.query and not self.shares
 
     def resolved(self) -> "LayerInputs":
         """The same inputs after telling `mha(x, mask)` from `mha(x, key)` and checking the cache."""
         inputs = self
+        if isinstance(self.key, KVCache):
+            return self._sharing(self.key)
         if self.key is not None and self.value is None and not isinstance(self.key, Memory):
             inputs = self._key_or_mask(self.key)
         if self.cache is not None or self.lengths is not None:
@@ -56,6 +98,16 @@ class LayerInputs(NamedTuple):
                 f"as mask=."
             )
         return self._replace(key=None, mask=second)
+
+    def _sharing(self, cache: KVCache) -> "LayerInputs":
+        """In `mha(x, cache)`, the keys and values are those that another layer has appended for the same tokens."""
+        for name in ("value", "cache", "key_positions"):
+            if getattr(self, name) is not None:
+                raise OptionError(
+                    f"{name}= does not go with mha(x, cache), which reads the keys and values that another layer has "
+                    f"appended. Leave it out; to append, pass mha(x, cache=cache)."
+                )
+        return self._replace(key=None, cache=cache, shares=True)
 
     # Samples of different lengths without padding.
 
@@ -93,7 +145,7 @@ class LayerInputs(NamedTuple):
             )
         if self.key is not None and self.key is not x:
             raise OptionError("nested tensors are for self-attention: mha(x). Pad them for mha(query, key, value).")
-        for name in ("value", "mask", "bias", "positions", "key_positions", "cache", "lengths"):
+        for name in ("value", "mask", "attn_bias", "positions", "key_positions", "cache", "lengths"):
             if getattr(self, name) is not None:
                 raise OptionError(
                     f"{name}= does not go with a nested tensor: leave it out. The layer's own mask and causal= apply."
@@ -151,6 +203,18 @@ def check_keys(query: Tensor, key: Tensor, value: Tensor, d_key: int, d_value: i
         raise ShapeError(
             f"query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}: expected "
             f"(B, T, E), (B, S, E), (B, S, E) with one batch size B, and as many values as keys."
+        )
+
+
+def check_memory(query: Tensor, memory: Memory, value: object, stored: tuple[int, int, int]) -> None:
+    """Raise unless remembered keys fit the query and the layer, which stores (heads, key_dim, value_dim)."""
+    if value is not None:
+        raise OptionError("value is given beside remembered keys, which include their values. Leave it out.")
+    heads, key_dim, _ = stored
+    if memory.key.shape[0] != query.shape[0] or memory.key.shape[1::2] != (heads, key_dim):
+        raise ShapeError(
+            f"remembered keys of shape {tuple(memory.key.shape)} do not fit a query of {query.shape[0]} samples "
+            f"and {heads} key heads {key_dim} wide. Make them with this layer's remember(...)."
         )
 
 

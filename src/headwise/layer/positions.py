@@ -1,18 +1,138 @@
-"""Rotary positions: each pair of numbers in a head is rotated by an angle proportional to the token's position.
+"""Encodings of positions: what a layer does to queries and keys according to where their tokens are in the text.
 
-The dot product of two rotated heads then depends on their distance alone. Pairs rotate at different speeds, pair i by
-`base ** (-2i / width)` per token; a scaling slows them down, so that a model can read longer texts than in training.
+`PositionalEncoding` is the protocol: a layer calls `encode_query` and `encode_key`, and knows nothing else about it.
+
+A rotary rotates each pair of numbers in a head by an angle proportional to the token's position. The dot product of two
+rotated heads then depends on their distance alone. Pairs rotate at different speeds, pair i by `base ** (-2i / width)`
+per token; a scaling slows them down, so that a model can read longer texts than in training. In a multi-axis rotary, a
+position consists of several numbers, such as time, height and width, and each pair follows one of them. A temperature
+scales queries by their position and leaves keys alone.
 """
 
 import abc
 import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from headwise.errors import OptionError, ShapeError
 from headwise.masks import Composite
+from headwise.shapes import check_size
+
+
+class PositionalEncoding(Composite):
+    """What a layer does to its queries and keys by position. A subclass overrides `encode_query`, `encode_key` or both.
+
+    >>> class Fading(PositionalEncoding):
+    ...     def encode_key(self, heads, positions):
+    ...         return heads * 0.999 ** positions[..., None]
+    >>> fading = Fading()
+    >>> fading.encodes_queries, fading.encodes_keys
+    (False, True)
+
+    Tensors among its attributes move and save with the layer. To learn them, write a module whose `forward()` returns
+    the encoding.
+    """
+
+    @property
+    def axes(self) -> int:
+        """How many numbers one position consists of, 1 for a text."""
+        return 1
+
+    @property
+    def by_length(self) -> bool:
+        """Whether a token is encoded differently if the text is longer."""
+        return False
+
+    @property
+    def encodes_queries(self) -> bool:
+        """Whether queries are changed."""
+        return type(self).encode_query is not PositionalEncoding.encode_query
+
+    @property
+    def encodes_keys(self) -> bool:
+        """Whether keys are changed."""
+        return type(self).encode_key is not PositionalEncoding.encode_key
+
+    def check(self, D: int) -> None:
+        """Raise unless heads of width `D` can be encoded."""
+
+    def describe(self) -> str:
+        """The encoding in a few words, for tables."""
+        return type(self).__name__.lower()
+
+    def encode_query(self, heads: Tensor, positions: Tensor) -> Tensor:
+        """Query heads (B, H, T, D) at these positions.
+
+        Args:
+            heads: (B, H, T, D).
+            positions: (T,), or (B, 1, T) if samples differ, so that `positions[..., None]` goes with heads. Several
+                axes come first: (axes, T) or (axes, B, 1, T).
+        """
+        return heads
+
+    def encode_key(self, heads: Tensor, positions: Tensor) -> Tensor:
+        """Key heads (B, Hkv, S, D) at these positions, as in `encode_query`."""
+        return heads
+
+    def each(self, positions: Tensor) -> "Sequence[tuple[PositionalEncoding, Tensor]]":
+        """The encodings that this one consists of, each with those `positions` that it takes."""
+        return ((self, positions),)
+
+    def __add__(self, other: object) -> "PositionalEncoding":
+        """Both encodings, this one first: `rotary() + temperature()`."""
+        return Combined((self, other)) if isinstance(other, PositionalEncoding) else NotImplemented
+
+
+@dataclasses.dataclass(frozen=True)
+class Combined(PositionalEncoding):
+    """Several encodings, one after the other; made by `+`. In a multi-axis one, the others follow the first axis."""
+
+    parts: tuple[PositionalEncoding, ...]
+
+    def __post_init__(self) -> None:
+        if len(several := {part.axes for part in self.parts} - {1}) > 1:
+            raise OptionError(f"encodings of {sorted(several)} axes cannot be added: expected one number of axes.")
+
+    @property
+    def axes(self) -> int:
+        return max(part.axes for part in self.parts)
+
+    @property
+    def by_length(self) -> bool:
+        return any(part.by_length for part in self.parts)
+
+    @property
+    def encodes_queries(self) -> bool:
+        return any(part.encodes_queries for part in self.parts)
+
+    @property
+    def encodes_keys(self) -> bool:
+        return any(part.encodes_keys for part in self.parts)
+
+    def check(self, D: int) -> None:
+        for part in self.parts:
+            part.check(D)
+
+    def describe(self) -> str:
+        return " + ".join(part.describe() for part in self.parts)
+
+    def each(self, positions: Tensor) -> Sequence[tuple[PositionalEncoding, Tensor]]:
+        mine = [(part, positions if part.axes == self.axes else positions[0]) for part in self.parts]
+        return [pair for part, place in mine for pair in part.each(place)]
+
+    def encode_query(self, heads: Tensor, positions: Tensor) -> Tensor:
+        for part, place in self.each(positions):
+            heads = part.encode_query(heads, place)
+        return heads
+
+    def encode_key(self, heads: Tensor, positions: Tensor) -> Tensor:
+        for part, place in self.each(positions):
+            heads = part.encode_key(heads, place)
+        return heads
 
 
 class Scaling(Composite, abc.ABC):
@@ -24,9 +144,21 @@ class Scaling(Composite, abc.ABC):
     def speeds(self, speeds: Tensor, base: float) -> Tensor:
         """The new speeds, (width / 2,)."""
 
+    def at(self, speeds: Tensor, positions: Tensor) -> Tensor:
+        """The speeds for a call with these positions, if they depend on the length of the text."""
+        return speeds
+
+    @property
+    def by_length(self) -> bool:
+        """Whether speeds depend on the length of the text."""
+        return type(self).at is not Scaling.at
+
+    def check(self, pairs: int) -> None:
+        """Raise unless `pairs` pairs can be scaled."""
+
 
 @dataclasses.dataclass(frozen=True)
-class Rotary(Composite):
+class Rotary(PositionalEncoding):
     """Rotary positions, made by `rotary`. A subclass may override `speeds`, or `turn` as a whole."""
 
     base: float = 10000.0
@@ -40,6 +172,18 @@ class Rotary(Composite):
         if not 0 < width <= D or width % 2:
             given = f"rotary(width={self.width})" if self.width is not None else "rotary() of the whole head"
             raise OptionError(f"{given} and heads {D} wide: expected an even width from 2 to {D}.")
+        if self.scaling is not None:
+            self.scaling.check(width // 2)
+
+    @property
+    def by_length(self) -> bool:
+        return self.scaling is not None and self.scaling.by_length
+
+    def describe(self) -> str:
+        """Such as "rotary(10000, first 32, yarn)"."""
+        part = f", first {self.width}" if self.width is not None else ""
+        scaled = f", {type(self.scaling).__name__.lower()}" if self.scaling is not None else ""
+        return f"rotary({self.base:g}{part}{scaled}{', neighbours' if self.interleaved else ''})"
 
     def speeds(self, D: int, device: torch.device | None = None) -> Tensor:
         """Radians per position of every pair, (width / 2,), float64."""
@@ -47,8 +191,18 @@ class Rotary(Composite):
         speeds = self.base ** -(torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
         return speeds if self.scaling is None else self.scaling.speeds(speeds, self.base)
 
+    def places(self, positions: Tensor, pairs: int) -> Tensor:
+        """The position that each pair follows, (..., T, pairs), or (..., T, 1) if it is the same for all."""
+        return positions[..., None]
+
+    def encode_query(self, heads: Tensor, positions: Tensor) -> Tensor:
+        return self.turn(heads, positions)
+
+    def encode_key(self, heads: Tensor, positions: Tensor) -> Tensor:
+        return self.turn(heads, positions)
+
     def turn(self, heads: Tensor, positions: Tensor) -> Tensor:
-        """Heads (B, H, T, D) rotated according to their positions, (T,) or (B, T).
+        """Heads (B, H, T, D) rotated according to their positions: (T,), (B, T) or (B, 1, T), after an axis for axes.
 
         >>> x = torch.randn(1, 2, 5, 8)
         >>> rotary().turn(x, torch.arange(5)).shape
@@ -56,19 +210,22 @@ class Rotary(Composite):
         """
         D = heads.shape[3]
         precise = torch.promote_types(heads.dtype, torch.float32)
-        factor = 1.0 if self.scaling is None else self.scaling.attention_factor
+        speeds, factor = self.speeds(D, heads.device), 1.0
+        if self.scaling is not None:
+            speeds, factor = self.scaling.at(speeds, positions), self.scaling.attention_factor
+        places = self.places(positions, speeds.shape[0])
         # A compiler would fuse the table into the rotation, and compute float64 cosines for every head of every sample.
         opaque = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-        table = (angle_table if opaque else _angle_table)(positions, self.speeds(D, heads.device), factor, precise)
+        table = (angle_table if opaque else _angle_table)(places, speeds, factor, precise)
         cos, sin = (table[:, :, None] if table.dim() == 4 else table).unbind()  # (T, w/2) or (B, 1, T, w/2)
         turned, rest = heads.split((2 * cos.shape[-1], D - 2 * cos.shape[-1]), dim=-1)
         turned = (_turn_neighbors if self.interleaved else _turn_halves)(turned.to(precise), cos, sin).to(heads.dtype)
         return turned if rest.shape[-1] == 0 else torch.cat([turned, rest], -1)
 
 
-def _angle_table(positions: Tensor, speeds: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
+def _angle_table(places: Tensor, speeds: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
     """Cosines and sines of all angles, (2, T, w/2) or (2, B, T, w/2), computed in float64 whatever the `dtype`."""
-    angles = positions.to(torch.float64)[..., None] * speeds
+    angles = places.to(torch.float64) * speeds
     return (torch.stack([angles.cos(), angles.sin()]) * factor).to(dtype)
 
 
@@ -76,8 +233,8 @@ angle_table = torch.library.custom_op("headwise::angle_table", _angle_table, mut
 
 
 @angle_table.register_fake
-def _(positions: Tensor, speeds: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
-    return speeds.new_empty((2, *positions.shape, speeds.shape[0]), dtype=dtype)
+def _(places: Tensor, speeds: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
+    return speeds.new_empty((2, *places.shape[:-1], speeds.shape[0]), dtype=dtype)
 
 
 def _turn_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -101,12 +258,115 @@ def rotary(
         base: speeds run from 1 down to nearly 1 / base.
         width: how many numbers of a head are rotated, from the first; all by default.
         interleaved: pair neighboring numbers (GPT-J, RoFormer) instead of the two halves (Llama, GPT-NeoX).
-        scaling: `linear(8)`, `ntk(8)`, `yarn(...)` or `llama3(...)`.
+        scaling: `linear(8)`, `ntk(8)`, `yarn(...)`, `llama3(...)` or `longrope(...)`.
     """
-    _positive("base", base)
+    return Rotary(_positive("base", base), width, interleaved, _check_scaling(scaling))
+
+
+def _check_scaling(scaling: object) -> Scaling | None:
     if scaling is not None and not isinstance(scaling, Scaling):
-        raise OptionError(f"rotary(scaling={scaling!r}): expected linear(...), ntk(...), yarn(...) or llama3(...).")
-    return Rotary(float(base), width, interleaved, scaling)
+        raise OptionError(
+            f"rotary(scaling={scaling!r}): expected linear(...), ntk(...), yarn(...), llama3(...) or longrope(...)."
+        )
+    return scaling
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiAxisRotary(Rotary):
+    """Made by `multi_axis_rotary`."""
+
+    sections: tuple[int, ...] = ()
+    alternating: bool = False
+
+    @property
+    def axes(self) -> int:
+        return len(self.sections)
+
+    def describe(self) -> str:
+        return f"{self.axes}-axis {super().describe()}"
+
+    def check(self, D: int) -> None:
+        super().check(D)
+        pairs = (D if self.width is None else self.width) // 2
+        if sum(self.sections) != pairs:
+            raise OptionError(
+                f"multi_axis_rotary(sections={self.sections}) adds up to {sum(self.sections)} pairs, and "
+                f"{2 * pairs} rotated numbers of a head make {pairs}. Choose sections that add up to {pairs}."
+            )
+
+    def places(self, positions: Tensor, pairs: int) -> Tensor:
+        pair = torch.arange(pairs, device=positions.device)
+        if self.alternating:
+            axis = pair % self.axes
+            for i, n in enumerate(self.sections):
+                axis = torch.where((axis == i) & (pair >= n * self.axes), 0, axis)
+        else:
+            axis = torch.zeros_like(pair)
+            for end in itertools.accumulate(self.sections[:-1]):
+                axis = axis + (pair >= end)
+        return positions.index_select(0, axis).movedim(0, -1)  # (..., T, pairs)
+
+
+def multi_axis_rotary(
+    sections: Sequence[int],
+    base: float = 10000.0,
+    *,
+    alternating: bool = False,
+    width: int | None = None,
+    interleaved: bool = False,
+    scaling: Scaling | None = None,
+) -> MultiAxisRotary:
+    """Rotary positions with several axes, such as time, height and width of a picture in a text.
+
+    Calls of the layer take `positions=` of shape (axes, T) or (axes, B, T). Text has the same number on every axis: the
+    default, which gives the same as `rotary(base)`.
+
+    Args:
+        sections: how many pairs follow each axis, such as (16, 24, 24); they add up to half the rotated width.
+        base: as in `rotary`.
+        alternating: whether the axis changes from pair to pair (Qwen3-VL), the first axis taking what the others leave,
+            instead of section by section (Qwen2-VL).
+        width: as in `rotary`.
+        interleaved: as in `rotary`.
+        scaling: as in `rotary`.
+    """
+    counts = tuple(check_size("a section", n) for n in sections)
+    if len(counts) < 2:
+        raise OptionError(f"multi_axis_rotary(sections={counts}): expected two or more; for one axis use rotary(...).")
+    return MultiAxisRotary(
+        _positive("base", base), width, interleaved, _check_scaling(scaling), counts, bool(alternating)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Temperature(PositionalEncoding):
+    """Made by `temperature`."""
+
+    scale: float = 0.1
+    every: int = 8192
+    first: int = 1
+
+    def describe(self) -> str:
+        return f"temperature({self.scale:g}, {self.every})"
+
+    def encode_query(self, heads: Tensor, positions: Tensor) -> Tensor:
+        precise = torch.promote_types(heads.dtype, torch.float32)
+        steps = ((positions + self.first) // self.every).to(precise)
+        return (heads.to(precise) * (1 + self.scale * steps.log1p())[..., None]).to(heads.dtype)
+
+
+def temperature(scale: float = 0.1, every: int = 8192, *, first: int = 1) -> Temperature:
+    """Queries grow with their position, so that attention stays sharp in long texts; keys are left alone.
+
+    The query at position p is multiplied by 1 + scale · ln(1 + floor((p + first) / every)). Llama 4 has it in layers
+    without a rotary; `rotary(...) + temperature(...)` is Ministral 3.
+
+    Args:
+        scale: how much it grows.
+        every: how many tokens have the same factor.
+        first: the number of the first token, 1 in Llama 4 and 0 in Ministral 3.
+    """
+    return Temperature(_positive("scale", scale), check_size("every", every), int(first))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +432,30 @@ class Llama3(Scaling):
         return speeds * kept + speeds / self.factor * (1 - kept)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class LongRope(Scaling):
+    """Made by `longrope`."""
+
+    short: Tensor
+    long: Tensor
+    original_length: int
+    attention_factor: float = 1.0
+
+    def check(self, pairs: int) -> None:
+        if not len(self.short) == len(self.long) == pairs:
+            raise OptionError(
+                f"longrope with {len(self.short)} short and {len(self.long)} long factors, for a rotary of {pairs} "
+                f"pairs: expected one factor for each pair."
+            )
+
+    def speeds(self, speeds: Tensor, base: float) -> Tensor:
+        return speeds / self.short
+
+    def at(self, speeds: Tensor, positions: Tensor) -> Tensor:
+        longer = (positions >= self.original_length).any()
+        return torch.where(longer, speeds * (self.short / self.long), speeds)
+
+
 def linear(factor: float) -> Scaling:
     """A scaling that makes all pairs `factor` times slower: positions are interpolated."""
     return LinearScaling(_positive("factor", factor))
@@ -225,15 +509,62 @@ def llama3(
     return Llama3(_positive("factor", factor), low_freq_factor, high_freq_factor, original_length)
 
 
-def check_positions(name: str, positions: object, B: int, T: int, device: torch.device) -> Tensor:
-    """`positions` as whole numbers (T,) or (B, T) on `device`."""
+def longrope(
+    factor: float,
+    original_length: int,
+    short: Sequence[float],
+    long: Sequence[float],
+    *,
+    attention_factor: float | None = None,
+) -> Scaling:
+    """LongRoPE (Phi-3): each pair is slowed down by its own factor, one for short texts and another for long ones.
+
+    A call uses the long factors if one of its positions is at or beyond `original_length`. Keys that are already in a
+    cache stay as they are, so when a text grows beyond that length, start again with an empty cache, as transformers
+    does in `generate`.
+
+    Args:
+        factor: how many times longer texts may be.
+        original_length: the length up to which the short factors apply.
+        short: factors for short texts, one for each pair.
+        long: factors for long texts.
+        attention_factor: scale of rotated heads; sqrt(1 + ln(factor) / ln(original_length)) by default.
+    """
+    length = check_size("original_length", original_length)
+    usual = (
+        math.sqrt(1 + math.log(factor) / math.log(length)) if _positive("factor", factor) > 1 and length > 1 else 1.0
+    )
+    grown = usual if attention_factor is None else _positive("attention_factor", attention_factor)
+    return LongRope(_factors(short), _factors(long), length, grown)
+
+
+def _factors(factors: Sequence[float]) -> Tensor:
+    """On the CPU even under another default device, which may be meta; they move with the layer."""
+    return torch.tensor([_positive("a factor", x) for x in factors], dtype=torch.float64, device="cpu")
+
+
+def check_positions(name: str, positions: object, B: int, T: int, device: torch.device, axes: int = 1) -> Tensor:
+    """`positions` as an encoding takes them, from whole numbers (T,) or (B, T), with several axes (axes, [B,] T)."""
     found = positions if isinstance(positions, Tensor) else torch.as_tensor(positions)
-    if found.is_floating_point() or found.dtype == torch.bool or tuple(found.shape) not in ((T,), (B, T), (1, T)):
+    lead = () if axes == 1 else (axes,)
+    if (
+        found.is_floating_point()
+        or found.dtype == torch.bool
+        or tuple(found.shape) not in ((T,), (*lead, T), (*lead, B, T), (*lead, 1, T))
+    ):
+        names = "(T,) = {} or (B, T) = {}" if axes == 1 else "(axes, T) = {} or (axes, B, T) = {}"
         raise ShapeError(
-            f"{name} of shape {tuple(found.shape)} and {found.dtype}; expected whole numbers of shape (T,) = ({T},) or "
-            f"(B, T) = ({B}, {T})."
+            f"{name} of shape {tuple(found.shape)} and {found.dtype}; expected whole numbers of shape "
+            f"{names.format((*lead, T), (*lead, B, T))}."
         )
-    return found.to(device)
+    found = found.to(device)
+    return for_heads(found, axes) if found.dim() == 1 or axes == 1 else found if found.dim() == 2 else found[:, :, None]
+
+
+def for_heads(positions: Tensor, axes: int) -> Tensor:
+    """Positions (T,) or (B, T) in a text as an encoding takes them: (T,) or (B, 1, T), the same on every axis."""
+    positions = positions if positions.dim() == 1 else positions[:, None]
+    return positions if axes == 1 else positions.expand(axes, *positions.shape)
 
 
 def _positive(name: str, value: float) -> float:

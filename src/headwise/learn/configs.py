@@ -13,7 +13,6 @@ from headwise.errors import OptionError
 from headwise.layer import MultiHeadAttention
 from headwise.layer.positions import Rotary, linear, llama3, rotary, yarn
 from headwise.masks import window as window_mask
-from headwise.weights import Scoring
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +104,9 @@ class Config:
             causal=self.causal,
             mask=window_mask(self.window - 1) if near and self.window is not None else None,
             position=self.local_rotary if near and self.local_rotary is not None else self.rotary,
-            scoring=Scoring(scale=self.scale, softcap=self.softcap, sinks=self.sinks),
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks=self.sinks,
             qk_norm="head" if self.qk_norm else None,
             bias=self.bias,
             device=device,

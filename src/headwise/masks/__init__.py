@@ -12,6 +12,7 @@ from headwise.masks.kinds import (
     Window,
     as_mask,
     causal,
+    chunks,
     dense,
     documents,
     padding,
@@ -34,4 +35,4 @@ __all__ = [
     "Prefix",
     "Window",
 ]
-__all__ += ["as_mask", "causal", "dense", "documents", "padding", "prefix", "reach_back", "window"]
+__all__ += ["as_mask", "causal", "chunks", "dense", "documents", "padding", "prefix", "reach_back", "window"]

@@ -1,12 +1,13 @@
 """The kinds of masks: which keys each query may attend to, without a T×S tensor. True means "may attend".
 
-    causal()            no key after the query            window(left, right)  keys near the query
+    causal()            no key after the query            window(back, ahead)  keys near the query
     padding(lengths)    no key beyond a sample's length   documents(ids)       keys of the query's own document
-    prefix(n)           the first n keys                  dense(tensor)        any table
+    prefix(n)           the first n keys                  chunks(size)         keys of the query's own chunk
+    dense(tensor)       any table
 
 Masks combine with `&`, `|` and `~`, and draw themselves when printed:
 
->>> print(causal() & window(2))
+>>> print(window(2))
 ■·······
 ■■······
 ■■■·····
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import MaskError
+from headwise.masks.composite import as_real_tensor
 from headwise.masks.mask import Both, Extent, Grid, Mask
 
 
@@ -38,14 +40,18 @@ def causal() -> Mask:
     return Causal()
 
 
-def window(left: int, right: int | None = None) -> Mask:
-    """Each query sees keys at most `left` positions behind and `right` ahead (`right` defaults to `left`).
+def window(back: int, ahead: int = 0) -> Mask:
+    """Each query sees itself, the `back` keys before it and the `ahead` keys after it; by default, none after it.
 
-    The query's own position is not counted: a model with `sliding_window=W`, which counts it, is
-    `causal() & window(W - 1)`.
+    The query's own position is not counted: a model with `sliding_window=W`, which counts it, is `window(W - 1)`.
+
+    >>> print(window(2).draw(4, 4))
+    ■···
+    ■■··
+    ■■■·
+    ·■■■
     """
-    right = left if right is None else right
-    return Window(_count("window(left)", left), _count("window(right)", right))
+    return Window(_count("window(back)", back), _count("window(ahead)", ahead))
 
 
 def padding(keep: Tensor | Sequence[int], *, side: str = "right") -> Mask:
@@ -93,6 +99,8 @@ def documents(ids: Tensor | Sequence[int] | None = None, *, lengths: Sequence[in
             raise MaskError(
                 f"documents(lengths={_shape(counts)} of {counts.dtype}): expected whole numbers, one per text."
             )
+        if torch.compiler.is_compiling() or counts.is_meta:  # how many tokens there are is not known
+            return Packed(counts.cumsum(0))
         ids = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
     ids = _as_tensor("documents", ids)
     if ids.dim() not in (1, 2) or not _is_whole(ids):
@@ -108,6 +116,21 @@ def prefix(n: int | Tensor | Sequence[int]) -> Mask:
             raise MaskError(f"prefix({_shape(n)} of {n.dtype}): expected a whole number, or one per sample (B,).")
         return Lengths(_not_negative("prefix", n), "right")
     return Prefix(_count("prefix", n))
+
+
+def chunks(size: int) -> Mask:
+    """Each query sees only its own chunk of `size` tokens, counted from the start of the text (Llama 4).
+
+    >>> print((causal() & chunks(3)).draw(5))
+    ■····
+    ■■···
+    ■■■··
+    ···■·
+    ···■■
+    """
+    if _count("chunks", size) < 1:
+        raise MaskError(f"chunks({size}): expected a whole number from 1 up.")
+    return Chunks(_count("chunks", size))
 
 
 def dense(tensor: Tensor | Sequence[Any]) -> Mask:
@@ -150,26 +173,26 @@ class Causal(Mask):
 class Window(Mask):
     """See `window`."""
 
-    left: int
-    right: int
+    back: int
+    ahead: int
     banded = True
     sees_self = True
 
     def visible(self, grid: Grid) -> Tensor:
         distance = grid.position - grid.col
-        return (distance <= self.left) & (distance >= -self.right)
+        return (distance <= self.back) & (distance >= -self.ahead)
 
     def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
-        return _clamp(start + S - T - self.left, S), _clamp(stop + S - T + self.right, S)
+        return _clamp(start + S - T - self.back, S), _clamp(stop + S - T + self.ahead, S)
 
     def hides_nothing(self, T: int, S: int) -> bool:
-        return self.left >= S - 1 and self.right >= T - 1 and T <= S
+        return self.back >= S - 1 and self.ahead >= T - 1 and T <= S
 
     def shows_all(self, start: int, stop: int, lo: int, hi: int, T: int, S: int) -> bool:
-        return lo >= stop - 1 + S - T - self.left and hi - 1 <= start + S - T + self.right
+        return lo >= stop - 1 + S - T - self.back and hi - 1 <= start + S - T + self.ahead
 
     def __repr__(self) -> str:
-        return f"window({self.left}, {self.right})"
+        return f"window({self.back}, {self.ahead})" if self.ahead else f"window({self.back})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -193,6 +216,30 @@ class Prefix(Mask):
 
     def __repr__(self) -> str:
         return f"prefix({self.n})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Chunks(Mask):
+    """See `chunks`."""
+
+    size: int
+    sees_self = True
+
+    def visible(self, grid: Grid) -> Tensor:
+        return grid.position // self.size == grid.col // self.size
+
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        first, last = (start + S - T) // self.size, (stop - 1 + S - T) // self.size
+        return _clamp(first * self.size, S), _clamp((last + 1) * self.size, S)
+
+    def hides_nothing(self, T: int, S: int) -> bool:
+        return T <= S <= self.size
+
+    def shows_all(self, start: int, stop: int, lo: int, hi: int, T: int, S: int) -> bool:
+        return len({i // self.size for i in (start + S - T, stop - 1 + S - T, lo, hi - 1)}) == 1
+
+    def __repr__(self) -> str:
+        return f"chunks({self.size})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -264,6 +311,25 @@ class Documents(Mask):
         return f"documents(ids of shape {_shape(self.ids)})"
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Packed(Mask):
+    """See `documents`: where every document ends, if how many tokens they have in all is not known."""
+
+    ends: Tensor  # (documents,)
+    sees_self = True
+
+    def visible(self, grid: Grid) -> Tensor:
+        position = grid.position
+        if torch.compiler.is_compiling():  # the check becomes part of the graph
+            fits = (self.ends[-1:] == grid.S).all()
+            torch._assert_async(fits, "documents(lengths=...) must have as many tokens in all as there are keys")
+        own, offered = (torch.bucketize(x, self.ends, right=True) for x in (position, grid.col))
+        return (own == offered) & (position >= 0)
+
+    def __repr__(self) -> str:
+        return f"documents(lengths of {self.ends.shape[0]} documents)"
+
+
 @functools.lru_cache(maxsize=8)
 def _spans(mask: Documents, version: int) -> tuple[Tensor, Tensor]:
     """For every position the first key of its document and the last + 1, each (B or 1, S)."""
@@ -307,8 +373,9 @@ def reach_back(mask: Mask | None) -> int | None:
     (4, None)
     """
     parts = _conjuncts(mask)
-    behind = [part.left for part in parts if type(part) is Window]
-    ahead = any(type(part) is Causal or (type(part) is Window and part.right == 0) for part in parts)
+    behind = [part.back for part in parts if type(part) is Window]
+    behind += [part.size - 1 for part in parts if type(part) is Chunks]
+    ahead = any(type(part) is Causal or (type(part) is Window and part.ahead == 0) for part in parts)
     return min(behind) if behind and ahead else None
 
 
@@ -359,14 +426,14 @@ def _as_bool(mask: Tensor, name: str) -> Tensor:
         raise MaskError(f"{name} is {mask.dtype}; expected bool, or 0 and 1.")
     binary = ((mask == 0) | (mask == 1)).all()
     if torch.compiler.is_compiling():  # while tracing there are no numbers: the check becomes part of the graph
-        torch._assert_async(binary, f"{name} holds values other than 0 and 1; pass an additive mask as bias=")
+        torch._assert_async(binary, f"{name} holds values other than 0 and 1; pass an additive mask as attn_bias=")
         return mask != 0
     if mask.is_meta or binary:
         return mask != 0
     raise MaskError(
         f"{name} is {mask.dtype} with values from {mask.min().item():g} to {mask.max().item():g}; a mask holds only "
-        f"0 (hidden) and 1 (may attend). If these numbers are meant to be added to the scores, pass them as bias=. "
-        f"If they mark hidden keys, pass (mask == 0)."
+        f"0 (hidden) and 1 (may attend). If these numbers are meant to be added to the scores, pass them as "
+        f"attn_bias=. If they mark hidden keys, pass (mask == 0)."
     )
 
 
@@ -375,7 +442,7 @@ def _as_tensor(name: str, x: object) -> Tensor:
     if isinstance(x, Tensor):
         return x
     try:
-        tensor = torch.as_tensor(x)
+        tensor = as_real_tensor(x)
     except (TypeError, ValueError, RuntimeError) as error:
         raise MaskError(f"{name}({x!r}): expected a tensor or a list of numbers.") from error
     return tensor if tensor.numel() else tensor.long()

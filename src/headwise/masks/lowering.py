@@ -49,22 +49,33 @@ def simplify(mask: Mask | None, T: int, S: int) -> Mask | None:
     """The simplest mask that is the same at these lengths; None if it hides nothing.
 
     >>> from headwise.masks import causal, window
-    >>> simplify(causal() & window(7, 0), 5, 5)
+    >>> simplify(causal() & window(7), 5, 5)
     causal()
     """
-    if mask is None or mask.hides_nothing(T, S):
+    if mask is None or not _known(T, S):
+        return mask
+    if mask.hides_nothing(T, S):
         return None
     if type(mask) is Both:
         a, b = simplify(mask.a, T, S), simplify(mask.b, T, S)
         if a is None or b is None:
             return b if a is None else a
         for one, other in ((a, b), (b, a)):  # with causal, how far a window looks ahead does not matter
-            if type(one) is Causal and (type(other) is Causal or (type(other) is Window and other.left >= S - 1)):
+            if type(one) is Causal and (type(other) is Causal or (type(other) is Window and other.back >= S - 1)):
                 return one
         return mask if a is mask.a and b is mask.b else Both(a, b)
-    if type(mask) is Window and mask.right == 0 and mask.left >= S - 1:
+    if type(mask) is Window and mask.ahead == 0 and mask.back >= S - 1:
         return Causal()
     return mask
+
+
+def _known(T: int, S: int) -> bool:
+    """Whether these lengths may be looked at: not those of an exported graph that are to stay open."""
+    if not torch.compiler.is_exporting():
+        return True
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # slow to import
+
+    return has_static_value(T) and has_static_value(S)
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:

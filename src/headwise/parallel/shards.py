@@ -44,6 +44,7 @@ class Heads:
             bias=self._own(bias, 1) if bias is not None and bias.dim() == 4 and bias.shape[1] > 1 else bias,
             sinks=None if sinks is None else self._own(sinks, 0),
             relative=None if scoring.relative is None else self._own_relative(scoring.relative),
+            score=None if scoring.applied is None else scoring.applied.of_heads(self.first),
         )
 
     def in_whole(self, scoring: Scoring) -> Scoring:
@@ -145,6 +146,15 @@ class Sharding:
         for what, given in refused.items():
             if given:
                 raise OptionError(f"context parallel does not support {what}.")
+
+    def agreed(self, number: int) -> int:
+        """The first rank's number, on every rank that shares the heads."""
+        if self.heads is None:
+            return number
+        mesh = self.heads.mesh
+        told = torch.tensor(number, device=mesh.device_type)
+        dist.broadcast(told, group=mesh.get_group(), group_src=0)
+        return int(told)
 
     def local(self, call: Call) -> Call:
         """The call of this rank's heads."""

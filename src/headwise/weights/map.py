@@ -20,6 +20,7 @@ from headwise import shapes
 from headwise.errors import CheckpointError, HeadwiseError, MapIndexError, OptionError, StaleMapError, need
 from headwise.masks import Mask, prefix
 from headwise.masks.composite import plan_from_json, plan_to_json, put_together, take_apart
+from headwise.masks.mask import Not
 from headwise.weights import display, readings, streaming
 from headwise.weights.indexing import AXES, LIMIT, axis_of, block_axes, brief, check_bytes, pointwise
 from headwise.weights.panel import (
@@ -114,6 +115,11 @@ class AttentionMap(TensorLike):
         return torch.Size((*self._query.shape[:3], S))
 
     @property
+    def _whole_shape(self) -> tuple[int, ...]:
+        """(B, H, T, S) of the map that this is a part of."""
+        return tuple(self.shape if self._frame is None else self._frame[3:])
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype of the query and of dense weights.
 
@@ -173,7 +179,7 @@ class AttentionMap(TensorLike):
         """
         source = self._with_keys("to_tensor()")
         check_bytes(self.numel(), self.dtype, limit, "to_tensor()")
-        if source.learns:
+        if source.learns or torch.compiler.is_compiling():
             return source.block(slice(None)).weights.to(self.dtype)
         B, H, T, S = self.shape
         written = streaming.dense_by_kernel(source, range(S), self.dtype)
@@ -215,7 +221,8 @@ class AttentionMap(TensorLike):
         """
         source = self._source()
         probe = checked_probe(probe, source)
-        mask = ~probe if source.mask is None else source.mask & ~probe
+        others = Not(probe)  # not `~probe`, which torch.compile cannot trace
+        mask = others if source.mask is None else source.mask & others
         scoring = dataclasses.replace(self._scoring, mask=mask)
         return self._of(dataclasses.replace(source, scoring=scoring, log_sum_exp=None))
 
@@ -396,6 +403,7 @@ class AttentionMap(TensorLike):
         """
         from headwise.weights.summary import Summary
 
+        streaming.check_not_compiling("summary()")
         return Summary.of(self, ids, delimiters)
 
     def plot(
@@ -419,6 +427,7 @@ class AttentionMap(TensorLike):
             sample: which sample of the batch.
             ax: axes to draw on, one for each head; by default new ones.
         """
+        streaming.check_not_compiling("plot()")
         return display.plot(self, head, tokens=tokens, keys=keys, sample=sample, ax=ax)
 
     def _repr_html_(self) -> str:
@@ -475,6 +484,7 @@ class AttentionMap(TensorLike):
 
     def save(self, path: str | Path) -> None:
         """Write the map to a safetensors file; see `AttentionMap.load`."""
+        streaming.check_not_compiling("save()")
         safetensors = need("safetensors.torch", "save", "saved maps")
         weights = self.detach()
         weights._with_keys("save()")
@@ -540,6 +550,8 @@ class AttentionMap(TensorLike):
                 "the query, key, mask or bias of this map was changed in place after the map was made, so its weights "
                 "cannot be computed anymore. Read the map before the change, or keep weights.clone()."
             )
+        if self._scoring.applied is not None and self._scoring.applied.held is None:
+            self._scoring = self._scoring.settled(self._whole_shape, self.device, self.dtype)
         if self._frame is None:
             return Source.whole(self._query, self._key, self._scoring, self._lse)
         return Source(self._query, self._key, self._scoring, self._frame, self._lse, shards=self._shards)

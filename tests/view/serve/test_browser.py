@@ -61,7 +61,7 @@ def test_a_text_is_typed_and_the_atlas_appears(live, page):
     found = page.evaluate("document.getElementById('headwise').headwise.stage.shown[0].tiles.value(5, 4)")
     look = next(iter(live.runs._kept.values()))
     assert found == pytest.approx(float(look.layer(1)[0, 4, 5, 4]), abs=1e-6)
-    page.reload()  # the cookie opens it again
+    page.reload()  # the tab has kept the token
     page.wait_for_selector(".live option", state="attached")
 
 
@@ -278,15 +278,16 @@ def elsewhere():
 
 
 def test_another_page_of_the_same_browser_gets_nothing(live, page, elsewhere):
-    page.goto(live.address)  # the cookie is there
+    page.goto(live.address)
     page.wait_for_selector(".live option", state="attached")
-    root = live.address.partition("?")[0]
+    root = live.address.partition("#")[0]
     page.goto(elsewhere)
+    assert page.evaluate("[document.cookie, sessionStorage.length]") == ["", 0]
     asked = """async ([address, options]) => {
       try { const answer = await fetch(address, options); return `${answer.type} ${answer.status}`; }
       catch (error) { return "refused"; }
     }"""
-    own = {"credentials": "include", "headers": {"X-Headwise": "1"}}
+    own = {"credentials": "include", "headers": {"Authorization": "Bearer guessed"}}
     post = {"method": "POST", "body": "hello", "headers": {"Content-Type": "text/plain"}}
     before = len(live.runs._kept)
     assert page.evaluate(asked, [f"{root}api/models", own]) == "refused"
@@ -311,7 +312,43 @@ def test_a_name_that_is_made_to_point_here_is_refused(live, browser):
     context = browser.new_context()
     tab = context.new_page()
     port = live.door.port
-    answer = tab.goto(f"http://localtest.localhost:{port}/?token={TOKEN}")  # browsers send .localhost here
+    answer = tab.goto(f"http://localtest.localhost:{port}/#token={TOKEN}")  # browsers send .localhost here
     assert answer.status == 403
     assert "does not name this server" in tab.inner_text("body")
     context.close()
+
+
+def test_another_server_of_this_computer_never_gets_the_token(live, browser):
+    heard = []
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_GET(self):
+            heard.append((self.path, dict(self.headers)))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Listener)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    context = browser.new_context()
+    tab = context.new_page()
+    tab.goto(live.address)
+    tab.wait_for_selector(".live option", state="attached")
+    tab.goto(f"http://127.0.0.1:{server.server_port}/")
+    context.close()
+    server.shutdown()
+    server.server_close()
+    assert heard
+    assert TOKEN not in repr(heard)
+
+
+def test_a_tab_without_the_token_asks_for_the_address(live, page):
+    page.goto(live.address.partition("#")[0])
+    page.wait_for_selector(".banner.locked")
+    assert "needs the token" in page.inner_text(".banner")
+    page.fill(".banner .address", live.address)
+    page.click(".banner button")
+    page.wait_for_selector(".live option", state="attached")
+    page.troubles.clear()  # the browser notes the refusal

@@ -1,15 +1,17 @@
 """The process: it says where it is, ends when it is told to, and says what keeps it from starting."""
 
+import contextlib
 import os
 import signal
 import socket
+import time
 
 import httpx
 import pytest
 
 from headwise.cli import main
 from headwise.view.serve import server as server_module
-from serving import TEXT, Process, begun, looked, until
+from serving import OWN, TEXT, Process, begun, listening, looked, until
 
 
 def test_it_says_where_it_is_and_runs_a_text_and_says_nothing_of_it():
@@ -104,12 +106,12 @@ def test_the_browser_is_shown_a_file_that_only_the_user_can_read(monkeypatch, tm
     monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr("threading.Timer", lambda _, run, given: type("Now", (), {"start": lambda self: run(*given)})())
-    with server_module._browser("http://127.0.0.1:1/?token=x", True):
+    with server_module._browser("http://127.0.0.1:1/#token=x", True):
         path = opened[0].removeprefix("file://")
         assert "token=x" not in path
         assert os.stat(os.path.dirname(path)).st_mode & 0o077 == 0  # noqa: PTH116, PTH120
         with open(path) as file:  # noqa: PTH123
-            assert "url=http://127.0.0.1:1/?token=x" in file.read()
+            assert "url=http://127.0.0.1:1/#token=x" in file.read()
     assert not os.path.exists(path)  # noqa: PTH110
 
 
@@ -135,3 +137,39 @@ def test_a_model_that_cannot_be_opened_is_told_when_it_is_asked_for(client_of, t
     answer = client.post("/api/runs", json={"text": TEXT, "model": "broken"})
     assert answer.status_code == 422
     assert "weights.safetensors is not in" in answer.json()["error"]
+
+
+def test_connections_that_say_nothing_are_closed_and_do_not_keep_the_owner_out(monkeypatch):
+    monkeypatch.setattr(server_module, "HEADER_SECONDS", 0.5)
+    with listening() as server, contextlib.ExitStack() as silent:
+        place = ("127.0.0.1", server.door.port)
+        opened = [silent.enter_context(socket.create_connection(place)) for _ in range(300)]
+        for connection in opened[::2]:
+            connection.sendall(b"GET /api/models HTTP/1.1\r\nHost: ")  # and no more
+        with httpx.Client(headers=OWN) as owner:
+            answer = owner.get(f"http://127.0.0.1:{place[1]}/api/models")
+            assert answer.status_code == 200
+            time.sleep(1.0)
+            assert all(_is_closed(connection) for connection in opened)
+            assert owner.get(f"http://127.0.0.1:{place[1]}/api/models").status_code == 200
+
+
+def _is_closed(connection):
+    connection.settimeout(1.0)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_a_header_that_stops_half_way_after_an_answer_is_given_up(monkeypatch):
+    monkeypatch.setattr(server_module, "HEADER_SECONDS", 0.3)
+    with listening() as server, socket.create_connection(("127.0.0.1", server.door.port)) as connection:
+        host = f"127.0.0.1:{server.door.port}".encode()
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
+        assert connection.recv(15) == b"HTTP/1.1 200 OK"
+        connection.sendall(b"GET / HTTP/1.1\r\n")
+        time.sleep(0.8)
+        connection.setblocking(False)
+        while connection.recv(2**16):
+            pass  # ends with b"", or raises if the connection is still open

@@ -167,7 +167,7 @@ def test_maps_of_a_run_with_silent_heads_are_those_of_the_model_without_them(cli
     expected = maps["blocks.1.attention"][0, 2, 9].sort(descending=True).values
     assert row["weights"] == pytest.approx(expected[: len(row["weights"])].tolist(), abs=1e-5)
     looked(client, model="small")
-    assert "_silent" not in vars(client.server.runs.models["small"].gpt.blocks[0].attention)
+    assert "_attached" not in vars(client.server.runs.models["small"].gpt.blocks[0].attention)
 
 
 def test_what_a_text_gives_with_all_heads_is_computed_once(client, monkeypatch):
@@ -255,8 +255,8 @@ def test_a_run_is_ended_between_layers_and_the_model_is_left_as_it_was(client, m
     assert look.maps == {}
     layer = client.server.runs.models["small"].gpt.blocks[0].attention
     assert not layer._forward_pre_hooks
-    assert "_silent" not in vars(layer)
-    assert "_watchers" not in vars(layer)
+    assert "_attached" not in vars(layer)
+    assert "_attached" not in vars(layer)
 
 
 def test_a_run_that_waits_can_be_ended(client, monkeypatch):
@@ -287,6 +287,13 @@ def test_the_oldest_runs_are_forgotten(client_of):
     ids = [looked(client, f"Text {i}", model="small")["id"] for i in range(4)]
     states = [client.get(f"/api/runs/{id}").status_code for id in ids]
     assert states == [404, 404, 200, 200]
+
+
+def test_runs_without_maps_are_forgotten_like_the_others(client_of):
+    client = client_of(dataclasses.replace(Limits(), runs=3))
+    for _ in range(6):
+        looked(client, model="small", maps=False)
+    assert len(client.server.runs._kept) == 3
 
 
 def test_runs_are_forgotten_where_their_maps_take_too_much(client_of):

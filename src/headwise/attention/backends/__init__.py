@@ -5,14 +5,17 @@ import warnings
 import torch
 
 from headwise.attention.backends.base import Backend, Call
-from headwise.attention.backends.blocks import SHORTEST, QueryBlocks
+from headwise.attention.backends.blocks import QueryBlocks
 from headwise.attention.backends.dense import RowByRow, Whole
 from headwise.attention.backends.flex import FlexKernel
 from headwise.attention.backends.sdpa import Ordinary, Sdpa
+from headwise.attention.backends.shared import SharedKeys
 from headwise.attention.backends.triangles import Triangles
+from headwise.attention.backends.widened import SHORTEST, Widened
 
-BLOCKS, ORDINARY = QueryBlocks(), Ordinary()
-BACKENDS: tuple[Backend, ...] = (BLOCKS, Triangles(), FlexKernel(), Sdpa(), RowByRow(), Whole())
+BLOCKS, ORDINARY, SDPA, SHARED = QueryBlocks(), Ordinary(), Sdpa(), SharedKeys()
+WIDENED = Widened([BLOCKS, SDPA, SHARED])
+BACKENDS: tuple[Backend, ...] = (WIDENED, BLOCKS, Triangles(), FlexKernel(), SDPA, SHARED, RowByRow(), Whole())
 
 
 def choose(call: Call) -> Backend:
@@ -22,7 +25,7 @@ def choose(call: Call) -> Backend:
         # The table's own answer at a tenth of the cost, during which a GPU would wait for its next kernel. A compiled
         # graph must not look at the length, which would fix it.
         short = not torch.compiler.is_compiling() and query.size(2) < SHORTEST
-        if query.is_cuda or short or BLOCKS.refuses(call) is not None:
+        if query.is_cuda or short or (WIDENED.refuses(call) and BLOCKS.refuses(call)):
             return ORDINARY
     for backend in BACKENDS:
         if backend.refuses(call) is None:

@@ -1,8 +1,10 @@
-"""Query blocks on the CPU: each block is multiplied only with keys it can see; short bfloat16 uses plain products.
+"""Query blocks on the CPU: each block is multiplied only with keys it can see.
 
 torch's CPU kernel walks over keys in steps of 512 and skips nothing under a bias, so causal attention over 512 tokens
 and every sliding window compute many hidden scores. In blocks, hidden keys are sliced away. For short bfloat16
-sequences two matrix products and a softmax beat the kernel. `TABLE` holds what was measured and alone decides.
+sequences two matrix products and a softmax beat the kernel, but they round scores to bfloat16, so they are used only if
+`torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)` allows it. `TABLE` holds what was measured and alone
+decides.
 """
 
 import math
@@ -12,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise.attention.backends.base import Backend, Call, repeat_heads
+from headwise.attention.backends.base import BEYOND_SDPA, Backend, Call, repeat_heads
 from headwise.masks import Causal, Mask
 from headwise.masks.lowering import simplify
 
@@ -38,7 +40,7 @@ TABLE = {
     (True, "causal"): Rule("products", 48, 512, 128, 1536),
     # T = 512: window(128) 0.34×, 0.32×; with padding 0.70×, 0.58×
     (True, "mask"): Rule("products", 48, 512, 128, 1536),
-}  # "products" round scores to bfloat16. They would win up to T = 1024, but no row longer than 512 is rounded.
+}  # "products" round scores to bfloat16. They would win up to T = 1024, but no row longer than 512 is ever rounded.
 SHORTEST = min(rule.shortest for rule in TABLE.values())
 # Masks that torch accepts only as a bias, under which it skips nothing: windows, padding or documents with causal.
 BIASED = (
@@ -75,6 +77,8 @@ class QueryBlocks(Backend):
 
 def in_blocks(call: Call, rule: Rule) -> Tensor:
     """What every head reads, (B, H, T, Dv), computed block by block."""
+    if rule.engine == "fused" and call.uneven:
+        return in_blocks(call.even(), rule)[..., : call.value.size(3)]
     T, S = call.query.shape[2], call.key.shape[2]
     call = call._replace(scoring=call.scoring.simplified(T, S))
     mask = call.scoring.mask
@@ -96,12 +100,12 @@ def choose_rule(call: Call) -> Rule | str:
     if query.numel() == 0 or value.numel() == 0:
         return "an axis has size 0"
     if scoring.beyond_sdpa:
-        return "torch's fused attention supports neither soft-cap nor sinks nor relative positions"
+        return BEYOND_SDPA
     B, H, T, _ = query.shape
     S = key.shape[2]
     mask = simplify(scoring.mask, T, S)
     half, hiding = query.dtype == torch.bfloat16, what_hides(mask, scoring.bias, T, S)
-    rule = TABLE.get((half, hiding))
+    rule = None if half and not may_round() else TABLE.get((half, hiding))
     if rule is not None and rule.shortest <= T <= rule.longest and rule.longest >= S and rule.queries <= B * H * T:
         size = B * H * T * S * query.element_size()
         if rule.engine == "products" and size > PRODUCT_BYTES:
@@ -120,6 +124,11 @@ def choose_rule(call: Call) -> Rule | str:
     if rule is None or share_left(mask, T, S, rule.rows) > WORTHWHILE:
         return "the mask leaves most keys of a block visible"
     return rule
+
+
+def may_round() -> bool:
+    """Whether torch's switch allows attention to round scores to half precision, which is faster; not by default."""
+    return torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
 
 
 def what_hides(mask: Mask | None, bias: Tensor | None, T: int, S: int) -> str:

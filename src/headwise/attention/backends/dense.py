@@ -12,7 +12,7 @@ from headwise.weights.source import Source, full_precision, row_blocks
 
 
 class Whole(Backend):
-    """`reference.attend` on the whole T×S grid."""
+    """`reference.attend` on the whole T×S grid, in full precision: what a compiled graph runs if no kernel can."""
 
     name = "reference"
     summary = "the reference, with the whole T×S matrix"
@@ -25,11 +25,17 @@ class Whole(Backend):
         visible = scoring.visible(query.shape[2], key.shape[2], query.device)
         bias = scoring.whole_bias(query, key.shape[2])
         options: dict[str, Any] = {"scale": scoring.scale, "softcap": scoring.softcap, "sinks": scoring.learnable[1]}
-        return reference.attend(query, key, value, visible=visible, bias=bias, dropout=dropout, **options)[0]
+        if scoring.score is not None:
+            grid = scoring.whole_grid(query, key.shape[2])
+            options["score"] = lambda scores, *_: scoring.changed(scores, grid)
+        heads = (x.to(scoring.precision(query.dtype)) for x in (query, key, value))
+        with full_precision(query):
+            read, _ = reference.attend(*heads, visible=visible, bias=bias, dropout=dropout, **options)
+        return read.to(value.dtype)
 
     def dense_bytes(self, call: Call) -> int:
         B, H, T, _ = call.query.shape
-        return B * H * T * call.key.shape[2] * call.query.element_size()
+        return B * H * T * call.key.shape[2] * torch.finfo(call.scoring.precision(call.query.dtype)).bits // 8
 
 
 BLOCK_BYTES = 2**26  # scores of one block
@@ -54,11 +60,8 @@ class RowByRow(Backend):
         S = key.shape[2]
         source = Source.whole(query, key, scoring.simplified(T, S))
         blocks = row_blocks(T, B * H * S * torch.finfo(source.precise).bits // 8, BLOCK_BYTES)
-        learning = torch.is_grad_enabled() and any(
-            x is not None and x.requires_grad for x in (query, key, value, *scoring.learnable)
-        )
         # Recomputing a block needs saved-tensor hooks, which torch.func does not support.
-        if len(blocks) == 1 or not learning or torch._C._functorch.peek_interpreter_stack() is not None:
+        if len(blocks) == 1 or not call.learns or torch._C._functorch.peek_interpreter_stack() is not None:
             parts = [read_block(source, value, rows, dropout) for rows in blocks]
         else:
             parts = [_computed_again(source, value, rows, dropout) for rows in blocks]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from headwise.attention.backends.base import Backend, Call, repeat_heads
+from headwise.attention.backends.base import BEYOND_SDPA, Backend, Call, repeat_heads
 from headwise.masks import Causal
 from headwise.masks.lowering import lower, simplify
 
@@ -26,10 +26,16 @@ class Sdpa(Backend):
         if call.query.numel() == 0 or call.value.numel() == 0:
             return "an axis has size 0, for which some fused kernels return nothing"
         if call.scoring.beyond_sdpa:
-            return "torch's fused attention supports neither soft-cap nor sinks nor relative positions"
+            return BEYOND_SDPA
+        if call.repeats_keys:
+            return (
+                "grouped heads whose keys and values differ in width have no fused kernel: every key would be repeated"
+            )
         return None
 
     def run(self, call: Call) -> Tensor:
+        if call.uneven:
+            return self.run(call.even())[..., : call.value.size(3)]
         return F.scaled_dot_product_attention(**arguments(call))
 
     def dense_bytes(self, call: Call) -> int:
@@ -43,6 +49,9 @@ class Sdpa(Backend):
         return B * H * T * S * query.element_size()
 
     def run_with_lse(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        if call.uneven:
+            output, lse = self.run_with_lse(call.even())
+            return output[..., : call.value.size(3)], lse
         if not hands_out_lse(call):
             return self.run(call), None
         given = arguments(call)
@@ -62,7 +71,7 @@ class Ordinary(Sdpa):
     def run(self, call: Call) -> Tensor:
         query, key, value, scoring, dropout = call
         grouped = call.grouped
-        if grouped and query.is_cuda and query.dtype not in HALF:
+        if (grouped and query.is_cuda and query.dtype not in HALF) or query.size(3) != value.size(3):
             return super().run(call)
         causal = scoring.mask is not None
         return F.scaled_dot_product_attention(

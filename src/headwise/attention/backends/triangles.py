@@ -38,7 +38,7 @@ class Triangles(Backend):
         query, key, value, scoring, _ = call
         T, S = query.shape[2], key.shape[2]
         if scoring.bias is not None or scoring.beyond_sdpa:
-            return "it supports no bias, soft-cap, relative positions or sinks"
+            return "it supports no bias, soft-cap, relative positions, sinks or score function"
         if query.dtype not in HALF or query.shape[3] not in WIDTHS or not kernels_by_name(call):
             return "it is for head dimensions 64 to 128 in 16 bit, without dropout, autocast, tracing or transforms"
         size = window_size(simplify(scoring.mask, T, S))
@@ -65,12 +65,12 @@ class Triangles(Backend):
 
 def window_size(mask: Mask | None) -> int | None:
     """How many keys a query sees under a causal window, including itself; None for any other mask."""
-    if type(mask) is Window and mask.right == 0:
-        return mask.left + 1
+    if type(mask) is Window and mask.ahead == 0:
+        return mask.back + 1
     if isinstance(mask, Both):
         for one, other in ((mask.a, mask.b), (mask.b, mask.a)):
             if type(one) is Causal and type(other) is Window:
-                return other.left + 1
+                return other.back + 1
     return None
 
 

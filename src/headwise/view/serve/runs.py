@@ -298,8 +298,8 @@ class Runs:
         if not run.off:
             run.with_all_heads = run.outcome
             self._remember(run, run.outcome)
+        self._make_room(run)
         if run.wants_maps:
-            self._make_room(run)
             run.measure()
         if not run.wants_maps or run.rows == run.T:
             run.reached(Stage.FINISHED, 1.0)

@@ -1,5 +1,6 @@
 """The server process: a listening socket, a clean shutdown, and clear errors if the server cannot start."""
 
+import asyncio
 import contextlib
 import errno
 import json
@@ -13,8 +14,10 @@ import threading
 import webbrowser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headwise.errors import OptionError
 from headwise.view.serve.app import Server
@@ -26,6 +29,8 @@ ANY = ("0.0.0.0", "::", "")  # noqa: S104 - listed to be refused without --allow
 LOCAL = ("127.0.0.1", "::1", "localhost")
 SECRET = "HEADWISE_TOKEN"  # noqa: S105 - a name, not a secret
 SHORTEST = 16  # characters of a token that a user chooses
+MOST_STRANGERS = 64  # connections without the token; beyond that the oldest is closed
+HEADER_SECONDS = 5.0  # to send the header of a request
 
 
 def serve(
@@ -65,7 +70,7 @@ def serve(
         door = Door(listener.getsockname()[1], token, (own, *names))
         server = Server(models, door, limits)
         process = Process(config_of(server))
-        address = f"http://{own}:{door.port}/?token={token}"
+        address = f"http://{own}:{door.port}/#token={token}"
         _announce(address, host, as_json)
         with _browser(address, open_browser), _until(seconds, process):
             process.run(sockets=[listener])
@@ -78,9 +83,11 @@ def serve(
 
 
 def config_of(server: Server) -> uvicorn.Config:
-    """No access log, few connections, and a quick shutdown."""
+    """No access log, few connections, no waiting for those that say nothing, and a quick shutdown."""
+    protocol = type("Connection", (Connection,), {"door": server.door, "strangers": {}})
     return uvicorn.Config(
         server.app(),
+        http=protocol,
         access_log=False,
         log_level="warning",
         server_header=False,
@@ -88,6 +95,58 @@ def config_of(server: Server) -> uvicorn.Config:
         limit_concurrency=256,
         timeout_graceful_shutdown=3,
     )
+
+
+class Connection(H11Protocol):
+    """A connection that must be quick and, if there are many, know the token; `config_of` makes a class per server.
+
+    Other programs of this computer can open connections and say nothing. They must not keep the owner out.
+    """
+
+    door: Door
+    strangers: dict["Connection", None]  # without the token so far, oldest first
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin the time for a header; close the oldest stranger if there are too many."""
+        super().connection_made(transport)
+        self.strangers[self] = None
+        self._deadline = self.loop.call_later(HEADER_SECONDS, self._give_up)
+        if len(self.strangers) > MOST_STRANGERS:
+            oldest = next(iter(self.strangers))
+            del self.strangers[oldest]
+            oldest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._stop_waiting()
+        self.strangers.pop(self, None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Wait for the rest of a header that has begun; note whether a complete one has the token."""
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:
+            self._stop_waiting()
+            given = dict(self.headers or ()).get(b"authorization", b"").decode("latin-1")
+            if self.door.opens(given):
+                self.strangers.pop(self, None)
+        elif self._deadline is None and self._is_between_requests():
+            self._deadline = self.loop.call_later(HEADER_SECONDS, self._give_up)
+
+    def _is_between_requests(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self._deadline = None
+        if self._is_between_requests():
+            self.transport.abort()
 
 
 class Process(uvicorn.Server):

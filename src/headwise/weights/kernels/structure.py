@@ -41,7 +41,7 @@ def structure_of(mask: Mask | None, source: Source) -> Structure | None:
     if type(mask) is Causal:
         return Structure(right=0)
     if type(mask) is Window:
-        return Structure(min(mask.left, FAR), min(mask.right, FAR))
+        return Structure(min(mask.back, FAR), min(mask.ahead, FAR))
     if type(mask) is Offset and abs(mask.n) < FAR:
         return Structure(mask.n, -mask.n)
     if type(mask) is Documents:

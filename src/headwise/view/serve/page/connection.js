@@ -1,4 +1,6 @@
-// The connection to the server: it adds the header that identifies this page, and turns failures into messages.
+// The connection to the server: it sends the token with every request, and turns failures into messages.
+
+const TOKEN = "headwise: token"; // kept by the browser for this tab only
 
 class Lost extends Error {} // the server does not respond
 class Locked extends Error {} // the server does not accept our token: it was restarted
@@ -11,17 +13,27 @@ class Refused extends Error {
 
 class Connection {
   constructor() {
-    this.token = null; // only while the cookie is from before a restart
+    this.token = this.brought() || held();
     this.onlost = () => {};
     this.onlocked = () => {};
   }
 
+  // The token of the address, which it is removed from.
+  brought() {
+    const found = new URLSearchParams(location.hash.slice(1));
+    const token = found.get("token");
+    if (token === null) return null;
+    found.delete("token");
+    history.replaceState(history.state, "", location.pathname + (found.size ? `#${found}` : ""));
+    hold(token);
+    return token;
+  }
+
   async ask(path, options = {}) {
-    const headers = { "X-Headwise": "1", ...options.headers };
-    if (this.token) headers.Authorization = `Bearer ${this.token}`;
+    const headers = { ...options.headers, Authorization: `Bearer ${this.token}` };
     let answer;
     try {
-      answer = await fetch(path, { ...options, headers, cache: "no-store", credentials: "same-origin", redirect: "error" });
+      answer = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit", redirect: "error" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       this.onlost();
@@ -55,12 +67,28 @@ class Connection {
     }
   }
 
-  // Takes an address with a token, or the token itself; the response sets a new cookie.
+  // Takes an address with a token, or the token itself.
   async unlock(given) {
-    const match = /[?&]token=([\w-]+)/.exec(given);
+    const match = /[#?&]token=([\w-]+)/.exec(given);
     this.token = match ? match[1] : given.trim();
-    await this.ask(`/?token=${encodeURIComponent(this.token)}`);
-    this.token = null;
+    await this.ask("/api/models");
+    hold(this.token);
+  }
+}
+
+function held() {
+  try {
+    return sessionStorage.getItem(TOKEN);
+  } catch {
+    return null; // there is no storage: after a reload the page asks for the address
+  }
+}
+
+function hold(token) {
+  try {
+    sessionStorage.setItem(TOKEN, token);
+  } catch {
+    // As above.
   }
 }
 

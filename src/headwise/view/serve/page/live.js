@@ -37,7 +37,6 @@ class Live {
   }
 
   async start() {
-    if (new URLSearchParams(location.search).has("token")) history.replaceState(history.state, "", location.pathname + location.hash);
     try {
       await this.offer();
       this.resume();
@@ -259,9 +258,9 @@ class Live {
     if (this.banner.classList.contains("locked")) return;
     this.turn++;
     this.busy(false);
-    const address = el("input", { type: "text", class: "find address", "aria-label": "New address", placeholder: "http://127.0.0.1:8765/?token=…", autocomplete: "off" });
+    const address = el("input", { type: "text", class: "find address", "aria-label": "New address", placeholder: "http://127.0.0.1:8765/#token=…", autocomplete: "off" });
     const form = el("form", { onsubmit: (event) => { event.preventDefault(); this.unlock(address.value); } }, address, el("button", { class: "act", text: "Continue" }));
-    this.warn("The server was restarted and has a new token. Your text is kept here: to continue, paste the address that the server printed.", form);
+    this.warn(this.connection.token ? "The server was restarted and has a new token. Your text is kept here: to continue, paste the address that the server printed." : "This page needs the token of the server: paste the address that the server printed.", form);
     this.banner.classList.add("locked");
   }
 
@@ -271,7 +270,6 @@ class Live {
       await this.connection.unlock(address);
       await this.offer();
     } catch (error) {
-      this.connection.token = null;
       return undefined;
     }
     return this.returned();

@@ -9,13 +9,15 @@ from headwise.attention.backends.blocks import QueryBlocks
 from headwise.attention.backends.dense import RowByRow, Whole
 from headwise.attention.backends.flex import FlexKernel
 from headwise.attention.backends.sdpa import Ordinary, Sdpa
+from headwise.attention.backends.selected import SelectedBlocks
 from headwise.attention.backends.shared import SharedKeys
 from headwise.attention.backends.triangles import Triangles
 from headwise.attention.backends.widened import SHORTEST, Widened
 
-BLOCKS, ORDINARY, SHARED, SDPA = QueryBlocks(), Ordinary(), SharedKeys(), Sdpa()
-WIDENED = Widened([BLOCKS, SDPA])
-BACKENDS: tuple[Backend, ...] = (WIDENED, BLOCKS, Triangles(), FlexKernel(), SHARED, SDPA, RowByRow(), Whole())
+BLOCKS, ORDINARY, SELECTED, SHARED, SDPA = QueryBlocks(), Ordinary(), SelectedBlocks(), SharedKeys(), Sdpa()
+WIDENED = Widened([SELECTED, BLOCKS, SDPA])
+ON_CPU: tuple[Backend, ...] = (WIDENED, SELECTED, BLOCKS)
+BACKENDS: tuple[Backend, ...] = (*ON_CPU, Triangles(), FlexKernel(), SHARED, SDPA, RowByRow(), Whole())
 
 
 def choose(call: Call) -> Backend:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.attention.backends.base import Backend, Call
+from headwise.attention.backends.base import BEYOND_SDPA, Backend, Call
 from headwise.attention.backends.blocks import Rule, choose_rule
 from headwise.attention.backends.sdpa import HALF
 from headwise.weights.scoring import narrow
@@ -45,7 +45,7 @@ class Widened(Backend):
         if query.size(2) < SHORTEST or query.numel() == 0 or call.value.numel() == 0:
             return "there are too few queries for a conversion to pay"
         if call.scoring.beyond_sdpa:
-            return "torch's fused attention supports neither soft-cap nor sinks nor relative positions"
+            return BEYOND_SDPA
         if query.dtype == torch.bfloat16 and call.key.size(2) > LONGEST and call.learns:
             return "torch's kernel for bfloat16 is faster at this length, with its backward pass"
         rule = choose_rule(call)

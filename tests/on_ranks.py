@@ -18,7 +18,21 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint as again
 
 import headwise
-from headwise import MultiHeadAttention, RelativeBias, Scoring, alibi, causal, documents, padding, rotary, window
+from headwise import (
+    MultiHeadAttention,
+    Norms,
+    RelativeBias,
+    Scoring,
+    alibi,
+    causal,
+    cosine,
+    documents,
+    longrope,
+    padding,
+    rotary,
+    temperature,
+    window,
+)
 from headwise.attention.backends import Call
 from headwise.masks import Extent, Mask
 from headwise.models import GPT, GPTConfig
@@ -60,6 +74,10 @@ LAYERS = {
     "softcap": {"softcap": 3.0, "scale": 0.7, "causal": True},
     "qk_norm": {"qk_norm": "head", "position": rotary(), "kv": 4, "causal": True},
     "own norm": {"qk_norm": torch.nn.LayerNorm},
+    "gate": {"gate": "element", "kv": 4, "causal": True, "position": temperature(0.3, 4)},
+    "gate per head": {"gate": "head", "bias": False, "position": rotary() + temperature(0.2, 3), "causal": True},
+    "cosine": {"qk_norm": cosine(2.0), "scale": 1.0, "kv": 4},
+    "norms": {"qk_norm": Norms("head", "unweighted", value="head", after=True), "position": rotary()},
 }
 
 
@@ -94,7 +112,8 @@ def heads_are_shared_out(name):
         optimiser.step()
     for (place, ours), theirs in zip(many.named_parameters(), one.parameters(), strict=True):
         close(whole(ours), theirs, msg=lambda m, place=place: f"{place}: {m}")
-    small = 2 * sum(1 for _ in one.q_norm.parameters()) if one.q_norm is not None else 0
+    norms = [norm for norm in (one.q_norm, one.k_norm, one.v_norm) if norm is not None]
+    small = sum(1 for norm in norms for name, _ in norm.named_parameters() if name not in getattr(norm, "sharded", ()))
     return forward.get_total_counts(), backward.get_total_counts() - small
 
 
@@ -154,6 +173,15 @@ def a_model_generates_with_its_cache_shared_out():
     assert torch.equal(many.generate([0, 5, 7], 80, temperature=0), one.generate([0, 5, 7], 80, temperature=0))
 
 
+def a_model_without_a_seed_draws_the_same_tokens_on_every_rank():
+    many = tensor_parallel(gpt(), mesh())
+    drawn = [many.generate([0, 5, 7], 20, temperature=2.0) for _ in range(2)]
+    told = [None] * dist.get_world_size()
+    dist.all_gather_object(told, drawn)
+    assert all(torch.equal(a, b) for other in told for a, b in zip(other, drawn, strict=True))
+    assert not torch.equal(*drawn)
+
+
 def the_rest_of_a_model_is_cut_by_torchs_own_plans():
     """The feed-forward part by column and row; gradients of DTensors and others are clipped together."""
     one = gpt()
@@ -185,6 +213,7 @@ def refused(name):
         "width": (layer_of(qk_norm="width"), mesh()),
         "open": (layer_of(out_proj=False), mesh()),
         "adapter": (adapted, mesh()),
+        "gate": (layer_of(gate=torch.nn.Linear(48, 48)), mesh()),
         "twice": (twice, mesh()),
         "none": (torch.nn.Linear(3, 5), mesh()),
         "mesh": (layer_of(), mesh(2, 2)),
@@ -321,6 +350,9 @@ def what_one_rank_cannot_answer_is_said():
         "dropout": lambda: context_parallel(layer_of(dropout=0.5), mesh())(x),
         "twice": lambda: context_parallel(layer, mesh()),
         "learned": lambda: context_parallel(gpt(position="learned"), mesh()),
+        "by length": lambda: context_parallel(
+            layer_of(position=rotary(scaling=longrope(4, 8, [1.0] * 3, [2.0] * 3))), mesh()
+        ),
         "length": lambda: shard_sequence(torch.zeros(B, 13), mesh()),
         "odd": lambda: layer(x[:, :5]),
         "uneven": lambda: found.select(rows=slice(dist.get_rank(), 4)).gather(),

@@ -227,7 +227,7 @@ def test_watch_collects_every_layer_also_while_a_text_is_generated():
     for call in calls:
         torch.testing.assert_close(call.sum(-1), torch.ones(call.shape[:3]), rtol=1e-4, atol=1e-5)
     assert calls[-1]._query.untyped_storage().nbytes() < 100, "the whole cache of keys is kept"
-    assert not any("_watchers" in module.__dict__ for module in model.modules())
+    assert not any("_attached" in module.__dict__ for module in model.modules())
 
 
 def test_models_train_on_our_core():

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from headwise import masks
 from headwise.attention.backends import Call, choose
 from headwise.errors import MaskError, MissingExtraError, OptionError
+from headwise.layer.attached import Attached
 from headwise.layer.layer import silenced
 from headwise.masks import Extent, Grid, Mask
 from headwise.masks.mask import placed
@@ -93,12 +94,13 @@ def attention(
     call = Call(query, key, value, scoring, dropout)
     output, lse = choose(call).run_with_lse(call)
     weights = AttentionMap(query, key, scoring, lse)
-    watchers = getattr(module, "_watchers", ())
+    attached: Attached | None = getattr(module, "_attached", None)
+    watchers = () if attached is None else attached.watchers()
     if (watchers or rest.get("output_attentions")) and query.shape[2] < key.shape[2]:
         weights = _without_the_cache(weights, scoring)
     for watcher in watchers:
         watcher(weights)
-    silent = getattr(module, "_silent", ())
+    silent = () if attached is None else attached.silent()
     output = silenced(output, silent) if silent else output
     return output.transpose(1, 2).contiguous(), weights
 

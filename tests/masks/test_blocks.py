@@ -11,6 +11,7 @@ from headwise import (
     AttentionMap,
     MaskError,
     MultiHeadAttention,
+    Scoring,
     attend,
     blocks,
     causal,
@@ -21,7 +22,7 @@ from headwise import (
     reference,
     window,
 )
-from headwise.attention.backends import SELECTED, selected
+from headwise.attention.backends import SELECTED, Call, selected
 from headwise.masks import lowering
 from headwise.masks.mask import Edges, of_heads
 
@@ -113,6 +114,21 @@ def test_gathered_keys_give_output_and_gradients_of_the_whole_mask(kind, size, b
     ours, theirs = (torch.autograd.grad(x.square().sum(), inputs) for x in (found, truth))
     for a, b in zip(ours, theirs, strict=True):
         assert_close_to_truth(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_query_that_sees_no_block_reads_zeros_and_has_a_finite_gradient(dtype):
+    q, k, v = (torch.randn(1, 2, 600, 16, dtype=dtype).requires_grad_() for _ in range(3))
+    mask = blocks([[n if n % 3 else -1] for n in range(10)], 60)
+    call = Call(q, k, v, Scoring(mask), 0.0)
+    assert SELECTED.refuses(call) is None
+    output = SELECTED.run(call)
+    output.float().square().sum().backward()
+    empty = torch.arange(600) // 60 % 3 == 0
+    assert (output[:, :, empty] == 0).all()
+    assert (output[:, :, ~empty] != 0).any()
+    assert (q.grad[:, :, empty] == 0).all()
+    assert all(x.grad.isfinite().all() for x in (q, k, v))
 
 
 def test_the_fast_path_is_taken_where_few_blocks_are_chosen():

@@ -43,6 +43,10 @@ def test_a_model_with_shared_heads_generates_the_same_text(four):
     four.assert_that(on_ranks.a_model_generates_with_its_cache_shared_out)
 
 
+def test_ranks_that_share_heads_draw_the_same_tokens_without_a_seed(four):
+    four.assert_that(on_ranks.a_model_without_a_seed_draws_the_same_tokens_on_every_rank)
+
+
 def test_the_rest_of_a_model_is_cut_by_torchs_own_plans(two):
     two.assert_that(on_ranks.the_rest_of_a_model_is_cut_by_torchs_own_plans)
 
@@ -95,6 +99,7 @@ def test_what_one_rank_cannot_answer_is_said_with_a_cure(two):
         "dropout": "dropout=0.5 on attention weights",
         "twice": "layer '' is already divided over a sequence",
         "learned": "Use one with position='rotary'",
+        "by length": "rotary(10000, longrope), depends on the length of the text",
         "length": "13 tokens cannot be cut into 4 equal chunks, two for each of 2 ranks. Pad it to 16",
         "odd": "this rank was given 5 tokens; expected two chunks",
         "uneven": "the ranks selected [4, 3] of the queries or heads",
@@ -108,6 +113,7 @@ REFUSED = {
     "width": ("OptionError", "qk_norm='width', which normalizes all heads together"),
     "open": ("OptionError", "out_proj=False: its output would be one rank's heads only"),
     "adapter": ("OptionError", "qkv_proj is a Adapter, and only a plain nn.Linear"),
+    "gate": ("OptionError", "a gate of its own, Linear", "Use gate='element', gate='head' or an OutputGate"),
     "twice": ("OptionError", "is already divided over ranks"),
     "none": ("OptionError", "tensor_parallel(Linear): there is no headwise.MultiHeadAttention"),
     "mesh": ("OptionError", "the mesh has 2 axes, of shape (2, 2); expected one: mesh['a']"),

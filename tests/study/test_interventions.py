@@ -1,6 +1,7 @@
 """A silent head adds nothing: the same as a model whose output projection has zeros in that head's columns."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -92,10 +93,10 @@ def test_nothing_is_left_on_the_model_and_contexts_nest():
         plain = gpt(ids)
         with silence(gpt, {"blocks.2.attention": [1]}) as outer:
             with silence(gpt, {"blocks.2.attention": [3]}):
-                assert layer._silent == (1, 3)
-            assert layer._silent == (1,)
+                assert layer._attached.silent() == (1, 3)
+            assert layer._attached.silent() == (1,)
             assert repr(outer) == "Silenced({'blocks.2.attention': (1,)})"
-        assert "_silent" not in vars(layer)
+        assert "_attached" not in vars(layer)
         assert torch.equal(gpt(ids), plain)
         assert torch.backends.mha.get_fastpath_enabled()
 
@@ -135,3 +136,13 @@ def test_logits_of_a_part_are_those_of_the_model():
     ids = torch.arange(5, 16)[None]
     with torch.no_grad():
         torch.testing.assert_close(gpt.logits(gpt.features(ids)[:, 3:7]), gpt(ids)[:, 3:7])
+
+
+def test_heads_are_silent_in_one_thread_and_not_in_another():
+    layer, x = MultiHeadAttention(24, 3).eval(), torch.randn(1, 5, 24)
+    with torch.no_grad(), ThreadPoolExecutor(1) as pool:
+        plain = layer(x)
+        with silence(layer, {"": [0, 2]}):
+            assert torch.equal(pool.submit(torch.no_grad()(layer), x).result(), plain)
+            assert not torch.allclose(layer(x), plain)
+        assert torch.equal(layer(x), plain)

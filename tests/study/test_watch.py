@@ -1,7 +1,12 @@
 """Watching a model collects its maps and leaves nothing behind."""
 
+import asyncio
+import copy
 import gc
+import pickle
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -62,10 +67,11 @@ def test_layers_and_heads_filter():
 def test_statistics_are_taken_on_the_fly_and_nothing_else_is_kept():
     net, x = model(1), torch.randn(1, 5, 24)
     alive = []
-    with watch(net, statistics={"entropy": True, "masses": {"sink": sink()}}) as seen:
-        net[0].attention._watchers = (lambda w: alive.append(weakref.ref(w._query)), *net[0].attention._watchers)
+    with (
+        watch(net, statistics=lambda w: alive.append(weakref.ref(w._query))),
+        watch(net, statistics={"entropy": True, "masses": {"sink": sink()}}) as seen,
+    ):
         net(x)
-        net[0].attention._watchers = net[0].attention._watchers[1:]
     gc.collect()
     assert isinstance(seen["0.attention"], Panel)
     assert seen["0.attention"].entropy.shape == (1, 3, 5)
@@ -82,7 +88,7 @@ def test_nothing_is_left_after_exit_even_if_the_body_raises():
         net(torch.randn(1, 5, 24))
         raise ZeroDivisionError
     assert len(seen) == 3
-    assert all(block.attention._watchers == () for block in net)
+    assert not any("_attached" in vars(block.attention) for block in net)
     count = len(seen.calls["0.attention"])
     net(torch.randn(1, 5, 24))
     assert len(seen.calls["0.attention"]) == count
@@ -99,7 +105,7 @@ def test_watches_nest():
             net(torch.randn(1, 5, 24))
         net(torch.randn(1, 5, 24))
     assert (len(outer.calls["0.attention"]), len(inner.calls["0.attention"])) == (2, 1)
-    assert net[0].attention._watchers == ()
+    assert "_attached" not in vars(net[0].attention)
 
 
 def test_a_watched_map_trains():
@@ -124,7 +130,7 @@ def test_a_model_can_be_copied_and_saved_while_nothing_watches(tmp_path):
     with watch(net):
         net(torch.randn(1, 5, 24))
     torch.save(net.state_dict(), tmp_path / "net.pt")
-    assert "_watchers" not in "".join(net.state_dict())
+    assert "_attached" not in "".join(net.state_dict())
 
 
 def test_bad_requests_are_refused():
@@ -173,3 +179,69 @@ def test_a_layer_that_is_computed_again_for_its_gradient_is_seen_once(use_reentr
         y.sum().backward()
     assert [len(calls) for calls in seen.calls.values()] == [1, 1]
     assert x.grad is not None
+
+
+def test_each_thread_sees_its_own_calls_alone():
+    net = model(2)
+    inputs = [torch.randn(1, 5, 24) for _ in range(6)]
+    start = threading.Barrier(len(inputs))
+
+    def seen_of(x):
+        start.wait()
+        found = []
+        for _ in range(40):
+            with torch.no_grad(), watch(net) as seen:
+                net(x)
+            found.append([len(calls) for calls in seen.calls.values()] == [1, 1] and seen["0.attention"][:])
+        return found
+
+    with torch.no_grad(), ThreadPoolExecutor(len(inputs)) as pool:
+        alone = [net[0].attention(x, return_weights=True)[1][:] for x in inputs]
+        for expected, found in zip(alone, pool.map(seen_of, inputs), strict=True):
+            assert all(torch.equal(weights, expected) for weights in found)
+    assert not any("_attached" in vars(block.attention) for block in net)
+
+
+def test_each_task_sees_its_own_calls_and_those_of_tasks_it_starts():
+    net, x = model(1), torch.randn(1, 5, 24)
+
+    async def call():
+        await asyncio.sleep(0)
+        net(x)
+
+    async def watching(times):
+        with watch(net) as seen:
+            await asyncio.gather(*(call() for _ in range(times)))
+            await asyncio.sleep(0.01)
+        return len(seen.calls["0.attention"])
+
+    async def all_at_once():
+        return await asyncio.gather(*(watching(times) for times in (1, 3, 2)))
+
+    assert asyncio.run(all_at_once()) == [1, 3, 2]
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))],  # noqa: S301 - our own
+    ids=["copy", "pickle"],
+)
+def test_a_copy_made_while_watching_is_not_watched(copied):
+    net, x = model(1), torch.randn(1, 5, 24)
+    with watch(net) as seen:
+        other = copied(net)
+        other(x)
+    other(x)
+    assert len(seen) == 0
+
+
+def test_overlapping_watches_leave_torchs_fast_path_as_it_was():
+    encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(24, 4, 8, batch_first=True), 1).eval()
+    replace(encoder)
+    first, second = watch(encoder), watch(encoder)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__()
+    assert not torch.backends.mha.get_fastpath_enabled()
+    second.__exit__()
+    assert torch.backends.mha.get_fastpath_enabled()

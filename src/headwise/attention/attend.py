@@ -133,6 +133,8 @@ def attend(
         return choose(call).run(call)
     output, lse = choose(call).run_with_lse(call)
     weights = AttentionMap(query, key, call.scoring, lse)
+    if torch.compiler.is_compiling():
+        return output, weights
     # Torch does not track changes to inference tensors, so a map of such tensors gets copies.
     inference = not torch.compiler.is_compiling() and any(
         x.is_inference() for x in (query, key, *call.scoring.tensors())
@@ -164,6 +166,8 @@ def plan(
             raise OptionError(
                 f"relative={scoring.relative!r}: expected alibi(...), or the result of calling a RelativeBias module."
             )
+        if query.is_meta:
+            scoring = dataclasses.replace(scoring, relative=scoring.relative.to(query.device))
         scoring.relative.check(query.shape[1], query.device)
     scoring = scoring.settled(sizes, query.device, query.dtype)
     return Call(query, key, value, dataclasses.replace(scoring, mask=joined), dropout)
@@ -181,6 +185,8 @@ def check_scores(
     if bias is not None:
         shapes.check_attn_bias(bias, B, H, T, S, device)
     found = masks.as_mask(mask, B, T, S)
+    if found is not None and device.type == "meta":  # only shapes matter there
+        found = found.to(device)
     joined = always if found is None else found if always is None else always & found
     if joined is not None:
         joined.check(B, H, T, S, device)

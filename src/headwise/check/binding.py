@@ -457,6 +457,7 @@ class Search:
             with torch.no_grad(), trace:
                 return form.call(instance.thing, inputs)
 
+        lines = dict(instance.repaired.lines)
         try:
             returned = self._repairing(call, instance.sizes, instance.repaired, instance.thing)
         except MemoryError:
@@ -466,6 +467,7 @@ class Search:
             return None
         except Exception as error:  # whatever a learner's code raises is a result
             self.failures.append(self._failure(error, instance, form, trace))
+            instance.repaired = replace(instance.repaired, lines=lines)  # what was repaired in vain does not count
             return None
         trace.returned = [trace.source(leaf) for leaf in leaves(returned)]
         made = {"case": self.case, "form": form, "inputs": inputs, "trace": trace, "returned": returned}
@@ -617,7 +619,11 @@ def bind_as_told(case: Case, build: str | None, call: str | None) -> Bound | Non
     instance = Instance(thing, built, _measured_sizes(thing), Repaired())
     if call is None:
         tried = (search.try_form(replace(instance, repaired=Repaired()), form) for form in forms(thing, instance.sizes))
-        return next((bound for bound in tried if bound is not None), None)
+        found = next((bound for bound in tried if bound is not None), None)
+        if found is None and build is not None and search.failures:
+            error = search.failures[0].error
+            raise OptionError(f"what --build {build!r} gives raises {type(error).__name__}: {error}")
+        return found
     bound = search.try_form(instance, _told_form(call, thing))
     if bound is None and search.failures:
         error = search.failures[-1].error

@@ -242,11 +242,47 @@ class KVCache:
             self._storage.write(parts, before, new)
             found = self._storage.read(S)
         self._lengths = after
+        return found, self._place(before, new, T)
+
+    def _place(self, before: list[int], new: list[int], T: int) -> Place:
+        """Where T queries are, of which `new` are real, after `before` keys of each sample."""
         if len(set(before)) == 1 and set(new) == {T}:
-            return found, Place(None, None, self._dropped)
+            return Place(None, None, self._dropped)
         starts = torch.tensor(before, device=self.device)
         filled = starts + torch.tensor(new, device=self.device)
-        return found, Place(starts[:, None] + torch.arange(T, device=self.device), filled, self._dropped)
+        return Place(starts[:, None] + torch.arange(T, device=self.device), filled, self._dropped)
+
+    def latest(self, T: int, lengths: Sequence[int] | Tensor | None = None) -> Appended:
+        """All keys and values as the last T tokens see them: what `append` returned when it took these in.
+
+        Args:
+            T: how many tokens.
+            lengths: as in `append`.
+        """
+        if self._filled is not None:
+            new = T if lengths is None else self._counted(lengths, T, self.device)
+            starts = self._filled - new
+            key, value = self._storage.read(self.room)
+            return Appended(key, value, starts[:, None] + torch.arange(T, device=self.device), starts + new)
+        counts = self._counts(lengths, T)
+        before = [n - m - self._dropped for n, m in zip(self._lengths, counts, strict=True)]
+        if min(before) < 0:
+            raise CacheError(
+                f"the cache holds {self._lengths} tokens, and the queries are the last {T} of them. First call the "
+                f"layer that appends these tokens, layer(x, cache=cache)."
+            )
+        key, value = self._storage.read(max(self._lengths) - self._dropped)
+        return Appended(key, value, *self._place(before, counts, T))
+
+    def latest_positions(self, T: int, lengths: Sequence[int] | Tensor | None = None) -> Tensor:
+        """The positions of the last T tokens in the text, (T,) or (B, T); `lengths` as in `append`."""
+        steps = torch.arange(T, device=self.device)
+        if self._filled is not None:
+            return (self._filled - (T if lengths is None else self._counted(lengths, T, self.device)))[:, None] + steps
+        starts = [n - m for n, m in zip(self._lengths, self._counts(lengths, T), strict=True)]
+        if len(set(starts)) == 1:
+            return steps + starts[0]
+        return torch.tensor(starts, device=self.device)[:, None] + steps
 
     def _store_static(self, parts: Parts, lengths: Sequence[int] | Tensor | None) -> tuple[Parts, Place]:
         assert self._filled is not None and self.capacity is not None  # noqa: S101, PT018 - a static cache has both

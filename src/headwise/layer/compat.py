@@ -12,7 +12,6 @@ Here, and only here, masks mean what torch means by them: True hides.
 import math
 import sys
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from headwise import attention, masks, shapes
 from headwise.attention.backends import Call, choose
 from headwise.errors import HeadCountError, MaskError, OptionError, ShapeError
+from headwise.layer.attached import Attached
 from headwise.layer.layer import silenced
 from headwise.masks import Mask
 from headwise.weights import AttentionMap, Scoring
@@ -97,9 +97,13 @@ class MultiheadAttention(nn.MultiheadAttention):
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
 
-    _watchers: tuple[Callable[[AttentionMap], None], ...] = ()  # called with every map; set by `headwise.watch`
-    _silent: tuple[int, ...] = ()  # heads that are switched off; set by `headwise.silence`
+    _attached: Attached | None = None  # set by `headwise.watch` and `headwise.silence`
     _torch_forward = _renamed(nn.MultiheadAttention.forward, "_torch_forward")
+
+    def reset_parameters(self) -> None:
+        """Draw new weights, as the constructor does."""
+        self.out_proj.reset_parameters()
+        self._reset_parameters()
 
     def forward(
         self,
@@ -152,7 +156,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if not by_torch:
             self._check_inputs(query, key, value, key_padding_mask, attn_mask, is_causal)
             self._check_masks(query, key, key_padding_mask, None if causal else attn_mask)
-            touched = self._watchers or self._silent
+            touched = self._attached is not None
             by_torch = need_weights and not masked and not touched and self._runs_natively(query, key, value)
         if by_torch:
             result: Result = self._torch_forward(
@@ -162,10 +166,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         batched = query.dim() == 3
         q, k, v = self._heads(query, key, value)
         scoring = self._scoring(q, k, key_padding_mask, None if causal else attn_mask, causal)
-        for watcher in self._watchers:
+        attached = self._attached
+        for watcher in () if attached is None else attached.watchers():
             watcher(AttentionMap(q, k, scoring))
         heads, weights = _attended(q, k, v, scoring, self._dropout(), need_weights, average)
-        output = self._joined(silenced(heads, self._silent) if self._silent else heads, batched)
+        silent = () if attached is None else attached.silent()
+        output = self._joined(silenced(heads, silent) if silent else heads, batched)
         return output, weights if batched or weights is None else weights[0]
 
     # Calls that torch's own code handles.

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from headwise import attention, masks, shapes
 from headwise.attention.backends import Call, choose
 from headwise.errors import OptionError, ShapeError
 from headwise.layer import checkpoints, options
+from headwise.layer.attached import Attached, Watcher
 from headwise.layer.cache import KVCache, Memory
 from headwise.layer.gates import Gate, gated, make_gate
 from headwise.layer.inputs import LayerCall, LayerInputs, Positions, check_keys, check_length, check_memory, misfit
@@ -22,6 +24,7 @@ from headwise.layer.pages import PagePool
 from headwise.layer.positions import PositionalEncoding, check_positions, for_heads
 from headwise.layer.projections import Fused, Projections, Separate, Three, ThreeBiases, check_head_dim, project
 from headwise.layer.storage import Format
+from headwise.layer.unpacking import check_not_unpacked
 from headwise.masks import Composite, Mask
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.score import Score, ScoreFunction
@@ -51,6 +54,9 @@ class Distribution(Protocol):
 
     def check_call(self, *, crossing: bool, cached: bool, packed: bool) -> None:
         """Raise if this kind of call cannot be distributed."""
+
+    def agreed(self, number: int) -> int:
+        """The first rank's number, on every rank that shares these heads; sampling needs it."""
 
     def local(self, call: Call) -> Call:
         """The call restricted to this rank's heads."""
@@ -121,8 +127,7 @@ class MultiHeadAttention(nn.Module):
     position: options.Position
     score: ScoreFunction | None
     _version = 2  # marks a state dict as ours: other libraries have a `qkv_proj`, too
-    _watchers: tuple[Callable[[AttentionMap], None], ...] = ()  # called with every map; set by `headwise.watch`
-    _silent: tuple[int, ...] = ()  # heads that are switched off; set by `headwise.silence`
+    _attached: Attached | None = None  # set by `headwise.watch` and `headwise.silence`
     _spread: Distribution | None = None  # set by `headwise.parallel`
     if TYPE_CHECKING:  # what editors and type checkers see; torch declares a call of anything, returning anything
         __call__: LayerCall
@@ -217,13 +222,24 @@ class MultiHeadAttention(nn.Module):
         device = next(self.parameters()).device
         if device.type == "meta":  # these numbers are not in the state dict, so nothing could restore them
             return self
-        if self.mask is not None and (moved := self.mask.to(device)) is not self.mask:
+        if self.mask is not None and (moved := _moved(self.mask, device)) is not self.mask:
             self.mask = moved
         if (rule := self.__dict__.get("position")) is not None:  # a module has moved already
-            self.__dict__["position"] = rule.to(device)
+            self.__dict__["position"] = _moved(rule, device)
         if isinstance(self.score, Composite):
-            self.score = self.score.to(device)
+            self.score = _moved(self.score, device)
         return self
+
+    def reset_parameters(self) -> None:
+        """Draw new weights, as the constructor does: after `to_empty`, for example. A position module, which several
+        layers may share, is left as it is; it has a `reset_parameters` of its own."""
+        position = self._modules.get("position")
+        kept = {self} if position is None else {self, *position.modules()}
+        for module in self.modules():
+            if module not in kept and callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "position":
@@ -261,10 +277,10 @@ class MultiHeadAttention(nn.Module):
         sizes["v"] = (self.num_kv_heads, self.value_dim)
         for (part, size), kind in zip(sizes.items(), (norms.query, norms.key, norms.value), strict=True):
             self.register_module(f"{part}_norm", make_norm(kind, *size, device, dtype))
-        if self.k_norm is not None and not self._projections.makes_keys:
+        if not self._projections.makes_keys and (norms.key is not None or norms.value is not None):
             raise OptionError(
-                f"qk_norm={norms.key!r} with projections={self._projections!r}, which store less than whole keys. "
-                f"Leave out qk_norm; latent(norm=...) normalizes what keys are made from."
+                f"qk_norm={norms.key or norms!r} with projections={self._projections!r}, which store less than whole "
+                f"keys. Leave out qk_norm; latent(norm=...) normalizes what keys are made from."
             )
         learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if sinks else None
         self.register_parameter("sinks", None if learned is None else nn.Parameter(learned))
@@ -273,7 +289,7 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         query: Tensor,
-        key: Tensor | Memory | None = None,
+        key: Tensor | Memory | KVCache | None = None,
         value: Tensor | None = None,
         mask: Mask | Tensor | None = None,
         *,
@@ -291,8 +307,9 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             query: (B, T, d_in).
-            key: (B, S, d_key), or the result of `remember`; the query by default. `mha(x, mask)` works, too: a second
-                argument of three dimensions is a key, anything else a mask.
+            key: (B, S, d_key), or the result of `remember`; the query by default. `mha(x, cache)` reads the keys and
+                values that another layer has appended for the same tokens. `mha(x, mask)` works, too: a second argument
+                of three dimensions is a key, anything else a mask.
             value: (B, S, d_value); the key by default.
             mask: a mask, or a tensor of bool or 0/1 (True may attend), (T, S) or (B or 1, H or 1, T or 1, S or 1).
             attn_bias: float, of the same shapes, added to the scaled scores.
@@ -313,8 +330,10 @@ class MultiHeadAttention(nn.Module):
         inputs = self._pack(inputs) if isinstance(query, Tensor) and query.is_nested else inputs
         call = self.plan(inputs)
         wanted = self.return_weights if return_weights is None else return_weights
-        if wanted or self._watchers:
-            read, weights = self._attend_and_look(call, cache)
+        watchers = () if self._attached is None else self._attached.watchers()
+        if wanted or watchers:
+            held = key if isinstance(key, KVCache) else cache
+            read, weights = self._attend_and_look(call, held, watchers)
         else:
             read = choose(call).run(call) if self._spread is None else self._spread.attend(call)
         read = self._projections.read(self._modules, call, read)
@@ -322,7 +341,11 @@ class MultiHeadAttention(nn.Module):
         output = self._merge(read if gate is None else gated(read, gate(inputs.query)))
         if inputs.offsets is not None:
             output = torch.nested.nested_tensor_from_jagged(output[0], inputs.offsets)
-        return (output, weights) if wanted else output
+        if wanted:
+            return output, weights
+        if not is_compiling() and type(samples := output.size(0)) is int and samples == 2:
+            check_not_unpacked(self, output)
+        return output
 
     def plan(self, inputs: LayerInputs) -> Call:
         """The attention call that `forward` makes of these inputs: heads, scoring and dropout, ready to run."""
@@ -331,10 +354,14 @@ class MultiHeadAttention(nn.Module):
         cache, packed = inputs.cache, inputs.offsets is not None
         if self._spread is not None:
             self._spread.check_call(crossing=inputs.crossing, cached=cache is not None, packed=packed)
+        shared = cache.latest(inputs.query.shape[1], inputs.lengths) if cache is not None and inputs.shares else None
+        if shared is not None:
+            inputs = inputs._replace(key=Memory(shared.key, shared.value))
         q, k, v = self._project(inputs)
         if self._shapes_heads or inputs.positions is not None or inputs.key_positions is not None:
             q, k, v = self._shape_heads(q, k, v, inputs)
-        S = k.shape[2] if cache is None else cache.text_length(q.shape[2], inputs.lengths)
+        new = (q.shape[2], inputs.lengths) if shared is None else (0, None)
+        S = k.shape[2] if cache is None else cache.text_length(*new)
         if self.context_length is not None and not packed:
             check_length(self.context_length, q.shape[2], S, cache)
         scoring = self._call_scoring(q, S, inputs)
@@ -342,7 +369,7 @@ class MultiHeadAttention(nn.Module):
             scoring = self._extended(scoring, q, S)
         if cache is not None:  # after all checks: a refused call leaves the cache as it was
             cache.check_mask(scoring.mask, inputs.lengths)
-            appended = cache.append(k, v, inputs.lengths)
+            appended = cache.append(k, v, inputs.lengths) if shared is None else shared
             k, v, scoring = appended.key, appended.value, appended.scoring(scoring)
         call = Call(q, k, v, scoring, self.dropout if self.training else 0.0)
         return self._projections.call(self._modules, call)
@@ -411,8 +438,10 @@ class MultiHeadAttention(nn.Module):
         if norm is not None and not self._norm_after:
             heads = norm(heads)
         if encoding is not None and at is not None:
-            encode = encoding.encode_query if part == "q" else encoding.encode_key
-            heads = self._projections.turned(heads, lambda part: encode(part, at))
+            for one, place in encoding.each(at):
+                encode = functools.partial(one.encode_query if part == "q" else one.encode_key, positions=place)
+                # What changes queries alone is for the whole query; what changes keys, for the part that turns.
+                heads = self._projections.turned(heads, encode) if one.encodes_keys else encode(heads)
         return norm(heads) if norm is not None and self._norm_after else heads
 
     @staticmethod
@@ -434,8 +463,14 @@ class MultiHeadAttention(nn.Module):
             )
         if given is not None:
             return self._checked("positions", given, q, encoding)
-        counted = torch.arange(T, device=q.device) if inputs.cache is None else inputs.cache.next_positions(T)
-        return for_heads(counted, encoding.axes)
+        return for_heads(self._counted(T, inputs, q.device), encoding.axes)
+
+    @staticmethod
+    def _counted(T: int, inputs: LayerInputs, device: torch.device) -> Tensor:
+        """The positions of T queries in the text, (T,) or (B, T): from 0, or as the cache counts."""
+        if inputs.cache is None:
+            return torch.arange(T, device=device)
+        return inputs.cache.latest_positions(T, inputs.lengths) if inputs.shares else inputs.cache.next_positions(T)
 
     # Score.
 
@@ -478,7 +513,9 @@ class MultiHeadAttention(nn.Module):
 
     # Attend, merge and project.
 
-    def _attend_and_look(self, call: Call, cache: KVCache | None) -> tuple[Tensor, AttentionMap]:
+    def _attend_and_look(
+        self, call: Call, cache: KVCache | None, watchers: Sequence[Watcher]
+    ) -> tuple[Tensor, AttentionMap]:
         """What the heads read, and the map, after showing it to the watchers."""
         if self._spread is None:
             read, lse = choose(call).run_with_lse(call)
@@ -489,13 +526,14 @@ class MultiHeadAttention(nn.Module):
             weights = weights._of_cache(cache)
         if self._extends_scoring and not torch.is_grad_enabled():
             weights = weights.detach()  # computed without gradients, though sinks or a relative bias require one
-        for watcher in self._watchers:
+        for watcher in watchers:
             watcher(weights)
         return read, weights
 
     def _merge(self, read: Tensor) -> Tensor:
         """The output (B, T, d_out) from what the heads read, (B, H, T, Dv)."""
-        read = silenced(read, self._silent) if self._silent else read
+        silent = () if self._attached is None else self._attached.silent()
+        read = silenced(read, silent) if silent else read
         B, _, T, _ = read.shape
         # (B, T, H·Dv): a view, since kernels write (B, T, H, Dv); for one token both orders are the same.
         output = read.reshape(B, 1, self.heads_width) if T == 1 else read.transpose(1, 2).flatten(2)
@@ -608,7 +646,7 @@ class MultiHeadAttention(nn.Module):
         found = checkpoints.read(state_dict, num_heads, prefix, options.get("num_kv_heads"), layout)
         found.check_said(options)
         widest = functools.reduce(torch.promote_types, [x.dtype for x in found.state.values()])
-        made: dict[str, Any] = {"device": found.state["q_proj.weight"].device, "dtype": widest}
+        made: dict[str, Any] = {"device": next(iter(found.state.values())).device, "dtype": widest}
         layer = cls(**made | checkpoints.merge(found.options, options))
         state = found.arranged(layer.fused)
         checkpoints.check_options(state, layer.state_dict())
@@ -639,6 +677,11 @@ class MultiHeadAttention(nn.Module):
         different = [(name, value) for name, (value, default) in values.items() if value != default]
         words = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in different]
         return ", ".join([f"{self.d_model}, {self.num_heads}", *words])
+
+
+def _moved(part: Any, device: torch.device) -> Any:
+    """A mask or position on `device`; one whose numbers were lost on the meta device stays there, until it is used."""
+    return part if any(x.is_meta for x in part.tensors()) else part.to(device)
 
 
 def silenced(read: Tensor, heads: Sequence[int]) -> Tensor:

@@ -60,6 +60,10 @@ class PositionalEncoding(Composite):
     def check(self, D: int) -> None:
         """Raise unless heads of width `D` can be encoded."""
 
+    def describe(self) -> str:
+        """The encoding in a few words, for tables."""
+        return type(self).__name__.lower()
+
     def encode_query(self, heads: Tensor, positions: Tensor) -> Tensor:
         """Query heads (B, H, T, D) at these positions.
 
@@ -73,6 +77,10 @@ class PositionalEncoding(Composite):
     def encode_key(self, heads: Tensor, positions: Tensor) -> Tensor:
         """Key heads (B, Hkv, S, D) at these positions, as in `encode_query`."""
         return heads
+
+    def each(self, positions: Tensor) -> "Sequence[tuple[PositionalEncoding, Tensor]]":
+        """The encodings that this one consists of, each with those `positions` that it takes."""
+        return ((self, positions),)
 
     def __add__(self, other: object) -> "PositionalEncoding":
         """Both encodings, this one first: `rotary() + temperature()`."""
@@ -109,18 +117,22 @@ class Combined(PositionalEncoding):
         for part in self.parts:
             part.check(D)
 
+    def describe(self) -> str:
+        return " + ".join(part.describe() for part in self.parts)
+
+    def each(self, positions: Tensor) -> Sequence[tuple[PositionalEncoding, Tensor]]:
+        mine = [(part, positions if part.axes == self.axes else positions[0]) for part in self.parts]
+        return [pair for part, place in mine for pair in part.each(place)]
+
     def encode_query(self, heads: Tensor, positions: Tensor) -> Tensor:
-        for part in self.parts:
-            heads = part.encode_query(heads, self._of(part, positions))
+        for part, place in self.each(positions):
+            heads = part.encode_query(heads, place)
         return heads
 
     def encode_key(self, heads: Tensor, positions: Tensor) -> Tensor:
-        for part in self.parts:
-            heads = part.encode_key(heads, self._of(part, positions))
+        for part, place in self.each(positions):
+            heads = part.encode_key(heads, place)
         return heads
-
-    def _of(self, part: PositionalEncoding, positions: Tensor) -> Tensor:
-        return positions if part.axes == self.axes else positions[0]
 
 
 class Scaling(Composite, abc.ABC):
@@ -166,6 +178,12 @@ class Rotary(PositionalEncoding):
     @property
     def by_length(self) -> bool:
         return self.scaling is not None and self.scaling.by_length
+
+    def describe(self) -> str:
+        """Such as "rotary(10000, first 32, yarn)"."""
+        part = f", first {self.width}" if self.width is not None else ""
+        scaled = f", {type(self.scaling).__name__.lower()}" if self.scaling is not None else ""
+        return f"rotary({self.base:g}{part}{scaled}{', neighbours' if self.interleaved else ''})"
 
     def speeds(self, D: int, device: torch.device | None = None) -> Tensor:
         """Radians per position of every pair, (width / 2,), float64."""
@@ -264,6 +282,9 @@ class MultiAxisRotary(Rotary):
     def axes(self) -> int:
         return len(self.sections)
 
+    def describe(self) -> str:
+        return f"{self.axes}-axis {super().describe()}"
+
     def check(self, D: int) -> None:
         super().check(D)
         pairs = (D if self.width is None else self.width) // 2
@@ -324,6 +345,9 @@ class Temperature(PositionalEncoding):
     scale: float = 0.1
     every: int = 8192
     first: int = 1
+
+    def describe(self) -> str:
+        return f"temperature({self.scale:g}, {self.every})"
 
     def encode_query(self, heads: Tensor, positions: Tensor) -> Tensor:
         precise = torch.promote_types(heads.dtype, torch.float32)
@@ -511,11 +535,12 @@ def longrope(
         math.sqrt(1 + math.log(factor) / math.log(length)) if _positive("factor", factor) > 1 and length > 1 else 1.0
     )
     grown = usual if attention_factor is None else _positive("attention_factor", attention_factor)
-    # On the CPU even under another default device, which may be meta; they move with the layer.
-    both = [
-        torch.tensor([_positive("a factor", x) for x in xs], dtype=torch.float64, device="cpu") for xs in (short, long)
-    ]
-    return LongRope(*both, length, grown)
+    return LongRope(_factors(short), _factors(long), length, grown)
+
+
+def _factors(factors: Sequence[float]) -> Tensor:
+    """On the CPU even under another default device, which may be meta; they move with the layer."""
+    return torch.tensor([_positive("a factor", x) for x in factors], dtype=torch.float64, device="cpu")
 
 
 def check_positions(name: str, positions: object, B: int, T: int, device: torch.device, axes: int = 1) -> Tensor:

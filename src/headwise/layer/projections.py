@@ -68,38 +68,43 @@ class Projections(abc.ABC):
 
     @abc.abstractmethod
     def queries(self, modules: Modules, x: Tensor) -> Tensor:
-        """Query heads (B, H, T, D) of an input (B, T, d_in)."""
+        """Query heads (B, H, T, D) of an input `x` (B, T, d_in), by the layer's `modules`."""
 
     @abc.abstractmethod
     def keys_and_values(self, modules: Modules, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Key and value heads as a cache stores them, (B, heads, S, key_dim) and (B, heads, S, value_dim), of inputs
-        (B, S, d_key) and (B, S, d_value)."""
+        """Key and value heads as a cache stores them.
+
+        Args:
+            modules: of the layer, by name.
+            key: an input (B, S, d_key), which becomes (B, heads, S, key_dim).
+            value: an input (B, S, d_value), which becomes (B, heads, S, value_dim).
+        """
 
     def heads(self, modules: Modules, x: Tensor) -> Three:
-        """All three of one input, for self-attention."""
+        """Queries, keys and values of one input `x`, for self-attention, by the layer's `modules`."""
         return self.queries(modules, x), *self.keys_and_values(modules, x, x)
 
     def stored(self, num_kv_heads: int, head_dim: int) -> Stored:
-        """What a cache keeps of each token."""
+        """What a cache keeps of each token, in a layer of `num_kv_heads` key heads, `head_dim` wide."""
         return Stored(num_kv_heads, head_dim, head_dim if self.value_dim is None else self.value_dim)
 
     def turned(self, heads: Tensor, turn: Callable[[Tensor], Tensor]) -> Tensor:
-        """Queries or keys after the position turned its part of them."""
+        """Queries or keys, `heads`, after `turn` changed the part that follows the position."""
         if self.turned_dim is None:
             return turn(heads)
         still, part = heads.split((heads.shape[-1] - self.turned_dim, self.turned_dim), dim=-1)
         return torch.cat([still, turn(part)], -1)
 
     def call(self, modules: Modules, call: Call) -> Call:
-        """The attention call over keys and values, given one over what is stored."""
+        """The attention `call` over keys and values, given one over what is stored; `modules` are the layer's."""
         return call
 
     def read(self, modules: Modules, call: Call, read: Tensor) -> Tensor:
-        """What the heads read, (B, H, T, Dv), given what `call` returned."""
+        """What the heads read, (B, H, T, Dv), from the result `read` of `call`; `modules` are the layer's."""
         return read
 
     def weights(self, modules: Modules) -> tuple[Three, ThreeBiases]:
-        """Weights (H·D, d_in), (Hkv·D, d_key), (Hkv·D, d_value) of query, key and value, and their biases."""
+        """Weights (H·D, d_in), (Hkv·D, d_key), (Hkv·D, d_value) of query, key and value in `modules`, and biases."""
         raise OptionError(
             f"this layer has projections={type(self).__name__}(...), which are not one matrix each for queries, keys "
             f"and values. Read its parameters by name: layer.state_dict()."

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
-from headwise.errors import CheckpointError, OptionError
+from headwise.errors import CheckpointError, DeviceError, OptionError
 
 Value = TypeVar("Value")
 
@@ -74,7 +74,23 @@ class Composite:
 
     def to(self, device: torch.device | str) -> Self:
         """This object with its tensors on `device`."""
-        return self.map_tensors(lambda x: x.to(device)) if self.tensors() else self
+        tensors = self.tensors()
+        if not tensors:
+            return self
+        if any(x.is_meta for x in tensors) and torch.device(device).type != "meta":
+            raise DeviceError(
+                f"this {type(self).__name__} was made from tensors on the meta device, so its numbers are lost. Make "
+                f"it from numbers or from tensors outside of torch.device('meta'); it moves with its layer."
+            )
+        return self.map_tensors(lambda x: x.to(device))
+
+
+def as_real_tensor(x: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """`x` as a tensor that holds its numbers, even where the default device is meta. A tensor stays as it is."""
+    if isinstance(x, Tensor):
+        return x
+    lost = not torch.compiler.is_compiling() and torch.get_default_device().type == "meta"
+    return torch.as_tensor(x, dtype=dtype, device="cpu" if lost else None)
 
 
 class Plan(NamedTuple):

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import MaskError
+from headwise.masks.composite import as_real_tensor
 from headwise.masks.mask import Both, Coarse, Edges, Extent, Grid, Mask
 
 
@@ -98,6 +99,8 @@ def documents(ids: Tensor | Sequence[int] | None = None, *, lengths: Sequence[in
             raise MaskError(
                 f"documents(lengths={_shape(counts)} of {counts.dtype}): expected whole numbers, one per text."
             )
+        if torch.compiler.is_compiling() or counts.is_meta:  # how many tokens there are is not known
+            return Packed(counts.cumsum(0))
         ids = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
     ids = as_tensor("documents", ids)
     if ids.dim() not in (1, 2) or not _is_whole(ids):
@@ -320,6 +323,25 @@ class Documents(Mask):
         return f"documents(ids of shape {_shape(self.ids)})"
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Packed(Mask):
+    """See `documents`: where every document ends, if how many tokens they have in all is not known."""
+
+    ends: Tensor  # (documents,)
+    sees_self = True
+
+    def visible(self, grid: Grid) -> Tensor:
+        position = grid.position
+        if torch.compiler.is_compiling():  # the check becomes part of the graph
+            fits = (self.ends[-1:] == grid.S).all()
+            torch._assert_async(fits, "documents(lengths=...) must have as many tokens in all as there are keys")
+        own, offered = (torch.bucketize(x, self.ends, right=True) for x in (position, grid.col))
+        return (own == offered) & (position >= 0)
+
+    def __repr__(self) -> str:
+        return f"documents(lengths of {self.ends.shape[0]} documents)"
+
+
 @functools.lru_cache(maxsize=8)
 def _spans(mask: Documents, version: int) -> tuple[Tensor, Tensor]:
     """For every position the first key of its document and the last + 1, each (B or 1, S)."""
@@ -432,7 +454,7 @@ def as_tensor(name: str, x: object) -> Tensor:
     if isinstance(x, Tensor):
         return x
     try:
-        tensor = torch.as_tensor(x)
+        tensor = as_real_tensor(x)
     except (TypeError, ValueError, RuntimeError) as error:
         raise MaskError(f"{name}({x!r}): expected a tensor or a list of numbers.") from error
     return tensor if tensor.numel() else tensor.long()

@@ -52,7 +52,9 @@ def simplify(mask: Mask | None, T: int, S: int) -> Mask | None:
     >>> simplify(causal() & window(7), 5, 5)
     causal()
     """
-    if mask is None or mask.hides_nothing(T, S):
+    if mask is None or not _known(T, S):
+        return mask
+    if mask.hides_nothing(T, S):
         return None
     if type(mask) is Both:
         a, b = simplify(mask.a, T, S), simplify(mask.b, T, S)
@@ -65,6 +67,15 @@ def simplify(mask: Mask | None, T: int, S: int) -> Mask | None:
     if type(mask) is Window and mask.ahead == 0 and mask.back >= S - 1:
         return Causal()
     return mask
+
+
+def _known(T: int, S: int) -> bool:
+    """Whether these lengths may be looked at: not those of an exported graph that are to stay open."""
+    if not torch.compiler.is_exporting():
+        return True
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # slow to import
+
+    return has_static_value(T) and has_static_value(S)
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:

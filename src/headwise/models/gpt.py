@@ -102,9 +102,16 @@ class GPT(nn.Module):
         self.position = nn.Embedding(config.context_length, config.d_model) if learned else None
         self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.d_model, eps=1e-6)
-        self.reset_parameters()
+        self._make_small()
 
     def reset_parameters(self) -> None:
+        """Draw new weights, as the constructor does. It resets every part as well, so call it last."""
+        for module in self.modules():
+            if module is not self and callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+        self._make_small()
+
+    def _make_small(self) -> None:
         """Use small weights, and smaller ones in layers that add to the residual stream, which then does not grow with
         depth."""
         for parameter in self.parameters():
@@ -179,11 +186,13 @@ class GPT(nn.Module):
         text = [int(token) for token in tokens]
         if not text:
             raise ShapeError("there are no tokens to continue; pass at least the start token.")
+        spread = cast(TransformerBlock, self.blocks[0]).attention._spread
         caches, new = self._started(text)
         for _ in range(max_new_tokens):
             if max(caches[0].lengths) + len(new) > self.config.context_length:
                 caches, new = self._started(text)
             token = sampler(self(torch.tensor([new], device=self.embedding.weight.device), caches=caches)[0, -1])
+            token = token if spread is None else spread.agreed(token)  # ranks draw from generators of their own
             yield token
             text.append(token)
             new = [token]

@@ -147,6 +147,15 @@ class Sharding:
             if given:
                 raise OptionError(f"context parallel does not support {what}.")
 
+    def agreed(self, number: int) -> int:
+        """The first rank's number, on every rank that shares the heads."""
+        if self.heads is None:
+            return number
+        mesh = self.heads.mesh
+        told = torch.tensor(number, device=mesh.device_type)
+        dist.broadcast(told, group=mesh.get_group(), group_src=0)
+        return int(told)
+
     def local(self, call: Call) -> Call:
         """The call of this rank's heads."""
         if self.order is not None and call.dropout > 0:

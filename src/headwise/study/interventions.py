@@ -17,6 +17,7 @@ from typing import Any, Self
 from torch import nn
 
 from headwise.errors import OptionError
+from headwise.layer.attached import Attachment, attached
 from headwise.study.watch import attention_layers, without_fastpath
 
 
@@ -26,25 +27,20 @@ class Silenced:
     def __init__(self, layers: Mapping[str, Any], heads: Mapping[str, tuple[int, ...]]) -> None:
         self.heads = dict(heads)
         self._layers = layers
-        self._before: dict[str, tuple[int, ...]] = {}
         self._stack = ExitStack()
+        self._is_open = False
 
     def __enter__(self) -> Self:
-        if self._before:
+        if self._is_open:
             raise OptionError("these heads are already silent; make another with headwise.silence(model, heads).")
-        for name, heads in self.heads.items():
-            layer = self._layers[name]
-            self._before[name] = getattr(layer, "_silent", ())
-            layer._silent = tuple(sorted({*self._before[name], *heads}))
+        self._is_open = True
         self._stack.enter_context(without_fastpath(self._layers[name] for name in self.heads))
+        silent = {name: Attachment(silent=heads) for name, heads in self.heads.items()}
+        self._stack.enter_context(attached(self._layers, silent))
         return self
 
     def __exit__(self, *problem: object) -> None:
-        for name, before in self._before.items():
-            self._layers[name]._silent = before
-            if not before:
-                del self._layers[name]._silent  # restores the class attribute, if there is one
-        self._before.clear()
+        self._is_open = False
         self._stack.close()
 
     def __repr__(self) -> str:
@@ -53,6 +49,8 @@ class Silenced:
 
 def silence(model: nn.Module, heads: Mapping[str, int | Iterable[int]]) -> Silenced:
     """A context in which some heads of a model output zeros. Nothing is left on the model afterwards.
+
+    It holds for calls of the thread or task that opened it, and of tasks started from there.
 
     Args:
         model: the model, or a single layer (whose name is then "").

@@ -13,6 +13,7 @@ Panel(entropy=(1, 4, 10), masses['sink']=(1, 4, 10))
 """
 
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
@@ -22,6 +23,7 @@ from torch import nn
 
 from headwise.errors import OptionError
 from headwise.layer import MultiHeadAttention, compat
+from headwise.layer.attached import Attachment, attached
 from headwise.weights import AttentionMap, Selector
 
 Layer = MultiHeadAttention | compat.MultiheadAttention
@@ -37,25 +39,20 @@ class Watched(Mapping[str, Any]):
     def __init__(self, layers: Mapping[str, Layer], heads: Selector | None, statistics: Statistics | None) -> None:
         self.calls: dict[str, list[Any]] = {}
         self._layers, self._heads, self._statistics = dict(layers), heads, statistics
-        self._watchers: dict[str, Callable[[AttentionMap], None]] = {}
         self._stack = ExitStack()
+        self._is_open = False
 
     def __enter__(self) -> Self:
-        if self._watchers:
+        if self._is_open:
             raise OptionError("this watch is already open; make another with headwise.watch(model).")
-        for name, layer in self._layers.items():
-            watcher = self._watchers[name] = self._watcher(name)
-            layer._watchers = (*getattr(layer, "_watchers", ()), watcher)
+        self._is_open = True
         self._stack.enter_context(without_fastpath(self._layers.values()))
+        watchers = {name: Attachment(watcher=self._watcher(name)) for name in self._layers}
+        self._stack.enter_context(attached(self._layers, watchers))
         return self
 
     def __exit__(self, *problem: object) -> None:
-        for name, watcher in self._watchers.items():
-            layer = self._layers[name]
-            layer._watchers = tuple(other for other in layer._watchers if other is not watcher)
-            if not layer._watchers:
-                del layer._watchers  # restores the class attribute, if there is one
-        self._watchers.clear()
+        self._is_open = False
         self._stack.close()
 
     def _watcher(self, name: str) -> Callable[[AttentionMap], None]:
@@ -101,7 +98,8 @@ def watch(
 ) -> Watched:
     """A context that collects the attention map of every call of every headwise layer in `model`.
 
-    Outputs and speed do not change, and nothing is left on the model afterwards.
+    Outputs and speed do not change, and nothing is left on the model afterwards. Only calls of the thread or task that
+    opened it are seen, and of tasks started from there; copies of the model are not.
 
     Args:
         model: the model, or a single layer (whose name is then "").
@@ -137,16 +135,32 @@ def attention_layers(model: nn.Module, verb: str) -> dict[str, Any]:
     return found
 
 
+class _FastPath:
+    """Whether torch's fast path is on, a switch of the whole process, and how many contexts need it off."""
+
+    lock = threading.Lock()
+    users = 0
+    before = True
+
+
 @contextmanager
 def without_fastpath(layers: Iterable[Any]) -> Iterator[None]:
     """Switch off torch's fast path, in which nn.TransformerEncoderLayer does not call its attention in evaluation."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    if any(isinstance(layer, compat.MultiheadAttention) for layer in layers):
+    if not any(isinstance(layer, compat.MultiheadAttention) for layer in layers):
+        yield
+        return
+    with _FastPath.lock:
+        if _FastPath.users == 0:
+            _FastPath.before = torch.backends.mha.get_fastpath_enabled()
+        _FastPath.users += 1
         torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        with _FastPath.lock:
+            _FastPath.users -= 1
+            if _FastPath.users == 0:
+                torch.backends.mha.set_fastpath_enabled(_FastPath.before)
 
 
 def _chosen(found: dict[str, Layer], layers: Collection[str] | Callable[[str], bool] | None) -> dict[str, Layer]:

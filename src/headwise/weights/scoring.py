@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from headwise.errors import OptionError, ShapeError
 from headwise.masks import Composite, Grid, Mask
+from headwise.masks.composite import as_real_tensor
 from headwise.masks.lowering import additive, may_empty_a_row, simplify
 from headwise.shapes import check_size
 from headwise.weights.score import Score, ScoreFunction
@@ -157,8 +158,8 @@ def alibi(num_heads: int | None = None, *, slopes: Tensor | Sequence[float] | No
     if (num_heads is None) == (slopes is None):
         raise OptionError("alibi(): pass exactly one of num_heads and slopes=.")
     if slopes is None:
-        return Slopes(torch.tensor(_published(check_size("num_heads", num_heads))))
-    table = torch.as_tensor(slopes, dtype=torch.get_default_dtype() if not isinstance(slopes, Tensor) else None)
+        return Slopes(as_real_tensor(_published(check_size("num_heads", num_heads))))
+    table = as_real_tensor(slopes, torch.get_default_dtype())
     if table.dim() != 1 or not table.is_floating_point():
         raise ShapeError(f"slopes of shape {tuple(table.shape)} and {table.dtype}; expected one float per head, (H,).")
     return Slopes(table)
@@ -208,6 +209,10 @@ class RelativeBias(nn.Module):
                 f"than {exact}."
             )
         self.weight = nn.Parameter(torch.empty(buckets, H, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new numbers, from a normal distribution with standard deviation 0.02."""
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self) -> Buckets:

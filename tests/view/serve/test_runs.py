@@ -167,7 +167,7 @@ def test_maps_of_a_run_with_silent_heads_are_those_of_the_model_without_them(cli
     expected = maps["blocks.1.attention"][0, 2, 9].sort(descending=True).values
     assert row["weights"] == pytest.approx(expected[: len(row["weights"])].tolist(), abs=1e-5)
     looked(client, model="small")
-    assert "_silent" not in vars(client.server.runs.models["small"].gpt.blocks[0].attention)
+    assert "_attached" not in vars(client.server.runs.models["small"].gpt.blocks[0].attention)
 
 
 def test_what_a_text_gives_with_all_heads_is_computed_once(client, monkeypatch):
@@ -255,8 +255,8 @@ def test_a_run_is_ended_between_layers_and_the_model_is_left_as_it_was(client, m
     assert look.maps == {}
     layer = client.server.runs.models["small"].gpt.blocks[0].attention
     assert not layer._forward_pre_hooks
-    assert "_silent" not in vars(layer)
-    assert "_watchers" not in vars(layer)
+    assert "_attached" not in vars(layer)
+    assert "_attached" not in vars(layer)
 
 
 def test_a_run_that_waits_can_be_ended(client, monkeypatch):

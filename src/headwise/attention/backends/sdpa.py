@@ -27,6 +27,10 @@ class Sdpa(Backend):
             return "an axis has size 0, for which some fused kernels return nothing"
         if call.scoring.beyond_sdpa:
             return BEYOND_SDPA
+        if call.repeats_keys:
+            return (
+                "grouped heads whose keys and values differ in width have no fused kernel: every key would be repeated"
+            )
         return None
 
     def run(self, call: Call) -> Tensor:

@@ -1,0 +1,84 @@
+"""What open contexts attach to a layer: functions that see its maps, and heads that are switched off.
+
+`headwise.watch` and `headwise.silence` are such contexts. What they attach counts only in the thread or task that
+opened them and in tasks started from there, so that several can use one model at the same time. A copy of a layer has
+nothing attached.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+
+from headwise.weights import AttentionMap
+
+Watcher = Callable[[AttentionMap], None]
+_open: ContextVar[frozenset[object]] = ContextVar("headwise_open", default=frozenset())
+_lock = threading.Lock()
+
+
+class Attachment(NamedTuple):
+    """What one context attaches to one layer."""
+
+    watcher: Watcher | None = None
+    silent: tuple[int, ...] = ()
+
+
+Entries = tuple[tuple[object, Attachment], ...]
+
+
+class Attached:
+    """All attachments of a layer with their contexts, kept as its attribute `_attached` while there are any."""
+
+    def __init__(self, entries: Entries = ()) -> None:
+        self.entries = entries
+
+    def watchers(self) -> tuple[Watcher, ...]:
+        """The functions to call with every map."""
+        return tuple(entry.watcher for entry in self._here() if entry.watcher is not None)
+
+    def silent(self) -> tuple[int, ...]:
+        """The heads that are switched off, in order."""
+        return tuple(sorted({head for entry in self._here() for head in entry.silent}))
+
+    def _here(self) -> tuple[Attachment, ...]:
+        if torch.compiler.is_compiling():  # a graph is compiled anew when entries change, not for every thread
+            return tuple(attachment for _, attachment in self.entries)
+        opened = _open.get()
+        return tuple(attachment for context, attachment in self.entries if context in opened)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Attached":
+        return Attached()
+
+    def __reduce__(self) -> tuple[type["Attached"], tuple[()]]:
+        return Attached, ()
+
+
+@contextmanager
+def attached(layers: Mapping[str, Any], attachments: Mapping[str, Attachment]) -> Iterator[None]:
+    """Attach something to some of the layers, by name, for this thread or task."""
+    context = object()
+    _open.set(_open.get() | {context})
+    try:
+        for name, attachment in attachments.items():
+            _set(layers[name], context, attachment)
+        yield
+    finally:
+        for name in attachments:
+            _set(layers[name], context, None)
+        _open.set(_open.get() - {context})
+
+
+def _set(layer: Any, context: object, attachment: Attachment | None) -> None:
+    """Make this, or nothing, what a context attaches to a layer."""
+    with _lock:
+        before = getattr(layer, "_attached", None)
+        entries = () if before is None else tuple(entry for entry in before.entries if entry[0] is not context)
+        entries = entries if attachment is None else (*entries, (context, attachment))
+        if entries:
+            layer._attached = Attached(entries)
+        elif "_attached" in layer.__dict__:
+            del layer._attached

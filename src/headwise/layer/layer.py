@@ -25,7 +25,7 @@ from headwise.layer.positions import PositionalEncoding, check_positions, for_he
 from headwise.layer.projections import Fused, Projections, Separate, Three, ThreeBiases, check_head_dim, project
 from headwise.layer.storage import Format
 from headwise.layer.unpacking import check_not_unpacked
-from headwise.masks import Composite, Extent, Mask
+from headwise.masks import Composite, Mask
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.score import Score, ScoreFunction
 from headwise.weights.scoring import Relative
@@ -206,7 +206,7 @@ class MultiHeadAttention(nn.Module):
     @mask.setter
     def mask(self, mask: Mask | None) -> None:
         self._scoring = dataclasses.replace(self._scoring, mask=options.check_mask(mask))
-        self._mask_fits_all = mask is None or mask.extent == Extent()
+        self._mask_fits_all = mask is None or mask.fits_all
 
     @property
     def scale(self) -> float | None:

@@ -400,9 +400,11 @@ class MultiHeadAttention(nn.Module):
             heads = norm(heads)
         if encoding is not None and at is not None:
             for one, place in encoding.each(at):
-                encode = functools.partial(one.encode_query if part == "q" else one.encode_key, positions=place)
-                # What changes queries alone is for the whole query; what changes keys, for the part that turns.
-                heads = self._projections.turned(heads, encode) if one.encodes_keys else encode(heads)
+                encode = one.encode_query if part == "q" else one.encode_key
+                if self._projections.turned_dim is None or not one.encodes_keys:  # what changes queries alone
+                    heads = encode(heads, place)  # is for whole queries
+                else:
+                    heads = self._projections.turned(heads, lambda part: encode(part, place))  # noqa: B023
         return norm(heads) if norm is not None and self._norm_after else heads
 
     @staticmethod

@@ -444,10 +444,12 @@ class MultiHeadAttention(nn.Module):
             heads = norm(heads)
         if encoding is not None and at is not None:
             for one, place in encoding.each(at):
-                method = one.encode_query if part == "q" else one.encode_key
-                encode = functools.partial(_encoded, method, place)
+                encode = one.encode_query if part == "q" else one.encode_key
                 # What changes queries alone is for the whole query; what changes keys, for the part that turns.
-                heads = self._projections.turned(heads, encode) if one.encodes_keys else encode(heads)
+                if self._projections.turned_dim is None or not one.encodes_keys:
+                    heads = encode(heads, place)
+                else:
+                    heads = self._projections.turned(heads, functools.partial(_encoded, encode, place))
         return norm(heads) if norm is not None and self._norm_after else heads
 
     @staticmethod

@@ -25,7 +25,7 @@ from headwise.layer.positions import PositionalEncoding, check_positions, for_he
 from headwise.layer.projections import Fused, Projections, Separate, Three, ThreeBiases, check_head_dim, project
 from headwise.layer.storage import Format
 from headwise.layer.unpacking import check_not_unpacked
-from headwise.masks import Composite, Extent, Mask
+from headwise.masks import Composite, Mask
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.score import Score, ScoreFunction
 from headwise.weights.scoring import Relative
@@ -206,7 +206,7 @@ class MultiHeadAttention(nn.Module):
     @mask.setter
     def mask(self, mask: Mask | None) -> None:
         self._scoring = dataclasses.replace(self._scoring, mask=options.check_mask(mask))
-        self._mask_fits_all = mask is None or mask.extent == Extent()
+        self._mask_fits_all = mask is None or mask.fits_all
 
     @property
     def scale(self) -> float | None:
@@ -406,6 +406,7 @@ class MultiHeadAttention(nn.Module):
                     f"input cannot be all three. Pass mha(query, key, value)."
                 )
             return self._projections.heads(self._modules, query)
+        assert not isinstance(key, KVCache)  # noqa: S101 - `resolved` made it a memory
         value = key if value is None else value
         check_keys(query, key, value, self.d_key, self.d_value)
         k, v = self._projections.keys_and_values(self._modules, key, value)
@@ -443,7 +444,8 @@ class MultiHeadAttention(nn.Module):
             heads = norm(heads)
         if encoding is not None and at is not None:
             for one, place in encoding.each(at):
-                encode = functools.partial(one.encode_query if part == "q" else one.encode_key, positions=place)
+                method = one.encode_query if part == "q" else one.encode_key
+                encode = functools.partial(_encoded, method, place)
                 # What changes queries alone is for the whole query; what changes keys, for the part that turns.
                 heads = self._projections.turned(heads, encode) if one.encodes_keys else encode(heads)
         return norm(heads) if norm is not None and self._norm_after else heads
@@ -689,6 +691,10 @@ class MultiHeadAttention(nn.Module):
         different = [(name, value) for name, (value, default) in values.items() if value != default]
         words = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in different]
         return ", ".join([f"{self.d_model}, {self.num_heads}", *words])
+
+
+def _encoded(method: Callable[[Tensor, Tensor], Tensor], positions: Tensor, heads: Tensor) -> Tensor:
+    return method(heads, positions)
 
 
 def _moved(part: Any, device: torch.device) -> Any:

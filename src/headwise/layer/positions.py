@@ -435,7 +435,7 @@ class Llama3(Scaling):
     def speeds(self, speeds: Tensor, base: float) -> Tensor:
         turns = self.original_length * speeds / (2 * math.pi)
         low, high = self.low_freq_factor, self.high_freq_factor
-        kept = ((turns - low) / (high - low)).clamp(0, 1)  # 1: as trained, 0: slower by the factor
+        kept = ((turns - low) / max(high - low, 1e-9)).clamp(0, 1)  # 1: as trained, 0: slower by the factor
         return speeds * kept + speeds / self.factor * (1 - kept)
 
 
@@ -506,7 +506,8 @@ def yarn(
 def llama3(
     factor: float = 8.0, *, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0, original_length: int = 8192
 ) -> Scaling:
-    """Llama 3.1: pairs with few turns within `original_length` are slowed down, with a smooth transition.
+    """Llama 3.1: pairs with few turns within `original_length` are slowed down, with a smooth transition. If the two
+    limits are equal, as in Llama 4 Scout, there is no transition.
 
     Args:
         factor: how many times slower.
@@ -514,10 +515,10 @@ def llama3(
         high_freq_factor: pairs with more turns than this keep their speed.
         original_length: the length the model was first trained on.
     """
-    if not _positive("low_freq_factor", low_freq_factor) < _positive("high_freq_factor", high_freq_factor):
+    if not _positive("low_freq_factor", low_freq_factor) <= _positive("high_freq_factor", high_freq_factor):
         raise OptionError(
             f"llama3(low_freq_factor={low_freq_factor}, high_freq_factor={high_freq_factor}): expected the first to be "
-            f"smaller."
+            f"no larger."
         )
     length = _positive("original_length", original_length)
     return Llama3(_positive("factor", factor), low_freq_factor, high_freq_factor, length)

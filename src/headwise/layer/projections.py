@@ -84,6 +84,11 @@ class Projections(abc.ABC):
         """Queries, keys and values of one input `x`, for self-attention, by the layer's `modules`."""
         return self.queries(modules, x), *self.keys_and_values(modules, x, x)
 
+    def cross(self, modules: Modules, query: Tensor, key: Tensor, value: Tensor) -> Three:
+        """All three of separate inputs, for cross-attention."""
+        k, v = self.keys_and_values(modules, key, value)
+        return self.queries(modules, query), k, v
+
     def stored(self, num_kv_heads: int, head_dim: int) -> Stored:
         """What a cache keeps of each token, in a layer of `num_kv_heads` key heads, `head_dim` wide."""
         return Stored(num_kv_heads, head_dim, head_dim if self.value_dim is None else self.value_dim)
@@ -195,6 +200,16 @@ class Fused(Projections):
             return k, v
         k, v = self._rows(linear, key, group, group + 1), self._rows(linear, value, group + 1, group + 2)
         return k[:, :, :, 0].transpose(1, 2), v[:, :, :, 0].transpose(1, 2)
+
+    def cross(self, modules: Modules, query: Tensor, key: Tensor, value: Tensor) -> Three:
+        """All three of separate inputs. In training the map is split once, so that one copy joins its gradient."""
+        linear = modules["qkv_proj"]
+        if not torch.is_grad_enabled() or not has_plain_rows(linear):
+            return super().cross(modules, query, key, value)
+        shapes.check_alike(input=query, weight=linear.weight)
+        weights, biases = self.weights(modules)
+        q, k, v = (split(F.linear(*x), self.head_dim) for x in zip((query, key, value), weights, biases, strict=True))
+        return q, k, v
 
     def _rows(self, linear: nn.Linear, x: Tensor, start: int, stop: int) -> Tensor:
         """The part of the map from `start` to `stop` of every group, applied to `x`: (B, T, Hkv, stop - start, D)."""

@@ -409,8 +409,7 @@ class MultiHeadAttention(nn.Module):
         assert not isinstance(key, KVCache)  # noqa: S101 - `resolved` made it a memory
         value = key if value is None else value
         check_keys(query, key, value, self.d_key, self.d_value)
-        k, v = self._projections.keys_and_values(self._modules, key, value)
-        return self._projections.queries(self._modules, query), k, v
+        return self._projections.cross(self._modules, query, key, value)
 
     # Normalize and encode positions.
 

@@ -607,6 +607,29 @@ def a_layer_alone_is_sharded_with_its_sinks():
     gradients_agree(one, many)
 
 
+def a_model_made_without_numbers_is_sharded_and_then_filled():
+    """FSDP2's recipe: the meta device, then shards, then memory, then numbers."""
+    with torch.device("meta"):
+        many = torch.nn.Sequential(
+            MultiHeadAttention(48, 6, causal=True, position=alibi(6), sinks=True),
+            MultiHeadAttention(48, 6, position=RelativeBias(6), qk_norm="head", mask=documents(lengths=[3, 4])),
+        )
+    for layer in many:
+        fully_shard(layer, mesh=mesh())
+    fully_shard(many, mesh=mesh())
+    many.to_empty(device="cpu")
+    for parameter in many.parameters():
+        torch.nn.init.constant_(parameter, torch.nan)
+    for module in many.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    many(torch.randn(B, 7, 48)).square().sum().backward()
+    for name, parameter in many.named_parameters():
+        assert parameter.full_tensor().isfinite().all(), name
+        assert parameter.grad.full_tensor().isfinite().all(), name
+    assert many[0].sinks.full_tensor().abs().sum() == 0
+
+
 def heads_and_batches_are_shared_out():
     """FSDP2 over one axis, heads over the other; maps keep their heads through FSDP's hooks."""
     one = gpt()

@@ -336,6 +336,23 @@ def test_padding_takes_no_room_in_a_full_cache():
     assert cache.append(key[:, :, :4], key[:, :, :4], [4, 2]).key.shape[2] == 8
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("static", [False, True])
+def test_a_cache_made_under_autocast_has_its_dtype(dtype, static):
+    layer, x = MultiHeadAttention(E, H, causal=True, position=rotary()).eval(), torch.randn(B, 5, E)
+    options = {"capacity": 8, "static": True} if static else {}
+    with torch.no_grad(), torch.autocast("cpu", dtype):
+        cache, expected = layer.make_cache(B, **options), layer(x)
+        found = torch.cat([layer(x[:, t : t + 1], cache=cache) for t in range(5)], 1)
+        assert layer.make_cache(B, dtype=torch.float32).dtype == torch.float32
+        assert layer.make_pool(3).layout.dtype == dtype
+    assert cache.dtype == found.dtype == dtype
+    torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
+    assert layer.make_cache(B).dtype == torch.float32
+    with torch.autocast("cpu", dtype):
+        assert layer.double().make_cache(B).dtype == torch.float64
+
+
 def test_a_window_of_one_token_and_a_capacity_beside_a_window():
     alone = MultiHeadAttention(E, H, causal=True, mask=window(0)).double()
     cache, x = alone.make_cache(B), x_of(70)

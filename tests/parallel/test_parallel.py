@@ -149,6 +149,10 @@ def test_weights_over_ranks_take_the_steps_of_one(two):
     two.assert_that(on_ranks.a_layer_alone_is_sharded_with_its_sinks)
 
 
+def test_a_model_made_on_the_meta_device_is_sharded_and_then_filled(two):
+    two.assert_that(on_ranks.a_model_made_without_numbers_is_sharded_and_then_filled)
+
+
 def test_heads_and_batches_over_ranks_agree_with_one(four):
     four.assert_that(on_ranks.heads_and_batches_are_shared_out)
 

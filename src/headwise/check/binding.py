@@ -12,6 +12,7 @@ import itertools
 import linecache
 import re
 import time
+import traceback
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -96,6 +97,7 @@ class Failure:
     refuses_all: bool = False  # the constructor raised at every setting of the sizes
     deliberate: bool = False  # a `raise` of the learner's or of a library
     made_layer: bool = False  # it failed while making a layer
+    confused: bool = False  # a layer that takes the width of a head was given the whole input
 
     def __post_init__(self) -> None:
         """Read the traceback and drop it: its frames hold every tensor of the call."""
@@ -490,6 +492,7 @@ class Search:
             without=bool(form.fixed) and all(value is None for value in form.fixed.values()),
             bare=not form.fixed and form.layout == PLAIN and built.certain,
             projected=projected,
+            confused=built.certain and form.layout == PLAIN and _takes_head_width(error, sizes),
             attended=form.layout == PLAIN and any(shape == (sizes.T, sizes.T) for shape in tables),
         )
 
@@ -531,6 +534,15 @@ class Search:
         setattr(thing, name, nn.Identity() if called else value_for(role, sizes))
         repaired.attributes[name] = line
         return True
+
+
+def _takes_head_width(error: Exception, sizes: CallSizes) -> bool:
+    """Whether a linear layer made for the width of a head refused an input of the full width."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        layer, x = frame.f_locals.get("self"), frame.f_locals.get("input")
+        if isinstance(layer, nn.Linear) and isinstance(x, Tensor):
+            return x.shape[-1] == sizes.E != layer.in_features == sizes.D
+    return False
 
 
 def module_sizes(namespace: MutableMapping[str, Any]) -> dict[str, int]:

@@ -165,7 +165,7 @@ class AttentionLayer(NamedTuple):
     @property
     def head_dim(self) -> int | None:
         """The head dimension of queries and keys, if known."""
-        if self._projections is not None:
+        if self._projections is not None and self._projections.head_dim is not None:
             return self._projections.head_dim
         width = self.options.get("d_model")
         return None if self.num_heads is None or width is None else width // self.num_heads

@@ -321,6 +321,8 @@ OTHER = re.compile(
     re.IGNORECASE,
 )
 
+LAYER = re.compile(r"\bnn\.(Linear|Parameter)\(")  # in the constructor of a class that has no forward yet
+
 
 def candidates(loaded: Loaded) -> list[tuple[str, Any]]:
     """Names and objects of everything that looks like attention, best first."""
@@ -369,7 +371,8 @@ def _is_foreign(thing: Any, text: str) -> bool:
 
 
 def _class_score(name: str, cls: type, text: str, body: str) -> int:
-    if not (issubclass(cls, nn.Module) or any(callable(getattr(cls, m, None)) for m in METHODS if m != "__call__")):
+    called = any(callable(getattr(cls, m, None)) for m in METHODS if m != "__call__")
+    if not (issubclass(cls, nn.Module) or called or (NAME.search(name) and LAYER.search(text))):
         return 0
     if cls.__module__.startswith("torch.") or re.search(r"FeedForward|MLP", name):
         return 0

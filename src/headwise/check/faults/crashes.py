@@ -268,6 +268,9 @@ def _own_failure(failures: list[Failure]) -> Failure | None:
     calls = [f for f in inside if f.called is not None]
     if (sure := _after_attention(calls) or _own_call(calls)) is not None:
         return sure
+    bare = [f for f in calls if f.bare]
+    if bare and all(f.confused for f in bare):
+        return bare[0]
     if (refused := _refuses_everything(failures) or _refuses_every_type(calls)) is not None:
         return refused
     natural = [f for f in calls if f.natural]

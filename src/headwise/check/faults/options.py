@@ -97,6 +97,7 @@ def _is_added(bound: Bound, reading: AttentionReading | None, name: str) -> bool
 def _changes_nothing(bound: Bound, p: inspect.Parameter) -> bool:
     """Whether the argument takes the value that it stands for anyway, such as positions counted from zero."""
     T, B, H = bound.sizes.T, bound.inputs.query.shape[0], bound.sizes.H
+    values: list[Any]
     if call_role(p.name) == "position":
         values = [torch.arange(T), torch.arange(T)[None], torch.arange(T).expand(B, T)]
     elif constructor_role(p.name) == "dropout":

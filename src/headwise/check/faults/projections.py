@@ -88,12 +88,7 @@ def rotary_positions(bound: Bound, reading: AttentionReading) -> Found:
     if all(same(m, near[0], 1e-5) for m in near) and all(same(m, next_to[0], 1e-5) for m in next_to):
         yield Note("variant", "rotary positions")
         yield from _angles(bound, reading, a)
-        if parts["query"].role.found != parts["key"].role.found:
-            side = "key" if parts["query"].role.found else "query"
-            if _is_only_rotated(replace(parts[side], position="", fit=_at_first(parts[side])), a.shape[2], bound):
-                words = f"at the first position the {side} is already rotated, the other is not"
-                other = "query" if side == "key" else "key"
-                yield Finding("rotary-offset", words, reading.core.same_step_line(side, other))
+        yield from _offset(bound, reading, a.shape[2])
     elif ROTARY.search(bound.case.source):
         gap = float((near[1] - near[0]).norm() / near[0].norm())
         words = f"moved by one position, two tokens get scores that differ by {gap:.1%}"
@@ -107,8 +102,17 @@ def rotary_positions(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("rotary-values", words, reading.core.same_step_line("value", "query"))
 
 
-def _at_first(part: Projection) -> Fit:
-    return Fit(part.weight, part.fit.bias, part.fit.residual)
+def _offset(bound: Bound, reading: AttentionReading, D: int) -> Found:
+    """At the first position neither side, or both, may be rotated."""
+    found = [reading.projections[name].role.found for name in ("query", "key")]
+    if found[0] == found[1]:
+        return
+    moved, still = ("key", "query") if found[0] else ("query", "key")
+    part = reading.projections[moved]
+    first = Fit(part.weight, part.fit.bias, part.fit.residual)
+    if _is_only_rotated(replace(part, position="", fit=first), D, bound):
+        words = f"at the first position the {moved} is already rotated, the {still} is not"
+        yield Finding("rotary-offset", words, reading.core.same_step_line(moved, still))
 
 
 def _angles(bound: Bound, reading: AttentionReading, maps: Tensor) -> Found:
@@ -162,7 +166,8 @@ def _turns(maps: Tensor) -> Tensor:
     """The angles by which the rotation from one position to the next (T, H, D, E) turns, largest first."""
     turn = maps[1, 0] @ torch.linalg.pinv(maps[0, 0])  # (D, D)
     angles = torch.linalg.eigvals(turn).angle().abs().sort(descending=True).values[::2]
-    return angles[angles > 1e-12]
+    found: Tensor = angles[angles > 1e-12]
+    return found
 
 
 def _are_usual(angles: Tensor) -> bool:

@@ -125,8 +125,9 @@ def _line_of_stored_scale(bound: Bound, reading: AttentionReading, right: float)
     for name in re.findall(r"self\.(\w+)", text):
         value = next((v for m in modules(bound.thing) if (v := vars(m).get(name)) is not None), None)
         number = float(value) if isinstance(value, float | Tensor) and torch.as_tensor(value).numel() == 1 else None
-        inverse = "scal" in name.lower() and _is_multiplied(text, name)  # a scale is what scores are multiplied with
-        good = (right, right**0.5) if inverse else (right, 1 / right, right**0.5, right**-0.5)
+        scale, multiplied = "scal" in name.lower(), _is_multiplied(text, name)  # scores are multiplied with a scale
+        good = (right, right**0.5) if scale and multiplied else (right, 1 / right, right**0.5, right**-0.5)
+        good = (1 / right, right**-0.5) if not scale and not multiplied else good
         if number and not any(near(number, value) for value in good):
             stored = bound.case.line_of_attribute(name)
             copied = re.search(rf"self\.{name}\s*=\s*{name}\b", bound.case.text(stored)) is not None

@@ -106,6 +106,8 @@ def read(
             f"a {type(state_dict).__name__} is given; expected a state dict, names to tensors, as "
             f"module.state_dict() returns."
         )
+    if not isinstance(prefix, str):
+        raise CheckpointError(f"prefix={prefix!r}: expected text, such as 'layers.0.attention.'; '' for none.")
     num_heads = None if num_heads is None else check_size("num_heads", num_heads)
     num_kv_heads = None if num_kv_heads is None else check_size("num_kv_heads", num_kv_heads)
     names = {name[len(prefix) :]: tensor for name, tensor in state_dict.items() if name.startswith(prefix)}

@@ -138,8 +138,9 @@ def test_maps_of_a_cached_step_are_rows_of_the_full_map(kind):
         step.entropy()
 
 
-def test_a_window_keeps_the_cache_bounded():
-    layer = layer_with("window")
+@pytest.mark.parametrize("kind", ["window", "score, window"])
+def test_a_window_keeps_the_cache_bounded(kind):
+    layer = layer_with(kind)
     cache = layer.make_cache(B)
     x = x_of(200)
     parts = [layer(x[:, t : t + 1], cache=cache) for t in range(200)]

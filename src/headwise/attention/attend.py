@@ -161,14 +161,15 @@ def plan(
         shapes.check_sinks(scoring.sinks, query.shape[1], query.device)
     sizes = (*query.shape[:3], key.shape[2])
     joined = check_scores(sizes, query.device, mask, scoring.bias, masks.causal() if causal else None)
-    if scoring.relative is not None:
-        if not isinstance(scoring.relative, Relative):
+    relative: Any = scoring.relative
+    if relative is not None:
+        if not isinstance(relative, Relative):
             raise OptionError(
-                f"relative={scoring.relative!r}: expected alibi(...), or the result of calling a RelativeBias module."
+                f"relative={relative!r}: expected alibi(...), or the result of calling a RelativeBias module."
             )
-        if query.is_meta:
-            scoring = dataclasses.replace(scoring, relative=scoring.relative.to(query.device))
-        scoring.relative.check(query.shape[1], query.device)
+        relative = relative.to(query.device) if query.is_meta else relative
+        relative.check(query.shape[1], query.device)
+        scoring = dataclasses.replace(scoring, relative=relative)
     scoring = scoring.settled(sizes, query.device, query.dtype)
     return Call(query, key, value, dataclasses.replace(scoring, mask=joined), dropout)
 

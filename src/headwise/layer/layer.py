@@ -228,8 +228,9 @@ class MultiHeadAttention(nn.Module):
             self.mask = moved
         if (rule := self.__dict__.get("position")) is not None:  # a module has moved already
             self.__dict__["position"] = _moved(rule, device)
-        if isinstance(self.score, Composite):
-            self.score = _moved(self.score, device)
+        score: Any = self.score
+        if isinstance(score, Composite):
+            self.__dict__["score"] = _moved(score, device)
         return self
 
     def reset_parameters(self) -> None:

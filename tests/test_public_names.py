@@ -11,7 +11,7 @@ import pytest
 import headwise
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("", ".check", ".learn", ".models", ".parallel", ".view")
+PACKAGES = ("", ".check", ".learn", ".models", ".parallel", ".textbook", ".view")
 ROOMS = {
     "attention",
     "layer",

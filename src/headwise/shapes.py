@@ -17,6 +17,8 @@ from torch import Tensor
 
 from headwise.errors import DeviceError, DtypeError, HeadCountError, OptionError, ShapeError
 
+LARGEST = 2**62  # what torch can count
+
 
 def check_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raise unless query (B, H, T, D), key (B, Hkv, S, D) and value (B, Hkv, S, Dv) fit together."""
@@ -102,9 +104,34 @@ def check_probability(name: str, p: float) -> float:
 
 def check_size(name: str, n: object) -> int:
     """`n`, refused unless it is a whole number from 1 up."""
-    if isinstance(n, bool) or not isinstance(n, SupportsIndex) or operator.index(n) < 1:
+    try:
+        size = 0 if isinstance(n, bool) or not isinstance(n, SupportsIndex) else operator.index(n)
+    except TypeError:  # a tensor of several numbers
+        size = 0
+    if not 1 <= size < LARGEST:
         raise OptionError(f"{name}={n!r}: expected a whole number from 1 up.")
-    return operator.index(n)
+    return size
+
+
+def check_flag(name: str, value: object) -> bool:
+    """`value` as True or False, refused if it is anything else; None counts as False."""
+    if value is not None and value is not True and value is not False:
+        raise OptionError(f"{name}={value!r}: expected True or False.")
+    return bool(value)
+
+
+def check_dtype(dtype: object) -> None:
+    """Raise unless `dtype` is None or a floating-point dtype of torch."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise DtypeError(f"dtype={dtype!r}: expected a floating-point dtype of torch, such as torch.bfloat16.")
+
+
+def as_numbers(name: str, x: object, device: torch.device | None = None) -> Tensor:
+    """`x` as a tensor, refused if torch cannot read it as numbers."""
+    try:
+        return torch.as_tensor(x, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DtypeError(f"{name} is a {type(x).__name__}; expected whole numbers, as a list or a tensor.") from error
 
 
 def check_factor(name: str, factor: float | None, default: str) -> None:

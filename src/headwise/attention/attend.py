@@ -13,6 +13,7 @@ from headwise.attention.backends import Call, choose
 from headwise.errors import OptionError, unknown_option
 from headwise.masks import Mask
 from headwise.weights import AttentionMap, Scoring
+from headwise.weights.score import ScoreFunction
 from headwise.weights.scoring import Relative
 
 # What arguments of a call are called elsewhere: torch's SDPA and nn.MultiheadAttention, transformers, FlashAttention.
@@ -24,7 +25,7 @@ CALLED_ELSEWHERE = {
     "padding_mask": "mask=padding(...), True for real tokens",
     "position_bias": "attn_bias=",
     "alibi_slopes": "relative=alibi(slopes=...) of attend, position=alibi(slopes=...) of a layer",
-    "score_mod": "attn_bias=, softcap= or relative=, which a kernel can read",
+    "score_mod": "score=, a function of the same arguments that works on tensors which broadcast",
     "block_mask": "mask=, as in mask=causal() & documents(ids)",
     "need_weights": "return_weights=",
     "output_attentions": "return_weights=",
@@ -60,6 +61,7 @@ def attend(
     softcap: float | None = ...,
     sinks: Tensor | None = ...,
     relative: Relative | None = ...,
+    score: ScoreFunction | None = ...,
     dropout: float = ...,
     return_weights: Literal[False] = ...,
 ) -> Tensor: ...
@@ -76,6 +78,7 @@ def attend(
     softcap: float | None = ...,
     sinks: Tensor | None = ...,
     relative: Relative | None = ...,
+    score: ScoreFunction | None = ...,
     dropout: float = ...,
     return_weights: Literal[True],
 ) -> tuple[Tensor, AttentionMap]: ...
@@ -91,6 +94,7 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     relative: Relative | None = None,
+    score: ScoreFunction | None = None,
     dropout: float = 0.0,
     return_weights: bool = False,
     **unknown: Any,
@@ -110,6 +114,8 @@ def attend(
         sinks: (H,), an extra score per head that takes part in the softmax and has no value.
         relative: added according to the distance from query to key: `alibi(H)`, or the result of calling a
             `RelativeBias` module.
+        score: a function of your own, (score, batch, head, query, key) -> score, as FlexAttention's `score_mod` but on
+            tensors that broadcast. It gets scaled and capped scores; what it returns is biased and masked.
         dropout: probability of dropping a weight. It applies whenever it is above 0: pass 0 in evaluation.
         return_weights: also return the weights (B, H, T, S) before dropout, as an `AttentionMap`: exact, and computed
             only when they are read.
@@ -121,14 +127,18 @@ def attend(
     """
     if unknown:
         raise unknown_option("attend", next(iter(unknown)), inspect.signature(attend).parameters, CALLED_ELSEWHERE)
-    scoring = Scoring(None, attn_bias, scale, softcap, sinks, relative)
+    scoring = Scoring(None, attn_bias, scale, softcap, sinks, relative, score=score)
     call = plan(query, key, value, scoring, mask=mask, causal=causal, dropout=dropout)
     if not return_weights:
         return choose(call).run(call)
     output, lse = choose(call).run_with_lse(call)
     weights = AttentionMap(query, key, call.scoring, lse)
+    if torch.compiler.is_compiling():
+        return output, weights
     # Torch does not track changes to inference tensors, so a map of such tensors gets copies.
-    inference = any(x.is_inference() for x in (query, key, *call.scoring.tensors()))
+    inference = not torch.compiler.is_compiling() and any(
+        x.is_inference() for x in (query, key, *call.scoring.tensors())
+    )
     return output, weights.clone() if inference else weights
 
 
@@ -156,7 +166,10 @@ def plan(
             raise OptionError(
                 f"relative={scoring.relative!r}: expected alibi(...), or the result of calling a RelativeBias module."
             )
+        if query.is_meta:
+            scoring = dataclasses.replace(scoring, relative=scoring.relative.to(query.device))
         scoring.relative.check(query.shape[1], query.device)
+    scoring = scoring.settled(sizes, query.device, query.dtype)
     return Call(query, key, value, dataclasses.replace(scoring, mask=joined), dropout)
 
 
@@ -172,6 +185,8 @@ def check_scores(
     if bias is not None:
         shapes.check_attn_bias(bias, B, H, T, S, device)
     found = masks.as_mask(mask, B, T, S)
+    if found is not None and device.type == "meta":  # only shapes matter there
+        found = found.to(device)
     joined = always if found is None else found if always is None else always & found
     if joined is not None:
         joined.check(B, H, T, S, device)

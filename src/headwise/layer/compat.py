@@ -100,6 +100,11 @@ class MultiheadAttention(nn.MultiheadAttention):
     _attached: Attached | None = None  # set by `headwise.watch` and `headwise.silence`
     _torch_forward = _renamed(nn.MultiheadAttention.forward, "_torch_forward")
 
+    def reset_parameters(self) -> None:
+        """Draw new weights, as the constructor does."""
+        self.out_proj.reset_parameters()
+        self._reset_parameters()
+
     def forward(
         self,
         query: Tensor,

@@ -180,21 +180,37 @@ class Fused(Projections):
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def queries(self, modules: Modules, x: Tensor) -> Tensor:
-        return self._apart(modules, (x,), (0,))[0]
+        linear = modules["qkv_proj"]
+        if not has_plain_rows(linear):
+            return self.heads(modules, x)[0]
+        return self._rows(linear, x, 0, self.group).flatten(2, 3).transpose(1, 2)
 
     def keys_and_values(self, modules: Modules, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = self._apart(modules, (key, value), (1, 2))
-        return k, v
+        linear, group = modules["qkv_proj"], self.group
+        if not has_plain_rows(linear):
+            _, k, v = self.heads(modules, key)
+            return k, v if value is key else self.heads(modules, value)[2]
+        if value is key:
+            k, v = self._rows(linear, key, group, group + 2).transpose(1, 2).unbind(3)
+            return k, v
+        k, v = self._rows(linear, key, group, group + 1), self._rows(linear, value, group + 1, group + 2)
+        return k[:, :, :, 0].transpose(1, 2), v[:, :, :, 0].transpose(1, 2)
 
-    def _apart(self, modules: Modules, inputs: tuple[Tensor, ...], parts: tuple[int, ...]) -> list[Tensor]:
-        """One part of the map for each input: 0 for queries, 1 for keys, 2 for values."""
-        linear = modules["qkv_proj"]
-        if not is_plain(linear):  # an adapter or a hook must see every input
-            return [self.heads(modules, x)[part] for x, part in zip(inputs, parts, strict=True)]
-        shapes.check_alike(input=inputs[0], weight=linear.weight)
-        weights, biases = self.weights(modules)  # copies the whole weight
-        projected = [F.linear(x, weights[part], biases[part]) for x, part in zip(inputs, parts, strict=True)]
-        return [split(x, self.head_dim) for x in projected]
+    def _rows(self, linear: nn.Linear, x: Tensor, start: int, stop: int) -> Tensor:
+        """The part of the map from `start` to `stop` of every group, applied to `x`: (B, T, Hkv, stop - start, D)."""
+        shapes.check_alike(input=x, weight=linear.weight)
+        (B, T, E), D, rows = x.shape, self.head_dim, slice(start * self.head_dim, stop * self.head_dim)
+        weight = linear.weight.view(-1, (self.group + 2) * D, E)[:, rows]  # (Hkv, rows, E), a view
+        bias = None if linear.bias is None else linear.bias.view(-1, (self.group + 2) * D)[:, rows]
+        shape = (len(weight), stop - start, D)
+        if torch.is_grad_enabled() or (x.is_cpu and x.element_size() < 4):
+            # A copy of these rows: the gradient of a batched product would hold the input once for every head, and in
+            # half precision torch's batched product on the CPU takes up to twenty times as long.
+            rows_of_all: Tensor = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
+            return rows_of_all.view(B, T, *shape)
+        each = torch.matmul(x.reshape(1, B * T, E), weight.transpose(1, 2))  # (Hkv, B·T, rows)
+        each = each if bias is None else each + bias[:, None]
+        return each.view(len(weight), B, T, stop - start, D).permute(1, 2, 0, 3, 4)
 
     def weights(self, modules: Modules) -> tuple[Three, ThreeBiases]:
         linear = modules["qkv_proj"]
@@ -240,6 +256,12 @@ def project(linear: Any, x: Tensor) -> Tensor:
         if isinstance(linear, nn.Linear):
             shapes.check_alike(input=x, weight=linear.weight)
         raise
+
+
+def has_plain_rows(linear: nn.Module) -> bool:
+    """Whether rows of this map may be used by themselves. An adapter or a hook must see every input, and a quantized
+    or sharded weight knows only the product with all of its rows."""
+    return is_plain(linear) and type(linear.weight) is nn.Parameter
 
 
 def is_plain(linear: nn.Module) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headwise.masks.kinds import Causal, Window
-from headwise.masks.mask import Both, Grid, Mask
+from headwise.masks.mask import Both, Edges, Grid, Mask
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -52,7 +52,9 @@ def simplify(mask: Mask | None, T: int, S: int) -> Mask | None:
     >>> simplify(causal() & window(7), 5, 5)
     causal()
     """
-    if mask is None or mask.hides_nothing(T, S):
+    if mask is None or not _known(T, S):
+        return mask
+    if mask.hides_nothing(T, S):
         return None
     if type(mask) is Both:
         a, b = simplify(mask.a, T, S), simplify(mask.b, T, S)
@@ -65,6 +67,15 @@ def simplify(mask: Mask | None, T: int, S: int) -> Mask | None:
     if type(mask) is Window and mask.ahead == 0 and mask.back >= S - 1:
         return Causal()
     return mask
+
+
+def _known(T: int, S: int) -> bool:
+    """Whether these lengths may be looked at: not those of an exported graph that are to stay open."""
+    if not torch.compiler.is_exporting():
+        return True
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # slow to import
+
+    return has_static_value(T) and has_static_value(S)
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -97,8 +108,15 @@ def block_mask(mask: Mask, T: int, S: int, *, device: torch.device | str | None 
 
 
 def occupied(mask: Mask, T: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Whether any of each 128×128 block is visible, and whether all of it is, each (B or 1, H or 1, rows, cols)."""
+    """Whether any of each 128×128 block may be visible, and whether all of it is, each (B or 1, H or 1, rows, cols).
+
+    Masks that can tell from afar are asked; others are examined strip by strip.
+    """
     B, H = (1 if size is None else size for size in mask.extent[:2])
+    known = mask.coarse(Edges.of(BLOCK, T, S, device))
+    if known is not None:
+        sizes = (B, H, -(-T // BLOCK), -(-S // BLOCK))
+        return known.some.expand(sizes), known.every.expand(sizes)
     strip = max(1, STRIP_BYTES // (B * H * S * BLOCK)) * BLOCK
     some: list[Tensor] = []
     every: list[Tensor] = []

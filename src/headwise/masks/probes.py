@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import MaskError
+from headwise.masks.composite import as_real_tensor
 from headwise.masks.kinds import dense, prefix, window
 from headwise.masks.mask import Extent, Grid, Mask
 
@@ -139,7 +140,7 @@ class Match(Mask):
 def _tokens(name: str, ids: Tensor | Sequence[int]) -> Tensor:
     """Token ids as int64, (B or 1, S)."""
     try:
-        tokens = torch.as_tensor(ids)
+        tokens = as_real_tensor(ids)
     except (TypeError, ValueError, RuntimeError) as error:
         raise MaskError(f"{name}({ids!r}): expected token ids, (S,) or (B, S).") from error
     if tokens.dim() not in (1, 2) or tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:

@@ -13,9 +13,20 @@ from torch import Tensor, nn
 
 from headwise.errors import CheckpointError
 from headwise.layer.latent import RMS, latent
-from headwise.layer.norms import WidthNorm, ZeroCentredNorm
-from headwise.layer.positions import PositionalEncoding, Rotary, Scaling, linear, llama3, rotary, temperature, yarn
-from headwise.masks import window
+from headwise.layer.norms import Norms, WidthNorm, ZeroCentredNorm
+from headwise.layer.positions import (
+    PositionalEncoding,
+    Scaling,
+    linear,
+    llama3,
+    longrope,
+    multi_axis_rotary,
+    rotary,
+    temperature,
+    yarn,
+)
+from headwise.layer.sharing import queries_only
+from headwise.masks import chunks, window
 from headwise.models.builtin import FORMAT
 from headwise.weights.scoring import RelativeBias, alibi
 
@@ -68,7 +79,7 @@ def options(config: Config, name: str, given: Mapping[str, Any] | None = None) -
     if given and given.get("num_heads") is not None:
         config.setdefault("num_attention_heads", given["num_heads"])
     for key in ("clip_qkv", "use_bidirectional_attention", "use_qk_norm", "qk_layernorm"):
-        if config.get(key):
+        if config.get(key) and (kind, key) != ("llama4_text", "use_qk_norm"):
             raise CheckpointError(f"{kind!r} with {key}={config[key]}: our layer does not support this.")
     try:
         dropout = _first(config, "attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
@@ -104,7 +115,12 @@ def _part(config: Config, name: str) -> Config:
         if any(word in words for word in PARTS.get(key, (key.removesuffix("_config"),))):
             return config[key]  # type: ignore[no-any-return]
     plain = words.isdisjoint(word for key in PARTS if key != "text_config" for word in PARTS[key])
+    if plain and config.get("model_type") in FLAT:
+        return {**config, "model_type": f"{config['model_type']}_text"}
     return config["text_config"] if "text_config" in parts and plain and "model" in words else {}
+
+
+FLAT = ("qwen2_vl", "qwen2_5_vl")  # older configurations of these describe the text beside vision_config
 
 
 PARTS = {
@@ -147,19 +163,28 @@ def _rope(config: Config, layer_type: str) -> Mapping[str, Any]:
     return rope
 
 
-def _rotary(config: Config, layer_type: str = "full_attention", interleaved: bool = False) -> Rotary:
+def _rotary(config: Config, layer_type: str = "full_attention", interleaved: bool = False) -> PositionalEncoding:
     rope, D = _rope(config, layer_type), _head_dim(config)
     width = int(D * rope.get("partial_rotary_factor", 1.0))
-    part = None if width == D else width
-    return rotary(rope["rope_theta"], width=part, interleaved=interleaved, scaling=_scaling(rope, config))
+    options: Options = {"width": None if width == D else width, "interleaved": interleaved}
+    options["scaling"] = _scaling(rope, config)
+    base, sections, beta = rope["rope_theta"], rope.get("mrope_section"), rope.get("llama_4_scaling_beta")
+    if sections:
+        turns = not str(config.get("model_type")).startswith("qwen2")  # from Qwen3-VL on, the axes take turns
+        return multi_axis_rotary(sections, base, alternating=turns, **options)
+    if beta:
+        return rotary(base, **options) + temperature(beta, rope["original_max_position_embeddings"], first=0)
+    return rotary(base, **options)
 
 
 def _scaling(rope: Mapping[str, Any], config: Config) -> Scaling | None:
-    """The scaling of the rotary angles; scalings that depend on the length of the text are refused."""
+    """The scaling of the rotary angles."""
     kind = rope["rope_type"]
     original = rope.get("original_max_position_embeddings") or config.get("max_position_embeddings")
-    if kind == "default":
+    if kind in ("default", "mrope"):
         return None
+    if kind in ("longrope", "su"):
+        return _longrope(rope, config)
     if kind == "linear":
         return linear(rope["factor"])
     if kind == "llama3":
@@ -178,8 +203,16 @@ def _scaling(rope: Mapping[str, Any], config: Config) -> Scaling | None:
         )
     raise CheckpointError(
         f"the configuration asks for rotary positions of type {kind!r}, which our layer does not support (it "
-        f"supports default, linear, llama3 and yarn). Pass position= to choose another."
+        f"supports default, linear, llama3, yarn and longrope). Pass position= to choose another."
     )
+
+
+def _longrope(rope: Mapping[str, Any], config: Config) -> Scaling:
+    """Phi-3 writes the original length beside the other parameters, and the factor is the ratio of the two lengths."""
+    length = int(_first(config, "original_max_position_embeddings") or rope["original_max_position_embeddings"])
+    factor = rope.get("factor") or config["max_position_embeddings"] / length
+    factors = rope["short_factor"], rope["long_factor"]
+    return longrope(factor, length, *factors, attention_factor=rope.get("attention_factor"))
 
 
 def _growth(factor: float, share: float) -> float:
@@ -265,15 +298,43 @@ NORMS = {"head": nn.RMSNorm, "width": WidthNorm, "zero-centred": ZeroCentredNorm
 def llama(config: Config, place: LayerPlace, *, interleaved: bool = False, norm: str | None = None) -> Options:
     """Llama and others: rotary positions and grouped heads; some have windows, soft-caps, sinks and norms of heads."""
     kind = _layer_type(config, place)
-    every, skipped = config.get("no_rope_layer_interval"), config.get("no_rope_layers")
-    turned = bool(skipped[place.number]) if skipped else not every or (place.number + 1) % every != 0
     return {
         "causal": True,
         "mask": window(int(config["sliding_window"]) - 1) if kind == "sliding_attention" else None,
-        "position": _rotary(config, kind, interleaved) if turned else None,
+        "position": _rotary(config, kind, interleaved) if _is_turned(config, place) else None,
         "qk_norm": norm and functools.partial(NORMS[norm], eps=config.get("rms_norm_eps", 1e-6)),
         **_scores(config),
     }
+
+
+def _is_turned(config: Config, place: LayerPlace) -> bool:
+    """Whether a layer has a rotary; some models leave it out of some layers."""
+    every, skipped = config.get("no_rope_layer_interval"), config.get("no_rope_layers")
+    return bool(skipped[place.number]) if skipped else not every or (place.number + 1) % every != 0
+
+
+def llama4(config: Config, place: LayerPlace) -> Options:
+    """Llama 4: layers with a rotary see chunks of the text and are normalized after it; others have a temperature."""
+    found, kinds = llama(config, place, interleaved=True), config.get("layer_types")
+    if not _is_turned(config, place):
+        tuned = config.get("attn_temperature_tuning", True)
+        return found | {"position": temperature(config["attn_scale"], config["floor_scale"]) if tuned else None}
+    chunked, size = not kinds or kinds[place.number] == "chunked_attention", config.get("attention_chunk_size")
+    norm = _unweighted(config) if config.get("use_qk_norm", True) else None
+    return found | {"mask": chunks(size) if chunked and size else None, "qk_norm": Norms(norm, norm, after=True)}
+
+
+def gemma3n(config: Config, place: LayerPlace) -> Options:
+    """Gemma 3n: values are normalized, too; the last layers read the keys and values of earlier ones."""
+    found = llama(config, place, norm="head") | {"scale": 1.0}
+    norm, first = found["qk_norm"], config["num_hidden_layers"] - config["num_kv_shared_layers"]
+    if place.number >= first > 0:
+        return found | {"qk_norm": Norms(norm), "projections": queries_only()}
+    return found | {"qk_norm": Norms(norm, norm, _unweighted(config))}
+
+
+def _unweighted(config: Config) -> Callable[[int], nn.Module]:
+    return functools.partial(nn.RMSNorm, eps=config.get("rms_norm_eps", 1e-6), elementwise_affine=False)
 
 
 class GrownNorm(nn.RMSNorm):
@@ -336,9 +397,10 @@ def _layer_type(config: Config, place: LayerPlace) -> str:
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return "full_attention"
     family = str(config.get("model_type"))
-    if family in ("qwen2", "qwen3", "qwen3_moe") and place.number < config.get("max_window_layers", 0):
+    if family.startswith("qwen") and place.number < config.get("max_window_layers", 0):
         return "full_attention"
-    period = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": config.get("sliding_window_pattern", 6)}.get(family)
+    periods = {"gemma2": 2, "gpt_oss": 2, "gemma3n_text": 5, "gemma3_text": config.get("sliding_window_pattern", 6)}
+    period = periods.get(family)
     return "full_attention" if period and (place.number + 1) % period == 0 else "sliding_attention"
 
 
@@ -366,6 +428,33 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_theta": 1e6,
         "rope_local_base_freq": 1e4,
     },
+    "gemma3n_text": {
+        "sliding_window": 512,
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 35,
+        "num_kv_shared_layers": 15,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    },
+    "llama4_text": {
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-5,
+        "no_rope_layer_interval": 4,
+        "attn_scale": 0.1,
+        "floor_scale": 8192,
+    },
+    "phi3": {"max_position_embeddings": 4096},
+    "ministral3": {"head_dim": 128, "num_key_value_heads": 8},
+    "qwen3_next": {"partial_rotary_factor": 0.25, "head_dim": 256, "num_key_value_heads": 2},
+    "qwen3_5_text": {"partial_rotary_factor": 0.25, "head_dim": 256},
+    "qwen2_vl_text": {"use_sliding_window": False, "max_window_layers": 80},
+    "qwen2_5_vl_text": {"use_sliding_window": False, "max_window_layers": 80},
+    "qwen3_vl_text": {"rope_theta": 500000.0, "head_dim": 128},
     "gemma": {"head_dim": 256},
     "qwen2": {"use_sliding_window": False, "max_window_layers": 28},
     "qwen3": {"use_sliding_window": False, "max_window_layers": 28, "head_dim": 128},
@@ -392,7 +481,11 @@ FAMILIES: dict[str, Callable[[Config, LayerPlace], Options]] = {
     **dict.fromkeys(("bart", "mbart", "marian", "pegasus", "blenderbot", "m2m_100"), pair),
     **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "gemma", "gemma2", "phi", "phi3", "stablelm"), llama),
     **dict.fromkeys(("olmo", "gpt_oss", "granite", "starcoder2", "smollm3", "nemotron", "gpt_neox"), llama),
-    **dict.fromkeys(("qwen3", "qwen3_moe"), functools.partial(llama, norm="head")),
+    **dict.fromkeys(("ministral3", "qwen2_vl_text", "qwen2_5_vl_text"), llama),
+    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl_text"), functools.partial(llama, norm="head")),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text"), functools.partial(llama, norm="zero-centred")),
+    "llama4_text": llama4,
+    "gemma3n_text": gemma3n,
     "olmo2": functools.partial(llama, norm="width"),
     "gemma3_text": functools.partial(llama, norm="zero-centred"),
     "cohere": functools.partial(llama, interleaved=True),

@@ -102,9 +102,16 @@ class GPT(nn.Module):
         self.position = nn.Embedding(config.context_length, config.d_model) if learned else None
         self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.d_model, eps=1e-6)
-        self.reset_parameters()
+        self._make_small()
 
     def reset_parameters(self) -> None:
+        """Draw new weights, as the constructor does. It resets every part as well, so call it last."""
+        for module in self.modules():
+            if module is not self and callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+        self._make_small()
+
+    def _make_small(self) -> None:
         """Use small weights, and smaller ones in layers that add to the residual stream, which then does not grow with
         depth."""
         for parameter in self.parameters():

@@ -53,9 +53,13 @@ def pointwise(index: Any, shape: Sequence[int]) -> list[Tensor]:
     """The coordinates of every element of `tensor[index]`: one tensor per axis, of the shape of the result."""
     coordinates = []
     items = index if isinstance(index, tuple) else (index,)
-    index = tuple(item.cpu() if isinstance(item, Tensor) else item for item in items)
+    if not torch.compiler.is_compiling():  # a graph stays on its device
+        items = tuple(item.cpu() if isinstance(item, Tensor) else item for item in items)
+    index, device = tuple(items), next((item.device for item in items if isinstance(item, Tensor)), None)
     for number, size in enumerate(shape):
-        ramp = torch.arange(size).view(-1, *[1] * (len(shape) - number - 1)).expand(*shape)  # a view of any size
+        ramp = (
+            torch.arange(size, device=device).view(-1, *[1] * (len(shape) - number - 1)).expand(*shape)
+        )  # a view of any size
         try:
             coordinates.append(ramp[index])
         except (IndexError, TypeError, RuntimeError) as error:
@@ -96,6 +100,8 @@ def _from_slice(item: slice, size: int, name: str) -> range:
 
 
 def _from_list(item: Any, size: int, name: str) -> Tensor | None:
+    if torch.compiler.is_compiling():
+        return _from_traced_list(item, size, name)
     tensor = torch.as_tensor(item)
     if tensor.dim() != 1:
         return None
@@ -112,6 +118,23 @@ def _from_list(item: Any, size: int, name: str) -> Tensor | None:
     if len(worst):
         raise _out_of_range(int(worst[0]), size, name)
     return tensor % size
+
+
+def _from_traced_list(item: Any, size: int, name: str) -> Tensor | None:
+    """The same in a compiled graph, where the numbers of a tensor are not known: torch checks them when it runs."""
+    if not isinstance(item, Tensor):
+        wrong = [place for place in item if not -size <= place < size]
+        if wrong:
+            raise _out_of_range(wrong[0], size, name)
+        return torch.tensor([place % size for place in item])
+    if item.dim() != 1:
+        return None
+    if item.dtype in (torch.bool, torch.uint8):
+        raise MapIndexError(
+            f"{name} mask inside a compiled function: how many it selects is not known yet. Return the map from the "
+            f"compiled function and index it outside, or pass whole numbers."
+        )
+    return torch.where(item < 0, item + size, item)
 
 
 def _out_of_range(place: int, size: int, name: str) -> MapIndexError:

@@ -167,7 +167,8 @@ class PeakReading(Reading):
         return unflat(self.best.exp(), self.source), unflat(self.key, self.source)
 
     def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
-        return (block.weights.amax(-1), block.weights.argmax(-1))
+        weight, key = block.weights.max(-1)
+        return weight, key.masked_fill((block.scores == -math.inf).all(-1), -1)
 
 
 class DistanceReading(Reading):
@@ -328,6 +329,14 @@ class PooledPeakReading(Reading):
     def finish(self) -> tuple[Tensor, ...]:
         return (unflat(self.best, self.source),)
 
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
+        (T, S), (R, C) = self.source.shape[2:], self.size
+        rows, keys = (torch.arange(size, device=block.weights.device) for size in (T, S))
+        cell = (rows[block.rows] * R // T)[:, None] * C + keys * C // S  # (t, S)
+        weights = block.weights.flatten(2)
+        best = weights.new_zeros(*weights.shape[:2], R * C)
+        return (best.scatter_reduce(2, cell.flatten().expand(weights.shape), weights, "amax").unflatten(2, (R, C)),)
+
 
 class PooledOverRanks(Reading):
     """`PooledReading` if this rank has some of the queries: cells divide the whole text, and ranks add up."""
@@ -433,4 +442,5 @@ class TopKeysReading(Reading):
 
     def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         top = block.weights.topk(self.k)
-        return top.values, top.indices
+        hidden = block.scores.gather(-1, top.indices) == -math.inf
+        return top.values, top.indices.masked_fill(hidden, -1)

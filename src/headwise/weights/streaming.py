@@ -18,6 +18,8 @@ BLOCK_BYTES = 2**26  # a dense block of rows in the backward pass; a few of that
 
 def read(source: Source, readings: Sequence[Reading]) -> list[tuple[Tensor, ...]]:
     """The results of all readings, in shared passes; differentiable if the source learns."""
+    if torch.compiler.is_compiling():
+        return traced(source, readings)
     if not source.learns:
         return compute(source, readings)
     for reading in readings:
@@ -25,6 +27,34 @@ def read(source: Source, readings: Sequence[Reading]) -> list[tuple[Tensor, ...]
     tensors = (source.query, source.key, *source.scoring.learnable)
     flat = iter(Streamed.apply(source, readings, *tensors))  # type: ignore[no-untyped-call]
     return [tuple(next(flat) for _ in reading.differentiable) for reading in readings]
+
+
+def traced(source: Source, readings: Sequence[Reading]) -> list[tuple[Tensor, ...]]:
+    """The results in a compiled graph, by the plain formulas on all rows: tiles would fix the length into the graph.
+
+    The graph then holds the whole T×S matrix, unless the compiler can avoid it.
+    """
+    if source.keys_apart:
+        raise OptionError(f"statistics of keys on several ranks cannot be compiled. {OUTSIDE}")
+    block = source.block(slice(None))
+    for reading in readings:
+        reading.source = source  # `start` is not called
+        if type(reading).dense is Reading.dense:
+            name = type(reading).__name__
+            raise OptionError(f"{name} has no dense(block), which a compiled graph needs. Define it, or: {OUTSIDE}")
+    return [
+        tuple(x if flag else x.detach() for x, flag in zip(reading.dense(block), reading.differentiable, strict=True))
+        for reading in readings
+    ]
+
+
+OUTSIDE = "Return the map from the compiled function and compute this outside of it, where it streams over the weights."
+
+
+def check_not_compiling(what: str) -> None:
+    """Raise while torch.compile or torch.export traces: `what` needs numbers, and a graph has none."""
+    if torch.compiler.is_compiling():
+        raise OptionError(f"{what} inside a compiled function needs numbers that are not known yet. {OUTSIDE}")
 
 
 def compute(source: Source, readings: Sequence[Reading]) -> list[tuple[Tensor, ...]]:
@@ -74,6 +104,8 @@ def normalizer(source: Source) -> Tensor:
 def _normalizer(source: Source) -> Tensor:
     if source.keys_apart:
         return source.shards.log_sum_exp(source)  # type: ignore[union-attr]
+    if torch.compiler.is_compiling():
+        return traced(source, [RowLogSumExp()])[0][0].detach()
     if 0 in source.shape:
         return torch.full(source.shape[:3], -torch.inf, dtype=source.precise, device=source.query.device)
     kernels = kernels_for(source)
@@ -84,7 +116,7 @@ def _normalizer(source: Source) -> Tensor:
 
 def kernels_for(source: Source) -> Any:
     """The module of kernels, if they can run: CUDA with Triton."""
-    if not source.query.is_cuda:
+    if not source.query.is_cuda or torch.compiler.is_compiling():
         return None
     try:
         from headwise.weights import kernels

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.errors import OptionError
+
 
 class TensorLike:
     """An object that `to_tensor()` turns into a tensor."""
@@ -53,6 +55,11 @@ class TensorLike:
         others = [*args[1:], *kwargs.values()]
         if args and isinstance(args[0], cls) and name in OWN and not any(isinstance(x, Tensor | cls) for x in others):
             return getattr(args[0], name)(*args[1:], **kwargs)
+        if name == "matmul" and not isinstance(args[0], cls) and torch.compiler.is_compiling():
+            raise OptionError(  # torch 2.13 traces `weights @ x` as `x @ weights`
+                "a matrix product of an attention map inside a compiled function: torch.compile would swap its "
+                "factors. Write weights.to_tensor() @ x, or x @ weights.to_tensor()."
+            )
         return func(*(_dense(x) for x in args), **{key: _dense(x) for key, x in kwargs.items()})
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 from headwise.masks import Causal
 from headwise.weights import Scoring
 
+BEYOND_SDPA = "torch's fused attention supports neither soft-cap nor sinks, relative positions or a score function"
 WIDEST = 256  # head dimension in torch's fused kernels on CUDA
 
 
@@ -35,7 +36,7 @@ class Call(NamedTuple):
     @property
     def grouped(self) -> bool:
         """Whether several query heads share a key/value head."""
-        return self.query.size(1) != self.key.size(1)
+        return True if self.query.size(1) != self.key.size(1) else False  # noqa: SIM210 - torch's symbolic bool is none
 
     @property
     def repeats_keys(self) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.attention.backends.base import Backend, Call
+from headwise.attention.backends.base import BEYOND_SDPA, Backend, Call
 from headwise.attention.backends.blocks import Rule, choose_rule
 from headwise.attention.backends.sdpa import HALF
 from headwise.weights.scoring import narrow
@@ -40,18 +40,19 @@ class Widened(Backend):
         query = call.query
         if query.dtype not in HALF or not query.is_cpu:
             return "it is for 16 bit on the CPU"
-        if torch.compiler.is_compiling():  # before looking at a length, which would fix it into the graph
-            return "a compiler chooses the precision of a graph itself"
+        if call.scoring.beyond_sdpa:
+            return BEYOND_SDPA
+        if torch.compiler.is_compiling():  # a graph must not look at the length, which would fix it
+            if torch.compiler.is_exporting():
+                return "an exported graph may run elsewhere"
+            return None if query.size(2) != 1 else "there are too few queries for a conversion to pay"
         if query.size(2) < SHORTEST or query.numel() == 0 or call.value.numel() == 0:
             return "there are too few queries for a conversion to pay"
-        if call.scoring.beyond_sdpa:
-            return "torch's fused attention supports neither soft-cap nor sinks nor relative positions"
         if query.dtype == torch.bfloat16 and call.key.size(2) > LONGEST and call.learns:
             return "torch's kernel for bfloat16 is faster at this length, with its backward pass"
         rule = choose_rule(call)
-        return (
-            "scores may be rounded, which is faster" if isinstance(rule, Rule) and rule.engine == "products" else None
-        )
+        rounded = isinstance(rule, Rule) and rule.engine == "products"
+        return "scores may be rounded, which is faster" if rounded else None
 
     def run(self, call: Call) -> Tensor:
         wide, backend = self._widened(call)

@@ -37,6 +37,7 @@ class Layout(abc.ABC):
     mask: str | None = None  # a buffer that may hold a causal mask
     order: str | None = None  # of the rows of a fused projection, if two layouts share its name
     causal = False  # whether the names are those of a decoder
+    unused: tuple[str, ...] = ()  # beginnings of names that take no part
 
     def matches(self, names: Shapes) -> bool:
         """Whether these names belong to this layout."""
@@ -129,6 +130,64 @@ class Linears(Layout):
         if "o.weight" in names and self.anchor == "q.weight":
             return {"scale": "T5 does not scale its scores: scale=1.0. If yours does: scale=None"}
         return {}
+
+
+class Llama(Linears):
+    """`q_proj` and so on. If the first has twice the rows that the last takes, it holds a gate beside each query."""
+
+    def __init__(self) -> None:
+        super().__init__("q_proj", "k_proj", "v_proj", title="q_proj, k_proj, v_proj")
+
+    def rules(self, names: Shapes) -> list[Correspondence]:
+        rules = super().rules(names)
+        query, out = names["q_proj.weight"], names.get("o_proj.weight", ())
+        if len(query) != 2 or len(out) != 2 or query[0] != 2 * out[1]:
+            return rules
+        gate = {"q_proj.weight": "gate.proj.weight", "q_proj.bias": "gate.proj.bias"}
+        return [
+            rule._replace(ours=(rule.ours[0], gate[rule.ours[0]]), form=forms.QueryAndGate())
+            if rule.ours[0] in gate
+            else rule
+            for rule in rules
+        ]
+
+
+class QueriesAlone(Linears):
+    """`q_proj` and `o_proj` only: a layer that reads the keys and values of another, as the last ones of Gemma 3n.
+
+    Some files hold maps to keys and values that such a layer does not use.
+    """
+
+    unused = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
+
+    def __init__(self) -> None:
+        super().__init__("q_proj", "k_proj", "v_proj", ("o_proj",), title="q_proj, o_proj, without keys and values")
+        self.example = "q_proj.weight, o_proj.weight"
+
+    def matches(self, names: Shapes) -> bool:
+        others = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+        return {"q_proj.weight", "o_proj.weight"} <= set(names) and not any(name in names for name in others)
+
+    def rules(self, names: Shapes) -> list[Correspondence]:
+        return linear(names, "q_proj", "q_proj") + linear(names, "o_proj", "out_proj")
+
+    def describe(self, state: Mapping[str, Tensor], heads: int) -> dict[str, Any]:
+        """The options of the layer; how many key heads it reads is not in its tensors."""
+        query, out = state["q_proj.weight"], state["out_proj.weight"]
+        if query.dim() != 2 or out.dim() != 2 or query.shape[0] % heads or query.shape[0] != out.shape[1]:
+            raise CheckpointError(
+                f"{self.title}: query {tuple(query.shape)} and output {tuple(out.shape)} do not form {heads} heads."
+            )
+        sizes = {"d_model": query.shape[0], "num_heads": heads, "num_kv_heads": None, "d_in": query.shape[1]}
+        return {**sizes, "out_proj": True, "d_out": out.shape[0]}
+
+    def has_bias(self, part: str, names: Mapping[str, Any]) -> bool:
+        """Whether the map of a role has a bias; keys and values have no map."""
+        return super().has_bias("q" if part in "kv" else part, names)
+
+    def unsaid(self, names: Shapes, prefix: str) -> dict[str, str]:
+        cure = "if it reads those of another layer, pass projections=queries_only() and num_kv_heads="
+        return {"projections": f"there is no k_proj and no v_proj; {cure}", **super().unsaid(names, prefix)}
 
 
 class XTransformers(Linears):
@@ -518,6 +577,9 @@ NEOX = Fused(
 )
 
 
+QUERIES_ALONE = QueriesAlone()
+
+
 def side_by_side(name: str, *outs: str, turned: bool = False) -> Fused:
     """A fused projection with all queries first, then all keys, then all values."""
     return Fused(name, outs, SideBySide(), title=f"{name}, {outs[0]}", order="side by side", turned=turned)
@@ -561,7 +623,8 @@ LAYOUTS: tuple[Layout, ...] = (
     KeysWithValues("to_q", "to_kv", ("to_out.0", "to_out")),
     textbook("W_query", "W_key", "W_value"),
     Linears("W_q", "W_k", "W_v", ("W_o", "out_proj", "proj", "fc_out", "fc"), title="W_q, W_k, W_v"),
-    textbook("q_proj", "k_proj", "v_proj"),
+    Llama(),
+    QUERIES_ALONE,
     Linears("q", "k", "v", ("o", "proj", "out_proj", "out"), more={T5_TABLE: "position.weight"}),
     Linears("wq", "wk", "wv", ("wo",), complete=True),
     textbook("Wq", "Wk", "Wv"),

@@ -23,7 +23,7 @@ from headwise.shapes import check_size
 
 State = Mapping[str, Tensor]
 SHOWN = 12  # names in the error about an unknown layout
-LEARNED = ("q_norm.", "k_norm.", "position.")  # parameters of our layer's options, under our names
+LEARNED = ("q_norm.", "k_norm.", "v_norm.", "gate.", "position.")  # parameters of our layer's options, under our names
 
 
 class Found(NamedTuple):
@@ -106,6 +106,8 @@ def read(
             f"a {type(state_dict).__name__} is given; expected a state dict, names to tensors, as "
             f"module.state_dict() returns."
         )
+    if not isinstance(prefix, str):
+        raise CheckpointError(f"prefix={prefix!r}: expected text, such as 'layers.0.attention.'; '' for none.")
     num_heads = None if num_heads is None else check_size("num_heads", num_heads)
     num_kv_heads = None if num_kv_heads is None else check_size("num_kv_heads", num_kv_heads)
     names = {name[len(prefix) :]: tensor for name, tensor in state_dict.items() if name.startswith(prefix)}
@@ -155,6 +157,7 @@ def take(layout: Layout, names: State, num_heads: int | None, num_kv_heads: int 
     heads = _heads(layout, shapes, num_heads)
     rules = layout.rules(shapes)
     used = {name for rule in rules for name in rule.theirs}
+    names = {name: tensor for name, tensor in names.items() if not name.startswith(layout.unused)}
     learned = [name for name in names if name not in used and (name == "sinks" or name.startswith(LEARNED))]
     used |= {*learned, layout.mask}
     masks = {
@@ -173,11 +176,12 @@ def take(layout: Layout, names: State, num_heads: int | None, num_kv_heads: int 
     if options is None:
         options = describe(layout.title, state, heads)
     options["bias"] = _biases(layout, state, options["out_proj"])
+    options |= _gate(state | {name: names[name] for name in learned}, heads)
     if lengths := {causal_length(name, mask) for name, mask in masks.items()}:
         options |= {"causal": True, "context_length": min(lengths)}
     if layout.causal:
         options["causal"] = True
-    sizes = Sizes(heads, options.get("num_kv_heads", heads))
+    sizes = Sizes(heads, options.get("num_kv_heads") or heads)
     return Found(options, state | {name: names[name] for name in learned}, layout, rules, sizes, {})
 
 
@@ -280,7 +284,7 @@ def merge(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
             asked = biases(value) | ({} if found["out_proj"] else {"out": there["out"]})
             agrees = asked == there
         else:
-            agrees = name in ("context_length", "causal") or said.get(name, value) == value
+            agrees = name in ("context_length", "causal", "gate") or said.get(name, value) in (None, value)
         if not agrees:
             raise CheckpointError(f"{name}={value} is given and the tensors have {said[name]}; leave it out.")
     return {**found, **given}
@@ -290,7 +294,7 @@ def check_options(given: State, expected: State) -> None:
     """Raise unless the checkpoint holds the parameters of the layer's options and no others. A relative bias that is
     not in it stays as it was passed."""
     cures = {"sinks": "sinks=True", "position": "position="}
-    cures |= dict.fromkeys(("q_norm", "k_norm"), "qk_norm=")
+    cures |= dict.fromkeys(("q_norm", "k_norm", "v_norm"), "qk_norm=") | {"gate": "gate="}
     for name in sorted(set(given) ^ set(expected)):
         option = cures.get(name.split(".")[0])
         if option is None or (name.startswith("position.") and name in expected):
@@ -308,6 +312,14 @@ def _biases(layout: Layout, state: State, mixed: bool) -> bool | set[str]:
     """The option `bias`: True or False for all projections, or the names of some; `mixed` if there is a last one."""
     some = {part for part in PROJECTIONS if layout.has_bias(part, state)}
     return bool(some) if len(some) in (0, 3 + mixed) else some
+
+
+def _gate(state: State, heads: int) -> dict[str, Any]:
+    """The option of an output gate, if there is one: a row for each head, or for each number of a head."""
+    gate = state.get("gate.proj.weight")
+    if gate is None:
+        return {}
+    return {"gate": "head" if gate.shape[0] == heads else "element"}
 
 
 def _heads(layout: Layout, names: Shapes, given: int | None) -> int:
@@ -356,11 +368,13 @@ def _kv_heads(layout: Layout, names: Shapes, heads: int, given: int | None) -> i
 
 def _kv_rows(layout: Layout, names: Shapes, heads: int) -> int:
     """The number of key/value heads of separate projections, from their rows; `describe` checks that they fit."""
-    by_ours = {rule.ours[0]: names[rule.theirs[0]] for rule in layout.rules(names)}
+    rules = layout.rules(names)
+    by_ours = {rule.ours[0]: names[rule.theirs[0]] for rule in rules}
     query, key = by_ours.get("q_proj.weight"), by_ours.get("k_proj.weight")
     if query is None or key is None or len(query) != 2 or len(key) != 2 or not query[0]:
         return heads
-    shared = key[0] * heads // query[0]
+    parts = next(len(rule.ours) for rule in rules if rule.ours[0] == "q_proj.weight")  # 2 with a gate in it
+    shared = key[0] * heads * parts // query[0]
     return shared if shared and heads % shared == 0 else heads
 
 

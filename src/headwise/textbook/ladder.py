@@ -3,17 +3,6 @@
 Each rung takes the arguments of the textbooks in their order, `(d_in, d_out, context_length, dropout, num_heads,
 qkv_bias)`, computes the same function, and can be built from the weights of the rung below.
 `headwise.MultiHeadAttention` is the step after the last: the same function again, fused.
-
-Four common mistakes in such classes, and what is done here instead:
-
-- *Undefined names.* A `forward` that reshapes with a `batch_size` it never defined works in a notebook, where an
-  earlier cell happens to define one, and nowhere else. Here sizes are always read from the tensor itself.
-- *A wrapper that widens.* With `num_heads` heads of width `d_out` each, concatenation gives `num_heads * d_out`, not
-  `d_out`. Here one head is `d_out // num_heads` wide, so that every rung returns `d_out`.
-- *-1e9 as minus infinity.* float16 ends at 65504: -1e9 overflows there, and in float32 a row that sees nothing
-  becomes an even average over keys it must not see. Here the fill is a true minus infinity.
-- *NaN for a row that sees nothing.* The softmax of a row of minus infinities is 0/0. A causal row always sees itself,
-  so this cannot happen here; with arbitrary masks (`headwise.attend`), such a row gives zeros.
 """
 
 from typing import Self
@@ -26,6 +15,8 @@ from headwise.errors import HeadCountError, ShapeError
 
 class CausalHead(nn.Module):
     """First rung: one head. Each token attends to itself and to the tokens before it.
+
+    `d_in` is the width of the tokens, `d_out` that of the head; `qkv_bias` gives the three projections a bias.
 
     >>> CausalHead(3, 2, context_length=6, dropout=0.0)(torch.randn(2, 6, 3)).shape
     torch.Size([2, 6, 2])
@@ -55,6 +46,8 @@ class CausalHead(nn.Module):
 class HeadsInAList(nn.Module):
     """Second rung: several heads, one after the other, with their results side by side. Clear but slow: H small
     products where one large one would do. It has no output projection, so its heads never mix.
+
+    `d_in` is the width of the tokens, `d_out` that of all heads together; `qkv_bias` gives the projections a bias.
 
     >>> HeadsInAList(3, 4, context_length=6, dropout=0.0, num_heads=2)(torch.randn(2, 6, 3)).shape
     torch.Size([2, 6, 4])
@@ -91,6 +84,9 @@ class HeadsInAList(nn.Module):
 class HeadsAtOnce(nn.Module):
     """Third rung: one matrix for all queries, one for all keys, one for all values; heads are a reshape away.
 
+    `d_in` is the width of the tokens, `d_out` that of all heads together and of the output; `qkv_bias` gives the first
+    three projections a bias.
+
     >>> HeadsAtOnce(768, 768, context_length=1024, dropout=0.1, num_heads=12)(torch.randn(4, 100, 768)).shape
     torch.Size([4, 100, 768])
     """
@@ -101,7 +97,7 @@ class HeadsAtOnce(nn.Module):
         self, d_in: int, d_out: int, context_length: int, dropout: float, num_heads: int, qkv_bias: bool = False
     ) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.d_out, self.num_heads = d_out, num_heads
         self.head_dim = width_of_one_head(d_out, num_heads)
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
@@ -111,7 +107,7 @@ class HeadsAtOnce(nn.Module):
         self.register_buffer("mask", future(context_length))
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, T, H·D) split into heads: (B, H, T, D). A view, then a transpose: a view alone would mix tokens."""
+        """`x` (B, T, H·D) split into heads: (B, H, T, D). A view, then a transpose: a view alone would mix tokens."""
         return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -167,11 +163,11 @@ def future(context_length: int) -> Tensor:
     return torch.ones(context_length, context_length, dtype=torch.bool).triu(diagonal=1)
 
 
-def width_of_one_head(d_out: int, num_heads: int) -> int:
-    """`d_out / num_heads`, refused unless it is a whole number."""
+def width_of_one_head(d_out: int, num_heads: int, name: str = "d_out") -> int:
+    """`d_out / num_heads`, refused unless it is a whole number; `name` is what the caller calls `d_out`."""
     if num_heads < 1 or d_out % num_heads:
         raise HeadCountError(
-            f"d_out={d_out} cannot be cut into num_heads={num_heads} equal heads. "
+            f"{name}={d_out} cannot be cut into num_heads={num_heads} equal heads. "
             f"Choose a num_heads that divides {d_out}."
         )
     return d_out // num_heads

@@ -43,6 +43,7 @@ class Projections(abc.ABC):
     head_dim: int | None = None  # width of a query and key head; None: the layer's
     value_dim: int | None = None  # width of a value head; None: as of a key head
     turned_dim: int | None = None  # how many numbers of a head, the last ones, the position turns; None: all of them
+    cut_by_heads = False  # whether rows of the modules are whole heads, under the names of `Fused` and `Separate`
     makes_keys = True  # whether `keys_and_values` returns whole keys; False: `call` makes them from what is stored
 
     def fitted(self, widths: Widths) -> Self:
@@ -119,6 +120,8 @@ class Projections(abc.ABC):
 class Separate(Projections):
     """Three linear maps: `q_proj`, `k_proj` and `v_proj`."""
 
+    cut_by_heads = True
+
     def __init__(self, head_dim: int) -> None:
         self.head_dim: int = head_dim
 
@@ -154,6 +157,8 @@ class Fused(Projections):
     Its rows are head by head, (Hkv, group + 2, D): the queries of a group, its key, its value. So a slice of rows is a
     set of whole heads, which is what tensor parallelism needs.
     """
+
+    cut_by_heads = True
 
     def __init__(self, head_dim: int, group: int) -> None:
         self.head_dim: int = head_dim

@@ -123,7 +123,7 @@ def attend(
         raise unknown_option("attend", next(iter(unknown)), inspect.signature(attend).parameters, CALLED_ELSEWHERE)
     scoring = Scoring(None, attn_bias, scale, softcap, sinks, relative)
     call = plan(query, key, value, scoring, mask=mask, causal=causal, dropout=dropout)
-    if not return_weights:
+    if not (return_weights is True or shapes.check_truth("return_weights", return_weights)):
         return choose(call).run(call)
     output, lse = choose(call).run_with_lse(call)
     weights = AttentionMap(query, key, call.scoring, lse)
@@ -152,7 +152,9 @@ def plan(
     if scoring.sinks is not None:
         shapes.check_sinks(scoring.sinks, query.shape[1], query.device)
     sizes = (*query.shape[:3], key.shape[2])
-    joined = check_scores(sizes, query.device, mask, scoring.bias, masks.causal() if causal else None)
+    joined = check_scores(
+        sizes, query.device, mask, scoring.bias, masks.causal() if shapes.check_truth("causal", causal) else None
+    )
     if scoring.relative is not None:
         if not isinstance(scoring.relative, Relative):
             raise OptionError(

@@ -40,15 +40,19 @@ bench: $(VENV)/.ready-dev  ## compare the speed with other libraries, and measur
 	$(BIN)/python benchmarks/layer.py
 	$(BIN)/python benchmarks/maps.py
 
-# Dependency groups (PEP 735) need pip 25.1, so upgrade pip first.
-$(VENV)/.ready: pyproject.toml constraints.txt
+# Everything is installed from the locks, by hash, except torch: its build depends on the machine, so only its version is fixed.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+LOCKED := $(PIP) --require-hashes --no-deps
+
+$(VENV)/.ready: pyproject.toml constraints.txt locks/run.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pip
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[builtin,terminal,save]' numpy  # torch warns on import without numpy
+	$(LOCKED) --requirement locks/run.txt
+	$(PIP) --constraint constraints.txt torch
+	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
-$(VENV)/.ready-dev: $(VENV)/.ready
-	$(BIN)/pip install --quiet --constraint constraints.txt --group dev
+$(VENV)/.ready-dev: $(VENV)/.ready locks/dev.txt
+	$(LOCKED) --requirement locks/dev.txt
 	touch $@
 
 clean:

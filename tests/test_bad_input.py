@@ -24,11 +24,20 @@ from headwise import (
     causal,
     documents,
     explain,
+    latent,
+    linear,
+    llama3,
+    longrope,
+    multi_axis_rotary,
+    ntk,
     offset,
     padding,
     prefix,
+    rotary,
+    temperature,
     token_is,
     window,
+    yarn,
 )
 from headwise.attention.attend import CALLED_ELSEWHERE
 from headwise.layer.options import ELSEWHERE
@@ -306,6 +315,7 @@ def test_the_words_of_hints_are_options_that_exist():
     """A hint that names an option must name one of the layer, of a call or of `attend`."""
     made, called = inspect.signature(MultiHeadAttention).parameters, inspect.signature(attend).parameters
     known = {*made, *called, *inspect.signature(MultiHeadAttention.forward).parameters, "slopes", *ELSEWHERE}
+    known |= set(inspect.signature(latent).parameters)
     for text in (*HINTS.values(), CALLED_ELSEWHERE["bias"]):
         assert set(re.findall(r"(\w+)=", text)) <= known, text
     assert not set(ELSEWHERE) & set(made)
@@ -418,3 +428,64 @@ def test_whole_numbers_of_every_kind_are_accepted(three):
     assert weights.panel(pooled=torch.Size((2, 3))).pooled.shape == (B, H, 2, 3)
     assert causal().to_tensor(three, three).shape == (1, 1, 3, 3)
     torch.testing.assert_close(alibi(three).table, alibi(3).table)
+
+
+def turned(**options):
+    """A layer of heads 8 wide with a rotary, called with these options."""
+    layer = MultiHeadAttention(16, 2, position=rotary(), causal=True).eval()
+    with torch.no_grad():
+        return layer(torch.randn(2, 3, 16), **{n: x(layer) if callable(x) else x for n, x in options.items()})
+
+
+def caching(**options):
+    return lambda layer: layer.make_cache(2, **options)
+
+
+PLAUSIBLE = {
+    "lengths: one number": (lambda: turned(cache=caching(), lengths=3), r"lengths=3: expected 2 whole numbers"),
+    "lengths: a static cache": (
+        lambda: turned(cache=caching(capacity=8, static=True), lengths=torch.tensor(3)), r"expected 2 whole numbers",
+    ),
+    "lengths: halves": (lambda: turned(cache=caching(), lengths=[1.5, 2]), r"lengths=\[1.5, 2\]: expected 2"),
+    "positions: a word": (lambda: turned(positions="learned"), "positions is a str; expected whole numbers"),
+    "positions: a mask": (lambda: turned(positions=causal()), "positions is a Causal"),
+    "positions: of keys": (
+        lambda: turned(positions=[0, 1, 2], key=torch.randn(2, 5, 16), key_positions={}), "key_positions is a dict",
+    ),
+    "weights: a word": (lambda: turned(return_weights="all"), "return_weights='all': expected True or False"),
+    "yarn: factor": (lambda: yarn("4", 64), "factor='4': expected a number above 0"),
+    "yarn: length": (lambda: yarn(4.0, 0), "original_length=0: expected a number above 0"),
+    "yarn: no length": (lambda: yarn(4.0, None), "original_length=None"),
+    "yarn: beta": (lambda: yarn(4.0, 64, beta_fast=0), "beta_fast=0: expected a number above 0"),
+    "yarn: betas": (lambda: yarn(4.0, 64, beta_fast=1, beta_slow=32), "beta_fast=1, beta_slow=32.*smaller"),
+    "yarn: truncate": (lambda: yarn(4.0, 64, truncate="no"), "truncate='no'"),
+    "llama3: factors": (lambda: llama3(8.0, low_freq_factor=None), "low_freq_factor=None: expected a number above 0"),
+    "llama3: length": (lambda: llama3(8.0, original_length="8k"), "original_length='8k'"),
+    "ntk: factor": (lambda: ntk(None), "factor=None"),
+    "linear: factor": (lambda: linear(0), "factor=0"),
+    "rotary: width": (lambda: rotary(width=0.5), "width=0.5: expected a whole number from 1 up"),
+    "rotary: pairs": (lambda: rotary(interleaved="yes"), "interleaved='yes': expected True or False"),
+    "longrope: factors": (lambda: longrope(4.0, 64, 1.0, [1.0]), "expected a list with one number for each pair"),
+    "axes: sections": (lambda: multi_axis_rotary(16), r"sections=16\): expected two or more"),
+    "temperature": (lambda: temperature(first=None), "first=None: expected a whole number from 0 up"),
+    "cache: dtype": (lambda: turned(cache=caching(dtype="float16")), "dtype='float16': expected a floating"),
+    "cache: static": (lambda: turned(cache=caching(static="yes")), "static='yes': expected True or False"),
+    "cache: samples": (lambda: MultiHeadAttention(16, 2).make_cache(torch.ones(2)), "batch=.*expected a whole number"),
+    "cache: order": (lambda: MultiHeadAttention(16, 2).make_cache(2).reorder(None), "samples. is a NoneType"),
+    "layer: dtype": (lambda: MultiHeadAttention(16, 2, dtype=torch.int64), "dtype=torch.int64: expected a floating"),
+    "layer: width": (lambda: MultiHeadAttention(torch.tensor([16, 2]), 2), "d_model=.*expected a whole number"),
+    "layer: too wide": (lambda: MultiHeadAttention(10**30, 2), "expected a whole number"),
+    "layer: out_proj": (lambda: MultiHeadAttention(16, 2, out_proj=32), "out_proj=32: expected True or False"),
+    "layer: bias": (lambda: MultiHeadAttention(16, 2, bias=torch.zeros(16)), "expected True, False, or the"),
+    "weights: prefix": (
+        lambda: MultiHeadAttention.from_state_dict(MultiHeadAttention(16, 2).state_dict(), 2, prefix=None),
+        "prefix=None: expected text",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PLAUSIBLE)
+def test_plausible_slips_get_an_error_of_ours(case):
+    call, message = PLAUSIBLE[case]
+    with pytest.raises(HeadwiseError, match=message):
+        call()

@@ -5,6 +5,9 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
+
+from headwise import rotary
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -59,3 +62,39 @@ def test_every_generated_token_is_seen(capsys):
     out = printed("watch_generation", capsys)
     assert "prompt: AttentionMap(B=1, H=4, T=24, S=24" in out
     assert re.findall(r"^token \d+ at (\d+): ", out, re.MULTILINE) == ["24", "25", "26", "27", "28"]
+
+
+def test_differential_attention_is_composed_of_parts(capsys):
+    first, second, last = printed("differential_attention", capsys).splitlines()
+    assert first.startswith("output (1, 200, 64) from AttentionMap(B=1, H=8, T=200, S=200")
+    factor, total = numbers(second)
+    assert factor + total == pytest.approx(1, abs=2e-3)
+    assert float(last.split()[-1]) < 1e-5
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_composition_is_the_attention_of_diffllama(depth):
+    transformers = pytest.importorskip("transformers")
+    made = runpy.run_path(str(EXAMPLES / "differential_attention.py"))["DifferentialAttention"]
+    torch.manual_seed(0)
+    small = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 32}
+    config = transformers.DiffLlamaConfig(**small, num_hidden_layers=2, vocab_size=67, pad_token_id=0)
+    config._attn_implementation = "eager"
+    model = transformers.DiffLlamaModel(config).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    theirs, seen = model.layers[depth].self_attn, {}
+    keep = lambda m, a, k, o: seen.update(x=a[0] if a else k["hidden_states"], y=o[0])  # noqa: E731
+    theirs.register_forward_hook(keep, with_kwargs=True)
+    options = {"num_kv_heads": 2, "causal": True, "position": rotary(), "dtype": torch.float64}
+    layer = made(48, 6, depth=depth, eps=config.rms_norm_eps, **options).eval()
+    state = {f"maps.{x}_proj.weight": getattr(theirs, f"{x}_proj").weight for x in "qkv"}
+    for part in "qk":
+        state[f"lambda_{part}"] = torch.stack([getattr(theirs, f"lambda_{part}{i}") for i in (1, 2)])
+    layer.load_state_dict(state | {"out_proj.weight": theirs.o_proj.weight})
+    cache = layer.maps.make_cache(2)
+    with torch.no_grad():
+        model(input_ids=torch.randint(3, 67, (2, 19)))
+        torch.testing.assert_close(layer(seen["x"]), seen["y"], rtol=1e-4, atol=2e-5)  # angles and λ are float32
+        steps = [layer(token[:, None], cache=cache) for token in seen["x"].unbind(1)]
+    torch.testing.assert_close(torch.cat(steps, 1), seen["y"], rtol=1e-4, atol=2e-5)

@@ -19,7 +19,7 @@ Plan = tuple[tuple[str, ...], int, int, int]  # where q, k, v come from, and lay
 def convention(right: Original, modules: list[nn.Module], seen: list[dict[str, Seen]]) -> str:
     """The convention under which a mutant that differs is right; empty if there is none."""
     if any(one.error for sized in seen for one in sized.values()):
-        return ""
+        return _expanded(right, modules)
     plain = next(iter(right.seen[0]))  # a call without a mask: which weights are meant shows here, not what masks mean
     differs = first_difference([{plain: right.seen[0][plain]}], [{plain: seen[0][plain]}])
     found = _returned_order(right, seen) or _other_default(right, modules)
@@ -28,7 +28,9 @@ def convention(right: Original, modules: list[nn.Module], seen: list[dict[str, S
 
 def is_right_in_float32(right: Original, modules: list[nn.Module]) -> bool:
     """Whether a mutant that raises in float64 is right in float32."""
-    mine = [results(m.float(), right.driver, s, torch.float32) for m, s in zip(modules, SIZES, strict=True)]
+    mine = [
+        results(copy.deepcopy(m).float(), right.driver, s, torch.float32) for m, s in zip(modules, SIZES, strict=True)
+    ]
     ours = [
         results(copy.deepcopy(m).float(), right.driver, s, torch.float32)
         for m, s in zip(right.modules, SIZES, strict=True)
@@ -45,6 +47,27 @@ def _other_default(right: Original, modules: list[nn.Module]) -> str:
     mine = [results(m, right.driver, s) for m, s in zip(modules, SIZES, strict=True)]
     forward.__defaults__ = kept
     return "" if first_difference(right.seen, mine) else f"defaults {kept}"
+
+
+def _expanded(right: Original, modules: list[nn.Module]) -> str:
+    """Whether it does the same with masks that already have the axes of the scores: (B, 1, 1, S) or (B, 1, T, S)."""
+    names, forward = () if right.driver.states_shape else right.driver.masks, type(modules[0]).forward
+
+    def shaped(self: nn.Module, *args: Any, **options: Any) -> Any:
+        given = {k: _four(v, len(args[0])) if k in names else v for k, v in options.items()}
+        return forward(self, *args, **given)
+
+    type(modules[0]).forward = shaped  # type: ignore[method-assign]
+    mine = [results(m, right.driver, s) for m, s in zip(modules, SIZES, strict=True)] if names else []
+    type(modules[0]).forward = forward  # type: ignore[method-assign]
+    return "masks in the shape of the scores" if names and not first_difference(right.seen, mine) else ""
+
+
+def _four(mask: Any, B: int) -> Any:
+    """A mask of every sample with an axis for heads, and for queries where it has none."""
+    if not isinstance(mask, Tensor) or mask.dim() > 3 or (mask.dim() == 2 and len(mask) != B):
+        return mask
+    return mask[:, None] if mask.dim() == 3 else mask[:, None, None]
 
 
 def _returned_order(right: Original, seen: list[dict[str, Seen]]) -> str:

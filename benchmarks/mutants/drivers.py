@@ -101,6 +101,7 @@ class Driver:
     edges: Callable[[Inputs], Iterator[Call]] = lambda _: iter(())  # calls that only a sturdy class survives
     causal: bool = False  # built in
     rotary: bool = False
+    states_shape: bool = False  # a comment says which shape a mask has
 
 
 def triangle(T: int, S: int) -> Tensor:
@@ -309,7 +310,7 @@ DRIVERS = {
         "MultiHeadAttention", lambda n, s: n["MultiHeadAttention"](s.model, s.H, s.D), _einsum_calls, _einsum_slots),
     "rearranged": Driver(
         "Attention", lambda n, s: n["Attention"](s.model, s.H, s.D, DROPOUT), _padded, _fused("to_qkv", "to_out.0"),
-        ("mask",)),
+        ("mask",), states_shape=True),
     "head_list": Driver(
         "MultiHeadAttention", lambda n, s: n["MultiHeadAttention"](s.E, s.H, s.longest, DROPOUT), _self_only,
         _listed_slots, edges=_beyond, causal=True),
@@ -344,7 +345,7 @@ DRIVERS = {
         _named("w_qs", "w_ks", "w_vs", "fc"), ("mask",), partial(_empty_row, name="mask", hide=True, width="model")),
     "key_padding": Driver(
         "MultiheadAttention", lambda n, s: n["MultiheadAttention"](s.E, s.H, DROPOUT), _padding_calls,
-        _fused("in_proj", "out_proj"), ("key_padding_mask", "attn_mask")),
+        _fused("in_proj", "out_proj"), ("key_padding_mask", "attn_mask"), states_shape=True),
     "rotary": Driver(
         "RotarySelfAttention", lambda n, s: n["RotarySelfAttention"](s.E, s.H, s.longest), _self_only,
         _named("wq", "wk", "wv", "wo"), edges=_beyond, causal=True, rotary=True),

@@ -77,9 +77,18 @@ def changed_text(mutant: Mutant) -> str:
 
 
 def accepted_lines(mutant: Mutant, reason: str) -> set[int]:
-    """Where the mistake was made, and where it shows: the line that raises, and uses of what it set up."""
+    """Where the mistake was made, and where it shows: the line that raises, uses of what it set up, a gap's edges."""
     raised = re.search(r"\(line (\d+)\)", reason)
-    return {*mutant.lines, *([int(raised[1])] if raised else []), *_uses(mutant)}
+    return {*mutant.lines, *([int(raised[1])] if raised else []), *_uses(mutant), *_around_gap(mutant)}
+
+
+def _around_gap(mutant: Mutant) -> set[int]:
+    """For a statement that was left out or moved away: the lines between which it should stand."""
+    if not re.search("delete-statement|swap-statements", mutant.operator):
+        return set()
+    filled = [n for n, text in enumerate(mutant.source.splitlines(), 1) if text.strip()]
+    before = [n for n in filled if n < mutant.line][-1:]
+    return {*before, *[n for n in filled if n >= mutant.line][:1]}
 
 
 def _uses(mutant: Mutant) -> set[int]:

@@ -36,7 +36,7 @@ from mutants.truth import LABELS, Truth, truths
 
 VERDICTS = ("right", "variant", "partial", "wrong", "unknown")
 RIGHT = ("right", "variant")
-SECONDS = 90.0  # for one judgment on a busy machine
+SECONDS = 240.0  # for one judgment on a busy machine
 
 
 class Judged(NamedTuple):

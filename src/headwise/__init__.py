@@ -47,7 +47,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     )
     from headwise.layer.projections import Projections
     from headwise.layer.replacement import Replaced, replace
-    from headwise.masks import Mask, causal, chunks, dense, documents, padding, prefix, probes, window
+    from headwise.layer.sharing import queries_only
+    from headwise.masks import Mask, blocks, causal, chunks, dense, documents, padding, prefix, probes, window
     from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_is
     from headwise.models import load_builtin
     from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
@@ -77,7 +78,8 @@ _HOMES = {
     "layer.positions": "PositionalEncoding linear llama3 longrope multi_axis_rotary ntk rotary temperature yarn",
     "layer.projections": "Projections",
     "layer.replacement": "Replaced replace",
-    "masks": "Mask causal chunks dense documents padding prefix window",
+    "layer.sharing": "queries_only",
+    "masks": "Mask blocks causal chunks dense documents padding prefix window",
     "masks.probes": "induction local offset previous_token same_token sink token_is",
     "models": "load_builtin",
     "models.checkpoint": "AttentionLayer Checkpoint open_checkpoint",
@@ -185,6 +187,7 @@ __all__ = [
     "Watched",
     "alibi",
     "attend",
+    "blocks",
     "causal",
     "check",
     "chunks",
@@ -208,6 +211,7 @@ __all__ = [
     "prefix",
     "previous_token",
     "probes",
+    "queries_only",
     "reference",
     "replace",
     "rotary",

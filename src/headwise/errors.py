@@ -76,6 +76,27 @@ def unknown_option(what: str, name: str, known: Iterable[str], elsewhere: Mappin
     return UnknownOptionError(f"{what} has no option {name}=. {cure}".rstrip())
 
 
+# Text of others -----------------------------------------------------------------------------------------------------
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """A text from a file or a name, safe to print: characters that could steer a terminal are written as escapes.
+
+    >>> print(printable("a\\x1b[31mred\\u202e\\n"))
+    a\\x1b[31mred\\u202e\\x0a
+
+    Args:
+        text: anything, such as the name of a layer or an error of another library.
+        lines: keep line breaks and tabs.
+    """
+    kept = "\n\t" if lines else ""
+    return "".join(letter if letter.isprintable() or letter in kept else _escaped(ord(letter)) for letter in text)
+
+
+def _escaped(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
 # Optional packages are imported when they are used. If one is missing, the error names its install command.
 
 

@@ -9,6 +9,7 @@ True means "may attend". A row that sees no key gives zeros: there is nothing to
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -97,6 +98,7 @@ def attend(
     bias: Tensor | None = None,
     scale: float | None = None,
     softcap: float | None = None,  # limits scores smoothly to ± this value
+    score: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None = None,  # see step 6
     sinks: Tensor | None = None,  # (H,): an extra score per head, which takes weight and has no value
     dropout: float = 0.0,
     steps: list[Step] | None = None,
@@ -123,6 +125,15 @@ def attend(
     scores = scores * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if softcap is not None:  # the cap must not change minus infinity
         scores = (softcap * (scores / softcap).tanh()).masked_fill(~visible, -math.inf)
+    if (
+        score is not None
+    ):  # a function of the user: score(score, batch, head, query, key), positions counted as keys are
+        B, H, T, S = scores.shape
+        batch, head, row, col = (torch.arange(n, device=query.device) for n in (B, H, T, S))
+        places = batch[:, None, None, None], head[:, None, None], row[:, None] + (S - T), col
+        scores = score(scores.masked_fill(~visible, 0.0), *places).expand(B, H, T, S)
+        visible = visible & (scores > -math.inf)  # it may hide keys, too
+        scores = scores.masked_fill(~visible, -math.inf)
     if bias is not None:
         scores = scores + bias
     steps.append(Step(6, "scale", {"scores": scores}))

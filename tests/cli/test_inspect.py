@@ -55,3 +55,53 @@ def test_bad_input_ends_with_two(arguments, capsys):
         status = stop.code
     assert status == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+MODELS = {
+    "llama4_text": (
+        {"intermediate_size_mlp": 32, "moe_layers": [], "no_rope_layers": [1, 0], "attention_chunk_size": 4},
+        [
+            "causal, chunks(4), rotary(500000, neighbours), q/k norm after the position",
+            "causal, temperature(0.1, 8192)",
+        ],
+    ),
+    "qwen3_next": (
+        {"layer_types": ["full_attention"] * 2, "mlp_only_layers": [0, 1], "head_dim": 16},
+        ["causal, rotary(10000, first 4), q/k norm, gate per element"] * 2,
+    ),
+    "gemma3n_text": (
+        {
+            "num_kv_shared_layers": 1,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 67,
+            "laurel_rank": 4,
+        }
+        | {"layer_types": ["full_attention"] * 2},
+        [
+            "causal, rotary(1e+06), scale 1, q/k norm, v norm",
+            "causal, queries_only(), rotary(1e+06), scale 1, q norm",
+        ],
+    ),
+    "qwen3_vl_text": (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
+        ["causal, 3-axis rotary(10000), q/k norm"] * 2,
+    ),
+    "phi3": (
+        {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}}
+        | {"original_max_position_embeddings": 32, "max_position_embeddings": 64},
+        ["causal, rotary(10000, longrope)"] * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_layers_of_recent_models_are_named(kind, tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    settings, words = MODELS[kind]
+    small = {"hidden_size": E, "num_attention_heads": H, "num_hidden_layers": 2, "vocab_size": 67, "head_dim": 8}
+    small |= {"intermediate_size": 32, "num_key_value_heads": 2, "pad_token_id": 0}
+    config = transformers.AutoConfig.for_model(kind, **small | settings)
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
+    assert [layer["options"] for layer in json.loads(capsys.readouterr().out)["layers"]] == words

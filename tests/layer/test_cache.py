@@ -18,6 +18,7 @@ from headwise import (
     documents,
     explain,
     induction,
+    latent,
     linear,
     llama3,
     padding,
@@ -31,6 +32,22 @@ from headwise import (
 )
 
 B, T, E, H = 3, 23, 48, 6
+
+
+def by_position(score, batch, head, query, key):
+    """Depends on every number but the sample, which is another one when a text stands alone."""
+    return score * (1 + (query % 5) / 7) + (3 * key + 2 * head) % 11 / 5
+
+
+class LearnedScore(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(H, 30))
+
+    def forward(self, score, batch, head, query, key):
+        return score + self.table[head, query] * self.table[head, key]
+
+
 OPTIONS = {
     "plain": dict,
     "grouped": lambda: {"num_kv_heads": 2},
@@ -50,6 +67,13 @@ OPTIONS = {
     },
     "window and alibi": lambda: {"mask": window(3), "position": alibi(H)},
     "wide heads": lambda: {"head_dim": 16, "bias": {"q", "out"}},
+    "score": lambda: {"score": by_position},
+    "score, window": lambda: {"score": by_position, "mask": window(4), "position": rotary(), "num_kv_heads": 2},
+    "score, learned": lambda: {"score": LearnedScore(), "softcap": 2.0, "sinks": True, "position": alibi(H)},
+    "score, latent": lambda: {
+        "score": by_position, "bias": False, "position": rotary(),
+        "projections": latent(5, nope_dim=6, rotary_dim=4, value_dim=3),
+    },
     "sinks of the text": lambda: {"mask": window(4) | prefix(2)},
 }  # fmt: skip
 
@@ -97,7 +121,7 @@ def test_samples_of_different_length_share_a_batch(kind, static):
         assert_close_to_truth(rest[b], alone[0, n:])
 
 
-@pytest.mark.parametrize("kind", ["rotary", "window, everything", "relative bias"])
+@pytest.mark.parametrize("kind", ["rotary", "window, everything", "relative bias", "score, window", "score, learned"])
 def test_maps_of_a_cached_step_are_rows_of_the_full_map(kind):
     layer, x = layer_with(kind), x_of()
     _, whole = layer(x, return_weights=True)
@@ -310,6 +334,23 @@ def test_padding_takes_no_room_in_a_full_cache():
     key = torch.randn(2, 2, 6, 8)
     cache.append(key, key, [2, 6])
     assert cache.append(key[:, :, :4], key[:, :, :4], [4, 2]).key.shape[2] == 8
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("static", [False, True])
+def test_a_cache_made_under_autocast_has_its_dtype(dtype, static):
+    layer, x = MultiHeadAttention(E, H, causal=True, position=rotary()).eval(), torch.randn(B, 5, E)
+    options = {"capacity": 8, "static": True} if static else {}
+    with torch.no_grad(), torch.autocast("cpu", dtype):
+        cache, expected = layer.make_cache(B, **options), layer(x)
+        found = torch.cat([layer(x[:, t : t + 1], cache=cache) for t in range(5)], 1)
+        assert layer.make_cache(B, dtype=torch.float32).dtype == torch.float32
+        assert layer.make_pool(3).layout.dtype == dtype
+    assert cache.dtype == found.dtype == dtype
+    torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
+    assert layer.make_cache(B).dtype == torch.float32
+    with torch.autocast("cpu", dtype):
+        assert layer.double().make_cache(B).dtype == torch.float64
 
 
 def test_a_window_of_one_token_and_a_capacity_beside_a_window():

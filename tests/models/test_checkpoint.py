@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from headwise import CheckpointError, MultiHeadAttention, open_checkpoint, rotary
+from headwise import CheckpointError, MultiHeadAttention, open_checkpoint, queries_only, rotary
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -113,6 +113,51 @@ MODELS = {
     "whisper": ("whisper", PAIR | {"num_mel_bins": 5, "max_source_positions": 11}),
 }
 
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.2, 1.9, 3.1, 7.0]}
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+MODELS |= {
+    "phi3 of short texts": (
+        "phi3",
+        GROUPED
+        | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32, "max_position_embeddings": 128},
+    ),
+    "phi3 of long texts": (
+        "phi3",
+        GROUPED | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 8, "max_position_embeddings": 128},
+    ),
+    "llama4": (
+        "llama4_text",
+        GROUPED
+        | {"intermediate_size_mlp": 32, "moe_layers": [], "no_rope_layers": [1, 0], "attention_chunk_size": 4}
+        | {"floor_scale": 3, "attn_scale": 0.3},
+    ),
+    "ministral3": (
+        "ministral3",
+        GROUPED
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.4}
+        | {"original_max_position_embeddings": 5}},
+    ),
+    "qwen3_next": (
+        "qwen3_next",
+        GROUPED | {"layer_types": ["full_attention"] * 2, "mlp_only_layers": [0, 1], "head_dim": 16},
+    ),
+    "qwen3_5": (
+        "qwen3_5_text",
+        GROUPED
+        | {"layer_types": ["full_attention"] * 2, "head_dim": 16, "attention_bias": True}
+        | {"rope_parameters": MROPE | {"mrope_interleaved": True, "partial_rotary_factor": 0.5}},
+    ),
+    "gemma3n": (
+        "gemma3n_text",
+        GROUPED
+        | {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 8, "laurel_rank": 4, "sliding_window": 5}
+        | {"vocab_size_per_layer_input": V, "altup_num_inputs": 2, "layer_types": SLIDING},
+    ),
+    "qwen2_vl": ("qwen2_vl_text", PLAIN | {"num_key_value_heads": 2, "rope_parameters": MROPE}),
+    "qwen2_5_vl": ("qwen2_5_vl_text", PLAIN | {"num_key_value_heads": 2, "rope_parameters": MROPE}),
+    "qwen3_vl": ("qwen3_vl_text", GROUPED | {"rope_parameters": MROPE | {"mrope_interleaved": True}}),
+}  # fmt: skip
+
 PAIRS = ("t5", "mt5", "bart", "mbart", "marian", "pegasus", "blenderbot", "m2m_100", "whisper")
 
 
@@ -183,7 +228,9 @@ def test_layers_read_from_disk_are_the_attention_of(name, tmp_path):
         assert (layer.num_heads, layer.num_kv_heads) == (attention.num_heads, attention.num_kv_heads)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "falcon of some key heads", "llama", "gemma3", "t5", "whisper"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "gpt_neox", "falcon of some key heads", "llama", "gemma3", "t5", "whisper", "qwen3_next"]
+)
 def test_written_back_files_are_the_same_to_the_bit(name, tmp_path):
     model = made(name).to(torch.bfloat16)
     model.save_pretrained(tmp_path / "was")
@@ -729,3 +776,58 @@ def test_metas_own_names_ask_for_neighbours():
     state = random({f"layers.0.attention.w{part}.weight": (E, E) for part in "qkvo"})
     with pytest.raises(CheckpointError, match=r"rotary\(base, interleaved=True\)"):
         open_checkpoint(state, num_heads=H).read("layers.0.attention")
+
+
+@pytest.mark.parametrize("extra", [False, True], ids=["without keys", "with keys that are not used"])
+@torch.no_grad()
+def test_the_last_layers_of_gemma3n_are_read_as_layers_without_keys(extra, monkeypatch):
+    kind, settings = MODELS["gemma3n"]
+    shared = {"num_hidden_layers": 4, "layer_types": SLIDING * 2, "num_kv_shared_layers": 2}
+    monkeypatch.setitem(MODELS, "gemma3n", (kind, settings | shared))
+    model = made("gemma3n")
+    state = model.state_dict()
+    if extra:  # as in the published files
+        for name in ("k_proj.weight", "v_proj.weight", "k_norm.weight"):
+            state |= {f"layers.{i}.self_attn.{name}": state[f"layers.1.self_attn.{name}"].clone() for i in (2, 3)}
+    seen = {}
+    for number, block in enumerate(model.layers):
+        keep = lambda m, a, k, o, n=number: seen.update({n: (a[0] if a else k["hidden_states"], o[0])})  # noqa: E731
+        block.self_attn.register_forward_hook(keep, with_kwargs=True)
+    model(**inputs(model))
+    checkpoint = open_checkpoint(dict(state), config=model.config.to_dict())
+    assert [layer.cache_bytes(3) for layer in checkpoint.layers] == [768, 768, 0, 0]
+    assert all(layer.problem is None for layer in checkpoint.layers)
+    layers = list(checkpoint.read_all().values())
+    caches = [layers[i].make_cache(2) for i in range(2)]
+    for number, layer in enumerate(layers):
+        x, y = seen[number]
+        found = layer(x, cache=caches[number]) if number < 2 else layer(x, caches[number - 2])
+        torch.testing.assert_close(found, y, rtol=1e-4, atol=2e-5)
+    written = checkpoint.state_dict(checkpoint.read_all())
+    assert all(torch.equal(written[name], state[name]) for name in state)
+
+
+def test_a_layer_without_keys_is_read_only_if_it_is_meant_to_be():
+    state = random({"q_proj.weight": (E, E), "o_proj.weight": (E, E)})
+    with pytest.raises(CheckpointError, match=r"no k_proj and no v_proj; if it reads those of another layer"):
+        open_checkpoint(state, num_heads=H, causal=True, position=None).read("")
+    options = {"causal": True, "position": None, "projections": queries_only(), "num_kv_heads": 2}
+    layer = open_checkpoint(state, num_heads=H, **options).read("")
+    assert sorted(layer.state_dict()) == ["out_proj.weight", "q_proj.weight"]
+
+
+def test_a_gate_in_the_query_projection_is_told_by_its_rows():
+    state = random({"q_proj.weight": (2 * E, E), "k_proj.weight": (16, E), "v_proj.weight": (16, E)})
+    state |= random({"o_proj.weight": (E, E)})
+    layer = MultiHeadAttention.from_state_dict(state, H, causal=True, position=None)
+    assert (layer.gate.proj.weight.shape, layer.num_kv_heads, layer.head_dim) == ((E, E), 2, 8)
+    again = MultiHeadAttention.from_state_dict(layer.state_dict(), H, causal=True)
+    x = torch.randn(2, T, E, dtype=torch.float64)
+    torch.testing.assert_close(again(x), layer(x))
+    query, gate = state["q_proj.weight"].unflatten(0, (H, 2, 8)).unbind(1)
+    plain = MultiHeadAttention.from_state_dict(
+        state | {"q_proj.weight": query.flatten(0, 1)}, H, causal=True, position=None
+    )
+    plain.out_proj = None
+    expected = (plain(x) * torch.sigmoid(x @ gate.flatten(0, 1).T)) @ state["o_proj.weight"].T
+    torch.testing.assert_close(layer(x), expected)

@@ -9,12 +9,16 @@ from torch import nn
 
 from closeness import assert_close_to_truth
 from headwise import (
+    CacheError,
     MultiHeadAttention,
     Norms,
+    OptionError,
     chunks,
     cosine,
+    llama3,
     longrope,
     multi_axis_rotary,
+    queries_only,
     rotary,
     temperature,
     window,
@@ -59,6 +63,16 @@ MODELS = {
         | {"position": rotary(500000.0, interleaved=True), "mask": chunks(7)}
         | {"qk_norm": Norms(UNWEIGHTED, UNWEIGHTED, after=True)},
     ),
+    "llama4_text with scaling": (
+        LLAMA4
+        | {"no_rope_layers": [1], "use_qk_norm": False, "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 500000.0, "factor": 16.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 1.0, "original_max_position_embeddings": 64,
+        }},
+        OURS | {"position": rotary(500000.0, interleaved=True, scaling=llama3(
+            16.0, low_freq_factor=1.0, high_freq_factor=1.0, original_length=64
+        ))},
+    ),
     "llama4_text without a rotary": (
         LLAMA4 | {"no_rope_layers": [0], "floor_scale": 5, "attn_scale": 0.3},
         OURS | {"position": temperature(0.3, 5)},
@@ -76,8 +90,8 @@ MODELS = {
         OURS | {"bias": {"q", "k", "v"}, "position": multi_axis_rotary((2, 1, 1))},
     ),
     "qwen3_vl_text": (
-        GROUPED | {"rope_parameters": MROPE | {"mrope_interleaved": True}},
-        OURS | {"qk_norm": "head", "position": multi_axis_rotary((2, 1, 1), alternating=True)},
+        GROUPED | {"head_dim": 12, "rope_parameters": MROPE | {"mrope_section": [4, 1, 1], "mrope_interleaved": True}},
+        OURS | {"head_dim": 12, "qk_norm": "head", "position": multi_axis_rotary((4, 1, 1), alternating=True)},
     ),
     "qwen3_next": (
         QWEN3_NEXT,
@@ -132,7 +146,7 @@ def state_of(module, layer):
         theirs |= {"q_proj.weight": query.flatten(0, 1), "gate.proj.weight": gate.flatten(0, 1)}
     theirs["out_proj.weight"] = theirs["o_proj.weight"]
     for name in ("weight", "bias"):
-        if f"q_proj.{name}" in theirs:
+        if f"k_proj.{name}" in theirs:
             parts = [theirs[f"{part}_proj.{name}"] for part in "qkv"]
             theirs[f"qkv_proj.{name}"] = forms.pack(*parts, H, HKV)
     return {name: theirs[name] for name in layer.state_dict()}
@@ -215,4 +229,80 @@ def test_cosine_attention_with_a_scale_per_head_is_that_of_swin_v2():
     state["q_norm.log_scale"] = theirs.logit_scale.flatten()
     layer.load_state_dict({name: x for name, x in state.items() if x is not None})
     assert math.exp(layer.q_norm.log_scale.max()) > layer.q_norm.limit
-    torch.testing.assert_close(layer(x, bias=bias[None]), theirs(x)[0])
+    torch.testing.assert_close(layer(x, attn_bias=bias[None]), theirs(x)[0])
+
+
+SHARED = ["sliding_attention", "full_attention"] * 2
+
+
+def gemma3n_layers(model):
+    """Our layers for a Gemma 3n of two layers, and two that read the keys and values of these."""
+    layers = []
+    for number, kind in enumerate(SHARED):
+        later = number >= 2
+        options = OURS | {"scale": 1.0, "projections": queries_only() if later else None}
+        options |= {"mask": window(4), "position": rotary()} if "sliding" in kind else {"position": rotary(1e6)}
+        norms = Norms("head") if later else Norms("head", "head", value="unweighted")
+        layer = MultiHeadAttention(E, H, **options, qk_norm=norms, dtype=torch.float64).eval()
+        layer.load_state_dict(state_of(model.layers[number].self_attn, layer))
+        layers.append(layer)
+    return layers
+
+
+@functools.cache
+def sharing():
+    settings = {"num_hidden_layers": 4, "layer_types": SHARED, "num_kv_shared_layers": 2}
+    model = model_of("gemma3n_text", GEMMA3N | settings)
+    return gemma3n_layers(model), listen(model)
+
+
+@torch.no_grad()
+def test_layers_that_make_queries_only_read_the_keys_of_an_earlier_layer_of_gemma3n():
+    layers, seen = sharing()
+    at = torch.arange(T)
+    memories = [layers[i].remember(seen[i][0], positions=at) for i in range(2)]
+    for number, layer in enumerate(layers):
+        x, y = seen[number]
+        torch.testing.assert_close(layer(x, memories[number % 2], positions=at), y, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
+@torch.no_grad()
+def test_token_by_token_later_layers_of_gemma3n_read_an_earlier_layers_cache(static):
+    layers, seen = sharing()
+    caches = [layers[i].make_cache(B, capacity=T if static else None, static=static) for i in range(2)]
+    steps = {number: [] for number in range(4)}
+    for part in (slice(0, 3), *(slice(t, t + 1) for t in range(3, T))):
+        for number, layer in enumerate(layers):
+            x, cache = seen[number][0][:, part], caches[number % 2]
+            steps[number].append(layer(x, cache=cache) if number < 2 else layer(x, cache))
+    for number, found in steps.items():
+        torch.testing.assert_close(torch.cat(found, 1), seen[number][1], rtol=1e-4, atol=2e-5)
+
+
+@torch.no_grad()
+def test_a_shared_cache_of_prompts_of_different_lengths_is_read_at_each_samples_own_end():
+    (_, first, _, later), seen = sharing()
+    x, z = seen[1][0], seen[3][0]
+    cache = first.make_cache(B)
+    first(x[:, :11], cache=cache, lengths=[11, 6])
+    found, weights = later(z[:, :11], cache, lengths=[11, 6], return_weights=True)
+    assert weights.shape == (B, H, 11, 11)
+    for sample, length in enumerate((11, 6)):
+        alone = first.make_cache(1)
+        first(x[sample : sample + 1, :length], cache=alone)
+        expected = later(z[sample : sample + 1, :length], alone)
+        torch.testing.assert_close(found[sample : sample + 1, :length], expected)
+
+
+@torch.no_grad()
+def test_a_layer_of_queries_only_says_where_to_get_its_keys():
+    layers, seen = sharing()
+    x = seen[3][0]
+    for call in (lambda: layers[3](x), lambda: layers[3](x, x), lambda: layers[3].remember(x)):
+        with pytest.raises(OptionError, match="makes queries only. Pass the keys and values of another layer"):
+            call()
+    with pytest.raises(CacheError, match=r"holds \[0, 0\] tokens, and the queries are the last 19 of them"):
+        layers[3](x, layers[1].make_cache(B))
+    with pytest.raises(OptionError, match="cache= does not go with mha"):
+        layers[3](x, layers[1].make_cache(B), cache=layers[1].make_cache(B))

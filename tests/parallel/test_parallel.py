@@ -99,6 +99,7 @@ def test_what_one_rank_cannot_answer_is_said_with_a_cure(two):
         "dropout": "dropout=0.5 on attention weights",
         "twice": "layer '' is already divided over a sequence",
         "learned": "Use one with position='rotary'",
+        "by length": "rotary(10000, longrope), depends on the length of the text",
         "length": "13 tokens cannot be cut into 4 equal chunks, two for each of 2 ranks. Pad it to 16",
         "odd": "this rank was given 5 tokens; expected two chunks",
         "uneven": "the ranks selected [4, 3] of the queries or heads",
@@ -112,6 +113,7 @@ REFUSED = {
     "width": ("OptionError", "qk_norm='width', which normalizes all heads together"),
     "open": ("OptionError", "out_proj=False: its output would be one rank's heads only"),
     "adapter": ("OptionError", "qkv_proj is a Adapter, and only a plain nn.Linear"),
+    "gate": ("OptionError", "a gate of its own, Linear", "Use gate='element', gate='head' or an OutputGate"),
     "twice": ("OptionError", "is already divided over ranks"),
     "none": ("OptionError", "tensor_parallel(Linear): there is no headwise.MultiHeadAttention"),
     "mesh": ("OptionError", "the mesh has 2 axes, of shape (2, 2); expected one: mesh['a']"),
@@ -128,8 +130,8 @@ def test_layers_that_cannot_be_cut_are_refused_with_a_cure_and_stay_as_they_were
         assert part in said
 
 
-@pytest.mark.parametrize("name", ["mask", "position", "learned position"])
-def test_masks_positions_and_statistics_of_your_own_work_over_ranks(two, name):
+@pytest.mark.parametrize("name", ["mask", "position", "learned position", "score"])
+def test_masks_positions_scores_and_statistics_of_your_own_work_over_ranks(two, name):
     two.assert_that(on_ranks.what_the_tests_define_is_shared_out, name)
 
 

@@ -13,6 +13,7 @@ from headwise.attention.backends import Call, choose
 from headwise.errors import OptionError, unknown_option
 from headwise.masks import Mask
 from headwise.weights import AttentionMap, Scoring
+from headwise.weights.score import ScoreFunction
 from headwise.weights.scoring import Relative
 
 # What arguments of a call are called elsewhere: torch's SDPA and nn.MultiheadAttention, transformers, FlashAttention.
@@ -24,7 +25,7 @@ CALLED_ELSEWHERE = {
     "padding_mask": "mask=padding(...), True for real tokens",
     "position_bias": "attn_bias=",
     "alibi_slopes": "relative=alibi(slopes=...) of attend, position=alibi(slopes=...) of a layer",
-    "score_mod": "attn_bias=, softcap= or relative=, which a kernel can read",
+    "score_mod": "score=, a function of the same arguments that works on tensors which broadcast",
     "block_mask": "mask=, as in mask=causal() & documents(ids)",
     "need_weights": "return_weights=",
     "output_attentions": "return_weights=",
@@ -60,6 +61,7 @@ def attend(
     softcap: float | None = ...,
     sinks: Tensor | None = ...,
     relative: Relative | None = ...,
+    score: ScoreFunction | None = ...,
     dropout: float = ...,
     return_weights: Literal[False] = ...,
 ) -> Tensor: ...
@@ -76,6 +78,7 @@ def attend(
     softcap: float | None = ...,
     sinks: Tensor | None = ...,
     relative: Relative | None = ...,
+    score: ScoreFunction | None = ...,
     dropout: float = ...,
     return_weights: Literal[True],
 ) -> tuple[Tensor, AttentionMap]: ...
@@ -91,6 +94,7 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     relative: Relative | None = None,
+    score: ScoreFunction | None = None,
     dropout: float = 0.0,
     return_weights: bool = False,
     **unknown: Any,
@@ -110,6 +114,8 @@ def attend(
         sinks: (H,), an extra score per head that takes part in the softmax and has no value.
         relative: added according to the distance from query to key: `alibi(H)`, or the result of calling a
             `RelativeBias` module.
+        score: a function of your own, (score, batch, head, query, key) -> score, as FlexAttention's `score_mod` but on
+            tensors that broadcast. It gets scaled and capped scores; what it returns is biased and masked.
         dropout: probability of dropping a weight. It applies whenever it is above 0: pass 0 in evaluation.
         return_weights: also return the weights (B, H, T, S) before dropout, as an `AttentionMap`: exact, and computed
             only when they are read.
@@ -121,7 +127,7 @@ def attend(
     """
     if unknown:
         raise unknown_option("attend", next(iter(unknown)), inspect.signature(attend).parameters, CALLED_ELSEWHERE)
-    scoring = Scoring(None, attn_bias, scale, softcap, sinks, relative)
+    scoring = Scoring(None, attn_bias, scale, softcap, sinks, relative, score=score)
     call = plan(query, key, value, scoring, mask=mask, causal=causal, dropout=dropout)
     if not (return_weights is True or shapes.check_truth("return_weights", return_weights)):
         return choose(call).run(call)
@@ -130,7 +136,9 @@ def attend(
     if torch.compiler.is_compiling():
         return output, weights
     # Torch does not track changes to inference tensors, so a map of such tensors gets copies.
-    inference = any(x.is_inference() for x in (query, key, *call.scoring.tensors()))
+    inference = not torch.compiler.is_compiling() and any(
+        x.is_inference() for x in (query, key, *call.scoring.tensors())
+    )
     return output, weights.clone() if inference else weights
 
 
@@ -163,6 +171,7 @@ def plan(
         if query.is_meta:
             scoring = dataclasses.replace(scoring, relative=scoring.relative.to(query.device))
         scoring.relative.check(query.shape[1], query.device)
+    scoring = scoring.settled(sizes, query.device, query.dtype)
     return Call(query, key, value, dataclasses.replace(scoring, mask=joined), dropout)
 
 

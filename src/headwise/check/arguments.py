@@ -268,7 +268,7 @@ _UNKNOWN = object()
 def _value(p: inspect.Parameter, sizes: CallSizes) -> Any:
     """A value by the meaning of the name; a parameter with a default and no known meaning keeps its default."""
     word, role = plain(p.name), constructor_role(p.name)
-    if word in SCALING and p.default in (False, p.empty):  # an option that is off by default is not a mistake
+    if word in SCALING and p.default is p.empty:
         return True
     if has_usual_value(p.name):
         return usual_value(p.name) if p.default is p.empty else _UNKNOWN

@@ -12,6 +12,7 @@ import itertools
 import linecache
 import re
 import time
+import traceback
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -96,6 +97,7 @@ class Failure:
     refuses_all: bool = False  # the constructor raised at every setting of the sizes
     deliberate: bool = False  # a `raise` of the learner's or of a library
     made_layer: bool = False  # it failed while making a layer
+    confused: bool = False  # a layer that takes the width of a head was given the whole input
 
     def __post_init__(self) -> None:
         """Read the traceback and drop it: its frames hold every tensor of the call."""
@@ -457,6 +459,7 @@ class Search:
             with torch.no_grad(), trace:
                 return form.call(instance.thing, inputs)
 
+        lines = dict(instance.repaired.lines)
         try:
             returned = self._repairing(call, instance.sizes, instance.repaired, instance.thing)
         except MemoryError:
@@ -466,6 +469,7 @@ class Search:
             return None
         except Exception as error:  # whatever a learner's code raises is a result
             self.failures.append(self._failure(error, instance, form, trace))
+            instance.repaired = replace(instance.repaired, lines=lines)  # what was repaired in vain does not count
             return None
         trace.returned = [trace.source(leaf) for leaf in leaves(returned)]
         made = {"case": self.case, "form": form, "inputs": inputs, "trace": trace, "returned": returned}
@@ -488,6 +492,7 @@ class Search:
             without=bool(form.fixed) and all(value is None for value in form.fixed.values()),
             bare=not form.fixed and form.layout == PLAIN and built.certain,
             projected=projected,
+            confused=built.certain and form.layout == PLAIN and _takes_head_width(error, sizes),
             attended=form.layout == PLAIN and any(shape == (sizes.T, sizes.T) for shape in tables),
         )
 
@@ -529,6 +534,15 @@ class Search:
         setattr(thing, name, nn.Identity() if called else value_for(role, sizes))
         repaired.attributes[name] = line
         return True
+
+
+def _takes_head_width(error: Exception, sizes: CallSizes) -> bool:
+    """Whether a linear layer made for the width of a head refused an input of the full width."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        layer, x = frame.f_locals.get("self"), frame.f_locals.get("input")
+        if isinstance(layer, nn.Linear) and isinstance(x, Tensor):
+            return x.shape[-1] == sizes.E != layer.in_features == sizes.D
+    return False
 
 
 def module_sizes(namespace: MutableMapping[str, Any]) -> dict[str, int]:
@@ -617,7 +631,11 @@ def bind_as_told(case: Case, build: str | None, call: str | None) -> Bound | Non
     instance = Instance(thing, built, _measured_sizes(thing), Repaired())
     if call is None:
         tried = (search.try_form(replace(instance, repaired=Repaired()), form) for form in forms(thing, instance.sizes))
-        return next((bound for bound in tried if bound is not None), None)
+        found = next((bound for bound in tried if bound is not None), None)
+        if found is None and build is not None and search.failures:
+            error = search.failures[0].error
+            raise OptionError(f"what --build {build!r} gives raises {type(error).__name__}: {error}")
+        return found
     bound = search.try_form(instance, _told_form(call, thing))
     if bound is None and search.failures:
         error = search.failures[-1].error

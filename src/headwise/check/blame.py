@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from headwise.check.sizes import CallSizes, value_for
-from headwise.check.trace import Trace, error_line
+from headwise.check.trace import PRODUCTS, SWAPS, VIEWS, Trace, error_line
 from headwise.check.vocabulary import constructor_role
 
 MEANT = ("heads", "head_width", "width")  # attributes whose names say which size they hold
@@ -31,11 +31,33 @@ def blamed_line(error: BaseException, trace: Trace, filename: str | None, sizes:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = [frame for frame in frames if frame.f_code.co_filename == filename][-1]
     text = "".join(linecache.getlines(filename))
-    linear = _of_linear(frames, own, trace, sizes, text)
+    linear = _idle_assignment(text, _names(text, raised), raised) or _of_linear(frames, own, trace, sizes, text)
     if linear is not None:
         return linear
+    mine = [frame for frame in frames if frame.f_code.co_filename == filename]
+    if len(mine) > 1 and _worked_before(trace, raised):
+        own = mine[-2]
+        raised = next(line for frame, line in traceback.walk_tb(error.__traceback__) if frame is own)
     names = _names(text, raised)
+    if (idle := _idle_assignment(text, names, raised)) is not None:
+        return idle
     return _of_attributes(own, names, sizes, text) or _of_tensors(own, names, trace, sizes) or raised
+
+
+def _worked_before(trace: Trace, line: int) -> bool:
+    """Whether a line, in a helper, had already run to its end in this call."""
+    lines = [node.line for node in trace.nodes]
+    while lines and lines[-1] == line:
+        lines.pop()
+    return line in lines
+
+
+def _idle_assignment(text: str, names: set[str], raised: int) -> int | None:
+    """The last line before an error that gives a name in it the value that it has: something was left out there."""
+    stored = [s for s in _statements(text) if isinstance(s, ast.Assign) and s.lineno < raised]
+    idle = [s for s in stored if isinstance(s.value, ast.Name) and s.value.id in names]
+    lines = [s.lineno for s in idle if ast.unparse(s.targets[0]) == ast.unparse(s.value)]
+    return max(lines, default=None)
 
 
 def _of_linear(frames: list[FrameType], own: FrameType, trace: Trace, sizes: CallSizes, text: str) -> int | None:
@@ -49,7 +71,24 @@ def _of_linear(frames: list[FrameType], own: FrameType, trace: Trace, sizes: Cal
         made = owner.named_modules() if isinstance(owner, nn.Module) else ()
         name = next((name for name, module in made if module is layer.f_locals["self"]), "")
         return _assignment(text, name.partition(".")[0]) if name else None
-    return _made(x, trace)
+    return _misshaped(x, trace, sizes) or _made(x, trace)
+
+
+def _misshaped(x: Tensor, trace: Trace, sizes: CallSizes) -> int | None:
+    """On the way from the weights' product with the values to this tensor, the first line that made a wrong shape."""
+    source = trace.source(x)
+    softmax = min((n.index for n in trace.softmax_nodes()), default=None)
+    if source is None or softmax is None or source < softmax:
+        return None
+    after = trace.reaches(softmax)
+    way = [n for n in reversed([*trace.ancestors([source], PRODUCTS)]) if n.index in after]
+    for node in way:
+        axes = _kind(node.value, sizes)
+        if node.op in PRODUCTS and node.value.dim() == 3 and node.value.shape[-1] not in (sizes.Dv, sizes.D):
+            return node.line
+        if node.op in SWAPS and len(axes) >= 3 and "?" not in axes and axes[-1] not in "DE":
+            return node.line
+    return None
 
 
 def _of_tensors(own: FrameType, names: set[str], trace: Trace, sizes: CallSizes) -> int | None:
@@ -61,7 +100,7 @@ def _of_tensors(own: FrameType, names: set[str], trace: Trace, sizes: CallSizes)
     odd = [name for name in meeting if "?" in kinds[name] or kinds[name] == "BHDT"]
     if not odd and common:
         odd = [n for n in meeting if len(kinds[n]) == 4 and kinds[n][:3] != common[0][0][:3] and kinds[n] != "BHTT"]
-    lines = [line for name in odd if (line := _made(held[name], trace)) is not None]
+    lines = [line for name in odd if (line := _turned(held[name], trace, sizes)) is not None]
     return lines[0] if lines and len(odd) < max(2, len(meeting)) else None
 
 
@@ -69,9 +108,27 @@ def _kind(value: Tensor, sizes: CallSizes) -> str:
     """The axes of a tensor by their sizes, such as `BHTD`, with ? for a size that means nothing."""
     letters = {
         sizes.B: "B", sizes.H: "H", sizes.T: "T", sizes.S: "T", sizes.D: "D", sizes.Dv: "D", sizes.E: "E",
-        sizes.out: "E", sizes.B * sizes.H: "N", 3 * sizes.E: "E", 2 * sizes.E: "E", 1: "1", 3: "3",
+        sizes.out: "E", sizes.B * sizes.H: "N", sizes.T * sizes.H: "N", 3 * sizes.E: "E", 2 * sizes.E: "E",
+        1: "1", 3: "3",
     }  # fmt: skip
     return "".join(letters.get(size, "?") for size in value.shape)
+
+
+def _turned(value: Tensor, trace: Trace, sizes: CallSizes) -> int | None:
+    """The first line, between a projection and this tensor, that puts its axes into an unusual order."""
+    source, way = trace.source(value), []
+    while source is not None and trace.nodes[source].op not in PRODUCTS:
+        way.append(trace.nodes[source])
+        source = way[-1].parents[0] if way[-1].parents else None
+    split = False
+    for node in reversed(way):
+        axes = _kind(node.value, sizes)
+        if len(axes) == 4 and "3" not in axes and node.op in VIEWS | SWAPS:
+            wrong = axes not in (("BHTD", "HBTD") if split else ("BTHD", "TBHD"))
+            if wrong:
+                return node.line
+            split = True
+    return _made(value, trace)
 
 
 def _made(value: Tensor, trace: Trace) -> int | None:

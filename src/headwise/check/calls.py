@@ -133,6 +133,8 @@ def prepare(thing: Any, sizes: CallSizes | None = None, seed: int = 0) -> None:
             tensor.data = tensor.data.double()
         if tensor.dim() == 0 and not tensor.requires_grad:  # a constant stored as a parameter
             continue
+        if tensor.dim() >= 2 and _is_table(tensor):
+            continue
         fan = tensor.shape[-1] if tensor.dim() > 1 else 4
         if tensor.dim() > 2 and tensor.shape[-1] <= 3:  # a convolution
             fan = tensor[0].numel()
@@ -142,6 +144,13 @@ def prepare(thing: Any, sizes: CallSizes | None = None, seed: int = 0) -> None:
     for name, part in list(held.items()):
         if isinstance(part, Tensor) and part.is_floating_point() and part.dtype != torch.float64:
             setattr(thing, name, part.double())
+
+
+def _is_table(tensor: Tensor) -> bool:
+    """Whether a parameter holds cosines or sines of positions: its first row is that of no rotation."""
+    first, second = tensor.detach().flatten(0, -2)[:2] if tensor[..., 0].numel() > 1 else (tensor, tensor)
+    still = bool((first == 1).all()) or bool((first == 0).all())
+    return still and float(tensor.detach().abs().max()) <= 1 and len(second.unique()) > 1
 
 
 def _is_scale(tensor: Tensor, thing: Any) -> bool:

@@ -3,6 +3,7 @@
 Linear maps are solved for from the recorded numbers, so the layout of the weights does not have to be known.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from headwise.check.trace import PRODUCTS, Core, Node, Trace, find_attention
 
 LARGE = 500_000  # numbers; of more, no norm over tokens and groups is looked for
 GATES = ("sigmoid", "silu", "tanh", "gelu", "relu", "softplus")
+NONLINEAR = {"relu", "relu_", "elu", "tanh", "sigmoid", "gelu", "silu", "leaky_relu", "_softmax", "softplus"}
 HIDDEN = -50.0  # a score this far below the others has no weight in any precision
 AXES = {3: "keys", 2: "queries", 1: "heads", 0: "batch", (2, 3): "queries and keys together"}
 Axis = int | tuple[int, int]
@@ -106,7 +108,7 @@ class AttentionReading:
     def visible(self) -> Tensor:
         """(B, H, T, S), True where a key has weight when it meets the values."""
         if self.scores is None or self.scores.after == "masked":
-            return self.core.weights != 0
+            return (self.core.weights != 0) & torch.isfinite(self.core.weights)
         return self.scores.visible
 
     @property
@@ -275,16 +277,17 @@ def _in_any_layout(value: Tensor) -> Iterator[Tensor]:
 
 def _by_position(heads: Tensor, sources: dict[str, Tensor]) -> Iterator[Projection]:
     """Maps that differ by position, as with rotary or added positions."""
-    y = side_by_side(heads)
-    for name, x in sources.items():
-        if x.shape[:2] != y.shape[:2] or x.shape[0] <= x.shape[2] + 4 or x.shape[2] > 256:
-            continue
-        fits = [fit(x[:, t], y[:, t]) for t in range(x.shape[1])]
-        if all(f.exact for f in fits):
-            weights, biases = torch.stack([f.weight for f in fits]), torch.stack([f.bias for f in fits])
-            rotated = not same(weights[0].expand_as(weights), weights, 1e-7)
-            kind = "rotary" if rotated else "added"
-            yield Projection(name, fits[0], "heads", position=kind, by_position=weights, biases=biases)
+    viewed = heads.reshape(heads.shape[0], heads.shape[2], -1)
+    for split, y in (("heads", side_by_side(heads)), ("view", viewed)):
+        for name, x in sources.items():
+            if x.shape[:2] != y.shape[:2] or x.shape[0] <= x.shape[2] + 4 or x.shape[2] > 256:
+                continue
+            fits = list(itertools.takewhile(lambda f: f.exact, (fit(x[:, t], y[:, t]) for t in range(x.shape[1]))))
+            if len(fits) == x.shape[1]:
+                weights, biases = torch.stack([f.weight for f in fits]), torch.stack([f.bias for f in fits])
+                rotated = not same(weights[0].expand_as(weights), weights, 1e-7)
+                kind = "rotary" if rotated else "added"
+                yield Projection(name, fits[0], split, position=kind, by_position=weights, biases=biases)
 
 
 def _earlier(heads: Tensor, nodes: list[int | None], sources: dict[str, Tensor], trace: Trace) -> Iterator[Projection]:
@@ -369,7 +372,7 @@ def _same_numbers(a: Tensor, b: Tensor) -> bool:
 def _operation(ops: list[str]) -> str:
     if {"native_layer_norm", "rsqrt", "_fused_rms_norm", "linalg_vector_norm"} & set(ops):
         return "norm"
-    return "nonlinear" if {"relu", "elu", "tanh", "sigmoid", "gelu", "silu"} & set(ops) else "other"
+    return "nonlinear" if NONLINEAR & set(ops) else "other"
 
 
 # Scores.
@@ -519,7 +522,7 @@ def _after_softmax(softmax: Tensor, weights: Tensor) -> tuple[str, float]:
     """What was done to the weights between softmax and values, and the factor."""
     if same(softmax.nan_to_num(), weights.nan_to_num()):
         return "", 1.0
-    kept = weights != 0
+    kept = (weights != 0) & torch.isfinite(weights)
     if not kept.any():
         return "masked", 1.0
     ratio = weights[kept] / softmax[kept].clamp_min(1e-300)

@@ -24,11 +24,16 @@ SOFTMAX = {"_softmax", "_safe_softmax"}
 KEEP_OPERANDS = PRODUCTS | SOFTMAX | {"exp", "masked_fill", "masked_fill_", "where"}
 VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias", "unsafe_split", "split", "chunk", "unflatten"}
 MOVES = {"transpose", "permute", "repeat", "expand", "repeat_interleave", "t", "roll", "flip", "select"}
+SWAPS = {"transpose", "permute", "t", "movedim", "swapaxes"}
+ARITHMETIC = {"add", "sub", "mul", "neg", "cat", "stack", "addcmul", "add_", "sub_", "mul_"}
+REPEATS = {"repeat", "expand", "repeat_interleave", "index_select", "index"}
 SCALES = {"mul", "div", "mul_", "div_", "baddbmm"}
 ROUNDING = ("floor_divide", "floor", "round", "trunc", "ceil")
 RANDOM = ("native_dropout", "bernoulli_", "bernoulli", "rand_like", "rand", "dropout")
 LAYERS = re.compile(r"(Linear|Conv\dd|Embedding|LayerNorm|MultiheadAttention)\.__init__\(\) ")
 MOST = 20_000  # operations of one call
+OURS = __name__.rpartition(".")[0]  # this package
+DEEPEST = 6  # calls of the learner's own functions inside each other
 
 
 class TooLongError(RuntimeError):
@@ -44,10 +49,32 @@ class Node:
     parents: list[int]  # nodes whose results it read, in argument order; tensors from outside are left out
     value: Tensor
     numbers: list[float]
-    line: int | None
-    outer: int | None = None  # the line that called the learner's own function in which this happened
+    stack: tuple[int, ...] = ()  # the lines of the learner's file that were running, innermost first
     operands: list[Tensor] = field(default_factory=list)  # kept for products, softmax and masking only
     operand_nodes: list[int | None] = field(default_factory=list)
+
+    @property
+    def line(self) -> int | None:
+        """The line that did this."""
+        return self.stack[0] if self.stack else None
+
+    @property
+    def outer(self) -> int | None:
+        """The line that called the learner's own function in which this happened."""
+        return self.stack[1] if len(self.stack) > 1 else None
+
+    @property
+    def outermost(self) -> int | None:
+        """The line of the called method itself, through whatever helpers this was reached."""
+        return self.stack[-1] if self.stack else None
+
+    @property
+    def factor(self) -> float | None:
+        """The number that it multiplies with; None where it does something else."""
+        number = self.numbers[-1] if self.numbers and self.op in SCALES else 0.0
+        if number == 0:
+            return None
+        return 1 / number if self.op.startswith("div") else number
 
 
 class Trace(TorchDispatchMode):
@@ -96,11 +123,11 @@ class Trace(TorchDispatchMode):
         if len(self.nodes) > MOST:
             raise TooLongError(f"more than {MOST} operations in one call")
         parents = [s for s in sources if s is not None]
-        numbers, (line, outer) = list(_numbers(plain)), learner_lines(self.filename)
+        numbers, stack = list(_numbers(plain)), learner_lines(self.filename)
         for out in tree_leaves(result):
             if isinstance(out, Tensor):
                 value = out.detach().clone() if out.device.type != "meta" else out
-                self._add(Node(len(self.nodes), name, parents, value, numbers, line, outer, operands, sources), out)
+                self._add(Node(len(self.nodes), name, parents, value, numbers, stack, operands, sources), out)
                 self._kept += given
         return result
 
@@ -200,15 +227,17 @@ def _is_one(sums: Tensor) -> bool:
 # Lines of the learner's file, on the stack and in tracebacks.
 
 
-def learner_lines(filename: str | None) -> tuple[int | None, int | None]:
-    """The innermost line of the learner's file on the stack, and the line from which that function was called."""
+def learner_lines(filename: str | None) -> tuple[int, ...]:
+    """The lines of the learner's file on the stack, innermost first."""
     frame: Any = sys._getframe(1)
     found: list[int] = []
-    while frame is not None and filename is not None and len(found) < 2:
+    while frame is not None and filename is not None and len(found) < DEEPEST:
         if frame.f_code.co_filename == filename:
             found.append(int(frame.f_lineno))
+        elif found and frame.f_globals.get("__name__", "").startswith(OURS):
+            break  # what called us is not part of the call
         frame = frame.f_back
-    return found[0] if found else None, found[1] if len(found) > 1 else None
+    return tuple(found)
 
 
 def learner_line(filename: str | None) -> int | None:
@@ -468,14 +497,26 @@ class Core:
         """Operations between the query-key product and the softmax, last first."""
         return self.trace.ancestors(self.nodes.softmax[0].parents, PRODUCTS)
 
-    def scale_line(self) -> int | None:
-        """The line that scales the scores; without one, the line of the product."""
-        steps = [n for n in self.before_softmax() if n.numbers and n.line is not None]
-        scaled = [n.line for n in steps if n.op in SCALES]
-        shifted = [n.line for n in steps if n.op.rstrip("_") in ("add", "sub", "pow")]
-        behind = self.trace.ancestors(self.nodes.scores[0].operand_nodes[-2:], PRODUCTS)
-        earlier = [n.line for n in behind if n.op in SCALES and n.numbers and n.line is not None]
-        return (scaled or shifted or earlier or [self.score_line])[0]
+    def scale_line(self, total: float | None = None, right: float = 1.0) -> int | None:
+        """The line that scales the scores; without one, the line of the product.
+
+        Of several, the one without which a scale of `total` would be `right`; of none, one whose result is lost.
+        """
+        behind = [*self.trace.ancestors(self.nodes.scores[0].operand_nodes[-2:], PRODUCTS)]
+        steps = [n for n in (*self.before_softmax(), *behind) if n.numbers and n.line is not None]
+        scaled = [n for n in steps if n.op in SCALES]
+        undone = [n for n in scaled if total and n.factor and abs(total / n.factor - right) <= 1e-4 * right]
+        shifted = [n for n in steps if n.op.rstrip("_") in ("add", "sub", "pow") and n not in behind]
+        inside = [n for n in scaled if n not in behind]
+        found = undone or inside or shifted or scaled or self._lost_scales()
+        return found[0].line if found else self.score_line
+
+    def _lost_scales(self) -> list[Node]:
+        """Operations that scale a table of scores and whose result nothing reads."""
+        table = self.nodes.softmax[0].value.shape
+        nodes = [n for n in self.trace.nodes if n.factor and n.value.shape == table and n.line is not None]
+        read = {parent for n in self.trace.nodes for parent in n.parents}
+        return [n for n in nodes if n.index not in read]
 
     def factor_line(self) -> int | None:
         """The line between the product with the values and the next product that multiplies with a number."""
@@ -488,21 +529,34 @@ class Core:
                 return node.line
         return None
 
-    def projection_line(self, name: str) -> int | None:
-        """The line that makes queries, keys or values out of the input."""
+    def _behind(self, name: str, stop: set[str] | None = None) -> list[Node]:
+        """Operations on the way to queries, keys or values, last first."""
         node, side = self.nodes.scores[0], -1 if name == "key" else -2
         if name == "value":
             node, side = self.nodes.products[0], -1 if self.weights_first else -2
-        behind = self.trace.ancestors(node.operand_nodes[side:][:1])
-        return next((n.line for n in behind if n.op in PRODUCTS and n.line is not None), None)
+        return [*self.trace.ancestors(node.operand_nodes[side:][:1], stop)]
+
+    def _own_line(self, name: str, node: Node) -> int | None:
+        """The innermost line of an operation that is on the way to this one of the three only: not in a helper."""
+        others = {n.index for other in ("query", "key", "value") if other != name for n in self._behind(other)}
+        theirs = {line for index in others for line in self.trace.nodes[index].stack}
+        return next((line for line in node.stack if line not in theirs), None)
+
+    def projection_line(self, name: str) -> int | None:
+        """The line that makes queries, keys or values out of the input."""
+        made = next((n for n in self._behind(name) if n.op in PRODUCTS and n.line is not None), None)
+        return None if made is None else self._own_line(name, made) or made.line
 
     def first_line(self, name: str) -> int | None:
         """The first line that does something to what becomes queries, keys or values."""
-        node, side = self.nodes.scores[0], -1 if name == "key" else -2
-        if name == "value":
-            node, side = self.nodes.products[0], -1 if self.weights_first else -2
-        behind = [n.line for n in self.trace.ancestors(node.operand_nodes[side:][:1]) if n.line is not None]
-        return behind[-1] if behind else None
+        behind = [n for n in self._behind(name) if n.line is not None]
+        return (self._own_line(name, behind[-1]) or behind[-1].outermost) if behind else None
+
+    def last_step(self, name: str) -> int | None:
+        """The last line that does something to queries, keys or values before they meet the others."""
+        behind = [n for n in self._behind(name, PRODUCTS) if n.line not in (None, self.score_line)]
+        lines = (self._own_line(name, n) for n in behind)
+        return next((line for line in lines if line is not None), None) or self.projection_line(name)
 
     def value_scale_line(self) -> int | None:
         """The line that scales the values between their projection and the product."""
@@ -510,15 +564,47 @@ class Core:
         behind = self.trace.ancestors(node.operand_nodes[side:][:1], PRODUCTS)
         return next((n.line for n in behind if n.op in SCALES and n.numbers and n.line is not None), None)
 
-    def sharing_line(self) -> int | None:
-        """The line that gives keys to several heads."""
-        behind = self.trace.ancestors(self.nodes.scores[0].operand_nodes[-1:], PRODUCTS)
-        shared = (n.line for n in behind if n.op in ("repeat", "expand", "repeat_interleave", "index_select", "index"))
-        return next((line for line in shared if line is not None and line != self.score_line), self.score_line)
+    def sharing_line(self, name: str = "key") -> int | None:
+        """The line that gives keys or values to several heads."""
+        made = self.score_line if name == "key" else self.nodes.products[0].line
+        shared = [n for n in self._behind(name, PRODUCTS) if n.op in REPEATS and n.line not in (None, made)]
+        return (self._own_line(name, shared[0]) or shared[0].line) if shared else made
 
     def earlier_softmax(self) -> Node | None:
         """A softmax of the scores before the one that gives the weights."""
         return next((n for n in self.before_softmax() if n.op in SOFTMAX), None)
+
+    def after_softmax_line(self) -> int | None:
+        """The line that changes the weights between softmax and values."""
+        reached, end = self.trace.reaches(self.nodes.softmax[0].index), self.nodes.products[0].index
+        steps = [n for n in self.trace.nodes[self.nodes.softmax[0].index + 1 : end] if n.index in reached]
+        changed = (n.line for n in steps if n.op.rstrip("_") in ("masked_fill", "where", "mul", "div", "tril", "triu"))
+        return next((line for line in changed if line is not None), self.softmax_line)
+
+    def activation_line(self, name: str, kinds: set[str]) -> tuple[str, int | None]:
+        """The name and line of an operation of these kinds between projection and product."""
+        node = next(n for n in self._behind(name, PRODUCTS) if n.op in kinds)
+        return node.op.strip("_"), self._own_line(name, node) or node.line
+
+    def step_line(self, name: str, outermost: bool = False) -> int | None:
+        """The last line, in whatever function, that computes with queries, keys or values after their projection."""
+        behind = (n for n in self._behind(name, PRODUCTS) if n.op in ARITHMETIC and n.line != self.score_line)
+        lines = (n.outermost if outermost else n.line for n in behind)
+        return next((line for line in lines if line is not None), self.score_line)
+
+    def bypass_line(self) -> int | None:
+        """Where the result leaves the way of queries and keys without meeting the weights."""
+        ends = [n for n in self.trace.returned if n is not None]
+        earlier = {n.index for n in self.trace.ancestors([n.index for n in self.nodes.scores])}
+        later = [n for n in self.trace.ancestors(ends[:1]) if n.index not in earlier and n.line is not None]
+        return later[-1].line if later else None
+
+    def same_step_line(self, name: str, other: str) -> int | None:
+        """The line that does to one of the three, in a helper, what is also done to another."""
+        theirs = {n.line for n in self._behind(other, PRODUCTS)}
+        shared = [n for n in self._behind(name, PRODUCTS) if n.op in ARITHMETIC and n.line in theirs]
+        lines = (self._own_line(name, n) for n in shared)
+        return next((line for line in lines if line is not None), None) or self.last_step(name)
 
     def bias_line(self) -> int | None:
         """The line that adds something to the scores."""
@@ -526,20 +612,44 @@ class Core:
         return next(added, self.softmax_line)
 
     def split_line(self) -> int | None:
-        """The first view between projection and product."""
-        behind = self.trace.ancestors(self.nodes.scores[0].operand_nodes[-2:-1], PRODUCTS)
-        views = [n for n in behind if n.op in VIEWS and n.line != self.score_line]
+        """The line that mixes up the axes between projection and product, or else the view that makes the heads."""
+        behind = [n for n in self._behind("query", PRODUCTS) if n.line != self.score_line and not self._is_of_layer(n)]
+        views = [n for n in behind if n.op in VIEWS]
         four = [n for n in views if n.value.dim() >= 4] or views
+        later = [n for n in reversed(behind) if four and n.index > four[-1].index]
+        odd = next((n for n in later if n.op in SWAPS and self._axes(n)[:2] not in ("BH", "HB", "")), None)
+        if odd is not None and self._axes(self.trace.nodes[odd.parents[0]])[-2:] == "HD":
+            return odd.line  # the view was right, and the heads did not come before the tokens
         return four[-1].line if four else self.score_line
 
+    def _is_of_layer(self, node: Node) -> bool:
+        """Whether this only gives the result of a linear layer the shape of its input."""
+        parents = [self.trace.nodes[p] for p in node.parents]
+        return any(p.op in PRODUCTS and p.stack == node.stack for p in parents) and node.value.dim() <= 3
+
+    def _axes(self, node: Node) -> str:
+        """The axes of a tensor in letters, such as `BTHD`; empty where its sizes do not tell them apart."""
+        (B, H, T, D), shape = self.heads.shape, tuple(node.value.shape)
+        letters = {B: "B", H: "H", T: "T", D: "D"}
+        if len(letters) < 4 or sorted(shape) != sorted(self.heads.shape):
+            return ""
+        return "".join(letters[size] for size in shape)
+
     def merge_line(self) -> int | None:
-        """The last view between the weights-value product and the next product."""
+        """The line between the weights-value product and the next product that puts the axes into a wrong order.
+
+        Without one, the view that joins the heads: what should come before it is missing.
+        """
         start = max(n.index for n in self.nodes.products)
         reached, line = self.trace.reaches(start), self.nodes.products[-1].line
         for node in self.trace.nodes[start + 1 :]:
+            if node.index not in reached:
+                continue
             if node.op in PRODUCTS:
                 break
-            if node.index in reached and node.op in VIEWS and node.line != self.nodes.products[-1].line:
+            if node.op in SWAPS and self._axes(node) and self._axes(node)[-2:] != "HD":
+                return node.line
+            if node.op in VIEWS and node.line != self.nodes.products[-1].line:
                 line = node.line
                 if node.value.dim() == 3:
                     break
@@ -559,6 +669,8 @@ class Core:
         new = [n for n in before if n.line is not None and n.line not in usual] if plain is not None else []
         if new:
             moved = [n.line for n in new if n.op in MOVES] if moves else []
+            repeated = [n.line for n in new if n.op in REPEATS and n.value.dim() < 4] if moves else []
+            moved = repeated[:1] or moved
             numbers = [n for n in new if n.value.is_floating_point()]
             filled = [n.line for n in numbers if n.op.rstrip("_") in ("masked_fill", "where", "add", "mul", "sub")]
             if moved or filled:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from headwise.check.arguments import constructor_role
 from headwise.check.assignment.comparison import find_assignment
 from headwise.check.assignment.deviations import add_unbound
 from headwise.check.binding import Bound, Failure, bind, bind_as_told
@@ -64,7 +65,16 @@ def judge(case: Case, build: str | None = None, call: str | None = None, solutio
 def _is_last_resort(bound: Bound) -> bool:
     """Whether only an unusual layout runs, where the usual call attends between tokens and fails afterwards."""
     late = any(f.attended and f.natural and not f.guessed and not f.deliberate for f in bound.failures)
-    return bound.form.layout != PLAIN and late
+    return (bound.form.layout != PLAIN and late) or _is_narrowed(bound)
+
+
+def _is_narrowed(bound: Bound) -> bool:
+    """Whether it runs only with the width of a head for its width, where the usual call fails after a projection."""
+    given = bound.built.arguments
+    if not any(constructor_role(n) == "width" and v == bound.sizes.D for n, v in given.items()):
+        return False
+    late = (f for f in bound.failures if f.bare and f.projected and not f.deliberate)
+    return any("cannot be multiplied" not in str(f.error) for f in late)
 
 
 def _judge_bound(bound: Bound) -> Report:
@@ -180,7 +190,7 @@ def _best_report(cases: list[Case], solution: bool) -> Report:
         reports.append(report)
         if report.verdict != "unknown" or (len(reports) == 1 and report.masks):
             break
-    judged = [r for r in reports if r is reports[0] or not (r.verdict == "variant" and WEIGHTLESS in r.variants)]
+    judged = [r for r in reports if r is reports[0] or r.verdict == "wrong" or WEIGHTLESS not in r.variants]
     best = max(judged, key=lambda r: RANK[r.verdict])
     best = reports[0] if best.verdict == "unknown" or _is_only_a_part(cases[0].name, best) else best
     best.others = [case.name for case in cases if not best.subject.startswith(case.name)][:3]

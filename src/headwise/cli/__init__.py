@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from headwise.cli.console import HelpFormatter
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, printable
 
 # Every verb and what it does. Its module is imported when it is asked for: most of them need torch.
 VERBS = {
@@ -55,14 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130  # the shells' status for Ctrl-C
+    except HeadwiseError as error:
+        print(printable(f"headwise {options.verb}: {error}", lines=True), file=sys.stderr)
+        return 2
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT):
             raise
         print(f"headwise {options.verb}: the output cannot be written: {error.strerror}.", file=sys.stderr)
         _discard_output()
-        return 2
-    except HeadwiseError as error:
-        print(f"headwise {options.verb}: {error}", file=sys.stderr)
         return 2
     return status
 

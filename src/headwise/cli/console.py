@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from headwise.errors import OptionError, need
+from headwise.errors import OptionError, need, printable
 
 MODEL_HELP = "builtin, or a model folder, from transformers or examples/train_gpt.py"
 
@@ -44,7 +44,7 @@ def print_json(data: object) -> None:
 def status(text: str) -> None:
     """Replace the current line of the terminal; nothing is printed if standard error is not a terminal."""
     if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)  # the escape sequence clears the line
+        print(f"\r\033[K{printable(text)}", end="", file=sys.stderr, flush=True)  # the escape sequence clears the line
 
 
 @contextlib.contextmanager
@@ -78,7 +78,7 @@ def late_status(seconds: float = 2.0) -> Iterator[Callable[[str], None]]:
 def say(text: str) -> None:
     """Print a line on standard error, in place of the current status."""
     status("")
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text, lines=True), file=sys.stderr, flush=True)
 
 
 def standard_input() -> str:
@@ -91,6 +91,8 @@ def standard_input() -> str:
 
 def text_file(path: Path) -> str:
     """The text in a file that `--file` names."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OptionError(f"--file {path} is not a file. Text from a pipe is read from standard input: pass - instead.")
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -111,7 +113,15 @@ def write_file(option: str, path: Path, content: str | Callable[[Path], object],
         atomically(path, write)
     except OSError as error:
         raise OptionError(f"{option} {path}: {error.strerror}. Name a file in a folder that exists.") from error
-    print(f"wrote {path}", file=sys.stderr if stream is None else stream)
+    print(f"wrote {printable(str(path))}", file=sys.stderr if stream is None else stream)
+
+
+def check_file(option: str, path: Path) -> None:
+    """Raise, before any work is done, if the file that `option` names could not be written."""
+    if path.is_dir():
+        raise OptionError(f"{option} {path} is a folder; expected the name of a file.")
+    if not path.parent.is_dir():
+        raise OptionError(f"{option} {path}: there is no folder {path.parent}. Name a file in a folder that exists.")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from headwise.cli.console import add_json, console, print_json, rich, say, table
+from headwise.errors import printable
+from headwise.layer.norms import Norms
+from headwise.layer.positions import PositionalEncoding
 from headwise.learn.cost import human
 from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
 from headwise.shapes import check_size
@@ -75,7 +78,7 @@ def show(checkpoint: Checkpoint, tokens: int) -> None:
     for layers in alike(checkpoint.layers):
         first, count = layers[0], f"{sum(layer.parameters for layer in layers):,}"
         words = (heads(first), width(first), in_words(first) or "plain")
-        rows.add_row(escape(named(layers)), *words, count, total_cache(layers, tokens))
+        rows.add_row(escape(printable(named(layers))), *map(printable, words), count, total_cache(layers, tokens))
     out.print(rows)
     cache = total_cache(checkpoint.layers, tokens)
     of = f"{tokens:,} tokens" if tokens != 1 else "token"
@@ -88,8 +91,10 @@ def show(checkpoint: Checkpoint, tokens: int) -> None:
     out.print(f"layout: {layouts}")
     for problem in dict.fromkeys(layer.problem for layer in checkpoint.layers if layer.problem):
         names = [layer.name for layer in checkpoint.layers if layer.problem == problem]
-        out.print(f"\n{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: ", end="", markup=False)
-        out.print(problem.splitlines()[0].replace("Pass num_heads=.", "Pass --heads."), markup=False)
+        out.print(
+            f"\n{printable(names[0])}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: ", end="", markup=False
+        )
+        out.print(printable(problem.splitlines()[0]).replace("Pass num_heads=.", "Pass --heads."), markup=False)
 
 
 def alike(layers: Sequence[AttentionLayer]) -> list[list[AttentionLayer]]:
@@ -137,24 +142,30 @@ def in_words(layer: AttentionLayer) -> str:
     options, words = layer.options, []
     if options.get("causal"):
         words.append("causal")
+    if options.get("projections") is not None:
+        words.append(repr(options["projections"]))
     if options.get("mask") is not None:
         words.append(repr(options["mask"]))
     position = options.get("position")
     if isinstance(position, RelativeBias):
         words.append("relative bias")
     elif position is not None:
-        words.append(_rotary(position) if hasattr(position, "base") else "alibi")
+        words.append(
+            position.describe() if isinstance(position, PositionalEncoding) else type(position).__name__.lower()
+        )
     words += [f"{x} {options[x]:g}" for x in ("scale", "softcap") if options.get(x) is not None]
     words += ["sinks"] if options.get("sinks") else []
-    words += ["q/k norm"] if options.get("qk_norm") is not None else []
+    words += _norms(Norms.of(options.get("qk_norm")))
+    words += [f"gate per {options['gate']}"] if options.get("gate") is not None else []
     words += ["biases"] if options.get("bias") is True else []
     return ", ".join(words)
 
 
-def _rotary(position: Any) -> str:
-    scaled = f", {type(position.scaling).__name__.lower()}" if position.scaling is not None else ""
-    part = f", first {position.width}" if position.width is not None else ""
-    return f"rotary({position.base:g}{part}{scaled}{', neighbours' if position.interleaved else ''})"
+def _norms(norms: Norms) -> list[str]:
+    """Such as ["q/k norm after the position", "v norm"]."""
+    given = [part for part, kind in (("q", norms.query), ("k", norms.key)) if kind is not None]
+    words = [f"{'/'.join(given)} norm{' after the position' if norms.after else ''}"] if given else []
+    return words + (["v norm"] if norms.value is not None else [])
 
 
 def total_cache(layers: Sequence[AttentionLayer], tokens: int) -> str:

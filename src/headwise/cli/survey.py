@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from headwise.cli.console import MODEL_HELP, add_json, check_at_least_one, print_json, write_file
-from headwise.errors import OptionError
+from headwise.cli.console import MODEL_HELP, add_json, check_at_least_one, check_file, print_json, write_file
+from headwise.errors import OptionError, printable
 from headwise.models import open_model
 from headwise.study.survey.job import SurveyJob, processes_from_environment
 from headwise.study.survey.result import Survey, many
@@ -47,26 +47,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with every head")
     parser.add_argument("--all", action="store_true", help="print every head, not only the most distinctive ones")
     add_json(parser, "a table")
-    parser.add_argument("--skipped-is-fine", action="store_true", help="exit with 0 even if documents were skipped")
+    parser.add_argument("--strict", action="store_true", help="end with an error at the first text that is skipped")
+    parser.add_argument(
+        "--allow-skips", "--skipped-is-fine", action="store_true", help="exit with 0 even if texts were skipped"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the survey and print it. Exit status 3: done, but some documents could not be read."""
     check_at_least_one("--threads", options.threads)
+    if options.html is not None:
+        check_file("--html", options.html)
     torch.set_num_threads(options.threads)
     processes = processes_from_environment()
     model = open_model(options.model, device=_device(options.device), dtype=DTYPES[options.dtype], encoder=False)
-    job = SurveyJob.of(model, options.files, context=options.context, batch=options.batch, column=options.column)
+    job = SurveyJob.of(
+        model, options.files, context=options.context, batch=options.batch, column=options.column, strict=options.strict
+    )
     stream = sys.stderr if processes.rank == 0 else None
     found = job.run(options.out, processes=processes, resume=options.resume, every=options.save_every, stream=stream)
     if found is None:
         return 0
     _print(found, options)
-    if not found.skipped or options.skipped_is_fine:
+    if not found.skipped or options.allow_skips:
         return 0
-    count = found.counts["skipped"]
+    count = max(found.counts["skipped"], len(found.skipped))
     lost = f"{many(count, 'document')} {'was' if count == 1 else 'were'} skipped"
-    print(f"done; {lost}, so the exit status is {SKIPPED} (--skipped-is-fine: 0)", file=sys.stderr)
+    print(f"done; {lost}, so the exit status is {SKIPPED} (--allow-skips: 0)", file=sys.stderr)
     return SKIPPED
 
 
@@ -76,7 +83,7 @@ def _print(found: Survey, options: argparse.Namespace) -> None:
     else:
         print(drawn_survey(found, max(40, shutil.get_terminal_size((120, 24)).columns), every_head=options.all))
     if options.out is not None:
-        print(f"wrote {options.out}", file=sys.stderr)
+        print(f"wrote {printable(str(options.out))}", file=sys.stderr)
     if options.html is not None:
         write_file("--html", options.html, found.to_html())
 

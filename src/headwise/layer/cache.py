@@ -12,7 +12,7 @@ a sample; `Appended.positions` then holds the positions of its queries.
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
 import torch
@@ -23,7 +23,7 @@ from headwise.layer.pages import Paged, PagePool
 from headwise.layer.storage import Contiguous, Format, Layout, Parts, Storage
 from headwise.masks import Lengths, Mask
 from headwise.masks.mask import check_placeable, placed, shifted
-from headwise.shapes import check_size
+from headwise.shapes import as_numbers, check_flag, check_size
 from headwise.weights import Scoring
 
 DRAFT = 64  # tokens that can always be rolled back, even if a window drops old keys
@@ -55,14 +55,15 @@ class Appended(NamedTuple):
 
     def scoring(self, scoring: Scoring) -> Scoring:
         """A scoring of the whole text, restricted to these keys and placed at the positions of the queries."""
-        mask, bias = scoring.mask, scoring.bias
+        mask, bias, score = scoring.mask, scoring.bias, scoring.applied
         if self.dropped:
+            score = None if score is None else score.shifted(self.dropped)
             mask = None if mask is None else shifted(mask, self.dropped)
             bias = bias if bias is None or bias.shape[-1] == 1 else bias[..., self.dropped :]
         if self.positions is not None and self.filled is not None:
             real = Lengths(self.filled, "right")
             mask = real if mask is None else placed(mask, self.positions) & real
-        return dataclasses.replace(scoring, mask=mask, bias=bias, positions=self.positions)
+        return dataclasses.replace(scoring, mask=mask, bias=bias, positions=self.positions, score=score)
 
 
 class KVCache:
@@ -111,6 +112,7 @@ class KVCache:
                 f"KVCache(capacity={capacity}, window={window}): under a window old keys are dropped, so there is "
                 f"no limit; pass one of the two."
             )
+        static = check_flag("static", static)
         if static and (capacity is None or window is not None):
             raise CacheError(
                 f"KVCache(static=True, capacity={capacity}, window={window}): a static cache needs a capacity and "
@@ -241,11 +243,47 @@ class KVCache:
             self._storage.write(parts, before, new)
             found = self._storage.read(S)
         self._lengths = after
+        return found, self._place(before, new, T)
+
+    def _place(self, before: list[int], new: list[int], T: int) -> Place:
+        """Where T queries are, of which `new` are real, after `before` keys of each sample."""
         if len(set(before)) == 1 and set(new) == {T}:
-            return found, Place(None, None, self._dropped)
+            return Place(None, None, self._dropped)
         starts = torch.tensor(before, device=self.device)
         filled = starts + torch.tensor(new, device=self.device)
-        return found, Place(starts[:, None] + torch.arange(T, device=self.device), filled, self._dropped)
+        return Place(starts[:, None] + torch.arange(T, device=self.device), filled, self._dropped)
+
+    def latest(self, T: int, lengths: Sequence[int] | Tensor | None = None) -> Appended:
+        """All keys and values as the last T tokens see them: what `append` returned when it took these in.
+
+        Args:
+            T: how many tokens.
+            lengths: as in `append`.
+        """
+        if self._filled is not None:
+            new = T if lengths is None else self._counted(lengths, T, self.device)
+            starts = self._filled - new
+            key, value = self._storage.read(self.room)
+            return Appended(key, value, starts[:, None] + torch.arange(T, device=self.device), starts + new)
+        counts = self._counts(lengths, T)
+        before = [n - m - self._dropped for n, m in zip(self._lengths, counts, strict=True)]
+        if min(before) < 0:
+            raise CacheError(
+                f"the cache holds {self._lengths} tokens, and the queries are the last {T} of them. First call the "
+                f"layer that appends these tokens, layer(x, cache=cache)."
+            )
+        key, value = self._storage.read(max(self._lengths) - self._dropped)
+        return Appended(key, value, *self._place(before, counts, T))
+
+    def latest_positions(self, T: int, lengths: Sequence[int] | Tensor | None = None) -> Tensor:
+        """The positions of the last T tokens in the text, (T,) or (B, T); `lengths` as in `append`."""
+        steps = torch.arange(T, device=self.device)
+        if self._filled is not None:
+            return (self._filled - (T if lengths is None else self._counted(lengths, T, self.device)))[:, None] + steps
+        starts = [n - m for n, m in zip(self._lengths, self._counts(lengths, T), strict=True)]
+        if len(set(starts)) == 1:
+            return steps + starts[0]
+        return torch.tensor(starts, device=self.device)[:, None] + steps
 
     def _store_static(self, parts: Parts, lengths: Sequence[int] | Tensor | None) -> tuple[Parts, Place]:
         assert self._filled is not None and self.capacity is not None  # noqa: S101, PT018 - a static cache has both
@@ -278,7 +316,7 @@ class KVCache:
 
     def reorder(self, samples: Tensor | Sequence[int]) -> None:
         """Replace sample i by sample `samples[i]`, as beam search needs."""
-        index = torch.as_tensor(samples, device=self.device)
+        index = as_numbers("reorder(samples)", samples, self.device)
         if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
             raise ShapeError(
                 f"reorder(samples of shape {tuple(index.shape)} and {index.dtype}): expected whole numbers, one per "
@@ -332,10 +370,11 @@ class KVCache:
     def _counts(self, lengths: Sequence[int] | Tensor | None, T: int) -> list[int]:
         if lengths is None:
             return [T] * self.batch
-        counts = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+        counts = lengths.tolist() if isinstance(lengths, Tensor) else lengths
+        counts = list(counts) if isinstance(counts, Iterable) else [counts]
         if len(counts) != self.batch or not all(isinstance(n, int) and 0 <= n <= T for n in counts):
             raise CacheError(
-                f"lengths={counts}: expected {self.batch} whole numbers from 0 to {T}, the real tokens of each sample."
+                f"lengths={lengths}: expected {self.batch} whole numbers from 0 to {T}, the real tokens of each sample."
             )
         return counts
 

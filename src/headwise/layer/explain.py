@@ -53,9 +53,8 @@ def explain(*args: Any, **given: Any) -> Explanation:
     given.pop("return_weights")
     if unknown := given.pop("unknown"):
         raise unknown_option("attend", next(iter(unknown)), given, CALLED_ELSEWHERE)
-    scoring = Scoring(
-        bias=given.pop("attn_bias"), **{name: given.pop(name) for name in ("scale", "softcap", "sinks", "relative")}
-    )
+    parts = ("scale", "softcap", "sinks", "relative", "score")
+    scoring = Scoring(bias=given.pop("attn_bias"), **{name: given.pop(name) for name in parts})
     return explain_call(attention.plan(scoring=scoring, **given))
 
 

@@ -49,7 +49,7 @@ class OutputGate(nn.Module):
         self.proj.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The factors, (B, T, H · D), or (B, T, H) for one per head."""
+        """The factors for an input `x`, (B, T, H · D), or (B, T, H) for one per head."""
         return self.activation(self.proj(x))
 
 
@@ -101,4 +101,5 @@ def gated(read: Tensor, factors: Tensor) -> Tensor:
             f"the gate returned factors of shape {tuple(factors.shape)}; expected (B, T, H · D) = ({B}, {T}, {H * D}) "
             f"or (B, T, H) = ({B}, {T}, {H})."
         )
-    return read * factors.to(read.dtype).unflatten(-1, (H, -1)).transpose(1, 2)
+    by_head: Tensor = factors.to(read.dtype).unflatten(-1, (H, -1))  # (B, T, H, D or 1)
+    return read * by_head.transpose(1, 2)

@@ -33,7 +33,7 @@ class LayerCall(Protocol):
     def __call__(
         self,
         query: Tensor,
-        key: Tensor | Memory | Mask | None = ...,
+        key: Tensor | Memory | KVCache | Mask | None = ...,
         value: Tensor | None = ...,
         mask: Mask | Tensor | None = ...,
         *,
@@ -44,7 +44,7 @@ class LayerCall(Protocol):
     def __call__(
         self,
         query: Tensor,
-        key: Tensor | Memory | Mask | None = ...,
+        key: Tensor | Memory | KVCache | Mask | None = ...,
         value: Tensor | None = ...,
         mask: Mask | Tensor | None = ...,
         *,
@@ -57,7 +57,7 @@ class LayerInputs(NamedTuple):
     """What one call of a layer receives; `MultiHeadAttention.forward` describes each argument."""
 
     query: Tensor
-    key: Tensor | Memory | None = None
+    key: Tensor | Memory | KVCache | None = None
     value: Tensor | None = None
     mask: Mask | Tensor | None = None
     attn_bias: Tensor | None = None
@@ -66,16 +66,19 @@ class LayerInputs(NamedTuple):
     key_positions: Positions = None
     cache: KVCache | None = None
     lengths: Sequence[int] | Tensor | None = None
+    shares: bool = False  # whether another layer has appended these tokens to the cache
     offsets: Tensor | None = None  # (B + 1,): where each sample starts, if they were packed into one row
 
     @property
     def crossing(self) -> bool:
         """Whether the keys come from another input than the queries."""
-        return self.key is not None and self.key is not self.query
+        return self.key is not None and self.key is not self.query and not self.shares
 
     def resolved(self) -> "LayerInputs":
         """The same inputs after telling `mha(x, mask)` from `mha(x, key)` and checking the cache."""
         inputs = self
+        if isinstance(self.key, KVCache):
+            return self._sharing(self.key)
         if self.key is not None and self.value is None and not isinstance(self.key, Memory):
             inputs = self._key_or_mask(self.key)
         if self.cache is not None or self.lengths is not None:
@@ -95,6 +98,16 @@ class LayerInputs(NamedTuple):
                 f"as mask=."
             )
         return self._replace(key=None, mask=second)
+
+    def _sharing(self, cache: KVCache) -> "LayerInputs":
+        """In `mha(x, cache)`, the keys and values are those that another layer has appended for the same tokens."""
+        for name in ("value", "cache", "key_positions"):
+            if getattr(self, name) is not None:
+                raise OptionError(
+                    f"{name}= does not go with mha(x, cache), which reads the keys and values that another layer has "
+                    f"appended. Leave it out; to append, pass mha(x, cache=cache)."
+                )
+        return self._replace(key=None, cache=cache, shares=True)
 
     # Samples of different lengths without padding.
 

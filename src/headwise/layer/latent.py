@@ -57,6 +57,13 @@ class Latent(Projections):
         ranks = f"{self.kv_rank}" + (f", q_rank={self.q_rank}" if self.q_rank is not None else "")
         return f"latent({ranks}, nope_dim={self.nope_dim}, rotary_dim={self.rotary_dim}, value_dim={self.value_dim})"
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both have the same sizes, which are those of the same tensors."""
+        return isinstance(other, Latent) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
     def fitted(self, widths: Widths) -> "Latent":
         if widths.num_kv_heads != widths.num_heads:
             raise OptionError(

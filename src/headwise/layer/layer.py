@@ -25,8 +25,9 @@ from headwise.layer.positions import PositionalEncoding, check_positions, for_he
 from headwise.layer.projections import Fused, Projections, Separate, Three, ThreeBiases, check_head_dim, project
 from headwise.layer.storage import Format
 from headwise.layer.unpacking import check_not_unpacked
-from headwise.masks import Extent, Mask
+from headwise.masks import Composite, Mask
 from headwise.weights import AttentionMap, Scoring
+from headwise.weights.score import Score, ScoreFunction
 from headwise.weights.scoring import Relative
 
 
@@ -99,6 +100,8 @@ class MultiHeadAttention(nn.Module):
         scale: above 0; what scores are multiplied by, `1 / sqrt(head_dim)` by default.
         softcap: above 0; scaled scores become softcap · tanh(score / softcap).
         sinks: learn an extra score per head that takes part in the softmax and has no value.
+        score: a function of your own, (score, batch, head, query, key) -> score, on tensors that broadcast, applied
+            after scale and soft-cap and before biases and masks. The layer trains the parameters of a module.
         qk_norm: normalize queries and keys: "head" (each head by itself), "width" (all heads together), "unweighted", a
             function from a width to a module, such as `nn.LayerNorm`, or `Norms(...)`, which can also normalize values.
         gate: multiply what heads read before the output projection by the sigmoid of a linear map of the input:
@@ -122,6 +125,7 @@ class MultiHeadAttention(nn.Module):
     gate: nn.Module | None
     sinks: nn.Parameter | None
     position: options.Position
+    score: ScoreFunction | None
     _version = 2  # marks a state dict as ours: other libraries have a `qkv_proj`, too
     _attached: Attached | None = None  # set by `headwise.watch` and `headwise.silence`
     _spread: Distribution | None = None  # set by `headwise.parallel`
@@ -147,6 +151,7 @@ class MultiHeadAttention(nn.Module):
         scale: float | None = None,
         softcap: float | None = None,
         sinks: bool = False,
+        score: ScoreFunction | None = None,
         qk_norm: Norm = None,
         gate: Gate = None,
         projections: Projections | None = None,
@@ -158,6 +163,8 @@ class MultiHeadAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        shapes.check_dtype(dtype)
+        out_proj = shapes.check_flag("out_proj", out_proj)
         head_dim = check_head_dim(projections, head_dim)
         widths = Widths.complete(d_model, num_heads, num_kv_heads, head_dim, d_in, d_key, d_value, d_out)
         biases = options.biases(bias)
@@ -172,8 +179,8 @@ class MultiHeadAttention(nn.Module):
         self.d_in, self.d_key, self.d_value, self.d_out = widths[4:]
         self.dropout = shapes.check_probability("dropout", dropout)
         self.context_length = None if context_length is None else shapes.check_size("context_length", context_length)
-        self.return_weights = options.check_flag("return_weights", return_weights)
-        self.causal = options.check_flag("causal", causal)
+        self.return_weights = shapes.check_flag("return_weights", return_weights)
+        self.causal = shapes.check_flag("causal", causal)
         self._scoring = options.scoring(scale, softcap)
         mask = options.check_mask(mask)
         self.mask = mask if not self.causal else masks.causal() if mask is None else masks.causal() & mask
@@ -181,7 +188,8 @@ class MultiHeadAttention(nn.Module):
             self.register_module(name, module)
         out = nn.Linear(self.heads_width, self.d_out, biases["out"], device, dtype) if out_proj else None
         self.register_module("out_proj", out)
-        self._make_options(position, Norms.of(qk_norm), options.check_flag("sinks", sinks), device, dtype)
+        self._make_options(position, Norms.of(qk_norm), shapes.check_flag("sinks", sinks), device, dtype)
+        self.score = score
         rows = (self.d_in, self.num_heads, self.value_dim)
         self.register_module("gate", make_gate(gate, *rows, biases["q"], device, dtype))
 
@@ -198,7 +206,7 @@ class MultiHeadAttention(nn.Module):
     @mask.setter
     def mask(self, mask: Mask | None) -> None:
         self._scoring = dataclasses.replace(self._scoring, mask=options.check_mask(mask))
-        self._mask_fits_all = mask is None or mask.extent == Extent()
+        self._mask_fits_all = mask is None or mask.fits_all
 
     @property
     def scale(self) -> float | None:
@@ -220,6 +228,8 @@ class MultiHeadAttention(nn.Module):
             self.mask = moved
         if (rule := self.__dict__.get("position")) is not None:  # a module has moved already
             self.__dict__["position"] = _moved(rule, device)
+        if isinstance(self.score, Composite):
+            self.score = _moved(self.score, device)
         return self
 
     def reset_parameters(self) -> None:
@@ -237,8 +247,10 @@ class MultiHeadAttention(nn.Module):
         if name == "position":
             turned = self._projections.turned_dim
             options.check_position(value, self.num_heads, self.head_dim if turned is None else turned)
+        if name == "score":
+            options.check_score(value)
         super().__setattr__(name, value)
-        if name in ("position", "sinks", "q_norm", "k_norm", "v_norm"):
+        if name in ("position", "sinks", "score", "q_norm", "k_norm", "v_norm"):
             self._note_options()
 
     def _note_options(self) -> None:
@@ -247,7 +259,8 @@ class MultiHeadAttention(nn.Module):
         self._encodes = isinstance(rule, PositionalEncoding)
         normalizes = any(modules.get(name) is not None for name in ("q_norm", "k_norm", "v_norm"))
         self._shapes_heads = self._encodes or normalizes
-        self._extends_scoring = isinstance(rule, Relative) or self._parameters.get("sinks") is not None
+        score, sinks = self.__dict__.get("score") or modules.get("score"), self._parameters.get("sinks")
+        self._extends_scoring = isinstance(rule, Relative) or sinks is not None or score is not None
 
     def _make_options(
         self,
@@ -266,10 +279,10 @@ class MultiHeadAttention(nn.Module):
         sizes["v"] = (self.num_kv_heads, self.value_dim)
         for (part, size), kind in zip(sizes.items(), (norms.query, norms.key, norms.value), strict=True):
             self.register_module(f"{part}_norm", make_norm(kind, *size, device, dtype))
-        if self.k_norm is not None and not self._projections.makes_keys:
+        if not self._projections.makes_keys and (norms.key is not None or norms.value is not None):
             raise OptionError(
-                f"qk_norm={norms.key!r} with projections={self._projections!r}, which store less than whole keys. "
-                f"Leave out qk_norm; latent(norm=...) normalizes what keys are made from."
+                f"qk_norm={norms.key or norms!r} with projections={self._projections!r}, which store less than whole "
+                f"keys. Leave out qk_norm; latent(norm=...) normalizes what keys are made from."
             )
         learned = torch.zeros(self.num_heads, device=device, dtype=dtype) if sinks else None
         self.register_parameter("sinks", None if learned is None else nn.Parameter(learned))
@@ -278,7 +291,7 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         query: Tensor,
-        key: Tensor | Memory | None = None,
+        key: Tensor | Memory | KVCache | None = None,
         value: Tensor | None = None,
         mask: Mask | Tensor | None = None,
         *,
@@ -296,8 +309,9 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             query: (B, T, d_in).
-            key: (B, S, d_key), or the result of `remember`; the query by default. `mha(x, mask)` works, too: a second
-                argument of three dimensions is a key, anything else a mask.
+            key: (B, S, d_key), or the result of `remember`; the query by default. `mha(x, cache)` reads the keys and
+                values that another layer has appended for the same tokens. `mha(x, mask)` works, too: a second argument
+                of three dimensions is a key, anything else a mask.
             value: (B, S, d_value); the key by default.
             mask: a mask, or a tensor of bool or 0/1 (True may attend), (T, S) or (B or 1, H or 1, T or 1, S or 1).
             attn_bias: float, of the same shapes, added to the scaled scores.
@@ -318,9 +332,12 @@ class MultiHeadAttention(nn.Module):
         inputs = self._pack(inputs) if isinstance(query, Tensor) and query.is_nested else inputs
         call = self.plan(inputs)
         wanted = self.return_weights if return_weights is None else return_weights
+        if wanted is not True and wanted is not False:
+            raise OptionError(f"return_weights={return_weights!r}: expected True or False.")
         watchers = () if self._attached is None else self._attached.watchers()
         if wanted or watchers:
-            read, weights = self._attend_and_look(call, cache, watchers)
+            held = key if isinstance(key, KVCache) else cache
+            read, weights = self._attend_and_look(call, held, watchers)
         else:
             read = choose(call).run(call) if self._spread is None else self._spread.attend(call)
         read = self._projections.read(self._modules, call, read)
@@ -341,24 +358,33 @@ class MultiHeadAttention(nn.Module):
         cache, packed = inputs.cache, inputs.offsets is not None
         if self._spread is not None:
             self._spread.check_call(crossing=inputs.crossing, cached=cache is not None, packed=packed)
+        shared = cache.latest(inputs.query.shape[1], inputs.lengths) if cache is not None and inputs.shares else None
+        if shared is not None:
+            inputs = inputs._replace(key=Memory(shared.key, shared.value))
         q, k, v = self._project(inputs)
         if self._shapes_heads or inputs.positions is not None or inputs.key_positions is not None:
             q, k, v = self._shape_heads(q, k, v, inputs)
-        S = k.shape[2] if cache is None else cache.text_length(q.shape[2], inputs.lengths)
+        new = (q.shape[2], inputs.lengths) if shared is None else (0, None)
+        S = k.shape[2] if cache is None else cache.text_length(*new)
         if self.context_length is not None and not packed:
             check_length(self.context_length, q.shape[2], S, cache)
         scoring = self._call_scoring(q, S, inputs)
+        if self._extends_scoring:
+            scoring = self._extended(scoring, q, S)
         if cache is not None:  # after all checks: a refused call leaves the cache as it was
             cache.check_mask(scoring.mask, inputs.lengths)
-            appended = cache.append(k, v, inputs.lengths)
+            appended = cache.append(k, v, inputs.lengths) if shared is None else shared
             k, v, scoring = appended.key, appended.value, appended.scoring(scoring)
-        if self._extends_scoring:
-            scoring = dataclasses.replace(scoring, sinks=self.sinks, relative=self._relative(q.device))
         call = Call(q, k, v, scoring, self.dropout if self.training else 0.0)
         return self._projections.call(self._modules, call)
 
     def _pack(self, inputs: LayerInputs) -> LayerInputs:
         """The samples of a nested query in one row."""
+        if self.score is not None:
+            raise OptionError(
+                "a nested tensor is packed into one row, which renumbers samples and positions, and this layer's score "
+                "function asks for them. Pad the samples and pass mask=padding(lengths)."
+            )
         return inputs.packed(self.context_length, self.mask, numbered=self._encodes)
 
     # Project and split.
@@ -380,6 +406,7 @@ class MultiHeadAttention(nn.Module):
                     f"input cannot be all three. Pass mha(query, key, value)."
                 )
             return self._projections.heads(self._modules, query)
+        assert not isinstance(key, KVCache)  # noqa: S101 - `resolved` made it a memory
         value = key if value is None else value
         check_keys(query, key, value, self.d_key, self.d_value)
         k, v = self._projections.keys_and_values(self._modules, key, value)
@@ -416,8 +443,11 @@ class MultiHeadAttention(nn.Module):
         if norm is not None and not self._norm_after:
             heads = norm(heads)
         if encoding is not None and at is not None:
-            encode = encoding.encode_query if part == "q" else encoding.encode_key
-            heads = self._projections.turned(heads, lambda part: encode(part, at))
+            for one, place in encoding.each(at):
+                method = one.encode_query if part == "q" else one.encode_key
+                encode = functools.partial(_encoded, method, place)
+                # What changes queries alone is for the whole query; what changes keys, for the part that turns.
+                heads = self._projections.turned(heads, encode) if one.encodes_keys else encode(heads)
         return norm(heads) if norm is not None and self._norm_after else heads
 
     @staticmethod
@@ -439,8 +469,14 @@ class MultiHeadAttention(nn.Module):
             )
         if given is not None:
             return self._checked("positions", given, q, encoding)
-        counted = torch.arange(T, device=q.device) if inputs.cache is None else inputs.cache.next_positions(T)
-        return for_heads(counted, encoding.axes)
+        return for_heads(self._counted(T, inputs, q.device), encoding.axes)
+
+    @staticmethod
+    def _counted(T: int, inputs: LayerInputs, device: torch.device) -> Tensor:
+        """The positions of T queries in the text, (T,) or (B, T): from 0, or as the cache counts."""
+        if inputs.cache is None:
+            return torch.arange(T, device=device)
+        return inputs.cache.latest_positions(T, inputs.lengths) if inputs.shares else inputs.cache.next_positions(T)
 
     # Score.
 
@@ -463,10 +499,16 @@ class MultiHeadAttention(nn.Module):
             raise OptionError(
                 "causal=False cannot undo the causal=True this layer was made with. Make the layer without it."
             )
-        if options.check_flag("causal", inputs.causal):
+        if shapes.check_flag("causal", inputs.causal):
             mask = masks.causal() if mask is None else mask & masks.causal()
         joined = attention.check_scores(sizes, q.device, inputs.mask, inputs.attn_bias, mask)
         return dataclasses.replace(scoring, mask=joined, bias=inputs.attn_bias)
+
+    def _extended(self, scoring: Scoring, q: Tensor, S: int) -> Scoring:
+        """The scoring of a call with what the layer adds to it: sinks, relative positions, a score function."""
+        found = dataclasses.replace(scoring, sinks=self.sinks, relative=self._relative(q.device), score=self.score)
+        sizes = (q.shape[0], q.shape[1], q.shape[2], S)
+        return found.settled(sizes if self._spread is None else self._spread.sizes(sizes), q.device, q.dtype)
 
     def _relative(self, device: torch.device) -> Relative | None:
         """The rule that adds to a score by distance."""
@@ -524,11 +566,11 @@ class MultiHeadAttention(nn.Module):
             static: keep shapes constant, for `torch.compile` and CUDA graphs.
             storage: "int8" or "fp8" to keep 8 bits per number, or a pool of pages from `make_pool`.
             device: the layer's device by default.
-            dtype: the layer's dtype by default; under autocast, pass the autocast dtype.
+            dtype: the dtype of the keys by default: that of autocast where it is on, else the layer's.
         """
-        like = next(self.parameters())
+        static = shapes.check_flag("static", static)
         reach = None if static or capacity is not None else masks.reach_back(self.mask)
-        where: dict[str, Any] = {"device": device or like.device, "dtype": dtype or like.dtype}
+        where = self._where(device, dtype)
         heads, key_dim, value_dim = self._projections.stored(self.num_kv_heads, self.head_dim)
         options: dict[str, Any] = {"capacity": capacity, "window": reach, "static": static, "storage": storage}
         return KVCache(batch, heads, key_dim, value_dim=value_dim, **options, **where)
@@ -549,12 +591,20 @@ class MultiHeadAttention(nn.Module):
             page_size: tokens in a page.
             storage: "int8" or "fp8" to keep 8 bits per number.
             device: the layer's device by default.
-            dtype: the layer's dtype by default.
+            dtype: the dtype of the keys by default: that of autocast where it is on, else the layer's.
         """
-        like = next(self.parameters())
         heads, key_dim, value_dim = self._projections.stored(self.num_kv_heads, self.head_dim)
-        where: dict[str, Any] = {"device": device or like.device, "dtype": dtype or like.dtype}
+        where = self._where(device, dtype)
         return PagePool(pages, page_size, ((heads, key_dim), (heads, value_dim)), storage=storage, **where)
+
+    def _where(self, device: torch.device | str | None, dtype: torch.dtype | None) -> dict[str, Any]:
+        """The device and dtype of keys that this layer makes now, unless others are given."""
+        shapes.check_dtype(dtype)
+        like = next(self.parameters())
+        device = like.device if device is None else torch.device(device)
+        mixed = torch.is_autocast_enabled(device.type) and like.dtype != torch.float64  # autocast leaves float64 alone
+        usual = torch.get_autocast_dtype(device.type) if mixed else like.dtype
+        return {"device": device, "dtype": usual if dtype is None else dtype}
 
     def remember(self, key: Tensor, value: Tensor | None = None, *, positions: Positions = None) -> Memory:
         """The keys and values of an encoder's output, projected once for all later calls: `mha(x, memory)`.
@@ -610,7 +660,7 @@ class MultiHeadAttention(nn.Module):
         found = checkpoints.read(state_dict, num_heads, prefix, options.get("num_kv_heads"), layout)
         found.check_said(options)
         widest = functools.reduce(torch.promote_types, [x.dtype for x in found.state.values()])
-        made: dict[str, Any] = {"device": found.state["q_proj.weight"].device, "dtype": widest}
+        made: dict[str, Any] = {"device": next(iter(found.state.values())).device, "dtype": widest}
         layer = cls(**made | checkpoints.merge(found.options, options))
         state = found.arranged(layer.fused)
         checkpoints.check_options(state, layer.state_dict())
@@ -634,12 +684,17 @@ class MultiHeadAttention(nn.Module):
             "softcap": (self.softcap, None),
             "scale": (self.scale, None),
             "sinks": (self.sinks is not None, False),
+            "score": (self.__dict__.get("score") and Score(self.__dict__["score"]).name, None),
             "dropout": (self.dropout, 0.0),
             "context_length": (self.context_length, None),
         }
         different = [(name, value) for name, (value, default) in values.items() if value != default]
         words = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in different]
         return ", ".join([f"{self.d_model}, {self.num_heads}", *words])
+
+
+def _encoded(method: Callable[[Tensor, Tensor], Tensor], positions: Tensor, heads: Tensor) -> Tensor:
+    return method(heads, positions)
 
 
 def _moved(part: Any, device: torch.device) -> Any:

@@ -109,13 +109,12 @@ class HeadScale(nn.Module):
         nn.init.constant_(self.log_scale, math.log(self.start))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scaled heads, (B, H, T, D)."""
-        log_scale = self.log_scale
-        log_scale = log_scale.to_local() if hasattr(log_scale, "to_local") else log_scale  # of this rank's heads
-        log_scale = log_scale.to(torch.promote_types(log_scale.dtype, torch.float32))
-        if self.limit < math.inf:
-            log_scale = log_scale.clamp(max=math.log(self.limit))
-        scaled: Tensor = self.norm(x) * log_scale.exp()[:, None, None]
+        """The heads `x` (B, H, T, D), scaled."""
+        own: Tensor = self.log_scale
+        own = own.to_local() if hasattr(own, "to_local") else own  # of this rank's heads
+        own = own.to(torch.promote_types(own.dtype, torch.float32))
+        factor = (own if self.limit == math.inf else own.clamp(max=math.log(self.limit))).exp()
+        scaled: Tensor = self.norm(x) * factor[:, None, None]
         return scaled.to(x.dtype)
 
 

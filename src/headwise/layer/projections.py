@@ -68,38 +68,43 @@ class Projections(abc.ABC):
 
     @abc.abstractmethod
     def queries(self, modules: Modules, x: Tensor) -> Tensor:
-        """Query heads (B, H, T, D) of an input (B, T, d_in)."""
+        """Query heads (B, H, T, D) of an input `x` (B, T, d_in), by the layer's `modules`."""
 
     @abc.abstractmethod
     def keys_and_values(self, modules: Modules, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Key and value heads as a cache stores them, (B, heads, S, key_dim) and (B, heads, S, value_dim), of inputs
-        (B, S, d_key) and (B, S, d_value)."""
+        """Key and value heads as a cache stores them.
+
+        Args:
+            modules: of the layer, by name.
+            key: an input (B, S, d_key), which becomes (B, heads, S, key_dim).
+            value: an input (B, S, d_value), which becomes (B, heads, S, value_dim).
+        """
 
     def heads(self, modules: Modules, x: Tensor) -> Three:
-        """All three of one input, for self-attention."""
+        """Queries, keys and values of one input `x`, for self-attention, by the layer's `modules`."""
         return self.queries(modules, x), *self.keys_and_values(modules, x, x)
 
     def stored(self, num_kv_heads: int, head_dim: int) -> Stored:
-        """What a cache keeps of each token."""
+        """What a cache keeps of each token, in a layer of `num_kv_heads` key heads, `head_dim` wide."""
         return Stored(num_kv_heads, head_dim, head_dim if self.value_dim is None else self.value_dim)
 
     def turned(self, heads: Tensor, turn: Callable[[Tensor], Tensor]) -> Tensor:
-        """Queries or keys after the position turned its part of them."""
+        """Queries or keys, `heads`, after `turn` changed the part that follows the position."""
         if self.turned_dim is None:
             return turn(heads)
         still, part = heads.split((heads.shape[-1] - self.turned_dim, self.turned_dim), dim=-1)
         return torch.cat([still, turn(part)], -1)
 
     def call(self, modules: Modules, call: Call) -> Call:
-        """The attention call over keys and values, given one over what is stored."""
+        """The attention `call` over keys and values, given one over what is stored; `modules` are the layer's."""
         return call
 
     def read(self, modules: Modules, call: Call, read: Tensor) -> Tensor:
-        """What the heads read, (B, H, T, Dv), given what `call` returned."""
+        """What the heads read, (B, H, T, Dv), from the result `read` of `call`; `modules` are the layer's."""
         return read
 
     def weights(self, modules: Modules) -> tuple[Three, ThreeBiases]:
-        """Weights (H·D, d_in), (Hkv·D, d_key), (Hkv·D, d_value) of query, key and value, and their biases."""
+        """Weights (H·D, d_in), (Hkv·D, d_key), (Hkv·D, d_value) of query, key and value in `modules`, and biases."""
         raise OptionError(
             f"this layer has projections={type(self).__name__}(...), which are not one matrix each for queries, keys "
             f"and values. Read its parameters by name: layer.state_dict()."
@@ -175,21 +180,37 @@ class Fused(Projections):
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def queries(self, modules: Modules, x: Tensor) -> Tensor:
-        return self._apart(modules, (x,), (0,))[0]
+        linear = modules["qkv_proj"]
+        if not has_plain_rows(linear):
+            return self.heads(modules, x)[0]
+        return self._rows(linear, x, 0, self.group).flatten(2, 3).transpose(1, 2)
 
     def keys_and_values(self, modules: Modules, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = self._apart(modules, (key, value), (1, 2))
-        return k, v
+        linear, group = modules["qkv_proj"], self.group
+        if not has_plain_rows(linear):
+            _, k, v = self.heads(modules, key)
+            return k, v if value is key else self.heads(modules, value)[2]
+        if value is key:
+            k, v = self._rows(linear, key, group, group + 2).transpose(1, 2).unbind(3)
+            return k, v
+        k, v = self._rows(linear, key, group, group + 1), self._rows(linear, value, group + 1, group + 2)
+        return k[:, :, :, 0].transpose(1, 2), v[:, :, :, 0].transpose(1, 2)
 
-    def _apart(self, modules: Modules, inputs: tuple[Tensor, ...], parts: tuple[int, ...]) -> list[Tensor]:
-        """One part of the map for each input: 0 for queries, 1 for keys, 2 for values."""
-        linear = modules["qkv_proj"]
-        if not is_plain(linear):  # an adapter or a hook must see every input
-            return [self.heads(modules, x)[part] for x, part in zip(inputs, parts, strict=True)]
-        shapes.check_alike(input=inputs[0], weight=linear.weight)
-        weights, biases = self.weights(modules)  # copies the whole weight
-        projected = [F.linear(x, weights[part], biases[part]) for x, part in zip(inputs, parts, strict=True)]
-        return [split(x, self.head_dim) for x in projected]
+    def _rows(self, linear: nn.Linear, x: Tensor, start: int, stop: int) -> Tensor:
+        """The part of the map from `start` to `stop` of every group, applied to `x`: (B, T, Hkv, stop - start, D)."""
+        shapes.check_alike(input=x, weight=linear.weight)
+        (B, T, E), D, rows = x.shape, self.head_dim, slice(start * self.head_dim, stop * self.head_dim)
+        weight = linear.weight.view(-1, (self.group + 2) * D, E)[:, rows]  # (Hkv, rows, E), a view
+        bias = None if linear.bias is None else linear.bias.view(-1, (self.group + 2) * D)[:, rows]
+        shape = (len(weight), stop - start, D)
+        if torch.is_grad_enabled() or (x.is_cpu and x.element_size() < 4):
+            # A copy of these rows: the gradient of a batched product would hold the input once for every head, and in
+            # half precision torch's batched product on the CPU takes up to twenty times as long.
+            rows_of_all: Tensor = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
+            return rows_of_all.view(B, T, *shape)
+        each = torch.matmul(x.reshape(1, B * T, E), weight.transpose(1, 2))  # (Hkv, B·T, rows)
+        each = each if bias is None else each + bias[:, None]
+        return each.view(len(weight), B, T, stop - start, D).permute(1, 2, 0, 3, 4)
 
     def weights(self, modules: Modules) -> tuple[Three, ThreeBiases]:
         linear = modules["qkv_proj"]
@@ -235,6 +256,12 @@ def project(linear: Any, x: Tensor) -> Tensor:
         if isinstance(linear, nn.Linear):
             shapes.check_alike(input=x, weight=linear.weight)
         raise
+
+
+def has_plain_rows(linear: nn.Module) -> bool:
+    """Whether rows of this map may be used by themselves. An adapter or a hook must see every input, and a quantized
+    or sharded weight knows only the product with all of its rows."""
+    return is_plain(linear) and type(linear.weight) is nn.Parameter
 
 
 def is_plain(linear: nn.Module) -> bool:

@@ -16,6 +16,7 @@ numbers, strings, other composites, and tuples, lists or dicts of these. Anythin
 import dataclasses
 import enum
 import functools
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Self, TypeVar
@@ -26,13 +27,22 @@ from torch import Tensor
 from headwise.errors import CheckpointError, DeviceError, OptionError
 
 Value = TypeVar("Value")
+
+
+class Opaque:
+    """A value that stays as it is when the object that keeps it is copied or moved. It holds no tensors of its own."""
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
 Json = None | bool | int | float | str | list["Json"]
 JSON = (type(None), bool, int, float, str)
 CONTAINERS: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict}
 # Values that hold no tensor, so that they stay as they are when an object is copied or moved.
 PLAIN: tuple[type, ...] = (
     *(*JSON, complex, bytes, range, slice, enum.Enum, type, types.FunctionType, types.BuiltinFunctionType),
-    *(torch.dtype, torch.device, torch.layout, torch.SymInt, torch.SymFloat, torch.SymBool),
+    *(torch.dtype, torch.device, torch.layout, torch.SymInt, torch.SymFloat, torch.SymBool, Opaque),
 )
 SIMPLE = frozenset(JSON)  # the exact types of most values, for speed
 
@@ -211,8 +221,11 @@ def plan_to_json(plan: Plan) -> Json:
     if kind == "tensor":
         return ["tensor", what]
     if kind == "plain":
+        if isinstance(what, types.FunctionType):
+            return ["function", *_address(what)]
         if not isinstance(what, JSON):
-            raise OptionError(f"{what!r} cannot be saved. Files hold tensors, numbers and strings.")
+            cure = " Define it at the top of a module, or save weights.kept()." if isinstance(what, Opaque) else ""
+            raise OptionError(f"{what!r} cannot be saved. Files hold tensors, numbers and strings.{cure}")
         return ["plain", what]
     items: list[Json] = [[_key(key), plan_to_json(part)] for key, part in parts]
     if what in CONTAINERS.values():
@@ -223,6 +236,40 @@ def plan_to_json(plan: Plan) -> Json:
             f"headwise.masks.Composite."
         )
     return ["object", name_of(what), items]
+
+
+def _address(function: types.FunctionType) -> tuple[str, str]:
+    """The module and name by which a function is found again; refused if there are none, as for a lambda."""
+    module, name = function.__module__, function.__qualname__
+    if not has_address(function):
+        raise OptionError(
+            f"the function {module}.{name} cannot be saved, because no name leads to it. Define it at the top of a "
+            f"module; or save weights.kept(), which needs no function."
+        )
+    return module, name
+
+
+def has_address(value: object) -> bool:
+    """Whether `value` is a function that its module and name lead to."""
+    return isinstance(value, types.FunctionType) and _found(value.__module__, value.__qualname__) is value
+
+
+def _found(module: str, name: str) -> Any:
+    """The value of this name in a module that is already imported; None if there is none."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _function(module: str, name: str) -> types.FunctionType:
+    found = _found(module, name)
+    if not isinstance(found, types.FunctionType):
+        raise CheckpointError(
+            f"the saved map uses the function {module}.{name}, which is not defined yet. Import the module that "
+            f"defines it before you load the map."
+        )
+    return found
 
 
 def _key(key: Any) -> Json:
@@ -238,6 +285,8 @@ def plan_from_json(written: Any) -> Plan:
             return Plan("tensor", name)
         case ["plain", None | bool() | int() | float() | str() as value]:
             return Plan("plain", value)
+        case ["function", str(module), str(name)]:
+            return Plan("plain", _function(module, name))
         case ["tuple" | "list" | "dict" as kind, list(items)]:
             return Plan("parts", CONTAINERS[kind], _parts_from_json(items))
         case ["object", str(name), list(items)]:

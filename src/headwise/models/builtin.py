@@ -164,5 +164,8 @@ def _config(folder: Path, metadata: dict[str, str]) -> GPTConfig:
             f"{folder}: the weights have the format {metadata.get('format')!r}; this version of headwise reads "
             f"{FORMAT!r}."
         )
-    sizes = json.loads(metadata["config"])
+    try:
+        sizes = dict(json.loads(metadata["config"]))
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{folder}: the configuration in the weights is not JSON: {error!r}.") from error
     return GPTConfig(**{name: sizes[name] for name in GPTConfig.__dataclass_fields__ if name in sizes})

@@ -13,8 +13,20 @@ from torch import Size, Tensor, nn
 
 from headwise.errors import CheckpointError, HeadwiseError
 from headwise.layer import MultiHeadAttention
-from headwise.layer.checkpoints.layouts import LAYOUTS, T5_TABLE, Layout, Shapes
+from headwise.layer.checkpoints.layouts import (
+    IN_A_LIST,
+    IN_ITS_OWN,
+    LAYOUTS,
+    QUERIES_ALONE,
+    T5_TABLE,
+    HeadList,
+    Layout,
+    Shapes,
+    lists_in,
+)
 from headwise.layer.checkpoints.reading import choose, made_by_us, take
+from headwise.layer.projections import Projections
+from headwise.layer.sharing import QueriesOnly
 from headwise.masks import Mask, causal, reach_back
 from headwise.models import families
 from headwise.models.builtin import FOLDER, FORMAT
@@ -59,8 +71,11 @@ class TensorNames:
 
 def find_sites(names: TensorNames, order: str | None, notes: object) -> dict[str, Site]:
     """All attention layers, in the order of the file; the first layout in the table that fits is taken."""
-    found: dict[str, Site] = {}
+    found = _lists_of_heads(names)
+    heads = [site for site in found.values() if isinstance(site.layout, HeadList)]
     for name in names.sketches:
+        if any(name.startswith(site.prefix) and site.layout.owns(name[len(site.prefix) :]) for site in heads):
+            continue
         for layout in LAYOUTS:
             prefix = name[: -len(layout.anchor)]
             if not name.endswith(layout.anchor) or (prefix and prefix[-1] not in "./") or prefix in found:
@@ -74,6 +89,25 @@ def find_sites(names: TensorNames, order: str | None, notes: object) -> dict[str
                     found[prefix] = Site(prefix, layout, str(error))
                 break
     return found | _incomplete(names, found)
+
+
+def _lists_of_heads(names: TensorNames) -> dict[str, Site]:
+    """Layers whose heads are in a list."""
+    found: dict[str, Site] = {}
+    for name in names.sketches:
+        for pattern in (IN_A_LIST, IN_ITS_OWN):
+            match = re.fullmatch(rf"(?P<prefix>(?:.*[./])?){pattern.pattern}", name)
+            if match is None or match["prefix"] in found:
+                continue
+            prefix = match["prefix"]
+            shapes = names.shapes(prefix)
+            for layout in lists_in(shapes):
+                try:
+                    if layout.is_one_layer(shapes):
+                        found[prefix] = Site(prefix, layout)
+                except CheckpointError as error:
+                    found[prefix] = Site(prefix, layout, str(error))
+    return found
 
 
 def _incomplete(names: TensorNames, found: Mapping[str, Site]) -> dict[str, Site]:
@@ -130,9 +164,16 @@ class AttentionLayer(NamedTuple):
 
     @property
     def head_dim(self) -> int | None:
-        """The head dimension, if known."""
+        """The head dimension of queries and keys, if known."""
+        if self._projections is not None and self._projections.head_dim is not None:
+            return self._projections.head_dim
         width = self.options.get("d_model")
         return None if self.num_heads is None or width is None else width // self.num_heads
+
+    @property
+    def _projections(self) -> Projections | None:
+        found: Projections | None = self.options.get("projections")
+        return found
 
     def cache_bytes(self, tokens: int = 1) -> int | None:
         """Bytes of key/value cache for one sample of `tokens`, in the dtype of the checkpoint, if heads are known."""
@@ -142,7 +183,11 @@ class AttentionLayer(NamedTuple):
         masks += [self.options["mask"]] if self.options.get("mask") is not None else []
         reach = reach_back(functools.reduce(Mask.__and__, masks)) if masks else None
         tokens = tokens if reach is None else min(tokens, reach + 1)
-        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize * tokens if self.cached else 0
+        numbers = 2 * self.num_kv_heads * self.head_dim
+        if self._projections is not None:
+            heads, key_dim, value_dim = self._projections.stored(self.num_kv_heads, self.head_dim)
+            numbers = heads * (key_dim + value_dim)
+        return numbers * self.dtype.itemsize * tokens if self.cached else 0
 
 
 def open_checkpoint(
@@ -190,8 +235,20 @@ class Checkpoint:
     ) -> None:
         self.source, self.config, self._options = source, config, dict(options)
         self._names = TensorNames({name: source.sketch(name) for name in source})
-        self._sites = find_sites(self._names, order, source.notes)
+        self._sites = {x: self._by_config(site) for x, site in find_sites(self._names, order, source.notes).items()}
         self.layers = tuple(self._describe(site) for site in self._sites.values())
+
+    def _by_config(self, site: Site) -> Site:
+        """The site, as a layer without keys and values if its model says so, whatever else the file holds."""
+        try:
+            shares = isinstance(self._said(site).get("projections"), QueriesOnly)
+        except CheckpointError:  # `_describe` reports it
+            shares = False
+        return Site(site.prefix, QUERIES_ALONE) if shares else site
+
+    def _tensors_of(self, site: Site) -> list[str]:
+        """The names of a layer's tensors."""
+        return [x for x in self._names.under(site.prefix) if not x[len(site.prefix) :].startswith(site.layout.unused)]
 
     def read(self, name: str, **options: Any) -> MultiHeadAttention:
         """The layer of this name, with its weights; `options` add to those given when the checkpoint was opened."""
@@ -225,7 +282,7 @@ class Checkpoint:
             raise CheckpointError(f"{site.name}: {site.problem}")
         said = {**self._said(site), **options}
         bias = said.get("position")
-        layer = self._made(site, {name: self.source[name] for name in self._names.under(site.prefix)}, said)
+        layer = self._made(site, {name: self.source[name] for name in self._tensors_of(site)}, said)
         if isinstance(bias, RelativeBias) and "position" not in options:
             weight = layer.state_dict(keep_vars=True)["qkv_proj.weight" if layer.fused else "q_proj.weight"]
             layer.position = self._stack_bias(site, bias, shared).to(weight.device, weight.dtype)
@@ -296,7 +353,8 @@ class Checkpoint:
 
     def _describe(self, site: Site) -> AttentionLayer:
         """A layer's description, without reading data: it is built on the meta device."""
-        names, problem, options = self._names.part(site.prefix), site.problem, dict[str, Any]()
+        names = {x[len(site.prefix) :]: self._names.sketches[x] for x in self._tensors_of(site)}
+        problem, options = site.problem, dict[str, Any]()
         used = list(names.values())
         try:
             options = self._said(site)
@@ -311,6 +369,7 @@ class Checkpoint:
             problem = problem or str(error).removeprefix(f"{site.name}: ")
         known = self.config is not None and families.known(self.config, site.prefix)
         cached = not known or bool(options.get("causal")) or families.is_cross(site.prefix)
+        cached = cached and not isinstance(options.get("projections"), QueriesOnly)
         parameters = sum(x.numel() for x in used)
         return AttentionLayer(site.name, site.layout.title, options, parameters, used[0].dtype, problem, cached)
 

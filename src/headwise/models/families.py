@@ -4,16 +4,29 @@ A configuration is the dictionary in the `config.json` beside the weights, with 
 """
 
 import functools
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from headwise.errors import CheckpointError
-from headwise.layer.norms import WidthNorm, ZeroCentredNorm
-from headwise.layer.positions import Rotary, Scaling, linear, llama3, rotary, yarn
-from headwise.masks import window
+from headwise.layer.latent import RMS, latent
+from headwise.layer.norms import Norms, WidthNorm, ZeroCentredNorm
+from headwise.layer.positions import (
+    PositionalEncoding,
+    Scaling,
+    linear,
+    llama3,
+    longrope,
+    multi_axis_rotary,
+    rotary,
+    temperature,
+    yarn,
+)
+from headwise.layer.sharing import queries_only
+from headwise.masks import chunks, window
 from headwise.models.builtin import FORMAT
 from headwise.weights.scoring import RelativeBias, alibi
 
@@ -66,7 +79,7 @@ def options(config: Config, name: str, given: Mapping[str, Any] | None = None) -
     if given and given.get("num_heads") is not None:
         config.setdefault("num_attention_heads", given["num_heads"])
     for key in ("clip_qkv", "use_bidirectional_attention", "use_qk_norm", "qk_layernorm"):
-        if config.get(key):
+        if config.get(key) and (kind, key) != ("llama4_text", "use_qk_norm"):
             raise CheckpointError(f"{kind!r} with {key}={config[key]}: our layer does not support this.")
     try:
         dropout = _first(config, "attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
@@ -102,7 +115,12 @@ def _part(config: Config, name: str) -> Config:
         if any(word in words for word in PARTS.get(key, (key.removesuffix("_config"),))):
             return config[key]  # type: ignore[no-any-return]
     plain = words.isdisjoint(word for key in PARTS if key != "text_config" for word in PARTS[key])
+    if plain and config.get("model_type") in FLAT:
+        return {**config, "model_type": f"{config['model_type']}_text"}
     return config["text_config"] if "text_config" in parts and plain and "model" in words else {}
+
+
+FLAT = ("qwen2_vl", "qwen2_5_vl")  # older configurations of these describe the text beside vision_config
 
 
 PARTS = {
@@ -145,37 +163,61 @@ def _rope(config: Config, layer_type: str) -> Mapping[str, Any]:
     return rope
 
 
-def _rotary(config: Config, layer_type: str = "full_attention", interleaved: bool = False) -> Rotary:
+def _rotary(config: Config, layer_type: str = "full_attention", interleaved: bool = False) -> PositionalEncoding:
     rope, D = _rope(config, layer_type), _head_dim(config)
     width = int(D * rope.get("partial_rotary_factor", 1.0))
-    part = None if width == D else width
-    return rotary(rope["rope_theta"], width=part, interleaved=interleaved, scaling=_scaling(rope, config))
+    options: Options = {"width": None if width == D else width, "interleaved": interleaved}
+    options["scaling"] = _scaling(rope, config)
+    base, sections, beta = rope["rope_theta"], rope.get("mrope_section"), rope.get("llama_4_scaling_beta")
+    if sections:
+        turns = not str(config.get("model_type")).startswith("qwen2")  # from Qwen3-VL on, the axes take turns
+        return multi_axis_rotary(sections, base, alternating=turns, **options)
+    if beta:
+        return rotary(base, **options) + temperature(beta, rope["original_max_position_embeddings"], first=0)
+    return rotary(base, **options)
 
 
 def _scaling(rope: Mapping[str, Any], config: Config) -> Scaling | None:
-    """The scaling of the rotary angles; scalings that depend on the length of the text are refused."""
+    """The scaling of the rotary angles."""
     kind = rope["rope_type"]
     original = rope.get("original_max_position_embeddings") or config.get("max_position_embeddings")
-    if kind == "default":
+    if kind in ("default", "mrope"):
         return None
+    if kind in ("longrope", "su"):
+        return _longrope(rope, config)
     if kind == "linear":
         return linear(rope["factor"])
     if kind == "llama3":
         low, high = rope["low_freq_factor"], rope["high_freq_factor"]
         return llama3(rope["factor"], low_freq_factor=low, high_freq_factor=high, original_length=int(original or 8192))
-    if kind == "yarn" and not rope.get("mscale"):
+    if kind == "yarn":
+        grown, everywhere = rope.get("mscale"), rope.get("mscale_all_dim")
+        factor = _growth(rope["factor"], grown) / _growth(rope["factor"], everywhere) if grown and everywhere else None
         return yarn(
             rope["factor"],
             int(original or 0),
             beta_fast=rope.get("beta_fast") or 32.0,
             beta_slow=rope.get("beta_slow") or 1.0,
-            attention_factor=rope.get("attention_factor"),
+            attention_factor=rope.get("attention_factor") or factor,
             truncate=rope.get("truncate", True),
         )
     raise CheckpointError(
         f"the configuration asks for rotary positions of type {kind!r}, which our layer does not support (it "
-        f"supports default, linear, llama3 and yarn). Pass position= to choose another."
+        f"supports default, linear, llama3, yarn and longrope). Pass position= to choose another."
     )
+
+
+def _longrope(rope: Mapping[str, Any], config: Config) -> Scaling:
+    """Phi-3 writes the original length beside the other parameters, and the factor is the ratio of the two lengths."""
+    length = int(_first(config, "original_max_position_embeddings") or rope["original_max_position_embeddings"])
+    factor = rope.get("factor") or config["max_position_embeddings"] / length
+    factors = rope["short_factor"], rope["long_factor"]
+    return longrope(factor, length, *factors, attention_factor=rope.get("attention_factor"))
+
+
+def _growth(factor: float, share: float) -> float:
+    """How much YaRN makes heads grow for texts that are `factor` times longer."""
+    return 0.1 * share * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 # Families ----------------------------------------------------------------------------------------------------------
@@ -256,14 +298,82 @@ NORMS = {"head": nn.RMSNorm, "width": WidthNorm, "zero-centred": ZeroCentredNorm
 def llama(config: Config, place: LayerPlace, *, interleaved: bool = False, norm: str | None = None) -> Options:
     """Llama and others: rotary positions and grouped heads; some have windows, soft-caps, sinks and norms of heads."""
     kind = _layer_type(config, place)
-    every, skipped = config.get("no_rope_layer_interval"), config.get("no_rope_layers")
-    turned = bool(skipped[place.number]) if skipped else not every or (place.number + 1) % every != 0
     return {
         "causal": True,
         "mask": window(int(config["sliding_window"]) - 1) if kind == "sliding_attention" else None,
-        "position": _rotary(config, kind, interleaved) if turned else None,
+        "position": _rotary(config, kind, interleaved) if _is_turned(config, place) else None,
         "qk_norm": norm and functools.partial(NORMS[norm], eps=config.get("rms_norm_eps", 1e-6)),
         **_scores(config),
+    }
+
+
+def _is_turned(config: Config, place: LayerPlace) -> bool:
+    """Whether a layer has a rotary; some models leave it out of some layers."""
+    every, skipped = config.get("no_rope_layer_interval"), config.get("no_rope_layers")
+    return bool(skipped[place.number]) if skipped else not every or (place.number + 1) % every != 0
+
+
+def llama4(config: Config, place: LayerPlace) -> Options:
+    """Llama 4: layers with a rotary see chunks of the text and are normalized after it; others have a temperature."""
+    found, kinds = llama(config, place, interleaved=True), config.get("layer_types")
+    if not _is_turned(config, place):
+        tuned = config.get("attn_temperature_tuning", True)
+        return found | {"position": temperature(config["attn_scale"], config["floor_scale"]) if tuned else None}
+    chunked, size = not kinds or kinds[place.number] == "chunked_attention", config.get("attention_chunk_size")
+    norm = _unweighted(config) if config.get("use_qk_norm", True) else None
+    return found | {"mask": chunks(size) if chunked and size else None, "qk_norm": Norms(norm, norm, after=True)}
+
+
+def gemma3n(config: Config, place: LayerPlace) -> Options:
+    """Gemma 3n: values are normalized, too; the last layers read the keys and values of earlier ones."""
+    found = llama(config, place, norm="head") | {"scale": 1.0}
+    norm, first = found["qk_norm"], config["num_hidden_layers"] - config["num_kv_shared_layers"]
+    if place.number >= first > 0:
+        return found | {"qk_norm": Norms(norm), "projections": queries_only()}
+    return found | {"qk_norm": Norms(norm, norm, _unweighted(config))}
+
+
+def _unweighted(config: Config) -> Callable[[int], nn.Module]:
+    return functools.partial(nn.RMSNorm, eps=config.get("rms_norm_eps", 1e-6), elementwise_affine=False)
+
+
+class GrownNorm(nn.RMSNorm):
+    """Root-mean-square normalization whose result is multiplied by a constant, as LongCat-Flash does by
+    sqrt(hidden size / width)."""
+
+    def __init__(self, width: int, hidden_size: int) -> None:
+        super().__init__(width, eps=1e-6)
+        self.growth = math.sqrt(hidden_size / width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The normalized vector, grown."""
+        return super().forward(x) * self.growth
+
+
+def deepseek(config: Config, place: LayerPlace, *, interleaved: bool | None = None, turned: bool = True) -> Options:
+    """DeepSeek V2, V3 and others: multi-head latent attention; some norms grow, and YaRN changes the scale."""
+    own, turned_dim, q_rank = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config.get("q_lora_rank")
+    value_dim = _first(config, "v_head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    grown = config.get("model_type") == "longcat_flash"
+    norm = functools.partial(GrownNorm, hidden_size=config["hidden_size"]) if grown else RMS
+    sizes = {"nope_dim": own, "rotary_dim": turned_dim, "value_dim": value_dim, "q_rank": q_rank}
+    rope = _rope({**config, "partial_rotary_factor": None}, "full_attention")
+    everywhere = rope.get("mscale_all_dim") if rope["rope_type"] != "default" else None
+    scale = (own + turned_dim) ** -0.5 * _growth(rope["factor"], everywhere) ** 2 if everywhere else None
+    pairs = bool(config.get("rope_interleave", True)) if interleaved is None else interleaved
+    position: PositionalEncoding | None = None
+    if turned:
+        position = rotary(rope["rope_theta"], interleaved=pairs, scaling=_scaling(rope, config))
+        if beta := rope.get("llama_4_scaling_beta"):
+            position = position + temperature(beta, int(rope["original_max_position_embeddings"]), first=0)
+    return {
+        "causal": True,
+        "num_kv_heads": None,
+        "projections": latent(config["kv_lora_rank"], norm=norm, **sizes),
+        "position": position,
+        "scale": scale,
+        # A map of full rank has no bias; otherwise the tensors say it.
+        "bias": {"k", "v", "out"} if config.get("attention_bias") and q_rank is None else None,
     }
 
 
@@ -287,9 +397,10 @@ def _layer_type(config: Config, place: LayerPlace) -> str:
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return "full_attention"
     family = str(config.get("model_type"))
-    if family in ("qwen2", "qwen3", "qwen3_moe") and place.number < config.get("max_window_layers", 0):
+    if family.startswith("qwen") and place.number < config.get("max_window_layers", 0):
         return "full_attention"
-    period = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": config.get("sliding_window_pattern", 6)}.get(family)
+    periods = {"gemma2": 2, "gpt_oss": 2, "gemma3n_text": 5, "gemma3_text": config.get("sliding_window_pattern", 6)}
+    period = periods.get(family)
     return "full_attention" if period and (place.number + 1) % period == 0 else "sliding_attention"
 
 
@@ -317,6 +428,33 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_theta": 1e6,
         "rope_local_base_freq": 1e4,
     },
+    "gemma3n_text": {
+        "sliding_window": 512,
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 35,
+        "num_kv_shared_layers": 15,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    },
+    "llama4_text": {
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-5,
+        "no_rope_layer_interval": 4,
+        "attn_scale": 0.1,
+        "floor_scale": 8192,
+    },
+    "phi3": {"max_position_embeddings": 4096},
+    "ministral3": {"head_dim": 128, "num_key_value_heads": 8},
+    "qwen3_next": {"partial_rotary_factor": 0.25, "head_dim": 256, "num_key_value_heads": 2},
+    "qwen3_5_text": {"partial_rotary_factor": 0.25, "head_dim": 256},
+    "qwen2_vl_text": {"use_sliding_window": False, "max_window_layers": 80},
+    "qwen2_5_vl_text": {"use_sliding_window": False, "max_window_layers": 80},
+    "qwen3_vl_text": {"rope_theta": 500000.0, "head_dim": 128},
     "gemma": {"head_dim": 256},
     "qwen2": {"use_sliding_window": False, "max_window_layers": 28},
     "qwen3": {"use_sliding_window": False, "max_window_layers": 28, "head_dim": 128},
@@ -343,10 +481,18 @@ FAMILIES: dict[str, Callable[[Config, LayerPlace], Options]] = {
     **dict.fromkeys(("bart", "mbart", "marian", "pegasus", "blenderbot", "m2m_100"), pair),
     **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "gemma", "gemma2", "phi", "phi3", "stablelm"), llama),
     **dict.fromkeys(("olmo", "gpt_oss", "granite", "starcoder2", "smollm3", "nemotron", "gpt_neox"), llama),
-    **dict.fromkeys(("qwen3", "qwen3_moe"), functools.partial(llama, norm="head")),
+    **dict.fromkeys(("ministral3", "qwen2_vl_text", "qwen2_5_vl_text"), llama),
+    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl_text"), functools.partial(llama, norm="head")),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text"), functools.partial(llama, norm="zero-centred")),
+    "llama4_text": llama4,
+    "gemma3n_text": gemma3n,
     "olmo2": functools.partial(llama, norm="width"),
     "gemma3_text": functools.partial(llama, norm="zero-centred"),
     "cohere": functools.partial(llama, interleaved=True),
+    **dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "youtu", "axk1", "mistral4"), deepseek),
+    **dict.fromkeys(("deepseek_v2", "longcat_flash"), functools.partial(deepseek, interleaved=True)),
+    "minicpm3": functools.partial(deepseek, interleaved=False),
+    "kimi_linear": functools.partial(deepseek, turned=False),
     "gpt2": gpt2,
     FORMAT: headwise_gpt,
     "gpt_neo": gpt_neo,

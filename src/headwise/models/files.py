@@ -4,15 +4,19 @@ Safetensors are read tensor by tensor, when asked for. Torch files are opened wi
 """
 
 import abc
+import errno
+import io
 import json
 import os
 import pickle
+import pickletools
 import shutil
 import struct
+import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +31,9 @@ DTYPES = {
 INDEX = ".index.json"  # ends the name of a file that says which tensor is in which shard
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 TENSOR_SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
+LONGEST_NAME = 1000  # characters; also the most digits of a layer's number
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")  # where training scripts put a state dict
+LEGACY_PICKLES = 4  # in a torch file that is no zip: magic number, protocol, system, and the object
 # What transformers' Trainer saves beside the weights.
 TRAINER_FILES = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")
 
@@ -56,9 +62,12 @@ class StateDict(TensorSource):
 
     def __init__(self, tensors: Mapping[str, Tensor], outer: Any = None) -> None:
         self.tensors, self.outer = tensors, outer
+        self.origin: tuple[Path, int] | None = None  # the file that the tensors are mapped from, and its size
         self.notes = getattr(tensors, "_metadata", None)  # the versions that torch keeps beside a state dict
 
     def __getitem__(self, name: str) -> Tensor:
+        if self.origin is not None:
+            check_size_kept(*self.origin)
         return self.tensors[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -107,6 +116,7 @@ class Safetensors(TensorSource):
     def __init__(self, places: Mapping[str, Path], index: Path | None = None) -> None:
         self.places, self.index = places, index
         self.open = {path: self._open(path) for path in dict.fromkeys(places.values())}
+        self.sizes = {path: path.stat().st_size for path in self.open}
 
     @classmethod
     def of_file(cls, path: Path) -> "Safetensors":
@@ -129,7 +139,9 @@ class Safetensors(TensorSource):
             raise CheckpointError(f"{path} cannot be read as safetensors: {error}.") from error
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.open[self.places[name]].get_tensor(name)  # type: ignore[no-any-return]
+        path = self.places[name]
+        check_size_kept(path, self.sizes[path])
+        return self.open[path].get_tensor(name)  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.places)
@@ -138,7 +150,9 @@ class Safetensors(TensorSource):
         return len(self.places)
 
     def sketch(self, name: str) -> Tensor:
-        part = self.open[self.places[name]].get_slice(name)
+        path = self.places[name]
+        check_size_kept(path, self.sizes[path])
+        part = self.open[path].get_slice(name)
         return torch.empty(part.get_shape(), dtype=DTYPES.get(part.get_dtype(), torch.uint8), device="meta")
 
     @property
@@ -147,7 +161,10 @@ class Safetensors(TensorSource):
         metadata = next(iter(self.open.values())).metadata() or {}
         if "format" not in metadata or "config" not in metadata:
             return None
-        return {"model_type": metadata["format"], **json.loads(metadata["config"])}
+        try:
+            return {"model_type": metadata["format"], **json.loads(metadata["config"])}
+        except (ValueError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"the configuration in {next(iter(self.open))} is not JSON: {error}.") from error
 
     def write(self, path: Path, changed: Mapping[str, Tensor]) -> None:
         """Write one file; or a folder with the shards, the index and the configuration."""
@@ -186,7 +203,14 @@ def open_tensors(source: object) -> TensorSource:
     path = Path(source)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist.")
-    return _open_file(weights_in(path) if path.is_dir() else path)
+    found = _open_file(weights_in(path) if path.is_dir() else path)
+    longest = max(found, key=len, default="")
+    if len(longest) > LONGEST_NAME:
+        raise CheckpointError(
+            f"{path} has a tensor whose name is {len(longest):,} characters long, beginning with {longest[:60]!r}; "
+            f"expected at most {LONGEST_NAME}."
+        )
+    return found
 
 
 def config_of(source: object) -> dict[str, Any] | None:
@@ -216,7 +240,14 @@ def weights_in(folder: Path) -> Path:
             f"{folder} holds {what}; expected one file of weights (model.safetensors, "
             f"model.safetensors.index.json, pytorch_model.bin, a .pt file). If there are several, name the file itself."
         )
+    check_regular(found[0])
     return found[0]
+
+
+def check_regular(path: Path) -> None:
+    """Raise if the path is a pipe or a device, which could make a reader wait forever."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is not a file; expected a regular file, no folder, pipe or device.")
 
 
 def refuse_gguf(path: Path) -> None:
@@ -236,8 +267,16 @@ def refuse_gguf(path: Path) -> None:
     )
 
 
+def check_size_kept(path: Path, size: int) -> None:
+    """Raise if a mapped file has become shorter or longer: reading beyond its end would end the process."""
+    now = path.stat().st_size if path.is_file() else 0
+    if now != size:
+        raise CheckpointError(f"{path} had {size:,} bytes when it was opened and has {now:,} now; open it again.")
+
+
 def _open_file(path: Path) -> TensorSource:
     refuse_gguf(path)
+    check_regular(path)
     if path.name.endswith(".safetensors" + INDEX):
         return Safetensors.of_index(path)
     if path.name.endswith(INDEX):
@@ -279,6 +318,7 @@ def _check_index(places: Mapping[str, Path], shards: Mapping[Path, Any]) -> None
 
 def _torch_file(path: Path) -> StateDict:
     """A torch file, opened without running code; the state dict may be inside a larger object."""
+    _check_growth(path)
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
     except pickle.UnpicklingError as error:
@@ -289,7 +329,57 @@ def _torch_file(path: Path) -> StateDict:
     except (RuntimeError, EOFError, OSError, LookupError, ValueError, struct.error, AssertionError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{path} cannot be read as a torch file: {reason}.") from error
-    return _unwrapped(loaded, str(path))
+    found = _unwrapped(loaded, str(path))
+    found.origin = (path, path.stat().st_size)
+    for name, tensor in found.tensors.items():
+        claimed, stored = tensor.numel() * tensor.itemsize, _stored_bytes(tensor)
+        if claimed > stored:
+            raise CheckpointError(f"{path}: {name} would grow from {stored:,} bytes in the file to {claimed:,}.")
+    return found
+
+
+def _stored_bytes(tensor: Tensor) -> int:
+    if tensor.layout != torch.strided:
+        raise CheckpointError(f"a tensor of the layout {tensor.layout} is in the file; expected dense tensors.")
+    return tensor.untyped_storage().nbytes()
+
+
+def _check_growth(path: Path) -> None:
+    """Raise if reading a torch file would need much more memory than the file has bytes."""
+    size = path.stat().st_size
+    try:
+        if _is_zip(path):
+            with zipfile.ZipFile(path) as archive:
+                parts = archive.infolist()
+                grown = sum(part.file_size for part in parts)
+                if grown > size or any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+                    raise CheckpointError(
+                        f"{path} is compressed: its {size:,} bytes would become {grown:,}. Files of torch.save are not "
+                        f"compressed. If you trust it, unpack it and save its state dict again."
+                    )
+                pickles = [archive.read(part) for part in parts if part.filename.endswith("data.pkl")]
+                found = any(_allocates(io.BytesIO(data)) for data in pickles)
+        else:
+            with path.open("rb") as file:
+                found = any(_allocates(file) for _ in range(LEGACY_PICKLES))
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError, ValueError, LookupError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        return  # torch says what is wrong with it
+    if found:
+        raise CheckpointError(f"{path} asks for an empty buffer of any size, which no state dict needs.")
+
+
+def _allocates(file: IO[bytes]) -> bool:
+    """Whether a pickle makes a bytearray: a few bytes in the file can ask for all memory."""
+    texts: set[object] = set()
+    for code, argument, _ in pickletools.genops(file):
+        texts.add(argument if isinstance(argument, str) else None)
+        if code.name == "GLOBAL" and str(argument).endswith(" bytearray"):
+            return True
+        if code.name == "STACK_GLOBAL" and "bytearray" in texts:
+            return True
+    return False
 
 
 def _unwrapped(loaded: object, where: str) -> StateDict:
@@ -323,7 +413,7 @@ def _tensors(found: object, where: str) -> Mapping[str, Tensor]:
 def _json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} holds a {type(found).__name__}; expected a JSON object.")
@@ -355,7 +445,8 @@ def _copy_beside(index: Path, folder: Path) -> None:
 def atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file completely or not at all: `write` makes a temporary file beside it, which then replaces it.
 
-    If writing fails or the process is killed, the old file stays. Devices and pipes are written to directly.
+    If writing fails or the process is killed, the old file stays. When this returns, the new file is on disk, even if
+    the machine then loses power. Devices and pipes are written to directly.
     """
     path = path.resolve() if path.is_symlink() and path.is_file() else path
     if (path.exists() and not path.is_file()) or path.parent == Path("/dev"):
@@ -364,18 +455,38 @@ def atomically(path: Path, write: Callable[[Path], object]) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         write(beside)
+        sync(beside)
         beside.replace(path)
+        sync(path.parent)
     finally:
         beside.unlink(missing_ok=True)
 
 
-def write_synced(path: Path, text: str) -> None:
+def write_synced(path: Path, content: str | bytes) -> None:
     """Write a file atomically and wait until it is on disk."""
+    data = content.encode("utf-8") if isinstance(content, str) else content
 
     def write(beside: Path) -> None:
-        with beside.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        finally:
+            os.close(descriptor)
 
     atomically(path, write)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of the files in a folder, is on disk."""
+    if path.is_dir() and not hasattr(os, "O_DIRECTORY"):
+        return  # Windows cannot sync a folder
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems without it
+            raise
+    finally:
+        os.close(descriptor)

@@ -198,6 +198,11 @@ def _wrapped(path: Path, what: str) -> Iterator[None]:
     except HeadwiseError:
         raise
     except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise CheckpointError(
+                f"{path} cannot be read as {what}: that would run Python code from its folder (auto_map), which "
+                f"headwise never does. Use a model whose class is in transformers, or open it yourself."
+            ) from error
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"{path} cannot be read as {what}: {line}") from error
 

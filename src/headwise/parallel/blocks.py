@@ -111,7 +111,7 @@ class FusedEngine(BlockEngine):
     def takes(call: Call) -> bool:
         """Whether torch's kernel supports this call; sinks are added afterwards."""
         query, value, scoring = call.query, call.value, call.scoring
-        return query.is_cpu and value.shape[3] == query.shape[3] and not scoring.biased and scoring.softcap is None
+        return query.is_cpu and value.shape[3] == query.shape[3] and not scoring.biased and scoring.linear
 
     def forward(self, piece: Piece, met: Met) -> tuple[Tensor, Tensor]:
         query, key, value = met
@@ -211,7 +211,7 @@ class CudaEngine(BlockEngine):
         query, value, scoring = call.query, call.value, call.scoring
         D = query.shape[3]
         fits = query.is_cuda and query.dtype in HALF and value.shape[3] == D and D % 8 == 0 and D <= 256
-        return fits and not scoring.biased and scoring.softcap is None
+        return fits and not scoring.biased and scoring.linear
 
     def forward(self, piece: Piece, met: Met) -> tuple[Tensor, Tensor]:
         if piece.kind == "some":

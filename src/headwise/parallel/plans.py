@@ -18,7 +18,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from headwise.errors import HeadCountError, OptionError
 from headwise.layer import MultiHeadAttention
-from headwise.layer.norms import WidthNorm
+from headwise.layer.gates import OutputGate
+from headwise.layer.options import rule_of
+from headwise.layer.positions import PositionalEncoding
 from headwise.models.gpt import GPT
 from headwise.parallel.ring import Order, check_mesh
 from headwise.parallel.shards import Heads, Sharding
@@ -34,8 +36,9 @@ def tensor_parallel(model: Model, mesh: DeviceMesh) -> Model:
     Inputs and outputs of a layer stay whole on every rank. Each rank keeps the rows of the projections, the sinks, the
     learned relative positions and the cache of its own heads; `layer.num_heads` and `layer.num_kv_heads` then count
     these. Pass masks and biases for all heads, as before. Maps show this rank's heads, numbered as in the whole, and
-    `weights.gather()` gives all of them. Norms of single heads (`qk_norm="head"`) stay on every rank; summing their
-    gradients takes two more small all-reduces.
+    `weights.gather()` gives all of them. The rows of a gate are divided as well. Norms of single heads
+    (`qk_norm="head"`) and the parameters of a `score` module stay on every rank; their gradients are summed by small
+    all-reduces.
 
     Other modules are not changed: use torch's plans for them, with `parallelize_module`. Dropout on weights uses each
     rank's own random generator.
@@ -82,6 +85,13 @@ def context_parallel(model: Model, mesh: DeviceMesh) -> Model:
     for name, layer in layers.items():
         if layer._spread is not None and layer._spread.order is not None:
             raise OptionError(f"context_parallel: layer {name!r} is already divided over a sequence.")
+        rule = rule_of(layer.position)
+        if isinstance(rule, PositionalEncoding) and rule.by_length:
+            raise OptionError(
+                f"context_parallel: the position of layer {name!r}, {rule.describe()}, depends on the length of the "
+                f"text, and each rank has a part of it. Use a position that does not, such as rotary(...)."
+            )
+    for layer in layers.values():
         layer._spread = Sharding(None if layer._spread is None else layer._spread.heads, order)
     return model
 
@@ -116,13 +126,18 @@ def _check(name: str, layer: MultiHeadAttention, ranks: int) -> None:
         )
     if layer.out_proj is None:
         raise OptionError(f"{what} has out_proj=False: its output would be one rank's heads only. Keep the projection.")
-    if isinstance(layer.q_norm, WidthNorm) or isinstance(layer.k_norm, WidthNorm):
+    if any(getattr(norm, "mixes_heads", False) for norm in _norms(layer)):
         raise OptionError(
             f"{what} has qk_norm='width', which normalizes all heads together, and no rank has all of them. Use "
             f"context_parallel or fully_shard for it."
         )
-    for part in (*COLUMNS, "out_proj"):
-        linear = getattr(layer, part, None)
+    if layer.gate is not None and not isinstance(layer.gate, OutputGate):
+        raise OptionError(
+            f"{what} has a gate of its own, {type(layer.gate).__name__}, and nothing says which of its parameters "
+            f"belong to which head. Use gate='element', gate='head' or an OutputGate, whose rows are heads."
+        )
+    linears = {part: getattr(layer, part, None) for part in (*COLUMNS, "out_proj")}
+    for part, linear in (linears | {"gate.proj": getattr(layer.gate, "proj", None)}).items():
         if linear is not None and type(linear) is not nn.Linear:
             raise OptionError(
                 f"{what}: {part} is a {type(linear).__name__}, and only a plain nn.Linear can be cut by torch's plans. "
@@ -134,6 +149,7 @@ def _shard(layer: MultiHeadAttention, mesh: DeviceMesh) -> None:
     """Divide one layer."""
     ranks, rank = mesh.size(), mesh.get_local_rank()
     plan: dict[str, Any] = {part: ColwiseParallel() for part in COLUMNS if hasattr(layer, part)}
+    plan |= {} if layer.gate is None else {"gate.proj": ColwiseParallel()}  # the rows of its map are whole heads
     parallelize_module(layer, mesh, plan | {"out_proj": RowwiseParallel()})
     layer.register_forward_pre_hook(lambda _, args, kwargs: _replicated(args, kwargs, mesh), with_kwargs=True)
     if layer.sinks is not None:
@@ -142,14 +158,32 @@ def _shard(layer: MultiHeadAttention, mesh: DeviceMesh) -> None:
     if isinstance(position, RelativeBias) and not isinstance(position.weight, DTensor):  # layers may share one
         weight = position.weight
         position.weight = nn.Parameter(distribute_tensor(weight.data, mesh, [Shard(1)]), weight.requires_grad)
-    for norm in (layer.q_norm, layer.k_norm):
-        for parameter in () if norm is None else norm.parameters():
-            parameter.register_hook(lambda grad: collectives.wait_tensor(collectives.all_reduce(grad, "sum", mesh)))
+    for norm in _norms(layer):
+        for name in getattr(norm, "sharded", ()):  # parameters with an axis for heads
+            whole = getattr(norm, name)
+            setattr(norm, name, nn.Parameter(distribute_tensor(whole.data, mesh, [Shard(0)]), whole.requires_grad))
+        _sum_gradients(norm, mesh)
+    if isinstance(position, nn.Module) and isinstance(rule_of(position), PositionalEncoding):
+        _sum_gradients(position, mesh)
+    if isinstance(layer.score, nn.Module):
+        _sum_gradients(layer.score, mesh)
     count = layer.num_heads // ranks
     heads = Heads(mesh, rank * count, count, layer.num_heads)
     layer._spread = Sharding(heads, None if layer._spread is None else layer._spread.order)
     layer.num_heads, layer.num_kv_heads = count, layer.num_kv_heads // ranks
     layer.heads_width = count * layer.value_dim
+
+
+def _norms(layer: MultiHeadAttention) -> list[nn.Module]:
+    return [norm for norm in (layer.q_norm, layer.k_norm, layer.v_norm) if norm is not None]
+
+
+def _sum_gradients(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Sum the gradients of parameters that every rank has over the ranks, each of which has seen its own heads only."""
+    for parameter in module.parameters():
+        if not isinstance(parameter, DTensor) and not hasattr(parameter, "_is_summed"):  # layers may share a module
+            parameter.register_hook(lambda grad: collectives.wait_tensor(collectives.all_reduce(grad, "sum", mesh)))
+            parameter._is_summed = True  # type: ignore[attr-defined]
 
 
 def _replicated(

@@ -44,6 +44,7 @@ class Heads:
             bias=self._own(bias, 1) if bias is not None and bias.dim() == 4 and bias.shape[1] > 1 else bias,
             sinks=None if sinks is None else self._own(sinks, 0),
             relative=None if scoring.relative is None else self._own_relative(scoring.relative),
+            score=None if scoring.applied is None else scoring.applied.of_heads(self.first),
         )
 
     def in_whole(self, scoring: Scoring) -> Scoring:

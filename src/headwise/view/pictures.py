@@ -332,13 +332,13 @@ class Reach:
 
 
 def reach(weights: AttentionMap) -> Reach:
-    """The keys that the mask and the bias let each query see."""
+    """The keys that each query may see."""
     source = weights.select(batch=[0])._source()
     H, T, S = source.shape[1:]
-    if source.mask is None and source.scoring.bias is None:
+    if source.mask is None and not source.scoring.hides_keys:
         first = torch.zeros(1, T, dtype=torch.int64)
         return Reach(first, first + S - 1, first + S)
-    alike = source.scoring.bias is None and source.mask is not None and source.mask.extent.heads is None
+    alike = not source.scoring.hides_keys and source.mask is not None and source.mask.extent.heads is None
     spans = source.key_spans()
     if spans is not None:
         first, end = spans[:, None].cpu()

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from headwise.errors import printable
 from headwise.study.survey.result import Survey, SurveyedHead
 from headwise.view.color import Palette
 from headwise.view.result import View
@@ -44,7 +45,7 @@ def drawn_layer(view: View, layer: int, width: int, height: int, palette: Palett
     tall = max(1, wide // 2)
     pictures = view.sampled[layer].pooled(tall if palette.depth == 0 else 2 * tall, wide)[0]
     size = max(wide, (width + 1) // across - 1)
-    lines = [*wrapped([f"layer {layer} ({view.names[layer]})", *view.sentence.split(" · ")], width)[:2], ""]
+    lines = [*wrapped([f"layer {layer} ({printable(view.names[layer])})", *view.sentence.split(" · ")], width)[:2], ""]
     for start in range(0, len(heads), across):
         row = range(start, min(start + across, len(heads)))
         drawings = [palette.lines(pictures[i]) for i in row]
@@ -188,7 +189,7 @@ def _table(heads: list[Head], width: int) -> list[str]:
 def _skipped(survey: Survey) -> list[str]:
     if not survey.skipped:
         return []
-    lines = [f"{bad.place}: {bad.reason}" for bad in survey.skipped[:NAMED]]
+    lines = [printable(f"{bad.place}: {bad.reason}") for bad in survey.skipped[:NAMED]]
     more = len(survey.skipped) - NAMED
     return ["", "skipped:", *lines, *([f"and {more:,} more, which the saved result lists"] if more > 0 else [])]
 

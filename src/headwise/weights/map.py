@@ -4,7 +4,9 @@ A weight is exp(score − log-sum-exp of its row), and fused attention returns t
 query, key, scoring and that one number per row, and computes what you ask of the T×S matrix without storing it.
 """
 
+import ctypes
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from headwise import shapes
-from headwise.errors import CheckpointError, MapIndexError, OptionError, StaleMapError, need
+from headwise.errors import CheckpointError, HeadwiseError, MapIndexError, OptionError, StaleMapError, need
 from headwise.masks import Mask, prefix
 from headwise.masks.composite import plan_from_json, plan_to_json, put_together, take_apart
 from headwise.masks.mask import Not
@@ -113,6 +115,11 @@ class AttentionMap(TensorLike):
         """(B, H, T, S)."""
         S = self._key.shape[2] if self._frame is None else self._frame.S
         return torch.Size((*self._query.shape[:3], S))
+
+    @property
+    def _whole_shape(self) -> tuple[int, ...]:
+        """(B, H, T, S) of the map that this is a part of."""
+        return tuple(self.shape if self._frame is None else self._frame[3:])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -487,25 +494,35 @@ class AttentionMap(TensorLike):
         tensors, (_, plan, frame, _) = weights._taken_apart()
         contiguous = {name: x.clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
         metadata = {"format": FORMAT, "plan": json.dumps(plan_to_json(plan)), "frame": json.dumps(frame)}
+        contiguous = {name: x.cpu() for name, x in contiguous.items()}
+        metadata["checksum"] = _checksum(contiguous, metadata)
         safetensors.save_file(contiguous, str(path), metadata=metadata)
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> "AttentionMap":
         """The map that `save` wrote. If it has a mask or position of your own, import its class first."""
-        safetensors = need("safetensors", "save", "saved maps")
-        with safetensors.safe_open(str(path), framework="pt", device=str(device)) as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise CheckpointError(
-                    f"{path} is not a saved attention map: its format is {metadata.get('format')!r}, expected "
-                    f"{FORMAT!r}. Maps are written by weights.save(path)."
-                )
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        plan, frame = plan_from_json(json.loads(metadata["plan"])), json.loads(metadata["frame"])
+        need("safetensors", "save", "saved maps")
+        tensors, metadata = _read_file(Path(path))
+        if metadata.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{path} is not a saved attention map: its format is {metadata.get('format')!r}, expected "
+                f"{FORMAT!r}. Maps are written by weights.save(path)."
+            )
+        unknown = sorted({*metadata} - {"format", "plan", "frame", "checksum"})
+        if unknown:
+            raise CheckpointError(f"{path} is damaged, or from a later version: it has {unknown[0]!r} in its metadata.")
+        if "checksum" in metadata and metadata["checksum"] != _checksum(tensors, metadata):
+            raise CheckpointError(f"{path} is damaged: it does not have its checksum. Save the map again.")
+        tensors = {name: x.to(device) for name, x in tensors.items()}
         try:
-            return _together(tensors.values(), (tuple(tensors), plan, frame, None))
-        except (AttributeError, KeyError, TypeError) as error:
+            plan, frame = plan_from_json(json.loads(metadata["plan"])), json.loads(metadata["frame"])
+            made = _together(tensors.values(), (tuple(tensors), plan, frame, None))
+            made._check_one_row()
+        except HeadwiseError:
+            raise
+        except Exception as error:  # a file can be wrong in as many ways as there are classes in it
             raise CheckpointError(f"{path} is a broken attention map: {error!r}.") from error
+        return made
 
     def gather(self) -> "AttentionMap":
         """The whole map, on every rank, if `headwise.parallel` gave each rank some of its heads or queries.
@@ -516,6 +533,13 @@ class AttentionMap(TensorLike):
         return self if self._shards is None else self._shards.gather(self)
 
     # Internals.
+
+    def _check_one_row(self) -> None:
+        """Raise unless the parts of a map from a file fit together; one row is computed for that."""
+        shapes.check_heads(self._query, self._key, self._key)
+        shapes.check_alike(query=self._query, key=self._key)
+        if 0 not in self.shape:
+            self[0, 0, 0]
 
     def _source(self) -> Source:
         """What the weights are computed from; an error if it has changed since."""
@@ -528,6 +552,8 @@ class AttentionMap(TensorLike):
                 "the query, key, mask or bias of this map was changed in place after the map was made, so its weights "
                 "cannot be computed anymore. Read the map before the change, or keep weights.clone()."
             )
+        if self._scoring.applied is not None and self._scoring.applied.held is None:
+            self._scoring = self._scoring.settled(self._whole_shape, self.device, self.dtype)
         if self._frame is None:
             return Source.whole(self._query, self._key, self._scoring, self._lse)
         return Source(self._query, self._key, self._scoring, self._frame, self._lse, shards=self._shards)
@@ -578,6 +604,31 @@ class AttentionMap(TensorLike):
     def __reduce__(self) -> Any:
         """For copy and pickle. Changes in place are counted from now on."""
         return _together, _flatten(self)
+
+
+def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file. They are copied: a mapped file may become shorter."""
+    safetensors = need("safetensors", "save", "saved maps")
+    if not path.is_file():
+        raise CheckpointError(f"{path}: there is no such file; expected a map that weights.save(path) wrote.")
+    try:
+        with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
+            return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except Exception as error:  # safetensors raises many kinds of errors
+        raise CheckpointError(f"{path} cannot be read as safetensors: {error}.") from error
+
+
+def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """SHA-256 of everything that `save` writes."""
+    digest = hashlib.sha256()
+    for name in ("format", "plan", "frame"):
+        digest.update(f"{name} {metadata.get(name)}\0".encode("utf-8", "surrogatepass"))
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
+        tensor = tensor.contiguous()
+        if tensor.numel():  # numpy, which would give the bytes too, may not be installed
+            digest.update((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
+    return digest.hexdigest()
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:

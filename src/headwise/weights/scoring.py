@@ -1,8 +1,8 @@
 """What a score is: everything that turns `q·k` into an attention weight.
 
-`Scoring` holds the scale, soft-cap, bias, relative position, sinks and mask. Relative positions (ALiBi, learned buckets
-as in T5, and rules of your own) add a number per head and distance to the scaled score. Each is a rule with a small
-table, never a T×S tensor: kernels, tiles and single weights ask for the numbers they need.
+`Scoring` holds the scale, soft-cap, a function of the user, bias, relative position, sinks and mask. Relative positions
+(ALiBi, learned buckets as in T5, and rules of your own) add a number per head and distance to the scaled score. Each is
+a rule with a small table, never a T×S tensor: kernels, tiles and single weights ask for the numbers they need.
 """
 
 import abc
@@ -19,6 +19,7 @@ from headwise.masks import Composite, Grid, Mask
 from headwise.masks.composite import as_real_tensor
 from headwise.masks.lowering import additive, may_empty_a_row, simplify
 from headwise.shapes import check_size
+from headwise.weights.score import Score, ScoreFunction
 
 WHOLE = slice(None)
 LEAST = -1e9  # a lower finite bias would hide no more, and would swamp the scores even in float64
@@ -229,7 +230,7 @@ class RelativeBias(nn.Module):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scoring(Composite):
-    """score = cap(scale · q·k) + relative + bias, and minus infinity where the mask hides a key.
+    """score = function(cap(scale · q·k)) + relative + bias, and minus infinity where the mask hides a key.
 
     Args:
         mask: which keys each query may see; None hides nothing.
@@ -239,7 +240,10 @@ class Scoring(Composite):
         sinks: (H,), an extra score per head that takes part in the softmax and has no value. True tells a layer to
             learn them.
         relative: added for the distance from query to key, such as `alibi(H)`.
-        positions: (B or 1, T), the positions of the queries among the keys, for `relative`; by default at their end.
+        positions: (B or 1, T), the positions of the queries among the keys, for `relative` and `score`; by default at
+            their end.
+        score: a function (score, batch, head, query, key) -> score, applied after scale and soft-cap and before
+            `relative`, `bias` and `mask`. Minus infinity hides a key.
     """
 
     mask: Mask | None = None
@@ -249,15 +253,28 @@ class Scoring(Composite):
     sinks: Tensor | bool | None = None
     relative: Relative | None = None
     positions: Tensor | None = None
+    score: Score | ScoreFunction | None = None
 
     def __post_init__(self) -> None:
         if self.sinks is False:  # what a layer accepts for "none"
             object.__setattr__(self, "sinks", None)
+        if self.score is not None and not isinstance(self.score, Score):
+            object.__setattr__(self, "score", Score(self.score))
 
     @property
     def beyond_sdpa(self) -> bool:
         """Whether there is something that torch's fused attention cannot do."""
-        return self.softcap is not None or self.sinks is not None or self.relative is not None
+        return not self.linear or self.sinks is not None
+
+    @property
+    def linear(self) -> bool:
+        """Whether a score is the scaled dot product, with at most a bias added: what fused kernels compute."""
+        return self.softcap is None and self.relative is None and self.score is None
+
+    @property
+    def hides_keys(self) -> bool:
+        """Whether something other than the mask may hide keys: minus infinity in a bias, or from `score`."""
+        return self.bias is not None or self.score is not None
 
     @property
     def biased(self) -> bool:
@@ -266,16 +283,22 @@ class Scoring(Composite):
 
     @property
     def learnable(self) -> tuple[Tensor | None, ...]:
-        """The bias, the sinks and the tensors of `relative`; None for a bias or sinks that are not there."""
-        sinks = self.sinks if isinstance(self.sinks, Tensor) else None
-        return (self.bias, sinks) if self.relative is None else (self.bias, sinks, *self.relative.learnable)
+        """The bias and the sinks, None if they are not there, then the tensors of `relative` and of `score`."""
+        found: tuple[Tensor | None, ...] = (self.bias, self.sinks if isinstance(self.sinks, Tensor) else None)
+        for part in (self.relative, self.applied):
+            if part is not None:
+                found += part.learnable
+        return found
 
     def with_learnable(self, bias: Tensor | None, sinks: Tensor | None, *tables: Tensor | None) -> "Scoring":
         """The same scoring with this `bias`, these `sinks` and these `tables` in place of `learnable`."""
-        relative = self.relative
+        relative, score, rest = self.relative, self.applied, [x for x in tables if x is not None]
         if relative is not None:
-            relative = relative.with_learnable([x for x in tables if x is not None])
-        return dataclasses.replace(self, bias=bias, sinks=sinks, relative=relative)
+            count = len(relative.learnable)
+            relative, rest = relative.with_learnable(rest[:count]), rest[count:]
+        if score is not None:
+            score = score.with_learnable(rest)
+        return dataclasses.replace(self, bias=bias, sinks=sinks, relative=relative, score=score)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this scoring holds; faster than the general search, because every map is made with it."""
@@ -283,10 +306,33 @@ class Scoring(Composite):
         for x in (self.bias, self.sinks, self.positions):
             if x is not None and isinstance(x, Tensor):
                 found += (x,)
-        for part in (self.mask, self.relative):
+        for part in (self.mask, self.relative, self.applied):
             if part is not None:
                 found += part.tensors()
         return found
+
+    @property
+    def applied(self) -> Score | None:
+        """`score`, which is a `Score` once this object is made."""
+        return self.score  # type: ignore[return-value]
+
+    def settled(self, sizes: Sequence[int], device: torch.device, dtype: torch.dtype) -> "Scoring":
+        """The same scoring with the tensors that `score` reads, checked for scores of these sizes (B, H, T, S)."""
+        if self.applied is None or self.applied.held is not None:
+            return self
+        return dataclasses.replace(self, score=self.applied.settled(sizes, device, self.precision(dtype)))
+
+    def changed(self, scores: Tensor, grid: Grid) -> Tensor:
+        """What `score` makes of scaled and capped scores at `grid`, which broadcasts to them."""
+        if self.applied is None:
+            return scores
+        return self.applied(scores, grid if self.positions is None else grid.placed(self.positions))
+
+    def whole_grid(self, query: Tensor, S: int) -> Grid:
+        """The indices of all scores of a query (B, H, T, D) and S keys."""
+        B, H, T, _ = query.shape
+        batch, head, row, col = (torch.arange(n, device=query.device) for n in (B, H, T, S))
+        return Grid(batch[:, None, None, None], head[:, None, None], row[:, None], col, T, S)
 
     def bias_at(self, grid: Grid, dtype: torch.dtype) -> Tensor | None:
         """What is added to the scores at `grid`. A bias is rounded to `dtype`, that of the query, as for the output."""
@@ -297,7 +343,7 @@ class Scoring(Composite):
             return added if bias is None else bias.to(added.dtype) + added
         if self.bias is None:
             return None
-        return _rounded(grid.lookup(self.bias[(None,) * (4 - self.bias.dim())]), dtype)
+        return _rounded(grid.lookup(_with_four_axes(self.bias)), dtype)
 
     def precision(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype in which scores and weights of queries of `dtype` are computed, wherever we compute them ourselves.
@@ -321,7 +367,7 @@ class Scoring(Composite):
         visible = self.visible(T, S, query.device, rows, cols)
         if self.bias is None:
             return None if visible is None else additive(visible, query.dtype)
-        bias = narrow(self.bias[(None,) * (4 - self.bias.dim())], query.dtype)
+        bias = narrow(_with_four_axes(self.bias), query.dtype)
         bias = bias.expand(-1, -1, T, S)[:, :, rows, cols]
         return bias if visible is None else torch.where(visible, bias, -math.inf)
 
@@ -330,10 +376,9 @@ class Scoring(Composite):
         precise = self.precision(query.dtype)
         if self.relative is None:
             return None if self.bias is None else _rounded(self.bias, query.dtype).to(precise)
-        B, H, T, _ = query.shape
-        batch, head, row, col = (torch.arange(n, device=query.device) for n in (B, H, T, S))
-        batch = batch if self.bias is not None or self.positions is not None else batch[:1]
-        grid = Grid(batch[:, None, None, None], head[:, None, None], row[:, None], col, T, S)
+        grid = self.whole_grid(query, S)
+        if self.bias is None and self.positions is None:
+            grid = grid._replace(batch=grid.batch[:1])
         found = self.bias_at(grid, query.dtype)
         assert found is not None  # noqa: S101 - there is a relative part
         return found.to(precise)
@@ -344,7 +389,11 @@ class Scoring(Composite):
 
     def may_empty_a_row(self, T: int, S: int) -> bool:
         """Whether a query might see no key."""
-        return self.bias is not None or may_empty_a_row(self.mask, T, S)
+        return self.hides_keys or may_empty_a_row(self.mask, T, S)
+
+
+def _with_four_axes(bias: Tensor) -> Tensor:
+    return bias if bias.dim() == 4 else bias[None, None]
 
 
 def _rounded(bias: Tensor, dtype: torch.dtype) -> Tensor:

@@ -185,7 +185,7 @@ class Source:
         """
         B, H, T, S = self.shape
         most = S if first is None else min(first, S)
-        if self.mask is None and self.scoring.bias is None and probe is None:
+        if self.mask is None and not self.scoring.hides_keys and probe is None:
             return torch.full((B, H, T), most, device=self.query.device)
         spans = self.key_spans() if probe is None else None
         if spans is not None:
@@ -213,6 +213,11 @@ class Source:
         if self.scoring.bias is not None:  # relative positions alone hide nothing
             bias = self.scoring.bias_at(grid, self.query.dtype)
             seen = seen if bias is None else seen & (bias > -math.inf)
+        if self.scoring.score is not None:  # a function hides a key if it makes minus infinity of a score of 0
+            B, H, _, _ = self.shape
+            sizes = (B, H, rows.stop - rows.start, cols.stop - cols.start)
+            zeros = torch.zeros(sizes, dtype=self.precise, device=seen.device)
+            seen = seen & (self.scoring.changed(zeros, grid) > -math.inf)
         whole = seen.new_ones(()).expand(rows.stop - rows.start, cols.stop - cols.start)
         found: Tensor = torch.broadcast_tensors(seen, whole)[0]  # broadcast_shapes would import sympy: 0.3 s
         return found
@@ -223,7 +228,7 @@ class Source:
         None unless the mask states that each query, in all samples and heads, sees all keys between the two.
         """
         mask, T, S = self.mask, self.frame.T, self.frame.S
-        if mask is None or self.scoring.bias is not None or mask.extent[:2] != (None, None):
+        if mask is None or self.scoring.hides_keys or mask.extent[:2] != (None, None):
             return None
         found = []
         for row in self.axis("row").tolist():
@@ -250,6 +255,7 @@ class Source:
         scores = products * scoring.scale_for(self.query.shape[3])
         if scoring.softcap is not None:
             scores = scoring.softcap * (scores / scoring.softcap).tanh()
+        scores = scoring.changed(scores, grid) if grid.S else scores
         bias = scoring.bias_at(grid, self.query.dtype)
         if bias is not None:
             scores = scores + bias.to(scores.dtype)
@@ -273,7 +279,7 @@ class Source:
         return logits.softmax(-1)[..., : scores.shape[-1]].masked_fill(empty, 0.0)
 
     def block(self, rows: slice) -> RowBlock:
-        """These rows of weights, dense and differentiable in query, key, bias, sinks and relative positions."""
+        """These rows of weights, dense and differentiable in query, key and what the scoring learns."""
         scores = self.scores(rows)
         logits, empty = self._logits(scores)
         logs = logits.log_softmax(-1)[..., : scores.shape[-1]]

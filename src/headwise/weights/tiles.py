@@ -150,9 +150,9 @@ class TileWalk:
         self.rows = max(1, min(T, most, budget // (self.units * source.group * self.columns)))
         room = self.units * source.group * self.rows * self.columns
         self.buffers = torch.empty(3, room, dtype=source.precise, device=source.query.device)
-        # Without soft-cap and bias the log of a weight is one product: scale · q·k − normalizer.
+        # Without soft-cap, bias and function the log of a weight is one product: scale · q·k − normalizer.
         self.biased, self.softcap = source.scoring.biased, source.scoring.softcap
-        self.folded = not self.biased and self.softcap is None
+        self.folded = not self.biased and source.scoring.linear
         self.scale = source.scoring.scale_for(D)
 
     def log_sum_exp(self) -> Tensor:
@@ -170,7 +170,10 @@ class TileWalk:
                 exp(logs.sub_(new[..., None]), out=weights)
                 if spot.visible is not None:  # a row that has seen nothing yet: exp(HIDDEN − HIDDEN) is 1
                     weights.masked_fill_(~spot.visible, 0.0)
-                running.mul_((top - new).exp_()).add_(weights.sum(-1))
+                added = weights.sum(-1)
+                if source.scoring.score is not None:  # the same if the user's function hides everything
+                    added.masked_fill_(new <= HIDDEN, 0.0)
+                running.mul_((top - new).exp_()).add_(added)
                 top.copy_(new)
             return source.with_sinks(torch.where(total > 0, best + total.log(), -math.inf).view(B, H, T))
 
@@ -190,6 +193,8 @@ class TileWalk:
             for spot in self._spots(readings):
                 logs, weights, scratch = self._buffers(spot)
                 self._write_logs(spot, logs, normalizer)
+                if self.source.scoring.score is not None:  # what its function hides is known only now
+                    spot = spot._replace(visible=logs > HIDDEN)
                 exp(logs, out=weights)
                 tile = Tile(self.places, spot, logs, weights, scratch, strip_rows)
                 for reading in readings:
@@ -266,13 +271,18 @@ class TileWalk:
         flat = out.view(spot.queries.shape[0], -1, out.shape[2])
         flat.baddbmm_(spot.queries, keys.transpose(1, 2), beta=0 if added is None else 1, alpha=self.scale)
         if not self.folded:
-            self._cap_and_bias(spot, out, normalizer)
+            self._finish(spot, out, normalizer)
         if spot.visible is not None:
             out.masked_fill_(~spot.visible, HIDDEN)
 
-    def _cap_and_bias(self, spot: Spot, out: Tensor, normalizer: Tensor | None) -> None:
+    def _finish(self, spot: Spot, out: Tensor, normalizer: Tensor | None) -> None:
+        """Soft-cap, the user's function, bias and normalizer."""
         if self.softcap is not None:
             out.div_(self.softcap).tanh_().mul_(self.softcap)
+        if self.source.scoring.score is not None:
+            grid = self.places.grid(spot.heads, spot.rows, spot.cols)
+            grid = grid._replace(batch=grid.batch[:, None], head=grid.head[:, None])  # always four axes: (G, 1, t, s)
+            out.copy_(self.source.scoring.changed(out[:, None], grid)[:, 0])
         if spot.bias is not None:
             out.add_(spot.bias)
         if normalizer is not None:

@@ -9,20 +9,21 @@ from headwise.attention.backends.blocks import QueryBlocks
 from headwise.attention.backends.dense import RowByRow, Whole
 from headwise.attention.backends.flex import FlexKernel
 from headwise.attention.backends.sdpa import Ordinary, Sdpa
+from headwise.attention.backends.selected import SelectedBlocks
 from headwise.attention.backends.shared import SharedKeys
 from headwise.attention.backends.triangles import Triangles
 from headwise.attention.backends.widened import SHORTEST, Widened
 
-BLOCKS, ORDINARY, SHARED, SDPA = QueryBlocks(), Ordinary(), SharedKeys(), Sdpa()
-WIDENED = Widened([BLOCKS, SDPA])
-BACKENDS: tuple[Backend, ...] = (WIDENED, BLOCKS, Triangles(), FlexKernel(), SHARED, SDPA, RowByRow(), Whole())
+BLOCKS, ORDINARY, SDPA, SELECTED, SHARED = QueryBlocks(), Ordinary(), Sdpa(), SelectedBlocks(), SharedKeys()
+WIDENED = Widened([SELECTED, BLOCKS, SDPA, SHARED])
+ON_CPU: tuple[Backend, ...] = (WIDENED, SELECTED, BLOCKS)
+BACKENDS: tuple[Backend, ...] = (*ON_CPU, Triangles(), FlexKernel(), SDPA, SHARED, RowByRow(), Whole())
 
 
 def choose(call: Call) -> Backend:
     """The first backend of the table that accepts the call; warns once if it needs a large T×S tensor."""
     query = call.query
-    of_one_width = query.size(3) == call.value.size(3) or SHARED.refuses(call) is not None
-    if of_one_width and call.ordinary and query.numel() and call.value.numel():
+    if call.ordinary and query.numel() and call.value.numel():
         # The table's own answer at a tenth of the cost, during which a GPU would wait for its next kernel. A compiled
         # graph must not look at the length, which would fix it.
         short = not torch.compiler.is_compiling() and query.size(2) < SHORTEST

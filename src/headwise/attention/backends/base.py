@@ -12,6 +12,9 @@ from torch import Tensor
 from headwise.masks import Causal
 from headwise.weights import Scoring
 
+BEYOND_SDPA = "torch's fused attention supports neither soft-cap nor sinks, relative positions or a score function"
+WIDEST = 256  # head dimension in torch's fused kernels on CUDA
+
 
 class Call(NamedTuple):
     """One attention call, already checked: query (B, H, T, D), key (B, Hkv, S, D), value (B, Hkv, S, Dv)."""
@@ -26,7 +29,7 @@ class Call(NamedTuple):
     def ordinary(self) -> bool:
         """Whether torch's kernels accept this call as it is: no mask, or causal with as many keys as queries."""
         scoring = self.scoring
-        if scoring.bias is not None or scoring.beyond_sdpa:
+        if scoring.bias is not None or scoring.beyond_sdpa or self.repeats_keys:
             return False
         return scoring.mask is None or (type(scoring.mask) is Causal and self.query.size(2) == self.key.size(2))
 
@@ -34,6 +37,13 @@ class Call(NamedTuple):
     def grouped(self) -> bool:
         """Whether several query heads share a key/value head."""
         return True if self.query.size(1) != self.key.size(1) else False  # noqa: SIM210 - torch's symbolic bool is none
+
+    @property
+    def repeats_keys(self) -> bool:
+        """Whether torch would repeat every key for every query head: it has no fused kernel for grouped heads whose
+        values are not as wide as their keys, on CUDA if they are wider than 256."""
+        D, Dv = self.query.size(3), self.value.size(3)
+        return Dv != D and self.grouped and (max(D, Dv) > WIDEST or not self.query.is_cuda)
 
     @property
     def learns(self) -> bool:

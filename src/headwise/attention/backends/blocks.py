@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise.attention.backends.base import Backend, Call, repeat_heads
+from headwise.attention.backends.base import BEYOND_SDPA, Backend, Call, repeat_heads
 from headwise.masks import Causal, Mask
 from headwise.masks.lowering import simplify
 
@@ -100,7 +100,7 @@ def choose_rule(call: Call) -> Rule | str:
     if query.numel() == 0 or value.numel() == 0:
         return "an axis has size 0"
     if scoring.beyond_sdpa:
-        return "torch's fused attention supports neither soft-cap nor sinks nor relative positions"
+        return BEYOND_SDPA
     B, H, T, _ = query.shape
     S = key.shape[2]
     mask = simplify(scoring.mask, T, S)

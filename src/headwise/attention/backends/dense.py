@@ -25,6 +25,9 @@ class Whole(Backend):
         visible = scoring.visible(query.shape[2], key.shape[2], query.device)
         bias = scoring.whole_bias(query, key.shape[2])
         options: dict[str, Any] = {"scale": scoring.scale, "softcap": scoring.softcap, "sinks": scoring.learnable[1]}
+        if scoring.score is not None:
+            grid = scoring.whole_grid(query, key.shape[2])
+            options["score"] = lambda scores, *_: scoring.changed(scores, grid)
         heads = (x.to(scoring.precision(query.dtype)) for x in (query, key, value))
         with full_precision(query):
             read, _ = reference.attend(*heads, visible=visible, bias=bias, dropout=dropout, **options)

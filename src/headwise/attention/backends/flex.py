@@ -1,4 +1,5 @@
-"""FlexAttention, compiled: masks that skip whole blocks, soft-cap, relative positions and sinks on a GPU.
+"""FlexAttention, compiled: masks that skip whole blocks, soft-cap, score functions, relative positions and
+sinks on a GPU.
 
 It receives our masks and scorings as functions of one score, and the list of 128×128 blocks in which anything is
 visible, which is computed from the mask strip by strip. Sinks are applied afterwards, by scaling each row.
@@ -6,16 +7,18 @@ visible, which is computed from the mask strip by strip. Sinks are applied after
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from headwise.attention.backends.base import Backend, Call
+from headwise.attention.backends.dense import RowByRow
 from headwise.masks import Causal, Grid, Mask
 from headwise.masks.lowering import block_mask, simplify
 from headwise.weights import Scoring
+from headwise.weights.score import ScoreFunction
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -24,7 +27,6 @@ WORTHWHILE = 2**20  # scores of one head below which a kernel is not worth compi
 FIXED_LENGTHS = 8  # each one costs seconds to compile
 MOST_KEPT = 32  # block masks
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class FlexKernel(Backend):
@@ -47,6 +49,10 @@ class FlexKernel(Backend):
             return "it supports head dimensions 16 to 256 in 16 or 32 bit"
         if query.shape[2] * key.shape[2] < WORTHWHILE:
             return "the sequence is too short to be worth compiling a kernel for"
+        if scoring.applied is not None and any(x.requires_grad for x in scoring.applied.learnable):
+            return "the score function learns, and its gradient is computed by blocks of rows"
+        if scoring.applied is not None and _code(scoring.applied.called) in _unfit:
+            return "it could not compile the score function"
         if scoring.bias is not None and (not scoring.beyond_sdpa or scoring.bias.requires_grad):
             return "a dense bias exists in full anyway, and torch's own kernels compute its gradient faster"
         mask = simplify(scoring.mask, query.shape[2], key.shape[2])
@@ -63,8 +69,14 @@ class FlexKernel(Backend):
         scoring = scoring.simplified(T, S)
         mod = score_mod(scoring, query.dtype, T, S)
         blocks = None if scoring.mask is None else kept_block_mask(scoring.mask, T, S, query.device)
-        with torch._dynamo.config.patch(recompile_limit=256):
-            output, lse = compiled(fixed_length(T, S))(query, key, value, mod, blocks, scoring.scale, call.grouped)
+        try:
+            with torch._dynamo.config.patch(recompile_limit=256):
+                output, lse = compiled(fixed_length(T, S))(query, key, value, mod, blocks, scoring.scale, call.grouped)
+        except Exception as error:
+            if scoring.applied is None or not _is_of_compiler(error):
+                raise
+            _unfit.add(_code(scoring.applied.called))  # it runs by blocks of rows
+            return RowByRow().run(call), None
         _, sinks, *_ = scoring.learnable
         if sinks is None:
             return output, lse.detach()
@@ -75,7 +87,13 @@ class FlexKernel(Backend):
 
 
 def fused(
-    query: Tensor, key: Tensor, value: Tensor, mod: Score | None, blocks: Any, scale: float | None, grouped: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mod: ScoreFunction | None,
+    blocks: Any,
+    scale: float | None,
+    grouped: bool,
 ) -> tuple[Tensor, Tensor]:
     """Output and row log-sum-exp. A separate function, because torch.compile counts recompilations per function."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
@@ -91,6 +109,18 @@ def compiled(fixed: bool) -> Any:
 
 
 _lengths: set[tuple[int, int]] = set()
+_unfit: set[int] = set()  # score functions that could not be compiled
+
+
+def _code(function: ScoreFunction) -> int:
+    """The same number for all functions made by one line of code."""
+    return id(getattr(function, "__code__", function))
+
+
+def _is_of_compiler(error: Exception) -> bool:
+    """Whether torch could not compile something, rather than run it."""
+    modules = {kind.__module__.partition(".exc")[0] for kind in type(error).__mro__}
+    return bool(modules & {"torch._dynamo", "torch._inductor"})
 
 
 def fixed_length(T: int, S: int) -> bool:
@@ -100,16 +130,18 @@ def fixed_length(T: int, S: int) -> bool:
     return (T, S) in _lengths
 
 
-def score_mod(scoring: Scoring, dtype: torch.dtype, T: int, S: int) -> Score | None:
+def score_mod(scoring: Scoring, dtype: torch.dtype, T: int, S: int) -> ScoreFunction | None:
     """The change to one score, in the form FlexAttention expects."""
     softcap = scoring.softcap
-    if softcap is None and not scoring.biased:
+    if not scoring.biased and scoring.linear:
         return None
 
     def mod(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, col: Tensor) -> Tensor:
         if softcap is not None:
             score = softcap * torch.tanh(score / softcap)
-        added = scoring.bias_at(Grid(batch, head, row, col, T, S), dtype) if scoring.biased else None
+        grid = Grid(batch, head, row, col, T, S)
+        score = scoring.changed(score, grid)
+        added = scoring.bias_at(grid, dtype) if scoring.biased else None
         return score if added is None else score + added
 
     return mod

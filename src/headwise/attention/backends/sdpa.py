@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from headwise.attention.backends.base import Backend, Call, repeat_heads
+from headwise.attention.backends.base import BEYOND_SDPA, Backend, Call, repeat_heads
 from headwise.masks import Causal
 from headwise.masks.lowering import lower, simplify
 
@@ -26,7 +26,11 @@ class Sdpa(Backend):
         if call.query.numel() == 0 or call.value.numel() == 0:
             return "an axis has size 0, for which some fused kernels return nothing"
         if call.scoring.beyond_sdpa:
-            return "torch's fused attention supports neither soft-cap nor sinks nor relative positions"
+            return BEYOND_SDPA
+        if call.repeats_keys:
+            return (
+                "grouped heads whose keys and values differ in width have no fused kernel: every key would be repeated"
+            )
         return None
 
     def run(self, call: Call) -> Tensor:

@@ -14,7 +14,6 @@ from headwise.attention.backends.base import Backend, Call
 from headwise.weights.source import full_precision, row_blocks
 
 BLOCK_BYTES = 2**28  # scores of one block of rows
-WIDEST = 256  # of a head in torch's fused kernels on CUDA
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -26,12 +25,8 @@ class SharedKeys(Backend):
 
     def refuses(self, call: Call) -> str | None:
         query, value = call.query, call.value
-        if not call.grouped:
-            return "every query head has its own key"
-        if query.size(3) == value.size(3):
-            return "keys and values have one width, for which torch has fused kernels"
-        if query.is_cuda and query.size(3) <= WIDEST and value.size(3) <= WIDEST:
-            return f"torch's fused kernels take heads up to {WIDEST} wide"
+        if not call.repeats_keys:
+            return "it is for grouped heads whose keys and values differ in width"
         if call.scoring.beyond_sdpa:
             return "it supports neither soft-cap nor sinks nor relative positions"
         if query.numel() == 0 or value.numel() == 0:

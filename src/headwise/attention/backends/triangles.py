@@ -38,7 +38,7 @@ class Triangles(Backend):
         query, key, value, scoring, _ = call
         T, S = query.shape[2], key.shape[2]
         if scoring.bias is not None or scoring.beyond_sdpa:
-            return "it supports no bias, soft-cap, relative positions or sinks"
+            return "it supports no bias, soft-cap, relative positions, sinks or score function"
         if query.dtype not in HALF or query.shape[3] not in WIDTHS or not kernels_by_name(call):
             return "it is for head dimensions 64 to 128 in 16 bit, without dropout, autocast, tracing or transforms"
         size = window_size(simplify(scoring.mask, T, S))

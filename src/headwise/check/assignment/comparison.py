@@ -286,7 +286,7 @@ class Pairing:
             words = f"visible keys without a mask: {patterns[0]} in the reference, {patterns[1]} here"
             yield Finding("form-mask", words, _line(ours, "forward"))
         for a, b in zip(measured(theirs, readings[0]), measured(ours, readings[1]), strict=False):
-            if a.meaning != b.meaning:
+            if a.meaning and b.meaning and a.meaning != b.meaning:
                 yield Finding("form-mask", f"the reference has {a.words()}; here {b.words()}", _line(ours, "forward"))
 
     def _one_call(

@@ -27,7 +27,7 @@ PHRASE = re.compile(rf"\b({ON}|{OFF})\b{LINK}{FILLER}{NOT}{FILLER}\W{{0,3}}({SEE
 class Stated(NamedTuple):
     """A convention for a mask, and the line that states it."""
 
-    meaning: str  # keep: 1 is visible; drop: 1 is hidden
+    meaning: str  # keep: 1 is visible; drop: 1 is hidden; or a shape
     line: int  # 0 for the text between the code of a notebook
 
     @property
@@ -55,12 +55,33 @@ def _about(text: str, name: str) -> Iterator[str]:
             yield text[match.start() : names[i + 1].start() if i + 1 < len(names) else None]
 
 
+def stated_shape(case: Case, name: str) -> Stated | None:
+    """The shape that the file states for this mask, (B,S) or (B,T,S); None where it states none or several."""
+    found = [
+        Stated("(B,T,S)" if third else "(B,S)", line)
+        for line, text in _statements(case)
+        for part in _about(text, name)
+        for third in re.findall(rf"[(\[]\s*{BATCH}\s*,\s*[a-z][\w ]*(,\s*[a-z][\w ]*)?[)\]]", part, re.IGNORECASE)
+    ]
+    return found[0] if len({stated.meaning for stated in found}) == 1 else None
+
+
 def states_batch_first(case: Case, names: Iterable[str]) -> int | None:
     """The line that says of an input that its batch comes first; None where none does, or another says the opposite."""
     inputs = "|".join(map(re.escape, names))
     first = [n for n, text in _statements(case) if re.search(rf"\b({inputs})\b.*[(\[]\s*{BATCH}\s*,", text, re.I)]
     second = [n for n, text in _statements(case) if re.search(rf"[(\[]\s*\w+\s*,\s*{BATCH}\s*,", text, re.I)]
     return first[0] if first and not second else None
+
+
+def states_batch_second(case: Case, names: Iterable[str]) -> int | None:
+    """The line that says of an input that its tokens come first, then the batch; None where another says otherwise."""
+    inputs = "|".join(map(re.escape, names))
+    first = [n for n, text in _statements(case) if re.search(rf"[(\[]\s*{BATCH}\s*,", text, re.I)]
+    tokens = r"(?:seq\w*|t|l|len\w*|length|time|tokens?|src_?len|tgt_?len)"
+    order = rf"\b({inputs})\b.*[(\[]\s*{tokens}\s*,\s*{BATCH}\s*,"
+    second = [n for n, text in _statements(case) if re.search(order, text, re.I)]
+    return second[0] if second and not first else None
 
 
 def _statements(case: Case) -> Iterator[tuple[int, str]]:

@@ -8,12 +8,13 @@ import __future__
 import ast
 import builtins
 import contextlib
+import copy
 import dis
 import inspect
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -198,9 +199,18 @@ class Loaded:
         except MemoryError:
             raise
         except (Exception, SystemExit) as error:
+            if getattr(statement, "decorator_list", None):  # a registry that is not here
+                return self._execute(_undecorated(statement))
             self.problems.append((statement.lineno, f"{type(error).__name__}: {error}"))
             return error
         return None
+
+
+def _undecorated(statement: ast.stmt) -> ast.stmt:
+    """The same function or class without its decorators."""
+    bare = copy.copy(statement)
+    bare.decorator_list = []  # type: ignore[attr-defined]
+    return bare
 
 
 def read(path: Path, name: str | None = None) -> Loaded:
@@ -311,6 +321,8 @@ OTHER = re.compile(
     re.IGNORECASE,
 )
 
+LAYER = re.compile(r"\bnn\.(Linear|Parameter)\(")  # in the constructor of a class that has no forward yet
+
 
 def candidates(loaded: Loaded) -> list[tuple[str, Any]]:
     """Names and objects of everything that looks like attention, best first."""
@@ -359,7 +371,8 @@ def _is_foreign(thing: Any, text: str) -> bool:
 
 
 def _class_score(name: str, cls: type, text: str, body: str) -> int:
-    if not (issubclass(cls, nn.Module) or any(callable(getattr(cls, m, None)) for m in METHODS if m != "__call__")):
+    called = any(callable(getattr(cls, m, None)) for m in METHODS if m != "__call__")
+    if not (issubclass(cls, nn.Module) or called or (NAME.search(name) and LAYER.search(text))):
         return 0
     if cls.__module__.startswith("torch.") or re.search(r"FeedForward|MLP", name):
         return 0
@@ -485,6 +498,76 @@ class Case:
                 return next((n.lineno for n in plain if n.lineno >= line), None)
         return None
 
+    def return_line(self, inside: int | None = None, several: bool = False) -> int | None:
+        """The last `return` of the function around a line, or of forward; with `several`, one of several values."""
+        tree = ast.parse(self.source)
+        own = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == self.name), tree)
+        functions = [n for n in ast.walk(tree if inside else own) if isinstance(n, ast.FunctionDef)]
+        around = [f for f in functions if inside is not None and f.lineno <= inside <= (f.end_lineno or 0)]
+        around = around or [f for f in functions if f.name in ("forward", "__call__", self.name)]
+        found = [n for f in around[-1:] for n in ast.walk(f) if isinstance(n, ast.Return)]
+        if around and not found and not several:
+            return around[-1].body[-1].lineno  # after which it should stand
+        found = [n for n in found if not several or len(list(_returned_values(n))) > 1]
+        return max((n.lineno for n in found), default=None)
+
+    def idle_line(self) -> int | None:
+        """The first line that gives a name the value that it has, as `scores = scores`: something is missing there."""
+        stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign) and len(n.targets) == 1]
+        return next((n.lineno for n in stored if ast.unparse(n.targets[0]) == ast.unparse(n.value)), None)
+
+    def alias_line(self, names: Iterable[str]) -> int | None:
+        """The first line that only gives one of these names another name, as `q = query`."""
+        stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign)]
+        return next((n.lineno for n in stored if isinstance(n.value, ast.Name) and n.value.id in names), None)
+
+    def skipped_condition(self, name: str, ran: set[int]) -> int | None:
+        """The last `if` whose body uses this name and was not executed, unless it asks whether there is none."""
+        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If)]
+        inside = [n for n in tests if any(name in ast.unparse(statement) for statement in n.body)]
+        idle = [n for n in inside if not ran & set(range(n.body[0].lineno, (n.body[-1].end_lineno or 0) + 1))]
+        idle = [n for n in idle if not re.search(r"\bis None\b|\bnot \w+$", ast.unparse(n.test))]
+        return max((n.lineno for n in idle), default=None)
+
+    def discarded_line(self, word: str) -> int | None:
+        """The line of a call, with this word in it, whose result is thrown away; not in a constructor."""
+        functions = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.FunctionDef)]
+        inside = (n for f in functions if f.name != "__init__" for n in ast.walk(f) if isinstance(n, ast.Expr))
+        calls = (n for n in inside if isinstance(n.value, ast.Call) and word in ast.unparse(n.value.func).lower())
+        return next((n.lineno for n in calls), None)
+
+    def size_line(self, name: str) -> int | None:
+        """The line that computes the width of a layer: of the name in its arguments, or of the layer itself."""
+        own = name.partition(".")[0]
+        tree = ast.parse(self.source)
+        stored = [n for n in ast.walk(tree) if isinstance(n, ast.Assign)]
+        made = next((n for n in stored if any(ast.unparse(t) == f"self.{own}" for t in n.targets)), None)
+        layer = None if made is None else next((n for n in ast.walk(made.value) if isinstance(n, ast.Call)), None)
+        if made is None or layer is None or len(layer.args) < 2:
+            return self.line_of_attribute(name)
+        parts = {ast.unparse(n) for n in ast.walk(layer.args[1]) if isinstance(n, ast.Name | ast.Attribute)}
+        sizes = [n for n in stored if n.lineno < made.lineno and any(ast.unparse(t) in parts for t in n.targets)]
+        return sizes[-1].lineno if sizes else made.lineno
+
+    def shape_line(self, line: int | None) -> int | None:
+        """The line that puts together a shape which another line only uses by its name, as in `x.view(shape)`."""
+        for function in (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.FunctionDef)):
+            calls = [n for n in ast.walk(function) if isinstance(n, ast.Call) and n.lineno == line]
+            names = {a.id for n in calls for a in n.args if isinstance(a, ast.Name)} if calls else set()
+            made = [n for n in ast.walk(function) if isinstance(n, ast.Assign) and n.lineno < (line or 0)]
+            made = [n for n in made if any(isinstance(t, ast.Name) and t.id in names for t in n.targets)]
+            shapes = [n for n in made if any(isinstance(part, ast.Tuple) for part in ast.walk(n.value))]
+            if shapes:
+                return shapes[-1].lineno
+        return line
+
+    def enclosing_condition(self, line: int | None, unless: str = "") -> int | None:
+        """The line of the innermost `if` whose body holds this line, unless its test is only this one."""
+        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If)]
+        around = [n for n in tests if line is not None and n.body[0].lineno <= line <= (n.body[-1].end_lineno or 0)]
+        around = [n for n in around if ast.unparse(n.test) != unless]
+        return max((n.lineno for n in around), default=None)
+
     def line_of_attribute(self, name: str) -> int | None:
         """The line that assigns an attribute, given as the name of a parameter in it."""
         return self.line_with(rf"self\.{re.escape(name.partition('.')[0])}\b.*=")
@@ -496,6 +579,14 @@ class Case:
         return "" if line is None or self.filename is None else linecache.getline(self.filename, line).strip()
 
 
+def _returned_values(statement: ast.Return) -> Iterator[ast.expr]:
+    """The values that a `return` gives, in the longest of its branches."""
+    value = statement.value
+    if isinstance(value, ast.IfExp):
+        value = max((value.body, value.orelse), key=lambda branch: isinstance(branch, ast.Tuple))
+    yield from value.elts if isinstance(value, ast.Tuple) else []
+
+
 def names_used(target: Any) -> set[str]:
     """Global names that a class or function reads, including those read by its helpers in the same project."""
     found: set[str] = set()
@@ -503,6 +594,16 @@ def names_used(target: Any) -> set[str]:
         found |= names
         if inspect.isclass(thing):
             found |= {base.__name__ for base in thing.__mro__} | {"nn", "torch"}
+    return found
+
+
+def imports_missing_in_siblings(case: Case) -> dict[str, set[str]]:
+    """Names that code of the class's project reads and its file forgot to import, by the path of that file."""
+    found: dict[str, set[str]] = {}
+    for sibling in [] if case.loaded is None else case.loaded.siblings:
+        for _, names, space in _reads(case.target):
+            if space is sibling.namespace and (missing := names & set(sibling.missing_imports)):
+                found.setdefault(str(sibling.path), set()).update(missing)
     return found
 
 

@@ -5,14 +5,13 @@ from torch import Tensor, nn
 
 from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound, module_sizes
-from headwise.check.calls import Inputs, leaves, make_inputs
-from headwise.check.code.intent import states_batch_first
+from headwise.check.calls import PLAIN, Inputs, leaves, make_inputs
+from headwise.check.code.intent import states_batch_first, states_batch_second
 from headwise.check.code.loader import globals_read
 from headwise.check.faults.questions import influence as influence_of
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading
-from headwise.check.trace import error_line
 
 
 def unmodified_inputs(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -31,7 +30,11 @@ def unmodified_inputs(bound: Bound, reading: AttentionReading | None) -> Found:
 
 
 def stated_layout(bound: Bound, reading: AttentionReading | None) -> Found:
-    """Where only a batch in second place works, no comment may say that it comes first."""
+    """Attention must run along the axis that comments call the tokens."""
+    said = states_batch_second(bound.case, bound.form.roles) if bound.form.layout == PLAIN else None
+    if said is not None and reading is not None and reading.between_tokens:
+        words = f"the code attends along the second axis, line {said} says (tokens, batch, width)"
+        yield Finding("attends-over-batch", words, reading.core.split_line())
     line = states_batch_first(bound.case, bound.form.roles) if bound.form.layout == "batch second" else None
     if line is not None:
         place = f"line {line}" if line else "the text"
@@ -152,9 +155,15 @@ def judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Note("untried", "what is returned beside the output") if other else Note("absent", "none are returned")
         return
     for index, table in tables:
+        if not _is_used(table, reading) and _are_scores(table, bound, reading):
+            yield Note("variant", "the scores are returned, not the weights")
+            continue
         if not _is_used(table, reading):
             sums = table.sum(-1).flatten()
-            line = reading.core.trace.last_line()
+            made = reading.core.trace.returned[index] if index < len(reading.core.trace.returned) else None
+            inside = None if made is None else reading.core.trace.nodes[made].line
+            line = bound.case.return_line(inside, several=True) or bound.case.return_line(several=True)
+            line = line or reading.core.trace.last_line()
             words = f"rows of what is returned sum to {float(sums[0]):.4g}, {float(sums[1]):.4g}, …"
             if torch.allclose(sums, torch.ones_like(sums)):
                 words = "their rows sum to one, but they are not the weights multiplied with the values"
@@ -205,6 +214,15 @@ def _is_used(table: Tensor, reading: AttentionReading) -> bool:
     return any(f.numel() == table.numel() and same(table, f.reshape(table.shape), 1e-6) for f in forms)
 
 
+def _are_scores(table: Tensor, bound: Bound, reading: AttentionReading) -> bool:
+    """Whether it is what the softmax was given, returned as logits by name."""
+    line = bound.case.return_line(several=True)
+    before = [n.operands[0] for n in reading.core.nodes.softmax if n.operands]
+    return "logit" in bound.case.text(line).lower() and any(
+        x.numel() == table.numel() and same(table.reshape(x.shape), x) for x in before
+    )
+
+
 def _is_attached(bound: Bound, index: int) -> bool:
     """Whether the returned table requires a gradient where the output does."""
     try:
@@ -222,20 +240,23 @@ def globals_in_place_of_arguments(bound: Bound, reading: AttentionReading | None
     taken = {constructor_role(p.name) for p in parameters_of(bound.case.target)}
     taken |= {"head_width", "value_width", "out_width"} if {"width", "heads"} <= taken else set()
     held = module_sizes(bound.case.namespace)
-    read = {
-        n: line for n, line in globals_read(bound.case.target).items() if n in held and constructor_role(n) in taken
-    }
-    for name, line in read.items():
-        kept = bound.case.namespace[name]
-        bound.case.namespace[name] = kept + 1
+    read = globals_read(bound.case.target)
+    places = [(bound.case.namespace, n, line) for n, line in read.items() if n in held and constructor_role(n) in taken]
+    for name, line in read.items():  # a configuration of the module beside one that the constructor takes
+        table = bound.case.namespace.get(name)
+        if isinstance(table, dict) and bound.built.config is not None:
+            places += [(table, n, line) for n in module_sizes(table)]
+    for space, name, line in places:
+        kept = space[name]
+        space[name] = kept + 1 if space is bound.case.namespace else kept * 2
         try:
             other = bound.called(thing=bound.rebuilt())
         except Exception as error:
             words = f"with another value of {name}: {type(error).__name__}: {error}".splitlines()[0][:160]
-            yield Finding("reads-globals", words, error_line(error, bound.case.filename) or line)
+            yield Finding("reads-globals", words, line)
             return
         finally:
-            bound.case.namespace[name] = kept
+            space[name] = kept
         if other.output is None or other.output.shape != bound.output.shape or not same(other.output, bound.output):
             yield Finding("reads-globals", f"another value of {name} gives another result", line)
             return

@@ -8,15 +8,17 @@ import builtins
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from torch import nn
 
 from headwise.check.binding import Bound, Failure
-from headwise.check.calls import PLAIN, Repaired
-from headwise.check.code.loader import Case, globals_read, names_used, stand_ins_used
+from headwise.check.calls import PLAIN, Repaired, leaves
+from headwise.check.code.loader import Case, globals_read, imports_missing_in_siblings, names_used, stand_ins_used
 from headwise.check.mistakes import Finding, Found, settled
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Report
+from headwise.check.trace import PRODUCTS, VIEWS
 
 INDIRECT = {"setattr", "vars", "__dict__", "__getattr__", "exec", "eval", "locals", "globals"}  # other ways to set
 REGISTERING = {"register_buffer", "register_parameter", "add_module", "register_module"}
@@ -141,6 +143,10 @@ def _supplied(case: Case) -> Iterator[Finding]:
     missing = {n: line for n, line in case.loaded.missing_imports.items() if n in used or not used}
     if missing:
         yield Finding("missing-import", ", ".join(sorted(missing)), min(missing.values()))
+    for path, names in imports_missing_in_siblings(case).items():
+        imports = enumerate(case.source.splitlines(), 1)
+        line = next((n for n, text in imports if re.match(rf"\s*(from|import)\b.*\b{Path(path).stem}\b", text)), None)
+        yield Finding("missing-import", f"{', '.join(sorted(names))} in {Path(path).name}", line)
     demo = {n: line for n, line in globals_read(case.target).items() if n in case.loaded.only_in_main}
     if demo:
         words = f"{', '.join(demo)}: defined only under `if __name__ == '__main__'`"
@@ -199,7 +205,9 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
     elif bound is not None:
         findings += _repaired(bound.repaired, case)
         if bound.returned is None:
-            findings.append(Finding("no-return"))
+            findings.append(Finding("no-return", "", case.return_line()))
+        elif (turned := _turned_output(bound)) is not None:
+            findings.append(turned)
         else:
             report.doubts.append("what it returns does not have the shape (batch, tokens, width)")
     if own is None:
@@ -209,6 +217,19 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
         report.verdict = "wrong" if any(f.severity == "wrong" for f in findings) else "unknown"
     report.findings = settled(findings)
     return report
+
+
+def _turned_output(bound: Bound) -> Finding | None:
+    """An output with the axes of the input in another order."""
+    given = bound.inputs.query.shape
+    for leaf in leaves(bound.returned)[:1]:
+        if bound.form.layout == PLAIN and leaf.shape != given and sorted(leaf.shape) == sorted(given):
+            words = f"its shape is {tuple(leaf.shape)}, that of the input {tuple(given)}"
+            layers = {n.line for n in bound.trace.nodes if n.op in PRODUCTS}
+            views = (n for n in reversed(bound.trace.nodes) if n.op in VIEWS and n.line not in layers)
+            last = [n.line for n in views if n.line is not None]
+            return Finding("output-shape", words, last[0] if last else bound.case.return_line())
+    return None
 
 
 def _failed_imports(case: Case) -> list[Finding]:
@@ -247,7 +268,10 @@ def _own_failure(failures: list[Failure]) -> Failure | None:
     calls = [f for f in inside if f.called is not None]
     if (sure := _after_attention(calls) or _own_call(calls)) is not None:
         return sure
-    if (refused := _refuses_everything(failures)) is not None:
+    bare = [f for f in calls if f.bare]
+    if bare and all(f.confused for f in bare):
+        return bare[0]
+    if (refused := _refuses_everything(failures) or _refuses_every_type(calls)) is not None:
         return refused
     natural = [f for f in calls if f.natural]
     simple = [f for f in natural if f.projected and not f.guessed and "NoneType" not in str(f.error)]
@@ -268,6 +292,17 @@ def _refuses_everything(failures: list[Failure]) -> Failure | None:
     return first
 
 
+def _refuses_every_type(calls: list[Failure]) -> Failure | None:
+    """A line after a projection that takes neither booleans nor numbers for a mask."""
+    late = [f for f in calls if f.guessed and f.projected and f.line is not None and not f.deliberate]
+    for line in dict.fromkeys(f.line for f in late):
+        here = [f for f in late if f.line == line]
+        words = " ".join(str(f.error) for f in here)
+        if "bool tensor is not supported" in words and "only supports boolean" in words:
+            return next(f for f in here if "bool" in str(f.error))
+    return None
+
+
 def _is_own(first: Failure, calls: list[Failure], inside: list[Failure]) -> bool:
     if first.called is not None and not _form_is_certain(first, calls):
         return False
@@ -284,7 +319,11 @@ def _is_own(first: Failure, calls: list[Failure], inside: list[Failure]) -> bool
 def _may_be_ours(failure: Failure) -> bool:
     """Whether the code rejected what we passed, or we passed something of the wrong kind."""
     rejected = isinstance(failure.error, AssertionError) or failure.deliberate
-    own = ("NoneType", "is not callable") if failure.bare and failure.projected else ("is not callable",)
+    own = (
+        ("NoneType", "is not callable", "values to unpack")
+        if failure.bare and failure.projected
+        else ("is not callable",)
+    )
     excused = [word for word in OURS if not (word in own and failure.bare)]
     return rejected or any(word in str(failure.error) for word in excused)
 
@@ -348,6 +387,8 @@ def _crash(failure: Failure) -> Finding:
         name = "contiguous"
     elif "before Module.__init__" in str(error):
         name = "missing-super"
+    elif failure.guessed and re.search(r"\bbool", words):
+        name = "mask-crashes"
     elif isinstance(error, AttributeError) and "object has no attribute" in str(error) and "Tensor" not in str(error):
         name = "missing-attribute"
     return Finding(name, words, failure.line)

@@ -126,7 +126,7 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
         tried = trial(LENGTHS, lengths, meant)
         if off := _near_length(tried, lengths):
             tried.meaning, tried.line = off, _compared_line(tried, bound, name) or tried.line
-        argument.tried += [tried] if tried.meaning in ("keep", "one more", "one less") else []
+        argument.tried += [tried] if tried.meaning in ("keep", "one more", "one less", "wrong sample") else []
     return argument
 
 
@@ -200,7 +200,7 @@ class MaskTrial:
             return tried
         tried.modified = not torch.equal(mask, tried.mask)
         core = self.same_arrangement(other)
-        if core is None or core.weights.shape != self.reading.core.weights.shape:
+        if core is None or core.weights.shape != self.reading.core.weights.shape or self._has_more_axes(core):
             tried.meaning = "other"
             return tried
         tried.seen = core.weights.nan_to_num() > 1e-30
@@ -218,6 +218,11 @@ class MaskTrial:
         elif (discarded := core.discarded_mask()) is not None:
             tried.meaning, tried.line = "discarded", discarded.line
         return tried
+
+    def _has_more_axes(self, core: Core) -> bool:
+        """Whether the mask has given the scores another axis: it fits by accident, where that axis has size one."""
+        before, after = self.reading.core.nodes.softmax[0], core.nodes.softmax[0]
+        return after.value.dim() > max(before.value.dim(), 4)
 
     def same_arrangement(self, other: Bound) -> Core | None:
         """The attention of another call, with batch and heads read as before."""

@@ -12,7 +12,7 @@ import torch
 from headwise.check.arguments import parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import FunctionWithWeights, signature
-from headwise.check.code.intent import stated_meaning
+from headwise.check.code.intent import stated_meaning, stated_shape
 from headwise.check.faults.crashes import Function, definition_of
 from headwise.check.faults.mask_meaning import (
     LENGTHS,
@@ -30,7 +30,7 @@ from headwise.check.faults.questions import triangle_line
 from headwise.check.faults.stages import stage_findings
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, pattern, read
-from headwise.check.trace import error_line, is_deliberate
+from headwise.check.trace import REPEATS, error_line, find_attention, is_deliberate
 
 PLAIN_ERRORS = (AttributeError, NameError, TypeError, KeyError)
 WRONG_MEANING = {
@@ -64,7 +64,8 @@ def mask_arguments(bound: Bound, reading: AttentionReading | None) -> Found:
     for argument in measured(bound, reading):
         assert reading is not None  # noqa: S101 - otherwise nothing is measured
         yield from _against_words(argument, bound)
-        found = [*_misused(argument, reading), *_overwritten(argument), *_raised(argument)]
+        found = [*_misused(argument, bound, reading), *_overwritten(argument), *_raised(argument)]
+        found += _without_own_branch(argument, bound) if argument.meaning and not found else []
         if not argument.meaning and not found:
             found += _without_effect(argument, bound, reading)
         yield from found
@@ -87,6 +88,36 @@ def _against_words(argument: MaskArgument, bound: Bound) -> Iterator[Finding]:
     words = f"argument {argument.name}: {found}, where {stated.place} says {said}"
     tried = argument.first(argument.meaning)
     yield Finding("mask-convention", words, tried.line if tried is not None else None)
+
+
+def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
+    """A mask of the shape that a comment states, or of the axes or type that the code asks for, must work."""
+    stated = stated_shape(bound.case, argument.name)
+    tried = [] if stated is None else [t for t in argument.tried if t.shape == stated.meaning]
+    if stated is not None and tried and all(t.error is not None for t in tried):
+        words = f"argument {argument.name}, shape {stated.meaning}, as {stated.place} says"
+        words += f": {type(tried[0].error).__name__}: {tried[0].error}"
+        return [Finding("mask-crashes", words.splitlines()[0][:200], tried[0].line)]
+    source, names = bound.case.source, rf"(?:{argument.name}|\w*mask\w*)"
+    axes = re.findall(
+        rf"\b{names}\.(?:dim\(\)|ndim)\s*==\s*(\d)|len\({names}\.(?:shape|size\(\))\)\s*==\s*(\d)", source
+    )
+    for count in sorted({int(a or b) for a, b in axes}):
+        whole = "(B,T,S)" if count == 3 else None  # the one with a row for every query of every sample
+        tried = [t for t in argument.tried if t.mask.dim() == count and t.shape in (whole or t.shape,)]
+        if tried and all(t.error is not None for t in tried):
+            words = (
+                f"argument {argument.name}, shape {tried[0].shape}: {type(tried[0].error).__name__}: {tried[0].error}"
+            )
+            line = bound.case.line_with(rf"\b{names}\s*=\s*{names}\W") or tried[0].line
+            return [Finding("mask-crashes", words.splitlines()[0][:200], line)]
+    if re.search(rf"{names}\.dtype\s*(==|is|!=)\s*torch\.bool", source):
+        tried = [t for t in argument.tried if t.mask.dtype == torch.bool and t.error is None]
+        leaks = next((t for t in tried if t.meaning in ("leaks", "additive")), None)
+        if leaks is not None and not any(t.meaning in ("keep", "drop") for t in tried):
+            words = f"argument {argument.name}, shape {leaks.shape}, of booleans: hidden keys keep some weight"
+            return [Finding("mask-leaks", words, bound.case.line_with(r"masked_fill|where\(") or leaks.line)]
+    return []
 
 
 def _raised(argument: MaskArgument) -> Iterator[Finding]:
@@ -125,14 +156,16 @@ def _overwritten(argument: MaskArgument) -> Iterator[Finding]:
         yield Finding("input-modified", f"the argument {argument.name} has different values after the call", tried.line)
 
 
-def _misused(argument: MaskArgument, reading: AttentionReading) -> Iterator[Finding]:
+def _misused(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Iterator[Finding]:
     by_sample = any(t.meaning in ("keep", "drop") and t.shape.startswith("(B") for t in argument.tried)
     for meaning, name in WRONG_MEANING.items():
         tried = argument.first(meaning)
         other = (meaning == "wrong sample" and by_sample) or (meaning == "queries" and argument.meaning != "")
         if tried is not None and not other:
             words = f"argument {argument.name}, shape {tried.shape}{_example(tried)}"
-            yield Finding(name, words, tried.line or reading.core.softmax_line)
+            only = f"{argument.name} is not None"
+            line = bound.case.enclosing_condition(tried.line, only) if meaning == "some heads" else None
+            yield Finding(name, words, line or tried.line or reading.core.softmax_line)
 
 
 def _example(tried: TriedMask) -> str:
@@ -150,7 +183,7 @@ def _example(tried: TriedMask) -> str:
 def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Iterator[Finding]:
     meanings = {t.meaning for t in argument.tried if t.error is None}
     tried = argument.first("leaks") or argument.first("nan")
-    if not meanings:
+    if not meanings or (meanings == {"other"} and _usual_shapes_raise(argument)):
         yield from _crash(argument)
     elif tried is not None and tried.meaning == "leaks" and meanings <= {"leaks", "none", "other"}:
         words = f"argument {argument.name}, shape {tried.shape}: hidden keys keep some weight"
@@ -164,7 +197,31 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
         line = _unused_line(bound, argument)
         yield Finding("mask-ignored", words, line, severity="fragile" if admitted else "")
     else:
-        yield from _same_for_all(argument, reading)
+        mixed = _mixes_samples(argument, bound)
+        yield from [mixed] if mixed is not None else _same_for_all(argument, reading)
+
+
+def _mixes_samples(argument: MaskArgument, bound: Bound) -> Finding | None:
+    """Whether the mask of one sample changes the result of another, whatever the mask means."""
+    for tried in (t for t in argument.tried if t.error is None and t.shape.startswith("(B") and t.shape != LENGTHS):
+        other = tried.mask.clone()
+        other[0] = other[0].logical_not().to(other.dtype)
+        first, second = (bound.output_of(bound.inputs, {argument.name: m.clone()}) for m in (tried.mask, other))
+        if first is None or second is None:
+            continue
+        changed = (first.nan_to_num() - second.nan_to_num()).abs().flatten(1).amax(1) > 1e-9
+        if changed[1:].any() and bound.repeats():
+            words = f"argument {argument.name}, shape {tried.shape}: the mask of sample 0 changes the result of sample"
+            line = _repeating_line(bound, argument, tried) or tried.line
+            return Finding("mask-wrong-sample", f"{words} {int(changed[1:].nonzero()[0]) + 1}", line)
+    return None
+
+
+def _repeating_line(bound: Bound, argument: MaskArgument, tried: TriedMask) -> int | None:
+    """The first line that repeats something in a call with this mask and not in one without."""
+    usual = {n.line for n in bound.trace.nodes}
+    nodes = bound.called({argument.name: tried.mask.clone()}).trace.nodes
+    return next((n.line for n in nodes if n.op in REPEATS and n.line not in usual), None)
 
 
 def _unused_line(bound: Bound, argument: MaskArgument) -> int | None:
@@ -174,10 +231,27 @@ def _unused_line(bound: Bound, argument: MaskArgument) -> int | None:
     inside = [n for n in ast.walk(tree) if isinstance(n, ast.If) and argument.name in ast.unparse(n)]
     dropped = [n for n in ast.walk(tree) if isinstance(n, ast.Expr) and any(u in ast.walk(n) for u in uses)]
     empty = [n.body[0] for n in inside if len(n.body) == 1 and isinstance(n.body[0], ast.Pass)]
-    for found in (dropped, empty, inside):
+    for found in (dropped, empty):
         if found:
             return found[-1].lineno
-    return bound.case.line_with(rf"\b{argument.name}\b")
+    skipped = bound.case.skipped_condition(argument.name, _executed(bound, argument))
+    if (line := bound.case.idle_line() or skipped) is not None:
+        return line
+    nodes = find_attention(bound.trace)
+    return bound.case.line_with(rf"\b{argument.name}\b") if nodes is None else nodes.softmax[0].outermost
+
+
+def _executed(bound: Bound, argument: MaskArgument) -> set[int]:
+    """The lines that computed something in a call with this mask, of any number of axes that it takes."""
+    found: set[int] = set()
+    for tried in {t.mask.dim(): t for t in reversed(argument.tried) if t.error is None}.values():
+        with contextlib.suppress(Exception):
+            found |= _lines(bound.called({argument.name: tried.mask.clone()}))
+    return found
+
+
+def _lines(bound: Bound) -> set[int]:
+    return {line for node in bound.trace.nodes for line in node.stack}
 
 
 def _same_for_all(argument: MaskArgument, reading: AttentionReading) -> Iterator[Finding]:
@@ -216,7 +290,9 @@ def combined_masks(bound: Bound, reading: AttentionReading | None) -> Found:
         if one is not None and one.meant is not None:
             both = both & (one.meant if argument.meaning == "keep" else ~one.meant)
     if core is not None and not agree(core.weights.nan_to_num() > 1e-30, both):
-        yield Finding("masks-combined", words, core.mask_line())
+        lost = set().union(*(_executed(bound, argument) for argument in usable[:2])) - _lines(other)
+        line = bound.case.enclosing_condition(min(lost)) if lost else None
+        yield Finding("masks-combined", words, line or core.mask_line())
 
 
 def _with_causal(bound: Bound, reading: AttentionReading, argument: MaskArgument) -> Iterator[Finding]:
@@ -237,17 +313,20 @@ def _with_causal(bound: Bound, reading: AttentionReading, argument: MaskArgument
         yield Finding("masks-combined", f"{argument.name} and {flag}=True together", line)
 
 
+def _usual_shapes_raise(argument: MaskArgument) -> bool:
+    """Whether every mask that broadcasts to a table of queries × keys raises, at one line."""
+    usual = [t for t in argument.tried if t.shape in ("(B,1,T,S)", "(B,1,1,S)", "(T,S)", "(B,T,S)", "(B,S)")]
+    return bool(usual) and all(t.error is not None for t in usual) and len({t.line for t in usual}) == 1
+
+
 def _crash(argument: MaskArgument) -> Iterator[Finding]:
-    """An error that no shape of the mask avoids."""
+    """An error that no usual shape of the mask avoids."""
+    tried = [t for t in argument.tried if t.error is not None]
     sure = [t for t in argument.tried if isinstance(t.error, NameError) or "module 'torch" in str(t.error)]
-    places = {t.line for t in argument.tried}
+    places = {t.line for t in tried}
     same_place = "mask" in plain(argument.name) and len(places) == 1 and None not in places
-    if (
-        sure
-        or same_place
-        or all(isinstance(t.error, PLAIN_ERRORS) or "ambiguous" in str(t.error) for t in argument.tried)
-    ):
-        first = (sure or argument.tried)[0]
+    if sure or same_place or all(isinstance(t.error, PLAIN_ERRORS) or "ambiguous" in str(t.error) for t in tried):
+        first = (sure or tried)[0]
         yield Finding("mask-crashes", f"{type(first.error).__name__}: {first.error}", first.line)
 
 
@@ -264,7 +343,7 @@ def required_mask(bound: Bound, reading: AttentionReading | None) -> Found:
     defaults = {p.name: p.default for p in signature(bound.thing)}
     names = [n for n in bound.form.fixed if n in bound.form.masks and defaults.get(n, 0) is None]
     if names and _returns_nothing(bound, names):
-        yield Finding("no-return", f"without {names[0]}, it returns None", bound.case.line_with(r"^\s+return\b"))
+        yield Finding("no-return", f"without {names[0]}, it returns None", bound.case.return_line())
         return
     failed = next((f for f in bound.failures if f.line is not None and f.called is not None), None)
     if names and failed is not None:
@@ -374,10 +453,17 @@ def call_switch(bound: Bound, reading: AttentionReading | None) -> Found:
             words = f"with {name}=True: {type(error).__name__}: {error}".splitlines()[0][:160]
             yield Finding("mask-crashes", words, error_line(error, bound.case.filename))
         return
-    yield from _switched(other, name)
-    if reading is not None and reading.pattern == "causal" and "causal" in name:
-        line = reading.core.mask_line() or reading.core.softmax_line
-        line = bound.case.condition_around(line, "") or line
+    if reading is None or reading.pattern != "causal" or "causal" not in name:
+        yield from _switched(other, name)
+        return
+    line = reading.core.mask_line() or reading.core.softmax_line
+    line = bound.case.condition_around(line, name) or bound.case.enclosing_condition(line) or line
+    seen = read(other)
+    if seen is not None and seen.pattern == "full":
+        words = f"it is causal with {name}=False, and not with {name}=True"
+        yield Finding("causal-ignored", words, line)
+    else:
+        yield from _switched(other, name)
         yield Finding("option-ignored", f"it is causal with {name}=False as well", line)
 
 
@@ -396,6 +482,9 @@ def _switched(other: Bound, name: str) -> Iterator[Finding]:
     if found or seen is None or seen.scores is None:
         return
     line = triangle_line(other.case, seen) or seen.core.mask_line() or seen.core.softmax_line
+    if line not in _lines(other):
+        line = other.case.enclosing_condition(line) or line
+    line = other.case.idle_line() or line
     mistake = CAUSAL_MISTAKES.get(pattern(seen.scores.visible))
     if seen.scores.after == "masked":
         yield Finding("mask-after-softmax", words, line)

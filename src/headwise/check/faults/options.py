@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from headwise.check.arguments import parameters_of
+from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound
 from headwise.check.calls import FunctionWithWeights, Inputs, leaves, make_inputs, signature
 from headwise.check.faults.mask_meaning import MaskTrial, is_boolean, measured
@@ -97,8 +97,11 @@ def _is_added(bound: Bound, reading: AttentionReading | None, name: str) -> bool
 def _changes_nothing(bound: Bound, p: inspect.Parameter) -> bool:
     """Whether the argument takes the value that it stands for anyway, such as positions counted from zero."""
     T, B, H = bound.sizes.T, bound.inputs.query.shape[0], bound.sizes.H
+    values: list[Any]
     if call_role(p.name) == "position":
         values = [torch.arange(T), torch.arange(T)[None], torch.arange(T).expand(B, T)]
+    elif constructor_role(p.name) == "dropout":
+        values = [torch.nn.Dropout(0.5).eval(), 0.0]
     elif "headmask" in plain(p.name):
         values = [torch.ones(H), torch.ones(1, H, 1, 1)]
     else:
@@ -144,8 +147,15 @@ def _asked_for_weights(bound: Bound, other: Bound, p: inspect.Parameter) -> Iter
     if not re.search(r"(return|need|output|with)\w*(weight|att|map)", plain(p.name)):
         return
     first, second = (len(leaves(b.returned)) for b in (bound, other))
+    parts = other.returned if isinstance(other.returned, tuple | list) else ()
+    shapes = [tuple(part.shape) for part in parts[1:] if isinstance(part, Tensor)]
+    table = (other.inputs.query.shape[1], other.inputs.key.shape[1])
+    if first < second and shapes and not any(table in (shape[-2:], shape[-2:][::-1]) for shape in shapes):
+        line = bound.case.return_line(several=True)
+        words = f"with {p.name}={not p.default}: shape {shapes[0]} is no table of queries × keys"
+        yield Finding("weights-returned", words, line)
     if first == second:
-        line = bound.case.line_with(rf"\bif\b.*\b{p.name}\b|\breturn\b")
+        line = bound.case.line_with(rf"\bif\b.*\b{p.name}\b") or bound.case.return_line()
         yield Finding("option-ignored", f"{p.name}: as many tensors are returned with it as without", line)
 
 
@@ -156,6 +166,44 @@ def returned_with(other: Bound, name: str) -> Iterator[Finding]:
     for found in judged_weights(other, read(other)):
         if isinstance(found, Finding):
             yield replace(found, detail=f"with {name}={True}: {found.detail}")
+
+
+def constructor_options(bound: Bound, reading: AttentionReading | None) -> Found:
+    """Switches of the constructor must run in both positions; without biases it must be right as well."""
+    if reading is None or not isinstance(bound.case.target, type):
+        return
+    for name, value in _constructor_flags(bound).items():
+        words = f"{name}={not value}"
+        try:
+            other = bound.called(thing=bound.rebuilt(**{name: not value}))
+        except Exception as error:
+            line = error_line(error, bound.case.filename)
+            if line is not None and not is_deliberate(error) and (_is_bias(name) or _is_own_error(error)):
+                said = f"{words}: {type(error).__name__}: {error}".splitlines()[0][:160]
+                yield Finding("option-crashes", said, line)
+            continue
+        seen = read(other) if _is_bias(name) and other.output is not None else None
+        for finding in () if seen is None else stage_findings(other, seen):
+            yield replace(finding, detail=f"{finding.detail} ({words})")
+
+
+def _constructor_flags(bound: Bound) -> dict[str, bool]:
+    """Switches and their values, by name; only those for biases where a configuration holds them."""
+    if bound.built.config is not None:
+        return {name: True for name in bound.built.config.asked if _is_bias(name)} if bound.built.certain else {}
+    flags = [p for p in parameters_of(bound.case.target) if isinstance(p.default, bool) or _is_bias(p.name)]
+    values = {p.name: bound.built.arguments.get(p.name, p.default) for p in flags}
+    return {name: value for name, value in values.items() if isinstance(value, bool)}
+
+
+def _is_bias(name: str) -> bool:
+    return constructor_role(name) == "bias" and not re.search(r"pos|rel|alibi|attn|attention|add", plain(name))
+
+
+def _is_own_error(error: Exception) -> bool:
+    """Whether an error has nothing to do with what we pass: a name or an attribute of self that does not exist."""
+    missing = isinstance(error, AttributeError) and "NoneType" not in str(error)
+    return isinstance(error, NameError) or missing
 
 
 def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -262,11 +310,30 @@ def _continued(bound: Bound, names: list[str], flags: dict[str, Any], cut: int) 
         single = cut == bound.sizes.T - 1  # the last token sees all others, causal or not
         gap = float((out[:, -1] - whole[:, -1]).abs().max())
         if single and not same(out, _alone(bound, rest, flags)):
+            if (hidden := _hidden_from_last(bound, rest, given)) is not None:
+                return hidden
             line = _joining_line(bound, rest, given)
             return Finding(
                 "cache-differs", f"after a cache of {cut} tokens, the next one differs by up to {gap:.3g}", line
             )
     return None
+
+
+def _hidden_from_last(bound: Bound, rest: Inputs, given: dict[str, Any]) -> Finding | None:
+    """Whether the last token, which may see all, does not see every key of the cache."""
+    seen = read(bound.called(given, inputs=rest))
+    if seen is None or seen.core.weights.shape[-1] != bound.sizes.T:
+        return None
+    unseen = (seen.core.weights[0, 0, -1].nan_to_num() == 0).nonzero().flatten().tolist()
+    if not unseen:
+        return None
+    words = f"after a cache of {bound.sizes.T - 1} tokens, the next one does not see key {unseen[0]}"
+    return Finding("causal-cache", words, _row_line(bound, seen) or seen.core.mask_line())
+
+
+def _row_line(bound: Bound, seen: AttentionReading) -> int | None:
+    """The line that numbers the queries, or that takes rows of a stored mask."""
+    return bound.case.line_with(r"\b(rows?|q_pos|query_pos\w*|i)\b\s*=.*arange") or None
 
 
 def _refused(bound: Bound, names: list[str], flags: dict[str, Any]) -> Finding | None:
@@ -277,6 +344,9 @@ def _refused(bound: Bound, names: list[str], flags: dict[str, Any]) -> Finding |
         returned = bound.call(first, flags)
     except Exception:  # the protocol is another one
         return None
+    if flags and isinstance(returned, tuple | list) and any(part is None for part in returned):
+        line = bound.case.return_line(several=True)
+        return Finding("cache-differs", f"with {next(iter(flags))}=True, None is returned in place of a cache", line)
     held = [part for part in _cache_candidates(returned, cut) if any(part is own for own in returned)]
     if len(held) != 1 or len(names) != 1:
         return None
@@ -287,7 +357,10 @@ def _refused(bound: Bound, names: list[str], flags: dict[str, Any]) -> Finding |
         line = error_line(error, bound.case.filename)
         return Finding("cache-differs", f"{words}: {type(error).__name__}: {error}".splitlines()[0][:200], line)
     if out is not None and same(out, _alone(bound, rest, flags)):
-        line = bound.case.line_with(rf"\bif\b.*\b{names[0]}\b|\b{names[0]}\b")
+        given = bound.called(flags | {names[0]: held[0]}, inputs=rest)
+        ran = {line for node in given.trace.nodes for line in node.stack}
+        line = bound.case.skipped_condition(names[0], ran)
+        line = line or bound.case.line_with(rf"\bif\b.*\b{names[0]}\b|\b{names[0]}\b")
         return Finding("cache-differs", f"{words} changes nothing", line)
     return None
 

@@ -90,14 +90,19 @@ def head_count(bound: Bound, reading: AttentionReading) -> Found:
     asked, seen = asked_heads(bound), reading.core.heads.shape[1]
     if reading.between_tokens and asked and 1 < seen != asked:
         words = f"{asked} heads were asked for, {seen} are computed"
-        yield Finding("heads-lost", words, reading.core.score_line)
+        looped = reading.core.order == "one product per head"
+        line = bound.case.line_with(r"\brange\(") if looped else bound.case.shape_line(reading.core.split_line())
+        yield Finding("heads-lost", words, line or reading.core.score_line)
     if reading.output is None or seen > 1:
         return
     asked, Dv = _heads_of_layer(bound, reading), reading.core.heads.shape[-1]
+    line = reading.core.score_line
     if asked and asked > 1:
-        yield Finding("single-head", f"{asked} heads were asked for; the weights are one table of all {Dv} numbers")
+        yield Finding(
+            "single-head", f"{asked} heads were asked for; the weights are one table of all {Dv} numbers", line
+        )
     elif not asked and MULTI_HEAD.search(type(bound.thing).__name__):
-        yield Finding("single-head", "it is called multi-head, but nothing is split into heads")
+        yield Finding("single-head", "it is called multi-head, but nothing is split into heads", line)
     elif not asked:
         yield Note("variant", SINGLE)
 
@@ -139,7 +144,8 @@ def output_projection(bound: Bound, reading: AttentionReading) -> Found:
         return
     if H == 1 and not _heads_of_layer(bound, reading):
         return
-    width, line = out.fit.weight.shape[0], reading.core.trace.last_line()
+    width = out.fit.weight.shape[0]
+    line = bound.case.idle_line() or bound.case.return_line() or reading.core.trace.last_line()
     if width == H * E and H > 1:
         if bound.built.names_with_role("out_width"):
             yield Note(

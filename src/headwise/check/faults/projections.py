@@ -2,17 +2,22 @@
 
 import math
 import re
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from headwise.check.arguments import parameters_of
 from headwise.check.binding import Bound
-from headwise.check.calls import tensors
+from headwise.check.calls import modules, tensors
 from headwise.check.faults.questions import WEIGHTLESS, has_number, listed, named_role, near, of_stages, role_in
-from headwise.check.fits import same
+from headwise.check.fits import Fit, same
 from headwise.check.mistakes import Finding, Found, Note
-from headwise.check.reading import AttentionReading, Projection, multiple
+from headwise.check.reading import NONLINEAR, AttentionReading, Projection, multiple
 from headwise.check.trace import PRODUCTS
+
+ROTARY = re.compile(r"rope|rotar|rotat|\bcos\b", re.IGNORECASE)
 
 
 @of_stages
@@ -48,6 +53,9 @@ def norms_and_positions(bound: Bound, reading: AttentionReading) -> Found:
             yield Note("variant", "queries and keys are normalized")
             if not part.normalized:
                 yield Note("doubt", f"the norm of the {name}")
+        elif part.then == "nonlinear" and len({p.then for p in reading.projections.values()}) > 1:
+            kind, line = reading.core.activation_line(name, NONLINEAR)
+            yield Finding("projection-activated", f"the {name} goes through {kind}", line)
         elif part.then:
             yield Note("doubt", f"what happens to the {name} between projection and product")
         if part.position == "added":
@@ -70,7 +78,7 @@ def rotary_positions(bound: Bound, reading: AttentionReading) -> Found:
             yield Finding(
                 "rotary-one-side",
                 f"{turned} are rotated by their position, {still} are not",
-                reading.core.projection_line("query" if key is None else "key"),
+                reading.core.last_step("key" if key is None else "query"),
             )
         return
     H, T = reading.core.query.shape[1], min(len(query), len(key))
@@ -79,19 +87,91 @@ def rotary_positions(bound: Bound, reading: AttentionReading) -> Found:
     next_to = [torch.einsum("hde,hdf->hef", a[t + 1], b[t]) for t in range(T - 1)]
     if all(same(m, near[0], 1e-5) for m in near) and all(same(m, next_to[0], 1e-5) for m in next_to):
         yield Note("variant", "rotary positions")
-        if not _has_usual_angles(a):
-            yield Note("untried", "its rotary angles, which are not a geometric sequence from one")
+        yield from _angles(bound, reading, a)
+        yield from _offset(bound, reading, a.shape[2])
+    elif ROTARY.search(bound.case.source):
+        gap = float((near[1] - near[0]).norm() / near[0].norm())
+        words = f"moved by one position, two tokens get scores that differ by {gap:.1%}"
+        yield Finding("rotary-absolute", words, reading.core.step_line("query"))
     else:
         yield Note("doubt", "the map depends on the position, and not only on the distance")
-    if parts["value"].position == "rotary":
+    if parts["value"].position == "rotary" and re.search(r"rot\w*value|value\w*rot", bound.case.source, re.IGNORECASE):
         yield Note("variant", "values are rotated by position, too")
+    elif parts["value"].position == "rotary":
+        words = "they differ by position, like queries and keys"
+        yield Finding("rotary-values", words, reading.core.same_step_line("value", "query"))
 
 
-def _has_usual_angles(maps: Tensor) -> bool:
-    """Whether the rotation from one position to the next (T, H, D, E) turns by angles in a geometric sequence."""
+def _offset(bound: Bound, reading: AttentionReading, D: int) -> Found:
+    """At the first position neither side, or both, may be rotated."""
+    found = [reading.projections[name].role.found for name in ("query", "key")]
+    if found[0] == found[1]:
+        return
+    moved, still = ("key", "query") if found[0] else ("query", "key")
+    part = reading.projections[moved]
+    first = Fit(part.weight, part.fit.bias, part.fit.residual)
+    if _is_only_rotated(replace(part, position="", fit=first), D, bound):
+        words = f"at the first position the {moved} is already rotated, the {still} is not"
+        yield Finding("rotary-offset", words, reading.core.same_step_line(moved, still))
+
+
+def _angles(bound: Bound, reading: AttentionReading, maps: Tensor) -> Found:
+    """Angles must be those of the table that is stored, or the usual ones."""
+    found = _turns(maps)
+    if _are_usual(found):
+        yield from _base(bound, found, maps.shape[2])
+        return
+    stored = _stored_angles(bound, len(found))
+    if stored is None or same(stored, found, 1e-5):
+        yield Note("untried", "its rotary angles, which are not a geometric sequence from one")
+    else:
+        words = f"one position turns the first pair by {float(found[0]):.3g}, the table says {float(stored[0]):.3g}"
+        yield Finding("rotary-angle", words, reading.core.step_line("query", outermost=True))
+
+
+def _base(bound: Bound, angles: Tensor, D: int) -> Found:
+    """The base of a geometric sequence of angles must be the one that the class was given or names."""
+    if len(angles) < 2:
+        return
+    base = float((angles[0] / angles[1]) ** (D / 2))
+    named = {
+        n: v for n, v in _settings(bound).items() if re.fullmatch(r"\w*(theta|base)", n) and type(v) in (int, float)
+    }
+    if named and not any(abs(base / float(v) - 1) < 1e-3 for v in named.values() if v):
+        name, value = next(iter(named.items()))
+        words = f"the angles fall as with a base of {base:.4g}, where {name} is {value:g}"
+        yield Finding("rotary-angle", words, bound.case.line_with(rf"\b{name}\b\s*\*\*|\*\*|pow\("))
+
+
+def _settings(bound: Bound) -> dict[str, Any]:
+    """The values of the constructor's arguments, defaults included."""
+    defaults = {p.name: p.default for p in parameters_of(bound.case.target) if p.default is not p.empty}
+    return defaults | bound.built.arguments
+
+
+def _stored_angles(bound: Bound, count: int) -> Tensor | None:
+    """The angles of the second row of a stored table of cosines, largest first."""
+    for module in modules(bound.thing):
+        for table in (b.squeeze() for b in module.buffers() if b.is_floating_point() or b.is_complex()):
+            if table.dim() != 2 or len(table) < 2 or table.shape[1] not in (count, 2 * count):
+                continue
+            row = table[1].angle() if table.is_complex() else table[1].double().clamp(-1, 1).arccos()
+            first = table[0].real if table.is_complex() else table[0].double()
+            if same(first, torch.ones_like(first), 1e-6):
+                return row.abs().double().sort(descending=True).values[:: table.shape[1] // count]
+    return None
+
+
+def _turns(maps: Tensor) -> Tensor:
+    """The angles by which the rotation from one position to the next (T, H, D, E) turns, largest first."""
     turn = maps[1, 0] @ torch.linalg.pinv(maps[0, 0])  # (D, D)
     angles = torch.linalg.eigvals(turn).angle().abs().sort(descending=True).values[::2]
-    angles = angles[angles > 1e-12]
+    found: Tensor = angles[angles > 1e-12]
+    return found
+
+
+def _are_usual(angles: Tensor) -> bool:
+    """Whether they are a geometric sequence from one."""
     if not len(angles) or abs(float(angles[0]) - 1) > 1e-6:
         return False
     if len(angles) < 3:
@@ -106,25 +186,25 @@ def rotary_axis(bound: Bound, reading: AttentionReading) -> Found:
     parts, D = reading.projections, reading.core.query.shape[-1]
     if len(parts) < 3:
         return
-    rotated = [name for name in ("query", "key") if _is_only_rotated(parts[name], D, tensors(bound.thing))]
+    rotated = [name for name in ("query", "key") if _is_only_rotated(parts[name], D, bound)]
     if rotated:
         words = f"{listed(rotated)}: the same rotation at every position"
         yield Finding("rotary-axis", words, reading.core.score_line)
 
 
-def _is_only_rotated(part: Projection, D: int, parameters: dict[str, Tensor]) -> bool:
+def _is_only_rotated(part: Projection, D: int, bound: Bound) -> bool:
     """Whether a map that does not depend on position equals a parameter up to a rotation inside every head."""
     weight = part.fit.weight
     if part.position or part.then or part.split != "heads" or part.role.found or part.role.plain or weight.shape[0] % D:
         return False
     heads = weight.unflatten(0, (-1, D))
-    for parameter in parameters.values():
+    for parameter in tensors(bound.thing).values():
         if parameter.dim() != 2 or parameter.shape[1] != weight.shape[1] or parameter.shape[0] % D:
             continue
         own = parameter.detach().double().unflatten(0, (-1, D))
         for first in range(len(own) - len(heads) + 1):
             pairs = zip(heads, own[first : first + len(heads)], strict=True)
-            if all(same(a.T @ a, b.T @ b, 1e-6) for a, b in pairs):
+            if all(multiple(a.T @ a, b.T @ b) is not None for a, b in pairs):
                 return True
     return False
 
@@ -200,7 +280,8 @@ def shared_projections(bound: Bound, reading: AttentionReading) -> Found:
     if copied and not tensors(bound.thing):
         yield Note("variant", WEIGHTLESS)
     elif copied:
-        line = reading.core.first_line(copied[0]) or reading.core.split_line()
+        given = [argument for argument, role in bound.form.roles.items() if role in (copied[0], "self", "memory")]
+        line = bound.case.alias_line(given) or reading.core.first_line(copied[0]) or reading.core.split_line()
         yield Finding("no-qkv-proj", f"{listed(copied)} {'are' if len(copied) > 1 else 'is'} the input itself", line)
     elif _from_one_projection(parts):
         words = f"all three use {listed(query.role.names or ['the same weights'])}"
@@ -253,8 +334,10 @@ def weights_of_maps(bound: Bound, reading: AttentionReading) -> Found:
         elif role.factor is None and not role.plain and name in ("value", "output"):
             yield Note("untried", f"the rows of the {name} have different factors")
         elif not role.own_bias:
-            times = _repeated_bias(bound, solved.bias)
-            if times is None:
+            times, wrong = _repeated_bias(bound, solved.bias), _wrong_bias(bound, name, solved.bias)
+            if wrong is not None:
+                yield Finding(*wrong, line)
+            elif times is None:
                 yield Note("untried", f"what is added to the {name} beside its projection")
             else:
                 yield Finding("bias-repeated", f"the bias of the {name} is added {times} times", line)
@@ -277,6 +360,20 @@ def _repeated_bias(bound: Bound, bias: Tensor) -> int | None:
             factor = float((own * bias).sum() / (own * own).sum())
             if same(bias, factor * own, 1e-6) and round(factor) > 1 and near(factor, round(factor)):
                 return round(factor)
+    return None
+
+
+def _wrong_bias(bound: Bound, name: str, bias: Tensor) -> tuple[str, str] | None:
+    """The mistake, and its words, where a bias is subtracted or comes from another projection's part of a parameter."""
+    for held, tensor in tensors(bound.thing).items():
+        parts = tensor.detach().double().flatten()
+        if tensor.dim() > 2 or len(parts) % len(bias) or not len(parts) <= 3 * len(bias):
+            continue
+        for number, part in enumerate(parts.unflatten(0, (-1, len(bias)))):
+            if same(bias, -part, 1e-6):
+                return "bias-subtracted", f"{held} is subtracted from the {name}"
+            if same(bias, part, 1e-6):
+                return "bias-foreign", f"part {number + 1} of {held} is added to the {name}"
     return None
 
 

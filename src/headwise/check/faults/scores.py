@@ -10,7 +10,7 @@ from torch import Tensor
 from headwise.check.arguments import parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import modules, signature, tensors
-from headwise.check.faults.questions import PARTIAL, near, of_stages, triangle_line
+from headwise.check.faults.questions import PARTIAL, asked_heads, near, of_stages, triangle_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, pattern, read
@@ -52,7 +52,7 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
     if scores.after == "random":
         yield Finding("dropout-in-eval", "weights are dropped at random after eval()", core.trace.dropout_line())
     if scores.after == "masked":
-        yield Finding("mask-after-softmax", "weights are set to zero after the softmax", core.softmax_line)
+        yield Finding("mask-after-softmax", "weights are replaced after the softmax", core.after_softmax_line())
     if scores.leaks:
         yield Finding("mask-leaks", "future scores are set to a number near zero", core.mask_line())
     if scores.relative:
@@ -90,7 +90,8 @@ def scale(bound: Bound, reading: AttentionReading) -> Found:
         return
     factors = [None if p is None else p.role.factor for p in (reading.query, reading.key)]
     total = scores.factor * math.prod(1.0 if factor is None else factor for factor in factors)
-    right, after, line = 1 / math.sqrt(D), scores.after_factor, reading.core.scale_line()
+    right, after = 1 / math.sqrt(D), scores.after_factor
+    line = reading.core.scale_line(total, right)
     if near(total, right):
         if near(after, 1.0):
             yield Note("good", f"scale 1/√{D}")
@@ -98,24 +99,39 @@ def scale(bound: Bound, reading: AttentionReading) -> Found:
         yield Note("variant", "scores are not scaled but have a position bias (as in T5)")
     elif None in factors:
         yield Note("doubt", f"the scale of the scores: {total:.4g} was measured where 1/√{D} = {right:.4g} is usual")
+    elif D != bound.sizes.D and near(total, bound.sizes.D**-0.5) and bound.built.certain:
+        yield from _other_head_width(bound, reading)  # the scale is right for the width that was asked for
     else:
         line = _line_of_stored_scale(bound, reading, right) or line
         yield Finding(_scale_name(total, D, bound), _scale_words(total, D), line)
     if not near(after, 1.0) and scores.after != "random":
         words = f"weights are multiplied by {scores.after_factor:.4g} after the softmax"
-        yield Finding("scale-after-softmax", words, line)
+        yield Finding("scale-after-softmax", words, reading.core.after_softmax_line())
+
+
+def _other_head_width(bound: Bound, reading: AttentionReading) -> Found:
+    """Heads of another width than asked for; where there are fewer or more of them, that has a name of its own."""
+    H, D = reading.core.query.shape[1::2]
+    if asked_heads(bound) in (None, H):
+        owner = reading.projections["query"].role.names if "query" in reading.projections else []
+        line = bound.case.size_line(owner[0]) if owner else reading.core.split_line()
+        words = f"{H} heads of {D} numbers where {bound.sizes.D} were asked for"
+        yield Finding("head-width", words, line)
 
 
 def _line_of_stored_scale(bound: Bound, reading: AttentionReading, right: float) -> int | None:
     """The line of the constructor that computes a wrong scale, where the line that applies it only reads it."""
     text = bound.case.text(reading.core.scale_line())
     for name in re.findall(r"self\.(\w+)", text):
-        value = getattr(bound.thing, name, None)
+        value = next((v for m in modules(bound.thing) if (v := vars(m).get(name)) is not None), None)
         number = float(value) if isinstance(value, float | Tensor) and torch.as_tensor(value).numel() == 1 else None
-        inverse = "scal" in name.lower() and _is_multiplied(text, name)  # a scale is what scores are multiplied with
-        good = (right, right**0.5) if inverse else (right, 1 / right, right**0.5, right**-0.5)
+        scale, multiplied = "scal" in name.lower(), _is_multiplied(text, name)  # scores are multiplied with a scale
+        good = (right, right**0.5) if scale and multiplied else (right, 1 / right, right**0.5, right**-0.5)
+        good = (1 / right, right**-0.5) if not scale and not multiplied else good
         if number and not any(near(number, value) for value in good):
-            return bound.case.line_of_attribute(name)
+            stored = bound.case.line_of_attribute(name)
+            copied = re.search(rf"self\.{name}\s*=\s*{name}\b", bound.case.text(stored)) is not None
+            return (bound.case.line_with(rf"\(.*\b{name}\s*=[^=]") if copied else None) or stored
     return None
 
 
@@ -225,10 +241,12 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("causal-ignored", f"the method {forgotten[0]} is never called", forgotten[1])
     elif discarded is None and idle is None and _stores_a_triangle(bound) and not _has_causal_switch(bound):
         words = "a triangular mask is stored and never used"
-        yield Finding("causal-ignored", words, triangle_line(bound.case, reading))
+        yield Finding("causal-ignored", words, core.softmax_line)
     if idle is not None and not bound.form.fixed_tensor and built_in and not _hides_in_longer_input(bound):
         words = "a position mask is applied, but the slice that is used hides nothing"
-        yield Finding("causal-ignored", words, idle.line)
+        made = next((n for n in core.trace.nodes if n.op in ("tril", "triu")), None)
+        empty = made is not None and len(made.value.unique()) == 1
+        yield Finding("causal-ignored", words, made.line if made is not None and empty else idle.line)
 
 
 def _hides_in_longer_input(bound: Bound) -> bool:

@@ -1,5 +1,6 @@
 """Other sizes: widths, heads, lengths and batches, fewer key/value heads than query heads."""
 
+import contextlib
 import re
 import traceback
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from headwise.check.reading import AttentionReading, Projection, read
 from headwise.check.trace import error_line, find_attention, is_deliberate
 
 GROUPED = re.compile(r"group|gqa", re.IGNORECASE)
+GROUPS = 2  # key/value heads for six query heads
 LONG = 257  # tokens, more than the chunks that people choose
 OUTPUT_WIDTH = 12  # more than the input width, in the settings in which they differ
 
@@ -260,21 +262,29 @@ def grouped_heads(bound: Bound, reading: AttentionReading | None) -> Found:
     names, fewer = _kv_names(bound), bound.sizes.H // 2
     if not names or fewer < 2 or reading is None or reading.understood < 5:
         return
-    try:
-        other = bound.called(thing=bound.rebuilt(**dict.fromkeys(names, fewer)))
-    except Exception as error:
-        found = []
-        if not isinstance(error, AssertionError) and not is_deliberate(error):
-            words = f"{names[0]}={fewer} for {bound.sizes.H} heads: {type(error).__name__}: {error}".splitlines()[0]
-            is_the_point = GROUPED.search(getattr(bound.case.target, "__name__", ""))
-            severity, line = "wrong" if is_the_point else "", error_line(error, bound.case.filename)
-            found = [Finding("grouped-crashes", words[:200], line, severity=severity)]
-    else:
-        seen = read(other)
-        found = [] if seen is None else _judged_groups(other, seen, f"with {names[0]}={fewer}", fewer)
+    found = _with_groups(bound, names, fewer)
+    if not found:
+        with contextlib.suppress(Exception):  # sizes that cannot be chosen are noted elsewhere
+            wide = bound.resized(OTHER_SIZES[0])  # 6 heads: as many groups as heads in one would hide a wrong axis
+            found = [] if wide is None else _with_groups(wide, names, GROUPS)
     yield from found
     if not any(finding.name.startswith("grouped") for finding in found):
         yield Note("variant", f"grouped heads (also tried with {names[0]}={fewer})")
+
+
+def _with_groups(bound: Bound, names: list[str], fewer: int) -> list[Finding]:
+    """What is wrong with this number of key/value heads."""
+    try:
+        other = bound.called(thing=bound.rebuilt(**dict.fromkeys(names, fewer)))
+    except Exception as error:
+        if isinstance(error, AssertionError) or is_deliberate(error):
+            return []
+        words = f"{names[0]}={fewer} for {bound.sizes.H} heads: {type(error).__name__}: {error}".splitlines()[0]
+        is_the_point = GROUPED.search(getattr(bound.case.target, "__name__", ""))
+        severity, line = "wrong" if is_the_point else "", error_line(error, bound.case.filename)
+        return [Finding("grouped-crashes", words[:200], line, severity=severity)]
+    seen = read(other)
+    return [] if seen is None else _judged_groups(other, seen, f"with {names[0]}={fewer}", fewer)
 
 
 def _kv_names(bound: Bound) -> list[str]:
@@ -285,13 +295,15 @@ def _kv_names(bound: Bound) -> list[str]:
 
 def _judged_groups(bound: Bound, seen: AttentionReading, when: str, fewer: int) -> list[Finding]:
     found = [f for f in stage_findings(bound, seen) if f.severity == "wrong"]
-    H, line = seen.core.weights.shape[1], seen.core.sharing_line()
+    H = seen.core.weights.shape[1]
+    usual = [h // (H // fewer) for h in range(H)]
     keys, values = _groups(seen.key, H), _groups(seen.value, H)
     if found or keys is None or values is None:
         return [replace(f, detail=f"{f.detail} ({when})") for f in found]
+    line = seen.core.sharing_line("value" if keys == usual else "key")
     if keys != values:
         return [Finding("grouped-order", f"{when}: heads share keys as {keys} and values as {values}", line)]
-    if keys != [h // (H // fewer) for h in range(H)] and len(set(keys)) == fewer:
+    if keys != usual and len(set(keys)) == fewer:
         words = f"{when}: heads share keys and values as {keys}, where neighbors usually share"
         return [Finding("grouped-order", words, line)]
     return []

@@ -1,5 +1,6 @@
 """The stages of attention in order: projections, scores, output. Each function checks one thing in the reading."""
 
+import re
 from collections.abc import Iterator
 
 import torch
@@ -68,7 +69,8 @@ def unused_attention(bound: Bound, reading: AttentionReading) -> Found:
     if not reading.used:
         words = "what is returned does not depend on the product of weights and values"
         ends = [reading.core.trace.nodes[n].line for n in reading.core.trace.returned if n is not None]
-        yield Finding("attention-unused", words, next((n for n in ends if n), reading.core.trace.last_line()))
+        line = reading.core.bypass_line() or next((n for n in ends if n), reading.core.trace.last_line())
+        yield Finding("attention-unused", words, line)
 
 
 def attention_table(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -82,7 +84,8 @@ def attention_table(bound: Bound, reading: AttentionReading | None) -> Found:
     if columns == rows and rows in (bound.sizes.D, bound.sizes.E) and rows != H:
         yield Finding("attends-over-features", words, line)
     elif columns == rows == H or columns in (bound.sizes.H, bound.sizes.D):
-        yield Finding("attends-over-heads", f"{words} and {H} heads", line)
+        split = None if re.search("einsum|rearrange", bound.case.text(line)) else reading.core.split_line()
+        yield Finding("attends-over-heads", f"{words} and {H} heads", split or line)
     elif columns == rows == bound.inputs.query.shape[0]:
         yield Finding("attends-over-batch", words, line)
     else:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from headwise.check.binding import Bound, Instance, Search
 from headwise.check.calls import METHODS, CallForm, forms, make_inputs
@@ -90,7 +89,7 @@ def review(case: Case, report: Report) -> Report:
     if any(f.name.startswith(("form-", "differs-")) for f in report.wrong):
         return report  # it was compared with an assignment or a reference
     if _lacks_forward(case):
-        return _begun(report)
+        return _begun(case, report)
     if report.cause == "no-return" and not gaps.found and _returns_somewhere(case):
         return report
     run = PartialSearch(case, gaps).furthest()
@@ -112,19 +111,20 @@ def _returns_somewhere(case: Case) -> bool:
 
 
 def _lacks_forward(case: Case) -> bool:
-    """Whether it is a module whose `forward` was not begun."""
+    """Whether it is a class whose `forward` was not begun."""
     target = case.target
-    module = isinstance(target, type) and issubclass(target, nn.Module)
-    return module and not any(name in vars(base) for base in _own_bases(target) for name in METHODS)
+    return isinstance(target, type) and not any(name in vars(base) for base in _own_bases(target) for name in METHODS)
 
 
 def _own_bases(target: type) -> Iterator[type]:
     return (base for base in target.__mro__ if base is not object and not base.__module__.startswith("torch."))
 
 
-def _begun(report: Report) -> Report:
+def _begun(case: Case, report: Report) -> Report:
     made = replace(report, verdict="unfinished", findings=[], doubts=[], tried=[])
     made.next, made.hint = f"step 1, {STEPS[1].task}, in a method forward", STEPS[1].hint
+    if case.line_with(r"\b(Linear|Parameter|Conv1d)\("):
+        made.hint = "The layers are there; apply each of them to its input in a method named forward."
     return made
 
 

@@ -84,6 +84,18 @@ class EqualParts:
         return [torch.cat(list(ours))]
 
 
+class QueryAndGate:
+    """One tensor head by head: the query of a head, then its gate (Qwen3-Next)."""
+
+    def ours(self, theirs: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        parts = theirs[0].unflatten(0, (sizes.heads, 2, -1)).unbind(1)
+        return [part.flatten(0, 1) for part in parts]
+
+    def theirs(self, ours: Sequence[Tensor], sizes: Sizes) -> Sequence[Tensor]:
+        parts = [x.unflatten(0, (sizes.heads, -1)) for x in ours]
+        return [torch.stack(parts, 1).flatten(0, 2)]
+
+
 class HeadByHead:
     """One tensor in groups: the queries that share a key, the key, the value; see `pack`."""
 

@@ -3,8 +3,9 @@
 import abc
 import re
 from collections.abc import Mapping
+from typing import Any
 
-from torch import Size
+from torch import Size, Tensor
 
 from headwise.errors import CheckpointError
 from headwise.layer.checkpoints import forms
@@ -36,6 +37,7 @@ class Layout(abc.ABC):
     mask: str | None = None  # a buffer that may hold a causal mask
     order: str | None = None  # of the rows of a fused projection, if two layouts share its name
     causal = False  # whether the names are those of a decoder
+    unused: tuple[str, ...] = ()  # beginnings of names that take no part
 
     def matches(self, names: Shapes) -> bool:
         """Whether these names belong to this layout."""
@@ -64,6 +66,15 @@ class Layout(abc.ABC):
     def unsaid(self, names: Shapes, prefix: str) -> dict[str, str]:
         """Options that layers of this layout usually have and that no tensor shows, each with advice."""
         return {}
+
+    def describe(self, state: Mapping[str, Tensor], heads: int) -> dict[str, Any] | None:
+        """The options of a layer with these tensors, under our names, and this many heads; None for linear maps to
+        queries, keys and values, whose shapes say everything."""
+        return None
+
+    def has_bias(self, part: str, names: Mapping[str, Any]) -> bool:
+        """Whether the map of a role, q, k, v or out, has a bias, by our names of its tensors."""
+        return f"{part}_proj.bias" in names
 
 
 def linear(names: Shapes, theirs: str, ours: str, form: Arrangement | None = None) -> list[Correspondence]:
@@ -121,6 +132,64 @@ class Linears(Layout):
         return {}
 
 
+class Llama(Linears):
+    """`q_proj` and so on. If the first has twice the rows that the last takes, it holds a gate beside each query."""
+
+    def __init__(self) -> None:
+        super().__init__("q_proj", "k_proj", "v_proj", title="q_proj, k_proj, v_proj")
+
+    def rules(self, names: Shapes) -> list[Correspondence]:
+        rules = super().rules(names)
+        query, out = names["q_proj.weight"], names.get("o_proj.weight", ())
+        if len(query) != 2 or len(out) != 2 or query[0] != 2 * out[1]:
+            return rules
+        gate = {"q_proj.weight": "gate.proj.weight", "q_proj.bias": "gate.proj.bias"}
+        return [
+            rule._replace(ours=(rule.ours[0], gate[rule.ours[0]]), form=forms.QueryAndGate())
+            if rule.ours[0] in gate
+            else rule
+            for rule in rules
+        ]
+
+
+class QueriesAlone(Linears):
+    """`q_proj` and `o_proj` only: a layer that reads the keys and values of another, as the last ones of Gemma 3n.
+
+    Some files hold maps to keys and values that such a layer does not use.
+    """
+
+    unused = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
+
+    def __init__(self) -> None:
+        super().__init__("q_proj", "k_proj", "v_proj", ("o_proj",), title="q_proj, o_proj, without keys and values")
+        self.example = "q_proj.weight, o_proj.weight"
+
+    def matches(self, names: Shapes) -> bool:
+        others = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+        return {"q_proj.weight", "o_proj.weight"} <= set(names) and not any(name in names for name in others)
+
+    def rules(self, names: Shapes) -> list[Correspondence]:
+        return linear(names, "q_proj", "q_proj") + linear(names, "o_proj", "out_proj")
+
+    def describe(self, state: Mapping[str, Tensor], heads: int) -> dict[str, Any]:
+        """The options of the layer; how many key heads it reads is not in its tensors."""
+        query, out = state["q_proj.weight"], state["out_proj.weight"]
+        if query.dim() != 2 or out.dim() != 2 or query.shape[0] % heads or query.shape[0] != out.shape[1]:
+            raise CheckpointError(
+                f"{self.title}: query {tuple(query.shape)} and output {tuple(out.shape)} do not form {heads} heads."
+            )
+        sizes = {"d_model": query.shape[0], "num_heads": heads, "num_kv_heads": None, "d_in": query.shape[1]}
+        return {**sizes, "out_proj": True, "d_out": out.shape[0]}
+
+    def has_bias(self, part: str, names: Mapping[str, Any]) -> bool:
+        """Whether the map of a role has a bias; keys and values have no map."""
+        return super().has_bias("q" if part in "kv" else part, names)
+
+    def unsaid(self, names: Shapes, prefix: str) -> dict[str, str]:
+        cure = "if it reads those of another layer, pass projections=queries_only() and num_kv_heads="
+        return {"projections": f"there is no k_proj and no v_proj; {cure}", **super().unsaid(names, prefix)}
+
+
 class XTransformers(Linears):
     """`to_q` and so on. If query heads share keys, head i uses key i modulo their number; reading reorders the heads so
     that those of a group are next to each other, as ours are."""
@@ -162,28 +231,33 @@ class KeysWithValues(Layout):
 
 
 class HeadList(Layout):
-    """`heads.0.W_query.weight` and so on: a list of heads with three linear maps each, and perhaps a projection."""
+    """A list of heads with three linear maps each, and perhaps an output projection beside it; see `head_list`.
+
+    Args:
+        form: where a map is: {0} is the number of the head, {1} the map, as in "heads.{0}.{1}" and "{1}.{0}".
+        parts: the names of the three maps.
+        numbers: of the heads.
+    """
 
     title = "a list of heads"
-    mask = "heads.0.mask"
+    example = "heads.0.query.weight, heads.0.key.weight, heads.0.value.weight, heads.1.query.weight, ..."
 
-    def __init__(self, query: str, key: str, value: str) -> None:
-        self.parts = (query, key, value)
-        self.anchor = f"heads.0.{query}.weight"
-        self.example = f"{self.anchor}, heads.0.{key}.weight, heads.0.{value}.weight, heads.1.{query}.weight, ..."
+    def __init__(self, form: str, parts: tuple[str, str, str], numbers: set[int]) -> None:
+        self.form, self.parts, self.numbers = form, parts, sorted(numbers)
+        self.anchor = f"{form.format(self.numbers[0], parts[0])}.weight"
 
     def heads(self, names: Shapes) -> int:
-        pattern = re.compile(rf"heads\.(\d+)\.({'|'.join(self.parts)})\.(weight|bias)")
-        numbers = {int(match[1]) for name in names if (match := pattern.fullmatch(name))}
-        if numbers != set(range(len(numbers))):
-            raise CheckpointError(f"{self.title}: heads {sorted(numbers)} are not numbered from 0 without a gap.")
-        return len(numbers)
+        first = self.numbers[0]
+        if first > 1 or self.numbers != list(range(first, first + len(self.numbers))):
+            raise CheckpointError(f"{self.title}: heads {self.numbers} are not numbered from 0 without a gap.")
+        return len(self.numbers)
 
     def rules(self, names: Shapes) -> list[Correspondence]:
         rules = []
+        self.heads(names)
         for ours, theirs in zip(PARTS, self.parts, strict=True):
             for kind in KINDS:
-                rows = tuple(f"heads.{i}.{theirs}.{kind}" for i in range(self.heads(names)))
+                rows = tuple(f"{self.form.format(i, theirs)}.{kind}" for i in self.numbers)
                 if any(row in names for row in rows) or kind == "weight":
                     self.check_alike(f"{theirs}.{kind}", [names.get(row) for row in rows])
                     rules.append(Correspondence(rows, (f"{ours}.{kind}",), forms.Listed()))
@@ -196,6 +270,128 @@ class HeadList(Layout):
         if len(set(shapes)) > 1 or shapes[0] == ():
             given = sorted({tuple(shape) for shape in shapes if shape is not None})
             raise CheckpointError(f"{self.title}: {what} has shapes {given}; all heads must be alike.")
+
+    def is_one_layer(self, names: Shapes) -> bool:
+        """Whether these are the heads of one layer, not layers in a list; raises if nothing tells which.
+
+        Three signs tell: the list is named after heads, each map has a list of its own, or an output projection beside
+        the list takes all of them.
+        """
+        if "head" in self.form.lower() or self.form.startswith("{1}"):
+            return True
+        count, shape = len(self.numbers), names[self.anchor]
+        own_last = any(f"{self.form.format(self.numbers[0], out)}.weight" in names for out in OUTS)
+        if count < 2 or own_last or len(shape) != 2 or not self.form.endswith(".{0}.{1}"):
+            return False
+        beside = [names[f"{out}.weight"] for out in OUTS if f"{out}.weight" in names]
+        if any(len(x) == 2 and x[1] == count * shape[0] for x in beside):
+            return True
+        if shape[0] < shape[1]:
+            listed = self.form.split(".")[0]
+            raise CheckpointError(
+                f"{self.anchor} {tuple(shape)} is one of {count} in the list {listed!r}: they may be {count} heads of "
+                f"one layer or {count} layers without an output projection, and nothing tells which. Rename the list "
+                f"to 'heads', or read each as a layer: MultiHeadAttention.from_state_dict(state_dict, num_heads, "
+                f"prefix='...{listed}.0.')."
+            )
+        return False
+
+    def owns(self, name: str) -> bool:
+        """Whether a tensor is in the list, and so in no layer of its own."""
+        return any(name.startswith(self.form.format(i, "").rstrip(".") + ".") for i in self.numbers) or any(
+            name.startswith(f"{self.form.format(i, part)}.") for i in self.numbers for part in self.parts
+        )
+
+
+# Names of the three maps within a head.
+ROLES = (
+    ("query", "key", "value"), ("W_query", "W_key", "W_value"), ("W_q", "W_k", "W_v"), ("q_proj", "k_proj", "v_proj"),
+    ("q", "k", "v"), ("Wq", "Wk", "Wv"), ("wq", "wk", "wv"), ("w_q", "w_k", "w_v"), ("W_Q", "W_K", "W_V"),
+    ("queries", "keys", "values"), ("to_q", "to_k", "to_v"), ("q_linear", "k_linear", "v_linear"),
+    ("q_lin", "k_lin", "v_lin"), ("linear_q", "linear_k", "linear_v"), ("query_proj", "key_proj", "value_proj"),
+    ("Q", "K", "V"), ("w_qs", "w_ks", "w_vs"), ("query_layer", "key_layer", "value_layer"),
+)  # fmt: skip
+_QUERY = "|".join(re.escape(query) for query, _, _ in ROLES)
+# heads.0.query.weight, head_0.query.weight, and query.0.weight, query_heads.0.weight: before it, the layer's prefix.
+IN_A_LIST = re.compile(rf"(?P<list>[^./]*?[^./_])(?P<dot>[._]?)(?P<number>\d+)\.(?P<role>{_QUERY})\.weight")
+IN_ITS_OWN = re.compile(rf"(?P<role>{_QUERY})(?P<more>s|_heads|_list|_projs)?\.(?P<number>\d+)\.weight")
+
+
+def head_list(names: Shapes) -> HeadList | None:
+    """The list of heads among these names, if there is one; raises if it could also be a list of layers."""
+    return next((found for found in lists_in(names) if found.is_one_layer(names)), None)
+
+
+def lists_in(names: Shapes) -> list[HeadList]:
+    """Every list that holds three linear maps for each number."""
+    numbers: dict[tuple[str, str], set[int]] = {}
+    for name in names:
+        for pattern, form in ((IN_A_LIST, "{list}{dot}{{0}}.{{1}}"), (IN_ITS_OWN, "{{1}}{more}.{{0}}")):
+            if (match := pattern.fullmatch(name)) is not None:
+                words = {word: found or "" for word, found in match.groupdict().items()}
+                numbers.setdefault((form.format(**words), words["role"]), set()).add(int(words["number"]))
+    roles = {parts[0]: parts for parts in ROLES}
+    found = [HeadList(form, roles[role], some) for (form, role), some in numbers.items()]
+    return [one for one in found if all(f"{one.form.format(one.numbers[0], x)}.weight" in names for x in one.parts)]
+
+
+class LowRank(Layout):
+    """Multi-head latent attention: `kv_a_proj_with_mqa` and so on, with our names in the same order beside theirs.
+
+    The first maps the input to the latent and the shared key, the second the latent to keys and values.
+    """
+
+    OURS = ("q_proj", "q_a_proj", "q_a_norm", "q_b_proj", "kv_a_proj", "kv_a_norm", "kv_b_proj", "out_proj")
+    NEEDED = ("kv_a_proj", "kv_b_proj")
+
+    def __init__(self, title: str, theirs: str) -> None:
+        self.title, self.names = title, dict(zip(self.OURS, theirs.split(), strict=True))
+        self.anchor = f"{self.names['kv_a_proj']}.weight"
+        self.example = ", ".join(f"{self.names[x]}.weight" for x in ("q_a_proj", "q_b_proj", *self.NEEDED, "out_proj"))
+
+    def matches(self, names: Shapes) -> bool:
+        return all(f"{self.names[x]}.weight" in names for x in self.NEEDED)
+
+    def rules(self, names: Shapes) -> list[Correspondence]:
+        low = f"{self.names['q_a_proj']}.weight" in names
+        needed = {*self.NEEDED, *(("q_a_proj", "q_b_proj") if low else ("q_proj",))}
+        there = [x for x in self.OURS if x in needed or f"{self.names[x]}.weight" in names]
+        return [rule for ours in there for rule in linear(names, self.names[ours], ours)]
+
+    def describe(self, state: Mapping[str, Tensor], heads: int) -> dict[str, Any]:
+        """The options of the layer, from the shapes of its tensors."""
+        from headwise.layer.latent import RMS, latent  # which reads the arrangements of this package
+
+        last = state["q_b_proj.weight" if "q_b_proj.weight" in state else "q_proj.weight"]
+        down, up = state["kv_a_proj.weight"], state["kv_b_proj.weight"]
+        kv_rank, rotary_dim = up.shape[1], down.shape[0] - up.shape[1]
+        nope_dim = last.shape[0] // heads - rotary_dim
+        value_dim = up.shape[0] // heads - nope_dim
+        out = state.get("out_proj.weight")
+        whole = last.shape[0] % heads == 0 and up.shape[0] % heads == 0 and min(nope_dim, value_dim, kv_rank) > 0
+        if not whole or rotary_dim < 0 or (out is not None and out.shape[1] != heads * value_dim):
+            shown = ", ".join(f"{name} {tuple(x.shape)}" for name, x in state.items() if name.endswith("weight"))
+            raise CheckpointError(f"{self.title}: {shown} do not form {heads} heads with a latent that all share.")
+        normed = "kv_a_norm.weight" in state
+        q_rank = state["q_a_proj.weight"].shape[0] if "q_a_proj.weight" in state else None
+        if q_rank is not None and ("q_a_norm.weight" in state) != normed:
+            raise CheckpointError(
+                f"{self.title}: only one of the two low-rank vectors has a norm; found {list(state)}."
+            )
+        sizes: dict[str, Any] = {"nope_dim": nope_dim, "rotary_dim": rotary_dim, "value_dim": value_dim}
+        found = latent(kv_rank, q_rank=q_rank, norm=RMS if normed else None, **sizes)
+        width = down.shape[1]
+        options: dict[str, Any] = {"d_model": width, "num_heads": heads, "d_in": width, "projections": found}
+        return options | {"out_proj": out is not None, "d_out": heads * value_dim if out is None else out.shape[0]}
+
+    def has_bias(self, part: str, names: Mapping[str, Any]) -> bool:
+        """Whether the map of a role has a bias: the first of two, if there are two."""
+        roles = {"q": ("q_proj", "q_a_proj"), "k": ("kv_a_proj",), "v": ("kv_a_proj",), "out": ("out_proj",)}
+        return any(f"{name}.bias" in names for name in roles[part])
+
+    def unsaid(self, names: Shapes, prefix: str) -> dict[str, str]:
+        turned = "DeepSeek's own files turn neighboring pairs: position=rotary(base, interleaved=True)"
+        return {"position": turned, "causal": "pass causal=True for a decoder"}
 
 
 class Torch(Layout):
@@ -381,6 +577,9 @@ NEOX = Fused(
 )
 
 
+QUERIES_ALONE = QueriesAlone()
+
+
 def side_by_side(name: str, *outs: str, turned: bool = False) -> Fused:
     """A fused projection with all queries first, then all keys, then all values."""
     return Fused(name, outs, SideBySide(), title=f"{name}, {outs[0]}", order="side by side", turned=turned)
@@ -400,9 +599,12 @@ def nested(model: str, name: str) -> Linears:
 LAYOUTS: tuple[Layout, ...] = (
     HEADWISE,
     side_by_side("qkv_proj", "out_proj"),
-    HeadList("W_query", "W_key", "W_value"),
-    HeadList("query", "key", "value"),
-    HeadList("W_q", "W_k", "W_v"),
+    LowRank(
+        "DeepSeek's kv_a_proj_with_mqa, kv_b_proj",
+        "q_proj q_a_proj q_a_layernorm q_b_proj kv_a_proj_with_mqa kv_a_layernorm kv_b_proj o_proj",
+    ),
+    LowRank("headwise.latent", " ".join(LowRank.OURS)),
+    LowRank("DeepSeek's own wkv_a, wkv_b", "wq wq_a q_norm wq_b wkv_a kv_norm wkv_b wo"),
     Torch("in_proj_weight"),
     Torch("q_proj_weight"),
     Gpt2(),
@@ -421,7 +623,8 @@ LAYOUTS: tuple[Layout, ...] = (
     KeysWithValues("to_q", "to_kv", ("to_out.0", "to_out")),
     textbook("W_query", "W_key", "W_value"),
     Linears("W_q", "W_k", "W_v", ("W_o", "out_proj", "proj", "fc_out", "fc"), title="W_q, W_k, W_v"),
-    textbook("q_proj", "k_proj", "v_proj"),
+    Llama(),
+    QUERIES_ALONE,
     Linears("q", "k", "v", ("o", "proj", "out_proj", "out"), more={T5_TABLE: "position.weight"}),
     Linears("wq", "wk", "wv", ("wo",), complete=True),
     textbook("Wq", "Wk", "Wv"),

@@ -8,13 +8,22 @@ from torch import Tensor
 
 from headwise.errors import CheckpointError
 from headwise.layer.checkpoints.forms import Correspondence, Sizes, pack, unpack
-from headwise.layer.checkpoints.layouts import BESIDE, HEADWISE, LAYOUTS, T5_TABLE, Layout, Shapes
+from headwise.layer.checkpoints.layouts import (
+    BESIDE,
+    HEADWISE,
+    LAYOUTS,
+    T5_TABLE,
+    HeadList,
+    Layout,
+    Shapes,
+    head_list,
+)
 from headwise.layer.options import PROJECTIONS, biases
 from headwise.shapes import check_size
 
 State = Mapping[str, Tensor]
 SHOWN = 12  # names in the error about an unknown layout
-LEARNED = ("q_norm.", "k_norm.", "position.")  # parameters of our layer's options, under our names
+LEARNED = ("q_norm.", "k_norm.", "v_norm.", "gate.", "position.")  # parameters of our layer's options, under our names
 
 
 class Found(NamedTuple):
@@ -97,6 +106,8 @@ def read(
             f"a {type(state_dict).__name__} is given; expected a state dict, names to tensors, as "
             f"module.state_dict() returns."
         )
+    if not isinstance(prefix, str):
+        raise CheckpointError(f"prefix={prefix!r}: expected text, such as 'layers.0.attention.'; '' for none.")
     num_heads = None if num_heads is None else check_size("num_heads", num_heads)
     num_kv_heads = None if num_kv_heads is None else check_size("num_kv_heads", num_kv_heads)
     names = {name[len(prefix) :]: tensor for name, tensor in state_dict.items() if name.startswith(prefix)}
@@ -116,6 +127,8 @@ def made_by_us(notes: object, prefix: str) -> bool | None:
 
 def choose(names: Shapes, prefix: str, order: str | None, ours: bool | None) -> Layout | None:
     """The layout of these names; raises if two match and nothing decides between them."""
+    if (heads := head_list(names)) is not None:
+        return heads
     fitting = [layout for layout in LAYOUTS if layout.matches(names)]
     if not fitting or fitting[0].order is None:
         return fitting[0] if fitting else None
@@ -143,11 +156,14 @@ def take(layout: Layout, names: State, num_heads: int | None, num_kv_heads: int 
     shapes = {name: tensor.shape for name, tensor in names.items()}
     heads = _heads(layout, shapes, num_heads)
     rules = layout.rules(shapes)
-    learned = [name for name in names if name == "sinks" or name.startswith(LEARNED)]
-    used = {name for rule in rules for name in rule.theirs} | set(learned) | {layout.mask}
-    if layout.mask is not None and layout.mask.startswith("heads.0."):
-        used |= {layout.mask.replace(".0.", f".{i}.") for i in range(heads)}
-    if extra := sorted(name for name in names if name not in used and not BESIDE.fullmatch(name)):
+    used = {name for rule in rules for name in rule.theirs}
+    names = {name: tensor for name, tensor in names.items() if not name.startswith(layout.unused)}
+    learned = [name for name in names if name not in used and (name == "sinks" or name.startswith(LEARNED))]
+    used |= {*learned, layout.mask}
+    masks = {
+        name: x for name, x in names.items() if name == layout.mask or (name not in used and _may_be_mask(name, x))
+    }
+    if extra := sorted(x for x in names if x not in used and x not in masks and not BESIDE.fullmatch(x)):
         raise CheckpointError(
             f"this looks like {layout.title}, and {', '.join(extra)} would be lost: its meaning is unknown. Remove it "
             f"from the state dict if it plays no part in attention."
@@ -156,11 +172,16 @@ def take(layout: Layout, names: State, num_heads: int | None, num_kv_heads: int 
     state: dict[str, Tensor] = {}
     for rule in rules:
         state |= _applied(layout.title, rule, [names[name] for name in rule.theirs], sizes)
-    mask = names.get(layout.mask) if layout.mask is not None else None
-    options = describe(layout.title, state, heads, causal_length(mask))
+    options = layout.describe(state, heads)
+    if options is None:
+        options = describe(layout.title, state, heads)
+    options["bias"] = _biases(layout, state, options["out_proj"])
+    options |= _gate(state | {name: names[name] for name in learned}, heads)
+    if lengths := {causal_length(name, mask) for name, mask in masks.items()}:
+        options |= {"causal": True, "context_length": min(lengths)}
     if layout.causal:
         options["causal"] = True
-    sizes = Sizes(heads, options.get("num_kv_heads", heads))
+    sizes = Sizes(heads, options.get("num_kv_heads") or heads)
     return Found(options, state | {name: names[name] for name in learned}, layout, rules, sizes, {})
 
 
@@ -178,26 +199,47 @@ def _applied(title: str, rule: Correspondence, theirs: list[Tensor], sizes: Size
         ) from error
 
 
-def causal_length(mask: Tensor | None) -> int | None:
-    """The context length of a stored causal mask, which may be True for hidden or for visible; None without a mask."""
-    if mask is None:
+def _may_be_mask(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor that no rule takes is a mask: a square that is no weight, and triangular if its numbers are
+    known."""
+    if tensor.dim() < 2 or tensor.shape[-1] != tensor.shape[-2] or name.endswith("weight"):
+        return False
+    return tensor.device.type == "meta" or _triangle(tensor) is not None
+
+
+def _triangle(mask: Tensor) -> int | None:
+    """The size of a causal mask, by its content: ones where a query may look, or ones or minus infinity (or as good as)
+    where it may not; None for anything else."""
+    if not 0 < mask.numel() == mask.shape[-1] ** 2:
         return None
+    square = mask.reshape(mask.shape[-2:])
+    below = torch.ones_like(square, dtype=torch.bool).tril()
+    marked = square != 0
+    marks = square[marked].double()
+    ones, hiding = bool((marks == 1).all()), bool((marks < HIDING).all())
+    visible, hidden = torch.equal(marked, below) and ones, torch.equal(marked, ~below) and (ones or hiding)
+    return square.shape[0] if visible or hidden else None
+
+
+HIDING = -1000.0  # what is added to a score to hide a key is lower than this
+
+
+def causal_length(name: str, mask: Tensor) -> int:
+    """The context length of a stored causal mask; raises if it is another mask."""
     if mask.dim() < 2:
-        raise CheckpointError(f"the stored mask has shape {tuple(mask.shape)}; expected a square one.")
+        raise CheckpointError(f"the stored mask has shape {tuple(mask.shape)} ({name}); expected a square one.")
     if mask.device.type == "meta":  # only its shape is known
         return mask.shape[-1]
-    if 0 < mask.numel() == mask.shape[-2:].numel():
-        square = mask.bool().reshape(mask.shape[-2:])
-        below = torch.ones_like(square).tril()
-        if torch.equal(square, ~below) or torch.equal(square, below):
-            return square.shape[0]
-    raise CheckpointError(
-        f"the stored mask {tuple(mask.shape)} is not causal; only causal masks can be read. Remove it from "
-        f"the state dict and pass the mask with each call."
-    )
+    if (length := _triangle(mask)) is None:
+        raise CheckpointError(
+            f"the stored mask {tuple(mask.shape)} is not causal ({name}); only causal masks can be read: ones on and "
+            f"below the diagonal, or ones or minus infinity above it. Remove it from the state dict and pass the mask "
+            f"with each call."
+        )
+    return length
 
 
-def describe(title: str, state: State, heads: int, causal: int | None) -> dict[str, Any]:
+def describe(title: str, state: State, heads: int) -> dict[str, Any]:
     """The options of the layer that these separate projections form, after checking their shapes."""
     state = {name: tensor for name, tensor in state.items() if "_proj." in name}
     for name, tensor in state.items():
@@ -222,13 +264,10 @@ def describe(title: str, state: State, heads: int, causal: int | None) -> dict[s
         )
     options: dict[str, Any] = {"d_model": d_model, "num_heads": heads, "d_in": d_in}
     options |= {"out_proj": out is not None, "d_out": d_model if out is None else out.shape[0]}
-    options["bias"] = _biases(state, out is not None)
     if k.shape[0] != d_model:
         options["num_kv_heads"] = k.shape[0] // (d_model // heads)
     if k.shape[1] != d_in or v.shape[1] != d_in:
         options |= {"d_key": k.shape[1], "d_value": v.shape[1]}
-    if causal is not None:
-        options |= {"causal": True, "context_length": causal}
     return options
 
 
@@ -245,7 +284,7 @@ def merge(found: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
             asked = biases(value) | ({} if found["out_proj"] else {"out": there["out"]})
             agrees = asked == there
         else:
-            agrees = name in ("context_length", "causal") or said.get(name, value) == value
+            agrees = name in ("context_length", "causal", "gate") or said.get(name, value) in (None, value)
         if not agrees:
             raise CheckpointError(f"{name}={value} is given and the tensors have {said[name]}; leave it out.")
     return {**found, **given}
@@ -255,7 +294,7 @@ def check_options(given: State, expected: State) -> None:
     """Raise unless the checkpoint holds the parameters of the layer's options and no others. A relative bias that is
     not in it stays as it was passed."""
     cures = {"sinks": "sinks=True", "position": "position="}
-    cures |= dict.fromkeys(("q_norm", "k_norm"), "qk_norm=")
+    cures |= dict.fromkeys(("q_norm", "k_norm", "v_norm"), "qk_norm=") | {"gate": "gate="}
     for name in sorted(set(given) ^ set(expected)):
         option = cures.get(name.split(".")[0])
         if option is None or (name.startswith("position.") and name in expected):
@@ -269,10 +308,18 @@ def check_options(given: State, expected: State) -> None:
         )
 
 
-def _biases(state: State, mixed: bool) -> bool | set[str]:
+def _biases(layout: Layout, state: State, mixed: bool) -> bool | set[str]:
     """The option `bias`: True or False for all projections, or the names of some; `mixed` if there is a last one."""
-    some = {part for part in PROJECTIONS if f"{part}_proj.bias" in state}
+    some = {part for part in PROJECTIONS if layout.has_bias(part, state)}
     return bool(some) if len(some) in (0, 3 + mixed) else some
+
+
+def _gate(state: State, heads: int) -> dict[str, Any]:
+    """The option of an output gate, if there is one: a row for each head, or for each number of a head."""
+    gate = state.get("gate.proj.weight")
+    if gate is None:
+        return {}
+    return {"gate": "head" if gate.shape[0] == heads else "element"}
 
 
 def _heads(layout: Layout, names: Shapes, given: int | None) -> int:
@@ -321,17 +368,19 @@ def _kv_heads(layout: Layout, names: Shapes, heads: int, given: int | None) -> i
 
 def _kv_rows(layout: Layout, names: Shapes, heads: int) -> int:
     """The number of key/value heads of separate projections, from their rows; `describe` checks that they fit."""
-    by_ours = {rule.ours[0]: names[rule.theirs[0]] for rule in layout.rules(names)}
-    query, key = by_ours["q_proj.weight"], by_ours.get("k_proj.weight")
-    if key is None or len(query) != 2 or len(key) != 2 or not query[0]:
+    rules = layout.rules(names)
+    by_ours = {rule.ours[0]: names[rule.theirs[0]] for rule in rules}
+    query, key = by_ours.get("q_proj.weight"), by_ours.get("k_proj.weight")
+    if query is None or key is None or len(query) != 2 or len(key) != 2 or not query[0]:
         return heads
-    shared = key[0] * heads // query[0]
+    parts = next(len(rule.ours) for rule in rules if rule.ours[0] == "q_proj.weight")  # 2 with a gate in it
+    shared = key[0] * heads * parts // query[0]
     return shared if shared and heads % shared == 0 else heads
 
 
 def _unknown(names: State, prefix: str) -> str:
     """The message if no layout matches."""
-    known = "\n".join(f"  {layout.title}: {layout.example}" for layout in LAYOUTS)
+    known = "\n".join(f"  {layout.title}: {layout.example}" for layout in (HeadList, *LAYOUTS))
     where = f" under the prefix {prefix!r}" if prefix else ""
     shown = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in list(names.items())[:SHOWN])
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

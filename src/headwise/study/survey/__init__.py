@@ -1,7 +1,7 @@
 """`survey`: what every head of a model does over a whole corpus, on one process or many.
 
-`documents` and `corpus` read texts, `tally` counts, `journal` keeps the progress on disk, `job`
-runs it all, `result` is the answer.
+`disk` and `long_json` read files, `documents` and `corpus` make texts of them, `tally` counts, `journal` keeps the
+progress on disk, `job` runs it all, `result` is the answer.
 """
 
 import sys
@@ -29,6 +29,7 @@ def survey(
     column: str = "text",
     out: str | Path | None = None,
     resume: bool = False,
+    strict: bool = False,
     progress: bool = False,
 ) -> Survey:
     """What every head of a model does over many documents: exact means of the numbers in `headwise.weights.summary`.
@@ -51,6 +52,7 @@ def survey(
         column: the field of JSONL or the column of Parquet that holds the text.
         out: a .json or .parquet file to write; while the survey runs, its journal is beside it.
         resume: continue the survey whose journal is beside `out`.
+        strict: raise an error at the first document that cannot be read, instead of skipping and listing it.
         progress: report progress on standard error.
     """
     from headwise.study.survey.job import SurveyJob
@@ -59,7 +61,7 @@ def survey(
         raise OptionError("texts= is a single text; expected a list of texts, such as texts=[text].")
     paths = [documents] if isinstance(documents, str | Path) else documents
     opened = open_model(model, tokenize, dtype=torch.float32, encoder=False)
-    job = SurveyJob.of(opened, paths, texts=texts, context=context, batch=batch, column=column)
+    job = SurveyJob.of(opened, paths, texts=texts, context=context, batch=batch, column=column, strict=strict)
     found = job.run(None if out is None else Path(out), resume=resume, stream=sys.stderr if progress else None)
     assert found is not None  # noqa: S101 - a single process is the first
     return found

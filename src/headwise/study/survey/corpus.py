@@ -1,8 +1,9 @@
 """All documents of a survey as numbered units of work, and their texts cut into windows that a model can read."""
 
 import bisect
+import errno
 import hashlib
-import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -10,11 +11,21 @@ from typing import NamedTuple
 
 from headwise.errors import OptionError
 from headwise.models.text_model import TokenCodec
-from headwise.study.survey.documents import Document, DocumentSource, LinesFile, TableFile, TextFile, TextList
+from headwise.study.survey.disk import retried, why
+from headwise.study.survey.documents import (
+    Document,
+    DocumentSource,
+    LinesFile,
+    MissingSource,
+    TableFile,
+    TextFile,
+    TextList,
+)
 from headwise.study.survey.result import TABLES, CorpusEntry
 from headwise.study.survey.tally import Skipped
 
 LINES = (".jsonl", ".ndjson")
+KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 BUFFERED = 8  # full batches of tokens that may wait for windows of the same length
 
 
@@ -22,22 +33,38 @@ class Corpus:
     """The files of a survey in order, with their units numbered consecutively.
 
     Args:
-        sources: the files.
-        entries: what the user named.
-        state: for each file by name, a text that changes if the file changes.
+        sources: the files by their real path, each once.
+        named: what the user named, and the files in it: how they are called there, and their real path.
     """
 
-    def __init__(
-        self, sources: Sequence[DocumentSource], entries: Sequence[CorpusEntry], state: Mapping[str, str]
-    ) -> None:
-        self.sources, self.entries, self.state = sources, tuple(entries), state
-        self._ends = list(accumulate(source.units for source in sources))
-        self.size = sum(source.size for source in sources)
+    def __init__(self, sources: Mapping[str, DocumentSource], named: Sequence["NamedFiles"]) -> None:
+        self.sources, self.named = list(sources.values()), named
+        self.paths = list(sources)
+        self._ends = list(accumulate(source.units for source in self.sources))
+        self.size = sum(source.size for source in self.sources)
+        self.state: dict[str, str] = {}  # for each file by name, a text that changes if its content changes
         self._open: DocumentSource | None = None
 
     def __len__(self) -> int:
         """The number of units."""
         return self._ends[-1]
+
+    def seal(self) -> None:
+        """Read all files once: from now on, their content must not change."""
+        self.state = {path: source.seal() for path, source in zip(self.paths, self.sources, strict=True)}
+
+    def accept(self, state: Mapping[str, str]) -> None:
+        """Take over what the first process has sealed. A file is checked when a unit of it is first read."""
+        if list(state) != self.paths:
+            raise OptionError("the processes of this survey find different files; they must see the same folders.")
+        self.state = dict(state)
+        for source, sealed in zip(self.sources, state.values(), strict=True):
+            source.accept(sealed)
+
+    @property
+    def entries(self) -> tuple[CorpusEntry, ...]:
+        """What the user named, with a digest of the names and the content."""
+        return tuple(self._entry(named) for named in self.named)
 
     def read(self, unit: int) -> Iterator[Document | Skipped]:
         """The documents of a unit."""
@@ -46,6 +73,16 @@ class Corpus:
             self._open.close()
         self._open = source
         return source.read(number)
+
+    def lost(self, unit: int, reason: str) -> Skipped:
+        """The report about a unit that could not be read."""
+        source, number = self._find(unit)
+        return source.lost(number, reason)
+
+    def close(self) -> None:
+        """Close the file that was read last."""
+        if self._open is not None:
+            self._open.close()
 
     def bytes_of(self, unit: int) -> float:
         """About how many bytes a unit has."""
@@ -56,6 +93,21 @@ class Corpus:
         place = bisect.bisect_right(self._ends, unit)
         return self.sources[place], unit - (self._ends[place - 1] if place else 0)
 
+    def _entry(self, named: "NamedFiles") -> CorpusEntry:
+        digest = hashlib.sha256()
+        for inside, path in named.files.items():
+            digest.update(f"{inside}\0{self.state[path]}\0".encode("utf-8", "surrogateescape"))
+        return CorpusEntry(named.name, named.count, named.size, digest.hexdigest()[:16])
+
+
+class NamedFiles(NamedTuple):
+    """A file or folder that the user named."""
+
+    name: str
+    files: dict[str, str]  # how each is called inside the folder, and its real path
+    count: int
+    size: int
+
 
 def open_corpus(paths: Iterable[str | Path], step: int, column: str) -> Corpus:
     """The documents of files and folders.
@@ -65,26 +117,20 @@ def open_corpus(paths: Iterable[str | Path], step: int, column: str) -> Corpus:
         step: about how many bytes a unit has.
         column: the field of JSONL or the column of Parquet that holds the text.
     """
-    sources: list[DocumentSource] = []
-    entries: list[CorpusEntry] = []
-    state: dict[str, str] = {}
+    sources: dict[str, DocumentSource] = {}
+    named: list[NamedFiles] = []
     for path in map(Path, paths):
-        digest, size = hashlib.sha256(), 0
-        files = _files(path)
-        for file in files:
-            about = file.stat()
-            size += about.st_size
-            inside = file.relative_to(path).as_posix() if file != path else file.name
-            digest.update(f"{inside}\0{about.st_size}\0".encode("utf-8", "surrogateescape"))
-            real = str(file.resolve())
-            if real in state:  # named twice, or both itself and its folder
-                continue
-            state[real] = f"{about.st_size} bytes, {about.st_mtime_ns}"
-            sources.append(_source(file, about.st_size, step, column))
-        entries.append(CorpusEntry(_shown(path), len(files), size, digest.hexdigest()[:16]))
+        entry = NamedFiles(_shown(path), {}, 0, 0)
+        for found in _found(path):
+            real = str(found.path.resolve() if found.problem is None else found.path.absolute())
+            entry.files[found.path.relative_to(path).as_posix() if found.path != path else path.name] = real
+            entry = entry._replace(count=entry.count + (found.problem is None), size=entry.size + found.size)
+            if real not in sources:  # else named twice, or both itself and its folder
+                sources[real] = _source(found, step, column)
+        named.append(entry)
     if not sources:
         raise OptionError("there are no documents; name text files, JSONL, Parquet, or folders of them.")
-    return Corpus(sources, entries, state)
+    return Corpus(sources, named)
 
 
 def text_corpus(texts: Iterable[str], step: int) -> Corpus:
@@ -93,27 +139,79 @@ def text_corpus(texts: Iterable[str], step: int) -> Corpus:
     if not held:
         raise OptionError("texts=[]: expected at least one text.")
     source = TextList(held, step)
-    digest = hashlib.sha256(b"\0".join(str(text).encode("utf-8", "surrogatepass") for text in held)).hexdigest()
-    return Corpus([source], [CorpusEntry("texts", len(held), source.size, digest[:16])], {"texts": digest})
+    return Corpus({"texts": source}, [NamedFiles("texts", {"texts": "texts"}, len(held), source.size)])
 
 
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise OptionError(f"{path}: there is no such file or folder.")
-    found = []
-    for folder, inner, names in os.walk(path):
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
-        found += [Path(folder) / name for name in sorted(names) if not name.startswith(".")]
-    files = [file for file in found if file.is_file()]  # no pipes and no broken links
-    if not files:
-        raise OptionError(f"{path}: there are no files in this folder.")
-    return files
+class Found(NamedTuple):
+    """A file, or something else in a folder and the reason why it is not read."""
+
+    path: Path
+    size: int = 0
+    problem: str | None = None
 
 
-def _source(file: Path, size: int, step: int, column: str) -> DocumentSource:
+def _found(path: Path) -> list[Found]:
+    """The file, or everything in the folder: nothing is left out without a reason, except hidden files."""
+    found = _look(path)
+    if found is None:
+        found_inside = list(_inside(path))
+        if not found_inside:
+            raise OptionError(f"{path}: there are no files in this folder.")
+        if found_inside[0].path == path:
+            raise OptionError(f"{path}: {found_inside[0].problem}.")
+        return found_inside
+    if found.problem is not None:
+        raise OptionError(f"{path}: {found.problem}.")
+    return [found]
+
+
+def _inside(path: Path) -> Iterator[Found]:
+    """The files of a folder by name, then those of its folders."""
+    waiting = [path]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            names = retried(lambda folder=folder: sorted(each.name for each in folder.iterdir()))  # type: ignore[misc]
+        except OSError as error:
+            yield Found(folder, problem=f"this folder cannot be read: {why(error)}")
+            continue
+        folders = []
+        for name in names:
+            if name.startswith("."):
+                continue
+            found = _look(folder / name)
+            if found is not None:
+                yield found
+            elif (folder / name).is_symlink():
+                yield Found(folder / name, problem="a link to a folder, which is not followed; name the folder itself")
+            else:
+                folders.append(folder / name)
+        waiting += reversed(folders)
+
+
+def _look(path: Path) -> Found | None:
+    """A file, or why it is none; None for a folder."""
+    try:
+        about = retried(lambda: path.stat())
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP) and path.is_symlink():
+            return Found(path, problem=f"a link to {_shown(path.readlink())}, which does not exist")
+        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        return Found(path, problem="there is no such file or folder" if missing else f"cannot be read: {why(error)}")
+    if stat.S_ISDIR(about.st_mode):
+        return None
+    if not stat.S_ISREG(about.st_mode):
+        return Found(
+            path, problem=f"{KINDS.get(stat.S_IFMT(about.st_mode), 'a special file')}; expected a file or folder"
+        )
+    return Found(path, about.st_size)
+
+
+def _source(found: Found, step: int, column: str) -> DocumentSource:
+    file, size, problem = found
     name, suffix = _shown(file), file.suffix.lower()
+    if problem is not None:
+        return MissingSource(name, problem)
     if suffix in TABLES:
         return TableFile(file, name, size, step, column)
     if suffix in LINES:

@@ -11,17 +11,29 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TextIO
 
 import torch
+from torch import nn
 
 from headwise.errors import HeadwiseError, OptionError
 from headwise.models.text_model import TextModel
 from headwise.shapes import check_size
 from headwise.study.survey.corpus import Corpus, TokenWindow, batches, cut, open_corpus, text_corpus
-from headwise.study.survey.documents import Document, passages
-from headwise.study.survey.journal import Journal, digest, prepare
+from headwise.study.survey.disk import UnreadableError, retried, why
+from headwise.study.survey.documents import Document
+from headwise.study.survey.journal import (
+    Journal,
+    JournalError,
+    check_free,
+    clear,
+    digest,
+    prepare,
+    sealed_files,
+    writing,
+)
 from headwise.study.survey.result import Survey, check_path, many
 from headwise.study.survey.tally import NotFiniteError, Skipped, Tally, sums_by_layer
 
@@ -29,6 +41,11 @@ CONTEXT = 1024  # tokens of a window by default, if the model can read that many
 BYTES_PER_TOKEN = 4  # roughly; a unit then holds about as much text as one batch of full windows
 OFTEN, SELDOM = 0.5, 10.0  # seconds between two progress lines, on a terminal and in a log
 POLL = 0.1  # seconds between two reads of the store
+DONE = object()  # what the first process answers if the survey is finished already
+
+
+class LostTextError(OptionError):
+    """A strict survey met a text that cannot be read."""
 
 
 class Processes:
@@ -48,9 +65,9 @@ class Processes:
         self._counts[name] += amount
         return self._counts[name]
 
-    def run_first(self, prepare: Callable[[], None]) -> None:
-        """Call `prepare` on the first process; the others wait for it."""
-        prepare()
+    def run_first(self, prepare: Callable[[], object]) -> bool:
+        """Whether there is work to do: what `prepare` says on the first process; the others wait for it."""
+        return prepare() is not DONE
 
     def finish(self, meanwhile: Callable[[], None]) -> bool:
         """Report that this process is done. The first process waits for all, calling `meanwhile`, and gets True."""
@@ -66,18 +83,20 @@ class TorchrunProcesses(Processes):
     def count(self, name: str, amount: int) -> int:
         return int(self.store.add(name, amount))
 
-    def run_first(self, prepare: Callable[[], None]) -> None:
+    def run_first(self, prepare: Callable[[], object]) -> bool:
         if self.rank:
             self._wait("ready")
-            if self.store.get("ready") != b"yes":
+            answer = self.store.get("ready")
+            if answer == b"no":
                 raise SystemExit(2)  # the first process reports the error
-            return
+            return bool(answer == b"yes")
         try:
-            prepare()
+            is_work = prepare() is not DONE
         except HeadwiseError:
             self.store.set("ready", "no")
             raise
-        self.store.set("ready", "yes")
+        self.store.set("ready", "yes" if is_work else "done")
+        return is_work
 
     def finish(self, meanwhile: Callable[[], None]) -> bool:
         if self.rank:
@@ -179,6 +198,7 @@ class SurveyJob:
     context: int
     batch: int
     settings: dict[str, Any]  # what the result depends on
+    strict: bool = False  # what cannot be read ends the survey
 
     @classmethod
     def of(
@@ -190,6 +210,7 @@ class SurveyJob:
         context: int | None = None,
         batch: int = 8,
         column: str = "text",
+        strict: bool = False,
     ) -> Self:
         """Check the options and find the documents; see `headwise.survey`."""
         context = _checked_context(context, model)
@@ -199,7 +220,7 @@ class SurveyJob:
         corpus = open_corpus(paths, step, column) if paths is not None else text_corpus(texts or (), step)
         settings = {"model": model.name, "fingerprint": model.fingerprint(), "context": context, "batch": batch}
         settings |= {"column": column, "device": model.device.type}
-        return cls(model, corpus, context, batch, settings)
+        return cls(model, corpus, context, batch, settings, strict)
 
     def run(
         self,
@@ -214,23 +235,45 @@ class SurveyJob:
         processes = processes or Processes()
         if out is None and processes.size > 1:
             raise OptionError("several processes need --out, because they keep their journals beside it.")
-        if out is not None and resume and self._is_finished(out):
-            return Survey.load(out) if processes.rank == 0 else None
+        if out is not None:
+            self._check_out(out)
         folder = None if out is None else journal_folder(out)
-        settings = {**self.settings, "files": digest(self.corpus.state), "torch": torch.__version__}
-        if out is not None and folder is not None:
-            check_path(out)
-            processes.run_first(lambda: prepare(folder, settings, self.corpus.state, resume=resume))
-        with Journal(folder, processes.rank, settings, len(self.corpus), every) as journal:
+        if not processes.run_first(lambda: self._begin(out, folder, resume)):
+            return Survey.load(out) if processes.rank == 0 and out is not None else None
+        if processes.rank and folder is not None:
+            self.corpus.accept(sealed_files(folder))
+        with Journal(folder, processes.rank, self._journal_settings(), len(self.corpus), every) as journal:
             report = self._work(processes, journal, stream)
             if not processes.finish(meanwhile=report):
                 return None
             report(last=True)
             found = Survey(self.settings, self.corpus.entries, journal.whole())
             if out is not None:
-                found.save(out)
+                with writing(out):
+                    retried(lambda: found.save(out))
             journal.remove()
             return found
+
+    def _begin(self, out: Path | None, folder: Path | None, resume: bool) -> object:
+        """What the first process does before the others: seal the files and make the folder of journals."""
+        if folder is not None:
+            check_free(folder, resume=resume)
+        self.corpus.seal()
+        if out is None or folder is None:
+            return None
+        if resume and self._is_finished(out):
+            clear(folder)
+            return DONE
+        prepare(folder, self._journal_settings(), self.corpus.state, resume=resume)
+        return None
+
+    def _journal_settings(self) -> dict[str, Any]:
+        return {**self.settings, "files": digest(self.corpus.state), "torch": torch.__version__}
+
+    def _check_out(self, out: Path) -> None:
+        check_path(out)
+        if str(out.resolve()) in self.corpus.paths:
+            raise OptionError(f"out={str(out)!r} is one of the files to survey; expected another name.")
 
     def _work(self, processes: Processes, journal: Journal, stream: TextIO | None) -> Callable[..., None]:
         """Take units until there are none left. Returns a function that reports the progress of all processes."""
@@ -242,23 +285,35 @@ class SurveyJob:
             counts = {"bytes": round(done), "tokens": tokens, "documents": documents}
             progress.show(*(processes.count(name, amount) for name, amount in counts.items()), last=last)
 
-        while (unit := processes.claim()) < len(corpus):
-            if journal.done[unit]:
-                continue
-            tally = self.tally_of(unit)
-            journal.add(unit, tally)
-            report(done=corpus.bytes_of(unit), tokens=tally.counts["tokens"], documents=tally.counts["documents"])
+        try:
+            while (unit := processes.claim()) < len(corpus):
+                if journal.done[unit]:
+                    continue
+                tally = self.tally_of(unit)
+                journal.add(unit, tally)
+                report(done=corpus.bytes_of(unit), tokens=tally.counts["tokens"], documents=tally.counts["documents"])
+        except HeadwiseError:  # keep what is done; an interrupt may have come while something was being added
+            with suppress(JournalError):
+                journal.save()
+            raise
+        finally:
+            corpus.close()
         journal.save()
         return report
 
     def tally_of(self, unit: int) -> Tally:
-        """What one unit adds to the survey. It depends on the unit and the job alone."""
-        tally, module = Tally(), self.model.module
-        was_training = module.training
-        module.eval()
-        for windows in batches(self._windows(self.corpus.read(unit), tally), self.batch, self.context):
-            self._count(windows, tally)
-        module.train(was_training)
+        """What one unit adds to the survey. It depends on the unit and the job alone.
+
+        A unit counts as a whole or, if a part of it cannot be read, not at all.
+        """
+        tally = Tally()
+        try:
+            with evaluating(self.model.module):
+                for windows in batches(self._windows(self.corpus.read(unit), tally), self.batch, self.context):
+                    self._count(windows, tally)
+        except UnreadableError as error:
+            tally = Tally()
+            self._skip(self.corpus.lost(unit, why(error)), tally)
         return tally
 
     def _windows(self, documents: Iterable[Document | Skipped], tally: Tally) -> Iterator[TokenWindow]:
@@ -266,15 +321,15 @@ class SurveyJob:
         codec, step = self.model.codec, BYTES_PER_TOKEN * self.context * self.batch
         for document in documents:
             if isinstance(document, Skipped):
-                _skip(document, tally)
+                self._skip(document, tally)
                 continue
             count = 0
-            for passage in passages(document.text, step):
+            for passage in document.parts(step):
                 for ids in cut(list(codec.encode(passage)), codec, self.context):
                     count += 1
                     yield TokenWindow(ids, document.skipped)
             if not count and document.passages == 1:
-                _skip(document.skipped("the tokenizer produces no tokens for it"), tally)
+                self._skip(document.skipped("the tokenizer produces no tokens for it"), tally)
             elif document.number == 0:
                 tally.counts["documents"] += 1
                 tally.counts["cut"] += count > 1 or document.passages > 1
@@ -289,12 +344,21 @@ class SurveyJob:
                     self._count([window], tally)
                 return
             tally.counts["windows lost"] += 1
-            tally.skip([windows[0].skipped(f"{error} in one of its windows")._replace(documents=0)])
+            self._skip(windows[0].skipped(f"{error} in one of its windows")._replace(documents=0), tally)
             return
         for layer, fields in found.items():
             tally.add_layer(layer, fields)
         tally.counts["windows"] += len(windows)
         tally.counts["tokens"] += sum(len(window.ids) for window in windows)
+
+    def _skip(self, skipped: Skipped, tally: Tally) -> None:
+        """Count what is skipped, with its name; in a strict survey it is an error."""
+        if self.strict:
+            raise LostTextError(
+                f"{skipped.place}: {skipped.reason}. Without --strict, the survey skips it and goes on."
+            )
+        tally.counts["skipped"] += skipped.documents
+        tally.skip([skipped])
 
     def _is_finished(self, out: Path) -> bool:
         """Whether `out` already holds the result of this survey."""
@@ -315,9 +379,16 @@ def _checked_context(context: int | None, model: TextModel) -> int:
     return context
 
 
-def _skip(skipped: Skipped, tally: Tally) -> None:
-    tally.counts["skipped"] += skipped.documents
-    tally.skip([skipped])
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """The module in evaluation mode; afterwards every submodule is in the mode it was in, whatever happens."""
+    modes = [(each, each.training) for each in module.modules()]
+    try:
+        module.eval()
+        yield
+    finally:
+        for each, mode in modes:
+            each.training = mode
 
 
 def journal_folder(out: Path) -> Path:

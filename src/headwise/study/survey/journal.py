@@ -1,8 +1,9 @@
 """The progress of a survey on disk, so that a kill loses only a few seconds and nothing is counted twice.
 
-Every process keeps one file, in a folder beside the result: which units it has done, and their tally. The file is
-replaced atomically, so units and sums always agree, and it stays as small as one tally however long the survey is. All
-files in the folder together are the survey, no matter which process wrote them, so the number of processes may change.
+Every process keeps one file, in a folder beside the result: which units it has done, and their tally. The file has a
+checksum and is replaced atomically, so units and sums always agree, and it stays as small as one tally however long the
+survey is. All files in the folder together are the survey, no matter which process wrote them, so the number of
+processes may change.
 """
 
 import hashlib
@@ -11,15 +12,17 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, Self
 
-from headwise.errors import CheckpointError, OptionError
-from headwise.models.files import write_synced
-from headwise.study.survey.result import FORMAT
+from headwise.errors import CheckpointError, HeadwiseError, OptionError
+from headwise.models.files import sync, write_synced
+from headwise.study.survey.disk import retried, why
 from headwise.study.survey.tally import Tally
 
+FORMAT = "headwise journal 2"
 FILES = "files"  # beside the journals: the state of the corpus when the survey began
 CHANGES = {  # settings whose values mean nothing to a reader
     "files": "other files, or the same files in another order",
@@ -77,7 +80,7 @@ class Journal:
         if self.path is None:
             return
         data = {"format": FORMAT, "settings": self.settings, "done": spans(self.mine), "tally": self.tally.to_dict()}
-        write_synced(self.path, json.dumps(data))
+        write_checked(self.path, data)
         self._saved = time.monotonic()
 
     def whole(self) -> Tally:
@@ -96,9 +99,14 @@ class Journal:
         return whole
 
     def remove(self) -> None:
-        """Delete the journals, once the result is written."""
+        """Delete the journals, once the result is on disk: all at once, by a new name, and then one by one."""
         if self.folder is not None:
-            shutil.rmtree(self.folder)
+            old = _removed(self.folder)
+            clear(self.folder)
+            with writing(self.folder, "deleted"):
+                retried(lambda: self.folder and self.folder.rename(old))
+                retried(lambda: sync(old.parent))
+                retried(lambda: shutil.rmtree(old))
 
     def _read(self, folder: Path) -> None:
         for path, data in journals(folder, self.settings):
@@ -113,31 +121,38 @@ def digest(files: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
+def check_free(folder: Path, *, resume: bool) -> None:
+    """Raise if the folder holds a survey that this one may not continue."""
+    if not resume and is_begun(folder):
+        raise OptionError(f"{folder} holds an unfinished survey. Pass --resume to continue it, or delete the folder.")
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether there are journals."""
+    return folder.is_dir() and any(folder.glob("*.json"))
+
+
 def prepare(folder: Path, settings: dict[str, Any], files: Mapping[str, str], *, resume: bool) -> None:
     """Make the folder of journals; if there is one already, check that this survey may continue it."""
-    if folder.is_dir() and any(folder.glob("*.json")):
-        if not resume:
-            raise OptionError(
-                f"{folder} holds an unfinished survey. Pass --resume to continue it, or delete the folder."
-            )
+    clear(folder)
+    if is_begun(folder):
+        check_free(folder, resume=resume)
         for path in folder.glob("*.lock"):  # a process of the earlier run may still be alive
             lock(path).close()
         _check_files(folder, files)
         list(journals(folder, settings))  # raises if one belongs to another survey
         return
     try:
-        folder.mkdir(exist_ok=True)
-        write_synced(folder / FILES, json.dumps(files))
+        retried(lambda: folder.mkdir(exist_ok=True))
+        retried(lambda: sync(folder.parent))
+        write_checked(folder / FILES, dict(files))
     except OSError as error:
-        raise OptionError(f"{folder}: {error.strerror}. Name an --out in a folder that exists.") from error
+        raise OptionError(f"{folder}: {why(error)}. Name an --out in a folder that can be written to.") from error
 
 
 def _check_files(folder: Path, files: Mapping[str, str]) -> None:
     """Raise with the names of files that have changed."""
-    try:
-        before = dict(json.loads((folder / FILES).read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return  # the digest in the journals will differ too, but cannot say which file
+    before = read_checked(folder / FILES)
     new = [f"{name} is new" for name in files if name not in before]
     gone = [f"{name} is gone" for name in before if name not in files]
     changed = [f"{name} has changed" for name in files if before.get(name, files[name]) != files[name]]
@@ -153,15 +168,10 @@ def _check_files(folder: Path, files: Mapping[str, str]) -> None:
 def journals(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The journals in a folder; an error if one belongs to another survey."""
     for path in sorted(folder.glob("*.json")):
-        try:
-            data = json.loads(path.read_bytes())
-            if data["format"] != FORMAT:
-                raise CheckpointError(f"{path} has the format {data['format']!r}; this version reads {FORMAT!r}.")
-            before = dict(data["settings"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{path} is damaged ({error!r}). Delete it: its units are then read again."
-            ) from error
+        data = read_checked(path)
+        if data["format"] != FORMAT:
+            raise CheckpointError(f"{path} has the format {data['format']!r}; this version reads {FORMAT!r}.")
+        before = dict(data["settings"])
         changed = [name for name in settings if before.get(name) != settings[name]]
         if changed:
             name = changed[0]
@@ -171,6 +181,64 @@ def journals(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[Path, dic
                 f"start again."
             )
         yield path, data
+
+
+def sealed_files(folder: Path) -> dict[str, str]:
+    """The state of the corpus as the first process has sealed it."""
+    return read_checked(folder / FILES)
+
+
+def write_checked(path: Path, data: Mapping[str, Any]) -> None:
+    """Write JSON and, on a second line, its checksum. When this returns, both are on disk."""
+    text = json.dumps(data)
+    with writing(path):
+        retried(lambda: write_synced(path, f"{text}\n{_sha256(text.encode())}\n"))
+
+
+@contextmanager
+def writing(path: Path, done: str = "written") -> Iterator[None]:
+    """Say what cannot be written, and that nothing is lost."""
+    try:
+        yield
+    except OSError as error:
+        raise JournalError(
+            error.errno,
+            f"{path} cannot be {done}: {why(error)}. What was saved before is kept. Make room, or make the folder "
+            f"writable, and continue with --resume.",
+        ) from error
+
+
+def read_checked(path: Path) -> dict[str, Any]:
+    """What `write_checked` wrote."""
+    try:
+        text, _, checksum = retried(path.read_bytes).rstrip(b"\n").rpartition(b"\n")
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {why(error)}.") from error
+    if _sha256(text).encode() != checksum:
+        cure = "Delete the folder and start again" if path.name == FILES else "Delete it: its units are then read again"
+        raise CheckpointError(f"{path} is damaged (its checksum does not fit). {cure}.")
+    return dict(json.loads(text))
+
+
+def clear(folder: Path) -> None:
+    """Delete what a process left that was killed while it deleted the journals of a finished survey."""
+    shutil.rmtree(_removed(folder), ignore_errors=True)
+
+
+def _sha256(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def _removed(folder: Path) -> Path:
+    """What the folder is called while it is being deleted."""
+    return folder.with_name(f".{folder.name}.removed")
+
+
+class JournalError(HeadwiseError, OSError):
+    """The progress of a survey could not be written."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
 
 
 def spans(marks: bytearray) -> list[list[int]]:
@@ -200,7 +268,8 @@ def mark(marks: bytearray, runs: list[list[int]], path: Path) -> None:
 
 def lock(path: Path) -> IO[str]:
     """A file that only one running process can hold: two surveys must not write one journal."""
-    file = path.open("a+")
+    with writing(path):
+        file = retried(lambda: path.open("a+"))
     try:
         import fcntl
 

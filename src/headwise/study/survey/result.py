@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import hashlib
+import io
 import json
 import math
 from collections.abc import Sequence
@@ -9,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headwise.errors import CheckpointError, OptionError, need
-from headwise.models.files import atomically, write_synced
+from headwise.models.files import write_synced
 from headwise.study.survey.tally import APART, KINDS, ONE, PEAKS, Fields, Skipped, Tally
 from headwise.weights import display
 from headwise.weights.panel import octave_edges
@@ -24,7 +26,7 @@ KEY = b"headwise"  # in the metadata of a Parquet file
 
 
 class CorpusEntry(NamedTuple):
-    """A file or folder that the user named: how much it holds, and a digest of its files' names and sizes."""
+    """A file or folder that the user named: how much it holds, and a digest of its files' names and content."""
 
     name: str
     files: int
@@ -113,15 +115,21 @@ class Survey:
     def load(cls, path: str | Path) -> "Survey":
         """The survey that `save` wrote to `path`, a .json or .parquet file."""
         path = Path(path)
+        if path.exists() and not path.is_file():
+            raise OptionError(f"{path} is not a file; expected a survey that headwise wrote.")
         try:
             data = _read(path)
             if data.get("format") != FORMAT:
                 raise CheckpointError(f"{path} has the format {data.get('format')!r}; this version reads {FORMAT!r}.")
+            if "checksum" in data and data["checksum"] != _checksum(data):
+                raise CheckpointError(
+                    f"{path} is damaged: its numbers do not have its checksum. Survey the files again."
+                )
             corpus = [CorpusEntry(**entry) for entry in data["corpus"]]
             return cls(data["settings"], corpus, Tally.from_dict(data["tally"]))
         except OSError as error:
             raise OptionError(f"{path}: {error.strerror or error}.") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(f"{path} is not a survey that headwise wrote: {error!r}.") from error
@@ -131,10 +139,9 @@ class Survey:
         path = Path(path)
         check_path(path)
         data = {"format": FORMAT, **self.to_dict(), "tally": self.tally.to_dict()}
-        if path.suffix.lower() in TABLES:
-            atomically(path, lambda beside: _write_table(self, data, beside))
-        else:
-            write_synced(path, json.dumps(data, indent=1) + "\n")
+        data["checksum"] = _checksum(data)
+        is_table = path.suffix.lower() in TABLES
+        write_synced(path, _table(self, data) if is_table else json.dumps(data, indent=1) + "\n")
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -284,6 +291,8 @@ def check_path(path: Path) -> None:
     """Raise, before anything is surveyed, if the result could not be written to `path`."""
     if path.suffix.lower() not in (".json", *TABLES):
         raise OptionError(f"out={str(path)!r}: expected a name that ends in .json or .parquet.")
+    if path.is_dir():
+        raise OptionError(f"out={str(path)!r} is a folder; expected the name of a file.")
     if not path.parent.is_dir():
         raise OptionError(f"out={str(path)!r}: there is no folder {path.parent}.")
     if path.suffix.lower() in TABLES:
@@ -297,13 +306,21 @@ def _read(path: Path) -> Any:
     return json.loads((parquet.read_schema(path).metadata or {})[KEY])
 
 
-def _write_table(survey: Survey, data: dict[str, Any], path: Path) -> None:
-    """A row per head and a column per number; everything else goes into the file's metadata."""
+def _checksum(data: dict[str, Any]) -> str:
+    """A digest of everything from which a survey is read."""
+    parts = json.dumps([data[name] for name in ("settings", "corpus", "tally")], sort_keys=True)
+    return hashlib.sha256(parts.encode()).hexdigest()
+
+
+def _table(survey: Survey, data: dict[str, Any]) -> bytes:
+    """A Parquet file: a row per head and a column per number; everything else is in its metadata."""
     arrow = need("pyarrow", "survey", "Parquet files")
     parquet = need("pyarrow.parquet", "survey", "Parquet files")
     about = json.dumps({name: value for name, value in data.items() if name != "heads"})
     table = arrow.Table.from_pylist([_row(head) for head in survey.heads])
-    parquet.write_table(table.replace_schema_metadata({KEY: about}), path)
+    file = io.BytesIO()
+    parquet.write_table(table.replace_schema_metadata({KEY: about}), file)
+    return file.getvalue()
 
 
 def _row(head: SurveyedHead) -> dict[str, Any]:

@@ -67,6 +67,7 @@ def refuses(source: Source) -> bool:
         or key.stride(3) != 1
         or source.frame.first_row is None
         or source.scoring.biased
+        or source.scoring.score is not None
         or max(source.shape[2:]) >= 2**24  # distances are exact floats up to here
     )
 

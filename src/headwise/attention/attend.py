@@ -168,9 +168,9 @@ def plan(
             raise OptionError(
                 f"relative={scoring.relative!r}: expected alibi(...), or the result of calling a RelativeBias module."
             )
-        if query.is_meta:
-            scoring = dataclasses.replace(scoring, relative=scoring.relative.to(query.device))
-        scoring.relative.check(query.shape[1], query.device)
+        relative = scoring.relative.to(query.device) if query.is_meta else scoring.relative
+        relative.check(query.shape[1], query.device)
+        scoring = scoring if relative is scoring.relative else dataclasses.replace(scoring, relative=relative)
     scoring = scoring.settled(sizes, query.device, query.dtype)
     return Call(query, key, value, dataclasses.replace(scoring, mask=joined), dropout)
 

@@ -4,10 +4,12 @@ import inspect
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 
 from headwise import (
+    AttentionMap,
     DeviceError,
     DtypeError,
     HeadCountError,
@@ -17,6 +19,7 @@ from headwise import (
     OptionError,
     ShapeError,
     UnknownOptionError,
+    alibi,
     attend,
     causal,
     documents,
@@ -27,9 +30,13 @@ from headwise import (
     longrope,
     multi_axis_rotary,
     ntk,
+    offset,
     padding,
+    prefix,
     rotary,
     temperature,
+    token_is,
+    window,
     yarn,
 )
 from headwise.attention.attend import CALLED_ELSEWHERE
@@ -360,6 +367,67 @@ def test_the_signature_of_the_layer_is_visible_and_its_subclasses_may_add_to_it(
 def test_slips_are_caught(call, message):
     with pytest.raises(HeadwiseError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: documents(lengths=5), r"documents\(lengths=.*expected whole numbers, one per text, such as"),
+        (lambda: documents(lengths=torch.ones(2, dtype=torch.complex64)), "expected whole numbers, one per text"),
+        (lambda: prefix(None), "prefix=None: expected a whole number from 0 up"),
+        (lambda: prefix(np.array([[3]])), r"prefix=ndarray of shape \(1, 1\) and int64: expected a whole number"),
+        (lambda: window(torch.tensor([3, 5])), r"window\(back\)=Tensor of shape \(2,\) and torch.int64: expected"),
+        (lambda: window(3, torch.tensor(2.0)), r"window\(ahead\)=tensor\(2.\): expected a whole number"),
+        (lambda: padding([3, 5], side=np.array(["left", "right"])), 'expected "right" or "left"'),
+        (lambda: offset(np.array([1, 2])), r"offset\(ndarray of shape \(2,\) and int64\): expected a whole number"),
+        (lambda: token_is([1, 2, 3], True), "token_is.*expected a token id or several, whole numbers"),
+        (lambda: causal().draw("5"), "for '5' queries: expected a whole number from 0 up"),
+        (lambda: causal().to_tensor(5, -1), "for -1 keys: expected a whole number from 0 up"),
+        (lambda: documents([0, 0, 1]).to_tensor(7), "is made for 3 keys, and 7 are asked for"),
+        (lambda: causal().tile(3, slice(None), 5, 5), "tile 3: expected a slice of rows or columns"),
+        (lambda: alibi(slopes=[0.5, None]), r"alibi\(slopes=\[0.5, None\]\): expected one float per head"),
+        (lambda: alibi(torch.ones(2)), r"num_heads=Tensor of shape \(2,\) and torch.float32: expected a whole number"),
+        (lambda: attend(*heads(), causal=torch.ones(T, S)), r"causal=Tensor of shape \(5, 7\).*expected True or False"),
+        (lambda: attend(*heads(), return_weights="yes"), "return_weights='yes': expected True or False"),
+    ],
+    ids=str,
+)
+def test_plausible_slips_get_our_errors(call, message):
+    with pytest.raises(HeadwiseError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("look", "message"),
+    [
+        (lambda w: w.panel(pooled=2.5), "pooled rows=2.5: expected a whole number from 1 up"),
+        (lambda w: w.panel(pooled=(2, 3, 4)), r"pooled=\(2, 3, 4\): expected rows and columns of a picture"),
+        (lambda w: w.panel(entropy=np.ones(2)), r"entropy=ndarray of shape \(2,\) and float64: expected True or False"),
+        (lambda w: w.topk(torch.tensor([1, 2])), r"topk\(k\)=Tensor of shape \(2,\).*expected a whole number"),
+        (lambda w: w.to_tensor(limit="1 GB"), "limit='1 GB': expected a number of bytes"),
+        (lambda w: w[0, {1, 2}], "head index .* expected whole numbers or bool"),
+        (lambda w: w.select(rows=[None, 1]), r"query index \[None, 1\]: expected whole numbers or bool"),
+        (lambda w: w.summary("text"), "summary.*expected token ids"),
+        (lambda w: AttentionMap(w._query, w._key, 3.0), "scoring=3.0: expected a headwise.Scoring"),
+    ],
+    ids=str,
+)
+def test_slips_in_looking_get_our_errors(look, message):
+    with pytest.raises(HeadwiseError, match=message):
+        look(attend(*heads(), return_weights=True)[1])
+
+
+@pytest.mark.parametrize("three", [3, np.int64(3), np.array(3), torch.tensor(3)], ids=str)
+def test_whole_numbers_of_every_kind_are_accepted(three):
+    query, key, value = heads()
+    expected = attend(query, key, value, mask=window(3, 3) & prefix(3))
+    torch.testing.assert_close(attend(query, key, value, mask=window(three, three) & prefix(three)), expected)
+    _, weights = attend(query, key, value, return_weights=True)
+    assert weights.topk(three).keys.shape == (B, H, T, 3)
+    assert weights.pooled(three, three).shape == weights.panel(pooled=three).pooled.shape == (B, H, 3, 3)
+    assert weights.panel(pooled=torch.Size((2, 3))).pooled.shape == (B, H, 2, 3)
+    assert causal().to_tensor(three, three).shape == (1, 1, 3, 3)
+    torch.testing.assert_close(alibi(three).table, alibi(3).table)
 
 
 def turned(**options):

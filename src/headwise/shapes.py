@@ -102,15 +102,40 @@ def check_probability(name: str, p: float) -> float:
     return float(p)
 
 
+def whole_number(n: object) -> int | None:
+    """`n` as an int if it is one whole number: an int, one of numpy's, or a tensor that holds one. Else None."""
+    if isinstance(n, bool) or not isinstance(n, SupportsIndex) or getattr(n, "shape", ()) != ():
+        return None
+    try:
+        return operator.index(n)
+    except (TypeError, ValueError, RuntimeError):  # a float or bool in an array or tensor, or one on the meta device
+        return None
+
+
 def check_size(name: str, n: object) -> int:
     """`n`, refused unless it is a whole number from 1 up."""
+    found = whole_number(n)
+    if found is None or not 1 <= found < LARGEST:
+        raise OptionError(f"{name}={brief(n)}: expected a whole number from 1 up.")
+    return found
+
+
+def check_truth(name: str, value: object) -> bool:
+    """`value` as True or False; refused if it is a string or has no single truth, as a tensor of many numbers."""
     try:
-        size = 0 if isinstance(n, bool) or not isinstance(n, SupportsIndex) else operator.index(n)
-    except TypeError:  # a tensor of several numbers
-        size = 0
-    if not 1 <= size < LARGEST:
-        raise OptionError(f"{name}={n!r}: expected a whole number from 1 up.")
-    return size
+        if not isinstance(value, str):
+            return bool(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise OptionError(f"{name}={brief(value)}: expected True or False.") from error
+    raise OptionError(f"{name}={brief(value)}: expected True or False.")
+
+
+def brief(x: object) -> str:
+    """`x` for a message: an array or tensor by its shape, anything else as Python writes it."""
+    shape = getattr(x, "shape", None)
+    if shape is None or shape == ():
+        return repr(x)
+    return f"{type(x).__name__} of shape {tuple(shape)} and {getattr(x, 'dtype', None)}"
 
 
 def check_flag(name: str, value: object) -> bool:

@@ -1,6 +1,6 @@
 """Masks, which say which keys a query may see: the class, the kinds, their lowering for backends, and probes.
 
-Imports errors.
+Imports shapes and errors.
 """
 
 from headwise.masks.composite import Composite

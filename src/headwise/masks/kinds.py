@@ -23,9 +23,8 @@ the first keys come from a cache. With T = S this is the usual diagonal.
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +32,7 @@ from torch import Tensor
 from headwise.errors import MaskError
 from headwise.masks.composite import as_real_tensor
 from headwise.masks.mask import Both, Coarse, Edges, Extent, Grid, Mask
+from headwise.shapes import brief, whole_number
 
 
 def causal() -> Mask:
@@ -64,7 +64,7 @@ def padding(keep: Tensor | Sequence[int], *, side: str = "right") -> Mask:
     >>> print(padding([3, 5]).draw(1, 5))
     ■■■··
     """
-    if side not in ("right", "left"):
+    if not isinstance(side, str) or side not in ("right", "left"):
         raise MaskError(f'padding(side={side!r}): expected "right" or "left".')
     keep = as_tensor("padding", keep)
     if keep.dim() == 2:
@@ -94,11 +94,13 @@ def documents(ids: Tensor | Sequence[int] | None = None, *, lengths: Sequence[in
     if (ids is None) == (lengths is None):
         raise MaskError("documents(): pass exactly one of ids and lengths=.")
     if lengths is not None:
-        counts = _not_negative("documents(lengths=)", as_tensor("documents(lengths=)", lengths))
+        counts = as_tensor("documents(lengths=)", lengths)
         if counts.dim() != 1 or not _is_whole(counts):
             raise MaskError(
-                f"documents(lengths={_shape(counts)} of {counts.dtype}): expected whole numbers, one per text."
+                f"documents(lengths={_shape(counts)} of {counts.dtype}): expected whole numbers, one per text, such as "
+                f"lengths=[3, 5]."
             )
+        counts = _not_negative("documents(lengths=)", counts)
         if torch.compiler.is_compiling() or counts.is_meta:  # how many tokens there are is not known
             return Packed(counts.cumsum(0))
         ids = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
@@ -110,7 +112,7 @@ def documents(ids: Tensor | Sequence[int] | None = None, *, lengths: Sequence[in
 
 def prefix(n: int | Tensor | Sequence[int]) -> Mask:
     """The first `n` keys, for every query; `n` may differ by sample, (B,). A prefix model is `causal() | prefix(n)`."""
-    if isinstance(n, Tensor | list | tuple):
+    if isinstance(n, list | tuple) or getattr(n, "ndim", 0) == 1:
         n = as_tensor("prefix", n)
         if n.dim() != 1 or not _is_whole(n):
             raise MaskError(f"prefix({_shape(n)} of {n.dtype}): expected a whole number, or one per sample (B,).")
@@ -473,9 +475,10 @@ def _not_negative(name: str, counts: Tensor) -> Tensor:
 
 def count(name: str, n: object, least: int = 0) -> int:
     """`n` as a whole number from `least` up."""
-    if isinstance(n, bool) or not isinstance(n, SupportsIndex) or operator.index(n) < least:
-        raise MaskError(f"{name}={n!r}: expected a whole number from {least} up.")
-    return operator.index(n)
+    found = whole_number(n)
+    if found is None or found < least:
+        raise MaskError(f"{name}={brief(n)}: expected a whole number from {least} up.")
+    return found
 
 
 def _clamp(position: int, S: int) -> int:

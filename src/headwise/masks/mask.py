@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headwise.errors import DeviceError, MaskError
 from headwise.masks.composite import Composite
+from headwise.shapes import brief, whole_number
 
 
 class Grid(NamedTuple):
@@ -165,7 +166,19 @@ class Mask(Composite, abc.ABC):
 
     def to_tensor(self, T: int, S: int | None = None, *, device: torch.device | str | None = None) -> Tensor:
         """The whole mask as a bool tensor (B or 1, H or 1, T, S). It has T·S entries, so use it for small sizes."""
+        if not torch.compiler.is_compiling():
+            T, S = self._checked_lengths(T, S)
         return self.tile(slice(None), slice(None), T, T if S is None else S, device=device)
+
+    def _checked_lengths(self, T: object, S: object) -> tuple[int, int]:
+        """T and S, which is T if it is None; an error unless they are lengths that this mask can have."""
+        found = {"queries": whole_number(T), "keys": whole_number(T if S is None else S)}
+        for (name, length), given, made in zip(found.items(), (T, S), self.extent[2:], strict=True):
+            if length is None or length < 0:
+                raise MaskError(f"mask {self!r} for {brief(given)} {name}: expected a whole number from 0 up.")
+            if made is not None and made != length:
+                raise MaskError(f"mask {self!r} is made for {made} {name}, and {length} are asked for.")
+        return found["queries"] or 0, found["keys"] or 0
 
     def check(self, B: int, H: int, T: int, S: int, device: torch.device) -> None:
         """Raise unless this mask fits scores of shape (B, H, T, S) on `device`."""
@@ -188,7 +201,7 @@ class Mask(Composite, abc.ABC):
 
         `sample` and `head` choose which one to draw where they differ.
         """
-        S = T if S is None else S
+        T, S = self._checked_lengths(T, S)
         block = max(1, -(-max(T, S) // width))
         lines = []
         for start in range(0, T, block):
@@ -450,8 +463,10 @@ def of_heads(mask: Mask, first: int, count: int) -> Mask:
 
 def _indices(piece: slice, size: int, device: torch.device | str | None) -> Tensor:
     """`range(size)[piece]` as a tensor."""
-    if piece == slice(None):  # `slice.indices` would turn a symbolic size into a number
+    if isinstance(piece, slice) and piece == slice(None):  # `slice.indices` would turn a symbolic size into a number
         return torch.arange(size, device=device)
+    if not isinstance(piece, slice):
+        raise MaskError(f"tile {brief(piece)}: expected a slice of rows or columns, such as slice(0, 128).")
     start, stop, step = piece.indices(size)
     if step < 0:
         raise MaskError(f"tile {piece}: rows and columns run forwards; expected a positive step.")

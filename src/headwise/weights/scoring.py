@@ -159,7 +159,10 @@ def alibi(num_heads: int | None = None, *, slopes: Tensor | Sequence[float] | No
         raise OptionError("alibi(): pass exactly one of num_heads and slopes=.")
     if slopes is None:
         return Slopes(as_real_tensor(_published(check_size("num_heads", num_heads))))
-    table = as_real_tensor(slopes, torch.get_default_dtype())
+    try:
+        table = as_real_tensor(slopes, torch.get_default_dtype())
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise OptionError(f"alibi(slopes={slopes!r}): expected one float per head, (H,).") from error
     if table.dim() != 1 or not table.is_floating_point():
         raise ShapeError(f"slopes of shape {tuple(table.shape)} and {table.dtype}; expected one float per head, (H,).")
     return Slopes(table)

@@ -85,6 +85,9 @@ def make(name):
     if name == "relative":
         torch.manual_seed(2)
         return layer_of(position=RelativeBias(8, num_buckets=8, max_distance=17, dtype=torch.float64), kv=4)
+    if name == "latent":
+        rule = headwise.latent(10, nope_dim=4, rotary_dim=2, value_dim=5, q_rank=7)
+        return layer_of(causal=True, position=rotary(), projections=rule)
     return layer_of(**LAYERS[name])
 
 
@@ -214,6 +217,7 @@ def refused(name):
         "open": (layer_of(out_proj=False), mesh()),
         "adapter": (adapted, mesh()),
         "gate": (layer_of(gate=torch.nn.Linear(48, 48)), mesh()),
+        "latent": (layer_of(projections=headwise.latent(6, nope_dim=6)), mesh()),
         "twice": (twice, mesh()),
         "none": (torch.nn.Linear(3, 5), mesh()),
         "mesh": (layer_of(), mesh(2, 2)),

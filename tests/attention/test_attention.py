@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from closeness import assert_close_to_truth
-from headwise import attend, causal, dense, documents, explain, padding, prefix, reference, window
+from headwise import attend, causal, chunks, dense, documents, explain, padding, prefix, reference, window
 from headwise.attention.backends import BACKENDS, Call, blocks
 from headwise.weights import Scoring
 
@@ -23,6 +23,7 @@ MASKS = {
     "empty sample": lambda T, S: padding(torch.tensor([0, S])) & causal(),
     "documents": lambda T, S: documents(torch.arange(S) // 7) & causal(),
     "prefix": lambda T, S: causal() | prefix(3),
+    "chunks": lambda T, S: causal() & chunks(5),
     "dense": lambda T, S: dense(torch.rand(B, 1, T, S, generator=torch.Generator().manual_seed(1)) > 0.5),
     "empty rows": lambda T, S: dense((torch.arange(T) % 3 != 1)[:, None].expand(T, S)),
 }

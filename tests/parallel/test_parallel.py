@@ -56,6 +56,10 @@ def test_a_sequence_on_two_ranks_learns_as_on_one(two, name):
     two.assert_that(on_ranks.the_sequence_is_shared_out, name, "plain")
 
 
+def test_a_sequence_of_a_latent_layer_on_two_ranks_learns_as_on_one(two):
+    two.assert_that(on_ranks.the_sequence_is_shared_out, "latent", "documents")
+
+
 @pytest.mark.parametrize("mask", on_ranks.MASKS)
 @pytest.mark.parametrize("name", ["grouped", "sinks", "softcap"])
 def test_a_sequence_on_four_ranks_obeys_masks_of_the_whole(four, name, mask):
@@ -114,6 +118,7 @@ REFUSED = {
     "open": ("OptionError", "out_proj=False: its output would be one rank's heads only"),
     "adapter": ("OptionError", "qkv_proj is a Adapter, and only a plain nn.Linear"),
     "gate": ("OptionError", "a gate of its own, Linear", "Use gate='element', gate='head' or an OutputGate"),
+    "latent": ("OptionError", "latent(6, nope_dim=6, rotary_dim=0, value_dim=6), whose maps cannot be cut", "context"),
     "twice": ("OptionError", "is already divided over ranks"),
     "none": ("OptionError", "tensor_parallel(Linear): there is no headwise.MultiHeadAttention"),
     "mesh": ("OptionError", "the mesh has 2 axes, of shape (2, 2); expected one: mesh['a']"),

@@ -160,15 +160,15 @@ def plan(
     if scoring.sinks is not None:
         shapes.check_sinks(scoring.sinks, query.shape[1], query.device)
     sizes = (*query.shape[:3], key.shape[2])
-    joined = check_scores(
-        sizes, query.device, mask, scoring.bias, masks.causal() if shapes.check_truth("causal", causal) else None
-    )
-    if scoring.relative is not None:
-        if not isinstance(scoring.relative, Relative):
+    always = masks.causal() if shapes.check_truth("causal", causal) else None
+    joined = check_scores(sizes, query.device, mask, scoring.bias, always)
+    relative: Any = scoring.relative
+    if relative is not None:
+        if not isinstance(relative, Relative):
             raise OptionError(
-                f"relative={scoring.relative!r}: expected alibi(...), or the result of calling a RelativeBias module."
+                f"relative={relative!r}: expected alibi(...), or the result of calling a RelativeBias module."
             )
-        relative = scoring.relative.to(query.device) if query.is_meta else scoring.relative
+        relative = relative.to(query.device) if query.is_meta else relative
         relative.check(query.shape[1], query.device)
         scoring = scoring if relative is scoring.relative else dataclasses.replace(scoring, relative=relative)
     scoring = scoring.settled(sizes, query.device, query.dtype)

@@ -228,8 +228,9 @@ class MultiHeadAttention(nn.Module):
             self.mask = moved
         if (rule := self.__dict__.get("position")) is not None:  # a module has moved already
             self.__dict__["position"] = _moved(rule, device)
-        if isinstance(self.score, Composite):
-            self.score = _moved(self.score, device)
+        score: Any = self.score
+        if isinstance(score, Composite):
+            self.__dict__["score"] = _moved(score, device)
         return self
 
     def reset_parameters(self) -> None:
@@ -409,8 +410,7 @@ class MultiHeadAttention(nn.Module):
         assert not isinstance(key, KVCache)  # noqa: S101 - `resolved` made it a memory
         value = key if value is None else value
         check_keys(query, key, value, self.d_key, self.d_value)
-        k, v = self._projections.keys_and_values(self._modules, key, value)
-        return self._projections.queries(self._modules, query), k, v
+        return self._projections.cross(self._modules, query, key, value)
 
     # Normalize and encode positions.
 
@@ -444,10 +444,12 @@ class MultiHeadAttention(nn.Module):
             heads = norm(heads)
         if encoding is not None and at is not None:
             for one, place in encoding.each(at):
-                method = one.encode_query if part == "q" else one.encode_key
-                encode = functools.partial(_encoded, method, place)
+                encode = one.encode_query if part == "q" else one.encode_key
                 # What changes queries alone is for the whole query; what changes keys, for the part that turns.
-                heads = self._projections.turned(heads, encode) if one.encodes_keys else encode(heads)
+                if self._projections.turned_dim is None or not one.encodes_keys:
+                    heads = encode(heads, place)
+                else:
+                    heads = self._projections.turned(heads, functools.partial(_encoded, encode, place))
         return norm(heads) if norm is not None and self._norm_after else heads
 
     @staticmethod

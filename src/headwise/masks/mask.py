@@ -133,7 +133,7 @@ class Mask(Composite, abc.ABC):
         return False
 
     def coarse(self, edges: Edges) -> Coarse | None:
-        """Which blocks may be visible, found without looking at single pairs; None if the mask cannot tell."""
+        """Which blocks, cut at `edges`, may be visible, without looking at pairs; None if the mask cannot tell."""
         return None
 
     def of_heads(self, first: int, count: int) -> "Mask":

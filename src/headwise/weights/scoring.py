@@ -372,7 +372,7 @@ class Scoring(Composite):
         return bias if visible is None else torch.where(visible, bias, -math.inf)
 
     def whole_bias(self, query: Tensor, S: int) -> Tensor | None:
-        """Everything that is added to the scores, as one tensor in the dtype in which they are computed."""
+        """Everything that is added to the scores of `query` and S keys, as one tensor in the dtype of scores."""
         precise = self.precision(query.dtype)
         if self.relative is None:
             return None if self.bias is None else _rounded(self.bias, query.dtype).to(precise)

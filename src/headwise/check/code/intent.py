@@ -57,13 +57,20 @@ def _about(text: str, name: str) -> Iterator[str]:
 
 def stated_shape(case: Case, name: str) -> Stated | None:
     """The shape that the file states for this mask, (B,S) or (B,T,S); None where it states none or several."""
+    shape = rf"[(\[]\s*{BATCH}\s*,\s*[a-z][\w ]*(,\s*[a-z][\w ]*)?[)\]]"
     found = [
         Stated("(B,T,S)" if third else "(B,S)", line)
         for line, text in _statements(case)
-        for part in _about(text, name)
-        for third in re.findall(rf"[(\[]\s*{BATCH}\s*,\s*[a-z][\w ]*(,\s*[a-z][\w ]*)?[)\]]", part, re.IGNORECASE)
+        if not _computes(text, name)
+        for third in re.findall(rf"\b{name}\b.{{0,40}}?{shape}", text, re.IGNORECASE)
     ]
     return found[0] if len({stated.meaning for stated in found}) == 1 else None
+
+
+def _computes(text: str, name: str) -> bool:
+    """Whether there is code before a comment that does more than take this argument or ask whether it is there."""
+    code = text.partition("#")[0].strip() if "#" in text else ""
+    return re.fullmatch(rf"(def .*|{name}\s*(:[^=]*)?(=\s*None)?\s*,?|if {name} is not None:)?", code) is None
 
 
 def states_batch_first(case: Case, names: Iterable[str]) -> int | None:

@@ -99,8 +99,10 @@ def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
         words += f": {type(tried[0].error).__name__}: {tried[0].error}"
         return [Finding("mask-crashes", words.splitlines()[0][:200], tried[0].line)]
     source, names = bound.case.source, rf"(?:{argument.name}|\w*mask\w*)"
+    widened = re.search(rf"\b{names}\s*=\s*{names}(\.unsqueeze\(|\[[^\]]*None)", source) is not None
     axes = re.findall(
-        rf"\b{names}\.(?:dim\(\)|ndim)\s*==\s*(\d)|len\({names}\.(?:shape|size\(\))\)\s*==\s*(\d)", source
+        rf"\b{names}\.(?:dim\(\)|ndim)\s*==\s*(\d)|len\({names}\.(?:shape|size\(\))\)\s*==\s*(\d)",
+        source if widened else "",
     )
     for count in sorted({int(a or b) for a, b in axes}):
         whole = "(B,T,S)" if count == 3 else None  # the one with a row for every query of every sample

@@ -178,7 +178,7 @@ def constructor_options(bound: Bound, reading: AttentionReading | None) -> Found
             other = bound.called(thing=bound.rebuilt(**{name: not value}))
         except Exception as error:
             line = error_line(error, bound.case.filename)
-            if line is not None and not is_deliberate(error) and (_is_bias(name) or _is_own_error(error)):
+            if line is not None and not is_deliberate(error) and (_is_bias(name) or _is_own_error(bound, error)):
                 said = f"{words}: {type(error).__name__}: {error}".splitlines()[0][:160]
                 yield Finding("option-crashes", said, line)
             continue
@@ -200,10 +200,10 @@ def _is_bias(name: str) -> bool:
     return constructor_role(name) == "bias" and not re.search(r"pos|rel|alibi|attn|attention|add", plain(name))
 
 
-def _is_own_error(error: Exception) -> bool:
-    """Whether an error has nothing to do with what we pass: a name or an attribute of self that does not exist."""
-    missing = isinstance(error, AttributeError) and "NoneType" not in str(error)
-    return isinstance(error, NameError) or missing
+def _is_own_error(bound: Bound, error: Exception) -> bool:
+    """Whether an error has nothing to do with what we pass or what is installed: an attribute of self, a local name."""
+    missing = isinstance(error, AttributeError) and f"'{bound.case.name}' object has no" in str(error)
+    return isinstance(error, UnboundLocalError) or missing
 
 
 def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:

@@ -97,6 +97,8 @@ def rotary_positions(bound: Bound, reading: AttentionReading) -> Found:
         yield Note("doubt", "the map depends on the position, and not only on the distance")
     if parts["value"].position == "rotary" and re.search(r"rot\w*value|value\w*rot", bound.case.source, re.IGNORECASE):
         yield Note("variant", "values are rotated by position, too")
+    elif parts["value"].position == "rotary" and not ROTARY.search(bound.case.source):
+        yield Note("untried", "values whose map differs by position")
     elif parts["value"].position == "rotary":
         words = "they differ by position, like queries and keys"
         yield Finding("rotary-values", words, reading.core.same_step_line("value", "query"))

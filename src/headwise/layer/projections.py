@@ -147,8 +147,8 @@ class Separate(Projections):
         return split(k, self.head_dim), split(v, self.head_dim)
 
     def weights(self, modules: Modules) -> tuple[Three, ThreeBiases]:
-        linears = [modules[f"{part}_proj"] for part in "qkv"]
-        return tuple(x.weight for x in linears), tuple(x.bias for x in linears)  # type: ignore[return-value]
+        q, k, v = (modules[f"{part}_proj"] for part in "qkv")
+        return (q.weight, k.weight, v.weight), (q.bias, k.bias, v.bias)
 
 
 class Fused(Projections):

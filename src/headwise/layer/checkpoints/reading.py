@@ -159,7 +159,7 @@ def take(layout: Layout, names: State, num_heads: int | None, num_kv_heads: int 
     used = {name for rule in rules for name in rule.theirs}
     names = {name: tensor for name, tensor in names.items() if not name.startswith(layout.unused)}
     learned = [name for name in names if name not in used and (name == "sinks" or name.startswith(LEARNED))]
-    used |= {*learned, layout.mask}
+    used |= {*learned}
     masks = {
         name: x for name, x in names.items() if name == layout.mask or (name not in used and _may_be_mask(name, x))
     }
@@ -380,7 +380,8 @@ def _kv_rows(layout: Layout, names: Shapes, heads: int) -> int:
 
 def _unknown(names: State, prefix: str) -> str:
     """The message if no layout matches."""
-    known = "\n".join(f"  {layout.title}: {layout.example}" for layout in (HeadList, *LAYOUTS))
+    rows = [(HeadList.title, HeadList.example), *((layout.title, layout.example) for layout in LAYOUTS)]
+    known = "\n".join(f"  {title}: {example}" for title, example in rows)
     where = f" under the prefix {prefix!r}" if prefix else ""
     shown = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in list(names.items())[:SHOWN])
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

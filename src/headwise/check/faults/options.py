@@ -212,6 +212,11 @@ def own_defaults(bound: Bound, reading: AttentionReading | None) -> Found:
     unread = [p.name for p in parameters_of(target) if "scale" in plain(p.name) and bound.case.never_reads(p.name)]
     if unread:
         yield Finding("option-ignored", f"{unread[0]} is never read", bound.case.line_with("def __init__"))
+    given = {p.name for p in parameters_of(target) if p.default is None and built.arguments.get(p.name) is not None}
+    failed = next((f for f in bound.failures if f.called is None and f.natural and f.line and not f.deliberate), None)
+    if given and failed is not None and not built.natural:
+        words = f"{', '.join(sorted(given))}=None, the default: {type(failed.error).__name__}: {failed.error}"
+        yield Finding("option-crashes", words.splitlines()[0][:160], failed.line)
     if not isinstance(target, type) or built.config is not None or not built.certain:
         return
     parameters = {p.name: p for p in parameters_of(target)}

@@ -390,7 +390,7 @@ def test_slips_are_caught(call, message):
         (lambda: attend(*heads(), causal=torch.ones(T, S)), r"causal=Tensor of shape \(5, 7\).*expected True or False"),
         (lambda: attend(*heads(), return_weights="yes"), "return_weights='yes': expected True or False"),
     ],
-    ids=str,
+    ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_plausible_slips_get_our_errors(call, message):
     with pytest.raises(HeadwiseError, match=message):
@@ -409,8 +409,9 @@ def test_plausible_slips_get_our_errors(call, message):
         (lambda w: w.select(rows=[None, 1]), r"query index \[None, 1\]: expected whole numbers or bool"),
         (lambda w: w.summary("text"), "summary.*expected token ids"),
         (lambda w: AttentionMap(w._query, w._key, 3.0), "scoring=3.0: expected a headwise.Scoring"),
+        (lambda w: w.save(3), r"save\(int\): expected the path of a file"),
     ],
-    ids=str,
+    ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_slips_in_looking_get_our_errors(look, message):
     with pytest.raises(HeadwiseError, match=message):

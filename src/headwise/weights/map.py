@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -487,6 +488,8 @@ class AttentionMap(TensorLike):
     def save(self, path: str | Path) -> None:
         """Write the map to a safetensors file; see `AttentionMap.load`."""
         streaming.check_not_compiling("save()")
+        if not isinstance(path, str | os.PathLike):
+            raise OptionError(f"save({type(path).__name__}): expected the path of a file, such as 'map.safetensors'.")
         safetensors = need("safetensors.torch", "save", "saved maps")
         weights = self.detach()
         weights._with_keys("save()")

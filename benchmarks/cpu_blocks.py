@@ -3,6 +3,7 @@
     python benchmarks/cpu_blocks.py             every length, dtype and mask, inference and training
     python benchmarks/cpu_blocks.py --short     three lengths
     python benchmarks/cpu_blocks.py --masks     masks that torch accepts only as a bias
+    python benchmarks/cpu_blocks.py --selected  1/8 of the blocks of keys, chosen at random, by blocks(...)
     python benchmarks/cpu_blocks.py --heads     one sample with few heads, where starting blocks may cost too much
 
 Each row compares one call of torch's fused kernel with blocks of several heights, computed by the fused kernel or by
@@ -16,11 +17,12 @@ from collections.abc import Iterator
 import harness
 import torch
 
-from headwise import Mask, causal, documents, padding, prefix, reference, window
-from headwise.attention.backends import Call
+from headwise import Mask, blocks, causal, documents, padding, prefix, reference, window
+from headwise.attention.backends import SELECTED, Call
 from headwise.attention.backends.blocks import Rule, in_blocks
 from headwise.attention.backends.sdpa import Sdpa
 from headwise.cli.bench import measurement
+from headwise.masks.selection import selection_in
 from headwise.weights import Scoring
 
 SIZES = [(4, 12, 64, 64), (4, 12, 128, 64), (4, 12, 256, 64), (4, 12, 384, 64), (4, 12, 512, 64), (2, 12, 768, 64)]
@@ -40,7 +42,8 @@ def run(qkv: torch.Tensor, way: str, rule: Rule | None, scoring: Scoring, gradie
     if way == "fused, contiguous":
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     call = Call(q, k, v, scoring, 0.0)
-    output = Sdpa().run(call) if rule is None else in_blocks(call, rule)
+    whole = SELECTED if way == "selected" else Sdpa()
+    output = whole.run(call) if rule is None else in_blocks(call, rule)
     if qkv.requires_grad:
         qkv.grad = None
         output.transpose(1, 2).backward(gradient)
@@ -56,7 +59,9 @@ def measure(
     gradient = torch.randn(B, T, H, D, dtype=qkv.dtype)
     scoring = Scoring(mask)
     ways: dict[str, Rule | None] = {"fused": None, "fused, contiguous": None}
-    for engine in ("fused", "products"):
+    if selection_in(mask) is not None:
+        ways = {"fused": None, "selected": None}
+    for engine in ("fused", "products") if "selected" not in ways else ():
         for rows in HEIGHTS:
             if rows < T or (rows == max(HEIGHTS) and engine == "products"):
                 ways[f"{engine} {rows if rows < T else 'whole'}"] = Rule(engine, 1, 2**62, rows)
@@ -100,6 +105,14 @@ def settings(options: argparse.Namespace) -> Iterator[tuple[str, str, tuple[int,
             for name, mask in masks_for(size[0], size[2]).items():
                 yield f"T = {size[2]}", name, size, mask
         return
+    if options.selected:
+        for T in (2048, 4096):
+            n = T // 64
+            for name, heads in (("one choice", 1), ("a choice by head", 8)):
+                behind = torch.rand(1, heads, n, n) + torch.eye(n)  # own blocks first, then random earlier ones
+                chosen = behind.masked_fill(~causal().to_tensor(n), -1.0).topk(n // 8).indices
+                yield f"{name}, 1/8 of the blocks", f"T = {T}", (1, 8, T, 64), causal() & blocks(chosen, 64)
+        return
     if options.heads:
         for name, mask in (("no mask", None), ("causal", causal()), ("window(31)", causal() & window(31))):
             for T, H in itertools.product((128, 256, 512), (1, 4, 12)):
@@ -116,11 +129,13 @@ def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--short", action="store_true", help="only T = 128, 512 and 2048")
     parser.add_argument("--masks", action="store_true", help="masks that torch accepts only as a bias")
+    parser.add_argument("--selected", action="store_true", help="1/8 of the blocks of keys, by blocks(...)")
     parser.add_argument("--heads", action="store_true", help="one sample with few heads")
     options = parser.parse_args()
     torch.manual_seed(0)
     results = []
-    for dtype, train in itertools.product(("float32", "bfloat16"), (False, True)):
+    dtypes = ("float32",) if options.selected else ("float32", "bfloat16")
+    for dtype, train in itertools.product(dtypes, (False, True)):
         tables: dict[str, dict[str, dict[str, float]]] = {}
         for title, label, size, mask in settings(options):
             times = measure(size, dtype, mask, train, options.seconds)

@@ -3,6 +3,7 @@
 python benchmarks/layer.py                  CPU: three sizes, two dtypes, causal or not, inference and training
 python benchmarks/layer.py --device cuda    one GPU: bfloat16 causal, eager and compiled
 python benchmarks/layer.py --overhead       the overhead of a call with one token
+python benchmarks/layer.py --latent         decoding with latent attention, against its absorbed form written by hand
 """
 
 import time
@@ -125,14 +126,110 @@ def overhead(rounds: int = 200, calls: int = 100) -> list:
     return results
 
 
+class AbsorbedByHand(nn.Module):
+    """One step of decoding with latent attention, as DeepSeek's own code writes it: two caches, five einsums."""
+
+    def __init__(self, layer: nn.Module, batch: int, room: int) -> None:
+        super().__init__()
+        self.rule, self.parts, self.H = layer._projections, layer._modules, layer.num_heads
+        like = layer.out_proj.weight
+        self.latents = like.new_zeros(batch, room, self.rule.kv_rank)
+        self.turned = like.new_zeros(batch, room, self.rule.rotary_dim)
+        self.scale = self.rule.head_dim**-0.5
+        pairs = torch.arange(0, self.rule.rotary_dim, 2, dtype=torch.float64, device=like.device)
+        angles = torch.arange(room, device=like.device)[:, None] * 10000.0 ** -(pairs / self.rule.rotary_dim)
+        self.cos, self.sin = angles.cos().float(), angles.sin().float()
+        self.length = 0
+
+    def turn(self, x: Tensor) -> Tensor:
+        """(B, T, ..., rotary_dim) at the next positions, in neighboring pairs."""
+        rows = slice(self.length, self.length + x.shape[1])
+        shape = (x.shape[1], *([1] * (x.dim() - 3)), -1)
+        cos, sin = self.cos[rows].view(shape), self.sin[rows].view(shape)
+        a, b = x.float()[..., 0::2], x.float()[..., 1::2]
+        return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2).to(x.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output (B, T, E) of new tokens, each of which sees all tokens so far and those before it."""
+        rule, parts, T, stop = self.rule, self.parts, x.shape[1], self.length + x.shape[1]
+        q = parts["q_b_proj"](parts["q_a_norm"](parts["q_a_proj"](x))).unflatten(-1, (self.H, -1))
+        own, turned = q.split((rule.nope_dim, rule.rotary_dim), -1)
+        low, shared = parts["kv_a_proj"](x).split((rule.kv_rank, rule.rotary_dim), -1)
+        self.latents[:, self.length : stop] = parts["kv_a_norm"](low)
+        self.turned[:, self.length : stop] = self.turn(shared)
+        up = parts["kv_b_proj"].weight.unflatten(0, (self.H, -1))
+        own = torch.einsum("bthn,hnc->bthc", own, up[:, : rule.nope_dim])
+        scores = torch.einsum("bthc,bsc->bths", own, self.latents[:, :stop])
+        scores = scores + torch.einsum("bthr,bsr->bths", self.turn(turned), self.turned[:, :stop])
+        scores = scores * self.scale
+        if T > 1:
+            hidden = torch.ones(T, stop, dtype=torch.bool, device=x.device).triu(stop - T + 1)
+            scores = scores.masked_fill(hidden[:, None], float("-inf"))
+        weights = scores.softmax(-1, dtype=torch.float32).to(x.dtype)
+        read = torch.einsum("bths,bsc->bthc", weights, self.latents[:, :stop])
+        read = torch.einsum("bthc,hvc->bthv", read, up[:, rule.nope_dim :])
+        return parts["out_proj"](read.flatten(2))
+
+
+LATENT = {  # (E, H, q_rank, kv_rank), batches, cache lengths, dtypes
+    "cpu": ((1024, 16, 384, 512), (1, 4), (256, 1024, 4096), ("float32", "bfloat16")),
+    "cuda": ((7168, 128, 1536, 512), (1, 16), (1024, 8192, 32768), ("bfloat16",)),
+}
+
+
+@torch.no_grad()
+def latent(device: str, seconds: float) -> list:
+    """One token at several lengths of the cache: our layer against the absorbed form written by hand."""
+    (E, H, q_rank, kv_rank), batches, lengths, dtypes = LATENT[device]
+    rule = headwise.latent(kv_rank, q_rank=q_rank, nope_dim=128, rotary_dim=64, value_dim=128)
+    options = {"causal": True, "bias": False, "position": headwise.rotary(interleaved=True), "projections": rule}
+    results = []
+    for dtype in dtypes:
+        where = {"device": device, "dtype": measurement.DTYPES[dtype]}
+        layer = headwise.MultiHeadAttention(E, H, **options, **where).eval()
+        for B, length in [(B, length) for B in batches for length in lengths]:
+            hand, cache = AbsorbedByHand(layer, B, length + 1), layer.make_cache(B, capacity=length + 1)
+            text, x = torch.randn(B, length, E, **where), torch.randn(B, 1, E, **where)
+            for part in text.split(128, dim=1):
+                layer(part, cache=cache)
+                hand(part)
+                hand.length += part.shape[1]
+
+            def step(x: Tensor = x, cache: headwise.KVCache = cache, layer: nn.Module = layer) -> Tensor:
+                y = layer(x, cache=cache)
+                cache.rollback(1)  # so that every step is at the same length
+                return y
+
+            truth = layer.to(torch.float64)(torch.cat([text, x], 1).double())[:, -1:] if device == "cpu" else None
+            layer.to(where["dtype"])
+            if truth is not None:
+                harness.agree("headwise", step(), truth, hand(x))
+            else:
+                torch.testing.assert_close(step(), hand(x), rtol=0.05, atol=0.02)
+            calls = {"headwise": step, "by hand": lambda hand=hand, x=x: hand(x)}
+            times = measurement.interleaved(calls, device, seconds=seconds)
+            ours = times["headwise"]["ms"]
+            rows = [
+                [n, f"{t['ms']:.3f}", f"±{t['spread'] / 2:.0%}", f"{ours / t['ms']:.2f}×"] for n, t in times.items()
+            ]
+            title = f"one token, E={E}, H={H}, kv_rank={kv_rank}, {dtype}, B={B}, {length} tokens in the cache"
+            harness.table(title, rows, ["", "ms", "", "headwise relative to it"])
+            setting = {"size": (B, length, E, H), "dtype": dtype, "mode": "latent decoding"}
+            results += [{**setting, "name": name, **entry} for name, entry in times.items()]
+    return results
+
+
 def main() -> None:
     """Measure, and print the results."""
     parser = harness.parser(__doc__)
     parser.add_argument("--overhead", action="store_true", help="measure only the overhead of a call")
+    parser.add_argument("--latent", action="store_true", help="measure only decoding with latent attention")
     options = parser.parse_args()
     torch.manual_seed(0)
     results = []
-    if options.device == "cpu":
+    if options.latent:
+        results += latent(options.device, options.seconds)
+    elif options.device == "cpu":
         results += overhead()
         if not options.overhead:
             for size in CPU_SIZES:

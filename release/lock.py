@@ -1,11 +1,11 @@
-"""Write locks/run.txt and locks/dev.txt: every package that `make run` and `make test` install, with version and hashes.
+"""Write locks/run.txt and locks/dev.txt: what `make run` and `make test` install, with versions and hashes.
 
     python release/lock.py            lock what is installed in this environment, with the hashes of the index of pip
     python release/lock.py --check    say what is installed in other versions than the locks have
 
-Only what can be installed is locked: wheels for Python 3.11 and newer, or the source if there is no wheel. Torch and the
-packages that only its CUDA builds need are left out. A build of torch depends on the machine (CPU, or a version of CUDA),
-and each build has other hashes, so the Makefile installs torch last, by version, and checks only that.
+Wheels for Python 3.11 and newer are locked, or the source if there is no wheel. Torch, and the packages that only its
+CUDA builds need, are left out. A build of torch depends on the machine (CPU, or a version of CUDA), and each build has
+other hashes, so the Makefile installs torch last, by version, and checks only that.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """Install the package with several versions of Python and torch, and run a part of the tests with each.
 
-    python release/matrix.py                          Python 3.11, 3.12 and 3.13, each with the oldest and the newest torch
+    python release/matrix.py                          Python 3.11, 3.12 and 3.13; oldest and newest torch
     python release/matrix.py --python 3.13 --torch 2.11 2.13
     python release/matrix.py --tests tests            all tests, which takes a quarter of an hour for each cell
 
-A version that is not on this machine, or that pip cannot install, is skipped, and the table says why. The exit status is
-1 if a cell failed, and 0 if all others passed.
+A version that is not on this machine, or that pip cannot install, is skipped, and the table says why. The exit status
+is 1 if a cell failed.
 """
 
 import argparse

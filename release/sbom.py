@@ -3,9 +3,9 @@
     python release/sbom.py            write it
     python release/sbom.py --check    exit with 1 if it is out of date
 
-It lists what the wheel contains besides code (the built-in model and its data) and what it can be installed with: torch,
-and the packages of the extras in the versions and with the hashes of the locks. It has no date, so equal inputs give an
-equal file.
+It lists what the wheel contains besides code (the built-in model) and what it can be installed with: torch, and the
+packages of the extras in the versions and with the hashes of the locks. It has no date, so equal inputs give an equal
+file.
 """
 
 import argparse
@@ -28,7 +28,6 @@ def bill() -> dict[str, object]:
     reference = f"pkg:pypi/{about['name']}@{about['version']}"
     libraries = list(map(component, requirements(about)))
     return {
-        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,

@@ -85,6 +85,9 @@ def make(name):
     if name == "relative":
         torch.manual_seed(2)
         return layer_of(position=RelativeBias(8, num_buckets=8, max_distance=17, dtype=torch.float64), kv=4)
+    if name == "latent":
+        rule = headwise.latent(10, nope_dim=4, rotary_dim=2, value_dim=5, q_rank=7)
+        return layer_of(causal=True, position=rotary(), projections=rule)
     return layer_of(**LAYERS[name])
 
 
@@ -214,6 +217,7 @@ def refused(name):
         "open": (layer_of(out_proj=False), mesh()),
         "adapter": (adapted, mesh()),
         "gate": (layer_of(gate=torch.nn.Linear(48, 48)), mesh()),
+        "latent": (layer_of(projections=headwise.latent(6, nope_dim=6)), mesh()),
         "twice": (twice, mesh()),
         "none": (torch.nn.Linear(3, 5), mesh()),
         "mesh": (layer_of(), mesh(2, 2)),
@@ -605,6 +609,29 @@ def a_layer_alone_is_sharded_with_its_sinks():
     for pair in (expected, found):
         (pair[0].square().sum() + pair[1].entropy().sum()).backward()
     gradients_agree(one, many)
+
+
+def a_model_made_without_numbers_is_sharded_and_then_filled():
+    """FSDP2's recipe: the meta device, then shards, then memory, then numbers."""
+    with torch.device("meta"):
+        many = torch.nn.Sequential(
+            MultiHeadAttention(48, 6, causal=True, position=alibi(6), sinks=True),
+            MultiHeadAttention(48, 6, position=RelativeBias(6), qk_norm="head", mask=documents(lengths=[3, 4])),
+        )
+    for layer in many:
+        fully_shard(layer, mesh=mesh())
+    fully_shard(many, mesh=mesh())
+    many.to_empty(device="cpu")
+    for parameter in many.parameters():
+        torch.nn.init.constant_(parameter, torch.nan)
+    for module in many.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    many(torch.randn(B, 7, 48)).square().sum().backward()
+    for name, parameter in many.named_parameters():
+        assert parameter.full_tensor().isfinite().all(), name
+        assert parameter.grad.full_tensor().isfinite().all(), name
+    assert many[0].sinks.full_tensor().abs().sum() == 0
 
 
 def heads_and_batches_are_shared_out():

@@ -4,10 +4,12 @@ import inspect
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 
 from headwise import (
+    AttentionMap,
     DeviceError,
     DtypeError,
     HeadCountError,
@@ -17,11 +19,25 @@ from headwise import (
     OptionError,
     ShapeError,
     UnknownOptionError,
+    alibi,
     attend,
     causal,
     documents,
     explain,
+    latent,
+    linear,
+    llama3,
+    longrope,
+    multi_axis_rotary,
+    ntk,
+    offset,
     padding,
+    prefix,
+    rotary,
+    temperature,
+    token_is,
+    window,
+    yarn,
 )
 from headwise.attention.attend import CALLED_ELSEWHERE
 from headwise.layer.options import ELSEWHERE
@@ -299,6 +315,7 @@ def test_the_words_of_hints_are_options_that_exist():
     """A hint that names an option must name one of the layer, of a call or of `attend`."""
     made, called = inspect.signature(MultiHeadAttention).parameters, inspect.signature(attend).parameters
     known = {*made, *called, *inspect.signature(MultiHeadAttention.forward).parameters, "slopes", *ELSEWHERE}
+    known |= set(inspect.signature(latent).parameters)
     for text in (*HINTS.values(), CALLED_ELSEWHERE["bias"]):
         assert set(re.findall(r"(\w+)=", text)) <= known, text
     assert not set(ELSEWHERE) & set(made)
@@ -348,5 +365,128 @@ def test_the_signature_of_the_layer_is_visible_and_its_subclasses_may_add_to_it(
     ],
 )
 def test_slips_are_caught(call, message):
+    with pytest.raises(HeadwiseError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: documents(lengths=5), r"documents\(lengths=.*expected whole numbers, one per text, such as"),
+        (lambda: documents(lengths=torch.ones(2, dtype=torch.complex64)), "expected whole numbers, one per text"),
+        (lambda: prefix(None), "prefix=None: expected a whole number from 0 up"),
+        (lambda: prefix(np.array([[3]])), r"prefix=ndarray of shape \(1, 1\) and int64: expected a whole number"),
+        (lambda: window(torch.tensor([3, 5])), r"window\(back\)=Tensor of shape \(2,\) and torch.int64: expected"),
+        (lambda: window(3, torch.tensor(2.0)), r"window\(ahead\)=tensor\(2.\): expected a whole number"),
+        (lambda: padding([3, 5], side=np.array(["left", "right"])), 'expected "right" or "left"'),
+        (lambda: offset(np.array([1, 2])), r"offset\(ndarray of shape \(2,\) and int64\): expected a whole number"),
+        (lambda: token_is([1, 2, 3], True), "token_is.*expected a token id or several, whole numbers"),
+        (lambda: causal().draw("5"), "for '5' queries: expected a whole number from 0 up"),
+        (lambda: causal().to_tensor(5, -1), "for -1 keys: expected a whole number from 0 up"),
+        (lambda: documents([0, 0, 1]).to_tensor(7), "is made for 3 keys, and 7 are asked for"),
+        (lambda: causal().tile(3, slice(None), 5, 5), "tile 3: expected a slice of rows or columns"),
+        (lambda: alibi(slopes=[0.5, None]), r"alibi\(slopes=\[0.5, None\]\): expected one float per head"),
+        (lambda: alibi(torch.ones(2)), r"num_heads=Tensor of shape \(2,\) and torch.float32: expected a whole number"),
+        (lambda: attend(*heads(), causal=torch.ones(T, S)), r"causal=Tensor of shape \(5, 7\).*expected True or False"),
+        (lambda: attend(*heads(), return_weights="yes"), "return_weights='yes': expected True or False"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_plausible_slips_get_our_errors(call, message):
+    with pytest.raises(HeadwiseError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("look", "message"),
+    [
+        (lambda w: w.panel(pooled=2.5), "pooled rows=2.5: expected a whole number from 1 up"),
+        (lambda w: w.panel(pooled=(2, 3, 4)), r"pooled=\(2, 3, 4\): expected rows and columns of a picture"),
+        (lambda w: w.panel(entropy=np.ones(2)), r"entropy=ndarray of shape \(2,\) and float64: expected True or False"),
+        (lambda w: w.topk(torch.tensor([1, 2])), r"topk\(k\)=Tensor of shape \(2,\).*expected a whole number"),
+        (lambda w: w.to_tensor(limit="1 GB"), "limit='1 GB': expected a number of bytes"),
+        (lambda w: w[0, {1, 2}], "head index .* expected whole numbers or bool"),
+        (lambda w: w.select(rows=[None, 1]), r"query index \[None, 1\]: expected whole numbers or bool"),
+        (lambda w: w.summary("text"), "summary.*expected token ids"),
+        (lambda w: AttentionMap(w._query, w._key, 3.0), "scoring=3.0: expected a headwise.Scoring"),
+        (lambda w: w.save(3), r"save\(int\): expected the path of a file"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_slips_in_looking_get_our_errors(look, message):
+    with pytest.raises(HeadwiseError, match=message):
+        look(attend(*heads(), return_weights=True)[1])
+
+
+@pytest.mark.parametrize("three", [3, np.int64(3), np.array(3), torch.tensor(3)], ids=str)
+def test_whole_numbers_of_every_kind_are_accepted(three):
+    query, key, value = heads()
+    expected = attend(query, key, value, mask=window(3, 3) & prefix(3))
+    torch.testing.assert_close(attend(query, key, value, mask=window(three, three) & prefix(three)), expected)
+    _, weights = attend(query, key, value, return_weights=True)
+    assert weights.topk(three).keys.shape == (B, H, T, 3)
+    assert weights.pooled(three, three).shape == weights.panel(pooled=three).pooled.shape == (B, H, 3, 3)
+    assert weights.panel(pooled=torch.Size((2, 3))).pooled.shape == (B, H, 2, 3)
+    assert causal().to_tensor(three, three).shape == (1, 1, 3, 3)
+    torch.testing.assert_close(alibi(three).table, alibi(3).table)
+
+
+def turned(**options):
+    """A layer of heads 8 wide with a rotary, called with these options."""
+    layer = MultiHeadAttention(16, 2, position=rotary(), causal=True).eval()
+    with torch.no_grad():
+        return layer(torch.randn(2, 3, 16), **{n: x(layer) if callable(x) else x for n, x in options.items()})
+
+
+def caching(**options):
+    return lambda layer: layer.make_cache(2, **options)
+
+
+PLAUSIBLE = {
+    "lengths: one number": (lambda: turned(cache=caching(), lengths=3), r"lengths=3: expected 2 whole numbers"),
+    "lengths: a static cache": (
+        lambda: turned(cache=caching(capacity=8, static=True), lengths=torch.tensor(3)), r"expected 2 whole numbers",
+    ),
+    "lengths: halves": (lambda: turned(cache=caching(), lengths=[1.5, 2]), r"lengths=\[1.5, 2\]: expected 2"),
+    "positions: a word": (lambda: turned(positions="learned"), "positions is a str; expected whole numbers"),
+    "positions: a mask": (lambda: turned(positions=causal()), "positions is a Causal"),
+    "positions: of keys": (
+        lambda: turned(positions=[0, 1, 2], key=torch.randn(2, 5, 16), key_positions={}), "key_positions is a dict",
+    ),
+    "weights: a word": (lambda: turned(return_weights="all"), "return_weights='all': expected True or False"),
+    "yarn: factor": (lambda: yarn("4", 64), "factor='4': expected a number above 0"),
+    "yarn: length": (lambda: yarn(4.0, 0), "original_length=0: expected a number above 0"),
+    "yarn: no length": (lambda: yarn(4.0, None), "original_length=None"),
+    "yarn: beta": (lambda: yarn(4.0, 64, beta_fast=0), "beta_fast=0: expected a number above 0"),
+    "yarn: betas": (lambda: yarn(4.0, 64, beta_fast=1, beta_slow=32), "beta_fast=1, beta_slow=32.*smaller"),
+    "yarn: truncate": (lambda: yarn(4.0, 64, truncate="no"), "truncate='no'"),
+    "llama3: factors": (lambda: llama3(8.0, low_freq_factor=None), "low_freq_factor=None: expected a number above 0"),
+    "llama3: length": (lambda: llama3(8.0, original_length="8k"), "original_length='8k'"),
+    "ntk: factor": (lambda: ntk(None), "factor=None"),
+    "linear: factor": (lambda: linear(0), "factor=0"),
+    "rotary: width": (lambda: rotary(width=0.5), "width=0.5: expected a whole number from 1 up"),
+    "rotary: pairs": (lambda: rotary(interleaved="yes"), "interleaved='yes': expected True or False"),
+    "longrope: factors": (lambda: longrope(4.0, 64, 1.0, [1.0]), "expected a list with one number for each pair"),
+    "axes: sections": (lambda: multi_axis_rotary(16), r"sections=16\): expected two or more"),
+    "temperature": (lambda: temperature(first=None), "first=None: expected a whole number from 0 up"),
+    "cache: dtype": (lambda: turned(cache=caching(dtype="float16")), "dtype='float16': expected a floating"),
+    "cache: static": (lambda: turned(cache=caching(static="yes")), "static='yes': expected True or False"),
+    "cache: samples": (lambda: MultiHeadAttention(16, 2).make_cache(torch.ones(2)), "batch=.*expected a whole number"),
+    "cache: order": (lambda: MultiHeadAttention(16, 2).make_cache(2).reorder(None), "samples. is a NoneType"),
+    "layer: dtype": (lambda: MultiHeadAttention(16, 2, dtype=torch.int64), "dtype=torch.int64: expected a floating"),
+    "layer: width": (lambda: MultiHeadAttention(torch.tensor([16, 2]), 2), "d_model=.*expected a whole number"),
+    "layer: too wide": (lambda: MultiHeadAttention(10**30, 2), "expected a whole number"),
+    "layer: out_proj": (lambda: MultiHeadAttention(16, 2, out_proj=32), "out_proj=32: expected True or False"),
+    "layer: bias": (lambda: MultiHeadAttention(16, 2, bias=torch.zeros(16)), "expected True, False, or the"),
+    "weights: prefix": (
+        lambda: MultiHeadAttention.from_state_dict(MultiHeadAttention(16, 2).state_dict(), 2, prefix=None),
+        "prefix=None: expected text",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PLAUSIBLE)
+def test_plausible_slips_get_an_error_of_ours(case):
+    call, message = PLAUSIBLE[case]
     with pytest.raises(HeadwiseError, match=message):
         call()

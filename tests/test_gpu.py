@@ -11,6 +11,7 @@ from headwise import (
     Scoring,
     alibi,
     attend,
+    blocks,
     causal,
     dense,
     documents,
@@ -333,3 +334,45 @@ def test_a_long_window_runs_as_two_triangles_and_gives_what_the_reference_gives(
     for x, exact, rough in zip(tensors, truth[1], plain[1], strict=True):
         assert_close_to_truth(x.grad, exact, rough, factor=3)
     torch.testing.assert_close(weights[:, :, ::97].double(), truth[2], rtol=1e-2, atol=1e-5)
+
+
+def tilted(score, batch, head, query, key):
+    return torch.where((query + key) % 7 == 0, -torch.inf, score * 0.5 + 0.1 * head + (key % 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_score_function_runs_on_flex_attention_and_its_maps_by_tiles(dtype):
+    T = 1100
+    q, k, v = (torch.randn(B, n, T, D, device=CUDA, dtype=dtype) for n in (H, 3, 3))
+    assert explain(q, k, v, score=tilted, causal=True).path == "flex"
+    output, weights = attend(q, k, v, score=tilted, causal=True, return_weights=True)
+    visible = causal().to_tensor(T, device=CUDA)
+    truth, dense_weights = reference.attend(q.double(), k.double(), v.double(), visible=visible, score=tilted)
+    plain, _ = reference.attend(q, k, v, visible=visible, score=tilted)
+    assert_close_to_truth(output, truth, plain)
+    assert (weights[0, :2].double() - dense_weights[0, :2]).abs().max() < (1e-4 if dtype == torch.float32 else 1e-2)
+    assert (weights.received().total.double() - dense_weights.sum(2)).abs().max() < 1e-2
+
+
+def test_a_learned_score_function_has_its_gradient():
+    T = 1100
+    table = torch.randn(H, T, device=CUDA, requires_grad=True)
+    q, k, v = (torch.randn(B, H, T, D, device=CUDA) for _ in range(3))
+
+    def learned(score, batch, head, query, key):
+        return score + table[head, (query - key).abs()]
+
+    found = torch.autograd.grad(attend(q, k, v, score=learned).sum(), table)[0]
+    wanted = torch.autograd.grad(reference.attend(q, k, v, score=learned)[0].sum(), table)[0]
+    assert (found - wanted).norm() < 1e-3 * wanted.norm()
+
+
+def test_chosen_blocks_run_on_flex_attention():
+    T = 1500
+    chosen = torch.rand(1, H, 24, 24, device=CUDA).topk(5).indices
+    mask = causal() & (blocks(chosen, 64, key_blocks=24) | window(63))
+    q, k, v = (torch.randn(B, H, T, D, device=CUDA) for _ in range(3))
+    assert explain(q, k, v, mask=mask).path == "flex"
+    visible = mask.to_tensor(T, device=CUDA)
+    truth, _ = reference.attend(q.double(), k.double(), v.double(), visible=visible)
+    assert_close_to_truth(attend(q, k, v, mask=mask), truth, reference.attend(q, k, v, visible=visible)[0])

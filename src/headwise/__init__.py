@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from headwise.layer.projections import Projections
     from headwise.layer.replacement import Replaced, replace
     from headwise.layer.sharing import queries_only
-    from headwise.masks import Mask, causal, chunks, dense, documents, padding, prefix, probes, window
+    from headwise.masks import Mask, blocks, causal, chunks, dense, documents, padding, prefix, probes, window
     from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_is
     from headwise.models import load_builtin
     from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
@@ -79,7 +79,7 @@ _HOMES = {
     "layer.projections": "Projections",
     "layer.replacement": "Replaced replace",
     "layer.sharing": "queries_only",
-    "masks": "Mask causal chunks dense documents padding prefix window",
+    "masks": "Mask blocks causal chunks dense documents padding prefix window",
     "masks.probes": "induction local offset previous_token same_token sink token_is",
     "models": "load_builtin",
     "models.checkpoint": "AttentionLayer Checkpoint open_checkpoint",
@@ -187,6 +187,7 @@ __all__ = [
     "Watched",
     "alibi",
     "attend",
+    "blocks",
     "causal",
     "check",
     "chunks",

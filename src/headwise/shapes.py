@@ -17,6 +17,8 @@ from torch import Tensor
 
 from headwise.errors import DeviceError, DtypeError, HeadCountError, OptionError, ShapeError
 
+LARGEST = 2**62  # what torch can count
+
 
 def check_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raise unless query (B, H, T, D), key (B, Hkv, S, D) and value (B, Hkv, S, Dv) fit together."""
@@ -100,11 +102,61 @@ def check_probability(name: str, p: float) -> float:
     return float(p)
 
 
+def whole_number(n: object) -> int | None:
+    """`n` as an int if it is one whole number: an int, one of numpy's, or a tensor that holds one. Else None."""
+    if isinstance(n, bool) or not isinstance(n, SupportsIndex) or getattr(n, "shape", ()) != ():
+        return None
+    try:
+        return operator.index(n)
+    except (TypeError, ValueError, RuntimeError):  # a float or bool in an array or tensor, or one on the meta device
+        return None
+
+
 def check_size(name: str, n: object) -> int:
     """`n`, refused unless it is a whole number from 1 up."""
-    if isinstance(n, bool) or not isinstance(n, SupportsIndex) or operator.index(n) < 1:
-        raise OptionError(f"{name}={n!r}: expected a whole number from 1 up.")
-    return operator.index(n)
+    found = whole_number(n)
+    if found is None or not 1 <= found < LARGEST:
+        raise OptionError(f"{name}={brief(n)}: expected a whole number from 1 up.")
+    return found
+
+
+def check_truth(name: str, value: object) -> bool:
+    """`value` as True or False; refused if it is a string or has no single truth, as a tensor of many numbers."""
+    try:
+        if not isinstance(value, str):
+            return bool(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise OptionError(f"{name}={brief(value)}: expected True or False.") from error
+    raise OptionError(f"{name}={brief(value)}: expected True or False.")
+
+
+def brief(x: object) -> str:
+    """`x` for a message: an array or tensor by its shape, anything else as Python writes it."""
+    shape = getattr(x, "shape", None)
+    if shape is None or shape == ():
+        return repr(x)
+    return f"{type(x).__name__} of shape {tuple(shape)} and {getattr(x, 'dtype', None)}"
+
+
+def check_flag(name: str, value: object) -> bool:
+    """`value` as True or False, refused if it is anything else; None counts as False."""
+    if value is not None and value is not True and value is not False:
+        raise OptionError(f"{name}={value!r}: expected True or False.")
+    return bool(value)
+
+
+def check_dtype(dtype: object) -> None:
+    """Raise unless `dtype` is None or a floating-point dtype of torch."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise DtypeError(f"dtype={dtype!r}: expected a floating-point dtype of torch, such as torch.bfloat16.")
+
+
+def as_numbers(name: str, x: object, device: torch.device | None = None) -> Tensor:
+    """`x` as a tensor, refused if torch cannot read it as numbers."""
+    try:
+        return torch.as_tensor(x, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DtypeError(f"{name} is a {type(x).__name__}; expected whole numbers, as a list or a tensor.") from error
 
 
 def check_factor(name: str, factor: float | None, default: str) -> None:

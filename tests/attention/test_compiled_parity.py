@@ -152,14 +152,15 @@ def check_cell(dtype, option, turn, backend):
         tensors = heads(dtype, factor, Hkv)
         truth, exact, gradients = reference_run(tensors, options, joined(mask, is_causal), torch.float64)
         wide = torch.promote_types(dtype, torch.float32)
-        plain, _, plain_gradients = reference_run(tensors, options, joined(mask, is_causal), wide)
+        plain, rough_weights, plain_gradients = reference_run(tensors, options, joined(mask, is_causal), wide)
         eager = run(call, tensors, options, return_weights)
         again = run(compiled, tensors, options, return_weights)
         for output, weights, found in (eager, again):
             assert output.dtype == dtype
-            assert_close_to_truth(output, truth, plain, factor=8)
+            # Scores of 300 round a log-sum-exp in float32 by 2e-5; rounded to 16 bit they would be off by 0.1 and more.
+            assert_close_to_truth(output, truth, plain, factor=32)
             if weights is not None:
-                assert_close_to_truth(weights, exact, factor=3)
+                assert_close_to_truth(weights, exact, rough_weights, factor=32)
             for name, ours, true, rough in zip("qkvabc", found, gradients, plain_gradients, strict=False):
                 check_gradient(name, ours, true, rough)
         for ours, theirs, true in zip(again[2], eager[2], gradients, strict=True):

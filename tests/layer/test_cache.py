@@ -15,6 +15,7 @@ from headwise import (
     StaleMapError,
     alibi,
     causal,
+    chunks,
     documents,
     explain,
     induction,
@@ -26,6 +27,7 @@ from headwise import (
     previous_token,
     rotary,
     sink,
+    temperature,
     watch,
     window,
     yarn,
@@ -75,6 +77,7 @@ OPTIONS = {
         "projections": latent(5, nope_dim=6, rotary_dim=4, value_dim=3),
     },
     "sinks of the text": lambda: {"mask": window(4) | prefix(2)},
+    "chunks": lambda: {"mask": chunks(5), "position": rotary() + temperature(0.5, 4)},
 }  # fmt: skip
 
 
@@ -135,8 +138,9 @@ def test_maps_of_a_cached_step_are_rows_of_the_full_map(kind):
         step.entropy()
 
 
-def test_a_window_keeps_the_cache_bounded():
-    layer = layer_with("window")
+@pytest.mark.parametrize("kind", ["window", "score, window"])
+def test_a_window_keeps_the_cache_bounded(kind):
+    layer = layer_with(kind)
     cache = layer.make_cache(B)
     x = x_of(200)
     parts = [layer(x[:, t : t + 1], cache=cache) for t in range(200)]
@@ -336,6 +340,23 @@ def test_padding_takes_no_room_in_a_full_cache():
     assert cache.append(key[:, :, :4], key[:, :, :4], [4, 2]).key.shape[2] == 8
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("static", [False, True])
+def test_a_cache_made_under_autocast_has_its_dtype(dtype, static):
+    layer, x = MultiHeadAttention(E, H, causal=True, position=rotary()).eval(), torch.randn(B, 5, E)
+    options = {"capacity": 8, "static": True} if static else {}
+    with torch.no_grad(), torch.autocast("cpu", dtype):
+        cache, expected = layer.make_cache(B, **options), layer(x)
+        found = torch.cat([layer(x[:, t : t + 1], cache=cache) for t in range(5)], 1)
+        assert layer.make_cache(B, dtype=torch.float32).dtype == torch.float32
+        assert layer.make_pool(3).layout.dtype == dtype
+    assert cache.dtype == found.dtype == dtype
+    torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
+    assert layer.make_cache(B).dtype == torch.float32
+    with torch.autocast("cpu", dtype):
+        assert layer.double().make_cache(B).dtype == torch.float64
+
+
 def test_a_window_of_one_token_and_a_capacity_beside_a_window():
     alone = MultiHeadAttention(E, H, causal=True, mask=window(0)).double()
     cache, x = alone.make_cache(B), x_of(70)
@@ -371,3 +392,11 @@ def test_a_cache_of_inference_mode_is_not_written_outside():
         layer(x_of(3), cache=cache)
     with pytest.raises(CacheError, match="inference_mode"):
         layer(x_of(1), cache=cache)
+
+
+def test_a_cache_under_chunks_drops_old_keys_and_stays_exact():
+    layer = MultiHeadAttention(E, H, causal=True, mask=chunks(3), position=rotary(), dtype=torch.float64).eval()
+    x, cache = torch.randn(2, 300, E, dtype=torch.float64), layer.make_cache(2)
+    steps = [layer(token[:, None], cache=cache) for token in x.unbind(1)]
+    torch.testing.assert_close(torch.cat(steps, 1), layer(x))
+    assert cache.room < 200

@@ -16,6 +16,7 @@ from headwise import (
     causal,
     documents,
     padding,
+    prefix,
     rotary,
     window,
 )
@@ -174,6 +175,17 @@ def test_export_with_a_dynamic_length(strict):
     length = torch.export.Dim("length", min=2, max=4096)
     program = torch.export.export(layer, (torch.randn(2, 7, 66),), dynamic_shapes={"query": {1: length}}, strict=strict)
     for n in (2, 67, 1000):
+        x = torch.randn(2, n, 66)
+        torch.testing.assert_close(program.module()(x), layer(x))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("mask", [window(4), window(4, 3), prefix(5), causal() | prefix(3)], ids=repr)
+def test_export_keeps_a_length_open_that_spans_the_mask(mask, strict):
+    layer = MultiHeadAttention(66, 6, mask=mask).eval()
+    length = torch.export.Dim("length", min=2, max=4096)
+    program = torch.export.export(layer, (torch.randn(2, 7, 66),), dynamic_shapes={"query": {1: length}}, strict=strict)
+    for n in (2, 5, 67):
         x = torch.randn(2, n, 66)
         torch.testing.assert_close(program.module()(x), layer(x))
 

@@ -1,7 +1,9 @@
 import pytest
 import torch
 
-from headwise import MultiHeadAttention, attend, causal, explain, padding, window
+from headwise import MultiHeadAttention, Scoring, attend, causal, explain, padding, window
+from headwise.attention.backends import Call
+from headwise.attention.backends.blocks import QueryBlocks
 
 
 def heads(T, S=None, dtype=torch.float32):
@@ -42,6 +44,7 @@ def test_explanation_says_why_each_faster_path_refused():
         "path: sdpa (torch's fused scaled_dot_product_attention, kernel: flash_attention)",
         "mask: causal()",
         "refused: float32: it is for 16 bit on the CPU",
+        "refused: selected: the mask is not a choice of blocks, blocks(...) & ...",
         "refused: blocks: torch's own causal kernel is faster at this size",
         "refused: triangles: it is for CUDA",
         f"refused: flex: {told.refused['flex']}",
@@ -101,7 +104,9 @@ def test_the_switch_of_torch_allows_rounded_products(rounding_allowed):
 
 def test_too_many_scores_are_named_with_their_size(rounding_allowed):
     inputs = [torch.randn(40, 16, 512, 8, dtype=torch.bfloat16) for _ in range(3)]
-    assert "take 320 MiB in all, more than the limit of 128 MiB" in explain(*inputs).refused["blocks"]
+    refusal = QueryBlocks().refuses(Call(*inputs, Scoring(), 0.0))
+    assert "take 320 MiB in all, more than the limit of 128 MiB" in refusal
+    assert explain(*inputs).path == "float32"
 
 
 def test_blocks_say_why_they_refuse():

@@ -6,7 +6,8 @@ import pickle
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from closeness import assert_close_to_truth
 from headwise import MultiHeadAttention, OptionError, ShapeError, causal, padding, prefix, reference, window
@@ -304,6 +305,52 @@ def test_adapter_on_the_fused_projection_acts_in_cross_attention_too(grad):
     with torch.set_grad_enabled(grad):
         torch.testing.assert_close(layer(x, memory), doubled(x, memory))
         torch.testing.assert_close(layer(x), doubled(x))
+
+
+class Whole(Tensor):
+    """A weight that knows only `F.linear` with all of its rows, as quantized weights do."""
+
+    @staticmethod
+    def __new__(cls, plain):
+        made = Tensor._make_wrapper_subclass(cls, plain.shape, dtype=plain.dtype)
+        made.plain = plain
+        return made
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), options=None):
+        if function is F.linear:
+            return function(args[0], args[1].plain, *args[2:], **options or {})
+        return super().__torch_function__(function, types, args, options or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), options=None):
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].plain)
+        raise NotImplementedError(f"{function} of a quantized weight")
+
+
+@pytest.mark.parametrize("kv_heads", [6, 3])
+def test_cross_attention_works_with_weights_that_cannot_be_sliced(kv_heads):
+    layer = MultiHeadAttention(18, 6, num_kv_heads=kv_heads).eval()
+    x, memory, value = torch.randn(B, T, 18), torch.randn(B, S, 18), torch.randn(B, S, 18)
+    with torch.no_grad():
+        expected = layer(x, memory), layer(x, memory, value), layer(x, layer.remember(memory))
+        for linear in (layer.qkv_proj, layer.out_proj):
+            linear.weight = nn.Parameter(Whole(linear.weight.data))
+        with pytest.raises(NotImplementedError):
+            layer.qkv_proj.weight[:3]
+        found = layer(x, memory), layer(x, memory, value), layer(x, layer.remember(memory))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_cross_attention_on_a_fused_layer_copies_no_weight():
+    layer = MultiHeadAttention(264, 6, num_kv_heads=3)
+    x, memory = torch.randn(1, 1, 264), torch.randn(1, 2, 264)
+    with torch.no_grad(), torch.profiler.profile(profile_memory=True) as seen:
+        layer(x, memory)
+    largest = max(event.cpu_memory_usage for event in seen.events())
+    assert largest < layer.qkv_proj.weight.nbytes / 10
 
 
 def test_fused_rows_are_whole_heads():

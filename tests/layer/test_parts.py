@@ -178,6 +178,22 @@ def test_a_part_works_on_the_meta_device_and_in_half_precision(part):
 
 
 @every_part
+def test_a_part_can_be_initialized_late(part):
+    layer, x = made(part), torch.randn(B, T, E, dtype=torch.float64)
+    options = part()
+    with torch.device("meta"):
+        late = MultiHeadAttention(E, H, causal=True, **options).double()
+    late.to_empty(device="cpu")
+    for parameter in late.parameters():
+        parameter.data.fill_(math.nan)
+    late.reset_parameters()
+    learned = isinstance(late.position, nn.Module)  # several layers may share it, so its owner initializes it
+    assert all(x.isfinite().all() for name, x in late.named_parameters() if not (learned and "position" in name))
+    late.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(late.eval()(x), layer(x))
+
+
+@every_part
 @torch.no_grad()
 def test_a_part_works_with_watch_silence_and_remembered_keys(part):
     layer, x = made(part), torch.randn(B, T, E, dtype=torch.float64)
@@ -201,18 +217,31 @@ def test_a_module_draws_its_parameters_again_after_it_was_empty(module):
     assert all(parameter.isfinite().all() for parameter in empty.parameters())
 
 
-def test_positions_of_several_axes():
-    rule = multi_axis_rotary((2, 1, 1), alternating=False)
-    turns = multi_axis_rotary((2, 1, 1), alternating=True)
-    x = torch.randn(B, H, T, 8, dtype=torch.float64)
-    at = torch.randint(0, 50, (3, B, T))
-    by_axis = [rotary().turn(x, axis) for axis in at]
-    axes = {rule: [0, 0, 1, 2], turns: [0, 1, 2, 0]}
-    for position, owners in axes.items():
-        turned = position.turn(x, at)
-        for pair, axis in enumerate(owners):
-            for number in (pair, pair + 4):
-                torch.testing.assert_close(turned[..., number], by_axis[axis][..., number])
+@pytest.mark.parametrize(
+    ("sections", "alternating", "owners"),
+    [
+        ((2, 1, 1), False, [0, 0, 1, 2]),
+        ((2, 1, 1), True, [0, 1, 2, 0]),
+        ((4, 1, 1), True, [0, 1, 2, 0, 0, 0]),
+        ((1, 2, 3), False, [0, 1, 1, 2, 2, 2]),
+        ((3, 2), True, [0, 1, 0, 1, 0]),
+    ],
+    ids=str,
+)
+def test_every_pair_follows_its_own_axis(sections, alternating, owners):
+    width = 2 * len(owners)
+    x = torch.randn(B, H, T, width + 3, dtype=torch.float64)
+    at = torch.randint(0, 50, (len(sections), B, T))
+    turned = multi_axis_rotary(sections, width=width, alternating=alternating).turn(x, at)
+    by_axis = [rotary(width=width).turn(x, axis) for axis in at]
+    for pair, axis in enumerate(owners):
+        for number in (pair, pair + len(owners)):
+            torch.testing.assert_close(turned[..., number], by_axis[axis][..., number])
+    assert torch.equal(turned[..., width:], x[..., width:])
+
+
+def test_text_has_the_same_position_on_every_axis():
+    rule = multi_axis_rotary((2, 1, 1))
     layer = MultiHeadAttention(24, 3, position=rule)
     y = torch.randn(B, T, 24)
     text = torch.arange(T)

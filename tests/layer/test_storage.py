@@ -81,6 +81,19 @@ def test_attention_reads_keys_and_values_as_they_are_stored(form, static):
 
 
 @pytest.mark.parametrize("form", ["int8", "fp8"])
+def test_a_static_cache_in_8_bits_compiles_into_one_graph(form):
+    torch.compiler.reset()
+    layer, x = layer_with(), x_of(6)
+    eager, compiled = (layer.make_cache(B, capacity=6, static=True, storage=form) for _ in range(2))
+    step = torch.compile(layer, fullgraph=True, backend="eager")
+    for t in range(6):
+        found = step(x[:, t : t + 1], cache=compiled)
+        assert_close_to_truth(found, layer(x[:, t : t + 1], cache=eager))
+    assert compiled.lengths == [6] * B
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8"])
 def test_numbers_in_8_bits_are_within_the_stated_error(form):
     x = torch.randn(5, 3, 7, 11) * torch.logspace(-6, 6, 7)[:, None]
     x[0, 0, 0] = 0.0

@@ -49,7 +49,11 @@ def model_of(config):
         "gemma": ("Gemma3Text", "Gemma3ForCausalLM", grouped | near | {"query_pre_attn_scalar": scalar}),
         "gpt": ("GptOss", "GptOssForCausalLM", grouped | near | {"num_local_experts": config.experts}),
     }
-    prefix, head, given = kinds[family]
+    kinds["phi"] = ("Phi3", "Phi3ForCausalLM", grouped)
+    experts = {"num_local_experts": config.experts, "interleave_moe_layer_step": 1 if config.experts == 16 else 2}
+    llama4 = grouped | experts | {"attention_chunk_size": config.window, "use_qk_norm": config.local_norms is not None}
+    kinds["llama-4"] = ("Llama4Text", "Llama4ForCausalLM", llama4)
+    prefix, head, given = kinds["llama-4" if config.name.startswith("llama-4") else family]
     with torch.device("meta"):
         return getattr(transformers, head)(getattr(transformers, f"{prefix}Config")(**given))
 
@@ -102,6 +106,19 @@ def test_layer_has_the_window_and_the_rotary_of_its_place():
 def test_windowed_layers_of_all_kinds_are_counted():
     counted = {name: find(name).windowed_layers for name in ("gpt2", "mistral-7b", "gemma-3-1b", "gpt-oss-120b")}
     assert counted == {"gpt2": 0, "mistral-7b": 32, "gemma-3-1b": 22, "gpt-oss-120b": 18}
+
+
+@pytest.mark.parametrize("name", ["llama-4-scout", "llama-4-maverick"])
+def test_layers_of_llama_4_alternate_as_in_transformers(name):
+    config = find(name)
+    for layer, theirs in enumerate(attentions(model_of(config), config)):
+        ours = config.attention(layer)
+        assert bool(theirs.use_rope) == config.windowed(layer) == (ours.position is config.local_rotary)
+        assert hasattr(theirs, "qk_norm") == (ours.q_norm is not None)
+        assert repr(ours.mask) == ("causal() & chunks(8192)" if theirs.use_rope else "causal()")
+    told = " ".join(config.options())
+    for word in ("36 of 48 layers see only their own chunk of 8192 keys", "temperature(0.1, 8192), rotary(500000"):
+        assert word in told
 
 
 def test_attention_runs_on_real_memory_too():

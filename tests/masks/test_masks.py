@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise import DeviceError, MaskError, attend, causal, dense, documents, padding, prefix, window
+from headwise import DeviceError, MaskError, attend, causal, chunks, dense, documents, padding, prefix, window
 from headwise.masks import as_mask
 
 
@@ -69,6 +69,8 @@ MASKS = {
     "window": lambda: window(3, 1),
     "causal & window": lambda: causal() & window(2),
     "prefix": lambda: causal() | prefix(3),
+    "chunks": lambda: chunks(4),
+    "causal & chunks": lambda: causal() & chunks(5),
     "lengths": lambda: padding(torch.tensor([5, 11])),
     "left padding": lambda: padding([4, 9], side="left") & causal(),
     "key mask": lambda: padding(torch.rand(2, 13) > 0.4),
@@ -116,6 +118,7 @@ FORMS = [
     window(3, 1),
     window(2, 2),
     prefix(2),
+    chunks(2),
     documents([0, 0, 1, 1, 1]),
     ~window(1, 1),
     causal() | prefix(2),
@@ -265,6 +268,7 @@ def test_mask_of_other_dimensions_is_refused(shape):
         (lambda: torch.ones(3, 3).bool() & causal(), r"mask & Tensor"),
         (lambda: causal().tile(slice(None, None, -1), slice(None), 3, 3), "positive step"),
         (lambda: prefix(-2), r"prefix=-2"),
+        (lambda: chunks(0), r"chunks\(0\): expected a whole number from 1 up"),
         (lambda: prefix(torch.tensor([0.5])), r"prefix\(\(1,\) of torch.float32\)"),
         (lambda: padding(torch.tensor([1.5, 2.0])), r"\(2,\) of torch.float32.*lengths"),
         (lambda: padding([1], side="top"), r"side='top'.*right.*left"),

@@ -47,6 +47,11 @@ MODELS = {
     "glm4_moe_lite": ("glm4_moe_lite", DEEPSEEK | {"mlp_layer_types": ["dense", "dense"]}),
     "youtu": ("youtu", SMALL),
     "axk1": ("axk1", DEEPSEEK | {"mlp_layer_types": ["dense", "dense"]}),
+    "mistral4": (
+        "mistral4",
+        DEEPSEEK
+        | {"rope_parameters": YARN | {"original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.7}},
+    ),
     "kimi_linear": (
         "kimi_linear",
         DEEPSEEK | {"q_lora_rank": None, "mlp_layer_types": ["dense", "dense"], "head_dim": TURNED}

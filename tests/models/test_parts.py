@@ -15,6 +15,7 @@ from headwise import (
     OptionError,
     chunks,
     cosine,
+    llama3,
     longrope,
     multi_axis_rotary,
     queries_only,
@@ -62,6 +63,16 @@ MODELS = {
         | {"position": rotary(500000.0, interleaved=True), "mask": chunks(7)}
         | {"qk_norm": Norms(UNWEIGHTED, UNWEIGHTED, after=True)},
     ),
+    "llama4_text with scaling": (
+        LLAMA4
+        | {"no_rope_layers": [1], "use_qk_norm": False, "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 500000.0, "factor": 16.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 1.0, "original_max_position_embeddings": 64,
+        }},
+        OURS | {"position": rotary(500000.0, interleaved=True, scaling=llama3(
+            16.0, low_freq_factor=1.0, high_freq_factor=1.0, original_length=64
+        ))},
+    ),
     "llama4_text without a rotary": (
         LLAMA4 | {"no_rope_layers": [0], "floor_scale": 5, "attn_scale": 0.3},
         OURS | {"position": temperature(0.3, 5)},
@@ -79,8 +90,8 @@ MODELS = {
         OURS | {"bias": {"q", "k", "v"}, "position": multi_axis_rotary((2, 1, 1))},
     ),
     "qwen3_vl_text": (
-        GROUPED | {"rope_parameters": MROPE | {"mrope_interleaved": True}},
-        OURS | {"qk_norm": "head", "position": multi_axis_rotary((2, 1, 1), alternating=True)},
+        GROUPED | {"head_dim": 12, "rope_parameters": MROPE | {"mrope_section": [4, 1, 1], "mrope_interleaved": True}},
+        OURS | {"head_dim": 12, "qk_norm": "head", "position": multi_axis_rotary((4, 1, 1), alternating=True)},
     ),
     "qwen3_next": (
         QWEN3_NEXT,

@@ -56,6 +56,10 @@ def test_a_sequence_on_two_ranks_learns_as_on_one(two, name):
     two.assert_that(on_ranks.the_sequence_is_shared_out, name, "plain")
 
 
+def test_a_sequence_of_a_latent_layer_on_two_ranks_learns_as_on_one(two):
+    two.assert_that(on_ranks.the_sequence_is_shared_out, "latent", "documents")
+
+
 @pytest.mark.parametrize("mask", on_ranks.MASKS)
 @pytest.mark.parametrize("name", ["grouped", "sinks", "softcap"])
 def test_a_sequence_on_four_ranks_obeys_masks_of_the_whole(four, name, mask):
@@ -114,6 +118,7 @@ REFUSED = {
     "open": ("OptionError", "out_proj=False: its output would be one rank's heads only"),
     "adapter": ("OptionError", "qkv_proj is a Adapter, and only a plain nn.Linear"),
     "gate": ("OptionError", "a gate of its own, Linear", "Use gate='element', gate='head' or an OutputGate"),
+    "latent": ("OptionError", "latent(6, nope_dim=6, rotary_dim=0, value_dim=6), whose maps cannot be cut", "context"),
     "twice": ("OptionError", "is already divided over ranks"),
     "none": ("OptionError", "tensor_parallel(Linear): there is no headwise.MultiHeadAttention"),
     "mesh": ("OptionError", "the mesh has 2 axes, of shape (2, 2); expected one: mesh['a']"),
@@ -147,6 +152,10 @@ def test_batches_over_ranks_take_the_steps_of_one(two):
 def test_weights_over_ranks_take_the_steps_of_one(two):
     two.assert_that(on_ranks.weights_are_shared_out)
     two.assert_that(on_ranks.a_layer_alone_is_sharded_with_its_sinks)
+
+
+def test_a_model_made_on_the_meta_device_is_sharded_and_then_filled(two):
+    two.assert_that(on_ranks.a_model_made_without_numbers_is_sharded_and_then_filled)
 
 
 def test_heads_and_batches_over_ranks_agree_with_one(four):

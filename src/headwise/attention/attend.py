@@ -129,7 +129,7 @@ def attend(
         raise unknown_option("attend", next(iter(unknown)), inspect.signature(attend).parameters, CALLED_ELSEWHERE)
     scoring = Scoring(None, attn_bias, scale, softcap, sinks, relative, score=score)
     call = plan(query, key, value, scoring, mask=mask, causal=causal, dropout=dropout)
-    if not return_weights:
+    if not (return_weights is True or shapes.check_truth("return_weights", return_weights)):
         return choose(call).run(call)
     output, lse = choose(call).run_with_lse(call)
     weights = AttentionMap(query, key, call.scoring, lse)
@@ -160,15 +160,17 @@ def plan(
     if scoring.sinks is not None:
         shapes.check_sinks(scoring.sinks, query.shape[1], query.device)
     sizes = (*query.shape[:3], key.shape[2])
-    joined = check_scores(sizes, query.device, mask, scoring.bias, masks.causal() if causal else None)
-    if scoring.relative is not None:
-        if not isinstance(scoring.relative, Relative):
+    always = masks.causal() if shapes.check_truth("causal", causal) else None
+    joined = check_scores(sizes, query.device, mask, scoring.bias, always)
+    relative: Any = scoring.relative
+    if relative is not None:
+        if not isinstance(relative, Relative):
             raise OptionError(
-                f"relative={scoring.relative!r}: expected alibi(...), or the result of calling a RelativeBias module."
+                f"relative={relative!r}: expected alibi(...), or the result of calling a RelativeBias module."
             )
-        if query.is_meta:
-            scoring = dataclasses.replace(scoring, relative=scoring.relative.to(query.device))
-        scoring.relative.check(query.shape[1], query.device)
+        relative = relative.to(query.device) if query.is_meta else relative
+        relative.check(query.shape[1], query.device)
+        scoring = scoring if relative is scoring.relative else dataclasses.replace(scoring, relative=relative)
     scoring = scoring.settled(sizes, query.device, query.dtype)
     return Call(query, key, value, dataclasses.replace(scoring, mask=joined), dropout)
 

@@ -12,7 +12,7 @@ a sample; `Appended.positions` then holds the positions of its queries.
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
 import torch
@@ -23,7 +23,7 @@ from headwise.layer.pages import Paged, PagePool
 from headwise.layer.storage import Contiguous, Format, Layout, Parts, Storage
 from headwise.masks import Lengths, Mask
 from headwise.masks.mask import check_placeable, placed, shifted
-from headwise.shapes import check_size
+from headwise.shapes import as_numbers, check_flag, check_size
 from headwise.weights import Scoring
 
 DRAFT = 64  # tokens that can always be rolled back, even if a window drops old keys
@@ -112,6 +112,7 @@ class KVCache:
                 f"KVCache(capacity={capacity}, window={window}): under a window old keys are dropped, so there is "
                 f"no limit; pass one of the two."
             )
+        static = check_flag("static", static)
         if static and (capacity is None or window is not None):
             raise CacheError(
                 f"KVCache(static=True, capacity={capacity}, window={window}): a static cache needs a capacity and "
@@ -315,7 +316,7 @@ class KVCache:
 
     def reorder(self, samples: Tensor | Sequence[int]) -> None:
         """Replace sample i by sample `samples[i]`, as beam search needs."""
-        index = torch.as_tensor(samples, device=self.device)
+        index = as_numbers("reorder(samples)", samples, self.device)
         if index.dim() != 1 or index.is_floating_point() or index.dtype == torch.bool:
             raise ShapeError(
                 f"reorder(samples of shape {tuple(index.shape)} and {index.dtype}): expected whole numbers, one per "
@@ -369,10 +370,11 @@ class KVCache:
     def _counts(self, lengths: Sequence[int] | Tensor | None, T: int) -> list[int]:
         if lengths is None:
             return [T] * self.batch
-        counts = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
+        counts = lengths.tolist() if isinstance(lengths, Tensor) else lengths
+        counts = list(counts) if isinstance(counts, Iterable) else [counts]
         if len(counts) != self.batch or not all(isinstance(n, int) and 0 <= n <= T for n in counts):
             raise CacheError(
-                f"lengths={counts}: expected {self.batch} whole numbers from 0 to {T}, the real tokens of each sample."
+                f"lengths={lengths}: expected {self.batch} whole numbers from 0 to {T}, the real tokens of each sample."
             )
         return counts
 

@@ -176,10 +176,8 @@ class Latent(Projections):
 
     def _halves(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The maps from latents to keys (H, nope_dim, kv_rank) and values (H, value_dim, kv_rank)."""
-        own, value = weight.unflatten(0, (-1, self.nope_dim + self.value_dim)).split(
-            (self.nope_dim, self.value_dim), dim=1
-        )
-        return own, value
+        maps = weight.view(-1, self.nope_dim + self.value_dim, self.kv_rank)
+        return maps[:, : self.nope_dim], maps[:, self.nope_dim :]
 
 
 def _normalized(norm: nn.Module | None, x: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from headwise.layer.positions import PositionalEncoding, check_positions, for_he
 from headwise.layer.projections import Fused, Projections, Separate, Three, ThreeBiases, check_head_dim, project
 from headwise.layer.storage import Format
 from headwise.layer.unpacking import check_not_unpacked
-from headwise.masks import Composite, Extent, Mask
+from headwise.masks import Composite, Mask
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.score import Score, ScoreFunction
 from headwise.weights.scoring import Relative
@@ -163,6 +163,8 @@ class MultiHeadAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        shapes.check_dtype(dtype)
+        out_proj = shapes.check_flag("out_proj", out_proj)
         head_dim = check_head_dim(projections, head_dim)
         widths = Widths.complete(d_model, num_heads, num_kv_heads, head_dim, d_in, d_key, d_value, d_out)
         biases = options.biases(bias)
@@ -177,8 +179,8 @@ class MultiHeadAttention(nn.Module):
         self.d_in, self.d_key, self.d_value, self.d_out = widths[4:]
         self.dropout = shapes.check_probability("dropout", dropout)
         self.context_length = None if context_length is None else shapes.check_size("context_length", context_length)
-        self.return_weights = options.check_flag("return_weights", return_weights)
-        self.causal = options.check_flag("causal", causal)
+        self.return_weights = shapes.check_flag("return_weights", return_weights)
+        self.causal = shapes.check_flag("causal", causal)
         self._scoring = options.scoring(scale, softcap)
         mask = options.check_mask(mask)
         self.mask = mask if not self.causal else masks.causal() if mask is None else masks.causal() & mask
@@ -186,7 +188,7 @@ class MultiHeadAttention(nn.Module):
             self.register_module(name, module)
         out = nn.Linear(self.heads_width, self.d_out, biases["out"], device, dtype) if out_proj else None
         self.register_module("out_proj", out)
-        self._make_options(position, Norms.of(qk_norm), options.check_flag("sinks", sinks), device, dtype)
+        self._make_options(position, Norms.of(qk_norm), shapes.check_flag("sinks", sinks), device, dtype)
         self.score = score
         rows = (self.d_in, self.num_heads, self.value_dim)
         self.register_module("gate", make_gate(gate, *rows, biases["q"], device, dtype))
@@ -204,7 +206,7 @@ class MultiHeadAttention(nn.Module):
     @mask.setter
     def mask(self, mask: Mask | None) -> None:
         self._scoring = dataclasses.replace(self._scoring, mask=options.check_mask(mask))
-        self._mask_fits_all = mask is None or mask.extent == Extent()
+        self._mask_fits_all = mask is None or mask.fits_all
 
     @property
     def scale(self) -> float | None:
@@ -226,8 +228,9 @@ class MultiHeadAttention(nn.Module):
             self.mask = moved
         if (rule := self.__dict__.get("position")) is not None:  # a module has moved already
             self.__dict__["position"] = _moved(rule, device)
-        if isinstance(self.score, Composite):
-            self.score = _moved(self.score, device)
+        score: Any = self.score
+        if isinstance(score, Composite):
+            self.__dict__["score"] = _moved(score, device)
         return self
 
     def reset_parameters(self) -> None:
@@ -330,6 +333,8 @@ class MultiHeadAttention(nn.Module):
         inputs = self._pack(inputs) if isinstance(query, Tensor) and query.is_nested else inputs
         call = self.plan(inputs)
         wanted = self.return_weights if return_weights is None else return_weights
+        if wanted is not True and wanted is not False:
+            raise OptionError(f"return_weights={return_weights!r}: expected True or False.")
         watchers = () if self._attached is None else self._attached.watchers()
         if wanted or watchers:
             held = key if isinstance(key, KVCache) else cache
@@ -402,10 +407,10 @@ class MultiHeadAttention(nn.Module):
                     f"input cannot be all three. Pass mha(query, key, value)."
                 )
             return self._projections.heads(self._modules, query)
+        assert not isinstance(key, KVCache)  # noqa: S101 - `resolved` made it a memory
         value = key if value is None else value
         check_keys(query, key, value, self.d_key, self.d_value)
-        k, v = self._projections.keys_and_values(self._modules, key, value)
-        return self._projections.queries(self._modules, query), k, v
+        return self._projections.cross(self._modules, query, key, value)
 
     # Normalize and encode positions.
 
@@ -439,9 +444,12 @@ class MultiHeadAttention(nn.Module):
             heads = norm(heads)
         if encoding is not None and at is not None:
             for one, place in encoding.each(at):
-                encode = functools.partial(one.encode_query if part == "q" else one.encode_key, positions=place)
+                encode = one.encode_query if part == "q" else one.encode_key
                 # What changes queries alone is for the whole query; what changes keys, for the part that turns.
-                heads = self._projections.turned(heads, encode) if one.encodes_keys else encode(heads)
+                if self._projections.turned_dim is None or not one.encodes_keys:
+                    heads = encode(heads, place)
+                else:
+                    heads = self._projections.turned(heads, functools.partial(_encoded, encode, place))
         return norm(heads) if norm is not None and self._norm_after else heads
 
     @staticmethod
@@ -493,7 +501,7 @@ class MultiHeadAttention(nn.Module):
             raise OptionError(
                 "causal=False cannot undo the causal=True this layer was made with. Make the layer without it."
             )
-        if options.check_flag("causal", inputs.causal):
+        if shapes.check_flag("causal", inputs.causal):
             mask = masks.causal() if mask is None else mask & masks.causal()
         joined = attention.check_scores(sizes, q.device, inputs.mask, inputs.attn_bias, mask)
         return dataclasses.replace(scoring, mask=joined, bias=inputs.attn_bias)
@@ -560,11 +568,11 @@ class MultiHeadAttention(nn.Module):
             static: keep shapes constant, for `torch.compile` and CUDA graphs.
             storage: "int8" or "fp8" to keep 8 bits per number, or a pool of pages from `make_pool`.
             device: the layer's device by default.
-            dtype: the layer's dtype by default; under autocast, pass the autocast dtype.
+            dtype: the dtype of the keys by default: that of autocast where it is on, else the layer's.
         """
-        like = next(self.parameters())
+        static = shapes.check_flag("static", static)
         reach = None if static or capacity is not None else masks.reach_back(self.mask)
-        where: dict[str, Any] = {"device": device or like.device, "dtype": dtype or like.dtype}
+        where = self._where(device, dtype)
         heads, key_dim, value_dim = self._projections.stored(self.num_kv_heads, self.head_dim)
         options: dict[str, Any] = {"capacity": capacity, "window": reach, "static": static, "storage": storage}
         return KVCache(batch, heads, key_dim, value_dim=value_dim, **options, **where)
@@ -585,12 +593,20 @@ class MultiHeadAttention(nn.Module):
             page_size: tokens in a page.
             storage: "int8" or "fp8" to keep 8 bits per number.
             device: the layer's device by default.
-            dtype: the layer's dtype by default.
+            dtype: the dtype of the keys by default: that of autocast where it is on, else the layer's.
         """
-        like = next(self.parameters())
         heads, key_dim, value_dim = self._projections.stored(self.num_kv_heads, self.head_dim)
-        where: dict[str, Any] = {"device": device or like.device, "dtype": dtype or like.dtype}
+        where = self._where(device, dtype)
         return PagePool(pages, page_size, ((heads, key_dim), (heads, value_dim)), storage=storage, **where)
+
+    def _where(self, device: torch.device | str | None, dtype: torch.dtype | None) -> dict[str, Any]:
+        """The device and dtype of keys that this layer makes now, unless others are given."""
+        shapes.check_dtype(dtype)
+        like = next(self.parameters())
+        device = like.device if device is None else torch.device(device)
+        mixed = torch.is_autocast_enabled(device.type) and like.dtype != torch.float64  # autocast leaves float64 alone
+        usual = torch.get_autocast_dtype(device.type) if mixed else like.dtype
+        return {"device": device, "dtype": usual if dtype is None else dtype}
 
     def remember(self, key: Tensor, value: Tensor | None = None, *, positions: Positions = None) -> Memory:
         """The keys and values of an encoder's output, projected once for all later calls: `mha(x, memory)`.
@@ -677,6 +693,10 @@ class MultiHeadAttention(nn.Module):
         different = [(name, value) for name, (value, default) in values.items() if value != default]
         words = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in different]
         return ", ".join([f"{self.d_model}, {self.num_heads}", *words])
+
+
+def _encoded(method: Callable[[Tensor, Tensor], Tensor], positions: Tensor, heads: Tensor) -> Tensor:
+    return method(heads, positions)
 
 
 def _moved(part: Any, device: torch.device) -> Any:

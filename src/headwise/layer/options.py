@@ -37,7 +37,12 @@ ELSEWHERE = {
     "d_k": "head_dim=",
     "kdim": "d_key=",
     "vdim": "d_value=",
-    "v_head_dim": "head_dim=, the width of every head; a wider or narrower value goes through d_value= and d_out=",
+    "v_head_dim": "projections=latent(kv_rank, nope_dim=..., value_dim=v_head_dim)",
+    "kv_lora_rank": "projections=latent(kv_lora_rank, nope_dim=...)",
+    "q_lora_rank": "projections=latent(kv_rank, nope_dim=..., q_rank=q_lora_rank)",
+    "qk_rope_head_dim": "projections=latent(kv_rank, nope_dim=..., rotary_dim=qk_rope_head_dim)",
+    "qk_nope_head_dim": "projections=latent(kv_rank, nope_dim=qk_nope_head_dim)",
+    "attn_output_gate": 'gate="element" or gate="head"',
     "batch_first": "nothing: the batch is always first",
     "attn_dropout": "dropout=",
     "attention_dropout": "dropout=",
@@ -156,13 +161,6 @@ def _instead_of_textbook(sizes: Sequence[object], named: Mapping[str, object]) -
     )
 
 
-def check_flag(name: str, value: object) -> bool:
-    """`value` as True or False, refused if it is anything else."""
-    if value is not None and value is not True and value is not False:
-        raise OptionError(f"{name}={value!r}: expected True or False.")
-    return bool(value)
-
-
 def check_mask(mask: object) -> Mask | None:
     """`mask`, refused unless it is a mask that can apply to every call."""
     if mask is not None and not isinstance(mask, Mask):
@@ -186,7 +184,7 @@ def biases(bias: bool | Collection[str]) -> dict[str, bool]:
     """
     if isinstance(bias, bool):
         return dict.fromkeys(PROJECTIONS, bias)
-    if isinstance(bias, str) or not isinstance(bias, Collection) or not set(bias) <= set(PROJECTIONS):
+    if not isinstance(bias, set | frozenset | list | tuple) or not set(bias) <= set(PROJECTIONS):
         raise OptionError(
             f"bias={bias!r}: expected True, False, or the projections that have one, such as {{'q', 'v', 'out'}} out "
             f"of {', '.join(PROJECTIONS)}."

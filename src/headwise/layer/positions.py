@@ -20,7 +20,7 @@ from torch import Tensor
 
 from headwise.errors import OptionError, ShapeError
 from headwise.masks import Composite
-from headwise.shapes import check_size
+from headwise.shapes import as_numbers, check_flag, check_size
 
 
 class PositionalEncoding(Composite):
@@ -260,7 +260,11 @@ def rotary(
         interleaved: pair neighboring numbers (GPT-J, RoFormer) instead of the two halves (Llama, GPT-NeoX).
         scaling: `linear(8)`, `ntk(8)`, `yarn(...)`, `llama3(...)` or `longrope(...)`.
     """
-    return Rotary(_positive("base", base), width, interleaved, _check_scaling(scaling))
+    return Rotary(_positive("base", base), *_pairs(width, interleaved), _check_scaling(scaling))
+
+
+def _pairs(width: int | None, interleaved: bool) -> tuple[int | None, bool]:
+    return None if width is None else check_size("width", width), check_flag("interleaved", interleaved)
 
 
 def _check_scaling(scaling: object) -> Scaling | None:
@@ -330,12 +334,15 @@ def multi_axis_rotary(
         interleaved: as in `rotary`.
         scaling: as in `rotary`.
     """
-    counts = tuple(check_size("a section", n) for n in sections)
+    counts = tuple(check_size("a section", n) for n in sections) if isinstance(sections, Sequence) else ()
     if len(counts) < 2:
-        raise OptionError(f"multi_axis_rotary(sections={counts}): expected two or more; for one axis use rotary(...).")
-    return MultiAxisRotary(
-        _positive("base", base), width, interleaved, _check_scaling(scaling), counts, bool(alternating)
-    )
+        raise OptionError(
+            f"multi_axis_rotary(sections={sections!r}): expected two or more numbers of pairs, such as (16, 24, 24); "
+            f"for one axis use rotary(...)."
+        )
+    pairs = _pairs(width, interleaved)
+    alternating = check_flag("alternating", alternating)
+    return MultiAxisRotary(_positive("base", base), *pairs, _check_scaling(scaling), counts, alternating)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,7 +373,7 @@ def temperature(scale: float = 0.1, every: int = 8192, *, first: int = 1) -> Tem
         every: how many tokens have the same factor.
         first: the number of the first token, 1 in Llama 4 and 0 in Ministral 3.
     """
-    return Temperature(_positive("scale", scale), check_size("every", every), int(first))
+    return Temperature(_positive("scale", scale), check_size("every", every), _from_zero("first", first))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -396,7 +403,7 @@ class Yarn(Scaling):
     """Made by `yarn`."""
 
     factor: float
-    original_length: int
+    original_length: float
     beta_fast: float
     beta_slow: float
     truncate: bool
@@ -423,12 +430,12 @@ class Llama3(Scaling):
     factor: float
     low_freq_factor: float
     high_freq_factor: float
-    original_length: int
+    original_length: float
 
     def speeds(self, speeds: Tensor, base: float) -> Tensor:
         turns = self.original_length * speeds / (2 * math.pi)
         low, high = self.low_freq_factor, self.high_freq_factor
-        kept = ((turns - low) / (high - low)).clamp(0, 1)  # 1: as trained, 0: slower by the factor
+        kept = ((turns - low) / max(high - low, 1e-9)).clamp(0, 1)  # 1: as trained, 0: slower by the factor
         return speeds * kept + speeds / self.factor * (1 - kept)
 
 
@@ -485,15 +492,22 @@ def yarn(
         attention_factor: scale of rotated heads; 0.1 · ln(factor) + 1 by default.
         truncate: whether the two limits are rounded to whole pairs (not in gpt-oss).
     """
-    usual = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+    usual = 0.1 * math.log(factor) + 1 if _positive("factor", factor) > 1 else 1.0
     grown = usual if attention_factor is None else _positive("attention_factor", attention_factor)
-    return Yarn(_positive("factor", factor), original_length, beta_fast, beta_slow, truncate, grown)
+    length, fast, slow = (
+        _positive(name, value)
+        for name, value in (("original_length", original_length), ("beta_fast", beta_fast), ("beta_slow", beta_slow))
+    )
+    if not slow < fast:
+        raise OptionError(f"yarn(beta_fast={beta_fast}, beta_slow={beta_slow}): expected the second to be smaller.")
+    return Yarn(float(factor), length, fast, slow, check_flag("truncate", truncate), grown)
 
 
 def llama3(
     factor: float = 8.0, *, low_freq_factor: float = 1.0, high_freq_factor: float = 4.0, original_length: int = 8192
 ) -> Scaling:
-    """Llama 3.1: pairs with few turns within `original_length` are slowed down, with a smooth transition.
+    """Llama 3.1: pairs with few turns within `original_length` are slowed down, with a smooth transition. If the two
+    limits are equal, as in Llama 4 Scout, there is no transition.
 
     Args:
         factor: how many times slower.
@@ -501,12 +515,13 @@ def llama3(
         high_freq_factor: pairs with more turns than this keep their speed.
         original_length: the length the model was first trained on.
     """
-    if not low_freq_factor < high_freq_factor:
+    if not _positive("low_freq_factor", low_freq_factor) <= _positive("high_freq_factor", high_freq_factor):
         raise OptionError(
             f"llama3(low_freq_factor={low_freq_factor}, high_freq_factor={high_freq_factor}): expected the first to be "
-            f"smaller."
+            f"no larger."
         )
-    return Llama3(_positive("factor", factor), low_freq_factor, high_freq_factor, original_length)
+    length = _positive("original_length", original_length)
+    return Llama3(_positive("factor", factor), low_freq_factor, high_freq_factor, length)
 
 
 def longrope(
@@ -540,12 +555,14 @@ def longrope(
 
 def _factors(factors: Sequence[float]) -> Tensor:
     """On the CPU even under another default device, which may be meta; they move with the layer."""
+    if not isinstance(factors, list | tuple):
+        raise OptionError(f"longrope(short={factors!r}), or long: expected a list with one number for each pair.")
     return torch.tensor([_positive("a factor", x) for x in factors], dtype=torch.float64, device="cpu")
 
 
 def check_positions(name: str, positions: object, B: int, T: int, device: torch.device, axes: int = 1) -> Tensor:
     """`positions` as an encoding takes them, from whole numbers (T,) or (B, T), with several axes (axes, [B,] T)."""
-    found = positions if isinstance(positions, Tensor) else torch.as_tensor(positions)
+    found = positions if isinstance(positions, Tensor) else as_numbers(name, positions)
     lead = () if axes == 1 else (axes,)
     if (
         found.is_floating_point()
@@ -565,6 +582,12 @@ def for_heads(positions: Tensor, axes: int) -> Tensor:
     """Positions (T,) or (B, T) in a text as an encoding takes them: (T,) or (B, 1, T), the same on every axis."""
     positions = positions if positions.dim() == 1 else positions[:, None]
     return positions if axes == 1 else positions.expand(axes, *positions.shape)
+
+
+def _from_zero(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise OptionError(f"{name}={value!r}: expected a whole number from 0 up.")
+    return value
 
 
 def _positive(name: str, value: float) -> float:

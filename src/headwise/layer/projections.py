@@ -43,6 +43,7 @@ class Projections(abc.ABC):
     head_dim: int | None = None  # width of a query and key head; None: the layer's
     value_dim: int | None = None  # width of a value head; None: as of a key head
     turned_dim: int | None = None  # how many numbers of a head, the last ones, the position turns; None: all of them
+    cut_by_heads = False  # whether rows of the modules are whole heads, under the names of `Fused` and `Separate`
     makes_keys = True  # whether `keys_and_values` returns whole keys; False: `call` makes them from what is stored
 
     def fitted(self, widths: Widths) -> Self:
@@ -84,6 +85,11 @@ class Projections(abc.ABC):
         """Queries, keys and values of one input `x`, for self-attention, by the layer's `modules`."""
         return self.queries(modules, x), *self.keys_and_values(modules, x, x)
 
+    def cross(self, modules: Modules, query: Tensor, key: Tensor, value: Tensor) -> Three:
+        """All three of separate inputs, for cross-attention."""
+        k, v = self.keys_and_values(modules, key, value)
+        return self.queries(modules, query), k, v
+
     def stored(self, num_kv_heads: int, head_dim: int) -> Stored:
         """What a cache keeps of each token, in a layer of `num_kv_heads` key heads, `head_dim` wide."""
         return Stored(num_kv_heads, head_dim, head_dim if self.value_dim is None else self.value_dim)
@@ -114,6 +120,8 @@ class Projections(abc.ABC):
 class Separate(Projections):
     """Three linear maps: `q_proj`, `k_proj` and `v_proj`."""
 
+    cut_by_heads = True
+
     def __init__(self, head_dim: int) -> None:
         self.head_dim: int = head_dim
 
@@ -139,8 +147,8 @@ class Separate(Projections):
         return split(k, self.head_dim), split(v, self.head_dim)
 
     def weights(self, modules: Modules) -> tuple[Three, ThreeBiases]:
-        linears = [modules[f"{part}_proj"] for part in "qkv"]
-        return tuple(x.weight for x in linears), tuple(x.bias for x in linears)  # type: ignore[return-value]
+        q, k, v = (modules[f"{part}_proj"] for part in "qkv")
+        return (q.weight, k.weight, v.weight), (q.bias, k.bias, v.bias)
 
 
 class Fused(Projections):
@@ -149,6 +157,8 @@ class Fused(Projections):
     Its rows are head by head, (Hkv, group + 2, D): the queries of a group, its key, its value. So a slice of rows is a
     set of whole heads, which is what tensor parallelism needs.
     """
+
+    cut_by_heads = True
 
     def __init__(self, head_dim: int, group: int) -> None:
         self.head_dim: int = head_dim
@@ -180,21 +190,49 @@ class Fused(Projections):
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def queries(self, modules: Modules, x: Tensor) -> Tensor:
-        return self._apart(modules, (x,), (0,))[0]
+        linear = modules["qkv_proj"]
+        if not has_plain_rows(linear):
+            return self.heads(modules, x)[0]
+        return self._rows(linear, x, 0, self.group).flatten(2, 3).transpose(1, 2)
 
     def keys_and_values(self, modules: Modules, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = self._apart(modules, (key, value), (1, 2))
-        return k, v
+        linear, group = modules["qkv_proj"], self.group
+        if not has_plain_rows(linear):
+            _, k, v = self.heads(modules, key)
+            return k, v if value is key else self.heads(modules, value)[2]
+        if value is key:
+            k, v = self._rows(linear, key, group, group + 2).transpose(1, 2).unbind(3)
+            return k, v
+        k, v = self._rows(linear, key, group, group + 1), self._rows(linear, value, group + 1, group + 2)
+        return k[:, :, :, 0].transpose(1, 2), v[:, :, :, 0].transpose(1, 2)
 
-    def _apart(self, modules: Modules, inputs: tuple[Tensor, ...], parts: tuple[int, ...]) -> list[Tensor]:
-        """One part of the map for each input: 0 for queries, 1 for keys, 2 for values."""
+    def cross(self, modules: Modules, query: Tensor, key: Tensor, value: Tensor) -> Three:
+        """All three of separate inputs. In training the map is split once, so that one copy joins its gradient."""
         linear = modules["qkv_proj"]
-        if not is_plain(linear):  # an adapter or a hook must see every input
-            return [self.heads(modules, x)[part] for x, part in zip(inputs, parts, strict=True)]
-        shapes.check_alike(input=inputs[0], weight=linear.weight)
-        weights, biases = self.weights(modules)  # copies the whole weight
-        projected = [F.linear(x, weights[part], biases[part]) for x, part in zip(inputs, parts, strict=True)]
-        return [split(x, self.head_dim) for x in projected]
+        if not torch.is_grad_enabled() or not has_plain_rows(linear):
+            return super().cross(modules, query, key, value)
+        shapes.check_alike(input=query, weight=linear.weight)
+        weights, biases = self.weights(modules)
+        q, k, v = (split(F.linear(*x), self.head_dim) for x in zip((query, key, value), weights, biases, strict=True))
+        return q, k, v
+
+    def _rows(self, linear: nn.Linear, x: Tensor, start: int, stop: int) -> Tensor:
+        """The part of the map from `start` to `stop` of every group, applied to `x`: (B, T, Hkv, stop - start, D)."""
+        (B, T, E), D, n = x.shape, self.head_dim, stop - start
+        weight = linear.weight.view(-1, self.group + 2, D, E)[:, start:stop].flatten(1, 2)  # (Hkv, n·D, E), a view
+        bias = None if linear.bias is None else linear.bias.view(-1, self.group + 2, D)[:, start:stop].flatten(1)
+        try:
+            if torch.is_grad_enabled() or (x.is_cpu and x.element_size() < 4):
+                # A copy of these rows: the gradient of a batched product would hold the input once for every head, and
+                # in half precision torch's batched product on the CPU takes up to twenty times as long.
+                found: Tensor = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
+                return found.view(B, T, len(weight), n, D)
+            x, weight = x.reshape(1, B * T, E).expand(len(weight), -1, -1), weight.transpose(1, 2)
+            each = torch.bmm(x, weight) if bias is None else torch.baddbmm(bias[:, None], x, weight)  # (Hkv, B·T, n·D)
+            return each.view(len(weight), B, T, n, D).permute(1, 2, 0, 3, 4)
+        except RuntimeError:  # on a mismatch of dtypes or devices, our error says how to fix it
+            shapes.check_alike(input=x, weight=linear.weight)
+            raise
 
     def weights(self, modules: Modules) -> tuple[Three, ThreeBiases]:
         linear = modules["qkv_proj"]
@@ -240,6 +278,12 @@ def project(linear: Any, x: Tensor) -> Tensor:
         if isinstance(linear, nn.Linear):
             shapes.check_alike(input=x, weight=linear.weight)
         raise
+
+
+def has_plain_rows(linear: nn.Module) -> bool:
+    """Whether rows of this map may be used by themselves. An adapter or a hook must see every input, and a quantized
+    or sharded weight knows only the product with all of its rows."""
+    return is_plain(linear) and type(linear.weight) is nn.Parameter
 
 
 def is_plain(linear: nn.Module) -> bool:

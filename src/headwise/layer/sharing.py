@@ -21,6 +21,8 @@ from headwise.layer.projections import Modules, Projections, Three, project, spl
 class QueriesOnly(Projections):
     """One linear map, `q_proj`. Keys and values are those of another layer; made by `queries_only`."""
 
+    cut_by_heads = True
+
     def fitted(self, widths: Widths) -> "QueriesOnly":
         """The same rule for heads of this width."""
         made = QueriesOnly()

@@ -11,7 +11,18 @@ import torch
 
 from headwise.errors import OptionError
 from headwise.layer import MultiHeadAttention
-from headwise.layer.positions import Rotary, linear, llama3, rotary, yarn
+from headwise.layer.norms import Norms
+from headwise.layer.positions import (
+    PositionalEncoding,
+    Rotary,
+    linear,
+    llama3,
+    multi_axis_rotary,
+    rotary,
+    temperature,
+    yarn,
+)
+from headwise.masks import Mask, chunks
 from headwise.masks import window as window_mask
 
 
@@ -42,11 +53,13 @@ class Config:
         qk_norm: whether queries and keys are normalized per head.
         window: keys a token sees in a windowed layer, including itself.
         full_every: every `full_every`-th layer sees all keys; None: with a `window`, all layers are windowed.
+        chunked: whether windowed layers see the keys of their own chunk of `window` tokens instead of the last ones.
         scale: factor on the scores; 1 / sqrt(head_dim) by default.
         softcap: the bound of the scores, cap·tanh(score / cap).
         sinks: whether every head has a learned sink, an extra score in the softmax that has no value.
-        rotary: the rotary embedding.
-        local_rotary: the rotary embedding of windowed layers, if it differs.
+        rotary: the rotary embedding, or another encoding of positions in queries and keys.
+        local_rotary: that of windowed layers, if it differs.
+        local_norms: norms that only windowed layers have, without weights.
         experts: feed-forward experts per layer.
         note: anything else worth knowing.
     """
@@ -69,11 +82,13 @@ class Config:
     qk_norm: bool = False
     window: int | None = None
     full_every: int | None = None
+    chunked: bool = False
     scale: float | None = None
     softcap: float | None = None
     sinks: bool = False
-    rotary: Rotary | None = None
-    local_rotary: Rotary | None = None
+    rotary: PositionalEncoding | None = None
+    local_rotary: PositionalEncoding | None = None
+    local_norms: Norms | None = None
     experts: int = 1
     note: str = ""
 
@@ -95,37 +110,50 @@ class Config:
         self, layer: int = 0, *, device: torch.device | str = "meta", dtype: torch.dtype | None = None
     ) -> MultiHeadAttention:
         """The attention of one `layer`, without data unless `device` is other than "meta"."""
-        near = self.windowed(layer)
+        near, norms = self.windowed(layer), "head" if self.qk_norm else None
         return MultiHeadAttention(
             self.d_model,
             self.num_heads,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             causal=self.causal,
-            mask=window_mask(self.window - 1) if near and self.window is not None else None,
+            mask=self._window_mask() if near else None,
             position=self.local_rotary if near and self.local_rotary is not None else self.rotary,
             scale=self.scale,
             softcap=self.softcap,
             sinks=self.sinks,
-            qk_norm="head" if self.qk_norm else None,
+            qk_norm=self.local_norms if near and self.local_norms is not None else norms,
             bias=self.bias,
             device=device,
             dtype=dtype,
         )
+
+    def _window_mask(self) -> Mask | None:
+        if self.window is None:
+            return None
+        return chunks(self.window) if self.chunked else window_mask(self.window - 1)
 
     def options(self) -> list[str]:
         """What its attention does in addition to the ten steps, in words."""
         notes = []
         if self.qk_norm:
             notes.append("queries and keys are normalized per head after step 3")
-        if self.rotary is not None:
-            local = "" if self.local_rotary is None else f", {self.local_rotary.base:.0f} in windowed layers"
+        if self.local_norms is not None:
+            notes.append("queries and keys are normalized without weights in windowed layers, after their rotation")
+        if isinstance(self.rotary, Rotary):
+            local = (
+                f", {self.local_rotary.base:.0f} in windowed layers" if isinstance(self.local_rotary, Rotary) else ""
+            )
             notes.append(f"queries and keys are rotated by position (rotary, base {self.rotary.base:.0f}{local})")
+        elif self.rotary is not None:
+            local = "" if self.local_rotary is None else f", {self.local_rotary.describe()} in windowed layers"
+            notes.append(f"queries and keys are changed by position: {self.rotary.describe()}{local}")
         elif self.position == "learned":
             notes.append("learned positions are added to the input before step 1")
         if self.window is not None:
             which = "every layer" if self.full_every is None else f"{self.windowed_layers} of {self.layers} layers"
-            notes.append(f"{which} see only the last {self.window} keys (step 5)")
+            seen = f"their own chunk of {self.window}" if self.chunked else f"the last {self.window}"
+            notes.append(f"{which} see only {seen} keys (step 5)")
         if self.scale is not None and self.scale != self.head_dim**-0.5:
             notes.append(f"scores are scaled by 1/√{round(self.scale**-2)}, not 1/√{self.head_dim} (step 6)")
         if self.softcap is not None:
@@ -176,6 +204,35 @@ def _qwen3(name: str, d_model: int, heads: int, layers: int, feed_forward: int, 
     return Config(
         name, d_model, heads, 8, 128, layers, 151936, feed_forward, 40960, parameters, "rotary",
         "Qwen 3 technical report, 2025", (name.replace("qwen-3", "qwen3"),), qk_norm=True, rotary=rotary(1e6),
+    )  # fmt: skip
+
+
+def _qwen3_vl(name: str, d_model: int, heads: int, layers: int, feed_forward: int, parameters: int) -> Config:
+    """The text part, which has the sizes of Qwen 3."""
+    turned = multi_axis_rotary((24, 20, 20), 5e6, alternating=True)
+    return Config(
+        name, d_model, heads, 8, 128, layers, 151936, feed_forward, 262144, parameters, "rotary",
+        "Qwen3-VL technical report, 2025", (name.replace("qwen-3", "qwen3"),), qk_norm=True, rotary=turned,
+        note="the text part; positions have three axes: time, height and width",
+    )  # fmt: skip
+
+
+def _phi3(
+    name: str, d_model: int, heads: int, kv_heads: int, head_dim: int, layers: int, feed_forward: int, parameters: int
+) -> Config:
+    return Config(
+        name, d_model, heads, kv_heads, head_dim, layers, 32064, feed_forward, 131072, parameters, "rotary",
+        "Abdin et al. 2024", (name.replace("phi-3", "phi3"),), rotary=rotary(),
+        note="LongRoPE slows down each pair of the rotary by a factor of its own, listed in the checkpoint",
+    )  # fmt: skip
+
+
+def _llama4(name: str, context: int, experts: int, parameters: int, turned: Rotary, norms: Norms | None) -> Config:
+    return Config(
+        name, 5120, 40, 8, 128, 48, 202048, 8192, context, parameters, "rotary", "Llama 4 model card, 2025",
+        (name.replace("llama-4", "llama4"),), window=8192, full_every=4, chunked=True, rotary=temperature(0.1, 8192),
+        local_rotary=turned, local_norms=norms, experts=experts,
+        note="the text part; one expert and a shared one are active for every token",
     )  # fmt: skip
 
 
@@ -249,6 +306,12 @@ _ALL = [
         "Llama 3 70B has the same widths, a context of 8192 and no scaling of the rotary",
     ),
     _llama("llama-3.1-405b", 16384, 128, 128, 126, 53248, 405_853_388_800, 8.0, ("llama3.1-405b", "llama-3-405b")),
+    _llama4(
+        "llama-4-scout", 10485760, 16, 107_769_861_120,
+        rotary(500000.0, interleaved=True, scaling=llama3(16.0, low_freq_factor=1.0, high_freq_factor=1.0)),
+        Norms("unweighted", "unweighted", after=True),
+    ),
+    _llama4("llama-4-maverick", 1048576, 128, 400_711_848_960, rotary(500000.0, interleaved=True), None),
     _mistral("mistral-7b", 32000, 7_241_732_096, 10000.0, 4096, "mistral-7b-v0.1", "mistral"),
     _mistral("mistral-7b-v0.3", 32768, 7_248_023_552, 1e6, None),
     _qwen3("qwen-3-0.6b", 1024, 16, 28, 3072, 596_049_920),
@@ -257,6 +320,12 @@ _ALL = [
     _qwen3("qwen-3-8b", 4096, 32, 36, 12288, 8_190_735_360),
     _qwen3("qwen-3-14b", 5120, 40, 40, 17408, 14_768_307_200),
     _qwen3("qwen-3-32b", 5120, 64, 64, 25600, 32_762_123_264),
+    _qwen3_vl("qwen-3-vl-2b", 2048, 16, 28, 6144, 1_720_574_976),
+    _qwen3_vl("qwen-3-vl-4b", 2560, 32, 36, 9728, 4_022_468_096),
+    _qwen3_vl("qwen-3-vl-8b", 4096, 32, 36, 12288, 8_190_735_360),
+    _qwen3_vl("qwen-3-vl-32b", 5120, 64, 64, 25600, 32_762_123_264),
+    _phi3("phi-3-mini-128k", 3072, 32, 32, 96, 32, 8192, 3_821_079_552),
+    _phi3("phi-3-medium-128k", 5120, 40, 10, 128, 40, 17920, 13_960_238_080),
     _gemma3("gemma-3-1b", 1152, 4, 1, 256, 26, 6912, 999_885_952),
     _gemma3("gemma-3-4b", 2560, 8, 4, 256, 34, 10240, 3_880_263_168),
     _gemma3("gemma-3-12b", 3840, 16, 8, 256, 48, 15360, 11_766_034_176),

@@ -1,6 +1,6 @@
 """Masks, which say which keys a query may see: the class, the kinds, their lowering for backends, and probes.
 
-Imports errors.
+Imports shapes and errors.
 """
 
 from headwise.masks.composite import Composite
@@ -21,8 +21,10 @@ from headwise.masks.kinds import (
     window,
 )
 from headwise.masks.mask import Both, Either, Extent, Grid, Mask
+from headwise.masks.selection import Blocks, blocks
 
 __all__ = [
+    "Blocks",
     "Both",
     "Causal",
     "Composite",
@@ -35,4 +37,4 @@ __all__ = [
     "Prefix",
     "Window",
 ]
-__all__ += ["as_mask", "causal", "chunks", "dense", "documents", "padding", "prefix", "reach_back", "window"]
+__all__ += ["as_mask", "blocks", "causal", "chunks", "dense", "documents", "padding", "prefix", "reach_back", "window"]

@@ -23,16 +23,16 @@ the first keys come from a cache. With T = S this is the usual diagonal.
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.errors import MaskError
 from headwise.masks.composite import as_real_tensor
-from headwise.masks.mask import Both, Extent, Grid, Mask
+from headwise.masks.mask import Both, Coarse, Edges, Extent, Grid, Mask
+from headwise.shapes import brief, whole_number
 
 
 def causal() -> Mask:
@@ -51,7 +51,7 @@ def window(back: int, ahead: int = 0) -> Mask:
     ■■■·
     ·■■■
     """
-    return Window(_count("window(back)", back), _count("window(ahead)", ahead))
+    return Window(count("window(back)", back), count("window(ahead)", ahead))
 
 
 def padding(keep: Tensor | Sequence[int], *, side: str = "right") -> Mask:
@@ -64,9 +64,9 @@ def padding(keep: Tensor | Sequence[int], *, side: str = "right") -> Mask:
     >>> print(padding([3, 5]).draw(1, 5))
     ■■■··
     """
-    if side not in ("right", "left"):
+    if not isinstance(side, str) or side not in ("right", "left"):
         raise MaskError(f'padding(side={side!r}): expected "right" or "left".')
-    keep = _as_tensor("padding", keep)
+    keep = as_tensor("padding", keep)
     if keep.dim() == 2:
         return KeyMask(_as_bool(keep, "padding(mask)"))
     if keep.dim() != 1 or not _is_whole(keep):
@@ -94,15 +94,17 @@ def documents(ids: Tensor | Sequence[int] | None = None, *, lengths: Sequence[in
     if (ids is None) == (lengths is None):
         raise MaskError("documents(): pass exactly one of ids and lengths=.")
     if lengths is not None:
-        counts = _not_negative("documents(lengths=)", _as_tensor("documents(lengths=)", lengths))
+        counts = as_tensor("documents(lengths=)", lengths)
         if counts.dim() != 1 or not _is_whole(counts):
             raise MaskError(
-                f"documents(lengths={_shape(counts)} of {counts.dtype}): expected whole numbers, one per text."
+                f"documents(lengths={_shape(counts)} of {counts.dtype}): expected whole numbers, one per text, such as "
+                f"lengths=[3, 5]."
             )
+        counts = _not_negative("documents(lengths=)", counts)
         if torch.compiler.is_compiling() or counts.is_meta:  # how many tokens there are is not known
             return Packed(counts.cumsum(0))
         ids = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
-    ids = _as_tensor("documents", ids)
+    ids = as_tensor("documents", ids)
     if ids.dim() not in (1, 2) or not _is_whole(ids):
         raise MaskError(f"documents({_shape(ids)} of {ids.dtype}): expected whole numbers of shape (S,) or (B, S).")
     return Documents(ids if ids.dim() == 2 else ids[None])
@@ -110,12 +112,12 @@ def documents(ids: Tensor | Sequence[int] | None = None, *, lengths: Sequence[in
 
 def prefix(n: int | Tensor | Sequence[int]) -> Mask:
     """The first `n` keys, for every query; `n` may differ by sample, (B,). A prefix model is `causal() | prefix(n)`."""
-    if isinstance(n, Tensor | list | tuple):
-        n = _as_tensor("prefix", n)
+    if isinstance(n, list | tuple) or getattr(n, "ndim", 0) == 1:
+        n = as_tensor("prefix", n)
         if n.dim() != 1 or not _is_whole(n):
             raise MaskError(f"prefix({_shape(n)} of {n.dtype}): expected a whole number, or one per sample (B,).")
         return Lengths(_not_negative("prefix", n), "right")
-    return Prefix(_count("prefix", n))
+    return Prefix(count("prefix", n))
 
 
 def chunks(size: int) -> Mask:
@@ -128,14 +130,14 @@ def chunks(size: int) -> Mask:
     ···■·
     ···■■
     """
-    if _count("chunks", size) < 1:
+    if count("chunks", size) < 1:
         raise MaskError(f"chunks({size}): expected a whole number from 1 up.")
-    return Chunks(_count("chunks", size))
+    return Chunks(count("chunks", size))
 
 
 def dense(tensor: Tensor | Sequence[Any]) -> Mask:
     """Any table, a `tensor` of bool or 0/1, (T, S) or (B or 1, H or 1, T or 1, S or 1). True or 1 means may attend."""
-    tensor = _as_bool(_as_tensor("dense", tensor), "mask")
+    tensor = _as_bool(as_tensor("dense", tensor), "mask")
     if tensor.dim() == 3:
         raise MaskError(
             f"a mask of shape {_shape(tensor)} could be (B, T, S) or (H, T, S). Say which: mask[:, None] makes it "
@@ -165,6 +167,10 @@ class Causal(Mask):
     def shows_all(self, start: int, stop: int, lo: int, hi: int, T: int, S: int) -> bool:
         return hi - 1 <= start + S - T
 
+    def coarse(self, edges: Edges) -> Coarse:
+        first, last = edges.first_position[:, None], edges.last_position[:, None]
+        return Coarse(edges.first_key <= last, edges.last_key <= first)
+
     def __repr__(self) -> str:
         return "causal()"
 
@@ -190,6 +196,14 @@ class Window(Mask):
 
     def shows_all(self, start: int, stop: int, lo: int, hi: int, T: int, S: int) -> bool:
         return lo >= stop - 1 + S - T - self.back and hi - 1 <= start + S - T + self.ahead
+
+    def coarse(self, edges: Edges) -> Coarse:
+        most = edges.last_position[:, None] - edges.first_key  # distances in a block, which has all in between
+        least = edges.first_position[:, None] - edges.last_key
+        return Coarse(
+            (least <= self.back) & (most >= -self.ahead),
+            (most <= self.back) & (least >= -self.ahead),
+        )
 
     def __repr__(self) -> str:
         return f"window({self.back}, {self.ahead})" if self.ahead else f"window({self.back})"
@@ -372,17 +386,17 @@ def reach_back(mask: Mask | None) -> int | None:
     >>> reach_back(causal() & window(4)), reach_back(causal())
     (4, None)
     """
-    parts = _conjuncts(mask)
+    parts = conjuncts(mask)
     behind = [part.back for part in parts if type(part) is Window]
     behind += [part.size - 1 for part in parts if type(part) is Chunks]
     ahead = any(type(part) is Causal or (type(part) is Window and part.ahead == 0) for part in parts)
     return min(behind) if behind and ahead else None
 
 
-def _conjuncts(mask: Mask | None) -> list[Mask]:
+def conjuncts(mask: Mask | None) -> list[Mask]:
     """The masks that `&` joins."""
     if type(mask) is Both:
-        return _conjuncts(mask.a) + _conjuncts(mask.b)
+        return conjuncts(mask.a) + conjuncts(mask.b)
     return [] if mask is None else [mask]
 
 
@@ -437,7 +451,7 @@ def _as_bool(mask: Tensor, name: str) -> Tensor:
     )
 
 
-def _as_tensor(name: str, x: object) -> Tensor:
+def as_tensor(name: str, x: object) -> Tensor:
     """`x` as a tensor. An empty list becomes a tensor of integers."""
     if isinstance(x, Tensor):
         return x
@@ -459,11 +473,12 @@ def _not_negative(name: str, counts: Tensor) -> Tensor:
     return counts
 
 
-def _count(name: str, n: object) -> int:
-    """`n` as a whole number from 0 up."""
-    if isinstance(n, bool) or not isinstance(n, SupportsIndex) or operator.index(n) < 0:
-        raise MaskError(f"{name}={n!r}: expected a whole number from 0 up.")
-    return operator.index(n)
+def count(name: str, n: object, least: int = 0) -> int:
+    """`n` as a whole number from `least` up."""
+    found = whole_number(n)
+    if found is None or found < least:
+        raise MaskError(f"{name}={brief(n)}: expected a whole number from {least} up.")
+    return found
 
 
 def _clamp(position: int, S: int) -> int:

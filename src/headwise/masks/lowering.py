@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headwise.masks.kinds import Causal, Window
-from headwise.masks.mask import Both, Grid, Mask
+from headwise.masks.mask import Both, Edges, Grid, Mask
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -108,8 +108,15 @@ def block_mask(mask: Mask, T: int, S: int, *, device: torch.device | str | None 
 
 
 def occupied(mask: Mask, T: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Whether any of each 128×128 block is visible, and whether all of it is, each (B or 1, H or 1, rows, cols)."""
+    """Whether any of each 128×128 block may be visible, and whether all of it is, each (B or 1, H or 1, rows, cols).
+
+    Masks that can tell from afar are asked; others are examined strip by strip.
+    """
     B, H = (1 if size is None else size for size in mask.extent[:2])
+    known = mask.coarse(Edges.of(BLOCK, T, S, device))
+    if known is not None:
+        sizes = (B, H, -(-T // BLOCK), -(-S // BLOCK))
+        return known.some.expand(sizes), known.every.expand(sizes)
     strip = max(1, STRIP_BYTES // (B * H * S * BLOCK)) * BLOCK
     some: list[Tensor] = []
     every: list[Tensor] = []

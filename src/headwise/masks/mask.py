@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headwise.errors import DeviceError, MaskError
 from headwise.masks.composite import Composite
+from headwise.shapes import brief, whole_number
 
 
 class Grid(NamedTuple):
@@ -50,6 +51,34 @@ class Extent(NamedTuple):
     keys: int | None = None
 
 
+class Edges(NamedTuple):
+    """The blocks into which queries and keys are cut: the positions of each one's first and last, ends included."""
+
+    first_position: Tensor  # (rows,), of queries, among the keys
+    last_position: Tensor
+    first_key: Tensor  # (cols,)
+    last_key: Tensor
+    T: int
+    S: int
+
+    @classmethod
+    def of(cls, edge: int, T: int, S: int, device: torch.device | str | None = None) -> "Edges":
+        """Blocks of `edge` queries and keys; the last ones may be shorter."""
+        rows, cols = torch.arange(0, T, edge, device=device), torch.arange(0, S, edge, device=device)
+        last_row, last_col = (rows + edge).clamp(max=T) - 1, (cols + edge).clamp(max=S) - 1
+        return cls(rows + (S - T), last_row + (S - T), cols, last_col, T, S)
+
+
+class Coarse(NamedTuple):
+    """A mask seen from afar: whether some of each block may be visible, and whether all of it is certain to be.
+
+    Each broadcasts to (B or 1, H or 1, rows, cols).
+    """
+
+    some: Tensor
+    every: Tensor
+
+
 NOUNS = ("samples", "heads", "queries", "keys")
 
 
@@ -70,6 +99,11 @@ class Mask(Composite, abc.ABC):
     def extent(self) -> Extent:
         """The sizes this mask requires. A mask that differs by sample or head must say how many there are."""
         return Extent()
+
+    @property
+    def fits_all(self) -> bool:
+        """Whether the mask fits scores of any size."""
+        return self.extent == Extent()
 
     @property
     def banded(self) -> bool:
@@ -98,6 +132,14 @@ class Mask(Composite, abc.ABC):
         """Whether the mask depends only on the sample and the key: all queries and heads see the same keys."""
         return False
 
+    def coarse(self, edges: Edges) -> Coarse | None:
+        """Which blocks, cut at `edges`, may be visible, without looking at pairs; None if the mask cannot tell."""
+        return None
+
+    def of_heads(self, first: int, count: int) -> "Mask":
+        """This mask, which differs by head, for `count` of its heads, starting at `first`."""
+        return OfHeads(self, first, count)
+
     # What every mask can do.
 
     def tile(self, rows: slice, cols: slice, T: int, S: int, *, device: torch.device | str | None = None) -> Tensor:
@@ -124,7 +166,19 @@ class Mask(Composite, abc.ABC):
 
     def to_tensor(self, T: int, S: int | None = None, *, device: torch.device | str | None = None) -> Tensor:
         """The whole mask as a bool tensor (B or 1, H or 1, T, S). It has T·S entries, so use it for small sizes."""
+        if not torch.compiler.is_compiling():
+            T, S = self._checked_lengths(T, S)
         return self.tile(slice(None), slice(None), T, T if S is None else S, device=device)
+
+    def _checked_lengths(self, T: object, S: object) -> tuple[int, int]:
+        """T and S, which is T if it is None; an error unless they are lengths that this mask can have."""
+        found = {"queries": whole_number(T), "keys": whole_number(T if S is None else S)}
+        for (name, length), given, made in zip(found.items(), (T, S), self.extent[2:], strict=True):
+            if length is None or length < 0:
+                raise MaskError(f"mask {self!r} for {brief(given)} {name}: expected a whole number from 0 up.")
+            if made is not None and made != length:
+                raise MaskError(f"mask {self!r} is made for {made} {name}, and {length} are asked for.")
+        return found["queries"] or 0, found["keys"] or 0
 
     def check(self, B: int, H: int, T: int, S: int, device: torch.device) -> None:
         """Raise unless this mask fits scores of shape (B, H, T, S) on `device`."""
@@ -147,7 +201,7 @@ class Mask(Composite, abc.ABC):
 
         `sample` and `head` choose which one to draw where they differ.
         """
-        S = T if S is None else S
+        T, S = self._checked_lengths(T, S)
         block = max(1, -(-max(T, S) // width))
         lines = []
         for start in range(0, T, block):
@@ -196,6 +250,15 @@ class Combination(Mask):
             sizes.append(x if x is not None else y)
         return Extent(*sizes)
 
+    def check(self, B: int, H: int, T: int, S: int, device: torch.device) -> None:
+        super().check(B, H, T, S, device)
+        for mask in (self.a, self.b):
+            mask.check(B, H, T, S, device)
+
+    @property
+    def fits_all(self) -> bool:
+        return self.a.fits_all and self.b.fits_all
+
     @property
     def banded(self) -> bool:
         return self.a.banded and self.b.banded
@@ -226,6 +289,13 @@ class Both(Combination):
     def shows_all(self, start: int, stop: int, lo: int, hi: int, T: int, S: int) -> bool:
         return all(mask.shows_all(start, stop, lo, hi, T, S) for mask in (self.a, self.b))
 
+    def coarse(self, edges: Edges) -> Coarse | None:
+        a, b = self.a.coarse(edges), self.b.coarse(edges)
+        return None if a is None or b is None else Coarse(a.some & b.some, a.every & b.every)
+
+    def of_heads(self, first: int, count: int) -> Mask:
+        return of_heads(self.a, first, count) & of_heads(self.b, first, count)
+
     def __repr__(self) -> str:
         return f"{_inner(self.a)} & {_inner(self.b)}"
 
@@ -250,6 +320,10 @@ class Either(Combination):
     def shows_all(self, start: int, stop: int, lo: int, hi: int, T: int, S: int) -> bool:
         return any(mask.shows_all(start, stop, lo, hi, T, S) for mask in (self.a, self.b))
 
+    def coarse(self, edges: Edges) -> Coarse | None:
+        a, b = self.a.coarse(edges), self.b.coarse(edges)
+        return None if a is None or b is None else Coarse(a.some | b.some, a.every | b.every)
+
     def __repr__(self) -> str:
         return f"{_inner(self.a)} | {_inner(self.b)}"
 
@@ -263,6 +337,13 @@ class Not(Mask):
     def visible(self, grid: Grid) -> Tensor:
         return ~self.a.visible(grid)
 
+    def check(self, B: int, H: int, T: int, S: int, device: torch.device) -> None:
+        self.a.check(B, H, T, S, device)
+
+    @property
+    def fits_all(self) -> bool:
+        return self.a.fits_all
+
     @property
     def extent(self) -> Extent:
         return self.a.extent
@@ -274,6 +355,10 @@ class Not(Mask):
     @property
     def by_key(self) -> bool:
         return self.a.by_key
+
+    def coarse(self, edges: Edges) -> Coarse | None:
+        found = self.a.coarse(edges)
+        return None if found is None else Coarse(~found.every, ~found.some)
 
     def __repr__(self) -> str:
         return f"~{_inner(self.a)}"
@@ -373,13 +458,15 @@ class OfHeads(Mask):
 
 def of_heads(mask: Mask, first: int, count: int) -> Mask:
     """`mask` for `count` of its heads, starting at `first`. A mask that is the same for all heads stays as it is."""
-    return mask if mask.extent.heads is None else OfHeads(mask, first, count)
+    return mask if mask.extent.heads is None else mask.of_heads(first, count)
 
 
 def _indices(piece: slice, size: int, device: torch.device | str | None) -> Tensor:
     """`range(size)[piece]` as a tensor."""
-    if piece == slice(None):  # `slice.indices` would turn a symbolic size into a number
+    if isinstance(piece, slice) and piece == slice(None):  # `slice.indices` would turn a symbolic size into a number
         return torch.arange(size, device=device)
+    if not isinstance(piece, slice):
+        raise MaskError(f"tile {brief(piece)}: expected a slice of rows or columns, such as slice(0, 128).")
     start, stop, step = piece.indices(size)
     if step < 0:
         raise MaskError(f"tile {piece}: rows and columns run forwards; expected a positive step.")

@@ -19,9 +19,7 @@ and `~` like all masks.
 """
 
 import dataclasses
-import operator
 from collections.abc import Sequence
-from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -30,6 +28,7 @@ from headwise.errors import MaskError
 from headwise.masks.composite import as_real_tensor
 from headwise.masks.kinds import dense, prefix, window
 from headwise.masks.mask import Extent, Grid, Mask
+from headwise.shapes import brief, whole_number
 
 NO_TOKEN = torch.iinfo(torch.int64).min
 
@@ -41,9 +40,10 @@ def previous_token() -> Mask:
 
 def offset(n: int) -> Mask:
     """The key `n` positions before the query; 0 is the query's own position, -1 the one after it."""
-    if isinstance(n, bool) or not isinstance(n, SupportsIndex):
-        raise MaskError(f"offset({n!r}): expected a whole number; 1 is the previous token, -1 the next.")
-    return Offset(operator.index(n))
+    found = whole_number(n)
+    if found is None:
+        raise MaskError(f"offset({brief(n)}): expected a whole number; 1 is the previous token, -1 the next.")
+    return Offset(found)
 
 
 def sink(n: int = 1) -> Mask:
@@ -62,7 +62,7 @@ def same_token(ids: Tensor | Sequence[int]) -> Mask:
     Args:
         ids: the token of every key position, (S,) or (B, S).
     """
-    tokens = _tokens("same_token", ids)
+    tokens = token_ids("same_token", ids)
     return Match(tokens, tokens, 1, "same_token")
 
 
@@ -72,7 +72,7 @@ def induction(ids: Tensor | Sequence[int]) -> Mask:
     Args:
         ids: the token of every key position, (S,) or (B, S).
     """
-    tokens = _tokens("induction", ids)
+    tokens = token_ids("induction", ids)
     before = torch.cat([torch.full_like(tokens[:, :1], NO_TOKEN), tokens[:, :-1]], 1)
     return Match(tokens, before, 0, "induction")
 
@@ -84,11 +84,13 @@ def token_is(ids: Tensor | Sequence[int], which: int | Sequence[int] | Tensor) -
         ids: the token of every key position, (S,) or (B, S).
         which: one token id or several.
     """
-    tokens = _tokens("token_is", ids)
+    tokens = token_ids("token_is", ids)
     try:
         wanted = torch.as_tensor(which, device=tokens.device).flatten()
     except (TypeError, ValueError, RuntimeError) as error:
         raise MaskError(f"token_is(which={which!r}): expected a token id or several.") from error
+    if wanted.numel() and (wanted.is_floating_point() or wanted.is_complex() or wanted.dtype == torch.bool):
+        raise MaskError(f"token_is(which of {wanted.dtype}): expected a token id or several, whole numbers.")
     return dense(torch.isin(tokens, wanted)[:, None, None, :])
 
 
@@ -137,7 +139,7 @@ class Match(Mask):
         return f"{self.name}(ids of shape {tuple(self.asked.shape)})"
 
 
-def _tokens(name: str, ids: Tensor | Sequence[int]) -> Tensor:
+def token_ids(name: str, ids: Tensor | Sequence[int]) -> Tensor:
     """Token ids as int64, (B or 1, S)."""
     try:
         tokens = as_real_tensor(ids)

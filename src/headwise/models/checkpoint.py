@@ -72,9 +72,9 @@ class TensorNames:
 def find_sites(names: TensorNames, order: str | None, notes: object) -> dict[str, Site]:
     """All attention layers, in the order of the file; the first layout in the table that fits is taken."""
     found = _lists_of_heads(names)
-    heads = [site for site in found.values() if isinstance(site.layout, HeadList)]
+    heads = [(site.prefix, site.layout) for site in found.values() if isinstance(site.layout, HeadList)]
     for name in names.sketches:
-        if any(name.startswith(site.prefix) and site.layout.owns(name[len(site.prefix) :]) for site in heads):
+        if any(name.startswith(prefix) and layout.owns(name[len(prefix) :]) for prefix, layout in heads):
             continue
         for layout in LAYOUTS:
             prefix = name[: -len(layout.anchor)]
@@ -165,7 +165,7 @@ class AttentionLayer(NamedTuple):
     @property
     def head_dim(self) -> int | None:
         """The head dimension of queries and keys, if known."""
-        if self._projections is not None:
+        if self._projections is not None and self._projections.head_dim is not None:
             return self._projections.head_dim
         width = self.options.get("d_model")
         return None if self.num_heads is None or width is None else width // self.num_heads

@@ -361,7 +361,11 @@ def deepseek(config: Config, place: LayerPlace, *, interleaved: bool | None = No
     everywhere = rope.get("mscale_all_dim") if rope["rope_type"] != "default" else None
     scale = (own + turned_dim) ** -0.5 * _growth(rope["factor"], everywhere) ** 2 if everywhere else None
     pairs = bool(config.get("rope_interleave", True)) if interleaved is None else interleaved
-    position = rotary(rope["rope_theta"], interleaved=pairs, scaling=_scaling(rope, config)) if turned else None
+    position: PositionalEncoding | None = None
+    if turned:
+        position = rotary(rope["rope_theta"], interleaved=pairs, scaling=_scaling(rope, config))
+        if beta := rope.get("llama_4_scaling_beta"):
+            position = position + temperature(beta, int(rope["original_max_position_embeddings"]), first=0)
     return {
         "causal": True,
         "num_kv_heads": None,
@@ -485,7 +489,7 @@ FAMILIES: dict[str, Callable[[Config, LayerPlace], Options]] = {
     "olmo2": functools.partial(llama, norm="width"),
     "gemma3_text": functools.partial(llama, norm="zero-centred"),
     "cohere": functools.partial(llama, interleaved=True),
-    **dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "youtu", "axk1"), deepseek),
+    **dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "youtu", "axk1", "mistral4"), deepseek),
     **dict.fromkeys(("deepseek_v2", "longcat_flash"), functools.partial(deepseek, interleaved=True)),
     "minicpm3": functools.partial(deepseek, interleaved=False),
     "kimi_linear": functools.partial(deepseek, turned=False),

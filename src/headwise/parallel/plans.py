@@ -115,6 +115,11 @@ def _check(name: str, layer: MultiHeadAttention, ranks: int) -> None:
     what = f"tensor_parallel: layer {name!r}" if name else "tensor_parallel: this layer"
     if layer._spread is not None and layer._spread.heads is not None:
         raise OptionError(f"{what} is already divided over ranks.")
+    if not layer._projections.cut_by_heads:
+        raise OptionError(
+            f"{what} has projections={layer._projections!r}, whose maps cannot be cut by heads alone. Use "
+            f"context_parallel or fully_shard for it."
+        )
     if layer.num_kv_heads % ranks:
         cure = (
             f"Use a mesh of {layer.num_kv_heads} ranks, or a divisor of it, and the other ranks for data or "

@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex
 import torch
 from torch import Tensor
 
-from headwise.errors import MapIndexError, MapSizeError
+from headwise.errors import MapIndexError, MapSizeError, OptionError
 from headwise.weights.source import Axis
 
 AXES = ("sample", "head", "query", "key")
@@ -102,7 +102,10 @@ def _from_slice(item: slice, size: int, name: str) -> range:
 def _from_list(item: Any, size: int, name: str) -> Tensor | None:
     if torch.compiler.is_compiling():
         return _from_traced_list(item, size, name)
-    tensor = torch.as_tensor(item)
+    try:
+        tensor = torch.as_tensor(item)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise MapIndexError(f"{name} index {item!r}: expected whole numbers or bool. {error}.") from error
     if tensor.dim() != 1:
         return None
     if tensor.dtype in (torch.bool, torch.uint8):  # torch still reads uint8 as a mask
@@ -147,6 +150,8 @@ def _plural(name: str) -> str:
 
 def check_bytes(numbers: int, dtype: torch.dtype, limit: int, what: str) -> None:
     """Raise if this many numbers for `what` take more than `limit` bytes."""
+    if isinstance(limit, bool) or not isinstance(limit, int | float):
+        raise OptionError(f"{what} with limit={limit!r}: expected a number of bytes.")
     size = numbers * torch.finfo(dtype).bits // 8
     if size > limit:
         raise MapSizeError(

@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -93,6 +94,8 @@ class AttentionMap(TensorLike):
         if scoring is None:  # made by hand; callers that pass a scoring have checked the shapes
             scoring = Scoring()
             shapes.check_heads(query, key, key)
+        elif not isinstance(scoring, Scoring):
+            raise OptionError(f"scoring={shapes.brief(scoring)}: expected a headwise.Scoring.")
         self._query, self._key, self._lse, self._frame, self._shards = query, key, log_sum_exp, frame, shards
         self._scoring = scoring
         self._cache: tuple[Cache, int] | None = None
@@ -279,7 +282,7 @@ class AttentionMap(TensorLike):
         if masses is not None and not isinstance(masses, Mapping):
             raise OptionError(f"masses={type(masses).__name__}: expected probes by name, such as {{'sink': sink(4)}}.")
         wanted = {"entropy": entropy, "peak": peak, "distance": distance, "histogram": histogram, "received": received}
-        asked = {name: PLAIN[name]() for name, flag in wanted.items() if flag}
+        asked = {name: PLAIN[name]() for name, flag in wanted.items() if shapes.check_truth(name, flag)}
         for name, size in (("pooled", pooled), ("pooled_peak", pooled_peak)):
             if size is not None:
                 asked[name] = self._pooled_reading(name, size)
@@ -485,6 +488,8 @@ class AttentionMap(TensorLike):
     def save(self, path: str | Path) -> None:
         """Write the map to a safetensors file; see `AttentionMap.load`."""
         streaming.check_not_compiling("save()")
+        if not isinstance(path, str | os.PathLike):
+            raise OptionError(f"save({type(path).__name__}): expected the path of a file, such as 'map.safetensors'.")
         safetensors = need("safetensors.torch", "save", "saved maps")
         weights = self.detach()
         weights._with_keys("save()")

@@ -1,13 +1,13 @@
 """The results of statistics: of one, and of several in a `Panel`."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from headwise.errors import MaskError
+from headwise.errors import MaskError, OptionError
 from headwise.masks import Mask
 from headwise.masks.mask import placed
 from headwise.shapes import check_size
@@ -110,7 +110,10 @@ def octave_edges(octaves: int) -> Tensor:
 
 def checked_size(name: str, size: Size, T: int, S: int) -> tuple[int, int]:
     """Rows and columns of a picture, at most one per query and key."""
-    rows, cols = (size, size) if isinstance(size, int) or len(size) != 2 else size
+    both = (size, size) if not isinstance(size, Sequence | Tensor) or getattr(size, "shape", None) == () else size
+    if len(both) != 2:
+        raise OptionError(f"{name}={size!r}: expected rows and columns of a picture, or one number for both.")
+    rows, cols = both
     return min(check_size(f"{name} rows", rows), max(T, 1)), min(check_size(f"{name} columns", cols), max(S, 1))
 
 

@@ -60,7 +60,8 @@ class Score(Composite):
     @property
     def called(self) -> ScoreFunction:
         """The user's function."""
-        return self.function.function if isinstance(self.function, Callee) else self.function  # type: ignore[no-any-return]
+        found: ScoreFunction = self.function.function if isinstance(self.function, Callee) else self.function
+        return found
 
     @property
     def name(self) -> str:
@@ -95,7 +96,8 @@ class Score(Composite):
         """
         if self.held is not None or 0 in sizes or torch.compiler.is_compiling():
             return self
-        own = {id(x) for x in self.called.tensors()} if isinstance(self.called, Composite) else set()
+        function: Any = self.function
+        own = {id(x) for x in function.tensors()} if isinstance(function, Composite) else set[int]()
         found = tuple(x for x in self._tried(sizes, device, dtype) if id(x) not in own)
         return Score(self.called, found, self.first_head, self.first_key)
 
@@ -123,7 +125,8 @@ class Score(Composite):
         written += ["a tensor of its own"] if reads.changed() else []
         if written:
             raise OptionError(f"score={self.name} writes to {written[0]} in place. Return a new tensor instead.")
-        return reads.outside
+        outside: list[Tensor] = reads.outside  # torch's modes are not typed
+        return outside
 
     def _check_arity(self) -> None:
         try:

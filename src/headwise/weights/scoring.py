@@ -159,7 +159,10 @@ def alibi(num_heads: int | None = None, *, slopes: Tensor | Sequence[float] | No
         raise OptionError("alibi(): pass exactly one of num_heads and slopes=.")
     if slopes is None:
         return Slopes(as_real_tensor(_published(check_size("num_heads", num_heads))))
-    table = as_real_tensor(slopes, torch.get_default_dtype())
+    try:
+        table = as_real_tensor(slopes, torch.get_default_dtype())
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise OptionError(f"alibi(slopes={slopes!r}): expected one float per head, (H,).") from error
     if table.dim() != 1 or not table.is_floating_point():
         raise ShapeError(f"slopes of shape {tuple(table.shape)} and {table.dtype}; expected one float per head, (H,).")
     return Slopes(table)
@@ -369,7 +372,7 @@ class Scoring(Composite):
         return bias if visible is None else torch.where(visible, bias, -math.inf)
 
     def whole_bias(self, query: Tensor, S: int) -> Tensor | None:
-        """Everything that is added to the scores, as one tensor in the dtype in which they are computed."""
+        """Everything that is added to the scores of `query` and S keys, as one tensor in the dtype of scores."""
         precise = self.precision(query.dtype)
         if self.relative is None:
             return None if self.bias is None else _rounded(self.bias, query.dtype).to(precise)

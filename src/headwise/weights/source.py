@@ -113,7 +113,11 @@ class Source:
     def whole(cls, query: Tensor, key: Tensor, scoring: Scoring, log_sum_exp: Tensor | None = None) -> "Source":
         """A source that is not a part of anything larger."""
         B, H, T, _ = query.shape
-        return cls(query, key, scoring, Frame(range(B), range(H), range(T), B, H, T, key.shape[2]), log_sum_exp)
+        sizes = (B, H, T, key.shape[2])
+        if torch.compiler.is_compiling():  # a range would fix the length into the graph
+            batch, head, row = (torch.arange(size, device=query.device) for size in (B, H, T))
+            return cls(query, key, scoring, Frame(batch, head, row, *sizes), log_sum_exp)
+        return cls(query, key, scoring, Frame(range(B), range(H), range(T), *sizes), log_sum_exp)
 
     def narrowed(self, batch: Axis, heads: Axis, rows: Axis) -> "Source":
         """The source with only these samples, heads and queries. Ranges give views, tensors give copies.

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from headwise.masks import Mask
-from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_is
+from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_ids, token_is
 from headwise.weights import display
 from headwise.weights.panel import checked_probe
 from headwise.weights.source import Source
@@ -155,7 +155,7 @@ def rows_of(
     """The row statistics a summary is computed from: of the map, and with the first token excluded."""
     probes = {"previous": previous_token(), "self": offset(0), "next": offset(-1), "local": local(NEAR)}
     if ids is not None:
-        ids = torch.as_tensor(ids, device=weights.device)
+        ids = token_ids("summary", ids).to(weights.device)
         probes |= {"induction": induction(ids), "same_token": same_token(ids)}
         if delimiters is not None:
             probes["delimiter"] = token_is(ids, delimiters)

@@ -21,7 +21,7 @@ from headwise import CheckpointError, HeadwiseError, OptionError
 from headwise.cli import main
 from headwise.models.text_model import TextModel, TokenCodec
 from headwise.study.survey import disk, documents
-from headwise.study.survey.corpus import open_corpus
+from headwise.study.survey.corpus import Corpus, open_corpus
 from headwise.study.survey.documents import LongText
 from headwise.study.survey.job import SurveyJob, evaluating, journal_folder
 from headwise.study.survey.result import Survey
@@ -128,7 +128,7 @@ def test_a_lost_unit_leaves_the_others_as_they_are(counting, tmp_path, monkeypat
 def test_files_that_vanish_while_it_runs_are_named(counting, tmp_path, monkeypatch, kind, fault):
     corpus = write_corpus(tmp_path / "corpus", kind)
     whole = survey(counting, corpus, None)
-    seal = headwise.study.survey.corpus.Corpus.seal
+    seal = Corpus.seal
 
     def vanish(self):
         seal(self)
@@ -136,7 +136,7 @@ def test_files_that_vanish_while_it_runs_are_named(counting, tmp_path, monkeypat
             if fault == "removed":
                 path.unlink()
 
-    monkeypatch.setattr("headwise.study.survey.corpus.Corpus.seal", vanish)
+    monkeypatch.setattr(Corpus, "seal", vanish)
     faults = Faults(corpus, ("open",), only="nothing")
     if fault == "unreadable":
         with Faults(corpus, ("open",)) as calls:
@@ -292,15 +292,29 @@ def test_a_changed_digit_in_a_journal_or_a_result_is_noticed(counting, tmp_path)
         Survey.load(out)
 
 
-def test_a_strict_survey_ends_at_the_first_loss_and_goes_on_when_it_is_repaired(counting, tmp_path):
+def test_a_strict_survey_ends_at_the_first_loss_and_goes_on_when_it_is_repaired(counting, tmp_path, monkeypatch):
     corpus, out = write_corpus(tmp_path / "corpus", "txt"), tmp_path / "out.json"
     survey(counting, corpus, tmp_path / "whole.json")
-    shutil.move(corpus / "2.txt", tmp_path / "2.txt")
-    (corpus / "2.txt").symlink_to(tmp_path / "gone")
-    strict = SurveyJob.of(counting, [corpus], context=CONTEXT, batch=BATCH, strict=True)
-    with pytest.raises(OptionError, match=r"2\.txt: a link to .*gone, which does not exist\. Without --strict"):
-        strict.run(out, every=0)
+    seal = Corpus.seal
+
+    def vanish(self):
+        seal(self)
+        shutil.move(corpus / "2.txt", tmp_path / "2.txt")
+
+    def strict(**options):
+        job = SurveyJob.of(counting, [corpus], context=CONTEXT, batch=BATCH, strict=True)
+        return job.run(out, every=1000, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Corpus, "seal", vanish)
+        with pytest.raises(
+            OptionError, match=r"2\.txt: .*No such file or directory\. Without --strict, the survey skips"
+        ):
+            strict()
     assert not out.exists()
+    shutil.move(tmp_path / "2.txt", corpus / "2.txt")
+    strict(resume=True)
+    assert out.read_bytes() == (tmp_path / "whole.json").read_bytes()
 
 
 def test_the_command_fails_when_something_is_skipped_unless_that_is_allowed(tmp_path, capsys):

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ import torch.distributed
 
 from headwise import OptionError
 from headwise.cli import main
+from headwise.study.survey import job
 from headwise.study.survey.job import TorchrunProcesses, journal_folder, shared_word
 from survey_words import sentence
 
@@ -138,3 +140,17 @@ def test_what_the_first_process_refuses_ends_the_others_without_a_word():
             return type(error).__name__, str(error)
 
     assert together([go] * 3) == [("OptionError", "no"), ("SystemExit", "2"), ("SystemExit", "2")]
+
+
+def test_a_stopped_process_is_reported_after_a_while_and_a_slow_one_is_waited_for(monkeypatch):
+    monkeypatch.setattr(job, "QUIET", 0.6)
+    monkeypatch.setattr(job, "BEAT", 0.05)
+    store = torch.distributed.HashStore()
+    first, second = job.TorchrunProcesses(store, 0, 2), job.TorchrunProcesses(store, 1, 2)
+    threading.Timer(1.5, second.finish, [lambda: None]).start()
+    assert first.finish(lambda: None)
+    monkeypatch.setattr(job.TorchrunProcesses, "_beat", lambda self: None)  # as SIGSTOP does
+    job.TorchrunProcesses(torch.distributed.PrefixStore("another", store), 1, 2)
+    first = job.TorchrunProcesses(torch.distributed.PrefixStore("another", store), 0, 2)
+    with pytest.raises(OptionError, match="process 1 of 2 has shown no sign of life for [0-9] s: it was stopped"):
+        first.finish(lambda: None)

@@ -9,13 +9,15 @@ from headwise.attention.backends.blocks import QueryBlocks
 from headwise.attention.backends.dense import RowByRow, Whole
 from headwise.attention.backends.flex import FlexKernel
 from headwise.attention.backends.sdpa import Ordinary, Sdpa
+from headwise.attention.backends.selected import SelectedBlocks
 from headwise.attention.backends.shared import SharedKeys
 from headwise.attention.backends.triangles import Triangles
 from headwise.attention.backends.widened import SHORTEST, Widened
 
-BLOCKS, ORDINARY, SDPA, SHARED = QueryBlocks(), Ordinary(), Sdpa(), SharedKeys()
-WIDENED = Widened([BLOCKS, SDPA, SHARED])
-BACKENDS: tuple[Backend, ...] = (WIDENED, BLOCKS, Triangles(), FlexKernel(), SDPA, SHARED, RowByRow(), Whole())
+BLOCKS, ORDINARY, SDPA, SELECTED, SHARED = QueryBlocks(), Ordinary(), Sdpa(), SelectedBlocks(), SharedKeys()
+WIDENED = Widened([SELECTED, BLOCKS, SDPA, SHARED])
+ON_CPU: tuple[Backend, ...] = (WIDENED, SELECTED, BLOCKS)
+BACKENDS: tuple[Backend, ...] = (*ON_CPU, Triangles(), FlexKernel(), SDPA, SHARED, RowByRow(), Whole())
 
 
 def choose(call: Call) -> Backend:

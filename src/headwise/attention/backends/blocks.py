@@ -128,7 +128,7 @@ def choose_rule(call: Call) -> Rule | str:
 
 def may_round() -> bool:
     """Whether torch's switch allows attention to round scores to half precision, which is faster; not by default."""
-    return torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    return bool(torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed())
 
 
 def what_hides(mask: Mask | None, bias: Tensor | None, T: int, S: int) -> str:

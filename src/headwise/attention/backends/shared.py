@@ -6,6 +6,7 @@ heads. Here the query heads of a group become rows of one matrix, so keys are re
 """
 
 import math
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ def read_rows(call: Call, rows: slice, cols: slice) -> Tensor:
     """What the queries `rows` read from the keys `cols`, (B, H, t, Dv)."""
     query, key, value = call.query[:, :, rows], call.key[:, :, cols], call.value[:, :, cols]
     (B, H, t, D), (Hkv, s) = query.shape, key.shape[1:3]
-    with full_precision(query):
+    with full_precision(query) if torch.is_autocast_enabled(query.device.type) else nullcontext():
         scores = _scores(query.reshape(B * Hkv, -1, D), key.reshape(B * Hkv, s, D), call.scoring.scale_for(D))
         bias = call.scoring.additive(call.query, call.key.shape[2], rows, cols)
         weights = _softmax(scores.view(B, H, t, s), bias)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.attention.backends.base import Backend, Call
+from headwise.attention.backends.base import BEYOND_SDPA, Backend, Call
 from headwise.attention.backends.blocks import Rule, choose_rule
 from headwise.attention.backends.sdpa import HALF
 from headwise.weights.scoring import narrow
@@ -41,7 +41,7 @@ class Widened(Backend):
         if query.dtype not in HALF or not query.is_cpu:
             return "it is for 16 bit on the CPU"
         if call.scoring.beyond_sdpa:
-            return "torch's fused attention supports neither soft-cap nor sinks nor relative positions"
+            return BEYOND_SDPA
         if torch.compiler.is_compiling():  # a graph must not look at the length, which would fix it
             if torch.compiler.is_exporting():
                 return "an exported graph may run elsewhere"

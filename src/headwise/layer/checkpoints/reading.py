@@ -106,6 +106,8 @@ def read(
             f"a {type(state_dict).__name__} is given; expected a state dict, names to tensors, as "
             f"module.state_dict() returns."
         )
+    if not isinstance(prefix, str):
+        raise CheckpointError(f"prefix={prefix!r}: expected text, such as 'layers.0.attention.'; '' for none.")
     num_heads = None if num_heads is None else check_size("num_heads", num_heads)
     num_kv_heads = None if num_kv_heads is None else check_size("num_kv_heads", num_kv_heads)
     names = {name[len(prefix) :]: tensor for name, tensor in state_dict.items() if name.startswith(prefix)}
@@ -157,7 +159,7 @@ def take(layout: Layout, names: State, num_heads: int | None, num_kv_heads: int 
     used = {name for rule in rules for name in rule.theirs}
     names = {name: tensor for name, tensor in names.items() if not name.startswith(layout.unused)}
     learned = [name for name in names if name not in used and (name == "sinks" or name.startswith(LEARNED))]
-    used |= {*learned, layout.mask}
+    used |= {*learned}
     masks = {
         name: x for name, x in names.items() if name == layout.mask or (name not in used and _may_be_mask(name, x))
     }
@@ -378,7 +380,8 @@ def _kv_rows(layout: Layout, names: Shapes, heads: int) -> int:
 
 def _unknown(names: State, prefix: str) -> str:
     """The message if no layout matches."""
-    known = "\n".join(f"  {layout.title}: {layout.example}" for layout in (HeadList, *LAYOUTS))
+    rows = [(HeadList.title, HeadList.example), *((layout.title, layout.example) for layout in LAYOUTS)]
+    known = "\n".join(f"  {title}: {example}" for title, example in rows)
     where = f" under the prefix {prefix!r}" if prefix else ""
     shown = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in list(names.items())[:SHOWN])
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

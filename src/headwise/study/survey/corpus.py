@@ -97,7 +97,7 @@ class Corpus:
         digest = hashlib.sha256()
         for inside, path in named.files.items():
             digest.update(f"{inside}\0{self.state[path]}\0".encode("utf-8", "surrogateescape"))
-        return CorpusEntry(named.name, named.count, named.size, digest.hexdigest()[:16])
+        return CorpusEntry(named.name, named.total, named.size, digest.hexdigest()[:16])
 
 
 class NamedFiles(NamedTuple):
@@ -105,7 +105,7 @@ class NamedFiles(NamedTuple):
 
     name: str
     files: dict[str, str]  # how each is called inside the folder, and its real path
-    count: int
+    total: int
     size: int
 
 
@@ -124,7 +124,7 @@ def open_corpus(paths: Iterable[str | Path], step: int, column: str) -> Corpus:
         for found in _found(path):
             real = str(found.path.resolve() if found.problem is None else found.path.absolute())
             entry.files[found.path.relative_to(path).as_posix() if found.path != path else path.name] = real
-            entry = entry._replace(count=entry.count + (found.problem is None), size=entry.size + found.size)
+            entry = entry._replace(total=entry.total + (found.problem is None), size=entry.size + found.size)
             if real not in sources:  # else named twice, or both itself and its folder
                 sources[real] = _source(found, step, column)
         named.append(entry)

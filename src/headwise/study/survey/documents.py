@@ -565,6 +565,8 @@ class RowReader:
 
     def __init__(self, file: Any, column: str) -> None:
         self.file, self.column = file, column
+        self.rest: Any = ()  # of the last batch read
+        self.batches: Iterator[Any] = iter(())
         self._begin(-1, 0)
 
     def take(self, part: RowRange) -> list[Any]:
@@ -585,9 +587,8 @@ class RowReader:
         return found
 
     def _begin(self, group: int, size: int) -> None:
-        self.group, self.at = group, 0
-        self.rest: Any = ()  # of the last batch read
-        self.batches: Iterator[Any] = iter(())
+        self.group, self.at, self.rest = group, 0, ()
+        self.batches = iter(())
         if group >= 0:
             self.batches = self.file.iter_batches(size, row_groups=[group], columns=[self.column], use_threads=False)
 

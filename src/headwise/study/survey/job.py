@@ -8,6 +8,7 @@ document does not delay the others.
 import dataclasses
 import os
 import secrets
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -41,6 +42,8 @@ CONTEXT = 1024  # tokens of a window by default, if the model can read that many
 BYTES_PER_TOKEN = 4  # roughly; a unit then holds about as much text as one batch of full windows
 OFTEN, SELDOM = 0.5, 10.0  # seconds between two progress lines, on a terminal and in a log
 POLL = 0.1  # seconds between two reads of the store
+BEAT = 2.0  # seconds between two signs of life of a process
+QUIET = 60.0  # seconds without one, after which a process counts as stopped
 DONE = object()  # what the first process answers if the survey is finished already
 
 
@@ -79,6 +82,15 @@ class TorchrunProcesses(Processes):
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self.store, self.rank, self.size = store, rank, size
+        if rank:
+            threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        """Show that this process runs: one that is stopped, or whose machine is gone, shows nothing."""
+        with suppress(RuntimeError):  # the store is closed when the first process ends
+            while True:
+                self.store.add(f"alive {self.rank}", 1)
+                time.sleep(BEAT)
 
     def count(self, name: str, amount: int) -> int:
         return int(self.store.add(name, amount))
@@ -103,13 +115,23 @@ class TorchrunProcesses(Processes):
             self.store.set(f"done {self.rank}", "yes")
             return False
         for rank in range(1, self.size):  # if one dies, torchrun stops every process
-            self._wait(f"done {rank}", meanwhile)
+            self._wait(f"done {rank}", meanwhile, rank)
         return True
 
-    def _wait(self, key: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def _wait(self, key: str, meanwhile: Callable[[], None] = lambda: None, rank: int | None = None) -> None:
+        """Wait until `key` is set, for as long as process `rank` shows that it runs."""
+        beats, since = -1, time.monotonic()
         while not self.store.check([key]):
             meanwhile()
             time.sleep(POLL)
+            if rank is not None and beats != (beats := self.count(f"alive {rank}", 0)):
+                since = time.monotonic()
+            if rank is not None and time.monotonic() - since > QUIET:
+                raise OptionError(
+                    f"process {rank} of {self.size} has shown no sign of life for {QUIET:.0f} s: it was stopped, or "
+                    f"its machine does not respond. Finished work is in the journals: end it, and start again with "
+                    f"--resume."
+                )
 
 
 def processes_from_environment() -> Processes:

@@ -75,7 +75,7 @@ class _Scanner:
         """The next byte that is not white space, or -1."""
         while True:
             self.fill(1)
-            self.at = SPACE.match(self.held, self.at).end()  # type: ignore[union-attr] - matches anything
+            self.at = SPACE.match(self.held, self.at).end()  # type: ignore[union-attr]
             if self.at < len(self.held) or self.next >= self.stop:
                 return self.held[self.at] if self.at < len(self.held) else -1
 
@@ -88,7 +88,7 @@ class _Scanner:
         """A string after its opening quotation mark, decoded, in chunks of UTF-8."""
         while True:
             self.fill(LOOKAHEAD)
-            end = CHARACTERS.match(self.held, self.at).end()  # type: ignore[union-attr] - matches anything
+            end = CHARACTERS.match(self.held, self.at).end()  # type: ignore[union-attr]
             if end > self.at:
                 chunk, self.at = self.held[self.at : end], end
                 yield json.loads(b'"%b"' % chunk).encode() if b"\\" in chunk else chunk

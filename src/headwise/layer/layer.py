@@ -206,7 +206,8 @@ class MultiHeadAttention(nn.Module):
     @mask.setter
     def mask(self, mask: Mask | None) -> None:
         self._scoring = dataclasses.replace(self._scoring, mask=options.check_mask(mask))
-        self._mask_fits_all = mask is None or mask.fits_all
+        lost = mask is not None and any(x.is_meta for x in mask.tensors())  # calls then say so
+        self._mask_fits_all = mask is None or (mask.fits_all and not lost)
 
     @property
     def scale(self) -> float | None:

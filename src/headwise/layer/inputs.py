@@ -16,7 +16,7 @@ Positions = Tensor | Sequence[int] | None
 
 
 class CallOptions(TypedDict, total=False):
-    """The arguments of a call that have no place by position."""
+    """The keyword-only arguments of a call."""
 
     attn_bias: Tensor | None
     causal: bool | None

@@ -47,7 +47,7 @@ def run(
     require_jail: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """The report on a file, even if its code crashes; with `require_jail`, only if all layers of the jail are active."""
+    """The report on a file, even if its code crashes; with `require_jail`, only if all layers of the jail hold."""
     answer = read_source(path, name).answer(name)
     if answer is not None:
         answer.solution = _solution(form) if solution else ""

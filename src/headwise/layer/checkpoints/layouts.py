@@ -291,8 +291,8 @@ class HeadList(Layout):
             raise CheckpointError(
                 f"{self.anchor} {tuple(shape)} is one of {count} in the list {listed!r}: they may be {count} heads of "
                 f"one layer or {count} layers without an output projection, and the names do not tell which. Rename "
-                f"the list to 'heads', or read each as a layer: MultiHeadAttention.from_state_dict(state_dict, num_heads, "
-                f"prefix='...{listed}.0.')."
+                f"the list to 'heads', or read each as a layer: MultiHeadAttention.from_state_dict(state_dict, "
+                f"num_heads, prefix='...{listed}.0.')."
             )
         return False
 

@@ -28,7 +28,7 @@ HEAD = """# Written by `python release/lock.py`: do not edit. Versions and SHA-2
 # Torch is not here: its builds differ between machines. The Makefile installs it by version.
 """
 WHAT = {"run": "what `make run` installs", "dev": "what `make test` installs as well"}
-BUILD = ("pip", "editables")  # beside the build backend, what an editable installation needs
+BUILD = ("pip", "editables")  # what an editable installation needs besides the build backend
 # Torch, and what its builds bring along.
 UNLOCKED = re.compile(r"torch|nvidia-.*|cuda-.*|headwise")
 WHEEL = re.compile(r"-(?:py3|py2\.py3|cp3(?:1[1-9])|cp3\d+-abi3)[^/]*\.whl$")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headwise import Mask, MultiHeadAttention, OptionError, ShapeError, attend, causal, explain, rotary
+from headwise import HeadwiseError, Mask, MultiHeadAttention, OptionError, ShapeError, attend, causal, explain, rotary
 from headwise.attention.backends import flex
 from headwise.layer.positions import Rotary
 from headwise.masks import Grid
@@ -230,9 +230,9 @@ def test_an_own_mask_acts_in_every_call_and_moves_with_the_layer():
     assert not seen[:, :, 1:, 0].any()
     meta = MultiHeadAttention(E, H, mask=Listed(torch.tensor([0, 3])), device="meta")
     assert meta(torch.randn(B, T, E, device="meta")).is_meta
-    elsewhere = MultiHeadAttention(E, H, mask=Listed(torch.tensor([0, 3], device="meta")))
-    with pytest.raises(NotImplementedError, match="meta tensor"):  # it does move: a meta tensor has nothing to copy
-        elsewhere.to("cpu")
+    lost = MultiHeadAttention(E, H, mask=Listed(torch.tensor([0, 3], device="meta"))).to("cpu")
+    with pytest.raises(HeadwiseError, match="meta"):  # the numbers of a meta tensor are nowhere
+        lost(torch.randn(B, T, E))
     assert isinstance(copy.deepcopy(layer).mask, Listed)
 
 

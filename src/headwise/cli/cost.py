@@ -82,19 +82,20 @@ def _list_models(options: argparse.Namespace) -> int:
         fields += ["windowed_layers", "vocabulary", "feed_forward", "parameters", "position", "source", "note"]
         print_json({"models": [{field: getattr(config, field) for field in fields} for config in known]})
         return 0
-    numeric = ("E", "H", "Hkv", "D", "L", "context", "window", "weights", "cache")
+    numeric = ("E", "H", "Hkv", "D", "L", "tokens", "window", "weights", "cache")
     grid = table("model", *numeric, right=numeric, whole=("model", *numeric))
     for config in known:
         cost = Cost.of_model(config, 1)
-        sizes = (config.d_model, config.num_heads, config.num_kv_heads, config.head_dim, config.layers, config.context)
-        shown = [*map(str, sizes), str(config.window or ""), human(cost.parameters.value * config.layers)]
+        sizes = (config.d_model, config.num_heads, config.num_kv_heads, config.head_dim, config.layers)
+        context = f"{config.context // 1024}k" if config.context >= 2**14 else str(config.context)
+        shown = [*map(str, sizes), context, str(config.window or ""), human(cost.parameters.value * config.layers)]
         cache = human(cost.kv_cache_per_token.value * config.layers, "B", binary=True)
         grid.add_row(f"[bold cyan]{config.name}[/]", *shown, cache)
     out = console()
     out.print(grid)
     out.print("[dim]E model width, H and Hkv query and key/value heads, D head dimension, L layers;[/]")
-    out.print("[dim]window: keys visible in a windowed layer; weights: attention parameters of all layers;[/]")
-    out.print("[dim]cache: bytes per token in all layers, in bfloat16[/]")
+    out.print("[dim]tokens: longest text, 1k = 1024; window: keys visible in a windowed layer;[/]")
+    out.print("[dim]weights: attention parameters; cache: bytes per token in bfloat16, of all layers[/]")
     return 0
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from headwise.errors import CacheError, ShapeError
 from headwise.layer.pages import Paged, PagePool
-from headwise.layer.storage import Contiguous, Format, Layout, Parts, Storage
+from headwise.layer.storage import Contiguous, Format, Parts, Storage, StorageLayout
 from headwise.masks import Lengths, Mask
 from headwise.masks.mask import check_placeable, placed, shifted
 from headwise.shapes import as_numbers, check_flag, check_size
@@ -137,7 +137,7 @@ class KVCache:
     ) -> Storage:
         """Storage for the parts of these (heads, width): keys and values here, others in a subclass."""
         if not isinstance(storage, PagePool):
-            return Contiguous(Layout.of(sizes, storage, dtype, device), batch, self.capacity or 0)
+            return Contiguous(StorageLayout.of(sizes, storage, dtype, device), batch, self.capacity or 0)
         if self.static:
             raise CacheError(
                 "KVCache(static=True, storage=PagePool): tables of pages are kept by the host, so a graph cannot "

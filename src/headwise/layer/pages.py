@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import CacheError
-from headwise.layer.storage import Contiguous, Device, Layout, Parts, Storage
+from headwise.layer.storage import Contiguous, Device, Parts, Storage, StorageLayout
 from headwise.shapes import check_size
 
 EMPTY = 0  # a page of zeros, which stands for pages that a sample does not have
@@ -48,7 +48,7 @@ class PagePool:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.pages, self.page_size = check_size("pages", pages), check_size("page_size", page_size)
-        self.layout = Layout.of(sizes, storage, dtype, device)
+        self.layout = StorageLayout.of(sizes, storage, dtype, device)
         self.buffers = self.layout.buffers(self.pages + 1, self.page_size)
         self._free = list(range(self.pages, EMPTY, -1))
         self._owners = [0] * (self.pages + 1)  # how many samples use each page

@@ -86,7 +86,14 @@ class Projections(abc.ABC):
         return self.queries(modules, x), *self.keys_and_values(modules, x, x)
 
     def cross(self, modules: Modules, query: Tensor, key: Tensor, value: Tensor) -> Three:
-        """All three of separate inputs, for cross-attention."""
+        """All three of separate inputs, for cross-attention.
+
+        Args:
+            modules: of the layer, by name.
+            query: (B, T, d_in).
+            key: (B, S, d_key).
+            value: (B, S, d_value).
+        """
         k, v = self.keys_and_values(modules, key, value)
         return self.queries(modules, query), k, v
 

@@ -129,7 +129,7 @@ def format_of(storage: object) -> Format:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class StorageLayout:
     """What is stored for every token: the (heads, width) of each part, in which format, dtype and device.
 
     `dtype` is that of the parts as they are written and read, in any format.
@@ -168,7 +168,7 @@ class Layout:
 class Storage(abc.ABC):
     """The tokens of a batch, as a cache asks for them."""
 
-    layout: Layout
+    layout: StorageLayout
     views = False  # whether `read` returns views of buffers, which later writes may change
 
     @property
@@ -225,7 +225,7 @@ class Storage(abc.ABC):
 class Contiguous(Storage):
     """One buffer (B, heads, room, width) for everything that is stored."""
 
-    def __init__(self, layout: Layout, batch: int, room: int) -> None:
+    def __init__(self, layout: StorageLayout, batch: int, room: int) -> None:
         self.layout = layout
         self.buffers = layout.buffers(batch, room)
         self.views = isinstance(layout.format, Unchanged)

@@ -191,10 +191,9 @@ class Mask(Composite, abc.ABC):
                 )
         for tensor in self.tensors():
             if tensor.device != device:
-                raise DeviceError(
-                    f"mask {self!r} is on {tensor.device} and the query on {device}. "
-                    f"Move it once with mask.to({str(device)!r})."
-                )
+                cure = f"Move it once with mask.to({str(device)!r})."
+                cure = "A meta tensor has no numbers: make the mask again." if tensor.is_meta else cure
+                raise DeviceError(f"mask {self!r} is on {tensor.device} and the query on {device}. {cure}")
 
     def draw(self, T: int = 8, S: int | None = None, *, sample: int = 0, head: int = 0, width: int = 64) -> str:
         """The mask as text: ■ visible, · hidden. Beyond `width` keys a sign stands for a block, ▒ if it is mixed.

@@ -440,7 +440,7 @@ def test_long_lines_are_understood_as_the_json_module_understands_them(tmp_path)
             return bytes(line[start:stop])
 
         found = long_json.find_text(read, 0, len(line), "text")
-        assert isinstance(found, long_json.LongText) == isinstance(truth, str), bytes(line)
+        assert isinstance(found, long_json.TextPlace) == isinstance(truth, str), bytes(line)
         if isinstance(truth, str):
             scanner = long_json._Scanner(read, found.start, len(line), block=draw.choice([1, 2, 3, 7]))
             assert b"".join(scanner.string()).decode() == truth

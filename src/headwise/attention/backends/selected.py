@@ -20,7 +20,7 @@ FEWEST = 512  # keys from which it pays
 CHUNK_BYTES = 2**25  # of gathered keys and values at a time
 
 
-class Choice(NamedTuple):
+class ChosenKeys(NamedTuple):
     """The keys that every block of queries reads, padded to the same number."""
 
     rows: Tensor  # (n, queries in a block): rows of the call, outside of 0 to T − 1 where the first or last block ends
@@ -86,7 +86,7 @@ def chosen(selection: Blocks, others: list[Mask], T: int, S: int) -> Tensor:
     return table
 
 
-def choose_keys(selection: Blocks, others: list[Mask], T: int, S: int) -> Choice:
+def choose_keys(selection: Blocks, others: list[Mask], T: int, S: int) -> ChosenKeys:
     """The keys of the chosen blocks, for all blocks of queries."""
     table = chosen(selection, others, T, S)
     rows, cols = selection.size
@@ -100,14 +100,14 @@ def choose_keys(selection: Blocks, others: list[Mask], T: int, S: int) -> Choice
     joined: Mask | None = None
     for mask in others:
         joined = mask if joined is None else joined & mask
-    return Choice(row, place.clamp(max=S - 1).flatten(3), real.expand(place.shape).flatten(3), joined)
+    return ChosenKeys(row, place.clamp(max=S - 1).flatten(3), real.expand(place.shape).flatten(3), joined)
 
 
-def _part(choice: Choice, blocks: slice) -> Choice:
-    return Choice(choice.rows[blocks], choice.cols[:, :, blocks], choice.real[:, :, blocks], choice.mask)
+def _part(choice: ChosenKeys, blocks: slice) -> ChosenKeys:
+    return ChosenKeys(choice.rows[blocks], choice.cols[:, :, blocks], choice.real[:, :, blocks], choice.mask)
 
 
-def read(call: Call, choice: Choice) -> Tensor:
+def read(call: Call, choice: ChosenKeys) -> Tensor:
     """What the queries of these blocks read, (B, H, n, rows, Dv)."""
     query, key, value, scoring, _ = call
     B, H, T, D = query.shape
@@ -144,7 +144,7 @@ def gathered(x: Tensor, cols: Tensor, H: int) -> Tensor:
     return x.reshape(B * Hkv * S, D).index_select(0, (start + cols).flatten()).view(B, heads, n, K, D)
 
 
-def added(call: Call, choice: Choice) -> Tensor | None:
+def added(call: Call, choice: ChosenKeys) -> Tensor | None:
     """Mask and bias of the chosen keys, to add to their scores: (B or 1, H or 1, n, rows, K), or None."""
     query, S, scoring = call.query, call.key.shape[2], call.scoring
     B, H, T, _ = query.shape

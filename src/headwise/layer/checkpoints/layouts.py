@@ -429,7 +429,7 @@ class Torch(Layout):
         return Correspondence((f"in_proj_{kind}",), tuple(f"{part}.{kind}" for part in PARTS), forms.EqualParts(3))
 
 
-class Fused(Layout):
+class FusedTensor(Layout):
     """One linear map for queries, keys and values, in the arrangement `form`."""
 
     mask = "bias"  # GPT-NeoX and GPT-2 store their causal mask under this name
@@ -476,7 +476,7 @@ class Fused(Layout):
         return {"position": TURNED} if self.turned else {}
 
 
-class Gpt2(Fused):
+class Gpt2(FusedTensor):
     """GPT-2's `c_attn`, stored as (in, out), and the same names with torch's linear maps."""
 
     causal = True
@@ -565,8 +565,10 @@ class Kernels(Layout):
 # The known layouts. The first one that matches wins.
 
 
-HEADWISE = Fused("qkv_proj", ("out_proj",), HeadByHead(), title="headwise.MultiHeadAttention", order="head by head")
-NEOX = Fused(
+HEADWISE = FusedTensor(
+    "qkv_proj", ("out_proj",), HeadByHead(), title="headwise.MultiHeadAttention", order="head by head"
+)
+NEOX = FusedTensor(
     "query_key_value",
     ("dense",),
     HeadByHead(),
@@ -580,9 +582,9 @@ NEOX = Fused(
 QUERIES_ALONE = QueriesAlone()
 
 
-def side_by_side(name: str, *outs: str, turned: bool = False) -> Fused:
+def side_by_side(name: str, *outs: str, turned: bool = False) -> FusedTensor:
     """A fused projection with all queries first, then all keys, then all values."""
-    return Fused(name, outs, SideBySide(), title=f"{name}, {outs[0]}", order="side by side", turned=turned)
+    return FusedTensor(name, outs, SideBySide(), title=f"{name}, {outs[0]}", order="side by side", turned=turned)
 
 
 def textbook(query: str, key: str, value: str) -> Linears:
@@ -613,7 +615,7 @@ LAYOUTS: tuple[Layout, ...] = (
     side_by_side("qkv_proj", "o_proj", turned=True),  # Phi-3
     side_by_side("qkv", "proj", "out_proj", "out"),  # timm
     side_by_side("Wqkv", "Wo", "out_proj", turned=True),  # ModernBERT
-    Fused("wqkv", ("wo",), HeadByHead(), title="wqkv of InternLM 2", order="head by head", turned=True),
+    FusedTensor("wqkv", ("wo",), HeadByHead(), title="wqkv of InternLM 2", order="head by head", turned=True),
     side_by_side("wqkv", "wo", turned=True),
     side_by_side("to_qkv", "to_out.0", "to_out"),
     nested("BERT", "self"),

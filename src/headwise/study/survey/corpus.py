@@ -142,7 +142,7 @@ def text_corpus(texts: Iterable[str], step: int) -> Corpus:
     return Corpus({"texts": source}, [NamedFiles("texts", {"texts": "texts"}, len(held), source.size)])
 
 
-class Found(NamedTuple):
+class FoundFile(NamedTuple):
     """A file, or something else in a folder and the reason why it is not read."""
 
     path: Path
@@ -150,7 +150,7 @@ class Found(NamedTuple):
     problem: str | None = None
 
 
-def _found(path: Path) -> list[Found]:
+def _found(path: Path) -> list[FoundFile]:
     """The file, or everything in the folder: nothing is left out without a reason, except hidden files."""
     found = _look(path)
     if found is None:
@@ -165,7 +165,7 @@ def _found(path: Path) -> list[Found]:
     return [found]
 
 
-def _inside(path: Path) -> Iterator[Found]:
+def _inside(path: Path) -> Iterator[FoundFile]:
     """The files of a folder by name, then those of its folders."""
     waiting = [path]
     while waiting:
@@ -173,7 +173,7 @@ def _inside(path: Path) -> Iterator[Found]:
         try:
             names = retried(lambda folder=folder: sorted(each.name for each in folder.iterdir()))  # type: ignore[misc]
         except OSError as error:
-            yield Found(folder, problem=f"this folder cannot be read: {why(error)}")
+            yield FoundFile(folder, problem=f"this folder cannot be read: {why(error)}")
             continue
         folders = []
         for name in names:
@@ -183,31 +183,35 @@ def _inside(path: Path) -> Iterator[Found]:
             if found is not None:
                 yield found
             elif (folder / name).is_symlink():
-                yield Found(folder / name, problem="a link to a folder, which is not followed; name the folder itself")
+                yield FoundFile(
+                    folder / name, problem="a link to a folder, which is not followed; name the folder itself"
+                )
             else:
                 folders.append(folder / name)
         waiting += reversed(folders)
 
 
-def _look(path: Path) -> Found | None:
+def _look(path: Path) -> FoundFile | None:
     """A file, or why it is none; None for a folder."""
     try:
         about = retried(lambda: path.stat())
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP) and path.is_symlink():
-            return Found(path, problem=f"a link to {_shown(path.readlink())}, which does not exist")
+            return FoundFile(path, problem=f"a link to {_shown(path.readlink())}, which does not exist")
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
-        return Found(path, problem="there is no such file or folder" if missing else f"cannot be read: {why(error)}")
+        return FoundFile(
+            path, problem="there is no such file or folder" if missing else f"cannot be read: {why(error)}"
+        )
     if stat.S_ISDIR(about.st_mode):
         return None
     if not stat.S_ISREG(about.st_mode):
-        return Found(
+        return FoundFile(
             path, problem=f"{KINDS.get(stat.S_IFMT(about.st_mode), 'a special file')}; expected a file or folder"
         )
-    return Found(path, about.st_size)
+    return FoundFile(path, about.st_size)
 
 
-def _source(found: Found, step: int, column: str) -> DocumentSource:
+def _source(found: FoundFile, step: int, column: str) -> DocumentSource:
     file, size, problem = found
     name, suffix = _shown(file), file.suffix.lower()
     if problem is not None:

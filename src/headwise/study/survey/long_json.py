@@ -31,7 +31,7 @@ QUOTE, COMMA, COLON, OPEN, CLOSE = b'",:{}'
 Read = Callable[[int, int], bytes]
 
 
-class LongText(NamedTuple):
+class TextPlace(NamedTuple):
     """Where the text is: after the opening quotation mark; and its size in bytes of UTF-8."""
 
     start: int
@@ -39,7 +39,7 @@ class LongText(NamedTuple):
     blank: bool
 
 
-def find_text(read: Read, start: int, stop: int, field: str) -> LongText | str:
+def find_text(read: Read, start: int, stop: int, field: str) -> TextPlace | str:
     """Where the text of a field is, or the reason why there is none. The whole object is checked."""
     try:
         return _Scanner(read, start, stop).object_text(field)
@@ -144,12 +144,12 @@ class _Scanner:
             raise ValueError(f"expected a value at byte {self.place}")
         self.at = found.end()
 
-    def object_text(self, field: str) -> LongText | str:
+    def object_text(self, field: str) -> TextPlace | str:
         if self.peek() != OPEN:
             return "not a JSON object"
         self.at += 1
         names: list[str] = []
-        found: LongText | str | None = None
+        found: TextPlace | str | None = None
         is_last = self.peek() == CLOSE
         while not is_last:
             name = self.name()
@@ -167,7 +167,7 @@ class _Scanner:
         there = ", ".join(map(repr, names)) or "none"
         return found or f"no field {field!r} (found: {there}); choose one with --column"
 
-    def text(self) -> LongText | str:
+    def text(self) -> TextPlace | str:
         """Where the text begins, and how long it is; or what else is there."""
         first = self.peek()
         if first != QUOTE:
@@ -178,4 +178,4 @@ class _Scanner:
         for chunk in self.string():
             size += len(chunk)
             blank = blank and not chunk.decode().strip()
-        return LongText(start, size, blank)
+        return TextPlace(start, size, blank)

@@ -1,4 +1,4 @@
-"""Differential attention (Ye et al. 2024), composed of parts: one map of attention minus λ times another.
+"""Differential attention (Ye et al. 2024), composed of parts: one attention map minus λ times another.
 
     python examples/differential_attention.py
 
@@ -31,7 +31,7 @@ class PairedValues(Separate):
 
 
 class DifferentialAttention(nn.Module):
-    """Attention by the difference of two maps.
+    """Attention with the difference of two maps.
 
     Args:
         d_model: width of input and output.

@@ -1,11 +1,11 @@
 """Write locks/run.txt and locks/dev.txt: what `make run` and `make test` install, with versions and hashes.
 
-    python release/lock.py            lock what is installed in this environment, with the hashes of the index of pip
-    python release/lock.py --check    say what is installed in other versions than the locks have
+    python release/lock.py            lock what is installed in this environment, with the hashes from pip's index
+    python release/lock.py --check    list packages whose installed version differs from the locks
 
 Wheels for Python 3.11 and newer are locked, or the source if there is no wheel. Torch, and the packages that only its
 CUDA builds need, are left out. A build of torch depends on the machine (CPU, or a version of CUDA), and each build has
-other hashes, so the Makefile installs torch last, by version, and checks only that.
+different hashes, so the Makefile installs torch last, by version, and checks only that.
 """
 
 import argparse
@@ -28,7 +28,7 @@ HEAD = """# Written by `python release/lock.py`: do not edit. Versions and SHA-2
 # Torch is not here: its builds differ between machines. The Makefile installs it by version.
 """
 WHAT = {"run": "what `make run` installs", "dev": "what `make test` installs as well"}
-BUILD = ("pip", "editables")  # beside the build backend, what an editable installation needs
+BUILD = ("pip", "editables")  # what an editable installation needs besides the build backend
 # Torch, and what its builds bring along.
 UNLOCKED = re.compile(r"torch|nvidia-.*|cuda-.*|headwise")
 WHEEL = re.compile(r"-(?:py3|py2\.py3|cp3(?:1[1-9])|cp3\d+-abi3)[^/]*\.whl$")
@@ -112,7 +112,7 @@ def locked(lock: str) -> dict[str, tuple[str, list[str]]]:
 
 
 def packages() -> dict[str, dict[str, str]]:
-    """What belongs into each lock; a package is in one of them."""
+    """What belongs in each lock; a package is in one of them."""
     named = roots()
     run, dev = needed(named["run"]), needed(named["dev"])
     return {"run": run, "dev": {name: version for name, version in dev.items() if name not in run}}

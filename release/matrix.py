@@ -32,7 +32,7 @@ def oldest_torch() -> str:
 
 
 def find_python(version: str) -> str | None:
-    """A Python of this version that starts, also one that pyenv has and does not show."""
+    """A Python of this version that starts, including one that pyenv has installed but not activated."""
     places = [shutil.which(f"python{version}"), *sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))]
     for place in filter(None, places):
         ran = subprocess.run([str(place), "-c", "import venv"], capture_output=True, check=False)
@@ -42,7 +42,7 @@ def find_python(version: str) -> str | None:
 
 
 def cell(python: str, torch: str, tests: list[str], folder: Path) -> tuple[str, str]:
-    """What became of one cell: "passed", "failed" or "skipped", and why."""
+    """The result of one cell: "passed", "failed" or "skipped", and why."""
     environment = folder / "venv"
     steps: list[tuple[str, list[object]]] = [
         ("skipped", [python, "-m", "venv", environment]),

@@ -76,7 +76,7 @@ def unknown_option(what: str, name: str, known: Iterable[str], elsewhere: Mappin
     return UnknownOptionError(f"{what} has no option {name}=. {cure}".rstrip())
 
 
-# Text of others -----------------------------------------------------------------------------------------------------
+# Untrusted text -----------------------------------------------------------------------------------------------------
 
 
 def printable(text: str, *, lines: bool = False) -> str:

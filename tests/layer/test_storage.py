@@ -226,7 +226,7 @@ def test_explain_leaves_a_pool_as_it_is():
 
 def test_a_pool_refuses_caches_it_does_not_fit():
     pool = PagePool(4, 5, ((2, 8), (2, 8)))
-    with pytest.raises(CacheError, match=r"parts of \(heads, width\) = \(\(2, 8\), \(2, 8\)\), and this cache stores"):
+    with pytest.raises(CacheError, match=r"parts of \(heads, width\) = \(\(2, 8\), \(2, 8\)\), but this cache stores"):
         KVCache(1, 2, 16, storage=pool)
     with pytest.raises(CacheError, match="tables of pages are kept by the host"):
         KVCache(1, 2, 8, capacity=5, static=True, storage=pool)

@@ -38,7 +38,7 @@ CALLED_ELSEWHERE = {
     "sliding_window": "mask=window(sliding_window - 1)",
     "s_aux": "sinks=",
     "learnable_sink": "sinks=",
-    "enable_gqa": "nothing: key heads are shared if there are fewer of them",
+    "enable_gqa": "not needed: key heads are shared if there are fewer of them",
     "position_ids": "positions=, of a layer with a rotary",
     "past_key_value": "cache=, from layer.make_cache(batch)",
     "past_key_values": "cache=, from layer.make_cache(batch)",

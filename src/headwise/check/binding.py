@@ -469,7 +469,7 @@ class Search:
             return None
         except Exception as error:  # whatever a learner's code raises is a result
             self.failures.append(self._failure(error, instance, form, trace))
-            instance.repaired = replace(instance.repaired, lines=lines)  # what was repaired in vain does not count
+            instance.repaired = replace(instance.repaired, lines=lines)  # repairs that did not help do not count
             return None
         trace.returned = [trace.source(leaf) for leaf in leaves(returned)]
         made = {"case": self.case, "form": form, "inputs": inputs, "trace": trace, "returned": returned}

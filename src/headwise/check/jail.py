@@ -1,7 +1,7 @@
 """The jail around a learner's file: what the process that runs it can see, reach and start.
 
 Built before torch is imported, because torch starts threads and a process with threads cannot enter a new user
-namespace. Every layer is optional for the kernel, so `enter` returns those that hold:
+namespace. Every layer is optional for the kernel, so `enter` returns those that are active:
 
     namespaces   its own users, network, processes and mounts: all files read-only, an empty home in memory
     landlock     only Python, its packages and the learner's project can be read; only the home can be written
@@ -71,7 +71,7 @@ def limit(seconds: float) -> None:
 
 
 def enter(home: str, readable: list[str], *, starts_processes: bool = False) -> list[str]:
-    """Build the jail around this process, which must have one thread; the layers that hold, in the order above.
+    """Build the jail around this process, which must have one thread; returns the active layers, in the order above.
 
     Where the kernel forbids namespaces and bubblewrap is installed, this process starts again inside it.
 
@@ -98,7 +98,7 @@ def enter(home: str, readable: list[str], *, starts_processes: bool = False) -> 
 
 
 def missing(layers: Iterable[str]) -> list[str]:
-    """What code could still do where some of the layers do not hold, in words."""
+    """What code could still do if some of the layers are missing, in words."""
     held = set(layers)
     return [words for layer, words in OTHERWISE.items() if layer not in held]
 

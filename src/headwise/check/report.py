@@ -50,7 +50,7 @@ class Report:
     file: str = ""
     seconds: float = 0.0
     in_process: bool = False
-    jail: list[str] = field(default_factory=list)  # the layers of the jail that held while a file ran
+    jail: list[str] = field(default_factory=list)  # the layers of the jail that were active while a file ran
     solution: str = ""
     left_out: list[str] = field(default_factory=list)  # cells and blocks that are not valid Python
     done: list[str] = field(default_factory=list)  # of unfinished code: the steps that are right, as "4 scores"
@@ -116,7 +116,7 @@ class Report:
         return out + self._jail_lines()
 
     def _jail_lines(self) -> list[str]:
-        """Which layers held the code, and what it could still have done."""
+        """Which layers of the jail were active, and what the code could still have done."""
         if not self.jail:
             return []
         could = missing(self.jail)

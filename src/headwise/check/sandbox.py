@@ -47,7 +47,7 @@ def run(
     require_jail: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """The report on a file, whatever the file does; with `require_jail`, only if every layer of the jail holds."""
+    """The report on a file, even if its code crashes; with `require_jail`, only if all layers of the jail hold."""
     answer = read_source(path, name).answer(name)
     if answer is not None:
         answer.solution = _solution(form) if solution else ""
@@ -259,7 +259,7 @@ def _judged(request: dict[str, Any], seconds: float, tell: Callable[[str, Any], 
 
 
 def _close_network() -> None:
-    """Replace what opens a connection by an error with a clear message; the jail would only say "not permitted"."""
+    """Make opening a connection raise an error with a clear message; the jail would only say "not permitted"."""
     for method in ("connect", "connect_ex", "sendto"):
         setattr(socket.socket, method, _refuse)
     socket.getaddrinfo = socket.create_connection = _refuse

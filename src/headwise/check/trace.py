@@ -65,7 +65,7 @@ class Node:
 
     @property
     def outermost(self) -> int | None:
-        """The line of the called method itself, through whatever helpers this was reached."""
+        """The line of the called method itself, even if helpers lie in between."""
         return self.stack[-1] if self.stack else None
 
     @property
@@ -553,7 +553,7 @@ class Core:
         return (self._own_line(name, behind[-1]) or behind[-1].outermost) if behind else None
 
     def last_step(self, name: str) -> int | None:
-        """The last line that does something to queries, keys or values before they meet the others."""
+        """The last line that changes queries, keys or values before they are multiplied with the others."""
         behind = [n for n in self._behind(name, PRODUCTS) if n.line not in (None, self.score_line)]
         lines = (self._own_line(name, n) for n in behind)
         return next((line for line in lines if line is not None), None) or self.projection_line(name)
@@ -587,7 +587,7 @@ class Core:
         return node.op.strip("_"), self._own_line(name, node) or node.line
 
     def step_line(self, name: str, outermost: bool = False) -> int | None:
-        """The last line, in whatever function, that computes with queries, keys or values after their projection."""
+        """The last line, in any function, that computes with queries, keys or values after their projection."""
         behind = (n for n in self._behind(name, PRODUCTS) if n.op in ARITHMETIC and n.line != self.score_line)
         lines = (n.outermost if outermost else n.line for n in behind)
         return next((line for line in lines if line is not None), self.score_line)

@@ -1,6 +1,6 @@
 """What open contexts attach to a layer: functions that see its maps, and heads that are switched off.
 
-`headwise.watch` and `headwise.silence` are such contexts. What they attach counts only in the thread or task that
+`headwise.watch` and `headwise.silence` are such contexts. What they attach applies only in the thread or task that
 opened them and in tasks started from there, so that several can use one model at the same time. A copy of a layer has
 nothing attached.
 """
@@ -45,7 +45,7 @@ class Attached:
         return tuple(sorted({head for entry in self._here() for head in entry.silent}))
 
     def _here(self) -> tuple[Attachment, ...]:
-        if torch.compiler.is_compiling():  # a graph is compiled anew when entries change, not for every thread
+        if torch.compiler.is_compiling():  # a graph is recompiled when entries change, not for every thread
             return tuple(attachment for _, attachment in self.entries)
         opened = _open.get()
         return tuple(attachment for context, attachment in self.entries if context in opened)
@@ -73,7 +73,7 @@ def attached(layers: Mapping[str, Any], attachments: Mapping[str, Attachment]) -
 
 
 def _set(layer: Any, context: object, attachment: Attachment | None) -> None:
-    """Make this, or nothing, what a context attaches to a layer."""
+    """Set what a context attaches to a layer; None removes it."""
     with _lock:
         before = getattr(layer, "_attached", None)
         entries = () if before is None else tuple(entry for entry in before.entries if entry[0] is not context)

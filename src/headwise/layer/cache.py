@@ -85,7 +85,7 @@ class KVCache:
         window: how many keys back a query can see, not counting itself; older keys are dropped, which bounds the size.
         static: keep shapes constant, and count tokens on the device.
         storage: "dense" by default; "int8" and "fp8" keep 8 bits per number; a `PagePool` keeps tokens in its pages; a
-            `Format` of your own. Attention sees keys and values as they were stored, the new ones included, so that a
+            `Format` of your own. Attention sees keys and values as they were stored, including the new ones, so that a
             text gives the same result token by token and in chunks.
     """
 
@@ -146,8 +146,8 @@ class KVCache:
         layout = storage.layout
         if layout.sizes != tuple(sizes):
             raise CacheError(
-                f"this pool has pages for parts of (heads, width) = {layout.sizes}, and this cache stores "
-                f"{tuple(sizes)}. Make one with layer.make_pool(...)."
+                f"this pool has pages for parts of (heads, width) = {layout.sizes}, but this cache stores "
+                f"{tuple(sizes)}. Make a pool that fits with layer.make_pool(...)."
             )
         return Paged(storage, batch)
 
@@ -178,7 +178,7 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """The memory it uses; in a pool, that of its pages."""
+        """The memory it uses, in bytes; in a pool, that of its pages."""
         return self._storage.nbytes
 
     @property
@@ -254,7 +254,7 @@ class KVCache:
         return Place(starts[:, None] + torch.arange(T, device=self.device), filled, self._dropped)
 
     def latest(self, T: int, lengths: Sequence[int] | Tensor | None = None) -> Appended:
-        """All keys and values as the last T tokens see them: what `append` returned when it took these in.
+        """All keys and values as the last T tokens see them: what `append` returned when it added them.
 
         Args:
             T: how many tokens.

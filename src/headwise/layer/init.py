@@ -1,6 +1,6 @@
 """Initial weights.
 
-A layer draws its weights as `nn.Linear` does: weights and biases of every projection are uniform within
+A layer draws its weights as `nn.Linear` does: the weights and biases of every projection are uniform within
 ±1 / sqrt(inputs). Sinks start at 0, norms at 1. `like_torch_` draws them as `nn.MultiheadAttention` does. For anything
 else, apply the functions of `torch.nn.init` to `layer.qkv_proj`, or to `q_proj`, `k_proj` and `v_proj`, and to
 `out_proj`.

@@ -16,7 +16,7 @@ Positions = Tensor | Sequence[int] | None
 
 
 class CallOptions(TypedDict, total=False):
-    """The arguments of a call that have no place by position."""
+    """The keyword-only arguments of a call."""
 
     attn_bias: Tensor | None
     causal: bool | None
@@ -209,7 +209,7 @@ def check_keys(query: Tensor, key: Tensor, value: Tensor, d_key: int, d_value: i
 def check_memory(query: Tensor, memory: Memory, value: object, stored: tuple[int, int, int]) -> None:
     """Raise unless remembered keys fit the query and the layer, which stores (heads, key_dim, value_dim)."""
     if value is not None:
-        raise OptionError("value is given beside remembered keys, which include their values. Leave it out.")
+        raise OptionError("value is given together with remembered keys, which include their values. Leave it out.")
     heads, key_dim, _ = stored
     if memory.key.shape[0] != query.shape[0] or memory.key.shape[1::2] != (heads, key_dim):
         raise ShapeError(

@@ -1,7 +1,7 @@
 """`latent`: multi-head latent attention, as in DeepSeek V2 and V3.
 
-Keys and values of all heads are linear maps of one short vector per token, the latent; a few numbers more, shared by
-all heads, carry the position. A cache stores these two and nothing else:
+Keys and values of all heads are linear maps of one short vector per token, the latent; a few extra numbers, shared
+by all heads, carry the position. A cache stores these two and nothing else:
 
     x ─ kv_a_proj ─┬─ latent (kv_rank) ─ kv_a_norm ─ kv_b_proj ─ keys (H · nope_dim) and values (H · value_dim)
                    └─ shared key (rotary_dim) ─ position
@@ -9,7 +9,7 @@ all heads, carry the position. A cache stores these two and nothing else:
 
 There are two ways to compute the same numbers. The plain form makes all keys and values. The absorbed form multiplies
 queries by the key half of `kv_b_proj`, attends over latents as if they were the one key and value of all heads, and
-applies the value half to what was read. It pays if few queries meet many stored tokens, which is decoding.
+applies the value half to what was read. It is cheaper if few queries meet many stored tokens, as in decoding.
 """
 
 import dataclasses

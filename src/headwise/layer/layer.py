@@ -56,7 +56,7 @@ class Distribution(Protocol):
         """Raise if this kind of call cannot be distributed."""
 
     def agreed(self, number: int) -> int:
-        """The first rank's number, on every rank that shares these heads; sampling needs it."""
+        """The `number` of the first rank, on every rank that shares these heads; sampling needs it."""
 
     def local(self, call: Call) -> Call:
         """The call restricted to this rank's heads."""

@@ -1,7 +1,7 @@
-"""Norms of heads: what a layer does to the size of its queries, keys and values before they meet.
+"""Norms of heads: how a layer normalizes its queries, keys and values before attention.
 
-`qk_norm=` takes the name of a norm, a function that makes one, or `Norms(...)`, which says more: different norms for
-queries, keys and values, and whether they come before or after the position.
+`qk_norm=` takes the name of a norm, a function that makes one, or `Norms(...)`, which has more options: different norms
+for queries, keys and values, and whether they come before or after the position.
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ class UnitNorm(nn.Module):
 
 
 class HeadScale(nn.Module):
-    """Queries normalized, and multiplied by a factor that each head learns. So no kernel has to know about it.
+    """Queries normalized, and multiplied by a factor that each head learns, so that no kernel has to know about it.
 
     >>> scale = HeadScale(3, 8, start=10.0)
     >>> scale(torch.randn(2, 3, 5, 8)).norm(dim=-1).mean().item()

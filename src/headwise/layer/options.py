@@ -43,7 +43,7 @@ ELSEWHERE = {
     "qk_rope_head_dim": "projections=latent(kv_rank, nope_dim=..., rotary_dim=qk_rope_head_dim)",
     "qk_nope_head_dim": "projections=latent(kv_rank, nope_dim=qk_nope_head_dim)",
     "attn_output_gate": 'gate="element" or gate="head"',
-    "batch_first": "nothing: the batch is always first",
+    "batch_first": "not needed: the batch is always first",
     "attn_dropout": "dropout=",
     "attention_dropout": "dropout=",
     "attn_pdrop": "dropout=",
@@ -83,8 +83,8 @@ ELSEWHERE = {
     "q_norm": "qk_norm=, for queries and keys alike",
     "k_norm": "qk_norm=, for queries and keys alike",
     "qk_layernorm": "qk_norm=nn.LayerNorm",
-    "flash": "nothing: the fastest kernel that fits runs; headwise.explain(layer, x) names it",
-    "attn_implementation": "nothing: the fastest kernel that fits runs; headwise.explain(layer, x) names it",
+    "flash": "not needed: the fastest kernel that fits runs; headwise.explain(layer, x) names it",
+    "attn_implementation": "not needed: the fastest kernel that fits runs; headwise.explain(layer, x) names it",
 }
 TEXTBOOK = ("d_in", "d_out", "context_length", "dropout", "num_heads", "qkv_bias")
 P = ParamSpec("P")

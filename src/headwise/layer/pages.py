@@ -3,7 +3,7 @@
     pool = layer.make_pool(pages=512, page_size=16)     memory for 512 · 16 tokens, once
     cache = layer.make_cache(batch, storage=pool)       takes pages as its samples grow, and gives them back
 
-Samples of different length take only the pages they need, where one buffer has room for the longest in every row. A
+Samples of different lengths take only the pages they need, whereas one buffer has room for the longest in every row. A
 page may belong to several samples: `reorder` copies tables of pages instead of tokens, and a shared page is copied when
 one of its samples writes to it. Attention reads the pages of a batch gathered into one tensor.
 """
@@ -102,7 +102,7 @@ class PagePool:
                 self._free.append(page)
 
     def copied(self, page: int) -> int:
-        """A page of one's own with the content of `page`, which is shared."""
+        """A new page with the content of `page`, which is shared."""
         own = self.allocate()
         for buffer in self.buffers:
             buffer[own] = buffer[page]
@@ -154,7 +154,7 @@ class Paged(Storage):
     def _check_free(self, spans: Sequence[tuple[int, int]]) -> None:
         """Raise before anything is written if the pool has too few pages."""
         new = sum(max(0, stop - len(table)) for table, (_, stop) in zip(self.tables, spans, strict=True))
-        written: dict[int, int] = {}  # a shared page is copied for every sample that writes, but the last owner
+        written: dict[int, int] = {}  # a shared page is copied for every sample that writes, except the last owner
         for table, (first, stop) in zip(self.tables, spans, strict=True):
             for page in table[first:stop]:
                 written[page] = written.get(page, 0) + 1

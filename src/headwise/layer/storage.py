@@ -132,7 +132,7 @@ def format_of(storage: object) -> Format:
 class StorageLayout:
     """What is stored for every token: the (heads, width) of each part, in which format, dtype and device.
 
-    `dtype` is that of the parts as they are written and read, whatever the format.
+    `dtype` is that of the parts as they are written and read, in any format.
     """
 
     sizes: tuple[tuple[int, int], ...]

@@ -1,7 +1,7 @@
 """Catches `output, attention = mha(x)`, which would unpack the batch: a call without `return_weights` is one tensor.
 
 Python itself refuses to unpack a tensor of three or more samples into two names, so only a batch of exactly two would
-be taken apart without a word. `check_not_unpacked` looks at the instruction that follows the call in the caller's
+be unpacked silently. `check_not_unpacked` looks at the instruction that follows the call in the caller's
 frame. It raises only if the layer itself was called there, by name: `list(map(mha, inputs))` is left alone.
 """
 
@@ -20,12 +20,12 @@ MODULE_CALL = torch_module.__file__  # the frames of `nn.Module.__call__`
 MOST_PLACES = 4096
 
 Names = tuple[str, ...]
-# By id of the code and offset: the code itself, kept so that its id stays its own, and who is unpacked there.
+# By id of the code and offset: the code itself, so that its id is not reused, and the name whose call is unpacked.
 _places: dict[tuple[int, int], tuple[CodeType, Names | None]] = {}
 
 
 def check_not_unpacked(layer: nn.Module, output: Tensor) -> None:
-    """Raise if the caller of `layer` takes its lone `output`, of two samples, for a pair.
+    """Raise if the caller of `layer` unpacks its `output`, one tensor of two samples, as if it were a pair.
 
     To be called from `forward`. It takes 0.4 µs for a call that it has seen before.
     """

@@ -243,8 +243,8 @@ def _address(function: types.FunctionType) -> tuple[str, str]:
     module, name = function.__module__, function.__qualname__
     if not has_address(function):
         raise OptionError(
-            f"the function {module}.{name} cannot be saved, because no name leads to it. Define it at the top of a "
-            f"module; or save weights.kept(), which needs no function."
+            f"the function {module}.{name} cannot be saved, because it cannot be found by name. Define it at the "
+            f"top of a module; or save weights.kept(), which needs no function."
         )
     return module, name
 

@@ -110,7 +110,7 @@ def block_mask(mask: Mask, T: int, S: int, *, device: torch.device | str | None 
 def occupied(mask: Mask, T: int, S: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Whether any of each 128×128 block may be visible, and whether all of it is, each (B or 1, H or 1, rows, cols).
 
-    Masks that can tell from afar are asked; others are examined strip by strip.
+    Masks that know this without looking at pairs are asked; others are examined strip by strip.
     """
     B, H = (1 if size is None else size for size in mask.extent[:2])
     known = mask.coarse(Edges.of(BLOCK, T, S, device))

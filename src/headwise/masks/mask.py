@@ -52,7 +52,7 @@ class Extent(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """The blocks into which queries and keys are cut: the positions of each one's first and last, ends included."""
+    """The blocks into which queries and keys are cut: the first and last position of each, inclusive."""
 
     first_position: Tensor  # (rows,), of queries, among the keys
     last_position: Tensor
@@ -70,7 +70,7 @@ class Edges(NamedTuple):
 
 
 class Coarse(NamedTuple):
-    """A mask seen from afar: whether some of each block may be visible, and whether all of it is certain to be.
+    """A mask block by block: whether some of each block may be visible, and whether all of it is certain to be.
 
     Each broadcasts to (B or 1, H or 1, rows, cols).
     """

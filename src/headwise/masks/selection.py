@@ -152,7 +152,7 @@ class Blocks(Mask):
         return (0, 0) if first >= last else (first * self.size[1], min(last * self.size[1], S))
 
     def coarse(self, edges: Edges) -> Coarse:
-        """By sums over rectangles of the table, whatever the sizes of blocks."""
+        """By sums over rectangles of the table, for blocks of any size."""
         (rows, cols), (Tb, Sb) = self.size, self.table.shape[2:]
         first = self.first_block(edges.S)
         top, bottom = edges.first_position // rows - first, edges.last_position // rows + 1 - first

@@ -239,7 +239,7 @@ class Checkpoint:
         self.layers = tuple(self._describe(site) for site in self._sites.values())
 
     def _by_config(self, site: Site) -> Site:
-        """The site, as a layer without keys and values if its model says so, whatever else the file holds."""
+        """The site, as a layer without keys and values if its model says so, even if the file holds such tensors."""
         try:
             shares = isinstance(self._said(site).get("projections"), QueriesOnly)
         except CheckpointError:  # `_describe` reports it

@@ -33,7 +33,7 @@ TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 TENSOR_SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
 LONGEST_NAME = 1000  # characters; also the most digits of a layer's number
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights")  # where training scripts put a state dict
-LEGACY_PICKLES = 4  # in a torch file that is no zip: magic number, protocol, system, and the object
+LEGACY_PICKLES = 4  # in a torch file that is not a zip: magic number, protocol, system, and the object
 # What transformers' Trainer saves beside the weights.
 TRAINER_FILES = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")
 
@@ -247,7 +247,7 @@ def weights_in(folder: Path) -> Path:
 def check_regular(path: Path) -> None:
     """Raise if the path is a pipe or a device, which could make a reader wait forever."""
     if path.exists() and not path.is_file():
-        raise CheckpointError(f"{path} is not a file; expected a regular file, no folder, pipe or device.")
+        raise CheckpointError(f"{path} is not a file; expected a regular file, not a folder, pipe or device.")
 
 
 def refuse_gguf(path: Path) -> None:

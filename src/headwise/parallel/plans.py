@@ -89,7 +89,7 @@ def context_parallel(model: Model, mesh: DeviceMesh) -> Model:
         if isinstance(rule, PositionalEncoding) and rule.by_length:
             raise OptionError(
                 f"context_parallel: the position of layer {name!r}, {rule.describe()}, depends on the length of the "
-                f"text, and each rank has a part of it. Use a position that does not, such as rotary(...)."
+                f"text, and each rank has only a part of it. Use a position that does not, such as rotary(...)."
             )
     for layer in layers.values():
         layer._spread = Sharding(None if layer._spread is None else layer._spread.heads, order)

@@ -148,7 +148,7 @@ class Sharding:
                 raise OptionError(f"context parallel does not support {what}.")
 
     def agreed(self, number: int) -> int:
-        """The first rank's number, on every rank that shares the heads."""
+        """The `number` of the first rank, on every rank that shares the heads."""
         if self.heads is None:
             return number
         mesh = self.heads.mesh

@@ -11,7 +11,7 @@ Four common mistakes in such classes, and what is done here instead:
 - *A wrapper that widens.* With `num_heads` heads of width `d_out` each, concatenation gives `num_heads * d_out`, not
   `d_out`. On the ladder one head is `d_out // num_heads` wide, so that every rung returns `d_out`. The book's own
   wrapper, `MultiHeadedAttentionWrapper`, widens as it does in the book, and says so.
-- *-1e9 as minus infinity.* float16 ends at 65504: -1e9 overflows there, and in float32 a row that sees nothing
+- *-1e9 as minus infinity.* The largest float16 is 65504: -1e9 overflows there, and in float32 a row that sees nothing
   becomes an even average over keys it must not see. Here the fill is a true minus infinity.
 - *NaN for a row that sees nothing.* The softmax of a row of minus infinities is 0/0. A causal row always sees itself;
   with a mask of your own, such a row has zero weights here, and its heads read zeros.

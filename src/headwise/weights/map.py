@@ -515,7 +515,7 @@ class AttentionMap(TensorLike):
         if unknown:
             raise CheckpointError(f"{path} is damaged, or from a later version: it has {unknown[0]!r} in its metadata.")
         if "checksum" in metadata and metadata["checksum"] != _checksum(tensors, metadata):
-            raise CheckpointError(f"{path} is damaged: it does not have its checksum. Save the map again.")
+            raise CheckpointError(f"{path} is damaged: its checksum does not match. Save the map again.")
         tensors = {name: x.to(device) for name, x in tensors.items()}
         try:
             plan, frame = plan_from_json(json.loads(metadata["plan"])), json.loads(metadata["frame"])

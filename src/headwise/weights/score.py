@@ -227,7 +227,7 @@ class Callee(Opaque):
         return id(self.function)
 
     def __reduce__(self) -> Any:
-        """For pickle; refused in words if the function cannot be pickled."""
+        """For pickle; raises a clear error if the function cannot be pickled."""
         try:
             pickle.dumps(self.function)
         except Exception as error:

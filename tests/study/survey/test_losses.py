@@ -283,12 +283,12 @@ def test_a_changed_digit_in_a_journal_or_a_result_is_noticed(counting, tmp_path)
     for old, new in (('"tokens": ', '"tokens": 1'), ('"rows": [', '"rows": [2'), ('"done": [[0', '"done": [[1')):
         assert old in good
         journal.write_text(good.replace(old, new, 1))
-        with pytest.raises(CheckpointError, match=r"0\.json is damaged \(its checksum does not fit\)\. Delete it"):
+        with pytest.raises(CheckpointError, match=r"0\.json is damaged \(its checksum does not match\)\. Delete it"):
             survey(counting, corpus, out, resume=True)
     journal.write_text(good)
     survey(counting, corpus, out, resume=True)
     out.write_text(out.read_text().replace('"rows": [\n', '"rows": [\n 3,', 1))
-    with pytest.raises(CheckpointError, match=r"out\.json is damaged: its numbers do not have its checksum"):
+    with pytest.raises(CheckpointError, match=r"out\.json is damaged: its checksum does not match"):
         Survey.load(out)
 
 

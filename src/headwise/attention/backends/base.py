@@ -36,7 +36,7 @@ class Call(NamedTuple):
     @property
     def grouped(self) -> bool:
         """Whether several query heads share a key/value head."""
-        return True if self.query.size(1) != self.key.size(1) else False  # noqa: SIM210 - torch's symbolic bool is none
+        return True if self.query.size(1) != self.key.size(1) else False  # noqa: SIM210 - torch's symbolic bool is not one
 
     @property
     def repeats_keys(self) -> bool:

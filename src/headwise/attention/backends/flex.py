@@ -50,7 +50,7 @@ class FlexKernel(Backend):
         if query.shape[2] * key.shape[2] < WORTHWHILE:
             return "the sequence is too short to be worth compiling a kernel for"
         if scoring.applied is not None and any(x.requires_grad for x in scoring.applied.learnable):
-            return "the score function learns, and its gradient is computed by blocks of rows"
+            return "the score function has a gradient, which is computed by blocks of rows"
         if scoring.applied is not None and _code(scoring.applied.called) in _unfit:
             return "it could not compile the score function"
         if scoring.bias is not None and (not scoring.beyond_sdpa or scoring.bias.requires_grad):

@@ -204,7 +204,7 @@ def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionRead
 
 
 def _mixes_samples(argument: MaskArgument, bound: Bound) -> Finding | None:
-    """Whether the mask of one sample changes the result of another, whatever the mask means."""
+    """Whether the mask of one sample changes the result of another, for any meaning of the mask."""
     for tried in (t for t in argument.tried if t.error is None and t.shape.startswith("(B") and t.shape != LENGTHS):
         other = tried.mask.clone()
         other[0] = other[0].logical_not().to(other.dtype)

@@ -152,7 +152,7 @@ def _asked_for_weights(bound: Bound, other: Bound, p: inspect.Parameter) -> Iter
     table = (other.inputs.query.shape[1], other.inputs.key.shape[1])
     if first < second and shapes and not any(table in (shape[-2:], shape[-2:][::-1]) for shape in shapes):
         line = bound.case.return_line(several=True)
-        words = f"with {p.name}={not p.default}: shape {shapes[0]} is no table of queries × keys"
+        words = f"with {p.name}={not p.default}: shape {shapes[0]} is not a table of queries × keys"
         yield Finding("weights-returned", words, line)
     if first == second:
         line = bound.case.line_with(rf"\bif\b.*\b{p.name}\b") or bound.case.return_line()

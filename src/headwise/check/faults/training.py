@@ -312,7 +312,7 @@ def _is_idle(bound: Bound, tensor: Tensor) -> bool:
 
 
 def _has_used_twin(name: str, used: set[str]) -> bool:
-    """Whether the same layer of another of query, key and value is used: `q_norm` beside an idle `k_norm`."""
+    """Whether the same layer for another role is used: `q_norm`, where `k_norm` is idle."""
     owner, _, rest = name.partition(".")
     words = re.split(r"(_)", owner)
     for i, word in enumerate(words):

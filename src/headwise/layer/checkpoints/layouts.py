@@ -37,7 +37,7 @@ class Layout(abc.ABC):
     mask: str | None = None  # a buffer that may hold a causal mask
     order: str | None = None  # of the rows of a fused projection, if two layouts share its name
     causal = False  # whether the names are those of a decoder
-    unused: tuple[str, ...] = ()  # beginnings of names that take no part
+    unused: tuple[str, ...] = ()  # prefixes of tensor names to ignore
 
     def matches(self, names: Shapes) -> bool:
         """Whether these names belong to this layout."""
@@ -133,7 +133,7 @@ class Linears(Layout):
 
 
 class Llama(Linears):
-    """`q_proj` and so on. If the first has twice the rows that the last takes, it holds a gate beside each query."""
+    """`q_proj` and so on. If `q_proj` has twice the rows that `o_proj` takes, it holds a gate beside each query."""
 
     def __init__(self) -> None:
         super().__init__("q_proj", "k_proj", "v_proj", title="q_proj, k_proj, v_proj")
@@ -153,7 +153,7 @@ class Llama(Linears):
 
 
 class QueriesAlone(Linears):
-    """`q_proj` and `o_proj` only: a layer that reads the keys and values of another, as the last ones of Gemma 3n.
+    """`q_proj` and `o_proj` only: a layer that reads the keys and values of another, as the last layers of Gemma 3n do.
 
     Some files hold maps to keys and values that such a layer does not use.
     """
@@ -236,7 +236,7 @@ class HeadList(Layout):
     Args:
         form: where a map is: {0} is the number of the head, {1} the map, as in "heads.{0}.{1}" and "{1}.{0}".
         parts: the names of the three maps.
-        numbers: of the heads.
+        numbers: the numbers of the heads.
     """
 
     title = "a list of heads"
@@ -272,10 +272,10 @@ class HeadList(Layout):
             raise CheckpointError(f"{self.title}: {what} has shapes {given}; all heads must be alike.")
 
     def is_one_layer(self, names: Shapes) -> bool:
-        """Whether these are the heads of one layer, not layers in a list; raises if nothing tells which.
+        """Whether these are the heads of one layer, not layers in a list; raises if this is not clear.
 
-        Three signs tell: the list is named after heads, each map has a list of its own, or an output projection beside
-        the list takes all of them.
+        There are three signs: the list is named after heads, each map has a list of its own, or an output projection
+        beside the list takes all of them.
         """
         if "head" in self.form.lower() or self.form.startswith("{1}"):
             return True
@@ -290,9 +290,9 @@ class HeadList(Layout):
             listed = self.form.split(".")[0]
             raise CheckpointError(
                 f"{self.anchor} {tuple(shape)} is one of {count} in the list {listed!r}: they may be {count} heads of "
-                f"one layer or {count} layers without an output projection, and nothing tells which. Rename the list "
-                f"to 'heads', or read each as a layer: MultiHeadAttention.from_state_dict(state_dict, num_heads, "
-                f"prefix='...{listed}.0.')."
+                f"one layer or {count} layers without an output projection, and the names do not tell which. Rename "
+                f"the list to 'heads', or read each as a layer: MultiHeadAttention.from_state_dict(state_dict, "
+                f"num_heads, prefix='...{listed}.0.')."
             )
         return False
 

@@ -200,7 +200,7 @@ def _applied(title: str, rule: Correspondence, theirs: list[Tensor], sizes: Size
 
 
 def _may_be_mask(name: str, tensor: Tensor) -> bool:
-    """Whether a tensor that no rule takes is a mask: a square that is no weight, and triangular if its numbers are
+    """Whether a tensor that no rule takes is a mask: square, not a weight, and triangular if its values are
     known."""
     if tensor.dim() < 2 or tensor.shape[-1] != tensor.shape[-2] or name.endswith("weight"):
         return False
@@ -208,8 +208,8 @@ def _may_be_mask(name: str, tensor: Tensor) -> bool:
 
 
 def _triangle(mask: Tensor) -> int | None:
-    """The size of a causal mask, by its content: ones where a query may look, or ones or minus infinity (or as good as)
-    where it may not; None for anything else."""
+    """The size of a causal mask, by its content: ones where a query may attend, or ones or minus infinity (or a very
+    low number) where it may not; None for anything else."""
     if not 0 < mask.numel() == mask.shape[-1] ** 2:
         return None
     square = mask.reshape(mask.shape[-2:])

@@ -1,8 +1,8 @@
-"""Files that are read while a survey runs: every read is tried again before it counts as failed, and checked.
+"""Files that are read while a survey runs: a failed read is tried again, and every block is verified.
 
 A file is hashed in blocks when the survey begins. From then on a block either has the bytes it had then, or reading it
 is an error, so a survey never mixes two versions of a file. Nothing is memory-mapped: a failing disk or a shortened
-file is an error with a name, not a signal that ends the process.
+file raises an error, instead of a signal that ends the process.
 """
 
 import errno

@@ -21,7 +21,7 @@ from headwise.study.survey.disk import BLOCK, SealedFile, UnreadableError, why
 from headwise.study.survey.long_json import find_text, text_chunks
 from headwise.study.survey.tally import Skipped
 
-LONG = 2**20  # bytes of a line or a value that is no longer held in memory as a whole
+LONG = 2**20  # bytes; a longer line or value is not held in memory as a whole
 LONGEST = 2**28  # bytes of one line of JSONL
 BOM = "\ufeff"
 NEWLINE = ord("\n")

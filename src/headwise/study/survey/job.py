@@ -403,7 +403,7 @@ def _checked_context(context: int | None, model: TextModel) -> int:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """The module in evaluation mode; afterwards every submodule is in the mode it was in, whatever happens."""
+    """The module in evaluation mode; afterwards every submodule is in the mode it was in, even after an error."""
     modes = [(each, each.training) for each in module.modules()]
     try:
         module.eval()

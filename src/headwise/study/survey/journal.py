@@ -216,7 +216,7 @@ def read_checked(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {why(error)}.") from error
     if _sha256(text).encode() != checksum:
         cure = "Delete the folder and start again" if path.name == FILES else "Delete it: its units are then read again"
-        raise CheckpointError(f"{path} is damaged (its checksum does not fit). {cure}.")
+        raise CheckpointError(f"{path} is damaged (its checksum does not match). {cure}.")
     return dict(json.loads(text))
 
 

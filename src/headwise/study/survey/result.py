@@ -122,9 +122,7 @@ class Survey:
             if data.get("format") != FORMAT:
                 raise CheckpointError(f"{path} has the format {data.get('format')!r}; this version reads {FORMAT!r}.")
             if "checksum" in data and data["checksum"] != _checksum(data):
-                raise CheckpointError(
-                    f"{path} is damaged: its numbers do not have its checksum. Survey the files again."
-                )
+                raise CheckpointError(f"{path} is damaged: its checksum does not match. Survey the files again.")
             corpus = [CorpusEntry(**entry) for entry in data["corpus"]]
             return cls(data["settings"], corpus, Tally.from_dict(data["tally"]))
         except OSError as error:

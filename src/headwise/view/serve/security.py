@@ -6,7 +6,7 @@ Each check stops an attack that the others do not stop:
     Origin    another page in the same browser, also one on another port of this computer, sends its own origin
     token     other users of this computer and other programs do not know it
 
-The token is in the fragment of the printed address, which browsers send to nobody. The page keeps it for its tab and
+The token is in the fragment of the printed address, which browsers never send. The page keeps it for its tab and
 sends it in a header, which another page could not set without a preflight request, and those are not answered. There is
 no cookie: browsers send the cookies of one port of 127.0.0.1 to all others. The page itself holds nothing secret, so
 its files need no token.

@@ -83,7 +83,7 @@ def serve(
 
 
 def config_of(server: Server) -> uvicorn.Config:
-    """No access log, few connections, no waiting for those that say nothing, and a quick shutdown."""
+    """No access log, few connections, no waiting for silent clients, and a quick shutdown."""
     protocol = type("Connection", (Connection,), {"door": server.door, "strangers": {}})
     return uvicorn.Config(
         server.app(),
@@ -100,7 +100,7 @@ def config_of(server: Server) -> uvicorn.Config:
 class Connection(H11Protocol):
     """A connection that must be quick and, if there are many, know the token; `config_of` makes a class per server.
 
-    Other programs of this computer can open connections and say nothing. They must not keep the owner out.
+    Other programs on this computer can open connections and send nothing. They must not keep the owner out.
     """
 
     door: Door

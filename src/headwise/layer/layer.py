@@ -172,6 +172,9 @@ class MultiHeadAttention(nn.Module):
             alike = d_key is None and d_value is None and biases["q"] == biases["k"] == biases["v"]
             projections = Fused(widths.head_dim, widths.group) if alike else Separate(widths.head_dim)
         self._projections = projections.fitted(widths)
+        # Most projections make whole keys and values, and need no further step; noting it saves a call its lookups.
+        self._rewrites_calls = type(projections).call is not Projections.call
+        self._rewrites_reads = type(projections).read is not Projections.read
         self.value_dim = self._projections.value_dim or widths.head_dim
         self.heads_width, self.group = widths.num_heads * self.value_dim, widths.group
         widths = widths if out_proj else widths.unmixed(d_out, self.heads_width)
@@ -342,7 +345,8 @@ class MultiHeadAttention(nn.Module):
             read, weights = self._attend_and_look(call, held, watchers)
         else:
             read = choose(call).run(call) if self._spread is None else self._spread.attend(call)
-        read = self._projections.read(self._modules, call, read)
+        if self._rewrites_reads:
+            read = self._projections.read(self._modules, call, read)
         gate = self._modules["gate"]
         output = self._merge(read if gate is None else gated(read, gate(inputs.query)))
         if inputs.offsets is not None:
@@ -378,7 +382,7 @@ class MultiHeadAttention(nn.Module):
             appended = cache.append(k, v, inputs.lengths) if shared is None else shared
             k, v, scoring = appended.key, appended.value, appended.scoring(scoring)
         call = Call(q, k, v, scoring, self.dropout if self.training else 0.0)
-        return self._projections.call(self._modules, call)
+        return self._projections.call(self._modules, call) if self._rewrites_calls else call
 
     def _pack(self, inputs: LayerInputs) -> LayerInputs:
         """The samples of a nested query in one row."""

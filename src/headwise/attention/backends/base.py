@@ -28,10 +28,12 @@ class Call(NamedTuple):
     @property
     def ordinary(self) -> bool:
         """Whether torch's kernels accept this call as it is: no mask, or causal with as many keys as queries."""
-        scoring = self.scoring
-        if scoring.bias is not None or scoring.beyond_sdpa or self.repeats_keys:
+        query, key, value, scoring, _ = self
+        if scoring.bias is not None or scoring.beyond_sdpa:
             return False
-        return scoring.mask is None or (type(scoring.mask) is Causal and self.query.size(2) == self.key.size(2))
+        if query.size(3) != value.size(3) and self.repeats_keys:
+            return False
+        return scoring.mask is None or (type(scoring.mask) is Causal and query.size(2) == key.size(2))
 
     @property
     def grouped(self) -> bool:

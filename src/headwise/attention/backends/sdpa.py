@@ -71,7 +71,7 @@ class Ordinary(Sdpa):
     def run(self, call: Call) -> Tensor:
         query, key, value, scoring, dropout = call
         grouped = call.grouped
-        if (grouped and query.is_cuda and query.dtype not in HALF) or query.size(3) != value.size(3):
+        if query.size(3) != value.size(3) or (grouped and query.is_cuda and query.dtype not in HALF):
             return super().run(call)
         causal = scoring.mask is not None
         return F.scaled_dot_product_attention(

@@ -2,6 +2,8 @@
 
 import pytest
 
+from headwise import check
+from headwise.check.templates import write
 from headwise.check.verdict import judge_file
 
 HEAD = "import torch\nfrom torch import nn\n"
@@ -143,3 +145,12 @@ def test_a_length_that_a_constant_of_the_module_fixes_is_found_out(tmp_path):
         judged(tmp_path, fixed.replace("(self, x, mask=None)", "(self, x)").replace("mask", "None")).verdict
         != "unknown"
     )
+
+
+def test_escape_codes_in_a_file_do_not_reach_the_terminal(tmp_path):
+    path = tmp_path / "attention.py"
+    path.write_text(write("separate", "scale-missing").replace("scores =", "'\x1b[2J\x1b]0;owned\x07'; scores =", 1))
+    report = check(path)
+    assert report.cause == "scale-missing"
+    assert "\x1b" not in str(report)
+    assert "\x07" not in str(report)

@@ -5,6 +5,7 @@ from typing import Any
 
 from headwise.check.jail import missing
 from headwise.check.mistakes import Finding
+from headwise.errors import printable
 
 EXIT = {"right": 0, "variant": 0, "wrong": 1, "partial": 2, "unfinished": 2, "unknown": 2}
 WORDS = {
@@ -113,7 +114,7 @@ class Report:
         if self.others:
             out.append(f"{INDENT}also in this file: {', '.join(self.others)} (choose with --name)")
         out += [f"{INDENT}left out, not valid Python: {piece}" for piece in self.left_out[:3]]
-        return out + self._jail_lines()
+        return [printable(line) for line in out + self._jail_lines()]  # lines quote the file
 
     def _jail_lines(self) -> list[str]:
         """Which layers of the jail were active, and what the code could still have done."""

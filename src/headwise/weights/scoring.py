@@ -264,8 +264,8 @@ class Scoring(Composite):
     @property
     def beyond_sdpa(self) -> bool:
         """Whether there is something that torch's fused attention cannot do."""
-        # As `not self.linear`, written out: every call asks.
-        return not (self.softcap is self.relative is self.score is self.sinks is None)
+        softcap, sinks = self.softcap, self.sinks
+        return softcap is not None or sinks is not None or self.relative is not None or self.score is not None
 
     @property
     def linear(self) -> bool:

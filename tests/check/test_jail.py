@@ -47,6 +47,7 @@ def thread():
 
 attempts = {
     "read a secret": lambda: open(outside + "/secret.txt").read(),
+    "read the list of users": lambda: open("/etc/passwd").read(),
     "read a hidden file of the project": lambda: open(project + "/.env").read(),
     "list the folder of a secret": lambda: os.listdir(outside),
     "read another process": lambda: open(f"/proc/{PARENT}/environ").read(),

@@ -400,3 +400,19 @@ def test_a_cache_under_chunks_drops_old_keys_and_stays_exact():
     steps = [layer(token[:, None], cache=cache) for token in x.unbind(1)]
     torch.testing.assert_close(torch.cat(steps, 1), layer(x))
     assert cache.room < 200
+
+
+def test_a_cache_that_drops_keys_is_refused_by_a_layer_that_sees_further():
+    windowed = MultiHeadAttention(24, 3, causal=True, mask=window(4)).eval()
+    whole, wider = (MultiHeadAttention(24, 3, causal=True, mask=mask).eval() for mask in (None, window(5)))
+    x = torch.randn(2, 7, 24)
+    with torch.no_grad():
+        windowed(x, cache=windowed.make_cache(2))
+        for layer, seen in ((whole, "all"), (wider, "5")):
+            cache = windowed.make_cache(2)
+            with pytest.raises(
+                CacheError, match=f"drops keys more than 4 before a query, and here a query sees {seen}"
+            ):
+                layer(x, cache=cache)
+            assert cache.lengths == [0, 0]
+        whole(x, cache=windowed.make_cache(2, capacity=9))

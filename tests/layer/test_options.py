@@ -11,6 +11,7 @@ from closeness import assert_close_to_truth
 from headwise import (
     CheckpointError,
     MultiHeadAttention,
+    Norms,
     OptionError,
     RelativeBias,
     Scoring,
@@ -425,3 +426,9 @@ def test_long_rows_work_under_functional_transforms():
     q, k, v = (torch.randn(1, 4, 2304, 8) for _ in range(3))
     gradient = torch.func.grad(lambda q: attend(q, k, v, softcap=5.0).sum())(q)
     assert gradient.shape == q.shape
+
+
+@pytest.mark.parametrize("norm", [torch.nn.LayerNorm(8), Norms(torch.nn.RMSNorm(8))], ids=["norm", "Norms"])
+def test_a_norm_that_is_made_already_is_refused(norm):
+    with pytest.raises(OptionError, match=r"expected a function from a width to a module.*nn.LayerNorm instead of"):
+        MultiHeadAttention(24, 3, qk_norm=norm)

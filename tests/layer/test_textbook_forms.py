@@ -6,7 +6,17 @@ import pytest
 import torch
 
 import headwise
-from headwise import HeadCountError, MultiHeadAttention, OptionError, RelativeBias, ShapeError, causal, rotary, window
+from headwise import (
+    HeadCountError,
+    MultiHeadAttention,
+    Norms,
+    OptionError,
+    RelativeBias,
+    ShapeError,
+    causal,
+    rotary,
+    window,
+)
 from headwise.textbook import (
     CausalAttention,
     Course,
@@ -272,3 +282,18 @@ def test_configurations_of_the_tables_are_accepted(d_model, heads):
 
 def test_the_public_name_of_the_room_holds_every_form():
     assert headwise.textbook.Homework is Homework
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"qk_norm": "unweighted"}, {"qk_norm": Norms(value="unweighted")}, {"gate": lambda x: torch.full_like(x, 2.0)}],
+    ids=["norm", "value norm", "gate"],
+)
+def test_options_without_parameters_are_not_lost_on_the_way_back(options):
+    with pytest.raises(OptionError, match=r"cannot do what this layer does: their outputs differ by"):
+        Course.from_layer(MultiHeadAttention(24, 3, **options))
+
+
+def test_another_librarys_layer_is_refused_by_name():
+    with pytest.raises(OptionError, match=r"Course.from_layer\(MultiheadAttention\): expected a headwise"):
+        Course.from_layer(torch.nn.MultiheadAttention(24, 3))

@@ -199,7 +199,7 @@ def test_changing_a_tensor_of_any_mask_in_place_makes_its_maps_stale():
 
 
 def test_a_mask_on_another_device_is_named_wherever_its_tensor_is():
-    with pytest.raises(ValueError, match=r"is on meta and the query on cpu.*mask.to\('cpu'\)"):
+    with pytest.raises(ValueError, match="is on meta and the query on cpu. A meta tensor has no numbers"):
         attend(*heads(), mask=MASKS["nested"]().to("meta"))
 
 

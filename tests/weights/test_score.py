@@ -354,3 +354,19 @@ def test_a_function_that_reads_other_tensors_later_is_refused():
     TABLE[0, 0].item()
     with pytest.raises(OptionError, match="do not branch on shapes or values"):
         attend(q, k, v, score=lambda s, *x: fickle(s, *x) + (AHEAD + TABLE[0, 0] if s.shape[-1] == S else 0.0))
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        lambda s, b, h, q, k: s.softmax(-1),
+        lambda s, b, h, q, k: s * s.amax(-1, keepdim=True),
+        lambda s, b, h, q, k: s - s.mean(),
+        lambda s, b, h, q, k: s + torch.rand_like(s),
+    ],
+    ids=["softmax", "largest of the row", "mean", "random"],
+)
+def test_a_function_of_more_than_one_score_is_refused(score):
+    q, k, v = torch.randn(3, 2, 3, 5, 7)
+    with pytest.raises(OptionError, match="gives other scores for a part of a tile than for the whole"):
+        attend(q, k, v, score=score)

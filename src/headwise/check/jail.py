@@ -35,8 +35,8 @@ OTHERWISE = {  # what a missing layer leaves open
 }
 WRAPPED = "HEADWISE_BUBBLEWRAP"  # set inside bubblewrap
 SYSTEM = (
-    "/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/nix", "/etc/ld.so.cache", "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d", "/etc/localtime", "/etc/nsswitch.conf", "/etc/passwd", "/etc/group", "/etc/hosts",
+    "/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/nix", "/etc/ld.so.cache", "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d", "/etc/localtime", "/etc/nsswitch.conf",
     "/etc/fonts", "/etc/mime.types", "/etc/alternatives", "/sys/devices/system", "/sys/fs/cgroup",
     "/dev/urandom", "/dev/random",
 )  # fmt: skip

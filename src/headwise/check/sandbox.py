@@ -116,7 +116,7 @@ def _environment(home: str) -> dict[str, str]:
     here = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return {k: v for k, v in os.environ.items() if k in KEPT} | {
-        "HOME": home, "TMPDIR": home, "PYTHONPATH": path,
+        "HOME": home, "TMPDIR": home, "PYTHONPATH": path, "USER": "learner", "LOGNAME": "learner",
         "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg", "WANDB_MODE": "disabled",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore",
     }  # fmt: skip

@@ -21,7 +21,7 @@ from torch import Tensor
 from headwise.errors import CacheError, ShapeError
 from headwise.layer.pages import Paged, PagePool
 from headwise.layer.storage import Contiguous, Format, Parts, Storage, StorageLayout
-from headwise.masks import Lengths, Mask
+from headwise.masks import Lengths, Mask, reach_back
 from headwise.masks.mask import check_placeable, placed, shifted
 from headwise.shapes import as_numbers, check_flag, check_size
 from headwise.weights import Scoring
@@ -211,7 +211,14 @@ class KVCache:
         return torch.tensor(self._lengths, device=self.device)[:, None] + steps
 
     def check_mask(self, mask: Mask | None, lengths: Sequence[int] | Tensor | None) -> None:
-        """Raise if samples of these `lengths` differ in position and the mask cannot be placed for each of them."""
+        """Raise if the mask lets queries see keys that this cache drops, or if samples of these `lengths` differ in
+        position and the mask cannot be placed for each of them."""
+        if self.window is not None and ((reach := reach_back(mask)) is None or reach > self.window):
+            raise CacheError(
+                f"this cache drops keys more than {self.window} before a query, and here a query sees "
+                f"{'all' if reach is None else reach} keys before it. Make the cache with the layer that sees furthest "
+                f"back, or with capacity=, so that nothing is dropped."
+            )
         if mask is None:
             return
         if self._filled is not None or lengths is not None or len(set(self._lengths)) > 1:

@@ -172,6 +172,11 @@ def make_norm(
         "width": functools.partial(WidthNorm, eps=1e-6),
         "unweighted": functools.partial(nn.RMSNorm, eps=1e-6, elementwise_affine=False),
     }
+    if isinstance(kind, nn.Module):
+        raise OptionError(
+            f"qk_norm={type(kind).__name__}(...): expected a function from a width to a module, because queries and "
+            f"keys need one each: pass nn.LayerNorm instead of nn.LayerNorm(8), or functools.partial for its options."
+        )
     make: Any = named.get(kind) if isinstance(kind, str) else kind
     func, args, keywords = getattr(make, "func", make), getattr(make, "args", ()), getattr(make, "keywords", {})
     if hasattr(func, "for_heads"):

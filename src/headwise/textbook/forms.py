@@ -12,6 +12,7 @@ Masks are True or 1 where a query may attend. Each class computes what `MultiHea
 the fused layer with its weights, and `from_layer` goes back.
 """
 
+import copy
 from typing import Any, Self
 
 import torch
@@ -54,6 +55,11 @@ class Convertible(nn.Module):
             layer: a layer with the options of this class. A projection without a bias gets one of zeros.
             sizes: what this class needs and the layer does not have, such as `context_length=`.
         """
+        if not isinstance(layer, MultiHeadAttention):
+            raise OptionError(
+                f"{cls.__name__}.from_layer({type(layer).__name__}): expected a headwise.MultiHeadAttention; "
+                f"MultiHeadAttention.from_state_dict(...) makes one of other layers."
+            )
         form = cls._like(layer, **sizes).to(next(layer.parameters()))
         _check_same(cls, form.to_layer(), layer)
         given = _parts(layer)
@@ -64,7 +70,25 @@ class Convertible(nn.Module):
                 if linear.bias is not None:
                     bias = given.get(f"{name}.bias")
                     linear.bias.data.copy_(torch.zeros(()) if bias is None else bias[rows])
+        _check_equal(cls, form.to_layer(), layer)
         return form.train(layer.training)
+
+
+def _check_equal(form: type[Convertible], able: MultiHeadAttention, layer: MultiHeadAttention) -> None:
+    """Raise unless both layers give the same output: options without parameters show in no state dict."""
+    weight = next(layer.parameters())
+    if weight.is_meta:
+        return
+    x = torch.randn(3, min(5, layer.context_length or 5), layer.d_in, dtype=weight.dtype, device=weight.device)
+    with torch.no_grad():
+        able, layer = copy.deepcopy(able).eval(), copy.deepcopy(layer).eval()
+        ours, theirs = able(x, return_weights=False), layer(x, return_weights=False)
+    if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2 if weight.dtype.itemsize < 4 else 1e-4):
+        raise OptionError(
+            f"{form.__name__} cannot do what this layer does: their outputs differ by "
+            f"{(ours - theirs).abs().max().item():.2g}. Use the layer itself, or one without a gate, norms and other "
+            f"options that {form.__name__} lacks."
+        )
 
 
 def _check_same(form: type[Convertible], able: MultiHeadAttention, layer: MultiHeadAttention) -> None:

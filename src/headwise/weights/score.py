@@ -7,6 +7,7 @@ call can then be given others in their place: copies on another device, or leave
 """
 
 import inspect
+import math
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
@@ -106,7 +107,7 @@ class Score(Composite):
         self._check_arity()
         # Sizes that no axis has: a function that counts on the whole shape instead of the indices fails here.
         few = [n for n in PRIMES if n not in sizes][:4]
-        scores = torch.zeros(few, device=device, dtype=dtype)
+        scores = (torch.arange(math.prod(few), device=device).square() % 101 / 50 - 1).to(dtype).view(few)  # disorder
         places = [torch.arange(n, device=device) % size for n, size in zip(few, sizes, strict=True)]
         shaped = [x.view([-1] + [1] * (3 - axis)) for axis, x in enumerate(places)]
         given = (scores, *shaped)
@@ -125,8 +126,23 @@ class Score(Composite):
         written += ["a tensor of its own"] if reads.changed() else []
         if written:
             raise OptionError(f"score={self.name} writes to {written[0]} in place. Return a new tensor instead.")
+        if device.type == "cpu":  # elsewhere it would wait for the device at every call
+            self._check_parts(found, scores, shaped)
         outside: list[Tensor] = reads.outside  # torch's modes are not typed
         return outside
+
+    def _check_parts(self, whole: Tensor, scores: Tensor, places: Sequence[Tensor]) -> None:
+        """Raise unless a part of a tile gets the scores that it has in the whole tile."""
+        batch, head, query, key = places
+        with torch.no_grad():
+            part = self.called(scores[:, :, 1:-1, 1:-1], batch, head, query[1:-1], key[1:-1])
+        inside = whole.expand(scores.shape)[:, :, 1:-1, 1:-1]
+        near = 1e-5 if scores.dtype.itemsize >= 4 else 1e-2
+        if not torch.allclose(part.to(whole.dtype).expand(inside.shape), inside, near, near, equal_nan=True):
+            raise OptionError(
+                f"score={self.name} gives other scores for a part of a tile than for the whole. Each score must follow "
+                f"from that score and its batch, head, query and key alone: no softmax, sums or random numbers."
+            )
 
     def _check_arity(self) -> None:
         try:

@@ -8,7 +8,7 @@ import torch
 
 from closeness import assert_close_to_truth
 from headwise import attend, causal, chunks, dense, documents, explain, padding, prefix, reference, window
-from headwise.attention.backends import BACKENDS, Call, blocks
+from headwise.attention.backends import BACKENDS, Call, blocks, shared
 from headwise.weights import Scoring
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -103,6 +103,25 @@ def test_half_precision_rounds_only_its_result(kind, dtype):
         tensors[0] *= 4
         truth, _, _ = truth_of(tensors, mask)
         assert_close_to_truth(attend(*tensors, mask=mask), truth, truth_of(tensors, mask, torch.float32)[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["none", "padding", "empty sample", "dense"])
+@pytest.mark.parametrize("T", [1, 3])
+def test_values_that_are_part_of_the_keys_are_read_exactly(kind, dtype, T, monkeypatch):
+    """As in absorbed latent attention, from a cache that has room for more."""
+    monkeypatch.setattr(shared, "PART", 7 * D)  # so that a conversion takes several parts
+    S, Dv = 67, D - 5
+    for Hkv, per_head in itertools.product((1, 3), (False, True)):
+        query = torch.randn(B, H, T, D, dtype=torch.float64).to(dtype)
+        key = torch.randn(B, Hkv, S + 11, D, dtype=torch.float64).to(dtype)[:, :, :S]
+        bias = torch.randn(1, H, T, S, dtype=torch.float64).to(dtype) if per_head else None
+        mask = MASKS[kind](T, S)
+        tensors = (query, key, key[..., :Dv])
+        assert explain(*tensors, mask=mask, attn_bias=bias).path == "shared"
+        output = attend(*tensors, mask=mask, attn_bias=bias)
+        truth, _, _ = truth_of(tensors, mask, bias=bias)
+        assert_close_to_truth(output, truth, truth_of(tensors, mask, dtype, bias)[0])
 
 
 @pytest.mark.parametrize("kind", MASKS)

@@ -32,6 +32,7 @@ from headwise import (
     yarn,
 )
 from headwise.attention.backends import BACKENDS, Call
+from headwise.layer import positions
 from headwise.weights.scoring import bucket_of
 
 B, H, HKV, T, D = 2, 6, 3, 13, 8
@@ -432,3 +433,34 @@ def test_long_rows_work_under_functional_transforms():
 def test_a_norm_that_is_made_already_is_refused(norm):
     with pytest.raises(OptionError, match=r"expected a function from a width to a module.*nn.LayerNorm instead of"):
         MultiHeadAttention(24, 3, qk_norm=norm)
+
+
+def test_queries_and_keys_share_one_table_of_angles(monkeypatch):
+    made, plain = [], positions._angle_table
+    monkeypatch.setattr(positions, "_angle_table", lambda *given: made.append(given) or plain(*given))
+    MultiHeadAttention(12, 3, position=rotary())(torch.randn(2, 5, 12))
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("method", ["turn", "encode_query", "encode_key"])
+def test_a_rotary_that_overrides_a_method_is_used_as_it_is(method):
+    class Mine(positions.Rotary):
+        pass
+
+    def doubled(self, heads, at):
+        return 2 * getattr(positions.Rotary, method)(self, heads, at)
+
+    setattr(Mine, method, doubled)
+    layer = MultiHeadAttention(12, 3, position=rotary()).double()
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    _, plain = layer(x, return_weights=True)
+    layer.position = Mine()
+    _, changed = layer(x, return_weights=True)
+    factor = 4 if method == "turn" else 2
+    torch.testing.assert_close(changed[:], (plain[:].log() * factor).softmax(-1))
+
+
+def test_changing_the_speeds_of_a_rotary_in_place_changes_no_other():
+    before = rotary().speeds(8, torch.device("cpu"))
+    rotary().speeds(8, torch.device("cpu")).zero_()
+    torch.testing.assert_close(rotary().speeds(8, torch.device("cpu")), before)

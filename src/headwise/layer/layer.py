@@ -21,7 +21,7 @@ from headwise.layer.inputs import LayerCall, LayerInputs, Positions, check_keys,
 from headwise.layer.norms import Norm, Norms, make_norm
 from headwise.layer.options import Widths
 from headwise.layer.pages import PagePool
-from headwise.layer.positions import PositionalEncoding, check_positions, for_heads
+from headwise.layer.positions import PositionalEncoding, Steps, check_positions, for_heads
 from headwise.layer.projections import Fused, Projections, Separate, Three, ThreeBiases, check_head_dim, project
 from headwise.layer.storage import Format
 from headwise.layer.unpacking import check_not_unpacked
@@ -427,13 +427,15 @@ class MultiHeadAttention(nn.Module):
                 "positions are for a rotary or another encoding of queries and keys, and this layer has none. Leave "
                 "them out: masks, ALiBi and relative biases follow the order of queries and keys."
             )
-        at = None if encoding is None else self._query_positions(q, inputs, remembered, encoding)
-        q = self._shaped("q", q, encoding, at)
+        steps: Steps = ()
+        if encoding is not None:
+            steps = self._steps(q, encoding, self._query_positions(q, inputs, remembered, encoding))
+        q = self._shaped("q", q, steps)
         if remembered:
             return q, k, v
         if encoding is not None and inputs.key_positions is not None:
-            at = self._checked("key_positions", inputs.key_positions, k, encoding)
-        return q, self._shaped("k", k, encoding, at), v if self.v_norm is None else self.v_norm(v)
+            steps = self._steps(k, encoding, self._checked("key_positions", inputs.key_positions, k, encoding))
+        return q, self._shaped("k", k, steps), v if self.v_norm is None else self.v_norm(v)
 
     def _encoding(self, heads: Tensor) -> PositionalEncoding | None:
         """The layer's encoding of positions in queries and keys."""
@@ -442,19 +444,23 @@ class MultiHeadAttention(nn.Module):
             return None
         return rule.to(heads.device) if heads.is_meta else rule
 
-    def _shaped(self, part: str, heads: Tensor, encoding: PositionalEncoding | None, at: Tensor | None) -> Tensor:
+    def _steps(self, heads: Tensor, encoding: PositionalEncoding, at: Tensor) -> Steps:
+        """The encodings of heads at these positions, one after the other, each with the positions that it takes."""
+        D = self._projections.turned_dim or heads.shape[3]
+        return [(one.prepared(place, D, heads.dtype), place) for one, place in encoding.each(at)]
+
+    def _shaped(self, part: str, heads: Tensor, steps: Steps) -> Tensor:
         """Queries or keys after their norm and their position, in the layer's order."""
         norm = self._modules[f"{part}_norm"]
         if norm is not None and not self._norm_after:
             heads = norm(heads)
-        if encoding is not None and at is not None:
-            for one, place in encoding.each(at):
-                encode = one.encode_query if part == "q" else one.encode_key
-                # What changes queries alone is for the whole query; what changes keys, for the part that turns.
-                if self._projections.turned_dim is None or not one.encodes_keys:
-                    heads = encode(heads, place)
-                else:
-                    heads = self._projections.turned(heads, functools.partial(_encoded, encode, place))
+        for one, place in steps:
+            encode = one.encode_query if part == "q" else one.encode_key
+            # What changes queries alone is for the whole query; what changes keys, for the part that turns.
+            if self._projections.turned_dim is None or not one.encodes_keys:
+                heads = encode(heads, place)
+            else:
+                heads = self._projections.turned(heads, functools.partial(_encoded, encode, place))
         return norm(heads) if norm is not None and self._norm_after else heads
 
     @staticmethod
@@ -624,14 +630,15 @@ class MultiHeadAttention(nn.Module):
         value = key if value is None else value
         check_keys(key, key, value, self.d_key, self.d_value)
         k, v = self._projections.keys_and_values(self._modules, key, value)
-        encoding, at = self._encoding(k), None
+        encoding = self._encoding(k)
+        steps: Steps = ()
         if encoding is not None and encoding.encodes_keys:
             if positions is None:
                 raise OptionError(
                     "this layer has a rotary: pass remember(memory, positions=...), the positions of the keys."
                 )
-            at = self._checked("positions", positions, k, encoding)
-        k, v = self._shaped("k", k, encoding, at), v if self.v_norm is None else self.v_norm(v)
+            steps = self._steps(k, encoding, self._checked("positions", positions, k, encoding))
+        k, v = self._shaped("k", k, steps), v if self.v_norm is None else self.v_norm(v)
         return Memory(k, v)
 
     def projections(self) -> tuple[Three, ThreeBiases]:

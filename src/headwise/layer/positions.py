@@ -22,6 +22,8 @@ from headwise.errors import OptionError, ShapeError
 from headwise.masks import Composite
 from headwise.shapes import as_numbers, check_flag, check_size
 
+MOST_SPEEDS = 64  # kept, of different rotaries and devices
+
 
 class PositionalEncoding(Composite):
     """What a layer does to its queries and keys by position. A subclass overrides `encode_query`, `encode_key` or both.
@@ -78,13 +80,21 @@ class PositionalEncoding(Composite):
         """Key heads (B, Hkv, S, D) at these positions, as in `encode_query`."""
         return heads
 
-    def each(self, positions: Tensor) -> "Sequence[tuple[PositionalEncoding, Tensor]]":
+    def each(self, positions: Tensor) -> "Steps":
         """The encodings that this one consists of, each with those `positions` that it takes."""
         return ((self, positions),)
+
+    def prepared(self, positions: Tensor, D: int, dtype: torch.dtype) -> "PositionalEncoding":
+        """The same encoding for queries and keys at these positions alone, with what they share computed once; heads
+        are `D` wide. By default the encoding itself."""
+        return self
 
     def __add__(self, other: object) -> "PositionalEncoding":
         """Both encodings, this one first: `rotary() + temperature()`."""
         return Combined((self, other)) if isinstance(other, PositionalEncoding) else NotImplemented
+
+
+Steps = Sequence[tuple[PositionalEncoding, Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +130,7 @@ class Combined(PositionalEncoding):
     def describe(self) -> str:
         return " + ".join(part.describe() for part in self.parts)
 
-    def each(self, positions: Tensor) -> Sequence[tuple[PositionalEncoding, Tensor]]:
+    def each(self, positions: Tensor) -> Steps:
         mine = [(part, positions if part.axes == self.axes else positions[0]) for part in self.parts]
         return [pair for part, place in mine for pair in part.each(place)]
 
@@ -188,7 +198,7 @@ class Rotary(PositionalEncoding):
     def speeds(self, D: int, device: torch.device | None = None) -> Tensor:
         """Radians per position of every pair, (width / 2,), float64."""
         width = D if self.width is None else self.width
-        speeds = self.base ** -(torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
+        speeds = plain_speeds(self.base, width, device)
         return speeds if self.scaling is None else self.scaling.speeds(speeds, self.base)
 
     def places(self, positions: Tensor, pairs: int) -> Tensor:
@@ -208,25 +218,77 @@ class Rotary(PositionalEncoding):
         >>> rotary().turn(x, torch.arange(5)).shape
         torch.Size([1, 2, 5, 8])
         """
-        D = heads.shape[3]
-        precise = torch.promote_types(heads.dtype, torch.float32)
-        speeds, factor = self.speeds(D, heads.device), 1.0
+        D, precise = heads.shape[3], torch.promote_types(heads.dtype, torch.float32)
+        return self.turned(heads, *self.angles(positions, D, precise, heads.device))
+
+    def angles(self, positions: Tensor, D: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cosines and sines for heads `D` wide at these positions, (T, w/2) or (B, 1, T, w/2)."""
+        speeds, factor = self.speeds(D, device), 1.0
         if self.scaling is not None:
             speeds, factor = self.scaling.at(speeds, positions), self.scaling.attention_factor
         places = self.places(positions, speeds.shape[0])
         # A compiler would fuse the table into the rotation, and compute float64 cosines for every head of every sample.
         opaque = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-        table = (angle_table if opaque else _angle_table)(places, speeds, factor, precise)
-        cos, sin = (table[:, :, None] if table.dim() == 4 else table).unbind()  # (T, w/2) or (B, 1, T, w/2)
-        turned, rest = heads.split((2 * cos.shape[-1], D - 2 * cos.shape[-1]), dim=-1)
-        turned = (_turn_neighbors if self.interleaved else _turn_halves)(turned.to(precise), cos, sin).to(heads.dtype)
-        return turned if rest.shape[-1] == 0 else torch.cat([turned, rest], -1)
+        table = (angle_table if opaque else _angle_table)(places, speeds, factor, dtype)
+        cos, sin = (table[:, :, None] if table.dim() == 4 else table).unbind()
+        return cos, sin
+
+    def turned(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Heads (B, H, T, D) rotated by these angles."""
+        turns, D = _turn_neighbors if self.interleaved else _turn_halves, heads.shape[3]
+        if 2 * cos.shape[-1] == D:
+            return turns(heads.to(cos.dtype), cos, sin).to(heads.dtype)
+        part, rest = heads.split((2 * cos.shape[-1], D - 2 * cos.shape[-1]), dim=-1)
+        return torch.cat([turns(part.to(cos.dtype), cos, sin).to(heads.dtype), rest], -1)
+
+    def prepared(self, positions: Tensor, D: int, dtype: torch.dtype) -> PositionalEncoding:
+        own = type(self)
+        if own.turn is not Rotary.turn or own.encode_query is not Rotary.encode_query:
+            return self
+        if own.encode_key is not Rotary.encode_key:
+            return self
+        precise = torch.promote_types(dtype, torch.float32)
+        return _Angles(self, *self.angles(positions, D, precise, positions.device))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Angles(PositionalEncoding):
+    """A rotary at certain positions."""
+
+    rule: Rotary
+    cos: Tensor
+    sin: Tensor
+
+    def encode_query(self, heads: Tensor, positions: Tensor) -> Tensor:
+        if torch.promote_types(heads.dtype, torch.float32) != self.cos.dtype:
+            return self.rule.turn(heads, positions)
+        return self.rule.turned(heads, self.cos, self.sin)
+
+    def encode_key(self, heads: Tensor, positions: Tensor) -> Tensor:
+        return self.encode_query(heads, positions)
+
+
+_plain_speeds: dict[tuple[float, int, torch.device], Tensor] = {}  # a call would spend a fifth of its time on them
+
+
+def plain_speeds(base: float, width: int, device: torch.device | None) -> Tensor:
+    """Radians per position of every pair without scaling, (width / 2,), float64."""
+    known = None if device is None or torch.compiler.is_compiling() else _plain_speeds.get((base, width, device))
+    if known is not None:
+        return known.clone()
+    speeds = base ** -(torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
+    if device is not None and type(speeds) is Tensor and not torch.compiler.is_compiling():
+        if len(_plain_speeds) >= MOST_SPEEDS:
+            _plain_speeds.clear()
+        _plain_speeds[base, width, device] = speeds.clone()
+    return speeds
 
 
 def _angle_table(places: Tensor, speeds: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
     """Cosines and sines of all angles, (2, T, w/2) or (2, B, T, w/2), computed in float64 whatever the `dtype`."""
     angles = places.to(torch.float64) * speeds
-    return (torch.stack([angles.cos(), angles.sin()]) * factor).to(dtype)
+    table = torch.stack([angles.cos(), angles.sin()])
+    return (table if factor == 1.0 else table * factor).to(dtype)
 
 
 angle_table = torch.library.custom_op("headwise::angle_table", _angle_table, mutates_args=())

@@ -157,16 +157,42 @@ MODELS |= {
     "qwen2_5_vl": ("qwen2_5_vl_text", PLAIN | {"num_key_value_heads": 2, "rope_parameters": MROPE}),
     "qwen3_vl": ("qwen3_vl_text", GROUPED | {"rope_parameters": MROPE | {"mrope_interleaved": True}}),
 }  # fmt: skip
+# Families that differ from those above in little, each with the settings that its configuration has.
+SMALL = GROUPED | {"n_embd": E, "n_head": H, "n_layer": 2, "dff": 32, "ffn_dim": 32, "sliding_window": 5}
+SMALL |= PAIR | {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+SMALL |= {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+SMALL |= {"embedding_size": E, "num_logits_to_keep": 1}
+FURTHER = [
+    *("apertus", "arcee", "aria_text", "bert-generation", "biogpt", "blenderbot-small", "cohere2", "cohere2_moe"),
+    *("ctrl", "cwm", "data2vec-text", "dots1", "ernie", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe"),
+    *("flex_olmo", "glm", "glm4", "glm4_moe", "granitemoe", "granitemoeshared", "helium", "hy_v3", "hyperclovax"),
+    *("jais2", "kolibri1", "layoutlm", "mellum", "minimax_m2", "ministral", "modernbert-decoder", "mvp"),
+    *("olmo3", "olmoe", "phimoe", "plbart", "qwen2_moe", "rembert", "roberta-prelayernorm", "seed_oss"),
+    *("solar_open", "vaultgemma"),
+]
+WINDOWED = ("cohere2", "cohere2_moe", "cwm", "exaone4", "exaone_moe", "olmo3", "modernbert-decoder", "vaultgemma")
+
+
+def fitting(kind):
+    """The small settings that a family knows; those with a window have it in one layer of two."""
+    usual = transformers.AutoConfig.for_model(kind)
+    mixed = {"layer_types": SLIDING} if kind in WINDOWED else {}
+    return {name: value for name, value in SMALL.items() if hasattr(usual, name)} | mixed
+
+
+MODELS |= {kind: (kind, None) for kind in FURTHER}
 
 PAIRS = ("t5", "mt5", "bart", "mbart", "marian", "pegasus", "blenderbot", "m2m_100", "whisper")
+PAIRS += ("blenderbot-small", "mvp", "plbart")
 
 
 def made(name):
     kind, settings = MODELS[name]
+    settings = fitting(kind) if settings is None else settings
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(kind, **settings)
     no_float64 = ("gpt_oss", "mixtral", "qwen3_moe", "xglm")  # experts, and a mask filled with too small a number
-    dtype = torch.float32 if kind in no_float64 else torch.float64
+    dtype = torch.float32 if kind in (*no_float64, *FURTHER) else torch.float64
     path = "sdpa" if kind == "falcon" else "eager"  # its eager path adds the slopes twice
     model = transformers.AutoModel.from_config(config, attn_implementation=path, dtype=dtype).eval()
     for parameter in model.parameters():

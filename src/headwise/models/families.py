@@ -295,16 +295,25 @@ def t5(config: Config, place: LayerPlace) -> Options:
 NORMS = {"head": nn.RMSNorm, "width": WidthNorm, "zero-centred": ZeroCentredNorm}
 
 
-def llama(config: Config, place: LayerPlace, *, interleaved: bool = False, norm: str | None = None) -> Options:
-    """Llama and others: rotary positions and grouped heads; some have windows, soft-caps, sinks and norms of heads."""
+def llama(
+    config: Config, place: LayerPlace, *, interleaved: bool = False, norm: str | None = None, turned: str = "all"
+) -> Options:
+    """Llama and others: rotary positions and grouped heads; some have windows, soft-caps, sinks and norms of heads, and
+    some have a rotary only in layers with a window (`turned="sliding"`)."""
     kind = _layer_type(config, place)
+    rotates = _is_turned(config, place) and (turned == "all" or kind == "sliding_attention" or not _slides(config))
     return {
         "causal": True,
         "mask": window(int(config["sliding_window"]) - 1) if kind == "sliding_attention" else None,
-        "position": _rotary(config, kind, interleaved) if _is_turned(config, place) else None,
+        "position": _rotary(config, kind, interleaved) if rotates else None,
         "qk_norm": norm and functools.partial(NORMS[norm], eps=config.get("rms_norm_eps", 1e-6)),
         **_scores(config),
     }
+
+
+def _slides(config: Config) -> bool:
+    """Whether the model has a window at all."""
+    return bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False
 
 
 def _is_turned(config: Config, place: LayerPlace) -> bool:
@@ -394,13 +403,16 @@ def _layer_type(config: Config, place: LayerPlace) -> str:
     kinds = config.get("layer_types")
     if kinds:
         return str(kinds[place.number])
-    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+    if not _slides(config):
         return "full_attention"
     family = str(config.get("model_type"))
     if family.startswith("qwen") and place.number < config.get("max_window_layers", 0):
         return "full_attention"
-    periods = {"gemma2": 2, "gpt_oss": 2, "gemma3n_text": 5, "gemma3_text": config.get("sliding_window_pattern", 6)}
-    period = periods.get(family)
+    periods = {"gemma2": 2, "gpt_oss": 2, "vaultgemma": 2, "cohere2": 4, "exaone4": 4, "olmo3": 4, "gemma3n_text": 5}
+    pattern = config.get("sliding_window_pattern") or periods.get(family, 6 if family == "gemma3_text" else None)
+    if isinstance(pattern, str):  # such as "LLLG", where G is a global layer
+        return "full_attention" if pattern[place.number % len(pattern)] == "G" else "sliding_attention"
+    period = pattern
     return "full_attention" if period and (place.number + 1) % period == 0 else "sliding_attention"
 
 
@@ -477,12 +489,23 @@ FAMILIES: dict[str, Callable[[Config, LayerPlace], Options]] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert"), encoder),
     **dict.fromkeys(("vit", "deit", "dinov2", "clip_vision_model", "siglip_vision_model"), encoder),
     **dict.fromkeys(("siglip_text_model", "wav2vec2", "hubert"), encoder),
-    **dict.fromkeys(("opt", "clip_text_model", "xglm"), decoder),
+    **dict.fromkeys(("bert-generation", "data2vec-text", "ernie", "layoutlm", "rembert"), encoder),
+    "roberta-prelayernorm": encoder,
+    **dict.fromkeys(("opt", "clip_text_model", "xglm", "biogpt", "ctrl", "nemotron_h"), decoder),
     **dict.fromkeys(("bart", "mbart", "marian", "pegasus", "blenderbot", "m2m_100"), pair),
+    **dict.fromkeys(("blenderbot-small", "mvp", "plbart"), pair),
     **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "gemma", "gemma2", "phi", "phi3", "stablelm"), llama),
     **dict.fromkeys(("olmo", "gpt_oss", "granite", "starcoder2", "smollm3", "nemotron", "gpt_neox"), llama),
-    **dict.fromkeys(("ministral3", "qwen2_vl_text", "qwen2_5_vl_text"), llama),
+    **dict.fromkeys(("ministral3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_moe"), llama),
+    **dict.fromkeys(("arcee", "aria_text", "cwm", "granitemoe", "granitemoeshared", "hyperclovax", "jais2"), llama),
+    **dict.fromkeys(("ministral", "modernbert-decoder", "phimoe", "seed_oss", "solar_open", "vaultgemma"), llama),
+    "glm4_moe": llama,
     **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl_text"), functools.partial(llama, norm="head")),
+    **dict.fromkeys(("apertus", "dots1", "hy_v3", "kolibri1", "mellum"), functools.partial(llama, norm="head")),
+    **dict.fromkeys(("flex_olmo", "minimax_m2", "olmo3", "olmoe"), functools.partial(llama, norm="width")),
+    **dict.fromkeys(("exaone4", "exaone_moe"), functools.partial(llama, norm="head", turned="sliding")),
+    **dict.fromkeys(("ernie4_5", "ernie4_5_moe", "glm", "glm4", "helium"), functools.partial(llama, interleaved=True)),
+    **dict.fromkeys(("cohere2", "cohere2_moe"), functools.partial(llama, interleaved=True, turned="sliding")),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text"), functools.partial(llama, norm="zero-centred")),
     "llama4_text": llama4,
     "gemma3n_text": gemma3n,

@@ -309,6 +309,7 @@ def _class_for(name: str, attributes: list[Any]) -> type[Composite]:
             f"you load the map."
         )
     fields: list[str] = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
-    if not set(fields) <= set(attributes):
+    needed = [name for name in fields if not hasattr(cls, name)]  # a default is an attribute of the class
+    if not set(needed) <= set(attributes):
         raise CheckpointError(f"the saved {name} has the fields {attributes}, and the class now has {fields}.")
     return cls

@@ -275,6 +275,7 @@ class IndexMask(Mask):
     batch: int
     first_query: int | Tensor
     first_key: int
+    pads = True
 
     @property
     def extent(self) -> Extent:

@@ -1,9 +1,10 @@
 """Which tokens of a map are padding.
 
 A key that no query may see is padding: `padding(lengths)`, a dense mask, an additive mask and the `attention_mask` of
-transformers all say it this way. In self-attention, the query at the position of such a key is padding too. For
-statistics, a padded query counts as one that sees no key, and the first token is the first that is not padding. The
-weights themselves stay as they are.
+transformers all say it this way (`Mask.pads`; what a window or a selection of blocks hides is no padding). In self-attention, the query at the position of such a key is padding too. If there
+are more keys than queries, as with a cache, that needs a mask of positions, such as `causal()`; otherwise the keys may
+be of another text. For statistics, a padded query counts as one that sees no key, and the first token is the first that
+is not padding. The weights themselves stay as they are.
 """
 
 import dataclasses
@@ -57,7 +58,7 @@ class FromFirst(Mask):
 
 def real_keys(source: Source) -> Tensor | None:
     """Which keys of all samples of the whole map are not padding, (B or 1, S); None if all are certain to be real."""
-    found = [_seen(part, source) for part in _parts(source.mask) if part.by_key or not part.sees_self]
+    found = [_seen(part, source) for part in _parts(source.mask) if part.pads]
     bias = source.scoring.bias
     if bias is not None and bias.shape[-1] > 1:
         bias = bias if bias.dim() == 4 else bias[None, None]
@@ -75,7 +76,7 @@ def _parts(mask: Mask | None) -> list[Mask]:
     parts: list[Mask] = []
     for part in conjuncts(mask):
         if type(part) is Placed:
-            parts += [x if x.by_key or x.sees_self else Placed(x, part.positions) for x in _parts(part.inner)]
+            parts += _parts(part.inner)  # masks that list their queries cannot be placed, so all queries are there
         elif not isinstance(part, Excluded):
             parts.append(part)
     return parts
@@ -99,10 +100,17 @@ def _seen(mask: Mask, source: Source) -> Tensor:
     return seen
 
 
+def _among_keys(source: Source) -> bool:
+    """Whether the queries are some of the keys, as far as one can tell."""
+    frame, scoring = source.frame, source.scoring
+    placed = scoring.positions is not None or any(part.sees_self for part in _parts(source.mask))
+    return not scoring.cross and (frame.T == frame.S or placed)
+
+
 def real_queries(source: Source, keys: Tensor) -> Tensor:
     """Which queries of the source are not padding, (B or 1, T), given which keys of the whole map are not."""
     T = source.shape[2]
-    if source.scoring.cross:
+    if not _among_keys(source):
         return keys.new_ones(1, T)
     keys = keys[source.axis("batch")] if len(keys) > 1 else keys
     position = source.positions()
@@ -115,7 +123,7 @@ def real_queries(source: Source, keys: Tensor) -> Tensor:
 
 def without_padding(source: Source, keys: Tensor | None) -> Source:
     """The source in which padded queries see no key; `keys` is what `real_keys` found."""
-    if keys is None or source.scoring.cross:
+    if keys is None or not _among_keys(source):
         return source
     # Padding is a document of its own: its queries see its keys alone, which are hidden from everyone.
     apart: Mask = Documents(keys.long())

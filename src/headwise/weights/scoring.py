@@ -257,6 +257,7 @@ class Scoring(Composite):
     positions: Tensor | None = None
     score: Score | ScoreFunction | None = None
     cross: bool = False
+    _later = frozenset({"cross"})
 
     def __post_init__(self) -> None:
         if self.sinks is False:  # what a layer accepts for "none"

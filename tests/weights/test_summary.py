@@ -43,7 +43,7 @@ def test_induction_is_looked_for_when_tokens_are_given():
     weights = heads("induction", "previous")
     first, second = weights.summary(IDS)
     assert "induction" in first.reading
-    assert first.apart["induction"] > 0.4 > second.apart["induction"]
+    assert first.without_first["induction"] > 0.4 > second.without_first["induction"]
     assert "induction" not in weights.summary()[0].numbers
 
 
@@ -64,7 +64,7 @@ def test_numbers_are_means_over_queries_with_a_choice():
     assert numbers["entropy"] == pytest.approx(entropy.mean().item(), rel=1e-4)
     assert numbers["peak"] == pytest.approx(rows.amax(-1).mean().item(), rel=1e-4)
     rest = weights.without(sink(1))[:][:, 1, 2:]
-    assert weights.summary()[1].apart["peak"] == pytest.approx(rest.amax(-1).mean().item(), rel=1e-4)
+    assert weights.summary()[1].without_first["peak"] == pytest.approx(rest.amax(-1).mean().item(), rel=1e-4)
 
 
 def test_the_table_has_a_line_per_head_and_selected_heads_keep_their_number():
@@ -76,8 +76,8 @@ def test_the_table_has_a_line_per_head_and_selected_heads_keep_their_number():
     assert "first-token sink" in lines[1]
 
 
-def reading(resting, apart, chance=None):
-    return HeadSummary(0, traits(resting, apart, chance or {}), {}, apart).reading
+def reading(first, others, chance=None):
+    return HeadSummary(0, traits(first, others, chance or {}), {}, others).reading
 
 
 def test_the_sink_is_named_beside_what_else_a_head_does():
@@ -112,7 +112,7 @@ def test_local_is_a_mean_over_queries_that_see_keys_further_away():
     assert weights.summary()[2]["local"] == pytest.approx(expected.item(), rel=1e-5)
     apart = weights.without(sink(1))[0, 2]
     expected = torch.stack([apart[i, i - 8 : i + 1].sum() for i in range(10, 17)]).mean()
-    assert weights.summary()[2].apart["local"] == pytest.approx(expected.item(), rel=1e-5)
+    assert weights.summary()[2].without_first["local"] == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_induction_is_a_mean_over_queries_whose_token_came_before():
@@ -144,4 +144,4 @@ def test_apart_from_the_first_token_its_copies_have_nothing_to_look_back_at():
     weights = random_map(len(ids))
     rest = weights.without(sink(1))[0, 0]
     expected = (rest[5, 1] + rest[7, 3]) / 2  # the first copy of 3, at 3, sees only the one that is taken out
-    assert weights.summary(ids)[0].apart["same_token"] == pytest.approx(expected.item(), rel=1e-5)
+    assert weights.summary(ids)[0].without_first["same_token"] == pytest.approx(expected.item(), rel=1e-5)

@@ -17,7 +17,7 @@ from headwise.shapes import check_size
 from headwise.study.watch import Watched, watch
 from headwise.view.pictures import Cell, cell
 from headwise.weights import AttentionMap, Scoring
-from headwise.weights.summary import Head, Summary, kind_counts, kinds_in_words, most_telling
+from headwise.weights.summary import Head, Summary, clearest, kind_counts, kinds_in_words
 
 NEAR = sink(1) | offset(0) | previous_token()  # where most heads put most of their weight
 MOST_PAIRS = 32  # kept; `pairs` returns the first of them
@@ -92,13 +92,13 @@ class View:
         """All heads, layer by layer."""
         return [Head(i, head.head, head) for i, summary in enumerate(self.summaries) for head in summary]
 
-    def telling(self, most: int = 5) -> list[Head]:
+    def clearest(self, most: int = 5) -> list[Head]:
         """The `most` heads that do one thing most clearly: first one of each kind, then the rest."""
-        return most_telling(self.heads, most)
+        return clearest(self.heads, most)
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of heads of each kind; a head may attend mostly to the first token and also be of another kind."""
+        """The number of heads of each kind; a first-token sink counts as what else it does, if anything."""
         return kind_counts(self.heads)
 
     @property
@@ -109,7 +109,7 @@ class View:
         size += f" · {_count(self.T, 'token')}"
         size += f" attending to {self.S:,}" if self.S != self.T else ""
         size += "" if self.queries is None else f" · numbers from {len(self.queries):,} of these queries"
-        return " · ".join([size, *kinds_in_words(self.counts), "attention is not importance"])
+        return " · ".join([size, *kinds_in_words(self.heads).values(), "attention is not importance"])
 
     def pairs(self, most: int = 8) -> list[Pair]:
         """The `most` largest weights that are not on the first, the previous or the same token; each pair once."""
@@ -156,7 +156,12 @@ class View:
                 {
                     "name": name,
                     "heads": [
-                        {"head": head.head, "reading": head.reading, "numbers": head.numbers, "apart": head.apart}
+                        {
+                            "head": head.head,
+                            "reading": head.reading,
+                            "numbers": head.numbers,
+                            "without_first": head.without_first,
+                        }
                         for head in summary
                     ],
                 }

@@ -433,18 +433,24 @@ class AttentionMap(TensorLike):
     # Summaries and plots.
 
     def summary(
-        self, ids: Tensor | Sequence[int] | None = None, *, delimiters: int | Sequence[int] | Tensor | None = None
+        self,
+        ids: Tensor | Sequence[int] | None = None,
+        *,
+        query_ids: Tensor | Sequence[int] | None = None,
+        delimiters: int | Sequence[int] | Tensor | None = None,
     ) -> "Summary":
         """What each head does: a small table of numbers and a description in words; see `headwise.weights.summary`.
 
         Args:
             ids: the tokens of the keys, (S,) or (B, S), to look for induction and repeated tokens.
+            query_ids: in cross-attention, the tokens of the queries, (T,) or (B, T). A map that is given them is taken
+                for cross-attention: it has no previous token and no distance.
             delimiters: token ids of punctuation or separators, to measure attention to them as well.
         """
         from headwise.weights.summary import Summary
 
         streaming.check_not_compiling("summary()")
-        return Summary.of(self, ids, delimiters)
+        return Summary.of(self, ids, delimiters, query_ids)
 
     def plot(
         self,

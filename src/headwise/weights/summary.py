@@ -374,7 +374,9 @@ def _second_sink(mean: Tensor, count: Tensor, queries: Tensor, delimiters: Mask 
 def _unique(key: Tensor, counted: Tensor, S: int) -> Tensor:
     """Whether no other counted query of the sample has the same peak, (B, H, T)."""
     place = key.masked_fill(~counted, S).clamp(min=0)
-    times = torch.zeros(*key.shape[:2], S + 1, device=key.device).scatter_add_(-1, place, torch.ones_like(place).float())
+    times = torch.zeros(*key.shape[:2], S + 1, device=key.device).scatter_add_(
+        -1, place, torch.ones_like(place).float()
+    )
     return (times.gather(-1, place) == 1) & counted
 
 
@@ -473,15 +475,15 @@ def kind_counts(heads: Sequence[Head]) -> dict[str, int]:
 
 
 def kinds_in_words(heads: Sequence[Head]) -> dict[str, str]:
-    """The kinds that occur, in words: "3 heads attend mostly to the first token (1 does nothing else)", "2 induction".
+    """The kinds that occur, in words: "3 heads attend mostly to the first token (1 also counts under another name)".
 
-    With those that do nothing else, the numbers add up to the number of heads.
+    Apart from those in parentheses, each head is in one of these numbers.
     """
     counts = kind_counts(heads)
     sinks = sum(trait.name == FIRST_SINK for head in heads for trait in head.summary.traits)
     words = {}
     if sinks:
-        only, attend = counts[FIRST_SINK], "head attends" if sinks == 1 else "heads attend"
-        rest = f" ({only or 'none'} do{'es' * (only == 1)} nothing else)" if only < sinks else ""
-        words[FIRST_SINK] = f"{sinks} {attend} mostly to the first token{rest}"
+        twice, attend = sinks - counts[FIRST_SINK], "head attends" if sinks == 1 else "heads attend"
+        also = f" ({twice} also count{'s' * (twice == 1)} under another name)" if twice else ""
+        words[FIRST_SINK] = f"{sinks} {attend} mostly to the first token{also}"
     return words | {kind: f"{counts[kind]} {kind}" for kind in KINDS[1:] if counts[kind]}

@@ -1,0 +1,110 @@
+"""Which call of a layer this is, within one forward pass of its model.
+
+A model may call one module several times in a pass: ALBERT runs one layer twelve times. Every call is then a layer of
+its own, named "attention@0", "attention@1", ... in the order of the calls. Generating text, on the other hand, runs
+many passes, and call 0 of each is the same layer. A pass is a call of the outermost module that contains the layer.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+SIGN = "@"
+
+
+def call_name(name: str, index: int) -> str:
+    """The name of one call of a layer."""
+    return f"{name}{SIGN}{index}"
+
+
+def split_name(name: str, layers: Iterable[str]) -> tuple[str, int | None]:
+    """The layer and the number of the call that a name stands for; None for all its calls."""
+    base, _, index = name.rpartition(SIGN)
+    if name in layers or base not in layers or not (index.isascii() and index.isdigit()):
+        return name, None
+    return base, int(index)
+
+
+class Hook:
+    """A hook of a module. A copy of the module gets one that does nothing."""
+
+    def __init__(self, call: Callable[..., None] | None = None) -> None:
+        self.call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        if self.call is not None:
+            self.call(*arguments)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Hook":
+        return Hook()
+
+    def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
+        return Hook, ()
+
+
+class Passes:
+    """A context that counts the calls of some layers of a model; made for one `watch` or `silence`.
+
+    Each thread counts its own passes. While torch.compile traces, nothing is counted.
+    """
+
+    def __init__(self, model: nn.Module, layers: Iterable[nn.Module]) -> None:
+        self.layers = list(layers)
+        inside = {id(layer) for layer in self.layers}
+        self.around = [
+            module
+            for module in model.modules()
+            if id(module) not in inside and any(id(part) in inside for part in module.modules())
+        ]
+        self.most: Counter[int] = Counter()  # by id: the most calls of a layer in one pass
+        self._here = threading.local()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        handles: list[Any] = []
+        for module in self.around:
+            handles.append(module.register_forward_pre_hook(Hook(self._begin)))
+            handles.append(module.register_forward_hook(Hook(self._end), always_call=True))
+        handles += [layer.register_forward_pre_hook(Hook(self._count), prepend=True) for layer in self.layers]
+        for handle in handles:
+            self._stack.callback(handle.remove)
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._stack.close()
+
+    def index(self, layer: nn.Module) -> int:
+        """How many calls of the layer preceded the present one in this pass."""
+        return max(self._counts[id(layer)] - 1, 0)
+
+    @property
+    def _counts(self) -> Counter[int]:
+        if not hasattr(self._here, "counts"):
+            self._here.counts, self._here.depth = Counter(), 0
+        found: Counter[int] = self._here.counts
+        return found
+
+    def _begin(self, *_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            counts = self._counts
+            if self._here.depth == 0:
+                counts.clear()
+            self._here.depth += 1
+
+    def _end(self, *_: Any) -> None:
+        if not torch.compiler.is_compiling() and self._counts is not None:
+            self._here.depth = max(self._here.depth - 1, 0)
+
+    def _count(self, layer: nn.Module, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        counts = self._counts
+        if self._here.depth == 0:  # called alone
+            counts.clear()
+        counts[id(layer)] += 1
+        self.most[id(layer)] = max(self.most[id(layer)], counts[id(layer)])

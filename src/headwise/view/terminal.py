@@ -14,8 +14,8 @@ from headwise.weights.summary import FIRST_SINK, MIXED, READINGS, Head, HeadSumm
 LINES = 22  # a terminal has 24: one is for the path of the page, one for the prompt
 # Numbers of heads, lines of pairs and empty lines, from generous to sparse; pictures have priority.
 SPACINGS = ((4, 2, 2), (4, 2, 1), (3, 2, 0), (3, 1, 0))
-# What a head does, in one letter: "c" for a copy of the same token and "w" for a sink on a word, since "s" is a sink; "u"
-# for a key that is unique to its query, since "o" is the query's own.
+# What a head does, in one letter: "c" for a copy of the same token and "w" for a sink on a word, since "s" is a sink;
+# "u" for a key that is unique to its query, since "o" is the query's own.
 OTHER_LETTERS = {"same-token": "c", "second sink": "w", "one-to-one": "u", MIXED: "·"}
 KIND_LETTERS = {FIRST_SINK: "s"} | {name: name[0] for _, name, _ in READINGS} | OTHER_LETTERS
 MARKS = KIND_LETTERS | {MIXED: " "}  # beside a picture, where a dot would look like a part of it

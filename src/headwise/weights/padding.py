@@ -1,10 +1,11 @@
 """Which tokens of a map are padding.
 
 A key that no query may see is padding: `padding(lengths)`, a dense mask, an additive mask and the `attention_mask` of
-transformers all say it this way (`Mask.pads`; what a window or a selection of blocks hides is no padding). In self-attention, the query at the position of such a key is padding too. If there
-are more keys than queries, as with a cache, that needs a mask of positions, such as `causal()`; otherwise the keys may
-be of another text. For statistics, a padded query counts as one that sees no key, and the first token is the first that
-is not padding. The weights themselves stay as they are.
+transformers all say it this way (`Mask.pads`; what a window or a selection of blocks hides is no padding). In
+self-attention, the query at the position of such a key is padding too. If there are more keys than queries, as with a
+cache, that needs a mask of positions, such as `causal()`; otherwise the keys may be of another text. For statistics, a
+padded query counts as one that sees no key, and the first token is the first that is not padding. The weights
+themselves stay as they are.
 """
 
 import dataclasses

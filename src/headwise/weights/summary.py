@@ -57,7 +57,6 @@ from headwise.masks.probes import (
 from headwise.weights import display, padding
 from headwise.weights.panel import checked_probe
 from headwise.weights.readings import column_of
-from headwise.weights.source import Source
 
 if TYPE_CHECKING:
     from headwise.weights.map import AttentionMap
@@ -325,7 +324,7 @@ def _rows(
     counted, (peak, key) = choice.counted(), panel.peak
     if second is None:
         assert panel.received is not None  # noqa: S101
-        second = _second_sink(panel.received.mean, panel.received.count, counted.sum(-1), probes.get("delimiter"))
+        second = _second_sink(weights, panel.received.mean, panel.received.count, counted.sum(-1), probes)
     there, seen = column_of(weights._normalised(), second)
     choice = dataclasses.replace(choice, kinds=choice.kinds | {"second_sink": seen * (choice.seen > 0)})
     entropy = panel.entropy / choice.seen.clamp(min=2).log()  # as a share of that of uniform attention
@@ -351,22 +350,25 @@ def _rows(
     )
 
 
-def _second_sink(mean: Tensor, count: Tensor, queries: Tensor, delimiters: Mask | None) -> Tensor:
-    """The key with the largest mean, (B, H), among those that enough of the queries see; -1 if there is none.
+def _second_sink(
+    weights: "AttentionMap", mean: Tensor, count: Tensor, queries: Tensor, probes: Mapping[str, Mask]
+) -> Tensor:
+    """The key with the largest mean, (B, H), among words that enough of the queries see; -1 if there is none.
 
     Args:
-        mean: what each key receives from the queries that see it, (B, H, S), the first key hidden.
+        weights: the map, whose first key is hidden.
+        mean: what each key receives from the queries that see it, (B, H, S).
         count: how many queries see it.
         queries: how many queries count, (B, H).
-        delimiters: keys that are no ordinary words.
+        probes: what is looked for; keys that are delimiters are no ordinary words.
     """
     B, H, S = mean.shape
-    fewest = (queries / SEEN_BY).clamp(min=LEAST)[..., None]
-    mean = mean.masked_fill(count < fewest, -1.0)
-    if delimiters is not None and S:
-        mean = mean.masked_fill(delimiters.to_tensor(1, S, device=mean.device)[:, 0, 0][:, None].expand(-1, H, S), -1.0)
     if not S:
-        return mean.new_full((B, H), -1, dtype=torch.int64)
+        return torch.full((B, H), -1, device=mean.device)
+    mean = mean.masked_fill(count < (queries / SEEN_BY).clamp(min=LEAST)[..., None], -1.0)
+    if "delimiter" in probes:
+        table = probes["delimiter"].to_tensor(1, S, device=mean.device)[:, 0]  # (B or 1, 1, S)
+        mean = mean.masked_fill(table[weights._source().axis("batch")] if len(table) > 1 else table, -1.0)
     best, key = mean.max(-1)
     return key.masked_fill(best < 0, -1)
 

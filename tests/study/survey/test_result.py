@@ -112,7 +112,7 @@ def test_other_files_are_refused(tmp_path, survey):
     with pytest.raises(CheckpointError, match="is not a survey that headwise wrote"):
         headwise.Survey.load(tmp_path / "other.json")
     (tmp_path / "other.json").write_text(json.dumps({"format": "headwise survey 99"}))
-    with pytest.raises(CheckpointError, match="'headwise survey 99'; this version reads 'headwise survey 1'"):
+    with pytest.raises(CheckpointError, match="'headwise survey 99'; this version reads 'headwise survey 2'"):
         headwise.Survey.load(tmp_path / "other.json")
     (tmp_path / "other.parquet").write_text("no table")
     with pytest.raises(CheckpointError, match="is not a survey that headwise wrote"):

@@ -38,8 +38,8 @@ class CorpusEntry(NamedTuple):
 class SurveyedHead(HeadSummary):
     """One head over a whole corpus.
 
-    `numbers`, `without_first` and `reading` are those of a `Summary`, over all queries of all windows. `std` and `spread` use
-    the same names; names of numbers that leave out the first token begin with "without_first ".
+    `numbers`, `without_first` and `reading` are those of a `Summary`, over all queries of all windows. `std` and
+    `spread` use the same names; names of numbers that leave out the first token begin with "without_first ".
 
     Args:
         layer: its name in the model.

@@ -50,9 +50,7 @@ def padded(heads, ids, side):
 STRUCTURES = {"bidirectional": None, "causal": causal(), "window": window(3, 2), "causal window": causal() & window(4)}
 WAYS = {
     "padding": lambda mask, keep: joined(mask, padding(keep)),
-    "lengths": lambda mask, keep: joined(
-        mask, padding(keep.sum(-1), side="right" if keep[:, 0].all() else "left")
-    ),
+    "lengths": lambda mask, keep: joined(mask, padding(keep.sum(-1), side="right" if keep[:, 0].all() else "left")),
     "dense": lambda mask, keep: dense(joined(mask, padding(keep)).to_tensor(keep.shape[1])),
 }
 

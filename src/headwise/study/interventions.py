@@ -34,7 +34,8 @@ class Silenced:
         for name, which in self.heads.items():
             base, index = split_name(name, layers)
             self._calls.setdefault(base, {})[index] = which
-        self._passes = Passes(model, [layers[name] for name, calls in self._calls.items() if set(calls) != {None}])
+        single = [layers[name] for name, calls in self._calls.items() if set(calls) != {None}]
+        self._passes = Passes(model, single, breaks=True)
         self._stack = ExitStack()
         self._is_open = False
 
@@ -61,14 +62,14 @@ class Silenced:
             return calls[None]
 
         def of_this_call() -> tuple[int, ...]:
-            if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
+            if torch._C._current_graph_task_id() != -1:
                 raise OptionError(
-                    f"silence({name!r}): torch.compile and gradient checkpointing do not tell one call of a layer from "
-                    f"another. Run the model without them, or silence every call: {name!r} without @."
+                    f"silence({name!r}): when gradient checkpointing repeats a call, it is not known which one it was. "
+                    f"Run the model without it, or silence every call: {name!r} without @."
                 )
             return (*calls.get(None, ()), *calls.get(self._passes.index(layer), ()))
 
-        return of_this_call
+        return torch.compiler.disable(of_this_call)  # type: ignore[no-any-return]
 
     def _check_calls(self) -> None:
         """Raise if the model never made a call whose heads should have been silent."""

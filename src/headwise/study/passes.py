@@ -50,15 +50,22 @@ class Hook:
 class Passes:
     """A context that counts the calls of some layers of a model; made for one `watch` or `silence`.
 
-    Each thread counts its own passes. While torch.compile traces, nothing is counted.
+    Each thread counts its own passes.
+
+    Args:
+        model: the model.
+        layers: some layers of it.
+        breaks: whether to count in compiled models too, where each count is a graph break; otherwise every call counts
+            as a pass of its own there.
     """
 
-    def __init__(self, model: nn.Module, layers: Iterable[nn.Module]) -> None:
-        self.layers = list(layers)
+    def __init__(self, model: nn.Module, layers: Iterable[nn.Module], *, breaks: bool = False) -> None:
+        self.layers, self.breaks = list(layers), breaks
         inside = {id(layer) for layer in self.layers}
+        modules = list(model.modules()) if inside else []
         self.around = [
             module
-            for module in model.modules()
+            for module in modules
             if id(module) not in inside and any(id(part) in inside for part in module.modules())
         ]
         self.most: Counter[int] = Counter()  # by id: the most calls of a layer in one pass
@@ -68,15 +75,18 @@ class Passes:
     def __enter__(self) -> Self:
         handles: list[Any] = []
         for module in self.around:
-            handles.append(module.register_forward_pre_hook(Hook(self._begin)))
-            handles.append(module.register_forward_hook(Hook(self._end), always_call=True))
-        handles += [layer.register_forward_pre_hook(Hook(self._count), prepend=True) for layer in self.layers]
+            handles.append(module.register_forward_pre_hook(self._hook(self._begin)))
+            handles.append(module.register_forward_hook(self._hook(self._end), always_call=True))
+        handles += [layer.register_forward_pre_hook(self._hook(self._count), prepend=True) for layer in self.layers]
         for handle in handles:
             self._stack.callback(handle.remove)
         return self
 
     def __exit__(self, *problem: object) -> None:
         self._stack.close()
+
+    def _hook(self, call: Callable[..., None]) -> Hook:
+        return Hook(torch.compiler.disable(call) if self.breaks else call)
 
     def index(self, layer: nn.Module) -> int:
         """How many calls of the layer preceded the present one in this pass."""

@@ -16,7 +16,7 @@ from headwise.study.survey.tally import KINDS, ONE, PEAKS, WITHOUT_FIRST, Fields
 from headwise.weights import display
 from headwise.weights.panel import octave_edges
 from headwise.weights.readings import octave_count
-from headwise.weights.summary import LEAST, Head, HeadSummary, clearest, kinds_in_words, traits
+from headwise.weights.summary import FEWEST, LEAST, Head, HeadSummary, clearest, kinds_in_words, traits
 
 FORMAT = "headwise survey 2"
 TABLES = (".parquet", ".pq")
@@ -70,7 +70,7 @@ class SurveyedHead(HeadSummary):
                     fields[f"{kind}{name} {what}"][head]
                     for what in ("sum", "squares", "means", "mean squares", "even", "rows", "windows")
                 )
-                chance[kind][name] = _share(even, rows) if rows >= LEAST else 1.0
+                chance[kind][name] = _share(even, rows) if rows >= FEWEST.get(name, LEAST) else 1.0
                 means[kind][name] = _share(sums, rows)
                 std[kind + name] = _deviation(sums, squares, rows)
                 spread[kind + name] = _deviation(mean, mean_squares, windows)

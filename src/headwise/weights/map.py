@@ -246,7 +246,7 @@ class AttentionMap(TensorLike):
     def _read(self, asked: Sequence[readings.Reading], *, padded: bool = False) -> list[tuple[Tensor, ...]]:
         """The results of readings; unless `padded`, a padded query counts as one that sees no key."""
         keys = None if padded else self._real_keys()
-        source = self._source() if keys is None else padding.without_padding(self._normalised(), keys)
+        source = self._source() if keys is None else self._unpadded()
         found = streaming.read(source, asked)
         if keys is None:
             if self._lse is None and not torch.compiler.is_compiling():
@@ -259,7 +259,12 @@ class AttentionMap(TensorLike):
             for reading, results in zip(asked, found, strict=True)
         ]
 
+    def _unpadded(self) -> Source:
+        """The source with its log-sum-exp, in which padded queries see no key."""
+        return padding.without_padding(self._normalised(), self._real_keys())
+
     def _real_keys(self) -> Tensor | None:
+        """What `padding.real_keys` finds; computed once."""
         if self._real is None or torch.compiler.is_compiling():
             found = padding.real_keys(self._source())
             if torch.compiler.is_compiling():

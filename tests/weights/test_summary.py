@@ -79,7 +79,8 @@ def test_the_table_has_a_line_per_head_and_selected_heads_keep_their_number():
 
 
 def reading(first, others, chance=None):
-    return HeadSummary(0, traits(first, others, chance or {}), {}, others).reading
+    chance = chance or {}
+    return HeadSummary(0, traits({"sink": first}, chance, others, chance), {}, others).reading
 
 
 def test_the_sink_is_named_beside_what_else_a_head_does():

@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 
 NEAR = 8  # positions that count as local
 SINK = 0.3  # a head whose weight on the first token exceeds this is a sink: ε of Gu 2024
-# With fewer queries, a head is not named. Among few, chance alone makes patterns: of 400 heads with random scores (D = 16,
-# standard deviation 2) and 8 tokens, 55 would have a second sink; with these limits none has, at nine lengths up to 64.
+# With fewer queries, a head is not named. Among few, chance alone makes patterns: of 400 heads with random scores of
+# standard deviation 2 and 8 tokens, 55 would have a second sink; with these limits none has, at nine lengths up to 64.
 LEAST = 4
 FEWEST = {"one_to_one": 8, "monotone": 8, "second_sink": 16}
 # What a head is called if this number of it, with the sink excluded, reaches the threshold. The first match is used.
@@ -143,13 +143,12 @@ class Summary:
         """The summary of the map `weights`; the other arguments are those of `AttentionMap.summary`."""
         plain, without = rows_of(weights, ids, delimiters, query_ids)
         (numbers, chance), (excluded, uniform) = _means(plain), _means(without)
-        uniform["sink"] = chance["sink"]
         heads = []
         for place, name in enumerate(weights._source().axis("head").tolist()):
-            own, rest, even = (
-                {key: float(value[place]) for key, value in x.items()} for x in (numbers, excluded, uniform)
+            own, even, rest, rest_even = (
+                {key: float(value[place]) for key, value in x.items()} for x in (numbers, chance, excluded, uniform)
             )
-            heads.append(HeadSummary(name, traits(own["sink"], rest, even), own, rest))
+            heads.append(HeadSummary(name, traits(own, even, rest, rest_even), own, rest))
         return cls(tuple(heads))
 
     def __iter__(self) -> Iterator[HeadSummary]:
@@ -194,10 +193,8 @@ def rows_of(
         probes |= _token_probes(weights, ids, delimiters, query_ids, cross)
         others = weights.without(sink(1))
         whole = Choice.of(weights, probes)
-        without = _rows(others, probes, whole.without_first(), None, cross=cross, histogram=histogram)
-        plain = _rows(
-            weights, {"sink": sink(1), **probes}, whole, without.second_sink, cross=cross, histogram=histogram
-        )
+        plain = _rows(weights, {"sink": sink(1), **probes}, whole, None, cross=cross, histogram=histogram)
+        without = _rows(others, probes, whole.without_first(), plain.second_sink, cross=cross, histogram=histogram)
         return plain, without
 
 
@@ -224,21 +221,32 @@ def _token_probes(
     return found if delimiters is None else found | {"delimiter": token_is(tokens, delimiters)}
 
 
-def traits(first: float, others: Mapping[str, float], chance: Mapping[str, float]) -> tuple[Trait, ...]:
+def traits(
+    numbers: Mapping[str, float],
+    even: Mapping[str, float],
+    without_first: Mapping[str, float],
+    even_without: Mapping[str, float],
+) -> tuple[Trait, ...]:
     """What a head does: whether it attends to the first token, and the first trait that fits with that token excluded.
 
+    A second sink has to be one with that token included.
+
     Args:
-        first: weight on the first token.
-        others: the numbers with that token excluded.
-        chance: the same numbers of uniform attention; 1 if there are too few queries.
+        numbers: of the head.
+        even: the same numbers of uniform attention; 1 if there are too few queries.
+        without_first: the numbers with the first token excluded.
+        even_without: those of uniform attention.
     """
+    whole = ("second_sink",) if "second_sink" in numbers else ()
+    others = {**without_first, **{name: numbers[name] for name in whole}}
+    chance = {**even_without, **{name: even.get(name, 0.0) for name in whole}}
 
     def trait(name: str, share: float, even: float, least: float) -> list[Trait]:
         beyond = (share - even) / (1 - even) if even < 1 else 0.0
         return [Trait(name, share, beyond)] if beyond >= least else []
 
     fitting = (trait(name, others[key], chance.get(key, 0.0), least) for key, name, least in READINGS if key in others)
-    return (*trait(FIRST_SINK, first, chance.get("sink", 0.0), SINK), *next(filter(None, fitting), []))
+    return (*trait(FIRST_SINK, numbers["sink"], even.get("sink", 0.0), SINK), *next(filter(None, fitting), []))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -359,7 +367,7 @@ def _second_sink(
     """The key with the largest mean, (B, H), among words that enough of the queries see; -1 if there is none.
 
     Args:
-        weights: the map, whose first key is hidden.
+        weights: the map.
         mean: what each key receives from the queries that see it, (B, H, S).
         count: how many queries see it.
         queries: how many queries count, (B, H).
@@ -369,7 +377,9 @@ def _second_sink(
     if not S:
         return torch.full((B, H), -1, device=mean.device)
     fewest = (queries / SEEN_BY).clamp(min=FEWEST["second_sink"])
+    first = weights.real_tokens().keys.int().argmax(-1)
     mean = mean.masked_fill(count < fewest[..., None], -1.0)
+    mean = mean.scatter(-1, first[:, None, None].expand(B, H, 1), -1.0)
     if "delimiter" in probes:
         table = probes["delimiter"].to_tensor(1, S, device=mean.device)[:, 0]  # (B or 1, 1, S)
         mean = mean.masked_fill(table[weights._source().axis("batch")] if len(table) > 1 else table, -1.0)

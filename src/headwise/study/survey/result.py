@@ -83,9 +83,7 @@ class SurveyedHead(HeadSummary):
                 chance[kind]["positional"] = chance[kind]["peak"]
         return cls(
             head=head,
-            traits=traits(
-                means[""]["sink"], means[WITHOUT_FIRST], chance[WITHOUT_FIRST] | {"sink": chance[""]["sink"]}
-            ),
+            traits=traits(means[""], chance[""], means[WITHOUT_FIRST], chance[WITHOUT_FIRST]),
             numbers=means[""],
             without_first=means[WITHOUT_FIRST],
             layer=layer,

@@ -140,7 +140,7 @@ class Summary:
         delimiters: int | Sequence[int] | Tensor | None = None,
         query_ids: Tensor | Sequence[int] | None = None,
     ) -> "Summary":
-        """The summary of the map `weights`; the other arguments are those of `AttentionMap.summary`."""
+        """The summary of the map `weights`; `ids`, `delimiters` and `query_ids` are those of `AttentionMap.summary`."""
         plain, without = rows_of(weights, ids, delimiters, query_ids)
         (numbers, chance), (excluded, uniform) = _means(plain), _means(without)
         heads = []

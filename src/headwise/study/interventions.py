@@ -11,16 +11,15 @@ such as "attention@3" stands for one call of a layer that the model calls severa
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
-import torch
 from torch import nn
 
 from headwise.errors import OptionError
 from headwise.layer.attached import Attachment, attached
-from headwise.study.passes import Passes, call_name, split_name
+from headwise.study.passes import SilentCalls, split_name
 from headwise.study.watch import attention_layers, without_fastpath
 
 
@@ -30,12 +29,7 @@ class Silenced:
     def __init__(self, model: nn.Module, layers: Mapping[str, Any], heads: Mapping[str, tuple[int, ...]]) -> None:
         self.heads = dict(heads)
         self._layers = layers
-        self._calls: dict[str, dict[int | None, tuple[int, ...]]] = {}  # by layer and call; None is every call
-        for name, which in self.heads.items():
-            base, index = split_name(name, layers)
-            self._calls.setdefault(base, {})[index] = which
-        single = [layers[name] for name, calls in self._calls.items() if set(calls) != {None}]
-        self._passes = Passes(model, single, breaks=True)
+        self._silent = SilentCalls(model, layers, heads)
         self._stack = ExitStack()
         self._is_open = False
 
@@ -43,44 +37,14 @@ class Silenced:
         if self._is_open:
             raise OptionError("these heads are already silent; make another with headwise.silence(model, heads).")
         self._is_open = True
-        self._stack.enter_context(without_fastpath(self._layers[name] for name in self._calls))
-        self._stack.enter_context(self._passes)
-        silent = {name: Attachment(silent=self._silent(name)) for name in self._calls}
-        self._stack.enter_context(attached(self._layers, silent))
+        silent = self._stack.enter_context(self._silent)
+        self._stack.enter_context(without_fastpath(self._layers[name] for name in silent))
+        self._stack.enter_context(attached(self._layers, {name: Attachment(silent=x) for name, x in silent.items()}))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *problem: object) -> None:
+    def __exit__(self, *problem: Any) -> None:
         self._is_open = False
-        self._stack.close()
-        if kind is None:
-            self._check_calls()
-
-    def _silent(self, name: str) -> tuple[int, ...] | Callable[[], tuple[int, ...]]:
-        """The heads of a layer to switch off, or a function that knows which call this is."""
-        calls, layer = self._calls[name], self._layers[name]
-        if set(calls) == {None}:
-            return calls[None]
-
-        def of_this_call() -> tuple[int, ...]:
-            if torch._C._current_graph_task_id() != -1:
-                raise OptionError(
-                    f"silence({name!r}): when gradient checkpointing repeats a call, it is not known which one it was. "
-                    f"Run the model without it, or silence every call: {name!r} without @."
-                )
-            return (*calls.get(None, ()), *calls.get(self._passes.index(layer), ()))
-
-        return torch.compiler.disable(of_this_call)  # type: ignore[no-any-return]
-
-    def _check_calls(self) -> None:
-        """Raise if the model never made a call whose heads should have been silent."""
-        for name, calls in self._calls.items():
-            times = self._passes.most[id(self._layers[name])]
-            late = [index for index in calls if index is not None and index >= times > 0]
-            if late:
-                raise OptionError(
-                    f"silence: {call_name(name, late[0])!r} was never called; a pass of this model calls {name!r} "
-                    f"{times} time{'s' * (times != 1)}, counted from 0."
-                )
+        self._stack.__exit__(*problem)
 
     def __repr__(self) -> str:
         return f"Silenced({self.heads})"
@@ -103,7 +67,7 @@ def silence(model: nn.Module, heads: Mapping[str, int | Iterable[int]]) -> Silen
         raise OptionError(
             f"silence(heads={heads!r}): expected heads by layer, such as {{{next(iter(layers))!r}: [0]}}."
         )
-    bases = {name: split_name(name, layers)[0] if isinstance(name, str) else name for name in heads}
+    bases = {name: split_name(name, layers)[0] for name in heads}
     unknown = [name for name in heads if bases[name] not in layers]
     if unknown:
         raise OptionError(f"silence: {unknown[0]!r} is not a headwise layer of this model; there are {list(layers)}.")

@@ -7,14 +7,17 @@ many passes, and call 0 of each is the same layer. A pass is a call of the outer
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
 import torch
 from torch import nn
 
+from headwise.errors import OptionError
+
 SIGN = "@"
+Heads = tuple[int, ...]
 
 
 def call_name(name: str, index: int) -> str:
@@ -24,7 +27,7 @@ def call_name(name: str, index: int) -> str:
 
 def split_name(name: str, layers: Iterable[str]) -> tuple[str, int | None]:
     """The layer and the number of the call that a name stands for; None for all its calls."""
-    base, _, index = name.rpartition(SIGN)
+    base, _, index = name.rpartition(SIGN) if isinstance(name, str) else (name, "", "")
     if name in layers or base not in layers or not (index.isascii() and index.isdigit()):
         return name, None
     return base, int(index)
@@ -118,3 +121,59 @@ class Passes:
             counts.clear()
         counts[id(layer)] += 1
         self.most[id(layer)] = max(self.most[id(layer)], counts[id(layer)])
+
+
+class SilentCalls:
+    """A context that knows which heads of each layer are switched off, in every call or in some.
+
+    Entering it gives, by the name of the layer, the heads, or a function that returns those of the present call.
+
+    Args:
+        model: the model.
+        layers: its layers by name.
+        heads: heads by the name of a layer or of a call.
+    """
+
+    def __init__(self, model: nn.Module, layers: Mapping[str, Any], heads: Mapping[str, Heads]) -> None:
+        self.layers = layers
+        self.calls: dict[str, dict[int | None, Heads]] = {}  # by layer and call; None is every call
+        for name, which in heads.items():
+            base, index = split_name(name, layers)
+            self.calls.setdefault(base, {})[index] = which
+        single = [layers[name] for name, calls in self.calls.items() if set(calls) != {None}]
+        self.passes = Passes(model, single, breaks=True)
+
+    def __enter__(self) -> dict[str, Heads | Callable[[], Heads]]:
+        self.passes.__enter__()
+        return {name: self._heads(name) for name in self.calls}
+
+    def __exit__(self, kind: type[BaseException] | None, *problem: object) -> None:
+        self.passes.__exit__(kind, *problem)
+        if kind is None:
+            self._check()
+
+    def _heads(self, name: str) -> Heads | Callable[[], Heads]:
+        calls, layer = self.calls[name], self.layers[name]
+        if set(calls) == {None}:
+            return calls[None]
+
+        def of_this_call() -> Heads:
+            if torch._C._current_graph_task_id() != -1:
+                raise OptionError(
+                    f"silence({name!r}): when gradient checkpointing repeats a call, it is not known which one it was. "
+                    f"Run the model without it, or silence every call: {name!r} without @."
+                )
+            return (*calls.get(None, ()), *calls.get(self.passes.index(layer), ()))
+
+        return torch.compiler.disable(of_this_call)  # type: ignore[no-any-return]
+
+    def _check(self) -> None:
+        """Raise if the model never made a call whose heads should have been silent."""
+        for name, calls in self.calls.items():
+            times = self.passes.most[id(self.layers[name])]
+            late = [index for index in calls if index is not None and index >= times > 0]
+            if late:
+                raise OptionError(
+                    f"silence: {call_name(name, late[0])!r} was never called; a pass of this model calls {name!r} "
+                    f"{times} time{'s' * (times != 1)}, counted from 0."
+                )

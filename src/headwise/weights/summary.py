@@ -491,15 +491,15 @@ def kind_counts(heads: Sequence[Head]) -> dict[str, int]:
 
 
 def kinds_in_words(heads: Sequence[Head]) -> dict[str, str]:
-    """The kinds that occur, in words: "3 heads attend mostly to the first token (1 also counts under another name)".
+    """The kinds that occur, in words, such as "3 heads attend mostly to the first token; 2 do only that" and "1 local".
 
-    Apart from those in parentheses, each head is in one of these numbers.
+    With those that do only that, the numbers add up to the number of heads.
     """
     counts = kind_counts(heads)
     sinks = sum(trait.name == FIRST_SINK for head in heads for trait in head.summary.traits)
     words = {}
     if sinks:
-        twice, attend = sinks - counts[FIRST_SINK], "head attends" if sinks == 1 else "heads attend"
-        also = f" ({twice} also count{'s' * (twice == 1)} under another name)" if twice else ""
-        words[FIRST_SINK] = f"{sinks} {attend} mostly to the first token{also}"
+        only, attend = counts[FIRST_SINK], "head attends" if sinks == 1 else "heads attend"
+        rest = f"; {only or 'none'} {'do' if only > 1 else 'does'} only that" if only < sinks else ""
+        words[FIRST_SINK] = f"{sinks} {attend} mostly to the first token{rest}"
     return words | {kind: f"{counts[kind]} {kind}" for kind in KINDS[1:] if counts[kind]}

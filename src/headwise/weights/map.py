@@ -252,10 +252,9 @@ class AttentionMap(TensorLike):
             if self._lse is None and not torch.compiler.is_compiling():
                 self._lse = source.log_sum_exp
             return found
-        # A mean over queries is over those that are not padding.
-        real = padding.real_queries(source, keys).sum(-1).clamp(min=1)[:, None, None]
+        factor = padding.share_of_queries(source, keys).reciprocal()[:, None, None]  # means are over real queries only
         return [
-            tuple(x * (source.shape[2] / real).to(x.dtype) for x in results) if reading.merged == "mean" else results
+            tuple(x * factor.to(x.dtype) for x in results) if reading.merged == "mean" else results
             for reading, results in zip(asked, found, strict=True)
         ]
 

@@ -122,6 +122,18 @@ def real_queries(source: Source, keys: Tensor) -> Tensor:
     return found | ~inside  # a query before the first key has no key of its own to tell
 
 
+def share_of_queries(source: Source, keys: Tensor) -> Tensor:
+    """Which share of the queries is not padding, (B or 1,), of all ranks where results are merged over ranks."""
+    if source.keys_apart and _among_keys(source):
+        source = dataclasses.replace(source, frame=source.frame._replace(row=range(source.frame.T)))
+        position, T = source.positions(), source.frame.T
+        assert position.dim() == 1 and T <= keys.shape[1]  # noqa: S101, PT018 - ranks share a text of their own keys
+        real = (keys[source.axis("batch")] if len(keys) > 1 else keys)[:, position]
+    else:
+        real = real_queries(source, keys)
+    return real.double().mean(-1).clamp(min=1 / max(real.shape[-1], 1))
+
+
 def without_padding(source: Source, keys: Tensor | None) -> Source:
     """The source in which padded queries see no key; `keys` is what `real_keys` found."""
     if keys is None or not _among_keys(source):

@@ -24,7 +24,7 @@ class Attachment(NamedTuple):
     """What one context attaches to one layer."""
 
     watcher: Watcher | None = None
-    silent: tuple[int, ...] = ()
+    silent: tuple[int, ...] | Callable[[], tuple[int, ...]] = ()  # a function if it differs from call to call
 
 
 Entries = tuple[tuple[object, Attachment], ...]
@@ -42,7 +42,8 @@ class Attached:
 
     def silent(self) -> tuple[int, ...]:
         """The heads that are switched off, in order."""
-        return tuple(sorted({head for entry in self._here() for head in entry.silent}))
+        heads = (entry.silent() if callable(entry.silent) else entry.silent for entry in self._here())
+        return tuple(sorted({head for some in heads for head in some}))
 
     def _here(self) -> tuple[Attachment, ...]:
         if torch.compiler.is_compiling():  # a graph is recompiled when entries change, not for every thread

@@ -1,0 +1,128 @@
+"""Sums of weights over chosen keys and queries: the mass on spans of keys, and what keys receive from some queries."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from headwise import shapes
+from headwise.errors import OptionError, ShapeError
+from headwise.weights import streaming
+from headwise.weights.panel import Received
+from headwise.weights.readings import Reading, ReceivedReading, unflat, zeros
+from headwise.weights.source import RowBlock, Source
+from headwise.weights.tiles import HIDDEN, Tile
+
+if TYPE_CHECKING:
+    from headwise.weights.map import AttentionMap
+
+Spans = Sequence[tuple[int, int] | slice | range] | Tensor  # keys from start to stop − 1
+
+
+class SpanReading(Reading):
+    """The mass of every query on each span of keys, (B, H, T, spans). Spans may overlap."""
+
+    def __init__(self, spans: list[tuple[int, int]]) -> None:
+        self.spans = spans
+
+    @classmethod
+    def of(cls, spans: Spans, S: int) -> "SpanReading":
+        """The reading of spans that a user gave for S keys."""
+        return cls(checked_spans(spans, S))
+
+    def start(self, source: Source) -> None:
+        self.source, self.sum = source, zeros(source, source.shape[2], len(self.spans))
+
+    def key_range(self, start: int, stop: int, T: int, S: int) -> tuple[int, int]:
+        return min((lo for lo, _ in self.spans), default=0), max((hi for _, hi in self.spans), default=0)
+
+    def take(self, tile: Tile) -> None:
+        first, last = tile.cols.start, tile.cols.stop
+        for number, (lo, hi) in enumerate(self.spans):
+            if lo < last and first < hi:
+                inside = tile.weights[:, :, max(lo - first, 0) : max(hi - first, 0)]
+                self.sum[tile.heads, tile.rows, number] += inside.sum(-1)
+
+    def finish(self) -> tuple[Tensor, ...]:
+        return (unflat(self.sum, self.source),)
+
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
+        parts = [block.weights[..., lo:hi].sum(-1) for lo, hi in self.spans]
+        return (torch.stack(parts, -1) if parts else block.weights[..., :0],)
+
+
+class WeightedReading(ReceivedReading):
+    """Σ over queries of row · weight for every key, with one factor for each query; `rows` is (B, H, T)."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def start(self, source: Source) -> None:
+        super().start(source)
+        self.flat = self.rows.to(source.precise).flatten(0, 1)
+
+    def summed(self, tile: Tile) -> Tensor:
+        rows = self.flat[tile.heads, None, tile.rows]  # (G, 1, t)
+        return torch.bmm(rows, tile.weights)[:, 0]
+
+    def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
+        rows = self.rows[:, :, block.rows].to(block.weights)
+        return (rows[..., None] * block.weights).sum(-2), super().dense(block)[1]
+
+
+def weighted(source: Source, lse: Tensor, rows: Tensor) -> tuple[Source, Reading]:
+    """A source and a reading that give what `WeightedReading` gives, for factors that are not negative.
+
+    row · exp(score − lse) is exp(score − (lse − log row)): the pass that sums weights over queries does it all.
+    """
+    shift = rows.to(lse.dtype).log().clamp(min=HIDDEN)
+    return dataclasses.replace(source, log_sum_exp=lse - shift), ReceivedReading()
+
+
+def received_by_weight(weights: "AttentionMap", rows: Tensor) -> Received:
+    """What keys receive if each query counts by a factor; see `AttentionMap.received`."""
+    source = weights._normalised()
+    rows = checked_rows(rows, source)
+    if source.query.is_cuda and not source.learns and source.log_sum_exp is not None and bool((rows >= 0).all()):
+        source, reading = weighted(source, source.log_sum_exp, rows)
+        return Received(*streaming.read(source, [reading])[0])
+    return Received(*weights._read([WeightedReading(rows)])[0])
+
+
+def checked_rows(rows: Any, source: Source) -> Tensor:
+    """Factors for the queries as (B, H, T)."""
+    B, H, T, _ = source.shape
+    shapes.check_tensor("weights", rows)
+    good = {(T,): (1, 1, T), (B, T): (B, 1, T), (1, T): (1, 1, T), (B, H, T): (B, H, T), (B, 1, T): (B, 1, T)}
+    if tuple(rows.shape) not in good:
+        raise ShapeError(
+            f"weights has shape {tuple(rows.shape)}; expected a factor for every query: (T,) = ({T},), (B, T) = "
+            f"{(B, T)} or (B, H, T) = {(B, H, T)}."
+        )
+    if rows.requires_grad and torch.is_grad_enabled():
+        raise OptionError("received(weights=...) has no gradient in these factors; pass weights.detach().")
+    return rows.reshape(good[tuple(rows.shape)]).expand(B, H, T).to(source.query.device)  # type: ignore[no-any-return]
+
+
+def checked_spans(spans: Any, S: int) -> list[tuple[int, int]]:
+    """Spans as pairs (start, stop) with 0 <= start <= stop <= S."""
+    if isinstance(spans, Tensor):
+        spans = spans.tolist()
+    if not isinstance(spans, Sequence) or isinstance(spans, str | range):
+        raise OptionError(f"spans={spans!r}: expected a list of spans of keys, such as [(0, 4), (4, 9)].")
+    return [_checked_span(span, S) for span in spans]
+
+
+def _checked_span(span: Any, S: int) -> tuple[int, int]:
+    if isinstance(span, slice | range):
+        step = span.step or 1
+        stop = S if span.stop is None else span.stop
+        span = (span.start or 0, stop) if step == 1 else None
+    pair = tuple(span) if isinstance(span, Sequence) and not isinstance(span, str) else ()
+    if len(pair) != 2 or not all(isinstance(x, int) for x in pair) or not 0 <= pair[0] <= pair[1] <= S:
+        raise OptionError(
+            f"the span {span!r}: expected (start, stop) with 0 <= start <= stop <= {S}, the number of keys."
+        )
+    return pair[0], pair[1]

@@ -52,7 +52,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_is
     from headwise.models import load_builtin
     from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
-    from headwise.study.interventions import Silenced, silence
+    from headwise.study.interventions import Intervention, Silenced, freeze, gate, patch, silence
+    from headwise.study.outputs import HeadOutputs
     from headwise.study.survey import Survey, survey
     from headwise.study.watch import Watched, watch
     from headwise.view import view
@@ -83,7 +84,8 @@ _HOMES = {
     "masks.probes": "induction local offset previous_token same_token sink token_is",
     "models": "load_builtin",
     "models.checkpoint": "AttentionLayer Checkpoint open_checkpoint",
-    "study.interventions": "Silenced silence",
+    "study.interventions": "Intervention Silenced freeze gate patch silence",
+    "study.outputs": "HeadOutputs",
     "study.survey": "Survey survey",
     "study.watch": "Watched watch",
     "view": "view",
@@ -157,9 +159,11 @@ __all__ = [
     "DtypeError",
     "Explanation",
     "HeadCountError",
+    "HeadOutputs",
     "HeadScale",
     "HeadSummary",
     "HeadwiseError",
+    "Intervention",
     "KVCache",
     "MapIndexError",
     "MapSizeError",
@@ -196,6 +200,8 @@ __all__ = [
     "dense",
     "documents",
     "explain",
+    "freeze",
+    "gate",
     "induction",
     "latent",
     "linear",
@@ -208,6 +214,7 @@ __all__ = [
     "offset",
     "open_checkpoint",
     "padding",
+    "patch",
     "prefix",
     "previous_token",
     "probes",

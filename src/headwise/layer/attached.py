@@ -1,8 +1,8 @@
 """What open contexts attach to a layer: functions that see its maps and outputs, and functions that change them.
 
-`headwise.watch`, `headwise.silence` and the other interventions are such contexts. What they attach applies only in the thread or task that
-opened them and in tasks started from there, so that several can use one model at the same time. A copy of a layer has
-nothing attached.
+`headwise.watch`, `headwise.silence` and the other interventions are such contexts. What they attach applies only in the
+thread or task that opened them and in tasks started from there, so that several can use one model at the same time. A
+copy of a layer has nothing attached.
 """
 
 import threading

@@ -708,4 +708,3 @@ def _encoded(method: Callable[[Tensor, Tensor], Tensor], positions: Tensor, head
 def _moved(part: Any, device: torch.device) -> Any:
     """A mask or position on `device`; one whose numbers were lost on the meta device stays there, until it is used."""
     return part if any(x.is_meta for x in part.tensors()) else part.to(device)
-

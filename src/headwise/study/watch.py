@@ -19,11 +19,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from headwise.attention.backends import Call
 from headwise.errors import OptionError
 from headwise.layer import MultiHeadAttention, compat
 from headwise.layer.attached import Attachment, attached
+from headwise.shapes import check_flag
+from headwise.study.outputs import Outputs
 from headwise.weights import AttentionMap, Selector
 
 Layer = MultiHeadAttention | compat.MultiheadAttention
@@ -36,7 +39,14 @@ class Watched(Mapping[str, Any]):
     `seen[name]` is from the layer's last call; `seen.calls[name]` has all its calls.
     """
 
-    def __init__(self, layers: Mapping[str, Layer], heads: Selector | None, statistics: Statistics | None) -> None:
+    def __init__(
+        self,
+        layers: Mapping[str, Layer],
+        heads: Selector | None,
+        statistics: Statistics | None,
+        outputs: Outputs | None = None,
+    ) -> None:
+        self._outputs = outputs
         self.calls: dict[str, list[Any]] = {}
         self._layers, self._heads, self._statistics = dict(layers), heads, statistics
         self._stack = ExitStack()
@@ -47,9 +57,30 @@ class Watched(Mapping[str, Any]):
             raise OptionError("this watch is already open; make another with headwise.watch(model).")
         self._is_open = True
         self._stack.enter_context(without_fastpath(self._layers.values()))
-        watchers = {name: Attachment(watcher=self._watcher(name)) for name in self._layers}
-        self._stack.enter_context(attached(self._layers, watchers))
+        if self._outputs is not None:
+            self._stack.enter_context(self._outputs.recording())
+        self._stack.enter_context(attached(self._layers, {name: self._attachment(name) for name in self._layers}))
         return self
+
+    @property
+    def outputs(self) -> Outputs:
+        """What heads read and write, by the name of their layer, if `watch` was asked for outputs."""
+        if self._outputs is None:
+            raise OptionError("the outputs of heads were not kept; use headwise.watch(model, outputs=True).")
+        return self._outputs
+
+    def _attachment(self, name: str) -> Attachment:
+        watcher = self._watcher(name)
+        if self._outputs is None:
+            return Attachment(watcher=watcher)
+        observer = self._outputs.observer(name)
+
+        def observe(call: Call, read: Tensor) -> None:
+            observer(call, read)
+            last = self.calls.get(name, [None])[-1]
+            self.outputs[name].weights = last if isinstance(last, AttentionMap) else None
+
+        return Attachment(watcher=watcher, observer=observe)
 
     def __exit__(self, *problem: object) -> None:
         self._is_open = False
@@ -95,6 +126,7 @@ def watch(
     layers: Collection[str] | Callable[[str], bool] | None = None,
     heads: Selector | None = None,
     statistics: Statistics | None = None,
+    outputs: bool = False,
 ) -> Watched:
     """A context that collects the attention map of every call of every headwise layer in `model`.
 
@@ -107,6 +139,7 @@ def watch(
             all by default.
         heads: which heads to keep, as in `AttentionMap.select`.
         statistics: what to keep instead of the map: arguments of `AttentionMap.panel`, or a function of the map.
+        outputs: also keep what every head reads and writes, in `seen.outputs`.
     """
     if not isinstance(model, nn.Module):
         raise OptionError(f"watch({type(model).__name__}): expected a torch.nn.Module, such as load_builtin().gpt.")
@@ -115,7 +148,9 @@ def watch(
             f"watch(statistics={type(statistics).__name__}): expected a dictionary of arguments for panel, "
             f"such as {{'entropy': True}}, or a function of a map."
         )
-    return Watched(_chosen(attention_layers(model, "watch"), layers), heads, statistics)
+    found = _chosen(attention_layers(model, "watch"), layers)
+    kept = Outputs(model, found) if check_flag("outputs", outputs) else None
+    return Watched(found, heads, statistics, kept)
 
 
 def attention_layers(model: nn.Module, verb: str) -> dict[str, Any]:

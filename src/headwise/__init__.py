@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_is
     from headwise.models import load_builtin
     from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
+    from headwise.study.importance import Importance, importance
     from headwise.study.interventions import Intervention, Silenced, freeze, gate, patch, silence
     from headwise.study.outputs import HeadOutputs
     from headwise.study.survey import Survey, survey
@@ -84,6 +85,7 @@ _HOMES = {
     "masks.probes": "induction local offset previous_token same_token sink token_is",
     "models": "load_builtin",
     "models.checkpoint": "AttentionLayer Checkpoint open_checkpoint",
+    "study.importance": "Importance importance",
     "study.interventions": "Intervention Silenced freeze gate patch silence",
     "study.outputs": "HeadOutputs",
     "study.survey": "Survey survey",
@@ -163,6 +165,7 @@ __all__ = [
     "HeadScale",
     "HeadSummary",
     "HeadwiseError",
+    "Importance",
     "Intervention",
     "KVCache",
     "MapIndexError",
@@ -202,6 +205,7 @@ __all__ = [
     "explain",
     "freeze",
     "gate",
+    "importance",
     "induction",
     "latent",
     "linear",

@@ -55,6 +55,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from headwise.study.importance import Importance, importance
     from headwise.study.interventions import Intervention, Silenced, freeze, gate, patch, silence
     from headwise.study.outputs import HeadOutputs
+    from headwise.study.residual import LogitAttribution, Why, logit_attribution, why
     from headwise.study.survey import Survey, survey
     from headwise.study.watch import Watched, watch
     from headwise.view import view
@@ -88,6 +89,7 @@ _HOMES = {
     "study.importance": "Importance importance",
     "study.interventions": "Intervention Silenced freeze gate patch silence",
     "study.outputs": "HeadOutputs",
+    "study.residual": "LogitAttribution Why logit_attribution why",
     "study.survey": "Survey survey",
     "study.watch": "Watched watch",
     "view": "view",
@@ -168,6 +170,7 @@ __all__ = [
     "Importance",
     "Intervention",
     "KVCache",
+    "LogitAttribution",
     "MapIndexError",
     "MapSizeError",
     "Mask",
@@ -192,6 +195,7 @@ __all__ = [
     "Survey",
     "UnknownOptionError",
     "Watched",
+    "Why",
     "alibi",
     "attend",
     "blocks",
@@ -212,6 +216,7 @@ __all__ = [
     "llama3",
     "load_builtin",
     "local",
+    "logit_attribution",
     "longrope",
     "multi_axis_rotary",
     "ntk",
@@ -235,6 +240,7 @@ __all__ = [
     "token_is",
     "view",
     "watch",
+    "why",
     "window",
     "yarn",
 ]

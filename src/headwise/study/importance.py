@@ -407,8 +407,7 @@ def next_token_loss(model: nn.Module, inputs: Any) -> Loss:
         if "labels" not in (() if isinstance(inputs, Tensor) else inputs) and ids.shape[1] > 1:
             other = ids.clone()
             other[:, -1] = (other[:, -1] + 1) % first.shape[2]
-            changed = other if isinstance(inputs, Tensor) else {**inputs, "input_ids": other}
-            second = logits_of(model(changed) if isinstance(inputs, Tensor) else model(**changed))
+            second = logits_of(model(other) if isinstance(inputs, Tensor) else model(**{**inputs, "input_ids": other}))
             if second is None or not torch.allclose(first[:, :-1], second[:, :-1], atol=1e-3, rtol=1e-3):
                 raise OptionError(
                     f"importance: {type(model).__name__} sees the tokens after each one, so it does not predict "
@@ -427,4 +426,5 @@ def mean_cross_entropy(output: Any, inputs: Any) -> Tensor:
     if real is None or real.shape != ids.shape:
         return each.mean(1)
     real = real[:, 1:].to(each)
-    return (each * real).sum(1) / real.sum(1).clamp(min=1)
+    found: Tensor = (each * real).sum(1) / real.sum(1).clamp(min=1)
+    return found

@@ -66,7 +66,13 @@ class HeadOutputs:
     def out(self) -> Tensor:
         """The output projection of each head, (H, Dv, E): what it writes is `read @ out`."""
         H, D = self.read.shape[1], self.read.shape[3]
-        return self._projection.matrix(H * D, self.read).unflatten(0, (H, D))
+        return self._projection.matrix(H * D, self.read).reshape(H, D, -1)
+
+    @property
+    def bias(self) -> Tensor:
+        """What the output projection adds whatever the heads read, (E,); it belongs to no head."""
+        self.out  # noqa: B018 - finds the projection
+        return self._projection.constant(self.read)
 
     def written(self, *, heads: Selector | None = None, rows: Selector | None = None) -> Tensor:
         """What each head adds to the output of its layer, (B, heads, rows, E). The bias belongs to no head.
@@ -229,10 +235,18 @@ class Projection:
             self._known = self._found(width, like)
         return self._known
 
+    def constant(self, like: Tensor) -> Tensor:
+        """What the projection makes of nothing, (E,)."""
+        assert self.module is not None and self._known is not None  # noqa: S101, PT018 - `matrix` was called
+        with torch.no_grad():
+            found: Tensor = self.module.forward(torch.zeros(1, 1, self._known.shape[0]).to(like))[0, 0]
+        return found
+
     def _found(self, width: int, like: Tensor) -> Tensor:
         for module in [self.module] if self.module is not None else self._candidates:
             found = linear_part(module, width, like)
             if found is not None:
+                self.module = module
                 return found
         raise OptionError(
             f"the output projection of {self.name!r} is not known: no linear module of the model receives what its "

@@ -59,15 +59,20 @@ def value_norms(value: Tensor, out: Tensor | None, source: Source) -> Tensor:
     """‖v‖, or ‖v · out‖, for every head and key, (B, H, S) in the precise dtype; differentiable."""
     value = _by_head(checked_value(value, source).to(source.precise), source)
     if out is None:
-        return torch.linalg.vector_norm(value, dim=-1)
+        return _norm(value)
     out = checked_projection(out, source, value.shape[3]).to(value)
     B, H, S, _ = value.shape
     norms = []
     for keys in row_blocks(S, B * out.shape[2] * value.element_size(), NORM_BYTES):
         with full_precision(value):
-            each = [torch.linalg.vector_norm(value[:, head, keys] @ out[head], dim=-1) for head in range(H)]
+            each = [_norm(value[:, head, keys] @ out[head]) for head in range(H)]
         norms.append(torch.stack(each, 1))
     return torch.cat(norms, 2) if norms else value.new_zeros(B, H, S)
+
+
+def _norm(vectors: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
+    return found
 
 
 def checked_value(value: Any, source: Source) -> Tensor:

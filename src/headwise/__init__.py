@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
     from headwise.study.importance import Importance, importance
     from headwise.study.interventions import Intervention, Silenced, freeze, gate, patch, silence
+    from headwise.study.kinds import HeadKinds, head_kinds
     from headwise.study.outputs import HeadOutputs
     from headwise.study.residual import LogitAttribution, Why, logit_attribution, why
     from headwise.study.survey import Survey, survey
@@ -88,6 +89,7 @@ _HOMES = {
     "models.checkpoint": "AttentionLayer Checkpoint open_checkpoint",
     "study.importance": "Importance importance",
     "study.interventions": "Intervention Silenced freeze gate patch silence",
+    "study.kinds": "HeadKinds head_kinds",
     "study.outputs": "HeadOutputs",
     "study.residual": "LogitAttribution Why logit_attribution why",
     "study.survey": "Survey survey",
@@ -163,6 +165,7 @@ __all__ = [
     "DtypeError",
     "Explanation",
     "HeadCountError",
+    "HeadKinds",
     "HeadOutputs",
     "HeadScale",
     "HeadSummary",
@@ -209,6 +212,7 @@ __all__ = [
     "explain",
     "freeze",
     "gate",
+    "head_kinds",
     "importance",
     "induction",
     "latent",

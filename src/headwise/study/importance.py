@@ -134,18 +134,7 @@ class Importance(Mapping[str, Tensor]):
 
     def plot(self, ax: Any = None) -> Any:
         """The scores of all heads, one row per layer, drawn with matplotlib; the axes."""
-        pyplot = need("matplotlib.pyplot", "plot", "plots")
-        most = max(x.shape[1] for x in self.effects.values())
-        grid = torch.full((len(self), most), math.nan)
-        for row, score in enumerate(self.scores.values()):
-            grid[row, : len(score)] = score
-        ax = pyplot.subplots(figsize=(0.5 * most + 2, 0.4 * len(self) + 1.5))[1] if ax is None else ax
-        image = ax.imshow(grid.numpy(), cmap="cividis", vmin=0)
-        ax.set_yticks(range(len(self)), list(self))
-        ax.set_xlabel("head")
-        ax.set_title(f"|change of the loss| by {self.by}")
-        ax.figure.colorbar(image, ax=ax)
-        return ax
+        return drawn_heads(self.scores, f"|change of the loss| by {self.by}", ax)
 
     def rank_correlation(self, other: "Importance") -> float:
         """Spearman's correlation of the scores of all heads with another measurement of the same heads."""
@@ -154,6 +143,22 @@ class Importance(Mapping[str, Tensor]):
         a, b = (torch.cat([found.scores[name] for name in self.effects]) for found in (self, other))
         ranks = torch.stack([_ranks(a), _ranks(b)])
         return torch.corrcoef(ranks)[0, 1].item()
+
+
+def drawn_heads(scores: Mapping[str, Tensor], title: str, ax: Any = None) -> Any:
+    """Numbers of heads, (H,) by layer, as a matplotlib picture with one row per layer; the axes."""
+    pyplot = need("matplotlib.pyplot", "plot", "plots")
+    most = max(len(x) for x in scores.values())
+    grid = torch.full((len(scores), most), math.nan)
+    for row, score in enumerate(scores.values()):
+        grid[row, : len(score)] = score
+    ax = pyplot.subplots(figsize=(0.5 * most + 2, 0.4 * len(scores) + 1.5))[1] if ax is None else ax
+    image = ax.imshow(grid.numpy(), cmap="cividis", vmin=0)
+    ax.set_yticks(range(len(scores)), list(scores))
+    ax.set_xlabel("head")
+    ax.set_title(title)
+    ax.figure.colorbar(image, ax=ax)
+    return ax
 
 
 def _ranks(numbers: Tensor) -> Tensor:

@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from headwise.study.outputs import HeadOutputs
     from headwise.study.residual import LogitAttribution, Why, logit_attribution, why
     from headwise.study.survey import Survey, survey
+    from headwise.study.trace import Trace, trace
     from headwise.study.watch import Watched, watch
     from headwise.view import view
     from headwise.weights import AttentionMap, Scoring
@@ -93,6 +94,7 @@ _HOMES = {
     "study.outputs": "HeadOutputs",
     "study.residual": "LogitAttribution Why logit_attribution why",
     "study.survey": "Survey survey",
+    "study.trace": "Trace trace",
     "study.watch": "Watched watch",
     "view": "view",
     "weights": "AttentionMap Scoring",
@@ -196,6 +198,7 @@ __all__ = [
     "StaleMapError",
     "Summary",
     "Survey",
+    "Trace",
     "UnknownOptionError",
     "Watched",
     "Why",
@@ -242,6 +245,7 @@ __all__ = [
     "temperature",
     "textbook",
     "token_is",
+    "trace",
     "view",
     "watch",
     "why",

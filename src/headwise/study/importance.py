@@ -395,30 +395,43 @@ def logits_of(output: Any) -> Tensor | None:
 
 
 def next_token_loss(model: nn.Module, inputs: Any) -> Loss:
-    """The mean cross-entropy of the next token, for a model that does not see it: which is tried, not looked up.
+    """The mean cross-entropy of the next token, for a model that predicts it; `inputs` is a sample to try it with."""
+    cure = "Pass loss=, a function (output, tokens) -> (B,), one number for each sample."
+    ids = inputs if isinstance(inputs, Tensor) else inputs.get("input_ids")
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
+        raise OptionError(f"importance: the inputs are no tokens (B, T), so there is no usual loss. {cure}")
+    problem = why_not_predicting(model, inputs, ids)
+    if problem is not None:
+        raise OptionError(f"importance: {type(model).__name__} {problem}. {cure}")
+    return mean_cross_entropy
+
+
+def why_not_predicting(model: nn.Module, inputs: Any, ids: Tensor) -> str | None:
+    """Why a model does not predict the next token, or None if it does, which is tried: it may not see that token.
 
     Args:
         model: the model.
-        inputs: one sample, to try it with.
+        inputs: tokens (B, T), or keyword arguments of the model.
+        ids: the tokens among them.
     """
-    ids = inputs if isinstance(inputs, Tensor) else inputs.get("input_ids")
-    cure = "Pass loss=, a function (output, tokens) -> (B,), one number for each sample."
-    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
-        raise OptionError(f"importance: the inputs are no tokens (B, T), so there is no usual loss. {cure}")
-    with torch.no_grad():
-        first = logits_of(model(inputs) if isinstance(inputs, Tensor) else model(**inputs))
-        if first is None or first.shape[:2] != ids.shape:
-            raise OptionError(f"importance: {type(model).__name__} gives no logits (B, T, V) for its tokens. {cure}")
-        if "labels" not in (() if isinstance(inputs, Tensor) else inputs) and ids.shape[1] > 1:
-            other = ids.clone()
-            other[:, -1] = (other[:, -1] + 1) % first.shape[2]
-            second = logits_of(model(other) if isinstance(inputs, Tensor) else model(**{**inputs, "input_ids": other}))
-            if second is None or not torch.allclose(first[:, :-1], second[:, :-1], atol=1e-3, rtol=1e-3):
-                raise OptionError(
-                    f"importance: {type(model).__name__} sees the tokens after each one, so it does not predict "
-                    f"them. {cure}"
-                )
-    return mean_cross_entropy
+
+    def logits_for(tokens: Tensor) -> Tensor | None:
+        with torch.no_grad():
+            if isinstance(inputs, Tensor):
+                return logits_of(model(tokens))
+            return logits_of(model(**{**inputs, "input_ids": tokens}))
+
+    first = logits_for(ids)
+    if first is None or first.shape[:2] != ids.shape:
+        return "gives no logits (B, T, V) for its tokens, so it predicts none"
+    if ids.shape[1] < 2:
+        return None
+    other = ids.clone()
+    other[:, -1] = (other[:, -1] + 1) % first.shape[2]
+    second = logits_for(other)
+    if second is None or not torch.allclose(first[:, :-1], second[:, :-1], atol=1e-3, rtol=1e-3):
+        return "sees the tokens after each one, so it does not predict them"
+    return None
 
 
 def mean_cross_entropy(output: Any, inputs: Any) -> Tensor:

@@ -1,0 +1,87 @@
+"""A trace as one self-contained HTML page without scripts: the text shaded by every method, the passages, the tests."""
+
+from html import escape
+
+from headwise.study.trace import Trace
+from headwise.view.static_page import static_page
+from headwise.view.tokens import shown
+
+STYLE = """
+body { max-width: 60rem; }
+.text { line-height: 1.9; overflow-wrap: anywhere; background: var(--card); border: 1px solid var(--line);
+  padding: .6rem .8rem; }
+.text b { outline: 2px solid var(--mark); }
+.text .against { text-decoration: underline wavy var(--warn); }
+table { font-variant-numeric: tabular-nums; font-size: .9rem; }
+th, td { padding: .15rem .5rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; }
+td.words, th.words { text-align: left; }
+"""
+MEANING = {
+    "rollout": "attention followed down through all layers, half of every step staying in place",
+    "attention": "mean attention weight of the queries that predict the answer",
+    "contributions": "mean share of each token in what the heads write for those queries",
+    "gradient": "gradient × attention of the answer's log-probability, over all layers, heads and queries",
+}
+
+
+def trace_page(trace: Trace, model: str) -> str:
+    """The page of a trace in a model of this name."""
+    first, last = trace.answer
+    answer = escape("".join(shown(word) for word in _words(trace)[first:last]))
+    parts = [
+        f"<h1>Where “{answer}” came from</h1>",
+        f"<p>{escape(model)}, {len(trace.tokens)} tokens. Darker means more; a wavy line marks tokens that speak "
+        f"against the answer, which is framed. No method is the truth: the tests say how far to trust each.</p>",
+        "<h2>Tests</h2>",
+        _tests(trace),
+        "<h2>Passages</h2>",
+        _passages(trace),
+    ]
+    for method in trace.scores:
+        parts += [f"<h2>{method.capitalize()}</h2>", f'<p class="soft">{MEANING[method]}</p>', _text(trace, method)]
+    return static_page(f"Trace in {model}", STYLE, "\n".join(parts))
+
+
+def _words(trace: Trace) -> list[str]:
+    return [f"[{token}]" for token in trace.tokens.tolist()] if trace.words is None else trace.words
+
+
+def _text(trace: Trace, method: str) -> str:
+    """The text with every token shaded by its score."""
+    scores = trace.scores[method]
+    most = max(float(scores.abs().max()), 1e-30)
+    spans = []
+    for place, word in enumerate(_words(trace)):
+        text = escape(shown(word))
+        if place < len(scores):
+            share = float(scores[place]) / most
+            mark = ' class="against"' if share < -0.05 else ""
+            spans.append(f'<span{mark} style="background: rgba(var(--heat), {max(share, 0) ** 0.5:.2f})">{text}</span>')
+        else:
+            spans.append(f"<b>{text}</b>")
+    return f'<div class="text">{"".join(spans)}</div>'
+
+
+def _tests(trace: Trace) -> str:
+    random = trace.tests["random"]
+    rows = [f"<tr><td class=words>nothing deleted</td><td>{trace.loss:.3f}</td></tr>"]
+    rows += [f"<tr><td class=words>first by {m}</td><td>{trace.tests[m]:.3f}</td></tr>" for m in trace.scores]
+    spread = f"{random['mean']:.3f} ± {random['deviation']:.3f}"
+    rows.append(f"<tr><td class=words>at random, {random['draws']} draws</td><td>{spread}</td></tr>")
+    head = f"<tr><th class=words>{trace.tests['passages']} passages deleted</th><th>loss of the answer</th></tr>"
+    return f"<table>{head}{''.join(rows)}</table>"
+
+
+def _passages(trace: Trace) -> str:
+    shares = {}
+    for method in trace.scores:
+        scores = trace.of_passages(method)
+        shares[method] = scores / max(float(scores.abs().sum()), 1e-30)
+    words = _words(trace)
+    rows = []
+    for number, (start, stop) in enumerate(trace.passages):
+        text = escape("".join(shown(word) for word in words[start:stop]))
+        numbers = "".join(f"<td>{share[number].item():.1%}</td>" for share in shares.values())
+        rows.append(f"<tr>{numbers}<td class=words>{text}</td></tr>")
+    head = "".join(f"<th>{method}</th>" for method in shares)
+    return f'<div class="scroll"><table><tr>{head}<th class=words>passage</th></tr>{"".join(rows)}</table></div>'

@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_is
     from headwise.models import load_builtin
     from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
+    from headwise.study.eviction import eviction_scores
     from headwise.study.importance import Importance, importance
     from headwise.study.interventions import Intervention, Silenced, freeze, gate, patch, silence
     from headwise.study.kinds import HeadKinds, head_kinds
@@ -88,6 +89,7 @@ _HOMES = {
     "masks.probes": "induction local offset previous_token same_token sink token_is",
     "models": "load_builtin",
     "models.checkpoint": "AttentionLayer Checkpoint open_checkpoint",
+    "study.eviction": "eviction_scores",
     "study.importance": "Importance importance",
     "study.interventions": "Intervention Silenced freeze gate patch silence",
     "study.kinds": "HeadKinds head_kinds",
@@ -212,6 +214,7 @@ __all__ = [
     "cosine",
     "dense",
     "documents",
+    "eviction_scores",
     "explain",
     "freeze",
     "gate",

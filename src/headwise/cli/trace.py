@@ -3,6 +3,7 @@
 import argparse
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from headwise.cli.console import (
     check_at_least_one,
     check_file,
     print_json,
+    say,
     standard_input,
     text_file,
     write_file,
@@ -57,7 +59,9 @@ def run(options: argparse.Namespace) -> int:
         check_file("--html", options.html)
     model = open_model(options.model, encoder=False)
     text = _text(options)
-    tokens = model.tokens(text)
+    tokens = model.tokens(text, most=sys.maxsize if model.limit is None else model.limit)
+    if model.trained is not None and tokens.shape[1] > model.trained:
+        say(f"the text is {tokens.shape[1]} tokens long, and the model was trained on {model.trained} at a time")
     tokens = tokens[:, : tokens.shape[1] - len(model.codec.after)]
     if options.answer is None:
         tokens, answer = _generated(model, tokens, 8 if options.new is None else options.new)
@@ -87,8 +91,7 @@ def _generated(model: TextModel, tokens: Tensor, count: int) -> tuple[Tensor, tu
     check_at_least_one("--new", count)
     module: Any = model.module
     if isinstance(module, GPT):
-        new = torch.tensor([list(module.stream(tokens[0], count, temperature=0))], device=tokens.device)
-        whole = torch.cat([tokens, new], 1)
+        whole = _continued(module, tokens, count)
     elif hasattr(module, "generate"):
         with torch.no_grad():
             whole = module.generate(
@@ -97,6 +100,16 @@ def _generated(model: TextModel, tokens: Tensor, count: int) -> tuple[Tensor, tu
     else:
         raise OptionError(f"{model.name} does not generate text; say where the answer is: --answer SPAN.")
     return whole, (tokens.shape[1], whole.shape[1])
+
+
+@torch.no_grad()
+def _continued(module: GPT, tokens: Tensor, count: int) -> Tensor:
+    """The tokens and the likeliest next ones; `stream` would forget the beginning of a text longer than its context."""
+    caches, new = module.make_caches(), tokens
+    for _ in range(count):
+        new = module.logits(module.features(new, caches=caches)[:, -1:]).argmax(-1)
+        tokens = torch.cat([tokens, new], 1)
+    return tokens
 
 
 def _span(model: TextModel, tokens: Tensor, answer: str) -> tuple[int, int]:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from headwise.study.outputs import HeadOutputs
     from headwise.study.residual import LogitAttribution, Why, logit_attribution, why
     from headwise.study.survey import Survey, survey
-    from headwise.study.trace import Trace, trace
+    from headwise.study.trace import AnswerTrace, trace
     from headwise.study.watch import Watched, watch
     from headwise.view import view
     from headwise.weights import AttentionMap, Scoring
@@ -96,7 +96,7 @@ _HOMES = {
     "study.outputs": "HeadOutputs",
     "study.residual": "LogitAttribution Why logit_attribution why",
     "study.survey": "Survey survey",
-    "study.trace": "Trace trace",
+    "study.trace": "AnswerTrace trace",
     "study.watch": "Watched watch",
     "view": "view",
     "weights": "AttentionMap Scoring",
@@ -160,6 +160,7 @@ def load_ipython_extension(shell: object) -> None:
 
 
 __all__ = [
+    "AnswerTrace",
     "AttentionLayer",
     "AttentionMap",
     "CacheError",
@@ -200,7 +201,6 @@ __all__ = [
     "StaleMapError",
     "Summary",
     "Survey",
-    "Trace",
     "UnknownOptionError",
     "Watched",
     "Why",

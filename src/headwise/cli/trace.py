@@ -30,7 +30,7 @@ from headwise.view.traced import trace_page
 
 EXAMPLES = """examples:
   headwise trace builtin "The dog was named Barnaby. The sea was calm. The sun was low. He called his dog, Barnaby" --answer Barnaby
-  headwise trace builtin --file chapter.txt --new 8 --html trace.html
+  headwise trace builtin --file texts/sea.txt --new 8 --html trace.html
   headwise trace builtin "One, two, three, four. One, two, three, four. One, two," --new 4 --draws 2 --json
 """  # noqa: E501 - a command is one line
 

@@ -104,11 +104,11 @@ class Importance(Mapping[str, Tensor]):
         return found
 
     def top(self, count: int = 10) -> list[dict[str, Any]]:
-        """The rows of the heads with the largest scores."""
+        """The rows of the `count` heads with the largest scores."""
         return sorted(self.rows(), key=lambda row: -row["score"])[:count]
 
     def table(self, count: int = 10) -> str:
-        """The heads with the largest scores, as text."""
+        """The `count` heads with the largest scores, as text."""
         draws = next(iter(self.controls.values())).shape[1] if self.controls else 0
         width = max(5, *(len(name) for name in self.effects))
         lines = [f"{'layer':<{width}} head    effect ± error     score   control  above"]
@@ -133,11 +133,11 @@ class Importance(Mapping[str, Tensor]):
         }
 
     def plot(self, ax: Any = None) -> Any:
-        """The scores of all heads, one row per layer, drawn with matplotlib; the axes."""
+        """The scores of all heads, one row per layer, drawn with matplotlib; the axes, `ax` if given."""
         return drawn_heads(self.scores, f"|change of the loss| by {self.by}", ax)
 
     def rank_correlation(self, other: "Importance") -> float:
-        """Spearman's correlation of the scores of all heads with another measurement of the same heads."""
+        """Spearman's correlation of the scores of all heads with those of `other`, of the same heads."""
         if {n: x.shape[1] for n, x in self.items()} != {n: x.shape[1] for n, x in other.items()}:
             raise OptionError("rank_correlation: the two measurements are of different heads.")
         a, b = (torch.cat([found.scores[name] for name in self.effects]) for found in (self, other))

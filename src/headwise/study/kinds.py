@@ -3,7 +3,7 @@
 >>> from headwise import head_kinds, load_builtin
 >>> found = head_kinds(load_builtin(), samples=4, lengths=())
 >>> [(row["layer"], row["head"]) for row in found.of("induction")[:2]]
-[('blocks.5.attention', 6), ('blocks.5.attention', 4)]
+[('blocks.5.attention', 4), ('blocks.5.attention', 6)]
 >>> [(row["layer"], row["head"]) for row in found.of("previous")[:1]]
 [('blocks.4.attention', 2)]
 
@@ -76,7 +76,7 @@ class HeadKinds:
         return iter(self.scores)
 
     def table(self, count: int = 3) -> str:
-        """The first heads of every kind and the circuits, as text."""
+        """The first `count` heads of every kind and the circuits, as text."""
         lines = [f"{'kind':<10} {'head':<28} score  95 % interval"]
         for kind in self:
             for row in self.of(kind)[:count]:
@@ -102,7 +102,7 @@ class HeadKinds:
         }
 
     def plot(self, kind: str = "induction", ax: Any = None) -> Any:
-        """The scores of one kind, one row per layer, drawn with matplotlib; the axes."""
+        """The scores of one `kind`, one row per layer, drawn with matplotlib; the axes, `ax` if it is given."""
         from headwise.study.importance import drawn_heads
 
         means = {name: scores.mean(0) for name, scores in self.scores[kind].items()}
@@ -323,7 +323,7 @@ class _Trial:
             ):
                 self.run(tokens)
             sums += seen[layer].cpu()
-        return (sums / len(self.tokens)).tolist()  # type: ignore[no-any-return]
+        return (sums / len(self.tokens)).tolist()
 
     def _widths(self) -> dict[str, int]:
         with torch.no_grad(), watch(self.module, statistics=lambda weights: weights.shape[1]) as seen:

@@ -32,13 +32,15 @@ from headwise.weights.values import Contributions
 
 
 class HeadOutputs:
-    """What the heads of one call of one layer read and write.
+    """What the heads of one call of one layer read and write; made by `watch(model, outputs=True)`.
 
     read: (B, H, T, Dv), what each head hands to the output projection.
     weights: the attention map of the call.
     """
 
-    def __init__(self, name: str, read: Tensor, value: Tensor | None, why_not: str, projection: "Projection") -> None:
+    def __init__(
+        self, name: str, read: Tensor, value: Tensor | None, why_not: str, projection: "OutputProjection"
+    ) -> None:
         self.name, self.read, self._value, self._why_not = name, read, value, why_not
         self._version = -1 if value is None or value.is_inference() else value._version
         self._projection = projection
@@ -104,7 +106,7 @@ class HeadOutputs:
         return self._map().by_value(self.value, self.out if projected else None)
 
     def contributions(self, *, projected: bool = True) -> Contributions:
-        """The share of each key in what the heads write: `AttentionMap.contributions`."""
+        """The share of each key in what the heads write, or read if not `projected`: `AttentionMap.contributions`."""
         return self._map().contributions(self.value, self.read, self.out if projected else None)
 
     def _map(self) -> AttentionMap:
@@ -122,7 +124,7 @@ class Outputs(Mapping[str, HeadOutputs]):
     def __init__(self, model: nn.Module, layers: Mapping[str, Any]) -> None:
         self.calls: dict[str, list[HeadOutputs]] = {}
         self._layers, self._model = dict(layers), model
-        self._projections = {name: Projection(name, layer) for name, layer in layers.items()}
+        self._projections = {name: OutputProjection(name, layer) for name, layer in layers.items()}
 
     def __getitem__(self, name: str) -> HeadOutputs:
         if name not in self.calls:
@@ -204,7 +206,7 @@ def derangement(count: int, seed: int) -> Tensor:
 # Output projections ------------------------------------------------------------------------------------------------
 
 
-class Projection:
+class OutputProjection:
     """The map from what heads read, side by side, to the output of a layer, found by watching where it goes."""
 
     def __init__(self, name: str, layer: Any) -> None:
@@ -254,7 +256,7 @@ class Projection:
         )
 
 
-def _seeker(projections: list[Projection]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+def _seeker(projections: list[OutputProjection]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
     def offer(module: nn.Module, args: tuple[Any, ...]) -> None:
         for projection in projections:
             projection.offer(module, args[0] if args else None)

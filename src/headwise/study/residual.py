@@ -236,7 +236,7 @@ class LogitAttribution:
     target: Tensor
 
     def table(self, count: int = 10) -> str:
-        """The heads that add or take most, in the mean over samples."""
+        """The `count` heads that add or take most, in the mean over samples."""
         rows = [(name, head, x[:, head].mean().item()) for name, x in self.heads.items() for head in range(x.shape[1])]
         rows = sorted(rows, key=lambda row: -abs(row[2]))[:count]
         width = max(5, *(len(name) for name in self.heads))
@@ -345,7 +345,7 @@ class Why:
         return dict(zip(self.parts, self.matrix.sum(0).tolist(), strict=True))
 
     def table(self, count: int = 10) -> str:
-        """The pairs of parts that add or take most."""
+        """The `count` pairs of parts that add or take most."""
         order = self.matrix.abs().flatten().argsort(descending=True)[:count].tolist()
         size, width = len(self.parts), max(len(part) for part in self.parts)
         lines = [

@@ -49,7 +49,7 @@ ENDS = (".", "!", "?", "\n")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Trace:
+class AnswerTrace:
     """Where an answer came from.
 
     tokens: the text, (T,).
@@ -73,17 +73,26 @@ class Trace:
     words: list[str] | None = None
 
     def of_passages(self, method: str) -> Tensor:
-        """The scores of the passages: sums over their tokens."""
+        """The scores of the passages by a `method`: sums over their tokens."""
         return torch.stack([self.scores[method][start:stop].sum() for start, stop in self.passages])
 
-    def table(self, width: int = 80) -> str:
-        """The passages with their scores by every method, as shares, and the tests."""
+    def table(self, width: int = 80, count: int = 16) -> str:
+        """The passages with their scores by every method, as shares, and the tests.
+
+        Args:
+            width: characters in a line.
+            count: the most passages to show: those with the largest share by any method, in the order of the text.
+        """
         shares = {method: _shares(self.of_passages(method)) for method in self.scores}
         lines = [" ".join([f"{method[:9]:>9}" for method in shares]) + "  passage"]
         room = max(16, width - 10 * len(shares) - 1)
-        for number, span in enumerate(self.passages):
+        largest = torch.stack([share.abs() for share in shares.values()]).amax(0)
+        for number in sorted(largest.topk(min(count, len(largest))).indices.tolist()):
+            span = self.passages[number]
             numbers = " ".join(f"{share[number].item():>9.1%}" for share in shares.values())
             lines.append(f"{numbers}  {self._text(*span, room)}")
+        if len(largest) > count:
+            lines.append(f"and {len(largest) - count} passages with smaller shares")
         lines.append(f"answer: {self._text(*self.answer, width - 8)}")
         lines.append(f"loss {self.loss:.3f}; after deleting {self.tests['passages']} of {len(self.passages)} passages:")
         for method in self.scores:
@@ -111,7 +120,7 @@ class Trace:
         }
 
     def plot(self, ax: Any = None) -> Any:
-        """The scores of the passages by every method, as shares, drawn with matplotlib; the axes."""
+        """The scores of the passages by every method, as shares, drawn with matplotlib; the axes, `ax` if given."""
         from headwise.study.importance import drawn_heads
 
         shares = {method: _shares(self.of_passages(method)).clamp(min=0) for method in self.scores}
@@ -136,7 +145,7 @@ def trace(
     delete: float = SHARE,
     draws: int = 8,
     seed: int = 0,
-) -> Trace:
+) -> AnswerTrace:
     """Which tokens of a prompt an answer came from.
 
     Args:
@@ -160,7 +169,7 @@ def trace(
     if len(spans) < 2:
         raise OptionError(f"trace: the prompt has {len(spans)} passages; expected two or more, to compare them.")
     scores, by_layer, loss = study.scores(methods)
-    found = Trace(study.tokens[0].cpu(), (study.start, study.stop), scores, by_layer, spans, loss, {}, words)
+    found = AnswerTrace(study.tokens[0].cpu(), (study.start, study.stop), scores, by_layer, spans, loss, {}, words)
     tests = study.tested(found, max(1, math.ceil(delete * len(spans))), check_size("draws", draws), seed)
     return dataclasses.replace(found, tests=tests)
 
@@ -257,7 +266,7 @@ class _Tracing:
             share = (share + layer.weights.detach().received(share).total.mean(1)) / 2
         return share[0]
 
-    def tested(self, found: Trace, count: int, draws: int, seed: int) -> dict[str, Any]:
+    def tested(self, found: AnswerTrace, count: int, draws: int, seed: int) -> dict[str, Any]:
         """The loss without the passages that each method ranks first, and without random ones."""
         tests: dict[str, Any] = {"passages": count}
         for method in found.scores:

@@ -2,7 +2,7 @@
 
 from html import escape
 
-from headwise.study.trace import Trace
+from headwise.study.trace import AnswerTrace
 from headwise.view.static_page import static_page
 from headwise.view.tokens import shown
 
@@ -24,7 +24,7 @@ MEANING = {
 }
 
 
-def trace_page(trace: Trace, model: str) -> str:
+def trace_page(trace: AnswerTrace, model: str) -> str:
     """The page of a trace in a model of this name."""
     first, last = trace.answer
     answer = escape("".join(shown(word) for word in _words(trace)[first:last]))
@@ -42,11 +42,11 @@ def trace_page(trace: Trace, model: str) -> str:
     return static_page(f"Trace in {model}", STYLE, "\n".join(parts))
 
 
-def _words(trace: Trace) -> list[str]:
+def _words(trace: AnswerTrace) -> list[str]:
     return [f"[{token}]" for token in trace.tokens.tolist()] if trace.words is None else trace.words
 
 
-def _text(trace: Trace, method: str) -> str:
+def _text(trace: AnswerTrace, method: str) -> str:
     """The text with every token shaded by its score."""
     scores = trace.scores[method]
     most = max(float(scores.abs().max()), 1e-30)
@@ -62,7 +62,7 @@ def _text(trace: Trace, method: str) -> str:
     return f'<div class="text">{"".join(spans)}</div>'
 
 
-def _tests(trace: Trace) -> str:
+def _tests(trace: AnswerTrace) -> str:
     random = trace.tests["random"]
     rows = [f"<tr><td class=words>nothing deleted</td><td>{trace.loss:.3f}</td></tr>"]
     rows += [f"<tr><td class=words>first by {m}</td><td>{trace.tests[m]:.3f}</td></tr>" for m in trace.scores]
@@ -72,7 +72,7 @@ def _tests(trace: Trace) -> str:
     return f"<table>{head}{''.join(rows)}</table>"
 
 
-def _passages(trace: Trace) -> str:
+def _passages(trace: AnswerTrace) -> str:
     shares = {}
     for method in trace.scores:
         scores = trace.of_passages(method)

@@ -1,4 +1,4 @@
-"""`headwise heads` and `headwise trace` print what the functions of Python give, and say what is wrong with requests."""
+"""`headwise heads` and `headwise trace` print what the functions of Python give, and refuse bad requests."""
 
 import json
 

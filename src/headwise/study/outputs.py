@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from headwise.attention.backends import Call
 from headwise.errors import OptionError, StaleMapError
 from headwise.layer import MultiHeadAttention, compat
+from headwise.layer.attached import Attachment, Watcher
 from headwise.weights import AttentionMap, Selector
 from headwise.weights.indexing import axis_of
 from headwise.weights.source import take
@@ -39,12 +40,17 @@ class HeadOutputs:
     """
 
     def __init__(
-        self, name: str, read: Tensor, value: Tensor | None, why_not: str, projection: "OutputProjection"
+        self,
+        name: str,
+        read: Tensor,
+        weights: AttentionMap,
+        value: Tensor | None,
+        why_not: str,
+        projection: "OutputProjection",
     ) -> None:
-        self.name, self.read, self._value, self._why_not = name, read, value, why_not
+        self.name, self.read, self.weights, self._value, self._why_not = name, read, weights, value, why_not
         self._version = -1 if value is None or value.is_inference() else value._version
         self._projection = projection
-        self.weights: AttentionMap | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -103,16 +109,11 @@ class HeadOutputs:
         Args:
             projected: measure values after the output projection, else before it.
         """
-        return self._map().by_value(self.value, self.out if projected else None)
+        return self.weights.by_value(self.value, self.out if projected else None)
 
     def contributions(self, *, projected: bool = True) -> Contributions:
         """The share of each key in what the heads write, or read if not `projected`: `AttentionMap.contributions`."""
-        return self._map().contributions(self.value, self.read, self.out if projected else None)
-
-    def _map(self) -> AttentionMap:
-        if self.weights is None or self.weights.shape[1] != self.read.shape[1]:
-            raise OptionError(f"the map of {self.name!r} is not whole: watch it without heads= and statistics=.")
-        return self.weights
+        return self.weights.contributions(self.value, self.read, self.out if projected else None)
 
 
 class Outputs(Mapping[str, HeadOutputs]):
@@ -123,6 +124,7 @@ class Outputs(Mapping[str, HeadOutputs]):
 
     def __init__(self, model: nn.Module, layers: Mapping[str, Any]) -> None:
         self.calls: dict[str, list[HeadOutputs]] = {}
+        self.in_order: list[HeadOutputs] = []  # the calls of all layers, as they came
         self._layers, self._model = dict(layers), model
         self._projections = {name: OutputProjection(name, layer) for name, layer in layers.items()}
 
@@ -157,18 +159,24 @@ class Outputs(Mapping[str, HeadOutputs]):
             found[name] = [call.read.detach()[order] for call in calls]
         return found
 
-    def observer(self, name: str) -> Callable[[Call, Tensor], None]:
-        """What the layer `name` tells about a call."""
-        layer, projection = self._layers[name], self._projections[name]
+    def attachment(self, name: str, watcher: Watcher) -> Attachment:
+        """What to attach to the layer `name`, so that its calls are kept here and `watcher` sees its maps."""
+        layer, projection, here = self._layers[name], self._projections[name], threading.local()
+
+        def see(weights: AttentionMap) -> None:
+            here.weights = weights
+            watcher(weights)
 
         def observe(call: Call, read: Tensor) -> None:
             if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
                 return  # a backward pass with gradient checkpointing repeats calls that were seen already
             value, why_not = _value_of(call, read, layer)
             projection.expect(read)
-            self.calls.setdefault(name, []).append(HeadOutputs(name, read, value, why_not, projection))
+            made = HeadOutputs(name, read, here.weights, value, why_not, projection)
+            self.calls.setdefault(name, []).append(made)
+            self.in_order.append(made)
 
-        return observe
+        return Attachment(watcher=see, observer=observe)
 
     @contextmanager
     def recording(self) -> Iterator[None]:

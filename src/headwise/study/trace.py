@@ -212,33 +212,33 @@ class _Tracing:
         slopes = "gradient" in methods
         with torch.set_grad_enabled(slopes), _learning(self.module, slopes), watch(self.module, outputs=True) as seen:
             chance = self.log_probability(self.tokens, self.stop - self.start)
-        calls = [(name, layer) for name in seen.outputs for layer in seen.outputs.calls[name]]
+        calls = seen.outputs.in_order
         self._check(calls)
-        values = [layer.value for _, layer in calls]
+        values = [layer.value for layer in calls]
         grads = torch.autograd.grad(chance.sum(), values) if slopes else [None] * len(values)
         by_layer: dict[str, dict[str, Tensor]] = {method: {} for method in methods if method != "rollout"}
         with torch.no_grad():
-            for number, ((name, layer), grad) in enumerate(zip(calls, grads, strict=True)):
-                label = name if len(seen.outputs.calls[name]) == 1 else f"{name}, call {number}"
+            for layer, grad in zip(calls, grads, strict=True):
+                same = seen.outputs.calls[layer.name]
+                label = layer.name if len(same) == 1 else f"{layer.name}@{same.index(layer)}"
                 for method in by_layer:
                     by_layer[method][label] = self._of_layer(method, layer, grad)[: self.start].cpu()
             scores = {}
             for method in methods:
                 if method == "rollout":
-                    scores[method] = self._rollout([layer for _, layer in calls])[: self.start].cpu()
+                    scores[method] = self._rollout(calls)[: self.start].cpu()
                 else:
                     each = torch.stack(list(by_layer[method].values()))
                     scores[method] = each.sum(0) if method == "gradient" else each.mean(0)
         return scores, by_layer, -chance.mean().item()
 
-    def _check(self, calls: list[tuple[str, HeadOutputs]]) -> None:
+    def _check(self, calls: Sequence[HeadOutputs]) -> None:
         T = self.tokens.shape[1]
-        for name, layer in calls:
-            if layer.weights is None or tuple(layer.weights.shape[2:]) != (T, T):
-                shape = None if layer.weights is None else tuple(layer.weights.shape)
+        for layer in calls:
+            if tuple(layer.weights.shape[2:]) != (T, T):
                 raise OptionError(
-                    f"trace: the map of {name!r} is {shape}, not of {T} tokens attending to each other, so an answer "
-                    f"cannot be followed through it: the model may read two texts, or images."
+                    f"trace: the map of {layer.name!r} is {tuple(layer.weights.shape)}, not of {T} tokens attending to "
+                    f"each other, so an answer cannot be followed through it: the model may read two texts, or images."
                 )
 
     def _of_layer(self, method: str, layer: HeadOutputs, grad: Tensor | None) -> Tensor:
@@ -246,7 +246,6 @@ class _Tracing:
         if method == "gradient":
             assert grad is not None  # noqa: S101 - it was computed
             return (layer.value * grad)[0].sum((0, 2))
-        assert layer.weights is not None  # noqa: S101 - `_check`
         weights = layer.weights.detach().select(rows=self.rows)
         if method == "attention":
             return weights.received().total[0].mean(0) / weights.shape[2]
@@ -262,7 +261,6 @@ class _Tracing:
         share = torch.zeros(1, self.tokens.shape[1], dtype=torch.float64, device=self.tokens.device)
         share[:, self.rows] = 1 / (self.stop - self.start)
         for layer in reversed(layers):
-            assert layer.weights is not None  # noqa: S101 - `_check`
             share = (share + layer.weights.detach().received(share).total.mean(1)) / 2
         return share[0]
 

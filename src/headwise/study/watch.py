@@ -19,9 +19,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from headwise.attention.backends import Call
 from headwise.errors import OptionError
 from headwise.layer import MultiHeadAttention, compat
 from headwise.layer.attached import Attachment, attached
@@ -71,16 +70,7 @@ class Watched(Mapping[str, Any]):
 
     def _attachment(self, name: str) -> Attachment:
         watcher = self._watcher(name)
-        if self._outputs is None:
-            return Attachment(watcher=watcher)
-        observer = self._outputs.observer(name)
-
-        def observe(call: Call, read: Tensor) -> None:
-            observer(call, read)
-            last = self.calls.get(name, [None])[-1]
-            self.outputs[name].weights = last if isinstance(last, AttentionMap) else None
-
-        return Attachment(watcher=watcher, observer=observe)
+        return Attachment(watcher) if self._outputs is None else self._outputs.attachment(name, watcher)
 
     def __exit__(self, *problem: object) -> None:
         self._is_open = False

@@ -404,3 +404,131 @@ def test_parts_that_attend_by_themselves_are_named():
         UserWarning, match="BigBirdPegasusSelfAttention of BigBirdPegasusModel computes attention in its own code"
     ):
         watch(model)
+
+
+# Padding and cross-attention in readings ---------------------------------------------------------------------------
+
+
+def readings(weights, ids):
+    return [(head.numbers, head.without_first, head.kind) for head in weights.summary(ids)]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("kind", ["llama", "bert", "gpt2"])
+def test_a_padded_batch_reads_as_each_text_alone(kind, side):
+    sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 16}
+    config = transformers.AutoConfig.for_model(kind, vocab_size=31, initializer_range=0.6, **sizes)
+    model = transformers.AutoModel.from_config(config, attn_implementation="headwise").double().eval()
+    texts = [torch.randint(31, (1, n)) for n in (7, 13)]
+    ids, keep = torch.zeros(2, 13, dtype=torch.int64), torch.zeros(2, 13, dtype=torch.int64)
+    for sample, text in enumerate(texts):
+        n = text.shape[1]
+        place = slice(13 - n, 13) if side == "left" else slice(0, n)
+        ids[sample, place], keep[sample, place] = text[0], 1
+    positions = (keep.cumsum(-1) - 1).clamp(min=0)
+    with torch.no_grad(), headwise.watch(model) as seen:
+        model(ids, attention_mask=keep, position_ids=positions)
+    for sample, text in enumerate(texts):
+        with torch.no_grad(), headwise.watch(model) as alone:
+            model(text)
+        for name, weights in alone.items():
+            found, expected = readings(seen[name].select(batch=[sample]), ids), readings(weights, text)
+            for (numbers, others, word), (own, own_others, own_word) in zip(found, expected, strict=True):
+                assert numbers == pytest.approx(own, rel=1e-6, abs=1e-9), name
+                assert others == pytest.approx(own_others, rel=1e-6, abs=1e-9), name
+                assert word == own_word
+
+
+def encoder_decoder(kind):
+    """A tiny model with an encoder, what to call it with, and the sizes of its cross-attention."""
+    special = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 2}
+    if kind == "t5":
+        config = transformers.T5Config(
+            vocab_size=31, d_model=24, d_kv=8, d_ff=16, num_layers=2, num_heads=3, pad_token_id=1, eos_token_id=2,
+            decoder_start_token_id=2,
+        )  # fmt: skip
+        model = transformers.T5Model(config)
+    elif kind == "bart":
+        sizes = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 3, "decoder_attention_heads": 3}
+        config = transformers.BartConfig(
+            vocab_size=31, d_model=24, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=32,
+            forced_eos_token_id=None, **sizes, **special,
+        )  # fmt: skip
+        model = transformers.BartModel(config)
+    else:
+        sizes = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 3, "decoder_attention_heads": 3}
+        config = transformers.WhisperConfig(
+            vocab_size=31, num_mel_bins=5, d_model=24, encoder_ffn_dim=16, decoder_ffn_dim=16, max_source_positions=11,
+            max_target_positions=16, suppress_tokens=None, begin_suppress_tokens=None, **sizes, **special,
+        )  # fmt: skip
+        model = transformers.WhisperModel(config)
+    model.set_attn_implementation("headwise")
+    given = {"decoder_input_ids": torch.randint(3, 31, (1, 7))}
+    if kind == "whisper":
+        given["input_features"] = torch.randn(1, 5, 22)
+    else:
+        given["input_ids"] = torch.randint(3, 31, (1, 7 if kind == "bart" else 11))
+    return model.eval(), given
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart", "whisper"])
+def test_cross_attention_of_encoder_decoder_models_is_recognized(kind):
+    model, given = encoder_decoder(kind)
+    with torch.no_grad(), headwise.watch(model) as seen:
+        model(**given)
+    crossing = {name for name, weights in seen.items() if weights._scoring.cross}
+    assert crossing == {name for name in seen if "encoder_attn" in name or "EncDecAttention" in name}
+    assert len(crossing) == 2
+    for name, weights in seen.items():
+        cross = name in crossing
+        options = {"query_ids": given["decoder_input_ids"]} if cross else {}
+        ids = torch.arange(weights.shape[3]) if "encoder" not in name else given.get("input_ids")
+        numbers = weights.summary(ids if weights.shape[3] != 11 or kind == "t5" else None, **options)[0].numbers
+        assert ("monotone" in numbers) == cross
+        assert ("previous" in numbers) == ("distance" in numbers) == (not cross)
+    attentions = model(**given, output_attentions=True).cross_attentions
+    assert all(weights._scoring.cross for weights in attentions), "without watching too"
+
+
+def test_padding_of_the_source_text_is_no_key_and_generation_steps_are_passes():
+    model, given = encoder_decoder("t5")
+    keep = torch.ones(1, 11, dtype=torch.int64)
+    keep[:, 8:] = 0
+    with torch.no_grad(), headwise.watch(model) as seen:
+        model(**given, attention_mask=keep)
+    cross = next(weights for name, weights in seen.items() if "EncDec" in name)
+    assert cross.real_tokens().keys[0].tolist() == keep[0].bool().tolist()
+    assert cross.real_tokens().queries.all()
+    encoder = seen["encoder.block.0.layer.0.SelfAttention"]
+    assert encoder.real_tokens().queries[0].tolist() == keep[0].bool().tolist()
+
+
+def test_a_step_of_generation_knows_what_is_padding():
+    config = transformers.LlamaConfig(
+        vocab_size=31, hidden_size=24, num_attention_heads=3, num_hidden_layers=2, intermediate_size=16, pad_token_id=0
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.set_attn_implementation("headwise")
+    keep = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    with torch.no_grad(), headwise.watch(model) as seen:
+        model.generate(
+            torch.randint(1, 31, (2, 5)), attention_mask=keep, max_new_tokens=3, min_new_tokens=3, do_sample=False
+        )
+    prompt, *steps = seen.calls["model.layers.0.self_attn"]
+    assert prompt.real_tokens().queries.tolist() == keep.bool().tolist()
+    for step in steps:
+        assert step.real_tokens().keys[:, :5].tolist() == keep.bool().tolist()
+        assert step.real_tokens().queries.all()
+        assert step.mass(headwise.sink(1))[0].min() > 0, "the first real token"
+
+
+def test_a_view_of_cross_attention_knows_the_tokens_of_both_sides():
+    model, given = encoder_decoder("t5")
+    result = headwise.view(model, given, layers=lambda name: "EncDec" in name)
+    numbers = result.summaries[0][0].numbers
+    assert {"same_token", "induction", "monotone"} <= set(numbers)
+    assert "distance" not in numbers
+    assert "7 tokens attending to 11" in result.sentence
+    assert str(result)
+    decoder = headwise.view(model, given, layers=lambda name: name.startswith("decoder") and "SelfAttention" in name)
+    assert torch.equal(decoder.ids, given["decoder_input_ids"][0])

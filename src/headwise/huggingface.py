@@ -89,7 +89,11 @@ def attention(
         mask = packed if mask is None else mask & packed
     bias = _added(bias, position_bias, key.shape[2])
     plain = bias is None and s_aux is None and (mask is None or mask is CAUSAL)
-    scoring = _plain_scoring(mask, scaling, softcap) if plain else Scoring(mask, bias, scaling, softcap, s_aux)
+    cross = _crosses(module, causal, query.shape[2] != key.shape[2])
+    if plain:
+        scoring = _plain_scoring(mask, scaling, softcap, cross)
+    else:
+        scoring = Scoring(mask, bias, scaling, softcap, s_aux, cross=cross)
     call = Call(query, key, value, scoring, dropout)
     output, lse = choose(call).run_with_lse(call)
     weights = AttentionMap(query, key, scoring, lse)
@@ -148,9 +152,15 @@ def _added(bias: Tensor | None, position_bias: Tensor | None, S: int) -> Tensor 
 
 
 @functools.lru_cache(64)
-def _plain_scoring(mask: Mask | None, scale: float | None, softcap: float | None) -> Scoring:
+def _plain_scoring(mask: Mask | None, scale: float | None, softcap: float | None, cross: bool) -> Scoring:
     """One object for all layers and calls; only for masks without tensors, which the cache would keep alive."""
-    return Scoring(mask, None, scale, softcap)
+    return Scoring(mask, None, scale, softcap, cross=cross)
+
+
+def _crosses(module: nn.Module, causal: bool, lengths_differ: bool) -> bool:
+    """Whether the keys are of another text: a decoder's attention that is not causal, or a class that says so."""
+    decodes = getattr(module, "is_decoder", False) is True
+    return "CrossAttention" in type(module).__name__ or (not causal and (decodes or lengths_differ))
 
 
 def _without_the_cache(weights: AttentionMap, scoring: Scoring) -> AttentionMap:
@@ -264,6 +274,7 @@ class IndexMask(Mask):
     batch: int
     first_query: int | Tensor
     first_key: int
+    pads = True
 
     @property
     def extent(self) -> Extent:

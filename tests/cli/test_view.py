@@ -76,13 +76,17 @@ def test_figures_are_the_same_in_python_terminal_and_json(capsys):
     assert told == json.loads(json.dumps(result.to_dict()))
     for layer, summary in zip(told["layers"], result.summaries, strict=True):
         for one, head in zip(layer["heads"], summary, strict=True):
-            assert (one["numbers"], one["apart"], one["reading"]) == (head.numbers, head.apart, head.reading)
+            assert (one["numbers"], one["without_first"], one["reading"]) == (
+                head.numbers,
+                head.without_first,
+                head.reading,
+            )
             assert "sink" in one["numbers"]
-            assert "sink" not in one["apart"], "taken out"
-            assert 0 <= one["apart"]["entropy"] <= 1.000001, "as a share of the log of the visible keys"
+            assert "sink" not in one["without_first"], "taken out"
+            assert 0 <= one["without_first"]["entropy"] <= 1.000001, "as a share of the log of the visible keys"
     assert main(["view", TEXT, "--no-html"]) == 0
     shown = capsys.readouterr().out
-    for head in result.telling(3):
+    for head in result.clearest(3):
         assert f"{head.place}  " in shown
         assert f"{head.trait.share:.2f}  {head.summary.reading}" in shown
     assert f"{result.pairs(1)[0].weight:.2f} ({result.pairs(1)[0].layer}.{result.pairs(1)[0].head})" in shown

@@ -80,14 +80,14 @@ def test_a_longer_one_has_them_in_half_the_bytes():
     torch.testing.assert_close(unpacked(data.sections["weights/1.2"]), result.maps[1][0, 2].half())
 
 
-def test_a_long_one_has_pictures_and_the_largest_weights_of_telling_heads():
+def test_a_long_one_has_pictures_and_the_largest_weights_of_the_clearest_heads():
     result = view(maps(701))
     budget = 300_000
     data = embedded(result, budget)
     assert data.size <= budget
     assert data.manifest["embedded"]["weights"] is None
     told = data.manifest["embedded"]["keys"]
-    order = [f"{layer}.{head}" for layer, head in data.manifest["telling"]]
+    order = [f"{layer}.{head}" for layer, head in data.manifest["clearest"]]
     assert 0 < len(told) < 6
     assert told == order[: len(told)]
     for layer, weights in enumerate(result.maps):
@@ -109,12 +109,12 @@ def test_a_long_one_has_pictures_and_the_largest_weights_of_telling_heads():
     assert torch.equal(unpacked(data.sections[f"keys/{told[0]}"]).long(), best.keys[0, head].clamp(min=0))
 
 
-def test_between_them_telling_heads_have_every_weight():
+def test_between_them_the_clearest_heads_have_every_weight():
     result = view(maps(211))
     data = embedded(result, 270_000)
     assert data.manifest["embedded"]["weights"] is None
     whole = [name.removeprefix("weights/") for name in data.sections if name.startswith("weights/")]
-    order = [f"{layer}.{head}" for layer, head in data.manifest["telling"]]
+    order = [f"{layer}.{head}" for layer, head in data.manifest["clearest"]]
     assert 0 < len(whole) < 6
     assert whole == order[: len(whole)]
     layer, head = map(int, whole[0].split("."))

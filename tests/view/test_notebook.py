@@ -67,7 +67,7 @@ def test_it_stays_under_300_kilobytes(make):
 
 
 def test_many_heads_are_told_to_be_more():
-    assert "The 64 most telling of 96 heads" in view([random_map(H=32) for _ in range(3)])._repr_html_()
+    assert "The 64 clearest of 96 heads" in view([random_map(H=32) for _ in range(3)])._repr_html_()
     assert "and 45 more heads" in random_map(H=301, T=2, S=2).summary()._repr_html_()
 
 

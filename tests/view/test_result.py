@@ -139,7 +139,9 @@ def test_bad_input_is_refused(call, error, message):
         call()
 
 
-@pytest.mark.parametrize(("count", "words"), [(0, []), (1, ["1 head attends mostly to the first token"])])
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, []), (1, ["1 head attends mostly to the first token (1 also counts under another name)"])]
+)
 def test_heads_on_the_first_token_are_counted_in_words(count, words):
     weights = torch.full((1, count + 1, 9, 9), 1 / 9)
     weights[:, :count] = torch.eye(9)[0]

@@ -69,11 +69,30 @@ def made(name, T, S, grad=False):
     seen = torch.ones(B, H, T, S, dtype=torch.bool) if visible is None else visible.expand(B, H, T, S)
     if "bias" in options:
         seen = seen & (options["bias"] > -torch.inf)
-    return AttentionMap(query, key, Scoring(mask, **options)), truth, seen
+    real = real_queries(name, T, S)[:, None, :, None]  # a padded query counts as one that sees no key
+    return AttentionMap(query, key, Scoring(mask, **options)), truth * real, seen & real
 
 
-def plain(weights, truth, seen, T, S):
+REAL_KEYS = {  # of both samples: the first and the last + 1
+    "padding": lambda S: ((0, S), (0, S // 3)),
+    "left padding": lambda S: ((S - S // 2, S), (0, S)),
+    "nothing seen": lambda S: ((0, 0), (0, S)),
+}
+
+
+def real_queries(name, T, S):
+    """Which queries are not padding; without a mask of positions, only if there are as many keys as queries."""
+    real = torch.ones(B, T, dtype=torch.bool)
+    if name in REAL_KEYS and (T == S or name == "padding"):
+        for sample, (first, end) in enumerate(REAL_KEYS[name](S)):
+            position = torch.arange(T) + S - T
+            real[sample] = ((position >= first) & (position < end)) | (position < 0)
+    return real
+
+
+def plain(name, truth, seen, T, S):
     """The statistics of dense weights, by formulae that share nothing with ours."""
+    first = torch.tensor([a for a, _ in REAL_KEYS.get(name, lambda S: ((0, S),) * B)(S)])[:, None, None, None]
     position, key = torch.arange(T)[:, None] + S - T, torch.arange(S)
     apart = (position - key).abs()
     ids = torch.arange(S) % 5
@@ -83,7 +102,7 @@ def plain(weights, truth, seen, T, S):
         "previous": position - key == 1,
         "next": position - key == -1,
         "self": apart == 0,
-        "sink": key < 3,
+        "sink": (key >= first) & (key < first + 3),
         "local": apart <= 2,
         "same": (own == ids) & (key < position),
         "induction": (own == before) & (key <= position),
@@ -122,7 +141,7 @@ def probes(S):
 def test_statistics_are_those_of_the_dense_weights(name, lengths):
     T, S = LENGTHS[lengths]
     weights, truth, seen = made(name, T, S)
-    expected = plain(weights, truth, seen, T, S)
+    expected = plain(name, truth, seen, T, S)
     panel = weights.panel(
         entropy=True, peak=True, distance=True, histogram=True, received=True, masses=probes(S), pooled=(3, 4), topk=3
     )

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from headwise import AttentionMap, Scoring, causal, induction, reference, sink
+from headwise import AttentionMap, Scoring, causal, induction, reference, sink, window
 from headwise.weights.summary import HeadSummary, traits
 
 T, STRONG = 48, 30.0
@@ -43,7 +45,7 @@ def test_induction_is_looked_for_when_tokens_are_given():
     weights = heads("induction", "previous")
     first, second = weights.summary(IDS)
     assert "induction" in first.reading
-    assert first.apart["induction"] > 0.4 > second.apart["induction"]
+    assert first.without_first["induction"] > 0.4 > second.without_first["induction"]
     assert "induction" not in weights.summary()[0].numbers
 
 
@@ -64,7 +66,7 @@ def test_numbers_are_means_over_queries_with_a_choice():
     assert numbers["entropy"] == pytest.approx(entropy.mean().item(), rel=1e-4)
     assert numbers["peak"] == pytest.approx(rows.amax(-1).mean().item(), rel=1e-4)
     rest = weights.without(sink(1))[:][:, 1, 2:]
-    assert weights.summary()[1].apart["peak"] == pytest.approx(rest.amax(-1).mean().item(), rel=1e-4)
+    assert weights.summary()[1].without_first["peak"] == pytest.approx(rest.amax(-1).mean().item(), rel=1e-4)
 
 
 def test_the_table_has_a_line_per_head_and_selected_heads_keep_their_number():
@@ -76,8 +78,9 @@ def test_the_table_has_a_line_per_head_and_selected_heads_keep_their_number():
     assert "first-token sink" in lines[1]
 
 
-def reading(resting, apart, chance=None):
-    return HeadSummary(0, traits(resting, apart, chance or {}), {}, apart).reading
+def reading(first, others, chance=None):
+    chance = chance or {}
+    return HeadSummary(0, traits({"sink": first}, chance, others, chance), {}, others).reading
 
 
 def test_the_sink_is_named_beside_what_else_a_head_does():
@@ -112,7 +115,7 @@ def test_local_is_a_mean_over_queries_that_see_keys_further_away():
     assert weights.summary()[2]["local"] == pytest.approx(expected.item(), rel=1e-5)
     apart = weights.without(sink(1))[0, 2]
     expected = torch.stack([apart[i, i - 8 : i + 1].sum() for i in range(10, 17)]).mean()
-    assert weights.summary()[2].apart["local"] == pytest.approx(expected.item(), rel=1e-5)
+    assert weights.summary()[2].without_first["local"] == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_induction_is_a_mean_over_queries_whose_token_came_before():
@@ -144,4 +147,141 @@ def test_apart_from_the_first_token_its_copies_have_nothing_to_look_back_at():
     weights = random_map(len(ids))
     rest = weights.without(sink(1))[0, 0]
     expected = (rest[5, 1] + rest[7, 3]) / 2  # the first copy of 3, at 3, sees only the one that is taken out
-    assert weights.summary(ids)[0].apart["same_token"] == pytest.approx(expected.item(), rel=1e-5)
+    assert weights.summary(ids)[0].without_first["same_token"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+# Readings of whole patterns: against plain formulas on dense weights.
+
+
+def mapped(weights, mask=None, cross=False):
+    """A map with these weights (H, T, S) or (B, H, T, S)."""
+    weights = weights.double() if weights.dim() == 4 else weights.double()[None]
+    S = weights.shape[-1]
+    eye = torch.eye(S, dtype=torch.float64).expand(*weights.shape[:2], S, S)
+    return AttentionMap(weights.clamp(min=1e-30).log(), eye, Scoring(mask, scale=1.0, cross=cross))
+
+
+def one_to_one_of(dense, rows):
+    """The mean largest weight, counting 0 where two of these rows share a key."""
+    keys = dense.argmax(-1)
+    single = [(keys[rows] == keys[i]).sum() == 1 for i in rows]
+    return sum(float(dense[i].max()) * bool(one) for i, one in zip(rows, single, strict=True)) / len(rows)
+
+
+def staircase_of(dense):
+    """The heaviest chain of rows whose keys never go back, by trying every chain."""
+    keys, weights = dense.argmax(-1).tolist(), dense.amax(-1).tolist()
+    chains = [(0.0, -1)]
+    for key, weight in zip(keys, weights, strict=True):
+        chains += [(total + weight, key) for total, last in chains if last <= key]
+    return max(total for total, _ in chains) / len(keys)
+
+
+def test_a_permutation_is_one_to_one():
+    torch.manual_seed(1)
+    blurred = (30.0 * torch.eye(T)[torch.randperm(T)] + torch.randn(T, T)).softmax(-1)
+    found = mapped(blurred[None]).summary()[0]
+    assert found.kind == "one-to-one"
+    assert found["one_to_one"] == pytest.approx(one_to_one_of(blurred, range(T)), rel=1e-6)
+    reaction = mapped(torch.eye(11)[torch.randperm(11)][None] * 0.6 + 0.4 / 11, cross=True)
+    assert reaction.summary()[0].kind == "one-to-one"
+
+
+def test_one_to_one_is_the_largest_weight_of_queries_that_share_no_key():
+    torch.manual_seed(2)
+    dense = (3 * torch.randn(3, 19, 19).double()).masked_fill(~causal().to_tensor(19)[0], -torch.inf).softmax(-1)
+    for head, found in enumerate(mapped(dense, causal()).summary()):
+        assert found["one_to_one"] == pytest.approx(one_to_one_of(dense[head], range(1, 19)), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys"), [(13, 41), (29, 7)], ids=["frames for each token", "tokens for each frame"]
+)
+def test_a_staircase_of_cross_attention_is_monotone(queries, keys):
+    torch.manual_seed(3)
+    at = torch.arange(queries) * keys // queries
+    dense = torch.eye(keys)[at] * 0.7 + 0.3 * torch.randn(queries, keys).softmax(-1)
+    dense[queries // 2] = torch.eye(keys)[0]  # one token goes astray
+    found = mapped(dense[None], cross=True).summary()[0]
+    assert found.kind == "monotone"
+    assert mapped(dense.flip(0)[None], cross=True).summary()[0].kind != "monotone", "downwards"
+    assert mapped(dense[torch.randperm(queries)][None], cross=True).summary()[0].kind != "monotone"
+
+
+def test_monotone_is_the_heaviest_chain_whose_keys_never_go_back():
+    torch.manual_seed(4)
+    dense = (2 * torch.randn(2, 3, 11, 7).double()).softmax(-1)
+    found = mapped(dense, cross=True).summary()
+    for head in range(3):
+        expected = (staircase_of(dense[0, head]) + staircase_of(dense[1, head])) / 2
+        assert found[head]["monotone"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_sink_is_no_staircase():
+    last = torch.full((1, 23, 11), 0.01)
+    last[..., -1] = 0.9
+    found = mapped(last, cross=True).summary()[0]
+    assert found["monotone"] == pytest.approx(0.9)
+    assert found.kind == "second sink"
+
+
+def test_a_second_sink_is_found_on_the_word_that_receives_most():
+    dense = torch.full((2, T, T), 1.0, dtype=torch.float64)
+    dense[0, :, 17] = 30.0
+    dense = dense.masked_fill(~causal().to_tensor(T)[0], 0.0)
+    dense = dense / dense.sum(-1, keepdim=True)
+    weights = mapped(dense, causal())
+    first, second = weights.summary()
+    assert (first.kind, second.kind) == ("second sink", "broad")
+    assert first["second_sink"] == pytest.approx(dense[0, 17:, 17].mean().item(), rel=1e-9)
+    ids = torch.arange(T)
+    assert weights.summary(ids, delimiters=[17])[0].kind != "second sink", "no ordinary word"
+    late = dense[:1].clone()
+    late[:, -6:] = torch.eye(T, dtype=torch.float64)[T - 6]  # only the last six queries see it
+    assert mapped(late, causal()).summary()[0]["second_sink"] < 0.9
+
+
+def test_cross_attention_has_no_previous_token_and_no_distance():
+    torch.manual_seed(5)
+    weights = AttentionMap(torch.randn(1, 3, 7, 8), torch.randn(1, 3, 11, 8), Scoring(cross=True))
+    names = {"sink", "second_sink", "one_to_one", "monotone", "entropy", "peak"}
+    assert set(weights.summary(torch.arange(11))[0].numbers) == names
+    both = weights.summary(torch.arange(11), query_ids=torch.arange(7), delimiters=[3])
+    assert set(both[0].numbers) == names | {"same_token", "induction", "delimiter"}
+    plain = AttentionMap(torch.randn(1, 3, 7, 8), torch.randn(1, 3, 7, 8))
+    assert "previous" in plain.summary()[0].numbers
+    assert "previous" not in plain.summary(torch.arange(7), query_ids=torch.arange(7))[0].numbers
+
+
+def test_cross_attention_finds_copies_on_the_other_side():
+    target, source = torch.tensor([5, 6, 7, 8, 9, 5, 6]), torch.tensor([1, 7, 6, 5, 2, 9, 8, 5, 3])
+    copies = (target[:, None] == source).double()
+    after = torch.cat([torch.zeros(7, 1), copies[:, :-1]], 1)
+    dense = torch.stack([copies, after]) * 9 + 0.1
+    dense = dense / dense.sum(-1, keepdim=True)
+    first, second = mapped(dense, cross=True).summary(source, query_ids=target)
+    assert (first.kind, second.kind) == ("same-token", "induction")
+    assert first["same_token"] == pytest.approx((dense[0] * copies).sum(-1).mean().item(), rel=1e-9)
+    assert second["induction"] == pytest.approx((dense[1] * after).sum(-1).mean().item(), rel=1e-9)
+
+
+MASKS = {"none": None, "causal": causal(), "window": causal() & window(3), "two-sided": window(2, 2), "sink": sink(2)}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 19),
+    st.sampled_from(sorted(MASKS)),
+    st.booleans(),
+    st.sampled_from([0.0, 1e-9, 1e-3, 0.1]),
+    st.integers(0, 99),
+)
+def test_even_attention_has_no_name_but_broad(tokens, mask, cross, noise, seed):
+    made = torch.Generator().manual_seed(seed)
+    query = noise * torch.randn(2, 3, tokens, tokens, dtype=torch.float64, generator=made)
+    eye = torch.eye(tokens, dtype=torch.float64).expand(2, 3, tokens, tokens)
+    weights = AttentionMap(query, eye, Scoring(MASKS[mask], scale=1.0, cross=cross))
+    ids = torch.randint(0, 5, (2, tokens), generator=made)
+    options = {"query_ids": ids} if cross else {}
+    for head in weights.summary(ids, delimiters=[1], **options):
+        assert {trait.name for trait in head.traits} <= {"broad"}

@@ -35,7 +35,7 @@ class Attachment(NamedTuple):
     """
 
     watcher: Watcher | None = None
-    silent: tuple[int, ...] = ()
+    silent: tuple[int, ...] | Callable[[], tuple[int, ...]] = ()  # a function if it differs from call to call
     reading: Callable[[Call, Tensor], Tensor] | None = None
     change: Callable[[Tensor], Tensor] | None = None
     observer: Observer | None = None
@@ -56,7 +56,8 @@ class Attached:
 
     def silent(self) -> tuple[int, ...]:
         """The heads that are switched off, in order."""
-        return tuple(sorted({head for entry in self._here() for head in entry.silent}))
+        heads = (entry.silent() if callable(entry.silent) else entry.silent for entry in self._here())
+        return tuple(sorted({head for some in heads for head in some}))
 
     def read(self, call: Call, read: Tensor) -> Tensor:
         """What attention returns for `call` (B, H, T, Dv), as contexts change it."""

@@ -493,6 +493,8 @@ class MultiHeadAttention(nn.Module):
     def _call_scoring(self, q: Tensor, S: int, inputs: LayerInputs) -> Scoring:
         """The layer's scoring together with the mask and bias of this call, checked against its sizes."""
         scoring, mask = self._scoring, self._scoring.mask
+        if inputs.crossing:
+            scoring = dataclasses.replace(scoring, cross=True)
         if mask is not None and q.is_meta:
             mask = mask.to(q.device)
             scoring = dataclasses.replace(scoring, mask=mask)

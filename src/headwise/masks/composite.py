@@ -19,7 +19,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -54,6 +54,7 @@ class Composite:
 
     _slots: tuple[str, ...] = ()  # attributes that are not in `__dict__`
     _derived: frozenset[str] = frozenset()  # attributes that are computed again when needed
+    _later: ClassVar[frozenset[str]] = frozenset()  # fields that older files lack; they have their default then
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -309,6 +310,6 @@ def _class_for(name: str, attributes: list[Any]) -> type[Composite]:
             f"you load the map."
         )
     fields: list[str] = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
-    if not set(fields) <= set(attributes):
+    if not set(fields) - cls._later <= set(attributes):
         raise CheckpointError(f"the saved {name} has the fields {attributes}, and the class now has {fields}.")
     return cls

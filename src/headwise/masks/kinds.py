@@ -360,6 +360,7 @@ class Dense(Mask):
     """See `dense`."""
 
     table: Tensor  # (B or 1, H or 1, T or 1, S or 1) bool
+    pads = True
 
     @property
     def extent(self) -> Extent:

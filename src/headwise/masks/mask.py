@@ -132,6 +132,11 @@ class Mask(Composite, abc.ABC):
         """Whether the mask depends only on the sample and the key: all queries and heads see the same keys."""
         return False
 
+    @property
+    def pads(self) -> bool:
+        """Whether a key that this mask hides from every query is padding, so that statistics leave it out."""
+        return self.by_key
+
     def coarse(self, edges: Edges) -> Coarse | None:
         """Which blocks, cut at `edges`, may be visible, without looking at pairs; None if the mask cannot tell."""
         return None

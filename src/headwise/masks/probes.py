@@ -56,24 +56,30 @@ def local(n: int) -> Mask:
     return window(n, n)
 
 
-def same_token(ids: Tensor | Sequence[int]) -> Mask:
+def same_token(ids: Tensor | Sequence[int], queries: Tensor | Sequence[int] | None = None) -> Mask:
     """Earlier keys that are the query's own token.
 
     Args:
         ids: the token of every key position, (S,) or (B, S).
+        queries: in cross-attention, the token of every query, (T,) or (B, T); then all its copies among the keys count.
     """
     tokens = token_ids("same_token", ids)
+    if queries is not None:
+        return CrossMatch(token_ids("same_token(queries)", queries), tokens, "same_token")
     return Match(tokens, tokens, 1, "same_token")
 
 
-def induction(ids: Tensor | Sequence[int]) -> Mask:
+def induction(ids: Tensor | Sequence[int], queries: Tensor | Sequence[int] | None = None) -> Mask:
     """Keys right after an earlier copy of the query's token: where a head looks to continue a repetition.
 
     Args:
         ids: the token of every key position, (S,) or (B, S).
+        queries: in cross-attention, the token of every query, (T,) or (B, T); then all its copies among the keys count.
     """
     tokens = token_ids("induction", ids)
     before = torch.cat([torch.full_like(tokens[:, :1], NO_TOKEN), tokens[:, :-1]], 1)
+    if queries is not None:
+        return CrossMatch(token_ids("induction(queries)", queries), before, "induction")
     return Match(tokens, before, 0, "induction")
 
 
@@ -137,6 +143,27 @@ class Match(Mask):
 
     def __repr__(self) -> str:
         return f"{self.name}(ids of shape {tuple(self.asked.shape)})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class CrossMatch(Mask):
+    """Keys whose `offered` value equals the query's `asked` value, where queries and keys are different texts."""
+
+    asked: Tensor  # (B or 1, T), by query
+    offered: Tensor  # (B or 1, S), by key
+    name: str
+
+    @property
+    def extent(self) -> Extent:
+        B, T, S = max(len(self.asked), len(self.offered)), self.asked.shape[1], self.offered.shape[1]
+        return Extent(batch=B if B > 1 else None, queries=T, keys=S)
+
+    def visible(self, grid: Grid) -> Tensor:
+        own, there = (grid.batch if len(x) > 1 else grid.batch * 0 for x in (self.asked, self.offered))
+        return self.asked[own, grid.row] == self.offered[there, grid.col]
+
+    def __repr__(self) -> str:
+        return f"{self.name}(ids of shape {tuple(self.offered.shape)}, queries of shape {tuple(self.asked.shape)})"
 
 
 def token_ids(name: str, ids: Tensor | Sequence[int]) -> Tensor:

@@ -90,7 +90,7 @@ def _dropkv(weights: AttentionMap, value: Tensor | None, output: Tensor | None) 
     source = weights._with_keys("eviction_scores()")
     value = checked_value(value, source).detach()
     if output is None:
-        output = weights.read(OutputReading(value))[0]
+        output = weights._read([OutputReading(value)], padded=True)[0][0]
     return weights.read(DropReading(value, output.detach()))[0]
 
 

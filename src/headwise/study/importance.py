@@ -30,7 +30,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.errors import OptionError, ShapeError, need
-from headwise.layer.attached import Attachment
 from headwise.shapes import check_size
 from headwise.study.interventions import Intervention, checked_layers
 from headwise.study.outputs import derangement
@@ -244,13 +243,10 @@ class _Study:
         """A context in which units of layers are removed by these amounts, (rows, H + controls)."""
         frames = self._frames()
 
-        def made() -> dict[str, Attachment]:
-            return {
-                name: Attachment(change=_Removal(amount, targets.get(name), frames[name]))
-                for name, amount in amounts.items()
-            }
+        def made(name: str) -> tuple[Any, ...]:
+            return (_Removal(amounts[name], targets.get(name), frames[name]),)
 
-        return Intervention(self.layers, made, amounts)
+        return Intervention(self.model, self.layers, made, amounts)
 
     def _frames(self) -> dict[str, Tensor]:
         """Random orthonormal frames of each layer's heads, (controls, H · Dv, Dv)."""

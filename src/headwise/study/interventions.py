@@ -12,7 +12,8 @@
 
 Each is a context. Several can be open at once, and apply in the order they were opened. Nothing is left on the model
 when a context closes, by an exception too. A context holds for calls of the thread or task that opened it, and of tasks
-started from there. A changed head still attends: maps that are watched inside are those the model computes itself.
+started from there. A changed head still attends: maps that are watched inside are those the model computes itself. A
+name such as "attention@3" stands for one call of a layer that the model calls several times in a pass; see `watch`.
 """
 
 import sys
@@ -27,6 +28,7 @@ from headwise.attention.backends import Call, choose
 from headwise.errors import OptionError, ShapeError
 from headwise.layer.attached import Attachment, attached
 from headwise.study.outputs import HeadOutputs, Outputs
+from headwise.study.passes import ByCall, split_name
 from headwise.study.watch import Watched, attention_layers, without_fastpath
 from headwise.weights import AttentionMap
 
@@ -39,26 +41,46 @@ class Intervention:
     """A context in which some heads of a model do something else; made by `silence`, `patch`, `gate` and `freeze`."""
 
     verb = "intervention"
+    kind = "change"  # the field of an `Attachment`
 
     def __init__(
-        self, layers: Mapping[str, Any], made: Callable[[], Mapping[str, Attachment]], heads: Mapping[str, Any]
+        self,
+        model: nn.Module,
+        layers: Mapping[str, Any],
+        made: Callable[[str], tuple[Any, ...]],
+        heads: Mapping[str, Any],
     ) -> None:
         self.heads = dict(heads)
-        self._layers, self._made = layers, made
+        self._model, self._layers, self._made = model, layers, made
         self._stack = ExitStack()
         self._is_open = False
 
     def __enter__(self) -> Self:
         if self._is_open:
-            raise OptionError("this intervention is open already; make another one for a context inside it.")
+            raise OptionError(f"this {self.verb} is open already; make another one for a context inside it.")
         self._is_open = True
-        self._stack.enter_context(without_fastpath(self._layers[name] for name in self.heads))
-        self._stack.enter_context(attached(self._layers, self._made()))
+        things = {name: self._made(name) for name in self.heads}
+        by_call = self._stack.enter_context(ByCall(self._model, self._layers, things, self.verb))
+        self._stack.enter_context(without_fastpath(self._layers[name] for name in by_call))
+        self._stack.enter_context(attached(self._layers, {name: self._attachment(x) for name, x in by_call.items()}))
         return self
 
-    def __exit__(self, *problem: object) -> None:
+    def __exit__(self, *problem: Any) -> None:
         self._is_open = False
-        self._stack.close()
+        self._stack.__exit__(*problem)
+
+    def _attachment(self, things: tuple[Any, ...] | Callable[[], tuple[Any, ...]]) -> Attachment:
+        """What to attach to a layer for these heads or changes, or for those of the present call."""
+        if self.kind == "silent":
+            return Attachment(silent=things)
+
+        def changed(*given: Any) -> Tensor:
+            *call, read = given
+            for thing in things() if callable(things) else things:
+                read = thing(*call, read)
+            return read  # type: ignore[no-any-return]
+
+        return Attachment(reading=changed) if self.kind == "reading" else Attachment(change=changed)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.heads})"
@@ -67,55 +89,46 @@ class Intervention:
 class Silenced(Intervention):
     """A context in which some heads of a model are switched off; made by `silence`."""
 
+    verb = "silence"
+
 
 class Patched(Intervention):
     """A context in which some heads output what they output elsewhere; made by `patch`."""
+
+    verb = "patch"
 
 
 class Gated(Intervention):
     """A context in which heads are scaled; made by `gate`."""
 
+    verb = "gate"
+
 
 class Frozen(Intervention):
     """A context in which heads keep the attention weights of another run; made by `freeze`."""
 
+    verb, kind = "freeze", "reading"
 
-def silence(
-    model: nn.Module, heads: Heads, *, positions: Places | None = None, calls: Iterable[int] | None = None
-) -> Silenced:
+
+def silence(model: nn.Module, heads: Heads, *, positions: Places | None = None) -> Silenced:
     """A context in which some heads of a model output zeros, as if their part of the output projection were zero.
 
     Args:
         model: the model, or a single layer (whose name is then "").
-        heads: which heads of which layers, by the layer's name in `model.named_modules()`.
+        heads: which heads of which layers, by the layer's name in `model.named_modules()`. In a layer that is called
+            several times in a pass, they are silent in every call; "name@3" is its fourth call alone.
         positions: which queries of a call; all by default.
-        calls: which calls of a layer while the context is open, counted from 0: the uses of a layer that a model
-            shares, or the steps of `generate`; all by default.
     """
     layers = checked_layers(model, "silence")
-    asked = checked_heads("silence", layers, heads)
-    asked = {name: which for name, which in asked.items() if which}
-    if positions is None and calls is None:
-        silent = {name: Attachment(silent=which) for name, which in asked.items()}
-        return Silenced(layers, lambda: silent, asked)
-
-    def made() -> dict[str, Attachment]:
-        return {
-            name: Attachment(change=Change(name, which, positions, calls, lambda read, _: torch.zeros_like(read)))
-            for name, which in asked.items()
-        }
-
-    return Silenced(layers, made, asked)
+    asked = {name: which for name, which in checked_heads("silence", layers, heads).items() if which}
+    if positions is None:
+        found = Silenced(model, layers, lambda name: asked[name], asked)
+        found.kind = "silent"
+        return found
+    return Silenced(model, layers, lambda name: (Change(name, asked[name], positions, _zeros),), asked)
 
 
-def patch(
-    model: nn.Module,
-    source: Source,
-    heads: Heads | None = None,
-    *,
-    positions: Places | None = None,
-    calls: Iterable[int] | None = None,
-) -> Patched:
+def patch(model: nn.Module, source: Source, heads: Heads | None = None, *, positions: Places | None = None) -> Patched:
     """A context in which some heads output what they output elsewhere.
 
     >>> from headwise import load_builtin, patch, watch
@@ -128,14 +141,13 @@ def patch(
     Args:
         model: the model, or a single layer (whose name is then "").
         source: another run, from `watch(model, outputs=True)`, or what to use by the name of the layer: tensors that
-            broadcast to (B, H, T, Dv), one for all calls or a list of one for each, which starts again at its end.
+            broadcast to (B, H, T, Dv), one for all passes or a list of one for each, which starts again at its end.
             `seen.outputs.mean()` replaces by the mean, `seen.outputs.resampled()` by another sample of the batch.
-        heads: which heads of which layers; by default all heads of all layers of the source.
+        heads: which heads of which layers, or of which calls; by default all heads of all layers of the source.
         positions: which queries of a call, the same in both runs; all by default.
-        calls: which calls of a layer while the context is open, counted from 0; all by default.
     """
     layers = checked_layers(model, "patch")
-    given: Mapping[str, Any] = source.outputs.calls if isinstance(source, Watched) else source
+    given: Any = source.outputs if isinstance(source, Watched) else source
     given = given.calls if isinstance(given, Outputs) else given
     if not isinstance(given, Mapping):
         raise OptionError(
@@ -146,38 +158,24 @@ def patch(
     missing = [name for name in asked if name not in given]
     if missing:
         raise OptionError(f"patch: the source has nothing for {missing[0]!r}; it has {list(given)}.")
-
-    def made() -> dict[str, Attachment]:
-        return {
-            name: Attachment(change=Change(name, which, positions, calls, _from(name, given[name])))
-            for name, which in asked.items()
-        }
-
-    return Patched(layers, made, asked)
+    return Patched(model, layers, lambda name: (Change(name, asked[name], positions, _from(name, given[name])),), asked)
 
 
-def gate(model: nn.Module, gates: Mapping[str, Tensor], *, calls: Iterable[int] | None = None) -> Gated:
+def gate(model: nn.Module, gates: Mapping[str, Tensor]) -> Gated:
     """A context in which heads are scaled by factors, which may have a gradient.
 
     Args:
         model: the model, or a single layer (whose name is then "").
-        gates: factors by layer, (H,), (B, H) or (B, H, T). With (B, H), every sample of a batch can have other heads
-            switched off: one pass then measures many of them.
-        calls: which calls of a layer while the context is open, counted from 0; all by default.
+        gates: factors by layer or call, (H,), (B, H) or (B, H, T). With (B, H), every sample of a batch can have other
+            heads switched off: one pass then measures many of them.
     """
     layers = checked_layers(model, "gate")
     checked_heads("gate", layers, dict.fromkeys(gates) if isinstance(gates, Mapping) else gates)
     for name, factors in gates.items():
         if not isinstance(factors, Tensor) or not 1 <= factors.dim() <= 3:
             raise OptionError(f"gate({name!r}): expected a tensor of factors, (H,), (B, H) or (B, H, T).")
-
-    def made() -> dict[str, Attachment]:
-        return {
-            name: Attachment(change=Change(name, None, None, calls, _scaled(name, factors)))
-            for name, factors in gates.items()
-        }
-
-    return Gated(layers, made, {name: tuple(factors.shape) for name, factors in gates.items()})
+    sizes = {name: tuple(factors.shape) for name, factors in gates.items()}
+    return Gated(model, layers, lambda name: (Change(name, None, None, _scaled(name, gates[name])),), sizes)
 
 
 def freeze(model: nn.Module, source: Watched, heads: Heads | None = None) -> Frozen:
@@ -186,34 +184,31 @@ def freeze(model: nn.Module, source: Watched, heads: Heads | None = None) -> Fro
     Args:
         model: the model, or a single layer (whose name is then "").
         source: another run, from `watch(model)`, with texts of the same length.
-        heads: which heads of which layers; by default all that the source has.
+        heads: which heads of which layers, or of which calls; by default all that the source has.
     """
     layers = checked_layers(model, "freeze")
     if not isinstance(source, Watched):
         raise OptionError(f"freeze(source={type(source).__name__}): expected another run, from headwise.watch(model).")
     asked = checked_heads("freeze", layers, dict.fromkeys(source) if heads is None else heads)
     for name in asked:
-        if name not in source or not isinstance(source[name], AttentionMap):
-            raise OptionError(f"freeze: the source has no maps of {name!r}; watch it without statistics=.")
-
-    def made() -> dict[str, Attachment]:
-        return {name: Attachment(reading=_Freeze(name, which, source.calls[name])) for name, which in asked.items()}
-
-    return Frozen(layers, made, asked)
+        if name not in source.calls or not isinstance(source[name], AttentionMap):
+            raise OptionError(
+                f"freeze: the source has no maps of {name!r}; it has {list(source.calls)}, and needs no statistics=."
+            )
+    return Frozen(model, layers, lambda name: (_Freeze(name, asked[name], source.calls[name]),), asked)
 
 
 # What is done in a call --------------------------------------------------------------------------------------------
 
 
 class Change:
-    """Replaces what some heads hand to the output projection, at some positions, in some calls of a layer.
+    """Replaces what some heads hand to the output projection, at some positions.
 
     Args:
         name: the layer.
         heads: which heads; None for all.
         positions: which queries; None for all.
-        calls: which calls; None for all.
-        function: what to hand on instead, given what the heads read (B, H, T, Dv) and the number of the call.
+        function: what to hand on instead, given what the heads read (B, H, T, Dv) and the number of the pass.
     """
 
     def __init__(
@@ -221,17 +216,13 @@ class Change:
         name: str,
         heads: tuple[int, ...] | None,
         positions: Places | None,
-        calls: Iterable[int] | None,
         function: Callable[[Tensor, int], Tensor],
     ) -> None:
         self.name, self.heads, self.positions, self.function = name, heads, positions, function
-        self.calls = None if calls is None else frozenset([calls] if isinstance(calls, int) else calls)
         self.number = -1
 
     def __call__(self, read: Tensor) -> Tensor:
         self.number += 1
-        if self.calls is not None and self.number not in self.calls:
-            return read
         new = self.function(read, self.number)
         if self.heads is None and self.positions is None:
             return new
@@ -253,11 +244,15 @@ def _marked(which: Places | tuple[int, ...], size: int, name: str, word: str) ->
     try:
         marks[which if isinstance(which, slice | int) else torch.as_tensor(which)] = True
     except IndexError as error:
-        cure = " To change only the first call of several, pass calls=[0]." if word == "position" else ""
+        cure = " While text is generated, a call has one query." if word == "position" else ""
         raise OptionError(
             f"{word} {which!r} of {name!r}: a call has {size} of them, from 0 to {size - 1}.{cure}"
         ) from error
     return marks
+
+
+def _zeros(read: Tensor, number: int) -> Tensor:
+    return torch.zeros_like(read)
 
 
 def _from(name: str, source: Any) -> Callable[[Tensor, int], Tensor]:
@@ -332,13 +327,17 @@ def checked_heads(verb: str, layers: Mapping[str, Any], heads: Any) -> dict[str,
     """Heads as tuples of integers by layer, None for all of a layer; checked as far as layers know their number."""
     if not isinstance(heads, Mapping):
         raise OptionError(f"{verb}(heads={heads!r}): expected heads by layer, such as {{{next(iter(layers))!r}: [0]}}.")
-    unknown = [name for name in heads if name not in layers]
+    bases = {name: split_name(name, layers)[0] if isinstance(name, str) else name for name in heads}
+    unknown = [name for name in heads if bases[name] not in layers]
     if unknown:
         raise OptionError(f"{verb}: {unknown[0]!r} is not a headwise layer of this model; there are {list(layers)}.")
-    shared = [name for name in heads if getattr(layers[name], "_spread", None) is not None]
+    shared = [name for name in heads if getattr(layers[bases[name]], "_spread", None) is not None]
     if shared:
         raise OptionError(f"{verb}: {shared[0]!r} is sharded over ranks; use {verb} before sharding.")
-    return {name: None if which is None else _checked(verb, name, layers[name], which) for name, which in heads.items()}
+    return {
+        name: None if which is None else _checked(verb, name, layers[bases[name]], which)
+        for name, which in heads.items()
+    }
 
 
 def _checked(verb: str, name: str, layer: Any, heads: int | Iterable[int]) -> tuple[int, ...]:

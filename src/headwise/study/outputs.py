@@ -26,6 +26,7 @@ from headwise.attention.backends import Call
 from headwise.errors import OptionError, StaleMapError
 from headwise.layer import MultiHeadAttention, compat
 from headwise.layer.attached import Attachment, Watcher
+from headwise.study.passes import call_name
 from headwise.weights import AttentionMap, Selector
 from headwise.weights.indexing import axis_of
 from headwise.weights.source import take
@@ -41,14 +42,16 @@ class HeadOutputs:
 
     def __init__(
         self,
-        name: str,
+        place: tuple[str, int],
         read: Tensor,
         weights: AttentionMap,
         value: Tensor | None,
         why_not: str,
         projection: "OutputProjection",
     ) -> None:
-        self.name, self.read, self.weights, self._value, self._why_not = name, read, weights, value, why_not
+        self.layer, self.index = place  # the call of the layer in its pass
+        self.name = self.layer
+        self.read, self.weights, self._value, self._why_not = read, weights, value, why_not
         self._version = -1 if value is None or value.is_inference() else value._version
         self._projection = projection
 
@@ -123,15 +126,16 @@ class Outputs(Mapping[str, HeadOutputs]):
     """
 
     def __init__(self, model: nn.Module, layers: Mapping[str, Any]) -> None:
-        self.calls: dict[str, list[HeadOutputs]] = {}
         self.in_order: list[HeadOutputs] = []  # the calls of all layers, as they came
         self._layers, self._model = dict(layers), model
         self._projections = {name: OutputProjection(name, layer) for name, layer in layers.items()}
 
     def __getitem__(self, name: str) -> HeadOutputs:
-        if name not in self.calls:
-            raise KeyError(f"{name!r} was not seen; seen so far: {', '.join(self.calls) or 'none'}.")
-        return self.calls[name][-1]
+        calls = self.calls
+        found = calls[name] if name in calls else [made for made in self.in_order if made.layer == name]
+        if not found:
+            raise KeyError(f"{name!r} was not seen; seen so far: {', '.join(calls) or 'none'}.")
+        return found[-1]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.calls)
@@ -159,8 +163,24 @@ class Outputs(Mapping[str, HeadOutputs]):
             found[name] = [call.read.detach()[order] for call in calls]
         return found
 
-    def attachment(self, name: str, watcher: Watcher) -> Attachment:
-        """What to attach to the layer `name`, so that its calls are kept here and `watcher` sees its maps."""
+    @property
+    def calls(self) -> dict[str, list[HeadOutputs]]:
+        """The outputs of all passes, by the name of the layer, or of the call if a pass has several: "name@1"."""
+        several = {made.layer for made in self.in_order if made.index}
+        found: dict[str, list[HeadOutputs]] = {}
+        for made in self.in_order:
+            made.name = call_name(made.layer, made.index) if made.layer in several else made.layer
+            found.setdefault(made.name, []).append(made)
+        return found
+
+    def attachment(self, name: str, watcher: Watcher, index: Callable[[], int | None]) -> Attachment:
+        """What to attach to the layer `name`, so that its calls are kept here and `watcher` sees its maps.
+
+        Args:
+            name: the layer.
+            watcher: sees every map.
+            index: which call of the pass the present one is; None if it is not to be kept.
+        """
         layer, projection, here = self._layers[name], self._projections[name], threading.local()
 
         def see(weights: AttentionMap) -> None:
@@ -170,11 +190,12 @@ class Outputs(Mapping[str, HeadOutputs]):
         def observe(call: Call, read: Tensor) -> None:
             if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
                 return  # a backward pass with gradient checkpointing repeats calls that were seen already
+            number = index()
+            if number is None:
+                return
             value, why_not = _value_of(call, read, layer)
             projection.expect(read)
-            made = HeadOutputs(name, read, here.weights, value, why_not, projection)
-            self.calls.setdefault(name, []).append(made)
-            self.in_order.append(made)
+            self.in_order.append(HeadOutputs((name, number), read, here.weights, value, why_not, projection))
 
         return Attachment(watcher=see, observer=observe)
 

@@ -49,9 +49,11 @@ class Stream:
         self.given: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}  # arguments of attention modules
         with torch.no_grad(), watch(model, outputs=True) as self.seen, self._recording(layers):
             self.output = run(model, inputs)
-        missing = [name for name in layers if name not in self.seen]
-        if missing:
-            raise OptionError(f"{missing[0]!r} was not called in this run, so the residual stream is not complete.")
+        odd = {*layers} ^ {*self.outputs}
+        if odd:
+            raise OptionError(
+                f"{min(odd)!r} was not called once in this run, so the residual stream is not a plain sum."
+            )
 
     @property
     def outputs(self) -> Outputs:

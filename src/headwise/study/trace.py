@@ -212,17 +212,16 @@ class _Tracing:
         slopes = "gradient" in methods
         with torch.set_grad_enabled(slopes), _learning(self.module, slopes), watch(self.module, outputs=True) as seen:
             chance = self.log_probability(self.tokens, self.stop - self.start)
-        calls = seen.outputs.in_order
+        calls = [layer for same in seen.outputs.calls.values() for layer in same]
+        calls.sort(key=seen.outputs.in_order.index)
         self._check(calls)
         values = [layer.value for layer in calls]
         grads = torch.autograd.grad(chance.sum(), values) if slopes else [None] * len(values)
         by_layer: dict[str, dict[str, Tensor]] = {method: {} for method in methods if method != "rollout"}
         with torch.no_grad():
             for layer, grad in zip(calls, grads, strict=True):
-                same = seen.outputs.calls[layer.name]
-                label = layer.name if len(same) == 1 else f"{layer.name}@{same.index(layer)}"
                 for method in by_layer:
-                    by_layer[method][label] = self._of_layer(method, layer, grad)[: self.start].cpu()
+                    by_layer[method][layer.name] = self._of_layer(method, layer, grad)[: self.start].cpu()
             scores = {}
             for method in methods:
                 if method == "rollout":

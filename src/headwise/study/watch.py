@@ -26,6 +26,7 @@ from headwise.layer import MultiHeadAttention, compat
 from headwise.layer.attached import Attachment, attached
 from headwise.shapes import check_flag
 from headwise.study.outputs import Outputs
+from headwise.study.passes import Passes, call_name, split_name
 from headwise.weights import AttentionMap, Selector
 
 Layer = MultiHeadAttention | compat.MultiheadAttention
@@ -35,19 +36,24 @@ Statistics = Mapping[str, Any] | Callable[[AttentionMap], Any]
 class Watched(Mapping[str, Any]):
     """Attention maps by the name of their layer in the model, or statistics of them; made by `watch`.
 
-    `seen[name]` is from the layer's last call; `seen.calls[name]` has all its calls.
+    `seen[name]` is from the last pass of the model; `seen.calls[name]` has those of all passes. A module that is called
+    several times in one pass is several layers, "name@0", "name@1", ...; `seen["name"]` is then its last call.
     """
 
     def __init__(
         self,
+        model: nn.Module,
         layers: Mapping[str, Layer],
         heads: Selector | None,
         statistics: Statistics | None,
+        only: Mapping[str, Collection[int]] | None = None,
         outputs: Outputs | None = None,
     ) -> None:
         self._outputs = outputs
         self.calls: dict[str, list[Any]] = {}
         self._layers, self._heads, self._statistics = dict(layers), heads, statistics
+        self._passes, self._only = Passes(model, self._layers.values()), dict(only or {})
+        self._last: dict[str, str] = {}  # the name of the last call of each layer
         self._stack = ExitStack()
         self._is_open = False
 
@@ -56,6 +62,7 @@ class Watched(Mapping[str, Any]):
             raise OptionError("this watch is already open; make another with headwise.watch(model).")
         self._is_open = True
         self._stack.enter_context(without_fastpath(self._layers.values()))
+        self._stack.enter_context(self._passes)
         if self._outputs is not None:
             self._stack.enter_context(self._outputs.recording())
         self._stack.enter_context(attached(self._layers, {name: self._attachment(name) for name in self._layers}))
@@ -70,7 +77,14 @@ class Watched(Mapping[str, Any]):
 
     def _attachment(self, name: str) -> Attachment:
         watcher = self._watcher(name)
-        return Attachment(watcher) if self._outputs is None else self._outputs.attachment(name, watcher)
+        if self._outputs is None:
+            return Attachment(watcher)
+        return self._outputs.attachment(name, watcher, lambda: self._index(name))
+
+    def _index(self, name: str) -> int | None:
+        """Which call of the layer in its pass this is; None if it is not watched."""
+        index = self._passes.index(self._layers[name])
+        return None if name in self._only and index not in self._only[name] else index
 
     def __exit__(self, *problem: object) -> None:
         self._is_open = False
@@ -80,11 +94,24 @@ class Watched(Mapping[str, Any]):
         def watcher(weights: AttentionMap) -> None:
             if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
                 return  # a backward pass with gradient checkpointing repeats calls that were seen already
+            index = self._index(name)
+            if index is None:
+                return
             if self._heads is not None:
                 weights = weights.select(heads=self._heads)
-            self.calls.setdefault(name, []).append(self._reduced(weights))
+            found, name_of_call = self._reduced(weights), self._name(name, index)
+            self.calls.setdefault(name_of_call, []).append(found)
 
         return watcher
+
+    def _name(self, layer: str, index: int) -> str:
+        """The name of this call: that of the layer, until it is called for the second time in one pass."""
+        if index and layer in self.calls:  # it turns out that the calls so far were the first ones of their passes
+            first = call_name(layer, 0)
+            self.calls = {first if name == layer else name: calls for name, calls in self.calls.items()}
+        several = index or layer in self._only or self._last.get(layer, layer) != layer
+        self._last[layer] = call_name(layer, index) if several else layer
+        return self._last[layer]
 
     def _reduced(self, weights: AttentionMap) -> Any:
         """The map, or its statistics; the map is then not kept."""
@@ -95,6 +122,7 @@ class Watched(Mapping[str, Any]):
             return self._statistics(weights) if callable(self._statistics) else weights.panel(**self._statistics)
 
     def __getitem__(self, name: str) -> Any:
+        name = self._last.get(name, name)
         if name not in self.calls:
             raise KeyError(f"{name!r} was not seen; seen so far: {', '.join(self.calls) or 'none'}.")
         return self.calls[name][-1]
@@ -126,7 +154,7 @@ def watch(
     Args:
         model: the model, or a single layer (whose name is then "").
         layers: names of the layers to watch, as in `model.named_modules()`, or a function from a name to True or False;
-            all by default.
+            all by default. "name@3" is the fourth call, in every pass, of a layer that is called several times.
         heads: which heads to keep, as in `AttentionMap.select`.
         statistics: what to keep instead of the map: arguments of `AttentionMap.panel`, or a function of the map.
         outputs: also keep what every head reads and writes, in `seen.outputs`.
@@ -138,9 +166,9 @@ def watch(
             f"watch(statistics={type(statistics).__name__}): expected a dictionary of arguments for panel, "
             f"such as {{'entropy': True}}, or a function of a map."
         )
-    found = _chosen(attention_layers(model, "watch"), layers)
-    kept = Outputs(model, found) if check_flag("outputs", outputs) else None
-    return Watched(found, heads, statistics, kept)
+    chosen, only = _chosen(attention_layers(model, "watch"), layers)
+    kept = Outputs(model, chosen) if check_flag("outputs", outputs) else None
+    return Watched(model, chosen, heads, statistics, only, kept)
 
 
 def attention_layers(model: nn.Module, verb: str) -> dict[str, Any]:
@@ -188,15 +216,20 @@ def without_fastpath(layers: Iterable[Any]) -> Iterator[None]:
                 torch.backends.mha.set_fastpath_enabled(_FastPath.before)
 
 
-def _chosen(found: dict[str, Layer], layers: Collection[str] | Callable[[str], bool] | None) -> dict[str, Layer]:
+def _chosen(
+    found: dict[str, Layer], layers: Collection[str] | Callable[[str], bool] | None
+) -> tuple[dict[str, Layer], dict[str, set[int]]]:
+    """The layers to watch, and for some of them which calls only."""
     if layers is None:
-        return found
+        return found, {}
     if callable(layers):
-        return {name: layer for name, layer in found.items() if layers(name)}
-    layers = [layers] if isinstance(layers, str) else list(layers)
-    unknown = [name for name in layers if name not in found]
+        return {name: layer for name, layer in found.items() if layers(name)}, {}
+    asked = [split_name(name, found) for name in ([layers] if isinstance(layers, str) else layers)]
+    unknown = [name for name, _ in asked if name not in found]
     if unknown:
         raise OptionError(
             f"watch(layers=...): {unknown[0]!r} is not a headwise layer of this model; there are {list(found)}."
         )
-    return {name: found[name] for name in layers}
+    only = {name: {index for other, index in asked if other == name and index is not None} for name, _ in asked}
+    whole = {name for name, index in asked if index is None}
+    return {name: found[name] for name, _ in asked}, {name: few for name, few in only.items() if name not in whole}

@@ -51,7 +51,8 @@ def view(
         progress: called with the name of the stage, the number of layers done, and the number of layers.
     """
     maps, ids, known = collected(model, tokens, layers, progress)
-    return View(maps, known if words is None else words, ids, keys, queries=queries, progress=progress)
+    said = known if words is None else words
+    return View(maps, said, ids.keys, keys, query_ids=ids.queries, queries=queries, progress=progress)
 
 
 @display.html.register

@@ -41,6 +41,9 @@ ABOUT = {
     "peak": "mean of the largest weight of each row",
     "positional": "share of rows whose largest weight lies at the same distance",
     "distance": "mean distance between query and key, in tokens",
+    "one_to_one": "largest weight of queries whose key no other query shares",
+    "second_sink": "weight on the key, other than the first, that receives most",
+    "monotone": "largest weight of queries on a staircase that never goes back",
 }
 TYPES = {torch.uint8: "u1", torch.uint16: "u2", torch.uint32: "u4", torch.float16: "f2", torch.float32: "f4"}
 OCTAVE = 12  # steps of a logarithmic byte that double the number
@@ -170,17 +173,17 @@ def manifest(view: View, title: str = "") -> dict[str, Any]:
         "T": view.T,
         "S": view.S,
         "levels": levels(view.T, view.S),
-        "telling": [list(place) for place in telling(view)],
+        "clearest": [list(place) for place in clearest(view)],
         "about": {name: text for name, text in ABOUT.items() if name in statistics},
     }
 
 
-def telling(view: View) -> list[tuple[int, int]]:
-    """Layer and index in its map of every head, the most telling first; a map may hold only some of its heads."""
+def clearest(view: View) -> list[tuple[int, int]]:
+    """Layer and index in its map of every head, the clearest first; a map may hold only some of its heads."""
     places = {
         (layer, head.head): index for layer, summary in enumerate(view.summaries) for index, head in enumerate(summary)
     }
-    return [(head.layer, places[head.layer, head.head]) for head in view.telling(len(places))]
+    return [(head.layer, places[head.layer, head.head]) for head in view.clearest(len(places))]
 
 
 def _binned(numbers: Tensor, span: int, *, mean: bool) -> Tensor:

@@ -24,12 +24,12 @@ LEGEND = (
 def view_html(view: View) -> str:
     """The sentence, a picture of every head with what it does, and the strongest pairs."""
     total = sum(len(summary) for summary in view.summaries)
-    telling = {(head.layer, head.head) for head in view.telling(MOST_HEADS)}
+    clear = {(head.layer, head.head) for head in view.clearest(MOST_HEADS)}
     rows = []
-    for layer, cells in enumerate(_cells(view, telling if total > MOST_HEADS else None)):
+    for layer, cells in enumerate(_cells(view, clear if total > MOST_HEADS else None)):
         groups = [cells[start : start + ACROSS] for start in range(0, len(cells), ACROSS)]
         rows += [_row([f"<b>{layer}</b>" if len(view.maps) > 1 else "", *group]) for group in groups]
-    some = f"<p>The {len(telling)} most telling of {total:,} heads:</p>" if total > MOST_HEADS else ""
+    some = f"<p>The {len(clear)} clearest of {total:,} heads:</p>" if total > MOST_HEADS else ""
     return (
         f"<div><p><b>{escape(view.sentence)}</b></p>{some}<table>{''.join(rows)}</table>"
         f"<p>{_pairs(view)}</p><p><small>{LEGEND}</small></p></div>"

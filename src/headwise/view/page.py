@@ -4,7 +4,7 @@ Its script is the files of the folder `page/`, one after the other. The Content-
 script, so the browser runs nothing else; the data is a block that is never run, and tokens become text nodes.
 
 What goes into the file depends on a budget of bytes. A short text has all its weights in the page. A long one has a
-picture of every head, the largest weights of every row of the most telling heads, and finer pictures where there is
+picture of every head, the largest weights of every row of the clearest heads, and finer pictures where there is
 room. The manifest records which, and the page tells the reader.
 """
 
@@ -21,7 +21,7 @@ import torch
 
 from headwise.errors import OptionError
 from headwise.view.color import page_tables
-from headwise.view.data import PageData, Section, plain, ratios, shares, telling, whole_numbers
+from headwise.view.data import PageData, Section, clearest, plain, ratios, shares, whole_numbers
 from headwise.view.pictures import LayerStatistics, PooledCells, filled, levels, span_at
 from headwise.view.result import View
 from headwise.view.tokens import page_rules
@@ -133,7 +133,7 @@ def _with_pictures(base: PageData, budget: int) -> PageData:
     offers = Offers(data, budget)
     for layer, weights in enumerate(view.maps):
         offers.measure(layer, weights)
-    order = places = [f"{layer}.{index}" for layer, index in telling(view)]
+    order = places = [f"{layer}.{index}" for layer, index in clearest(view)]
     coarse = {f"mass/{head}": offers.finer[0, head] for head in order}
     room: float = budget - data.size - sum(len(head) + 8 for head in order) - 200
     room -= sum(section.size for section in coarse.values())
@@ -152,7 +152,7 @@ def _with_pictures(base: PageData, budget: int) -> PageData:
 
 
 def _add_whole_heads(data: PageData, order: list[str], room: float) -> float:
-    """Replace the pictures of the most telling heads by all their weights while there is room; return what remains."""
+    """Replace the pictures of the clearest heads by all their weights while there is room; return what remains."""
     for head in order:
         layer, index = map(int, head.split("."))
         weights = data.view.maps[layer].select(heads=[index])
@@ -189,7 +189,7 @@ class Offers:
         # The heads whose largest weights may fit: per row 8 keys of 2 or 4 bytes, 8 weights of 2 and a log-sum-exp.
         each = T * (8 * (4 if S < 2**16 else 6) + 4) * 0.4
         most = max(1, int(budget * SHARES[KEYS] * 3 / 4 / each) + 1)
-        self.with_keys = set(telling(data.view)[:most])
+        self.with_keys = set(clearest(data.view)[:most])
 
     def measure(self, layer: int, weights: AttentionMap) -> None:
         """Measure a layer: its margins go into the page, everything else becomes an offer."""

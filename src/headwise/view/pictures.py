@@ -96,7 +96,7 @@ def filled(
     """The cells, filled in one pass over the map, or over the map without its first key."""
     with torch.no_grad():
         weights = weights.detach()
-        streaming.read((without_first(weights) if without_sink else weights)._normalised(), cells)
+        streaming.read((without_first(weights) if without_sink else weights)._unpadded(), cells)
     return cells
 
 
@@ -106,7 +106,8 @@ def without_first(weights: AttentionMap) -> AttentionMap:
     Where the first key takes nearly the whole row, that difference would lose digits, so the row is recomputed.
     """
     rest = weights.without(sink(1))
-    left = 1 - streaming.dense_weights(weights._normalised(), range(1))[..., 0]  # (B, H, T)
+    first = int(weights.real_tokens().keys[0].int().argmax()) if weights.shape[3] else 0  # of the one sample
+    left = 1 - streaming.dense_weights(weights._normalised(), range(first, first + 1))[..., 0]  # (B, H, T)
     rest._lse = weights.log_sum_exp() + left.clamp(min=0).log()
     doubtful = (left < CLEAR).any(1).any(0).nonzero()[:, 0].cpu()
     if len(doubtful):
@@ -283,7 +284,7 @@ class LayerStatistics:
         ]
         readings += [TopKeysReading(min(TOP, S))] if top else []
         with torch.no_grad():
-            source = weights.detach()._normalised()
+            source = weights.detach()._unpadded()
             found = streaming.read(source, [*readings, *cells])
         assert source.log_sum_exp is not None  # noqa: S101 - it is normalised
         thumbnails, entropy, peak, distance, received = (outputs[0][0] for outputs in found[:5])

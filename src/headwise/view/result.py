@@ -17,7 +17,7 @@ from headwise.shapes import check_size
 from headwise.study.watch import Watched, watch
 from headwise.view.pictures import Cell, cell
 from headwise.weights import AttentionMap, Scoring
-from headwise.weights.summary import Head, Summary, kind_counts, kinds_in_words, most_telling
+from headwise.weights.summary import Head, Summary, clearest, kind_counts, kinds_in_words
 
 NEAR = sink(1) | offset(0) | previous_token()  # where most heads put most of their weight
 MOST_PAIRS = 32  # kept; `pairs` returns the first of them
@@ -51,6 +51,7 @@ class View:
         ids: Tensor | None = None,
         keys: Sequence[str] | None = None,
         *,
+        query_ids: Tensor | None = None,
         queries: int | None = None,
         progress: Progress = silent,
     ) -> None:
@@ -68,6 +69,7 @@ class View:
         self.tokens = _words(tokens, self.T, "tokens")
         self.keys = self.tokens if keys is None and self.S == self.T else _words(keys, self.S, "keys")
         self.ids = None if ids is None else torch.as_tensor(ids).flatten()
+        self.query_ids = None if query_ids is None else torch.as_tensor(query_ids).flatten()
         self.queries, self.progress = _spread(self.T, queries), progress
 
     @property
@@ -81,9 +83,11 @@ class View:
     def summaries(self) -> tuple[Summary, ...]:
         """What each head does, layer by layer."""
         ids = self.ids if self.ids is not None and len(self.ids) == self.S else None
+        asked = self.query_ids
+        asked = asked if ids is not None and asked is not None and len(asked) == self.T else None
         found = []
         for done, weights in enumerate(self.sampled, 1):
-            found.append(weights.summary(ids))
+            found.append(weights.summary(ids, query_ids=asked if weights._scoring.cross else None))
             self.progress("counting", done, len(self.maps))
         return tuple(found)
 
@@ -92,13 +96,13 @@ class View:
         """All heads, layer by layer."""
         return [Head(i, head.head, head) for i, summary in enumerate(self.summaries) for head in summary]
 
-    def telling(self, most: int = 5) -> list[Head]:
+    def clearest(self, most: int = 5) -> list[Head]:
         """The `most` heads that do one thing most clearly: first one of each kind, then the rest."""
-        return most_telling(self.heads, most)
+        return clearest(self.heads, most)
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of heads of each kind; a head may attend mostly to the first token and also be of another kind."""
+        """The number of heads of each kind; a first-token sink counts as what else it does, if anything."""
         return kind_counts(self.heads)
 
     @property
@@ -109,7 +113,7 @@ class View:
         size += f" · {_count(self.T, 'token')}"
         size += f" attending to {self.S:,}" if self.S != self.T else ""
         size += "" if self.queries is None else f" · numbers from {len(self.queries):,} of these queries"
-        return " · ".join([size, *kinds_in_words(self.counts), "attention is not importance"])
+        return " · ".join([size, *kinds_in_words(self.heads).values(), "attention is not importance"])
 
     def pairs(self, most: int = 8) -> list[Pair]:
         """The `most` largest weights that are not on the first, the previous or the same token; each pair once."""
@@ -156,7 +160,12 @@ class View:
                 {
                     "name": name,
                     "heads": [
-                        {"head": head.head, "reading": head.reading, "numbers": head.numbers, "apart": head.apart}
+                        {
+                            "head": head.head,
+                            "reading": head.reading,
+                            "numbers": head.numbers,
+                            "without_first": head.without_first,
+                        }
                         for head in summary
                     ],
                 }
@@ -239,23 +248,39 @@ def strongest(pairs: Iterable[Pair]) -> list[Pair]:
 
 def collected(
     model: Any, tokens: Any, layers: Layers, progress: Progress
-) -> tuple[Mapping[str, AttentionMap], Tensor | None, Sequence[str] | None]:
+) -> tuple[Mapping[str, AttentionMap], "TokenSides", Sequence[str] | None]:
     """Maps by layer name, from one run of a model or as given; the token ids and their text, where known."""
     if isinstance(model, TextModel):
         ids = model.tokens(tokens, most=10**9) if isinstance(tokens, str) else _token_ids(tokens)
         _check_length(model, ids)
-        return _watched(model.module, lambda: model.read(ids), layers, progress), ids, model.pieces(ids)
+        maps: Mapping[str, AttentionMap] = _watched(model.module, lambda: model.read(ids), layers, progress)
+        return maps, TokenSides(ids), model.pieces(ids)
     if not isinstance(model, nn.Module):
-        return _named(model), None if tokens is None else _token_ids(tokens), None
+        return _named(model), TokenSides(None if tokens is None else _token_ids(tokens)), None
     if tokens is None or isinstance(tokens, str):
         raise OptionError(f"view({type(model).__name__}): pass token ids, such as tokenizer(text).input_ids.")
     if not isinstance(tokens, Mapping):
         ids = _token_ids(tokens)
-        return _watched(model, lambda: model(ids), layers, progress), ids, None
+        return _watched(model, lambda: model(ids), layers, progress), TokenSides(ids), None
     maps = _watched(model, lambda: model(**tokens), layers, progress)
-    T, S = next(iter(maps.values())).shape[2:] if maps else (0, 0)
-    given = tokens.get("input_ids") if T == S else None  # in cross-attention, the keys are another text
-    return maps, None if given is None else _token_ids(given), None
+    return maps, TokenSides.of(maps, tokens), None
+
+
+class TokenSides(NamedTuple):
+    """The token ids of the keys, and in cross-attention those of the queries, each (1, T), where known."""
+
+    keys: Tensor | None = None
+    queries: Tensor | None = None
+
+    @classmethod
+    def of(cls, maps: Mapping[str, AttentionMap], given: Mapping[str, Any]) -> "TokenSides":
+        """Those of the arguments that a model was called with."""
+        source, target = (given.get(name) for name in ("input_ids", "decoder_input_ids"))
+        crosses = any(weights._scoring.cross for weights in maps.values())
+        decodes = bool(maps) and all("decoder" in name for name in maps)
+        keys = target if target is not None and decodes and not crosses else source
+        asked = target if crosses else None
+        return cls(*(None if ids is None else _token_ids(ids) for ids in (keys, asked)))
 
 
 def _watched(

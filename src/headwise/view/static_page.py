@@ -63,9 +63,9 @@ $atlas
 <p class="soft">Each row is a layer and each letter a head; the darker its shade, the more clearly it does one thing.
 Letters: $legend. A capital also attends mostly to the first token.</p>
 <h2>Numbers</h2>
-<p class="soft">Means over the queries that have a choice (at least two visible keys and, for a kind of keys, some of
-that kind and some others), ± the deviation between windows. Distances, from left to right: 0, 1, 2–3, 4–7 and so
-on.</p>
+<p class="soft">Means over the queries that could have done otherwise (at least two visible keys and, for a kind of
+keys, some of that kind and some others), ± the deviation between windows. Distances, from left to right: 0, 1, 2–3, 4–7
+and so on.</p>
 <div class="scroll"><table>
 <thead><tr><th>head</th><th class="words">reading</th>$names<th>distance</th><th>by distance</th></tr></thead>
 <tbody>
@@ -101,7 +101,7 @@ def _atlas(heads: list[Head]) -> str:
     for head in heads:
         title = escape(f"{head.place}: {head.summary.reading}")
         link = f'<a href="#{head.place}" title="{title}">{letter(head.summary)}</a>'
-        rows.setdefault(head.layer, []).append(f"<td {_shade(head.telling)}>{link}</td>")
+        rows.setdefault(head.layer, []).append(f"<td {_shade(head.clarity)}>{link}</td>")
     return "\n".join(f'<tr><th scope="row">{layer}</th>{"".join(cells)}</tr>' for layer, cells in rows.items())
 
 

@@ -1,4 +1,4 @@
-"""A view as text: a sentence, every head as a small picture, the most telling heads and pairs; and a survey as text."""
+"""A view as text: a sentence, every head as a small picture, the clearest heads and pairs; and a survey as text."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,14 +9,16 @@ from headwise.study.survey.result import Survey, SurveyedHead
 from headwise.view.color import Palette
 from headwise.view.result import View
 from headwise.view.tokens import cut, fill, shown
-from headwise.weights.summary import READINGS, RESTING, Head, HeadSummary, kinds_in_words
+from headwise.weights.summary import FIRST_SINK, MIXED, READINGS, Head, HeadSummary, kinds_in_words
 
 LINES = 22  # a terminal has 24: one is for the path of the page, one for the prompt
-# Numbers of telling heads, lines of pairs and empty lines, from generous to sparse; pictures have priority.
+# Numbers of heads, lines of pairs and empty lines, from generous to sparse; pictures have priority.
 SPACINGS = ((4, 2, 2), (4, 2, 1), (3, 2, 0), (3, 1, 0))
-# What a head does, in one letter: "c" for a copy of the same token, since "s" is a sink.
-KIND_LETTERS = {RESTING: "s"} | {name: name[0] for _, name, _ in READINGS} | {"same-token": "c", "mixed": "·"}
-MARKS = KIND_LETTERS | {"mixed": " "}  # beside a picture, where a dot would look like a part of it
+# What a head does, in one letter: "c" for a copy of the same token and "w" for a sink on a word, since "s" is a sink;
+# "u" for a key that is unique to its query, since "o" is the query's own.
+OTHER_LETTERS = {"same-token": "c", "second sink": "w", "one-to-one": "u", MIXED: "·"}
+KIND_LETTERS = {FIRST_SINK: "s"} | {name: name[0] for _, name, _ in READINGS} | OTHER_LETTERS
+MARKS = KIND_LETTERS | {MIXED: " "}  # beside a picture, where a dot would look like a part of it
 LARGEST = 24  # columns of a picture in the view of one layer
 SURVEYED = ("sink", "previous", "induction", "entropy", "peak", "distance")  # columns of a survey's table
 NAMED = 10  # skipped documents that are listed
@@ -30,10 +32,10 @@ def drawn(view: View, width: int, palette: Palette) -> str:
     def tall(spacing: tuple[int, int, int]) -> int:
         return min(3, (LINES - len(lines) - 1 - sum(spacing)) // layers)
 
-    telling, pairs, empty = max(SPACINGS, key=tall)  # the first of several equals
+    clear, pairs, empty = max(SPACINGS, key=tall)  # the first of several equals
     space = [[""] * (empty > 0), [""] * (empty > 1)]
-    lines += _atlas(view, width, LINES - len(lines) - telling - pairs - empty, palette)
-    lines += [*space[0], *(_bar(head, width, palette) for head in view.telling(telling) if head.trait)]
+    lines += _atlas(view, width, LINES - len(lines) - clear - pairs - empty, palette)
+    lines += [*space[0], *(_bar(head, width, palette) for head in view.clearest(clear) if head.trait)]
     return "\n".join([*lines, *space[1], *_pairs(view, width, pairs)])
 
 
@@ -60,7 +62,7 @@ def drawn_survey(survey: Survey, width: int, *, every_head: bool = False) -> str
     """The whole survey, for a terminal of this width."""
     lines = wrapped(survey.sentence.split(" · "), width)
     if survey.heads:
-        heads = survey.placed if every_head else survey.telling()
+        heads = survey.placed if every_head else survey.clearest()
         lines += ["", *_letters(survey, width), "", *_table(heads, width)]
     return "\n".join([*lines, *_skipped(survey)])
 
@@ -83,12 +85,11 @@ def _largest(heads: int, T: int, width: int, height: int) -> tuple[int, int]:
 
 def _sentence(view: View, width: int, palette: Palette) -> list[str]:
     """The sentence, with the letters that stand beside the pictures."""
-    there = [kind for kind, count in view.counts.items() if count]
-    marks = {text: MARKS[kind] for text, kind in zip(kinds_in_words(view.counts), there, strict=True)}
+    marks = {text: MARKS[kind].strip() for kind, text in kinds_in_words(view.heads).items()}
     parts = []
     for part in view.sentence.split(" · "):
         mark = marks.get(part)
-        also = " or capitals" if mark == MARKS[RESTING] else ""
+        also = " or capitals" if mark == MARKS[FIRST_SINK] else ""
         parts.append(f"{part} ({mark}{also})" if mark else part)
     first, *rest = wrapped(parts, width)[:3]
     return [palette.strong(first), *rest]
@@ -135,7 +136,7 @@ def letter(head: HeadSummary, letters: Mapping[str, str] = KIND_LETTERS) -> str:
 
 
 def _bar(head: Head, width: int, palette: Palette) -> str:
-    """A head, the share of its most telling trait as a bar, and what it does in words."""
+    """A head, the share of its clearest trait as a bar, and what it does in words."""
     share = 0.0 if head.trait is None else head.trait.share
     size = max(4, min(24, width - 56))
     filled = round(size * min(1.0, share))

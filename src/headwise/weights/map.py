@@ -21,8 +21,7 @@ from headwise import shapes
 from headwise.errors import CheckpointError, HeadwiseError, MapIndexError, OptionError, StaleMapError, need
 from headwise.masks import Mask, prefix
 from headwise.masks.composite import plan_from_json, plan_to_json, put_together, take_apart
-from headwise.masks.mask import Not
-from headwise.weights import display, readings, streaming, values
+from headwise.weights import display, padding, readings, streaming, values
 from headwise.weights.indexing import AXES, LIMIT, axis_of, block_axes, brief, check_bytes, pointwise
 from headwise.weights.panel import (
     PLAIN,
@@ -82,6 +81,7 @@ class AttentionMap(TensorLike):
     """
 
     _placeholders: tuple[dict[str, Any], Any] | None = None  # what stands for the tensors inside torch's transforms
+    _real: tuple[Tensor | None] | None = None  # what `padding.real_keys` found, once it is known
 
     def __init__(
         self,
@@ -224,8 +224,7 @@ class AttentionMap(TensorLike):
         `weights.without(sink(1))` shows what heads do besides attending to the first token.
         """
         source = self._source()
-        probe = checked_probe(probe, source)
-        others = Not(probe)  # not `~probe`, which torch.compile cannot trace
+        others = padding.Excluded(self._probe(probe))
         mask = others if source.mask is None else source.mask & others
         scoring = dataclasses.replace(self._scoring, mask=mask)
         return self._of(dataclasses.replace(source, scoring=scoring, log_sum_exp=None))
@@ -245,12 +244,48 @@ class AttentionMap(TensorLike):
             )
         return self._read([reading])[0]
 
-    def _read(self, asked: Sequence[readings.Reading]) -> list[tuple[Tensor, ...]]:
-        source = self._source()
+    def _read(self, asked: Sequence[readings.Reading], *, padded: bool = False) -> list[tuple[Tensor, ...]]:
+        """The results of readings; unless `padded`, a padded query counts as one that sees no key."""
+        keys = None if padded else self._real_keys()
+        source = self._source() if keys is None else self._unpadded()
         found = streaming.read(source, asked)
-        if self._lse is None and not torch.compiler.is_compiling():
-            self._lse = source.log_sum_exp
-        return found
+        if keys is None:
+            if self._lse is None and not torch.compiler.is_compiling():
+                self._lse = source.log_sum_exp
+            return found
+        # A mean over queries is over those that are not padding.
+        real = padding.real_queries(source, keys).sum(-1).clamp(min=1)[:, None, None]
+        return [
+            tuple(x * (source.shape[2] / real).to(x.dtype) for x in results) if reading.merged == "mean" else results
+            for reading, results in zip(asked, found, strict=True)
+        ]
+
+    def _unpadded(self) -> Source:
+        """The source with its log-sum-exp, in which padded queries see no key."""
+        return padding.without_padding(self._normalised(), self._real_keys())
+
+    def _real_keys(self) -> Tensor | None:
+        """What `padding.real_keys` finds; computed once."""
+        if self._real is None or torch.compiler.is_compiling():
+            found = padding.real_keys(self._source())
+            if torch.compiler.is_compiling():
+                return found
+            self._real = (found,)
+        return self._real[0]
+
+    def real_tokens(self) -> padding.RealTokens:
+        """Which queries (B, T) and keys (B, S) are tokens of the text; the others are padding.
+
+        A key that no query may see is padding, and so is the query at its position, except in cross-attention.
+        Statistics leave padded queries out: all their numbers are zero, as for a query that sees no key.
+        """
+        B, _, T, S = self.shape
+        source, keys = self._source(), self._real_keys()
+        if keys is None:
+            every = torch.ones(B, max(T, S), dtype=torch.bool, device=self.device)
+            return padding.RealTokens(every[:, :T], every[:, :S])
+        queries = padding.real_queries(source, keys).expand(B, T)
+        return padding.RealTokens(queries, (keys[source.axis("batch")] if len(keys) > 1 else keys).expand(B, S))
 
     def panel(
         self,
@@ -396,7 +431,13 @@ class AttentionMap(TensorLike):
         return readings.TopKeysReading(int(k))
 
     def _mass_reading(self, probe: Mask) -> readings.Reading:
-        return readings.MassReading(checked_probe(probe, self._source()))
+        return readings.MassReading(self._probe(probe))
+
+    def _probe(self, probe: Mask) -> Mask:
+        """A probe after its checks, which counts positions from the first real token of each sample."""
+        source = self._source()
+        counted = padding.from_first(probe, self._real_keys()) if isinstance(probe, Mask) else probe
+        return checked_probe(counted, source)
 
     # Reductions that need no dense tensor.
 
@@ -418,7 +459,7 @@ class AttentionMap(TensorLike):
         if dim is None and not options:
             return self.amax(dim=-1).amax()
         if dim in (-1, 3) and not options:
-            weight, key = self.peak()
+            weight, key = self._read([readings.PeakReading()], padded=True)[0]
             weight, key = weight.to(self.dtype), key.clamp(min=0)
             found = (weight[..., None], key[..., None]) if keepdim else (weight, key)
             return torch.return_types.max(found)
@@ -433,10 +474,11 @@ class AttentionMap(TensorLike):
             rows = self._reduced(name, -1, False, {})
             return rows.sum() if name == "sum" else rows.mean()
         if axis in (-1, 3) and not options:
-            found = self.peak().weight if name == "amax" else self.mass(prefix(self.shape[3]))
+            reading = readings.PeakReading() if name == "amax" else readings.MassReading(prefix(self.shape[3]))
+            found = self._read([reading], padded=True)[0][0]
         elif axis in (-2, 2) and name != "amax" and not options:
             self._with_keys(f"{name}(dim={dim})")
-            found = self.received().total
+            found = self._read([readings.ReceivedReading()], padded=True)[0][0]
         if found is None:
             call = {} if dim is None else {"dim": dim, "keepdim": keepdim}
             return getattr(self.to_tensor(), name)(**call, **options)  # type: ignore[no-any-return]
@@ -446,18 +488,24 @@ class AttentionMap(TensorLike):
     # Summaries and plots.
 
     def summary(
-        self, ids: Tensor | Sequence[int] | None = None, *, delimiters: int | Sequence[int] | Tensor | None = None
+        self,
+        ids: Tensor | Sequence[int] | None = None,
+        *,
+        query_ids: Tensor | Sequence[int] | None = None,
+        delimiters: int | Sequence[int] | Tensor | None = None,
     ) -> "Summary":
         """What each head does: a small table of numbers and a description in words; see `headwise.weights.summary`.
 
         Args:
             ids: the tokens of the keys, (S,) or (B, S), to look for induction and repeated tokens.
+            query_ids: in cross-attention, the tokens of the queries, (T,) or (B, T). A map that is given them is taken
+                for cross-attention: it has no previous token and no distance.
             delimiters: token ids of punctuation or separators, to measure attention to them as well.
         """
         from headwise.weights.summary import Summary
 
         streaming.check_not_compiling("summary()")
-        return Summary.of(self, ids, delimiters)
+        return Summary.of(self, ids, delimiters, query_ids)
 
     def plot(
         self,
@@ -511,12 +559,18 @@ class AttentionMap(TensorLike):
         B, H, T, S = self.shape
         with torch.no_grad():
             block = source.block(slice(None))
-            logs = block.logs.masked_fill(block.scores == -torch.inf, -torch.inf)
+        hidden, mask, positions = block.scores == -torch.inf, source.mask, self._scoring.positions
+        empty = hidden.all(-1)
+        if self._frame is not None:  # the mask is for the whole, of which this is a part
+            mask, positions = None, source.positions().reshape(-1, T)
+        elif mask is not None:  # it says which tokens are padding
+            hidden = hidden & mask.visible(block.grid)
+        logs = block.logs.masked_fill(hidden, -torch.inf)
         nothing = logs.new_zeros(1, 1, 1, 1)
         query, key = nothing.expand(B, H, T, 1), nothing.expand(B, H, S, 1)
-        empty = (logs == -torch.inf).all(-1)
         lse = logs.new_zeros(B, H, T).masked_fill(empty, -torch.inf)
-        return AttentionMap(query, key, Scoring(bias=logs, scale=1.0), lse)
+        scoring = Scoring(mask, logs, 1.0, positions=positions, cross=self._scoring.cross)
+        return AttentionMap(query, key, scoring, lse)
 
     def to(self, *args: Any, **kwargs: Any) -> "AttentionMap":
         """The map on another device or in another dtype; `args` and `kwargs` as for `Tensor.to`."""

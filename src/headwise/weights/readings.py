@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from headwise.errors import OptionError
-from headwise.masks import Mask
-from headwise.weights.source import RowBlock, Source
+from headwise.masks import Grid, Mask
+from headwise.weights.source import RowBlock, Source, full_precision
 from headwise.weights.tiles import HIDDEN, Tile
 
 
@@ -120,6 +120,34 @@ def true_mass(mass: Tensor, source: Source) -> Tensor:
     With sinks, what a row sums to is not known, and a row that sees nothing stays as it is.
     """
     return torch.where(mass > 0, mass, 1.0) if source.scoring.sinks is None else torch.ones_like(mass)
+
+
+def column_of(source: Source, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The weight of every query on one key per head, and whether it sees that key, each (B, H, T).
+
+    Args:
+        source: what the weights are computed from, with its log-sum-exp.
+        keys: (B, H); where it is −1, nothing is seen.
+    """
+    B, H, T, S = source.shape
+    assert source.log_sum_exp is not None  # noqa: S101 - it is given
+    if not S or not T:
+        return zeros(source, T).view(B, H, T), zeros(source, T, dtype=torch.bool).view(B, H, T)
+    place, group = keys.clamp(min=0), torch.arange(H, device=keys.device) // source.group
+    key = source.key[torch.arange(B, device=keys.device)[:, None], group, place].to(source.precise)  # (B, H, D)
+    grid = Grid(
+        source.axis("batch")[:, None, None],
+        source.axis("head")[:, None],
+        source.axis("row"),
+        place[..., None],
+        source.frame.T,
+        source.frame.S,
+    )
+    with full_precision(source.query):
+        products = torch.einsum("bhtd,bhd->bht", source.query.to(source.precise), key)
+    scores = source.finished(products, grid).masked_fill(keys[..., None] < 0, -math.inf)
+    lse = source.log_sum_exp
+    return (scores - lse.masked_fill(lse == -math.inf, 0.0)).exp(), scores > -math.inf
 
 
 class EntropyReading(Reading):

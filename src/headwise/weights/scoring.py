@@ -244,6 +244,8 @@ class Scoring(Composite):
             their end.
         score: a function (score, batch, head, query, key) -> score, applied after scale and soft-cap and before
             `relative`, `bias` and `mask`. Minus infinity hides a key.
+        cross: whether this is cross-attention: queries and keys are different texts, so a query has no position among
+            the keys. No score depends on it, but what summaries look for does.
     """
 
     mask: Mask | None = None
@@ -254,6 +256,8 @@ class Scoring(Composite):
     relative: Relative | None = None
     positions: Tensor | None = None
     score: Score | ScoreFunction | None = None
+    cross: bool = False
+    _later = frozenset({"cross"})
 
     def __post_init__(self) -> None:
         if self.sinks is False:  # what a layer accepts for "none"

@@ -83,7 +83,7 @@ def weighted(source: Source, lse: Tensor, rows: Tensor) -> tuple[Source, Reading
 
 def received_by_weight(weights: "AttentionMap", rows: Tensor) -> Received:
     """What keys receive if each query counts by a factor; see `AttentionMap.received`."""
-    source = weights._normalised()
+    source = weights._normalised() if weights._real_keys() is None else weights._unpadded()
     rows = checked_rows(rows, source)
     if source.query.is_cuda and not source.learns and source.log_sum_exp is not None and bool((rows >= 0).all()):
         source, reading = weighted(source, source.log_sum_exp, rows)

@@ -1,26 +1,38 @@
 """What each head does, in numbers and words.
 
 Attention to the first token can hide everything else a head does. So every number is also given with that token
-excluded and the other weights scaled up to 1 (`apart`), and the description in words is based on those. Definitions:
+excluded and the other weights scaled up to 1 (`without_first`), and the description in words is based on those. A is
+the matrix of weights, i a query, j a key, k_i the key with the largest weight of query i. Definitions:
 
-    sink          weight on the first key                                    Xiao 2023, Gu 2024
-    previous      weight on the key just before the query; self: on its own  Clark 2019, Elhage 2021
-    local         weight at most 8 positions away                            Kovaleva 2019
-    entropy       −Σ w log w, as a share of that of uniform attention        Clark 2019
-    peak          largest weight                                             Voita 2019 ("confidence")
-    positional    share of queries whose peak is at the most common distance Voita 2019
-    distance      mean distance to the keys attended to                      Vig & Belinkov 2019
+    sink          weight on the first key                                          Xiao 2023, Gu 2024
+    previous      weight on the key just before the query; next: just after it; self: on its own     Clark 2019
+    local         weight at most 8 positions away                                  Kovaleva 2019
     induction     weight on keys that follow an earlier copy of the query's token  Olsson 2022
-    same_token    weight on earlier copies of the query's token              Wang 2022
-    delimiter     weight on separators and punctuation                       Clark 2019, Kovaleva 2019
+    same_token    weight on earlier copies of the query's token                    Wang 2022
+    delimiter     weight on separators and punctuation                             Clark 2019, Kovaleva 2019
+    entropy       −Σ w log w, as a share of that of uniform attention              Clark 2019
+    peak          largest weight                                                   Voita 2019 ("confidence")
+    positional    share of queries whose peak is at the most common distance       Voita 2019
+    distance      mean distance to the keys attended to                            Vig & Belinkov 2019
+    one_to_one    A[i, k_i], or 0 if k_i is also the peak of another query: 1 if the head is a permutation
+    second_sink   weight on the one key, other than the first, that receives most from the queries that see it;
+                  a quarter of the queries, and at least 16, must see it           Gu 2024, for any key
+    monotone      A[i, k_i], or 0 if the query is not on the staircase: the queries whose peaks never go back and whose
+                  peaks weigh most together; in cross-attention only
 
-Each is a mean over the queries, in all samples, that have a choice: they see at least two keys, and for local,
-induction, same_token and delimiter both keys of that kind and others. A query whose token is new says nothing about
-induction, and a query whose keys are all near says nothing about looking nearby. Without such queries the number is 0.
+Cross-attention has no previous token and no distance, so `previous`, `self`, `next`, `local`, `positional` and
+`distance` are left out there, and every copy of the query's token counts as an earlier one.
+
+Each is a mean over the queries, in all samples, that could have done otherwise: they see at least two keys, and for
+local, induction, same_token and delimiter both keys of that kind and others. Padding does not count. A query whose
+token is new says nothing about induction, and a query whose keys are all near says nothing about looking nearby.
+Without such queries the number is 0.
 
 A head is named only for what uniform attention would not do: if n is its number and e that of uniform attention,
 (n − e) / (1 − e) must reach a threshold. In a long text e is close to 0; among five words, attending to the previous
-one is not a trait. A weight shows where a head attends. It does not prove that the model uses it.
+one is not a trait. For `monotone`, e is at least what the best single key would give, so that a sink is no staircase.
+A largest weight counts as a peak for `positional` if it is at least twice the mean of the others. A weight shows where
+a head attends. It does not prove that the model uses it.
 """
 
 import dataclasses
@@ -31,17 +43,30 @@ import torch
 from torch import Tensor
 
 from headwise.masks import Mask
-from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_ids, token_is
-from headwise.weights import display
+from headwise.masks.probes import (
+    NO_TOKEN,
+    induction,
+    local,
+    offset,
+    previous_token,
+    same_token,
+    sink,
+    token_ids,
+    token_is,
+)
+from headwise.weights import display, padding
 from headwise.weights.panel import checked_probe
-from headwise.weights.source import Source
+from headwise.weights.readings import column_of
 
 if TYPE_CHECKING:
     from headwise.weights.map import AttentionMap
 
 NEAR = 8  # positions that count as local
 SINK = 0.3  # a head whose weight on the first token exceeds this is a sink: ε of Gu 2024
-LEAST = 4  # queries; with fewer, a head is not named
+# With fewer queries, a head is not named. Among few, chance alone makes patterns: of 400 heads with random scores of
+# standard deviation 2 and 8 tokens, 55 would have a second sink; with these limits none has, at nine lengths up to 64.
+LEAST = 4
+FEWEST = {"one_to_one": 8, "monotone": 8, "second_sink": 16}
 # What a head is called if this number of it, with the sink excluded, reaches the threshold. The first match is used.
 READINGS = (
     ("induction", "induction", 0.4),
@@ -51,13 +76,18 @@ READINGS = (
     ("same_token", "same-token", 0.4),
     ("delimiter", "delimiter", 0.5),
     ("positional", "fixed-offset", 0.9),
+    ("monotone", "monotone", 0.4),
+    ("one_to_one", "one-to-one", 0.4),
+    ("second_sink", "second sink", SINK),
     ("local", "local", 0.7),
     ("entropy", "broad", 0.8),
 )
-RESTING = "first-token sink"
-KINDS = (RESTING, *(name for _, name, _ in READINGS))
-WEIGHTS = {RESTING: 0.7, "fixed-offset": 0.7, "local": 0.6, "broad": 0.5}  # how much a kind says about a head, else 1
+FIRST_SINK, MIXED = "first-token sink", "mixed"
+KINDS = (FIRST_SINK, *(name for _, name, _ in READINGS), MIXED)
+# How much a kind says about a head, else 1.
+CLARITY = {FIRST_SINK: 0.7, "second sink": 0.7, "fixed-offset": 0.7, "local": 0.6, "broad": 0.5}
 ONE_KEY = ("sink", "previous", "self", "next")  # kinds of which each query has at most one key
+SEEN_BY = 4  # a second sink is seen by at least one in so many queries
 
 
 class Trait(NamedTuple):
@@ -68,9 +98,9 @@ class Trait(NamedTuple):
     beyond: float
 
     @property
-    def telling(self) -> float:
+    def clarity(self) -> float:
         """How much it says about the head; being local or broad says less than the others."""
-        return WEIGHTS.get(self.name, 1.0) * self.beyond
+        return CLARITY.get(self.name, 1.0) * self.beyond
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,17 +110,17 @@ class HeadSummary:
     head: int
     traits: tuple[Trait, ...]
     numbers: dict[str, float]
-    apart: dict[str, float]
+    without_first: dict[str, float]
 
     @property
     def reading(self) -> str:
         """What it does in a few words, such as "first-token sink 0.71, else previous-token 0.62"."""
-        return ", else ".join(f"{trait.name} {trait.share:.2f}" for trait in self.traits) or "mixed"
+        return ", else ".join(f"{trait.name} {trait.share:.2f}" for trait in self.traits) or MIXED
 
     @property
     def kind(self) -> str:
         """What it is called, such as "previous-token"; for a first-token sink, what else it does."""
-        return self.traits[-1].name if self.traits else "mixed"
+        return self.traits[-1].name if self.traits else MIXED
 
     def __getitem__(self, name: str) -> float:
         return self.numbers[name]
@@ -108,17 +138,17 @@ class Summary:
         weights: "AttentionMap",
         ids: Tensor | Sequence[int] | None = None,
         delimiters: int | Sequence[int] | Tensor | None = None,
+        query_ids: Tensor | Sequence[int] | None = None,
     ) -> "Summary":
-        """The summary of the map `weights`; `ids` and `delimiters` are those of `AttentionMap.summary`."""
-        plain, without = rows_of(weights, ids, delimiters)
-        (numbers, chance), (apart, chance_apart) = _means(plain), _means(without)
-        chance_apart["sink"] = chance["sink"]
+        """The summary of the map `weights`; `ids`, `delimiters` and `query_ids` are those of `AttentionMap.summary`."""
+        plain, without = rows_of(weights, ids, delimiters, query_ids)
+        (numbers, chance), (excluded, uniform) = _means(plain), _means(without)
         heads = []
         for place, name in enumerate(weights._source().axis("head").tolist()):
-            own, rest, even = (
-                {key: float(value[place]) for key, value in x.items()} for x in (numbers, apart, chance_apart)
+            own, even, rest, rest_even = (
+                {key: float(value[place]) for key, value in x.items()} for x in (numbers, chance, excluded, uniform)
             )
-            heads.append(HeadSummary(name, traits(own["sink"], rest, even), own, rest))
+            heads.append(HeadSummary(name, traits(own, even, rest, rest_even), own, rest))
         return cls(tuple(heads))
 
     def __iter__(self) -> Iterator[HeadSummary]:
@@ -149,38 +179,74 @@ def rows_of(
     weights: "AttentionMap",
     ids: Tensor | Sequence[int] | None = None,
     delimiters: int | Sequence[int] | Tensor | None = None,
+    query_ids: Tensor | Sequence[int] | None = None,
     *,
     histogram: bool = False,
 ) -> tuple["RowStatistics", "RowStatistics"]:
     """The row statistics a summary is computed from: of the map, and with the first token excluded."""
-    probes = {"previous": previous_token(), "self": offset(0), "next": offset(-1), "local": local(NEAR)}
-    if ids is not None:
-        ids = token_ids("summary", ids).to(weights.device)
-        probes |= {"induction": induction(ids), "same_token": same_token(ids)}
-        if delimiters is not None:
-            probes["delimiter"] = token_is(ids, delimiters)
     with torch.no_grad():
         weights = weights.detach()
-        whole = Choice.of(weights._source(), probes)
-        plain = _rows(weights, {"sink": sink(1), **probes}, whole, histogram)
-        return plain, _rows(weights.without(sink(1)), probes, whole.without_first(), histogram)
+        cross = weights._scoring.cross or query_ids is not None
+        probes: dict[str, Mask] = {}
+        if not cross:
+            probes = {"previous": previous_token(), "self": offset(0), "next": offset(-1), "local": local(NEAR)}
+        probes |= _token_probes(weights, ids, delimiters, query_ids, cross)
+        others = weights.without(sink(1))
+        whole = Choice.of(weights, probes)
+        plain = _rows(weights, {"sink": sink(1), **probes}, whole, None, cross=cross, histogram=histogram)
+        without = _rows(others, probes, whole.without_first(), plain.second_sink, cross=cross, histogram=histogram)
+        return plain, without
 
 
-def traits(resting: float, apart: Mapping[str, float], chance: Mapping[str, float]) -> tuple[Trait, ...]:
+def _token_probes(
+    weights: "AttentionMap",
+    ids: Tensor | Sequence[int] | None,
+    delimiters: int | Sequence[int] | Tensor | None,
+    query_ids: Tensor | Sequence[int] | None,
+    cross: bool,
+) -> dict[str, Mask]:
+    """The probes that compare tokens. In cross-attention most need the tokens of both sides."""
+    if ids is None:
+        return {}
+    tokens = token_ids("summary", ids).to(weights.device)
+    real = weights._real_keys()
+    if real is not None and real.shape[1] == tokens.shape[1]:  # padding is no copy of anything
+        tokens = torch.where(real, tokens, NO_TOKEN)
+    found: dict[str, Mask] = {}
+    if query_ids is not None:
+        asked = token_ids("summary(query_ids)", query_ids).to(weights.device)
+        found = {"induction": induction(tokens, asked), "same_token": same_token(tokens, asked)}
+    elif not cross:
+        found = {"induction": induction(tokens), "same_token": same_token(tokens)}
+    return found if delimiters is None else found | {"delimiter": token_is(tokens, delimiters)}
+
+
+def traits(
+    numbers: Mapping[str, float],
+    even: Mapping[str, float],
+    without_first: Mapping[str, float],
+    even_without: Mapping[str, float],
+) -> tuple[Trait, ...]:
     """What a head does: whether it attends to the first token, and the first trait that fits with that token excluded.
 
+    A second sink has to be one with that token included.
+
     Args:
-        resting: weight on the first token.
-        apart: the numbers with that token excluded.
-        chance: the same numbers of uniform attention; 1 if there are too few queries.
+        numbers: of the head.
+        even: the same numbers of uniform attention; 1 if there are too few queries.
+        without_first: the numbers with the first token excluded.
+        even_without: those of uniform attention.
     """
+    whole = ("second_sink",) if "second_sink" in numbers else ()
+    others = {**without_first, **{name: numbers[name] for name in whole}}
+    chance = {**even_without, **{name: even.get(name, 0.0) for name in whole}}
 
     def trait(name: str, share: float, even: float, least: float) -> list[Trait]:
         beyond = (share - even) / (1 - even) if even < 1 else 0.0
         return [Trait(name, share, beyond)] if beyond >= least else []
 
-    fitting = (trait(name, apart[key], chance.get(key, 0.0), least) for key, name, least in READINGS if key in apart)
-    return (*trait(RESTING, resting, chance.get("sink", 0.0), SINK), *next(filter(None, fitting), []))
+    fitting = (trait(name, others[key], chance.get(key, 0.0), least) for key, name, least in READINGS if key in others)
+    return (*trait(FIRST_SINK, numbers["sink"], even.get("sink", 0.0), SINK), *next(filter(None, fitting), []))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,14 +259,23 @@ class Choice:
     kinds_first: dict[str, Tensor]
 
     @classmethod
-    def of(cls, source: Source, probes: Mapping[str, Mask]) -> "Choice":
-        """What the mask allows, for the probes that can match several keys."""
+    def of(cls, weights: "AttentionMap", probes: Mapping[str, Mask]) -> "Choice":
+        """What the mask allows, for the probes that can match several keys. A padded query sees nothing."""
+        source, real = weights._source(), weights._real_keys()
+        source = padding.without_padding(source, real)
         several = {name: checked_probe(probe, source) for name, probe in probes.items() if name not in ONE_KEY}
+        first = padding.from_first(sink(1), real)
+
+        def first_of(probe: Mask | None = None) -> Tensor:
+            if not isinstance(first, padding.FromFirst):
+                return source.keys_seen(probe, first=1)
+            return source.keys_seen(first if probe is None else probe & first)
+
         return cls(
             source.keys_seen(),
             {name: source.keys_seen(probe) for name, probe in several.items()},
-            source.keys_seen(first=1),
-            {name: source.keys_seen(probe, first=1) for name, probe in several.items()},
+            first_of(),
+            {name: first_of(probe) for name, probe in several.items()},
         )
 
     def without_first(self) -> "Choice":
@@ -223,37 +298,143 @@ class RowStatistics(NamedTuple):
     """What is measured for every query, before means are taken.
 
     numbers: by name, each (B, H, T).
-    masses: which of them are weights on a kind of keys.
-    choice: which queries count for a number, and what uniform attention would give.
-    offset: how far before the query its largest weight is, (B, H, T).
+    even: the same numbers of uniform attention, for those that a head can be named for.
+    choice: which queries count for a number.
+    offset: how far before the query its largest weight is, (B, H, T); None in cross-attention.
+    peaked: whether that weight is at least twice the mean of the others.
+    second_sink: the key that receives most, the first one excluded, (B, H); -1 if there is none.
     histogram: the share of attention in every octave of distance, (B, H, octaves), if requested.
+    queries: how many queries that share is a mean over, (B or 1,).
     """
 
     numbers: dict[str, Tensor]
-    masses: tuple[str, ...]
+    even: dict[str, Tensor]
     choice: Choice
-    offset: Tensor
+    offset: Tensor | None
+    peaked: Tensor
+    second_sink: Tensor
     histogram: Tensor | None
+    queries: Tensor
 
 
-def _rows(weights: "AttentionMap", probes: dict[str, Mask], choice: Choice, histogram: bool) -> RowStatistics:
-    panel = weights.panel(entropy=True, peak=True, distance=True, histogram=histogram, masses=probes)
-    assert panel.entropy is not None and panel.peak is not None and panel.distance is not None  # noqa: S101, PT018
+def _rows(
+    weights: "AttentionMap",
+    probes: dict[str, Mask],
+    choice: Choice,
+    second: Tensor | None,
+    *,
+    cross: bool,
+    histogram: bool,
+) -> RowStatistics:
+    """The row statistics of a map; `second` is its second sink, which is looked for here if it is None."""
+    panel = weights.panel(
+        entropy=True, peak=True, distance=not cross, histogram=histogram and not cross, masses=probes,
+        received=second is None,
+    )  # fmt: skip
+    assert panel.entropy is not None and panel.peak is not None  # noqa: S101, PT018
+    counted, (peak, key) = choice.counted(), panel.peak
+    if second is None:
+        assert panel.received is not None  # noqa: S101
+        second = _second_sink(weights, panel.received.mean, panel.received.count, counted.sum(-1), probes)
+    there, seen = column_of(weights._normalised(), second)
+    choice = dataclasses.replace(choice, kinds=choice.kinds | {"second_sink": seen * (choice.seen > 0)})
     entropy = panel.entropy / choice.seen.clamp(min=2).log()  # as a share of that of uniform attention
-    numbers = panel.masses | {"entropy": entropy, "peak": panel.peak.weight, "distance": panel.distance}
-    offset = weights._source().positions() - panel.peak.key
-    return RowStatistics(numbers, tuple(panel.masses), choice, offset, panel.histogram)
+    numbers = panel.masses | {"second_sink": there, "one_to_one": peak * _unique(key, counted, weights.shape[3])}
+    even = {name: choice.even(name) for name in numbers}
+    if cross:
+        stairs, best = staircase(key, peak * counted, weights.shape[3])
+        numbers["monotone"] = peak * stairs
+        even["monotone"] = torch.maximum(choice.even(""), peak * (key == best[..., None]))
+    numbers |= {"entropy": entropy, "peak": peak}
+    even["peak"] = choice.even("")
+    if panel.distance is not None:
+        numbers["distance"] = panel.distance
+    return RowStatistics(
+        numbers,
+        even,
+        choice,
+        None if cross else weights._source().positions() - key,
+        peak * (choice.seen + 1) >= 2,
+        second,
+        panel.histogram,
+        weights.real_tokens().queries.sum(-1),
+    )
+
+
+def _second_sink(
+    weights: "AttentionMap", mean: Tensor, count: Tensor, queries: Tensor, probes: Mapping[str, Mask]
+) -> Tensor:
+    """The key with the largest mean, (B, H), among words that enough of the queries see; -1 if there is none.
+
+    Args:
+        weights: the map.
+        mean: what each key receives from the queries that see it, (B, H, S).
+        count: how many queries see it.
+        queries: how many queries count, (B, H).
+        probes: what is looked for; keys that are delimiters are no ordinary words.
+    """
+    B, H, S = mean.shape
+    if not S:
+        return torch.full((B, H), -1, device=mean.device)
+    fewest = (queries / SEEN_BY).clamp(min=FEWEST["second_sink"])
+    first = weights.real_tokens().keys.int().argmax(-1)
+    mean = mean.masked_fill(count < fewest[..., None], -1.0)
+    mean = mean.scatter(-1, first[:, None, None].expand(B, H, 1), -1.0)
+    if "delimiter" in probes:
+        table = probes["delimiter"].to_tensor(1, S, device=mean.device)[:, 0]  # (B or 1, 1, S)
+        mean = mean.masked_fill(table[weights._source().axis("batch")] if len(table) > 1 else table, -1.0)
+    best, key = mean.max(-1)
+    return key.masked_fill(best < 0, -1)
+
+
+def _unique(key: Tensor, counted: Tensor, S: int) -> Tensor:
+    """Whether no other counted query of the sample has the same peak, (B, H, T)."""
+    place = key.masked_fill(~counted, S).clamp(min=0)
+    times = torch.zeros(*key.shape[:2], S + 1, device=key.device).scatter_add_(
+        -1, place, torch.ones_like(place).float()
+    )
+    return (times.gather(-1, place) == 1) & counted
+
+
+def staircase(key: Tensor, weight: Tensor, S: int) -> tuple[Tensor, Tensor]:
+    """The queries of the heaviest chain whose keys never go back, (B, H, T), and the heaviest single key, (B, H).
+
+    Args:
+        key: the peak of every query, (B, H, T).
+        weight: its weight; 0 for queries that do not count.
+        S: how many keys there are.
+    """
+    B, H, T = key.shape
+    keys, added = key.flatten(0, 1).clamp(min=0).cpu(), weight.flatten(0, 1).double().cpu()
+    best = torch.zeros(B * H, S, dtype=torch.float64)  # the heaviest chain that ends at this key or before it
+    last = torch.full((B * H, S), -1)  # its last query
+    before = torch.full((B * H, T), -1)
+    for i in range(T):
+        at = keys[:, i, None]
+        total = best.gather(1, at) + added[:, i, None]
+        before[:, i] = last.gather(1, at)[:, 0]
+        better = (torch.arange(S) >= at) & (total > best)
+        best, last = torch.where(better, total, best), last.masked_fill(better, i)
+    found = torch.zeros(B * H, T + 1, dtype=torch.bool)
+    query = last[:, -1:] if S else last.new_full((B * H, 1), -1)
+    while bool((query >= 0).any()):
+        found.scatter_(1, torch.where(query >= 0, query, T), True)
+        query = torch.where(query >= 0, before.gather(1, query.clamp(min=0)), query)
+    single = torch.zeros(B * H, max(S, 1), dtype=torch.float64).scatter_add_(1, keys, added).argmax(-1)
+    return found[:, :T].view(B, H, T).to(key.device), single.view(B, H).to(key.device)
 
 
 def _means(rows: RowStatistics) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Means per head, each (H,), and those of uniform attention; 1 if there are too few queries to name the head."""
     choice = rows.choice
     found = {name: _mean(number, choice.counted(name)) for name, number in rows.numbers.items()}
-    distance = found.pop("distance")
-    found |= {"positional": _positional(rows.offset, choice.counted()), "distance": distance}
-    even = {name: _mean(choice.even(name), choice.counted(name)) for name in rows.masses}
-    even |= {name: torch.zeros_like(distance) for name in ("entropy", "positional")}
-    few = {name: choice.counted(name).sum((0, 2)) < LEAST for name in even}
+    even = {name: _mean(number, choice.counted(name)) for name, number in rows.even.items()}
+    even["entropy"] = torch.zeros_like(found["entropy"])  # only a head that is broad is named for it
+    if rows.offset is not None:
+        distance = found.pop("distance")
+        found |= {"positional": _positional(rows, choice.counted()), "distance": distance}
+        even["positional"] = even["peak"]
+    few = {name: choice.counted(name).sum((0, 2)) < FEWEST.get(name, LEAST) for name in even}
     return found, {name: torch.where(few[name], 1.0, value) for name, value in even.items()}
 
 
@@ -262,14 +443,15 @@ def _mean(rows: Tensor, counted: Tensor) -> Tensor:
     return (rows * counted).sum((0, 2)) / counted.sum((0, 2)).clamp(min=1)
 
 
-def _positional(offset: Tensor, counted: Tensor) -> Tensor:
+def _positional(rows: RowStatistics, counted: Tensor) -> Tensor:
     """The share of counted queries whose peak is at the most common distance, (H,)."""
+    assert rows.offset is not None  # noqa: S101 - there are distances
     shares = []
-    for head in range(offset.shape[1]):
-        found = offset[:, head][counted[:, head]]
+    for head in range(counted.shape[1]):
+        found = rows.offset[:, head][(counted & rows.peaked)[:, head]]
         commonest = found.unique(return_counts=True)[1].max() if found.numel() else found.new_zeros(())
-        shares.append(commonest / max(found.numel(), 1))
-    return torch.stack(shares) if shares else offset.new_zeros(0)
+        shares.append(commonest / counted[:, head].sum().clamp(min=1))
+    return torch.stack(shares) if shares else counted.new_zeros(0)
 
 
 class Head(NamedTuple):
@@ -287,30 +469,37 @@ class Head(NamedTuple):
     @property
     def trait(self) -> Trait | None:
         """The trait that says most about the head."""
-        return max(self.summary.traits, key=lambda trait: trait.telling, default=None)
+        return max(self.summary.traits, key=lambda trait: trait.clarity, default=None)
 
     @property
-    def telling(self) -> float:
+    def clarity(self) -> float:
         """How clearly the head does one thing."""
-        return 0.0 if self.trait is None else self.trait.telling
+        return 0.0 if self.trait is None else self.trait.clarity
 
 
-def most_telling(heads: Sequence[Head], most: int) -> list[Head]:
+def clearest(heads: Sequence[Head], most: int) -> list[Head]:
     """The heads that do one thing most clearly: first one of each kind, then the others; heads of no kind last."""
-    order = sorted(heads, key=lambda head: -head.telling)
+    order = sorted(heads, key=lambda head: -head.clarity)
     first = {head.summary.kind: head for head in reversed(order) if head.trait}
     return sorted(order, key=lambda head: first.get(head.summary.kind) is not head)[:most]
 
 
 def kind_counts(heads: Sequence[Head]) -> dict[str, int]:
-    """How many heads there are of each kind; a head that also attends to the first token counts as both."""
-    names = [trait.name for head in heads for trait in head.summary.traits]
-    return {kind: names.count(kind) for kind in KINDS}
+    """How many heads there are of each kind. Each head counts once: a first-token sink as what else it does, if any."""
+    kinds = [head.summary.kind for head in heads]
+    return {kind: kinds.count(kind) for kind in KINDS}
 
 
-def kinds_in_words(counts: Mapping[str, int]) -> list[str]:
-    """The kinds that occur, such as "3 heads attend mostly to the first token", "2 induction"."""
-    sinks = counts[RESTING]
-    attend = "head attends" if sinks == 1 else "heads attend"
-    words = [f"{sinks} {attend} mostly to the first token"] if sinks else []
-    return words + [f"{counts[kind]} {kind}" for kind in KINDS[1:] if counts[kind]]
+def kinds_in_words(heads: Sequence[Head]) -> dict[str, str]:
+    """The kinds that occur, in words: "3 heads attend mostly to the first token (1 also counts under another name)".
+
+    Apart from those in parentheses, each head is in one of these numbers.
+    """
+    counts = kind_counts(heads)
+    sinks = sum(trait.name == FIRST_SINK for head in heads for trait in head.summary.traits)
+    words = {}
+    if sinks:
+        twice, attend = sinks - counts[FIRST_SINK], "head attends" if sinks == 1 else "heads attend"
+        also = f" ({twice} also count{'s' * (twice == 1)} under another name)" if twice else ""
+        words[FIRST_SINK] = f"{sinks} {attend} mostly to the first token{also}"
+    return words | {kind: f"{counts[kind]} {kind}" for kind in KINDS[1:] if counts[kind]}

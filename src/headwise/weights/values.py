@@ -114,7 +114,7 @@ def contributions(weights: "AttentionMap", value: Tensor, output: Tensor | None,
     value = checked_value(value, source)
     if output is None:
         with torch.no_grad():
-            output = weights.detach()._read([OutputReading(value.detach())])[0][0]
+            output = weights.detach()._read([OutputReading(value.detach())], padded=True)[0][0]
     expected = (*source.shape[:3], value.shape[3])
     if tuple(output.shape) != expected:
         raise ShapeError(f"output has shape {tuple(output.shape)}; expected (B, H, T, Dv) = {expected}.")

@@ -38,7 +38,7 @@ def test_the_table_on_disk_has_a_row_per_head_and_a_column_per_number(survey, tm
     assert [(row["layer"], row["head"]) for row in rows] == [(head.layer, head.head) for head in survey.heads]
     head = survey.heads[4]
     assert rows[4]["previous"] == head["previous"]
-    assert rows[4]["apart_previous_std"] == head.std["apart previous"]
+    assert rows[4]["without_first_previous_std"] == head.std["without_first previous"]
     assert rows[4]["entropy_spread"] == head.spread["entropy"]
     assert rows[4]["histogram"] == list(head.histogram)
     assert rows[4]["reading"] == head.reading
@@ -66,7 +66,7 @@ def test_merging_what_does_not_belong_together_is_refused(tiny, survey):
         survey.merge(headwise.survey(other, texts=["other"], context=31))
 
 
-def test_the_text_has_a_letter_for_every_head_the_telling_ones_and_what_was_skipped(survey):
+def test_the_text_has_a_letter_for_every_head_the_clearest_ones_and_what_was_skipped(survey):
     text = str(survey)
     assert text.startswith("2 layers × 3 heads · 8 documents, 1 skipped")
     assert "texts:8: empty" in text
@@ -112,7 +112,7 @@ def test_other_files_are_refused(tmp_path, survey):
     with pytest.raises(CheckpointError, match="is not a survey that headwise wrote"):
         headwise.Survey.load(tmp_path / "other.json")
     (tmp_path / "other.json").write_text(json.dumps({"format": "headwise survey 99"}))
-    with pytest.raises(CheckpointError, match="'headwise survey 99'; this version reads 'headwise survey 1'"):
+    with pytest.raises(CheckpointError, match="'headwise survey 99'; this version reads 'headwise survey 2'"):
         headwise.Survey.load(tmp_path / "other.json")
     (tmp_path / "other.parquet").write_text("no table")
     with pytest.raises(CheckpointError, match="is not a survey that headwise wrote"):

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from headwise.errors import CheckpointError, OptionError, need
 from headwise.models.files import write_synced
-from headwise.study.survey.tally import APART, KINDS, ONE, PEAKS, Fields, Skipped, Tally
+from headwise.study.survey.tally import KINDS, ONE, PEAKS, WITHOUT_FIRST, Fields, Skipped, Tally
 from headwise.weights import display
 from headwise.weights.panel import octave_edges
 from headwise.weights.readings import octave_count
-from headwise.weights.summary import LEAST, Head, HeadSummary, kind_counts, kinds_in_words, most_telling, traits
+from headwise.weights.summary import FEWEST, LEAST, Head, HeadSummary, clearest, kinds_in_words, traits
 
-FORMAT = "headwise survey 1"
+FORMAT = "headwise survey 2"
 TABLES = (".parquet", ".pq")
 SAME = ("model", "fingerprint", "context")  # what surveys must share to be merged
 SUM = " sum"
@@ -38,8 +38,8 @@ class CorpusEntry(NamedTuple):
 class SurveyedHead(HeadSummary):
     """One head over a whole corpus.
 
-    `numbers`, `apart` and `reading` are those of a `Summary`, over all queries of all windows. `std` and `spread` use
-    the same names; names of numbers that leave out the first token begin with "apart ".
+    `numbers`, `without_first` and `reading` are those of a `Summary`, over all queries of all windows. `std` and
+    `spread` use the same names; names of numbers that leave out the first token begin with "without_first ".
 
     Args:
         layer: its name in the model.
@@ -47,7 +47,7 @@ class SurveyedHead(HeadSummary):
         std: the standard deviation between queries.
         spread: the standard deviation between the means of windows: how much the head depends on the text.
         histogram: the share of attention at distance 0, 1, 2–3, 4–7, ...
-        apart_histogram: the same without the first token.
+        without_first_histogram: the same without the first token.
     """
 
     layer: str
@@ -55,7 +55,7 @@ class SurveyedHead(HeadSummary):
     std: dict[str, float]
     spread: dict[str, float]
     histogram: tuple[float, ...]
-    apart_histogram: tuple[float, ...]
+    without_first_histogram: tuple[float, ...]
 
     @classmethod
     def of(cls, layer: str, fields: Fields, head: int) -> "SurveyedHead":
@@ -70,26 +70,28 @@ class SurveyedHead(HeadSummary):
                     fields[f"{kind}{name} {what}"][head]
                     for what in ("sum", "squares", "means", "mean squares", "even", "rows", "windows")
                 )
-                chance[kind][name] = _share(even, rows) if rows >= LEAST else 1.0
+                chance[kind][name] = _share(even, rows) if rows >= FEWEST.get(name, LEAST) else 1.0
                 means[kind][name] = _share(sums, rows)
                 std[kind + name] = _deviation(sums, squares, rows)
                 spread[kind + name] = _deviation(mean, mean_squares, windows)
-            peaks = fields[f"{kind}peaks"][head * PEAKS : (head + 1) * PEAKS]
-            distance = means[kind].pop("distance")
-            rows = fields[f"{kind}rows"][head]
-            means[kind] |= {"positional": max(peaks[1:-1]) / max(rows, 1), "distance": distance}
-            chance[kind]["positional"] = 0.0 if rows >= LEAST else 1.0
+            chance[kind]["entropy"] = 0.0 if fields[f"{kind}rows"][head] >= LEAST else 1.0
+            if "distance" in means[kind]:  # not in cross-attention
+                peaks = fields[f"{kind}peaks"][head * PEAKS : (head + 1) * PEAKS]
+                distance = means[kind].pop("distance")
+                share = max(peaks[1:-1]) / max(fields[f"{kind}rows"][head], 1)
+                means[kind] |= {"positional": share, "distance": distance}
+                chance[kind]["positional"] = chance[kind]["peak"]
         return cls(
             head=head,
-            traits=traits(means[""]["sink"], means[APART], chance[APART] | {"sink": chance[""]["sink"]}),
+            traits=traits(means[""], chance[""], means[WITHOUT_FIRST], chance[WITHOUT_FIRST]),
             numbers=means[""],
-            apart=means[APART],
+            without_first=means[WITHOUT_FIRST],
             layer=layer,
             rows=fields["rows"][head],
             std=std,
             spread=spread,
             histogram=_histogram(fields, "", head),
-            apart_histogram=_histogram(fields, APART, head),
+            without_first_histogram=_histogram(fields, WITHOUT_FIRST, head),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -190,9 +192,9 @@ class Survey:
         """Every head with the number of its layer."""
         return [Head(self.layers.index(head.layer), head.head, head) for head in self.heads]
 
-    def telling(self, most: int = 12) -> list[Head]:
+    def clearest(self, most: int = 12) -> list[Head]:
         """The `most` heads that do one thing most clearly: first one of every kind, then the others."""
-        return most_telling(self.placed, most)
+        return clearest(self.placed, most)
 
     @property
     def sentence(self) -> str:
@@ -204,7 +206,7 @@ class Survey:
         parts.append(f"{many(counts['windows'], 'window')} of at most {self.settings['context']:,} tokens")
         parts += [f"{many(counts['cut'], 'document')} cut into several"] if counts["cut"] else []
         parts += [f"{many(counts['windows lost'], 'window')} lost"] if counts["windows lost"] else []
-        parts += [many(counts["tokens"], "token"), *kinds_in_words(kind_counts(self.placed))]
+        parts += [many(counts["tokens"], "token"), *kinds_in_words(self.placed).values()]
         return " · ".join([*parts, "attention is not importance"])
 
     def merge(self, *others: "Survey") -> "Survey":
@@ -262,7 +264,7 @@ def many(count: int, noun: str) -> str:
 def _names(fields: Fields, kind: str) -> list[str]:
     """The names of a summary's numbers, without or with the first token."""
     found = [field.removesuffix(SUM) for field in fields if field.endswith(SUM)]
-    return [name.removeprefix(kind) for name in found if name.startswith(APART) == (kind == APART)]
+    return [name.removeprefix(kind) for name in found if name.startswith(WITHOUT_FIRST) == (kind == WITHOUT_FIRST)]
 
 
 def _share(sums: int, many: int) -> float:
@@ -323,11 +325,11 @@ def _table(survey: Survey, data: dict[str, Any]) -> bytes:
 
 def _row(head: SurveyedHead) -> dict[str, Any]:
     row: dict[str, Any] = {"layer": head.layer, "head": head.head, "reading": head.reading, "rows": head.rows}
-    for kind, numbers in (("", head.numbers), (APART, head.apart)):
+    for kind, numbers in (("", head.numbers), (WITHOUT_FIRST, head.without_first)):
         for name, mean in numbers.items():
             row[kind + name] = mean
             if kind + name in head.std:
                 row[f"{kind}{name}_std"] = head.std[kind + name]
                 row[f"{kind}{name}_spread"] = head.spread[kind + name]
-    row |= {"histogram": head.histogram, "apart_histogram": head.apart_histogram}
+    row |= {"histogram": head.histogram, "without_first_histogram": head.without_first_histogram}
     return {name.replace(" ", "_"): value for name, value in row.items()}

@@ -25,8 +25,8 @@ ONE = 2.0**64  # how a sum of 1 is stored
 LISTED = 10_000  # skipped documents that are listed; all are counted
 FAR = 64  # peaks are counted by distance up to here, before and after the query
 PEAKS = 2 * FAR + 3  # one bin for each distance, and one at either end for everything beyond
-APART = "apart "  # begins the names of numbers that leave out the first token
-KINDS = ("", APART)
+WITHOUT_FIRST = "without_first "  # begins the names of numbers that leave out the first token
+KINDS = ("", WITHOUT_FIRST)
 
 Fields = dict[str, list[int]]  # by name, one number or several per head
 
@@ -115,15 +115,15 @@ def sums_by_layer(model: TextModel, windows: Sequence[Sequence[int]], context: i
     with torch.no_grad(), watch(model.module, statistics=lambda weights: sums_of(weights, ids, octaves)) as seen:
         model.read(ids)
     found: dict[str, Fields] = {}
-    for layer, calls in seen.calls.items():  # a module that is called several times counts as several layers
-        found |= {layer if len(calls) == 1 else f"{layer} #{i}": fields for i, fields in enumerate(calls)}
+    for layer, calls in seen.calls.items():  # several if the model was not called as a whole
+        found |= {layer if len(calls) == 1 else f"{layer}@{i}": fields for i, fields in enumerate(calls)}
     return found
 
 
 def sums_of(weights: AttentionMap, ids: Tensor, octaves: int) -> Fields:
     """The sums of one map's heads over its samples: of everything that the summary of a map measures."""
-    plain, apart = rows_of(weights, ids, histogram=True)
-    return _fields("", plain, octaves) | _fields(APART, apart, octaves)
+    plain, others = rows_of(weights, ids, histogram=True)
+    return _fields("", plain, octaves) | _fields(WITHOUT_FIRST, others, octaves)
 
 
 def _fields(kind: str, rows: RowStatistics, octaves: int) -> Fields:
@@ -143,7 +143,7 @@ def _sums(rows: RowStatistics, name: str, numbers: Tensor) -> Fields:
     numbers = numbers.double() * counted
     sums, many = numbers.sum(-1), counted.sum(-1)  # (B, H)
     means = sums / many.clamp(min=1)
-    even = rows.choice.even(name).double() * counted if name in rows.masses else torch.zeros_like(numbers)
+    even = rows.even[name].double() * counted if name in rows.even else torch.zeros_like(numbers)
     return {
         "sum": _finite(sums.sum(0)),
         "squares": _finite(numbers.square().sum((0, 2))),
@@ -168,16 +168,19 @@ def as_integers(sums: Tensor) -> list[int]:
 
 def _octaves(rows: RowStatistics, octaves: int) -> Tensor:
     """Attention by octave of distance, summed over all queries, (H, octaves)."""
-    assert rows.histogram is not None  # noqa: S101 - requested
-    found = rows.histogram.double().sum(0) * rows.offset.shape[2]
+    if rows.histogram is None:  # in cross-attention there is no distance
+        return torch.zeros(rows.peaked.shape[1], octaves, dtype=torch.float64)
+    found = (rows.histogram.double() * rows.queries[:, None, None]).sum(0)
     return torch.nn.functional.pad(found, (0, octaves - found.shape[1]))
 
 
 def _peaks(rows: RowStatistics) -> Tensor:
     """How many queries have their largest weight at each distance, (H, PEAKS)."""
-    heads = torch.arange(rows.offset.shape[1], device=rows.offset.device)[:, None]
+    heads = torch.arange(rows.peaked.shape[1], device=rows.peaked.device)[:, None]
+    if rows.offset is None:
+        return torch.zeros(len(heads), PEAKS, dtype=torch.int64)
     bins = rows.offset.clamp(-FAR - 1, FAR + 1) + FAR + 1 + heads * PEAKS
-    return bins[rows.choice.counted()].bincount(minlength=len(heads) * PEAKS).view(len(heads), PEAKS)
+    return bins[rows.choice.counted() & rows.peaked].bincount(minlength=len(heads) * PEAKS).view(len(heads), PEAKS)
 
 
 def _check_ids(model: TextModel, ids: Tensor) -> None:

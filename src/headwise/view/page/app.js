@@ -31,12 +31,12 @@ class App {
     this.root.replaceChildren();
   }
 
-  // The most telling head that does one thing clearly, among those whose rows are in the page.
+  // The head that does one thing most clearly, among those whose rows are in the page.
   firstHead() {
     const { manifest, source } = this.side;
-    const there = manifest.telling.filter(([l, h]) => !source.hasRows || source.hasRows(l, h));
+    const there = manifest.clearest.filter(([l, h]) => !source.hasRows || source.hasRows(l, h));
     const busy = there.filter(([l, h]) => !/^(first-token sink|broad|mixed)/.test(manifest.layers[l].heads[h].reading));
-    return [...busy, ...there, ...manifest.telling][0].join(".");
+    return [...busy, ...there, ...manifest.clearest][0].join(".");
   }
 
   get dark() {
@@ -91,8 +91,8 @@ class App {
   }
 
   headsWithRows() {
-    const { embedded, telling } = this.side.manifest;
-    return embedded?.keys || telling.map((place) => place.join("."));
+    const { embedded, clearest } = this.side.manifest;
+    return embedded?.keys || clearest.map((place) => place.join("."));
   }
 
   subject() {
@@ -153,7 +153,7 @@ class App {
     const { manifest } = this.side;
     const { store } = this;
     const stats = Object.keys(manifest.about).map((name) => [name, statName(name)]);
-    const check = el("label", { class: "check" }, el("input", { type: "checkbox", checked: Boolean(store.get("apart")), onchange: (event) => store.set({ apart: event.target.checked ? "1" : "" }) }), "without the first token");
+    const check = el("label", { class: "check" }, el("input", { type: "checkbox", checked: Boolean(store.get("without")), onchange: (event) => store.set({ without: event.target.checked ? "1" : "" }) }), "without the first token");
     const about = manifest.about[store.get("color")] || manifest.about[store.get("sort")] || "";
     fill(this.options,
       this.stage.chooser("Sort by", store.get("sort"), [["place", "layer and head"], ...stats], (value) => store.set({ sort: value })),
@@ -172,7 +172,7 @@ class App {
   changed(keys, fromAddress) {
     if (keys.has("view")) this.show();
     else if (this.store.get("view") === "map" && ["head", "with", "show", "kind"].some((key) => keys.has(key))) this.stage.update();
-    else if (["sort", "color", "apart"].some((key) => keys.has(key))) this.show();
+    else if (["sort", "color", "without"].some((key) => keys.has(key))) this.show();
     if (fromAddress && keys.has("at") && this.stage.view) {
       this.stage.view.read(this.store.get("at"));
       this.stage.redraw();

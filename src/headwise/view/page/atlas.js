@@ -50,7 +50,7 @@ class Atlas {
   number(place) {
     const [l, h] = place.split(".").map(Number);
     const head = this.app.side.manifest.layers[l].heads[h];
-    const from = this.app.store.get("apart") ? head.apart : head.numbers;
+    const from = this.app.store.get("without") ? head.without_first : head.numbers;
     return (name) => from[name] ?? head.numbers[name];
   }
 

@@ -97,7 +97,7 @@ class Saving {
     const { manifest } = this.app.side;
     const names = Object.keys(manifest.about);
     const rows = [["layer", "head", "reading", ...names, ...names.filter((name) => name !== "sink").map((name) => `${name} without first token`)]];
-    manifest.layers.forEach((layer, l) => layer.heads.forEach((head) => rows.push([l, head.head, head.reading, ...names.map((name) => head.numbers[name]), ...names.filter((name) => name !== "sink").map((name) => head.apart[name])])));
+    manifest.layers.forEach((layer, l) => layer.heads.forEach((head) => rows.push([l, head.head, head.reading, ...names.map((name) => head.numbers[name]), ...names.filter((name) => name !== "sink").map((name) => head.without_first[name])])));
     download("heads.csv", csv(rows), "text/csv");
   }
 

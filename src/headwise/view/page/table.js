@@ -20,8 +20,8 @@ class HeadTable {
   }
 
   caption() {
-    const apart = this.app.store.get("apart");
-    return `Means over the queries that have a choice: at least two visible keys and, for local, induction and same-token, some keys of that kind and some others. What a head does is judged without the first token${apart ? "; the columns also leave it out, with the other weights rescaled to sum to 1" : ""}. A weight shows where a head attends, not what the model uses.`;
+    const without = this.app.store.get("without");
+    return `Means over the queries that could have done otherwise: at least two visible keys and, for local, induction and same-token, some keys of that kind and some others. What a head does is judged without the first token${without ? "; the columns also leave it out, with the other weights rescaled to sum to 1" : ""}. A weight shows where a head attends, not what the model uses.`;
   }
 
   row(place, names) {

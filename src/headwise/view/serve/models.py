@@ -1,7 +1,9 @@
 """The models that a server offers, and one run of a model: its attention maps, its loss, and likely next tokens."""
 
 import contextlib
+import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +15,7 @@ from torch import Tensor
 from headwise.errors import CheckpointError, OptionError
 from headwise.models import LanguageModel, TextModel, open_model
 from headwise.study.interventions import silence
+from headwise.study.passes import split_name
 from headwise.study.watch import attention_layers, watch
 from headwise.view.serve.requests import Refusal
 from headwise.weights import AttentionMap
@@ -121,7 +124,7 @@ def run_model(
         maps: False for the outcome only.
         progress: called before each layer with the share that is done; an exception from it ends the run.
     """
-    names = list(attention_layers(model.module, "serve"))
+    names = layer_names(model)
     silent: dict[str, list[int]] = {}
     for layer, head in off:
         silent.setdefault(names[layer], []).append(head)
@@ -132,17 +135,30 @@ def run_model(
         seen = contexts.enter_context(watch(model.module)) if maps else {}
         found = outcome(model, ids)
     progress(1.0)
-    return {name: seen[name].detach() for name in names if name in seen}, found
+    return {name: weights.detach() for name, weights in seen.items()}, found
+
+
+_known: "weakref.WeakKeyDictionary[torch.nn.Module, list[str]]" = weakref.WeakKeyDictionary()
+
+
+def layer_names(model: TextModel) -> list[str]:
+    """The layers of a model in the order of their calls, found by running it on one token; see `study.passes`."""
+    if model.module not in _known:
+        with torch.no_grad(), watch(model.module, statistics=lambda weights: None) as seen:
+            model.read(torch.zeros(1, 1, dtype=torch.int64, device=model.device))
+        _known[model.module] = list(seen)
+    return _known[model.module]
 
 
 @contextlib.contextmanager
 def _between_layers(model: TextModel, progress: Callable[[float], None]) -> Iterator[None]:
-    layers = list(attention_layers(model.module, "serve").values())
+    total, begun = len(layer_names(model)), itertools.count()
 
-    def before(index: int) -> Callable[..., None]:
-        return lambda *_: progress(index / len(layers))
+    def before(*_: Any) -> None:
+        progress(min(next(begun) / total, 1.0))
 
-    handles = [layer.register_forward_pre_hook(before(i)) for i, layer in enumerate(layers)]
+    layers = attention_layers(model.module, "serve").values()
+    handles = [layer.register_forward_pre_hook(before) for layer in layers]
     try:
         yield
     finally:
@@ -152,11 +168,11 @@ def _between_layers(model: TextModel, progress: Callable[[float], None]) -> Iter
 
 def check_off(model: TextModel, off: HeadPairs) -> None:
     """Refuse layers and heads that do not exist."""
-    layers = list(attention_layers(model.module, "serve").values())
+    names, layers = layer_names(model), attention_layers(model.module, "serve")
     for layer, head in off:
-        if layer >= len(layers):
-            raise OptionError(f"layer {layer}: this model has {len(layers)} layers, counted from 0.")
-        most = _head_count(layers[layer])
+        if layer >= len(names):
+            raise OptionError(f"layer {layer}: this model has {len(names)} layers, counted from 0.")
+        most = _head_count(layers[split_name(names[layer], layers)[0]])
         if most is not None and head >= most:
             raise OptionError(f"head {layer}.{head}: this layer has {most} heads, counted from 0.")
 

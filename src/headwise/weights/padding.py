@@ -1,0 +1,144 @@
+"""Which tokens of a map are padding.
+
+A key that no query may see is padding: `padding(lengths)`, a dense mask, an additive mask and the `attention_mask` of
+transformers all say it this way (`Mask.pads`; what a window or a selection of blocks hides is no padding). In
+self-attention, the query at the position of such a key is padding too. If there are more keys than queries, as with a
+cache, that needs a mask of positions, such as `causal()`; otherwise the keys may be of another text. For statistics, a
+padded query counts as one that sees no key, and the first token is the first that is not padding. The weights
+themselves stay as they are.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headwise.masks import Documents, Extent, Grid, Mask
+from headwise.masks.kinds import conjuncts
+from headwise.masks.mask import Not, Placed, placed
+from headwise.weights.scoring import LEAST
+from headwise.weights.source import Source, row_blocks
+
+BLOCK = 2**24  # entries of a mask that are looked at together
+
+
+class RealTokens(NamedTuple):
+    """True for tokens of the text, False for padding: queries (B, T) and keys (B, S)."""
+
+    queries: Tensor
+    keys: Tensor
+
+
+class Excluded(Not):
+    """Keys that a statistic leaves out. They are hidden, and they are no padding."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class FromFirst(Mask):
+    """A probe that counts positions from the first real token of each sample instead of from key 0."""
+
+    inner: Mask
+    first: Tensor  # (B or 1,)
+
+    @property
+    def extent(self) -> Extent:
+        return self.inner.extent._replace(batch=len(self.first) if len(self.first) > 1 else self.inner.extent.batch)
+
+    @property
+    def by_key(self) -> bool:
+        return self.inner.by_key
+
+    def visible(self, grid: Grid) -> Tensor:
+        first = self.first[grid.batch if len(self.first) > 1 else grid.batch * 0]
+        return self.inner.visible(grid._replace(row=grid.row - first, col=grid.col - first)) & (grid.col >= first)
+
+    def __repr__(self) -> str:
+        return f"{self.inner!r} from the first real token"
+
+
+def real_keys(source: Source) -> Tensor | None:
+    """Which keys of all samples of the whole map are not padding, (B or 1, S); None if all are certain to be real."""
+    found = [_seen(part, source) for part in _parts(source.mask) if part.pads]
+    bias = source.scoring.bias
+    if bias is not None and bias.shape[-1] > 1:
+        bias = bias if bias.dim() == 4 else bias[None, None]
+        found.append((bias.detach() > LEAST).any(2).any(1))  # what is this low hides a key as well as minus infinity
+    if not found or source.frame.S == 0:
+        return None
+    real = found[0]
+    for other in found[1:]:
+        real = real & other
+    return real if torch.compiler.is_compiling() or not bool(real.all()) else None
+
+
+def _parts(mask: Mask | None) -> list[Mask]:
+    """The masks that `&` joins, also inside one for other positions, without keys that a statistic leaves out."""
+    parts: list[Mask] = []
+    for part in conjuncts(mask):
+        if type(part) is Placed:
+            parts += _parts(part.inner)  # masks that list their queries cannot be placed, so all queries are there
+        elif not isinstance(part, Excluded):
+            parts.append(part)
+    return parts
+
+
+def _seen(mask: Mask, source: Source) -> Tensor:
+    """The keys that some query of the whole map sees, (B or 1, S)."""
+    _, _, _, B, H, T, S = source.frame
+    device = source.query.device
+    samples = torch.arange(B if mask.extent.batch is not None else 1, device=device)
+    heads = torch.arange(H if mask.extent.heads is not None else 1, device=device)
+    keys = torch.arange(S, device=device)
+    T = min(T, 1) if mask.by_key else T  # all queries see the same keys
+    seen = torch.zeros(len(samples), S, dtype=torch.bool, device=device)
+    for rows in row_blocks(T, len(samples) * len(heads) * S, BLOCK):
+        row = torch.arange(rows.start, rows.stop, device=device)
+        grid = Grid(samples[:, None, None, None], heads[:, None, None], row[:, None], keys, source.frame.T, S)
+        part = mask.visible(grid)
+        part = part[(None,) * (4 - part.dim())]
+        seen |= part.any(2).any(1)
+    return seen
+
+
+def _among_keys(source: Source) -> bool:
+    """Whether the queries are some of the keys, as far as one can tell."""
+    frame, scoring = source.frame, source.scoring
+    placed = scoring.positions is not None or any(part.sees_self for part in _parts(source.mask))
+    return not scoring.cross and (frame.T == frame.S or placed)
+
+
+def real_queries(source: Source, keys: Tensor) -> Tensor:
+    """Which queries of the source are not padding, (B or 1, T), given which keys of the whole map are not."""
+    T = source.shape[2]
+    if not _among_keys(source):
+        return keys.new_ones(1, T)
+    keys = keys[source.axis("batch")] if len(keys) > 1 else keys
+    position = source.positions()
+    position = position[:, 0] if position.dim() == 3 else position[None]
+    position = position.expand(max(len(keys), len(position)), T)
+    inside = (position >= 0) & (position < keys.shape[1])
+    found = keys.expand(len(position), -1).gather(1, position.clamp(0, keys.shape[1] - 1))
+    return found | ~inside  # a query before the first key has no key of its own to tell
+
+
+def without_padding(source: Source, keys: Tensor | None) -> Source:
+    """The source in which padded queries see no key; `keys` is what `real_keys` found."""
+    if keys is None or not _among_keys(source):
+        return source
+    # Padding is a document of its own: its queries see its keys alone, which are hidden from everyone.
+    apart: Mask = Documents(keys.long())
+    if source.scoring.positions is not None:
+        apart = placed(apart, source.scoring.positions)
+    mask = apart if source.mask is None else source.mask & apart
+    return dataclasses.replace(source, scoring=dataclasses.replace(source.scoring, mask=mask))
+
+
+def from_first(probe: Mask, keys: Tensor | None) -> Mask:
+    """`probe`, counting positions from the first real token, unless it lists its keys or depends on distances only."""
+    if keys is None or probe.banded or probe.extent.keys is not None or probe.extent.queries is not None:
+        return probe
+    first = keys.int().argmax(-1)
+    if not torch.compiler.is_compiling() and not bool(first.any()):
+        return probe
+    return FromFirst(probe, first)

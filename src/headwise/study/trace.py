@@ -88,9 +88,9 @@ class AnswerTrace:
         room = max(16, width - 10 * len(shares) - 1)
         largest = torch.stack([share.abs() for share in shares.values()]).amax(0)
         for number in sorted(largest.topk(min(count, len(largest))).indices.tolist()):
-            span = self.passages[number]
+            start, stop = self.passages[number]
             numbers = " ".join(f"{share[number].item():>9.1%}" for share in shares.values())
-            lines.append(f"{numbers}  {self._text(*span, room)}")
+            lines.append(f"{numbers}  {self._text(start, stop, room)}")
         if len(largest) > count:
             lines.append(f"and {len(largest) - count} passages with smaller shares")
         lines.append(f"answer: {self._text(*self.answer, width - 8)}")

@@ -276,15 +276,11 @@ class ReceivedReading(Reading):
         self.sum, self.count = zeros(source, S, dtype=torch.float64), zeros(source, S)
 
     def take(self, tile: Tile) -> None:
-        self.sum[tile.heads, tile.cols] += self.summed(tile)
+        self.sum[tile.heads, tile.cols] += tile.strips(tile.strip_rows).sum(1)
         seen, t = tile.visible, tile.rows.stop - tile.rows.start
         if seen is not None:  # it may have one row for all t of them
             seen = seen.expand(*seen.shape[:-2], t, seen.shape[-1])
         self.count[tile.heads, tile.cols] += t if seen is None else seen.sum(-2)
-
-    def summed(self, tile: Tile) -> Tensor:
-        """The tile's weights summed over queries, (G, s)."""
-        return tile.strips(tile.strip_rows).sum(1)
 
     def finish(self) -> tuple[Tensor, ...]:
         return unflat(self.sum.to(self.source.precise), self.source), unflat(self.count, self.source)

@@ -53,42 +53,53 @@ class SpanReading(Reading):
         return (torch.stack(parts, -1) if parts else block.weights[..., :0],)
 
 
-class WeightedReading(ReceivedReading):
-    """Σ over queries of row · weight for every key, with one factor for each query; `rows` is (B, H, T)."""
+class WeightedReading(Reading):
+    """Σ over queries of row · weight for every key, (B, H, S), with one factor for each query; `rows` is (B, H, T)."""
+
+    by_row = False
+    merged = "sum"
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
 
     def start(self, source: Source) -> None:
-        super().start(source)
+        self.source, self.sum = source, zeros(source, source.shape[3], dtype=torch.float64)
         self.flat = self.rows.to(source.precise).flatten(0, 1)
 
-    def summed(self, tile: Tile) -> Tensor:
+    def take(self, tile: Tile) -> None:
         rows = self.flat[tile.heads, None, tile.rows]  # (G, 1, t)
-        return torch.bmm(rows, tile.weights)[:, 0]
+        self.sum[tile.heads, tile.cols] += torch.bmm(rows, tile.weights)[:, 0]
+
+    def finish(self) -> tuple[Tensor, ...]:
+        return (unflat(self.sum.to(self.source.precise), self.source),)
 
     def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         rows = self.rows[:, :, block.rows].to(block.weights)
-        return (rows[..., None] * block.weights).sum(-2), super().dense(block)[1]
-
-
-def weighted(source: Source, lse: Tensor, rows: Tensor) -> tuple[Source, Reading]:
-    """A source and a reading that give what `WeightedReading` gives, for factors that are not negative.
-
-    row · exp(score − lse) is exp(score − (lse − log row)): the pass that sums weights over queries does it all.
-    """
-    shift = rows.to(lse.dtype).log().clamp(min=HIDDEN)
-    return dataclasses.replace(source, log_sum_exp=lse - shift), ReceivedReading()
+        return ((rows[..., None] * block.weights).sum(-2),)
 
 
 def received_by_weight(weights: "AttentionMap", rows: Tensor) -> Received:
     """What keys receive if each query counts by a factor; see `AttentionMap.received`."""
     source = weights._normalised() if weights._real_keys() is None else weights._unpadded()
     rows = checked_rows(rows, source)
-    if source.query.is_cuda and not source.learns and source.log_sum_exp is not None and bool((rows >= 0).all()):
-        source, reading = weighted(source, source.log_sum_exp, rows)
-        return Received(*streaming.read(source, [reading])[0])
-    return Received(*weights._read([WeightedReading(rows)])[0])
+    if source.learns or torch.compiler.is_compiling():
+        (total,), (_, count) = weights._read([WeightedReading(rows), ReceivedReading()])
+        return Received(total, count)
+    total, count = _shifted(source, rows.clamp(min=0))
+    if bool((rows < 0).any()):
+        total = total - _shifted(source, -rows.clamp(max=0))[0]
+    return Received(total, count)
+
+
+def _shifted(source: Source, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """What keys receive by factors that are not negative, and how many queries see them.
+
+    row · exp(score − lse) is exp(score − (lse − log row)): any code that sums weights over queries does it all.
+    """
+    lse = streaming.normalizer(source)
+    shift = rows.to(lse.dtype).log().clamp(min=HIDDEN)
+    total, count = streaming.read(dataclasses.replace(source, log_sum_exp=lse - shift), [ReceivedReading()])[0]
+    return total, count
 
 
 def checked_rows(rows: Any, source: Source) -> Tensor:

@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from headwise.models import load_builtin
     from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
     from headwise.study.eviction import eviction_scores
+    from headwise.study.evidence import Evidence, evidence
     from headwise.study.importance import Importance, importance
     from headwise.study.interventions import Intervention, Silenced, freeze, gate, patch, silence
     from headwise.study.kinds import HeadKinds, head_kinds
@@ -90,6 +91,7 @@ _HOMES = {
     "models": "load_builtin",
     "models.checkpoint": "AttentionLayer Checkpoint open_checkpoint",
     "study.eviction": "eviction_scores",
+    "study.evidence": "Evidence evidence",
     "study.importance": "Importance importance",
     "study.interventions": "Intervention Silenced freeze gate patch silence",
     "study.kinds": "HeadKinds head_kinds",
@@ -168,6 +170,7 @@ __all__ = [
     "CheckpointError",
     "DeviceError",
     "DtypeError",
+    "Evidence",
     "Explanation",
     "HeadCountError",
     "HeadKinds",
@@ -215,6 +218,7 @@ __all__ = [
     "dense",
     "documents",
     "eviction_scores",
+    "evidence",
     "explain",
     "freeze",
     "gate",

@@ -2,13 +2,13 @@
 
 from html import escape
 
+from headwise.errors import printable
 from headwise.study.trace import AnswerTrace
 from headwise.view.static_page import static_page
-from headwise.view.tokens import shown
 
 STYLE = """
 body { max-width: 60rem; }
-.text { line-height: 1.9; overflow-wrap: anywhere; background: var(--card); border: 1px solid var(--line);
+.text { line-height: 1.9; overflow-wrap: anywhere; white-space: pre-wrap; background: var(--card); border: 1px solid var(--line);
   padding: .6rem .8rem; }
 .text b { outline: 2px solid var(--mark); }
 .text .against { text-decoration: underline wavy var(--warn); }
@@ -27,11 +27,11 @@ MEANING = {
 def trace_page(trace: AnswerTrace, model: str) -> str:
     """The page of a trace in a model of this name."""
     first, last = trace.answer
-    answer = escape("".join(shown(word) for word in _words(trace)[first:last]))
+    answer = _plain(_words(trace)[first:last]).strip()
     parts = [
         f"<h1>Where “{answer}” came from</h1>",
-        f"<p>{escape(model)}, {len(trace.tokens)} tokens. Darker means more; a wavy line marks tokens that speak "
-        f"against the answer, which is framed. No method is the truth: the tests say how far to trust each.</p>",
+        f"<p>{escape(model)}, {len(trace.tokens)} tokens. More color means more; a wavy line marks tokens that "
+        f"speak against the answer, which is framed. No method is the truth: the tests say how far to trust each.</p>",
         "<h2>Tests</h2>",
         _tests(trace),
         "<h2>Passages</h2>",
@@ -46,15 +46,21 @@ def _words(trace: AnswerTrace) -> list[str]:
     return [f"[{token}]" for token in trace.tokens.tolist()] if trace.words is None else trace.words
 
 
+def _plain(words: list[str]) -> str:
+    """The text of some tokens, ready for HTML."""
+    return escape(printable("".join(words).replace("\n", " ⏎ ")))
+
+
 def _text(trace: AnswerTrace, method: str) -> str:
     """The text with every token shaded by its score."""
     scores = trace.scores[method]
-    most = max(float(scores.abs().max()), 1e-30)
+    first = min(start for start, _ in trace.passages)  # the start token, which draws attention, is in no passage
+    most = max(float(scores[first:].abs().max()), 1e-30)
     spans = []
     for place, word in enumerate(_words(trace)):
-        text = escape(shown(word))
+        text = _plain([word])
         if place < len(scores):
-            share = float(scores[place]) / most
+            share = min(float(scores[place]) / most, 1.0)
             mark = ' class="against"' if share < -0.05 else ""
             spans.append(f'<span{mark} style="background: rgba(var(--heat), {max(share, 0) ** 0.5:.2f})">{text}</span>')
         else:
@@ -68,7 +74,8 @@ def _tests(trace: AnswerTrace) -> str:
     rows += [f"<tr><td class=words>first by {m}</td><td>{trace.tests[m]:.3f}</td></tr>" for m in trace.scores]
     spread = f"{random['mean']:.3f} ± {random['deviation']:.3f}"
     rows.append(f"<tr><td class=words>at random, {random['draws']} draws</td><td>{spread}</td></tr>")
-    head = f"<tr><th class=words>{trace.tests['passages']} passages deleted</th><th>loss of the answer</th></tr>"
+    count = trace.tests["passages"]
+    head = f"<tr><th class=words>{count} passage{'s' * (count != 1)} deleted</th><th>loss of the answer</th></tr>"
     return f"<table>{head}{''.join(rows)}</table>"
 
 
@@ -80,7 +87,7 @@ def _passages(trace: AnswerTrace) -> str:
     words = _words(trace)
     rows = []
     for number, (start, stop) in enumerate(trace.passages):
-        text = escape("".join(shown(word) for word in words[start:stop]))
+        text = _plain(words[start:stop])
         numbers = "".join(f"<td>{share[number].item():.1%}</td>" for share in shares.values())
         rows.append(f"<tr>{numbers}<td class=words>{text}</td></tr>")
     head = "".join(f"<th>{method}</th>" for method in shares)

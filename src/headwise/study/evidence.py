@@ -137,5 +137,5 @@ def _around(words: list[str], query: int) -> str:
 
 
 def _first(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """The rows with the largest scores; of equal ones, the first in the corpus: the order of merging does not matter."""
+    """The rows with the largest scores; of equal ones, the first in the corpus, in whatever order parts are merged."""
     return sorted(rows, key=lambda row: (-row["score"], row["document"], row["query"]))[:count]

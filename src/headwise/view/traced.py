@@ -8,8 +8,8 @@ from headwise.view.static_page import static_page
 
 STYLE = """
 body { max-width: 60rem; }
-.text { line-height: 1.9; overflow-wrap: anywhere; white-space: pre-wrap; background: var(--card); border: 1px solid var(--line);
-  padding: .6rem .8rem; }
+.text { line-height: 1.9; overflow-wrap: anywhere; white-space: pre-wrap; background: var(--card);
+  border: 1px solid var(--line);  padding: .6rem .8rem; }
 .text b { outline: 2px solid var(--mark); }
 .text .against { text-decoration: underline wavy var(--warn); }
 table { font-variant-numeric: tabular-nums; font-size: .9rem; }
@@ -62,7 +62,8 @@ def _text(trace: AnswerTrace, method: str) -> str:
         if place < len(scores):
             share = min(float(scores[place]) / most, 1.0)
             mark = ' class="against"' if share < -0.05 else ""
-            spans.append(f'<span{mark} style="background: rgba(var(--heat), {max(share, 0) ** 0.5:.2f})">{text}</span>')
+            strength = 0.55 * max(share, 0) ** 0.7  # text stays readable on the strongest color
+            spans.append(f'<span{mark} style="background: rgba(var(--heat), {strength:.2f})">{text}</span>')
         else:
             spans.append(f"<b>{text}</b>")
     return f'<div class="text">{"".join(spans)}</div>'

@@ -4,8 +4,8 @@
 >>> model = load_builtin()
 >>> found = evidence(model, ["The captain looked at the sea.", "The sea looked at the captain."], count=1)
 >>> row = found.of("blocks.4.attention", 2)[0]
->>> row["document"], 0 <= row["score"] <= 1
-(0, True)
+>>> 0 <= row["score"] <= 1 and "[" in row["text"]
+True
 
 A number says that a head does something; the places where it does it most say what. Any statistic of a map that gives
 one number per query will do: the largest weight, the mass on a probe, or one of the map by value. Parts of a corpus can

@@ -52,8 +52,15 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time a name is i
     from headwise.masks.probes import induction, local, offset, previous_token, same_token, sink, token_is
     from headwise.models import load_builtin
     from headwise.models.checkpoint import AttentionLayer, Checkpoint, open_checkpoint
-    from headwise.study.interventions import Silenced, silence
+    from headwise.study.eviction import eviction_scores
+    from headwise.study.evidence import Evidence, evidence
+    from headwise.study.importance import Importance, importance
+    from headwise.study.interventions import Intervention, Silenced, freeze, gate, patch, silence
+    from headwise.study.kinds import HeadKinds, head_kinds
+    from headwise.study.outputs import HeadOutputs
+    from headwise.study.residual import LogitAttribution, Why, logit_attribution, why
     from headwise.study.survey import Survey, survey
+    from headwise.study.trace import AnswerTrace, trace
     from headwise.study.watch import Watched, watch
     from headwise.view import view
     from headwise.weights import AttentionMap, Scoring
@@ -83,8 +90,15 @@ _HOMES = {
     "masks.probes": "induction local offset previous_token same_token sink token_is",
     "models": "load_builtin",
     "models.checkpoint": "AttentionLayer Checkpoint open_checkpoint",
-    "study.interventions": "Silenced silence",
+    "study.eviction": "eviction_scores",
+    "study.evidence": "Evidence evidence",
+    "study.importance": "Importance importance",
+    "study.interventions": "Intervention Silenced freeze gate patch silence",
+    "study.kinds": "HeadKinds head_kinds",
+    "study.outputs": "HeadOutputs",
+    "study.residual": "LogitAttribution Why logit_attribution why",
     "study.survey": "Survey survey",
+    "study.trace": "AnswerTrace trace",
     "study.watch": "Watched watch",
     "view": "view",
     "weights": "AttentionMap Scoring",
@@ -148,6 +162,7 @@ def load_ipython_extension(shell: object) -> None:
 
 
 __all__ = [
+    "AnswerTrace",
     "AttentionLayer",
     "AttentionMap",
     "CacheError",
@@ -155,12 +170,18 @@ __all__ = [
     "CheckpointError",
     "DeviceError",
     "DtypeError",
+    "Evidence",
     "Explanation",
     "HeadCountError",
+    "HeadKinds",
+    "HeadOutputs",
     "HeadScale",
     "HeadSummary",
     "HeadwiseError",
+    "Importance",
+    "Intervention",
     "KVCache",
+    "LogitAttribution",
     "MapIndexError",
     "MapSizeError",
     "Mask",
@@ -185,6 +206,7 @@ __all__ = [
     "Survey",
     "UnknownOptionError",
     "Watched",
+    "Why",
     "alibi",
     "attend",
     "blocks",
@@ -195,19 +217,27 @@ __all__ = [
     "cosine",
     "dense",
     "documents",
+    "eviction_scores",
+    "evidence",
     "explain",
+    "freeze",
+    "gate",
+    "head_kinds",
+    "importance",
     "induction",
     "latent",
     "linear",
     "llama3",
     "load_builtin",
     "local",
+    "logit_attribution",
     "longrope",
     "multi_axis_rotary",
     "ntk",
     "offset",
     "open_checkpoint",
     "padding",
+    "patch",
     "prefix",
     "previous_token",
     "probes",
@@ -222,8 +252,10 @@ __all__ = [
     "temperature",
     "textbook",
     "token_is",
+    "trace",
     "view",
     "watch",
+    "why",
     "window",
     "yarn",
 ]

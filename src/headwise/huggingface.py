@@ -26,7 +26,6 @@ from headwise import masks
 from headwise.attention.backends import Call, choose
 from headwise.errors import MaskError, MissingExtraError, OptionError
 from headwise.layer.attached import Attached
-from headwise.layer.layer import silenced
 from headwise.masks import Extent, Grid, Mask
 from headwise.masks.mask import placed
 from headwise.weights import AttentionMap, Scoring
@@ -104,8 +103,8 @@ def attention(
         weights = _without_the_cache(weights, scoring)
     for watcher in watchers:
         watcher(weights)
-    silent = () if attached is None else attached.silent()
-    output = silenced(output, silent) if silent else output
+    if attached is not None:
+        output = attached.handed(call, attached.read(call, output))
     return output.transpose(1, 2).contiguous(), weights
 
 

@@ -19,6 +19,8 @@ VERBS = {
     "view": "show what every attention head of a model does with a text, in 24 lines and as a page",
     "serve": "explore attention in the browser: type a text, switch models and heads",
     "survey": "measure every attention head of a model over a whole corpus; run it with torchrun for several processes",
+    "heads": "find the heads of known kinds by experiment: induction, retrieval, previous-token, sinks, ...",
+    "trace": "trace an answer back to the passages of its prompt, by four methods, and test each by deletion",
     "check": "check the multi-head attention in a file: right, or which mistake is on which line",
     "steps": "walk through attention in ten steps on real tensors: shapes, code, reasons, memory",
     "cost": "compute what attention costs: parameters, operations, memory, cache; MHA, GQA and MQA compared",

@@ -22,7 +22,6 @@ from headwise import attention, masks, shapes
 from headwise.attention.backends import Call, choose
 from headwise.errors import HeadCountError, MaskError, OptionError, ShapeError
 from headwise.layer.attached import Attached
-from headwise.layer.layer import silenced
 from headwise.masks import Mask
 from headwise.weights import AttentionMap, Scoring
 
@@ -170,8 +169,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         for watcher in () if attached is None else attached.watchers():
             watcher(AttentionMap(q, k, scoring))
         heads, weights = _attended(q, k, v, scoring, self._dropout(), need_weights, average)
-        silent = () if attached is None else attached.silent()
-        output = self._joined(silenced(heads, silent) if silent else heads, batched)
+        if attached is not None:
+            call = Call(q, k, v, scoring, self._dropout())
+            heads = attached.handed(call, attached.read(call, heads))
+        output = self._joined(heads, batched)
         return output, weights if batched or weights is None else weights[0]
 
     # Calls that torch's own code handles.

@@ -345,10 +345,13 @@ class MultiHeadAttention(nn.Module):
             read, weights = self._attend_and_look(call, held, watchers)
         else:
             read = choose(call).run(call) if self._spread is None else self._spread.attend(call)
+        if self._attached is not None:
+            read = self._attached.read(call, read)
         if self._rewrites_reads:
             read = self._projections.read(self._modules, call, read)
         gate = self._modules["gate"]
-        output = self._merge(read if gate is None else gated(read, gate(inputs.query)))
+        read = read if gate is None else gated(read, gate(inputs.query))
+        output = self._merge(read if self._attached is None else self._attached.handed(call, read))
         if inputs.offsets is not None:
             output = torch.nested.nested_tensor_from_jagged(output[0], inputs.offsets)
         if wanted:
@@ -553,8 +556,6 @@ class MultiHeadAttention(nn.Module):
 
     def _merge(self, read: Tensor) -> Tensor:
         """The output (B, T, d_out) from what the heads read, (B, H, T, Dv)."""
-        silent = () if self._attached is None else self._attached.silent()
-        read = silenced(read, silent) if silent else read
         B, _, T, _ = read.shape
         # (B, T, H·Dv): a view, since kernels write (B, T, H, Dv); for one token both orders are the same.
         output = read.reshape(B, 1, self.heads_width) if T == 1 else read.transpose(1, 2).flatten(2)
@@ -716,10 +717,3 @@ def _encoded(method: Callable[[Tensor, Tensor], Tensor], positions: Tensor, head
 def _moved(part: Any, device: torch.device) -> Any:
     """A mask or position on `device`; one whose numbers were lost on the meta device stays there, until it is used."""
     return part if any(x.is_meta for x in part.tensors()) else part.to(device)
-
-
-def silenced(read: Tensor, heads: Sequence[int]) -> Tensor:
-    """What the heads read (B, H, T, D), with zeros for the given heads."""
-    if max(heads) >= read.shape[1]:
-        raise OptionError(f"silence(head {max(heads)}): this layer has {read.shape[1]} heads, from 0 up.")
-    return read.index_fill(1, torch.tensor(heads, device=read.device), 0.0)

@@ -17,7 +17,7 @@ from torch import nn
 from headwise.errors import OptionError
 
 SIGN = "@"
-Heads = tuple[int, ...]
+Things = tuple[Any, ...]
 
 
 def call_name(name: str, index: int) -> str:
@@ -123,57 +123,60 @@ class Passes:
         self.most[id(layer)] = max(self.most[id(layer)], counts[id(layer)])
 
 
-class SilentCalls:
-    """A context that knows which heads of each layer are switched off, in every call or in some.
+class ByCall:
+    """A context that knows what is done to the heads of each layer, in every call or in some.
 
-    Entering it gives, by the name of the layer, the heads, or a function that returns those of the present call.
+    Entering it gives, by the name of the layer, the things to do, or a function that returns those of the present call.
 
     Args:
         model: the model.
         layers: its layers by name.
-        heads: heads by the name of a layer or of a call.
+        things: what to do, by the name of a layer or of a call: heads to silence, or changes to make.
+        verb: what errors begin with.
     """
 
-    def __init__(self, model: nn.Module, layers: Mapping[str, Any], heads: Mapping[str, Heads]) -> None:
-        self.layers = layers
-        self.calls: dict[str, dict[int | None, Heads]] = {}  # by layer and call; None is every call
-        for name, which in heads.items():
+    def __init__(
+        self, model: nn.Module, layers: Mapping[str, Any], things: Mapping[str, Things], verb: str = "silence"
+    ) -> None:
+        self.layers, self.verb = layers, verb
+        self.calls: dict[str, dict[int | None, Things]] = {}  # by layer and call; None is every call
+        for name, which in things.items():
             base, index = split_name(name, layers)
             self.calls.setdefault(base, {})[index] = which
         single = [layers[name] for name, calls in self.calls.items() if set(calls) != {None}]
         self.passes = Passes(model, single, breaks=True)
 
-    def __enter__(self) -> dict[str, Heads | Callable[[], Heads]]:
+    def __enter__(self) -> dict[str, Things | Callable[[], Things]]:
         self.passes.__enter__()
-        return {name: self._heads(name) for name in self.calls}
+        return {name: self._things(name) for name in self.calls}
 
     def __exit__(self, kind: type[BaseException] | None, *problem: object) -> None:
         self.passes.__exit__(kind, *problem)
         if kind is None:
             self._check()
 
-    def _heads(self, name: str) -> Heads | Callable[[], Heads]:
+    def _things(self, name: str) -> Things | Callable[[], Things]:
         calls, layer = self.calls[name], self.layers[name]
         if set(calls) == {None}:
             return calls[None]
 
-        def of_this_call() -> Heads:
+        def of_this_call() -> Things:
             if torch._C._current_graph_task_id() != -1:
                 raise OptionError(
-                    f"silence({name!r}): when gradient checkpointing repeats a call, it is not known which one it was. "
-                    f"Run the model without it, or silence every call: {name!r} without @."
+                    f"{self.verb}({name!r}): when gradient checkpointing repeats a call, it is not known which one it "
+                    f"was. Run the model without it, or {self.verb} every call: {name!r} without @."
                 )
             return (*calls.get(None, ()), *calls.get(self.passes.index(layer), ()))
 
         return torch.compiler.disable(of_this_call)  # type: ignore[no-any-return]
 
     def _check(self) -> None:
-        """Raise if the model never made a call whose heads should have been silent."""
+        """Raise if the model never made a call in which something should have been done."""
         for name, calls in self.calls.items():
             times = self.passes.most[id(self.layers[name])]
             late = [index for index in calls if index is not None and index >= times > 0]
             if late:
                 raise OptionError(
-                    f"silence: {call_name(name, late[0])!r} was never called; a pass of this model calls {name!r} "
+                    f"{self.verb}: {call_name(name, late[0])!r} was never called; a pass of this model calls {name!r} "
                     f"{times} time{'s' * (times != 1)}, counted from 0."
                 )

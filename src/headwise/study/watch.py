@@ -24,6 +24,8 @@ from torch import nn
 from headwise.errors import OptionError
 from headwise.layer import MultiHeadAttention, compat
 from headwise.layer.attached import Attachment, attached
+from headwise.shapes import check_flag
+from headwise.study.outputs import Outputs
 from headwise.study.passes import Passes, call_name, split_name
 from headwise.weights import AttentionMap, Selector
 
@@ -45,7 +47,9 @@ class Watched(Mapping[str, Any]):
         heads: Selector | None,
         statistics: Statistics | None,
         only: Mapping[str, Collection[int]] | None = None,
+        outputs: Outputs | None = None,
     ) -> None:
+        self._outputs = outputs
         self.calls: dict[str, list[Any]] = {}
         self._layers, self._heads, self._statistics = dict(layers), heads, statistics
         self._passes, self._only = Passes(model, self._layers.values()), dict(only or {})
@@ -59,9 +63,28 @@ class Watched(Mapping[str, Any]):
         self._is_open = True
         self._stack.enter_context(without_fastpath(self._layers.values()))
         self._stack.enter_context(self._passes)
-        watchers = {name: Attachment(watcher=self._watcher(name)) for name in self._layers}
-        self._stack.enter_context(attached(self._layers, watchers))
+        if self._outputs is not None:
+            self._stack.enter_context(self._outputs.recording())
+        self._stack.enter_context(attached(self._layers, {name: self._attachment(name) for name in self._layers}))
         return self
+
+    @property
+    def outputs(self) -> Outputs:
+        """What heads read and write, by the name of their layer, if `watch` was asked for outputs."""
+        if self._outputs is None:
+            raise OptionError("the outputs of heads were not kept; use headwise.watch(model, outputs=True).")
+        return self._outputs
+
+    def _attachment(self, name: str) -> Attachment:
+        watcher = self._watcher(name)
+        if self._outputs is None:
+            return Attachment(watcher)
+        return self._outputs.attachment(name, watcher, lambda: self._index(name))
+
+    def _index(self, name: str) -> int | None:
+        """Which call of the layer in its pass this is; None if it is not watched."""
+        index = self._passes.index(self._layers[name])
+        return None if name in self._only and index not in self._only[name] else index
 
     def __exit__(self, *problem: object) -> None:
         self._is_open = False
@@ -71,8 +94,8 @@ class Watched(Mapping[str, Any]):
         def watcher(weights: AttentionMap) -> None:
             if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
                 return  # a backward pass with gradient checkpointing repeats calls that were seen already
-            index = self._passes.index(self._layers[name])
-            if name in self._only and index not in self._only[name]:
+            index = self._index(name)
+            if index is None:
                 return
             if self._heads is not None:
                 weights = weights.select(heads=self._heads)
@@ -121,6 +144,7 @@ def watch(
     layers: Collection[str] | Callable[[str], bool] | None = None,
     heads: Selector | None = None,
     statistics: Statistics | None = None,
+    outputs: bool = False,
 ) -> Watched:
     """A context that collects the attention map of every call of every headwise layer in `model`.
 
@@ -133,6 +157,7 @@ def watch(
             all by default. "name@3" is the fourth call, in every pass, of a layer that is called several times.
         heads: which heads to keep, as in `AttentionMap.select`.
         statistics: what to keep instead of the map: arguments of `AttentionMap.panel`, or a function of the map.
+        outputs: also keep what every head reads and writes, in `seen.outputs`.
     """
     if not isinstance(model, nn.Module):
         raise OptionError(f"watch({type(model).__name__}): expected a torch.nn.Module, such as load_builtin().gpt.")
@@ -142,7 +167,8 @@ def watch(
             f"such as {{'entropy': True}}, or a function of a map."
         )
     chosen, only = _chosen(attention_layers(model, "watch"), layers)
-    return Watched(model, chosen, heads, statistics, only)
+    kept = Outputs(model, chosen) if check_flag("outputs", outputs) else None
+    return Watched(model, chosen, heads, statistics, only, kept)
 
 
 def attention_layers(model: nn.Module, verb: str) -> dict[str, Any]:

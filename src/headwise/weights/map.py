@@ -21,7 +21,7 @@ from headwise import shapes
 from headwise.errors import CheckpointError, HeadwiseError, MapIndexError, OptionError, StaleMapError, need
 from headwise.masks import Mask, prefix
 from headwise.masks.composite import plan_from_json, plan_to_json, put_together, take_apart
-from headwise.weights import display, padding, readings, streaming
+from headwise.weights import display, padding, readings, streaming, values
 from headwise.weights.indexing import AXES, LIMIT, axis_of, block_axes, brief, check_bytes, pointwise
 from headwise.weights.panel import (
     PLAIN,
@@ -37,6 +37,7 @@ from headwise.weights.panel import (
 )
 from headwise.weights.scoring import Scoring
 from headwise.weights.source import Axis, Frame, Shards, Source, row_blocks
+from headwise.weights.spans import SpanReading, Spans, received_by_weight
 from headwise.weights.tensorlike import TensorLike
 
 if TYPE_CHECKING:
@@ -340,9 +341,58 @@ class AttentionMap(TensorLike):
         (mean,), (histogram,) = self._read([readings.DistanceReading(), readings.HistogramReading()])
         return Distances(mean, histogram, octave_edges(histogram.shape[-1]))
 
-    def received(self) -> Received:
-        """What every key receives (B, H, S): the sum, and the mean over the queries that can see it."""
-        return Received(*self._read([readings.ReceivedReading()])[0])
+    def received(self, weights: Tensor | None = None) -> Received:
+        """What every key receives (B, H, S): the sum, and the mean over the queries that can see it.
+
+        Args:
+            weights: a factor for every query, (T,), (B, T) or (B, H, T), in the sum: attention rollout, for example,
+                is `r = (r + weights.received(r).total.mean(1)) / 2`, layer by layer downwards.
+        """
+        if weights is None:
+            return Received(*self._read([readings.ReceivedReading()])[0])
+        return received_by_weight(self, weights)
+
+    def mass_on(self, spans: Spans) -> Tensor:
+        """The share of every query's attention on each span of keys, (B, H, T, spans).
+
+        >>> weights = AttentionMap(torch.randn(2, 4, 9, 16), torch.randn(2, 4, 9, 16))
+        >>> weights.mass_on([(0, 4), (4, 9)]).shape
+        torch.Size([2, 4, 9, 2])
+
+        Args:
+            spans: pairs (start, stop), slices or ranges; they may overlap.
+        """
+        return self._read([SpanReading.of(spans, self.shape[3])])[0][0]
+
+    # What the weights carry.
+
+    def by_value(self, value: Tensor, out: Tensor | None = None) -> "AttentionMap":
+        """The map whose weights are proportional to weight · ‖value‖: where a head looks, by what it takes from there.
+
+        This is the norm-based analysis of Kobayashi et al. (2020). Rows sum to 1 again, sinks excluded. It is an
+        ordinary map, differentiable in query, key and value; in a row whose values are all 0, weights stay as they are.
+
+        >>> weights = AttentionMap(torch.randn(2, 4, 9, 16), torch.randn(2, 4, 9, 16))
+        >>> weights.by_value(torch.randn(2, 4, 9, 5)).entropy().shape
+        torch.Size([2, 4, 9])
+
+        Args:
+            value: (B, heads, S, Dv), what the keys come with; fewer heads if query heads share them.
+            out: (H, Dv, E), the output projection of each head, to use the norm of what it writes: ‖value · out‖.
+        """
+        return values.by_value(self, value, out)
+
+    def contributions(
+        self, value: Tensor, output: Tensor | None = None, out: Tensor | None = None
+    ) -> "values.Contributions":
+        """How much of what each query reads comes from each key: weight · ⟨value, output⟩ / ‖output‖².
+
+        Args:
+            value: (B, heads, S, Dv), what the keys come with.
+            output: (B, H, T, Dv), what the queries read, if you have it; computed otherwise.
+            out: (H, Dv, E), the output projection of each head, to compare what it writes instead.
+        """
+        return values.contributions(self, value, output, out)
 
     def topk(self, k: int) -> TopKeys:
         """The k largest weights of every row (B, H, T, k), largest first, and their keys."""

@@ -6,6 +6,7 @@ and its addend, so nothing is rounded before the sum is complete; weights are co
 applying it before would double the error); buffers are reused.
 """
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -89,6 +90,12 @@ class Tile:
     def where(self, mask: Mask) -> Tensor:
         """This tile of a mask or probe; broadcasts to the weights."""
         return self._places.look(mask, self.heads, self.rows, self.cols)
+
+    def with_weights(self, weights: Tensor) -> "Tile":
+        """The same tile with other numbers (G, t, s) in place of its weights; the logs stay."""
+        made = copy.copy(self)
+        made.weights, made._mass, made._strips = weights, None, {}
+        return made
 
     def _cuts(self, R: int | None) -> list[int]:
         """The rows of the tile, counted from its first, where a strip begins."""

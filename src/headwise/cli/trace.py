@@ -1,0 +1,129 @@
+"""`headwise trace`: from an answer back to the prompt."""
+
+import argparse
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.cli.console import (
+    MODEL_HELP,
+    add_json,
+    check_at_least_one,
+    check_file,
+    print_json,
+    say,
+    standard_input,
+    text_file,
+    write_file,
+)
+from headwise.errors import OptionError, printable
+from headwise.models import open_model
+from headwise.models.gpt import GPT
+from headwise.models.text_model import TextModel
+from headwise.study.trace import METHODS, trace
+from headwise.view.traced import trace_page
+
+EXAMPLES = """examples:
+  headwise trace builtin "The dog was named Barnaby. The sea was calm. The sun was low. He called his dog, Barnaby" --answer Barnaby
+  headwise trace builtin --file texts/sea.txt --new 8 --html trace.html
+  headwise trace builtin "One, two, three, four. One, two, three, four. One, two," --new 4 --draws 2 --json
+"""  # noqa: E501 - a command is one line
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
+    parser.add_argument("model", help=MODEL_HELP)
+    parser.add_argument("text", nargs="?", help="the prompt, with the answer unless --new; - reads standard input")
+    parser.add_argument("--file", type=Path, help="read the text from a file")
+    answer = parser.add_mutually_exclusive_group()
+    answer.add_argument("--answer", metavar="SPAN", help="words of the text, at their last place, or tokens START:STOP")
+    answer.add_argument(
+        "--new", type=int, metavar="N", help="let the model generate an answer of N tokens (default: 8)"
+    )
+    parser.add_argument("--methods", default=",".join(METHODS), metavar="A,B", help="which methods")
+    parser.add_argument("--draws", type=int, default=8, metavar="N", help="random deletions to compare with")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random deletions")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the text, shaded by every method")
+    add_json(parser, "a table")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Trace the answer and print where it came from."""
+    check_at_least_one("--draws", options.draws)
+    if options.html is not None:
+        check_file("--html", options.html)
+    model = open_model(options.model, encoder=False)
+    text = _text(options)
+    tokens = model.tokens(text, most=sys.maxsize if model.limit is None else model.limit)
+    if model.trained is not None and tokens.shape[1] > model.trained:
+        say(f"the text is {tokens.shape[1]} tokens long, and the model was trained on {model.trained} at a time")
+    tokens = tokens[:, : tokens.shape[1] - len(model.codec.after)]
+    if options.answer is None:
+        tokens, answer = _generated(model, tokens, 8 if options.new is None else options.new)
+    else:
+        answer = _span(model, tokens, options.answer)
+    methods = [word for word in options.methods.split(",") if word]
+    found = trace(model, tokens, answer, methods=methods, draws=options.draws, seed=options.seed)
+    if options.json:
+        print_json({"model": model.name, **found.to_json()})
+    else:
+        print(printable(found.table(max(60, shutil.get_terminal_size((80, 24)).columns)), lines=True))
+    if options.html is not None:
+        write_file("--html", options.html, trace_page(found, model.name))
+    return 0
+
+
+def _text(options: argparse.Namespace) -> str:
+    if (options.text is None) == (options.file is None):
+        raise OptionError("pass a text, or --file with the name of one.")
+    if options.file is not None:
+        return text_file(options.file)
+    return standard_input() if options.text == "-" else str(options.text)
+
+
+def _generated(model: TextModel, tokens: Tensor, count: int) -> tuple[Tensor, tuple[int, int]]:
+    """The tokens with the likeliest continuation, and where that is."""
+    check_at_least_one("--new", count)
+    module: Any = model.module
+    if isinstance(module, GPT):
+        whole = _continued(module, tokens, count)
+    elif hasattr(module, "generate"):
+        with torch.no_grad():
+            whole = module.generate(
+                tokens, max_new_tokens=count, do_sample=False, attention_mask=torch.ones_like(tokens)
+            )
+    else:
+        raise OptionError(f"{model.name} does not generate text; say where the answer is: --answer SPAN.")
+    return whole, (tokens.shape[1], whole.shape[1])
+
+
+@torch.no_grad()
+def _continued(module: GPT, tokens: Tensor, count: int) -> Tensor:
+    """The tokens and the likeliest next ones; `stream` would forget the beginning of a text longer than its context."""
+    caches, new = module.make_caches(), tokens
+    for _ in range(count):
+        new = module.logits(module.features(new, caches=caches)[:, -1:]).argmax(-1)
+        tokens = torch.cat([tokens, new], 1)
+    return tokens
+
+
+def _span(model: TextModel, tokens: Tensor, answer: str) -> tuple[int, int]:
+    """The tokens of an answer that is given by its words or by START:STOP."""
+    numbers = re.fullmatch(r"(\d+):(\d+)", answer)
+    if numbers:
+        return int(numbers[1]), int(numbers[2])
+    words = [model.codec.decode(token) for token in tokens[0].tolist()]
+    first = len(model.codec.before)
+    text, edges = "".join(words[first:]), [0]
+    for word in words[first:]:
+        edges.append(edges[-1] + len(word))
+    place = text.rfind(answer)
+    if place < 0:
+        raise OptionError(f"--answer {answer!r}: these words are not in the text; tokens can be given as START:STOP.")
+    inside = [i for i in range(len(words) - first) if edges[i] < place + len(answer) and edges[i + 1] > place]
+    return first + inside[0], first + inside[-1] + 1

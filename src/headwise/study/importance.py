@@ -1,0 +1,444 @@
+"""`importance`: how much the loss depends on each head.
+
+>>> from headwise import importance, load_builtin
+>>> model = load_builtin()
+>>> tokens = model.tokens("The captain looked at the sea, and the sea looked at the captain.")
+>>> found = importance(model.gpt, tokens, controls=2)
+>>> found["blocks.4.attention"].shape  # what removing each head adds to the loss, for every sample
+torch.Size([1, 8])
+>>> len(found.top(3)), found.passes
+(3, 1)
+
+Attention weights say where a head looks. What it is worth is measured by removing it:
+
+    gradient   the loss's slope in a gate on the head, at 1 (Michel et al. 2019): first order, one backward pass
+    silence    the head's output becomes zero
+    mean       it becomes its mean over all samples and positions
+    patch      it becomes what it is in another run, by default for another sample of the batch
+
+A head is compared with controls: random subspaces of its layer's heads, as wide as one head, removed in the same way.
+A head that matters less than a random slice of its layer does not matter by being a head.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headwise.errors import OptionError, ShapeError, need
+from headwise.shapes import check_size
+from headwise.study.interventions import Intervention, checked_layers
+from headwise.study.outputs import derangement
+from headwise.study.watch import watch
+
+WAYS = ("gradient", "silence", "mean", "patch")
+Inputs = Tensor | Mapping[str, Any]
+Loss = Callable[[Any, Any], Tensor]
+TOKENS = 8192  # in one pass of a sweep, if the caller does not say how many samples
+ROWS = 64
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Importance(Mapping[str, Tensor]):
+    """What each head is worth: `found[layer]` is (samples, H), what removing a head adds to the loss of a sample.
+
+    by: how heads were removed.
+    effects: what removing each head adds to the loss, (samples, H), by layer; below 0 the head does harm.
+    controls: the same for random subspaces as wide as a head, (samples, controls), by layer.
+    loss: the loss of the whole model, (samples,).
+    passes: how many batches the model read to measure this; preparing it took two or three more.
+    """
+
+    by: str
+    effects: dict[str, Tensor]
+    controls: dict[str, Tensor]
+    loss: Tensor
+    passes: int
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.effects[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.effects)
+
+    def __len__(self) -> int:
+        return len(self.effects)
+
+    def __repr__(self) -> str:
+        heads = sum(x.shape[1] for x in self.effects.values())
+        samples = len(self.loss)
+        return f"Importance(by={self.by!r}, {heads} heads in {len(self)} layers, {samples} samples)"
+
+    @property
+    def scores(self) -> dict[str, Tensor]:
+        """The mean over samples of |effect|, (H,), by layer."""
+        return {name: x.abs().mean(0) for name, x in self.effects.items()}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per head: layer, head, effect, its standard error, score, the layer's controls, and how many of the
+        controls have a smaller score."""
+        found = []
+        for name, effects in self.effects.items():
+            controls = self.controls[name].abs().mean(0)
+            error = (
+                effects.std(0) / math.sqrt(len(effects)) if len(effects) > 1 else torch.full_like(effects[0], math.nan)
+            )
+            for head in range(effects.shape[1]):
+                score = effects[:, head].abs().mean()
+                found.append(
+                    {
+                        "layer": name,
+                        "head": head,
+                        "effect": effects[:, head].mean().item(),
+                        "error": error[head].item(),
+                        "score": score.item(),
+                        "control": controls.mean().item() if len(controls) else math.nan,
+                        "above": int((score > controls).sum()),
+                    }
+                )
+        return found
+
+    def top(self, count: int = 10) -> list[dict[str, Any]]:
+        """The rows of the `count` heads with the largest scores."""
+        return sorted(self.rows(), key=lambda row: -row["score"])[:count]
+
+    def table(self, count: int = 10) -> str:
+        """The `count` heads with the largest scores, as text."""
+        draws = next(iter(self.controls.values())).shape[1] if self.controls else 0
+        width = max(5, *(len(name) for name in self.effects))
+        lines = [f"{'layer':<{width}} head    effect ± error     score   control  above"]
+        for row in self.top(count):
+            effect = f"{row['effect']:+.4f} ± {row['error']:.4f}"
+            above = f"{row['above']}/{draws}"
+            numbers = f"{row['score']:.4f}    {row['control']:.4f} {above:>6}"
+            lines.append(f"{row['layer']:<{width}} {row['head']:>4}  {effect:>17}  {numbers}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as numbers, lists and strings; NaN becomes None."""
+        rows = [
+            {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()} for row in self.rows()
+        ]
+        return {
+            "by": self.by,
+            "samples": len(self.loss),
+            "passes": self.passes,
+            "loss": self.loss.mean().item(),
+            "heads": rows,
+        }
+
+    def plot(self, ax: Any = None) -> Any:
+        """The scores of all heads, one row per layer, drawn with matplotlib; the axes, `ax` if given."""
+        return drawn_heads(self.scores, f"|change of the loss| by {self.by}", ax)
+
+    def rank_correlation(self, other: "Importance") -> float:
+        """Spearman's correlation of the scores of all heads with those of `other`, of the same heads."""
+        if {n: x.shape[1] for n, x in self.items()} != {n: x.shape[1] for n, x in other.items()}:
+            raise OptionError("rank_correlation: the two measurements are of different heads.")
+        a, b = (torch.cat([found.scores[name] for name in self.effects]) for found in (self, other))
+        ranks = torch.stack([_ranks(a), _ranks(b)])
+        return torch.corrcoef(ranks)[0, 1].item()
+
+
+def drawn_heads(scores: Mapping[str, Tensor], title: str, ax: Any = None) -> Any:
+    """Numbers of heads, (H,) by layer, as a matplotlib picture with one row per layer; the axes."""
+    pyplot = need("matplotlib.pyplot", "plot", "plots")
+    most = max(len(x) for x in scores.values())
+    grid = torch.full((len(scores), most), math.nan)
+    for row, score in enumerate(scores.values()):
+        grid[row, : len(score)] = score
+    ax = pyplot.subplots(figsize=(0.5 * most + 2, 0.4 * len(scores) + 1.5))[1] if ax is None else ax
+    image = ax.imshow(grid.numpy(), cmap="cividis", vmin=0)
+    ax.set_yticks(range(len(scores)), list(scores))
+    ax.set_xlabel("head")
+    ax.set_title(title)
+    ax.figure.colorbar(image, ax=ax)
+    return ax
+
+
+def _ranks(numbers: Tensor) -> Tensor:
+    """Ranks from 0, equal numbers sharing their mean rank."""
+    smaller = (numbers[:, None] > numbers).sum(1).double()
+    equal = (numbers[:, None] == numbers).sum(1).double()
+    return smaller + (equal - 1) / 2
+
+
+def importance(
+    model: nn.Module,
+    tokens: Inputs,
+    *,
+    by: str = "gradient",
+    loss: Loss | None = None,
+    source: Inputs | None = None,
+    controls: int = 8,
+    batch: int | None = None,
+    seed: int = 0,
+) -> Importance:
+    """What every head is worth to the loss on some samples, with random controls.
+
+    Args:
+        model: a model that `headwise.watch` can see, in evaluation.
+        tokens: (B, T), or keyword arguments of the model, such as a tokenizer's output. Every row is a sample.
+        by: "gradient", "silence", "mean" or "patch".
+        loss: a function (output, tokens) -> (B,), one number for each sample; by default the mean cross-entropy of the
+            next token, for models that predict it.
+        source: for "patch", the other run's tokens, of the same shape; by default the same samples in another order.
+        controls: how many random subspaces of each layer to remove for comparison.
+        batch: rows of one forward pass; by default as many as make 8192 tokens, at most 64.
+        seed: of the controls and of the order of samples.
+    """
+    if by not in WAYS:
+        raise OptionError(f"importance(by={by!r}): expected one of {', '.join(map(repr, WAYS))}.")
+    study = _Study(model, tokens, loss, controls, batch, seed)
+    return study.by_gradient() if by == "gradient" else study.by_removal(by, source)
+
+
+# How it is measured ------------------------------------------------------------------------------------------------
+
+
+class _Study:
+    """A model, its samples and its loss, ready to remove heads."""
+
+    def __init__(
+        self, model: nn.Module, tokens: Inputs, loss: Loss | None, controls: int, batch: int | None, seed: int
+    ) -> None:
+        self.layers = checked_layers(model, "importance")
+        self.model, self.inputs, self.seed, self.passes = model, tokens, seed, 0
+        shown = tokens if isinstance(tokens, Tensor) else _first_tensor(tokens)
+        self.samples, length = shown.shape[0], shown[0].numel()
+        self.device = shown.device
+        self.controls = controls if controls == 0 else check_size("controls", controls)
+        self.batch = min(ROWS, max(1, TOKENS // max(1, length))) if batch is None else check_size("batch", batch)
+        self.loss = next_token_loss(model, self.rows(torch.arange(1))) if loss is None else loss
+        self.widths = self._widths()
+
+    def rows(self, samples: Tensor) -> Any:
+        """These samples of the inputs."""
+        return _take(self.inputs, samples, self.samples)
+
+    def run(self, inputs: Any, count: int) -> Tensor:
+        """The loss of every sample of the inputs, (count,)."""
+        self.passes += 1
+        output = self.model(inputs) if isinstance(inputs, Tensor) else self.model(**inputs)
+        found = self.loss(output, inputs)
+        if not isinstance(found, Tensor) or found.shape != (count,):
+            raise ShapeError(
+                f"loss returned {tuple(found.shape) if isinstance(found, Tensor) else found!r}; expected one number "
+                f"for each of {count} samples, ({count},). Use reduction='none' and a mean over positions."
+            )
+        return found
+
+    def _widths(self) -> dict[str, tuple[int, int]]:
+        """The number of heads and their width, by layer, as the first sample shows them."""
+        with torch.no_grad(), watch(self.model, outputs=True) as seen:
+            inputs = self.rows(torch.arange(1))
+            self.model(inputs) if isinstance(inputs, Tensor) else self.model(**inputs)
+        return {name: (layer.shape[1], layer.shape[3]) for name, layer in seen.outputs.items()}
+
+    def removal(self, amounts: Mapping[str, Tensor], targets: Mapping[str, Any]) -> Intervention:
+        """A context in which units of layers are removed by these amounts, (rows, H + controls)."""
+        frames = self._frames()
+
+        def made(name: str) -> tuple[Any, ...]:
+            return (_Removal(amounts[name], targets.get(name), frames[name]),)
+
+        return Intervention(self.model, self.layers, made, amounts)
+
+    def _frames(self) -> dict[str, Tensor]:
+        """Random orthonormal frames of each layer's heads, (controls, H · Dv, Dv)."""
+        generator, found = torch.Generator().manual_seed(self.seed), {}
+        for name, (H, D) in self.widths.items():
+            found[name] = torch.linalg.qr(torch.randn(self.controls, H * D, D, generator=generator)).Q.to(self.device)
+        return found
+
+    def by_gradient(self) -> Importance:
+        """The slope of the loss in the amount that is removed of each unit."""
+        self.passes = 0
+        found: dict[str, list[Tensor]] = {name: [] for name in self.widths}
+        losses = []
+        for chunk in torch.arange(self.samples).split(self.batch):
+            amounts = {
+                name: torch.zeros(len(chunk), H + self.controls, device=self.device, requires_grad=True)
+                for name, (H, _) in self.widths.items()
+            }
+            with torch.enable_grad(), self.removal(amounts, {}):
+                loss = self.run(self.rows(chunk), len(chunk))
+                slopes = torch.autograd.grad(loss.sum(), list(amounts.values()))
+            losses.append(loss.detach())
+            for name, slope in zip(amounts, slopes, strict=True):
+                found[name].append(slope)
+        return self._result("gradient", {name: torch.cat(x) for name, x in found.items()}, torch.cat(losses))
+
+    @torch.no_grad()
+    def by_removal(self, by: str, source: Inputs | None) -> Importance:
+        """The loss without each unit, many units in one pass, minus the loss of the whole model."""
+        self.passes = 0
+        chunks = torch.arange(self.samples).split(self.batch)
+        base = torch.cat([self.run(self.rows(chunk), len(chunk)) for chunk in chunks])
+        targets = self._targets(by, source)
+        units = [(name, unit) for name, (H, _) in self.widths.items() for unit in range(H + self.controls)]
+        found = {name: base.new_zeros(self.samples, H + self.controls) for name, (H, _) in self.widths.items()}
+        tasks = [(sample, *unit) for sample in range(self.samples) for unit in units]
+        for start in range(0, len(tasks), self.batch):
+            part = tasks[start : start + self.batch]
+            samples = torch.tensor([sample for sample, _, _ in part])
+            amounts = {
+                name: torch.zeros(len(part), H + self.controls, device=self.device)
+                for name, (H, _) in self.widths.items()
+            }
+            for row, (_, name, unit) in enumerate(part):
+                amounts[name][row, unit] = 1
+            amounts = {name: amount for name, amount in amounts.items() if amount.any()}
+            chosen = {name: [_of_rows(x, samples, self.samples) for x in calls] for name, calls in targets.items()}
+            with self.removal(amounts, chosen):
+                loss = self.run(self.rows(samples), len(part))
+            for row, (sample, name, unit) in enumerate(part):
+                found[name][sample, unit] = loss[row] - base[sample]
+        return self._result(by, found, base)
+
+    def _targets(self, by: str, source: Inputs | None) -> dict[str, list[Tensor]]:
+        """What removed heads become, by layer and call; nothing for zeros."""
+        if by == "silence":
+            return {}
+        inputs = self.inputs
+        if by == "patch":
+            if source is None and self.samples < 2:
+                raise OptionError("importance(by='patch') of one sample needs source=, the tokens of another run.")
+            inputs = self.rows(derangement(self.samples, self.seed)) if source is None else source
+        seen = []
+        for chunk in torch.arange(self.samples).split(self.batch):
+            with watch(self.model, outputs=True) as part:
+                self.run(_take(inputs, chunk, self.samples), len(chunk))
+            seen.append(part.outputs)
+        if by == "mean":
+            sizes = torch.tensor([len(chunk) for chunk in torch.arange(self.samples).split(self.batch)])
+            means = {name: torch.stack([x.mean()[name] for x in seen]) for name in self.widths}
+            share = (sizes / sizes.sum()).view(-1, 1, 1, 1, 1)
+            return {name: [(x * share.to(x)).sum(0)] for name, x in means.items()}
+        return {
+            name: [torch.cat([x.calls[name][i].read for x in seen]) for i in range(len(seen[0].calls[name]))]
+            for name in self.widths
+        }
+
+    def _result(self, by: str, found: dict[str, Tensor], loss: Tensor) -> Importance:
+        heads = {name: x[:, : self.widths[name][0]].cpu() for name, x in found.items()}
+        controls = {name: x[:, self.widths[name][0] :].cpu() for name, x in found.items()}
+        return Importance(by, heads, controls, loss.cpu(), self.passes)
+
+
+class _Removal:
+    """Moves units of what heads read towards a target: heads, and random subspaces of all heads together.
+
+    Args:
+        amount: (rows, H + controls), 1 to remove a unit from a row, 0 to leave it; differentiable.
+        target: for each call, what a removed unit becomes, (rows or 1, H, T or 1, Dv); None for zeros.
+        frames: (controls, H · Dv, Dv), the subspaces.
+    """
+
+    def __init__(self, amount: Tensor, target: list[Tensor] | None, frames: Tensor) -> None:
+        self.amount, self.target, self.frames, self.number = amount, target, frames, -1
+
+    def __call__(self, read: Tensor) -> Tensor:
+        self.number += 1
+        B, H, T, D = read.shape
+        apart = read if not self.target else read - self.target[self.number % len(self.target)].to(read)
+        amount = self.amount.to(read.dtype)
+        changed = read - amount[:, :H, None, None] * apart
+        learns = amount.requires_grad
+        merged = apart.transpose(1, 2).flatten(2)  # (B, T, H · Dv)
+        for number, frame in enumerate(self.frames.to(read.dtype)):
+            share = amount[:, H + number]
+            if not learns and not share.any():
+                continue
+            removed = (merged @ frame) @ frame.T
+            changed = changed - share[:, None, None, None] * removed.view(B, T, H, D).transpose(1, 2)
+        return changed
+
+
+def _first_tensor(inputs: Mapping[str, Any]) -> Tensor:
+    for x in inputs.values():
+        if isinstance(x, Tensor):
+            return x
+    raise OptionError("importance: the inputs hold no tensor; pass tokens (B, T), or a tokenizer's output as tensors.")
+
+
+def _take(inputs: Inputs, samples: Tensor, count: int) -> Any:
+    """These samples of the inputs, of which there are `count`."""
+    if isinstance(inputs, Tensor):
+        return inputs[samples.to(inputs.device)]
+    return {
+        name: x[samples.to(x.device)] if isinstance(x, Tensor) and x.dim() and x.shape[0] == count else x
+        for name, x in inputs.items()
+    }
+
+
+def _of_rows(target: Tensor, samples: Tensor, count: int) -> Tensor:
+    """The target of each row of a pass."""
+    return target[samples.to(target.device)] if target.shape[0] == count and count > 1 else target
+
+
+# Losses ------------------------------------------------------------------------------------------------------------
+
+
+def logits_of(output: Any) -> Tensor | None:
+    """The logits (B, T, V) in what a model returned, or None."""
+    found = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    return found if isinstance(found, Tensor) and found.dim() == 3 else None
+
+
+def next_token_loss(model: nn.Module, inputs: Any) -> Loss:
+    """The mean cross-entropy of the next token, for a model that predicts it; `inputs` is a sample to try it with."""
+    cure = "Pass loss=, a function (output, tokens) -> (B,), one number for each sample."
+    ids = inputs if isinstance(inputs, Tensor) else inputs.get("input_ids")
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
+        raise OptionError(f"importance: the inputs are no tokens (B, T), so there is no usual loss. {cure}")
+    problem = why_not_predicting(model, inputs, ids)
+    if problem is not None:
+        raise OptionError(f"importance: {type(model).__name__} {problem}. {cure}")
+    return mean_cross_entropy
+
+
+def why_not_predicting(model: nn.Module, inputs: Any, ids: Tensor) -> str | None:
+    """Why a model does not predict the next token, or None if it does, which is tried: it may not see that token.
+
+    Args:
+        model: the model.
+        inputs: tokens (B, T), or keyword arguments of the model.
+        ids: the tokens among them.
+    """
+
+    def logits_for(tokens: Tensor) -> Tensor | None:
+        with torch.no_grad():
+            if isinstance(inputs, Tensor):
+                return logits_of(model(tokens))
+            return logits_of(model(**{**inputs, "input_ids": tokens}))
+
+    first = logits_for(ids)
+    if first is None or first.shape[:2] != ids.shape:
+        return "gives no logits (B, T, V) for its tokens, so it predicts none"
+    if ids.shape[1] < 2:
+        return None
+    other = ids.clone()
+    other[:, -1] = (other[:, -1] + 1) % first.shape[2]
+    second = logits_for(other)
+    if second is None or not torch.allclose(first[:, :-1], second[:, :-1], atol=1e-3, rtol=1e-3):
+        return "sees the tokens after each one, so it does not predict them"
+    return None
+
+
+def mean_cross_entropy(output: Any, inputs: Any) -> Tensor:
+    """The mean cross-entropy of the next token of every sample, (B,); padding is left out if it is marked."""
+    ids = inputs if isinstance(inputs, Tensor) else inputs["input_ids"]
+    logits = logits_of(output)
+    assert logits is not None  # noqa: S101 - `next_token_loss` has checked it
+    each = F.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+    real = None if isinstance(inputs, Tensor) else inputs.get("attention_mask")
+    if real is None or real.shape != ids.shape:
+        return each.mean(1)
+    real = real[:, 1:].to(each)
+    found: Tensor = (each * real).sum(1) / real.sum(1).clamp(min=1)
+    return found

@@ -1,6 +1,6 @@
 """What the checker says: a verdict, what was understood, the findings, and what was measured."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from headwise.check.jail import missing
@@ -8,6 +8,7 @@ from headwise.check.mistakes import Finding
 from headwise.errors import printable
 
 EXIT = {"right": 0, "variant": 0, "wrong": 1, "partial": 2, "unfinished": 2, "unknown": 2}
+POSITIVE = ("right", "variant", "partial")
 WORDS = {
     "right": "RIGHT", "variant": "RIGHT", "partial": "RIGHT AS FAR AS TESTED", "wrong": "WRONG",
     "unfinished": "UNFINISHED", "unknown": "CANNOT JUDGE",
@@ -15,6 +16,7 @@ WORDS = {
 MARKS = {"verified": "✓", "not judged": "?", "does not apply": "–", "failed": "✗"}
 LABEL = {"wrong": "WRONG", "fragile": "FRAGILE", "slow": "SLOW", "style": "STYLE"}
 INDENT = " " * 8
+OWN = "in its own process: "  # what follows is the word of the process that ran the file
 EQUAL = "equals the reference with your own weights"
 
 
@@ -25,9 +27,10 @@ class Item:
     name: str
     status: str  # verified, failed, not judged, does not apply
     words: str = ""
+    own: bool = False  # only the process that ran the file says so
 
     def __str__(self) -> str:
-        status = "not judged: " if self.status == "not judged" else ""
+        status = "not judged: " if self.status == "not judged" else OWN if self.own else ""
         return f"{MARKS[self.status]} {status}{self.name}{': ' + self.words if self.words else ''}"
 
 
@@ -41,6 +44,7 @@ class Report:
     masks: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     variants: list[str] = field(default_factory=list)
+    own_variants: list[str] = field(default_factory=list)  # those that only the process that ran the file reports
     good: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     certificate: list[Item] = field(default_factory=list)
@@ -59,6 +63,7 @@ class Report:
     hint: str = ""  # for that step
     stops: int | None = None  # the line where the code ends
     assumed: list[str] = field(default_factory=list)  # what a fragment uses and does not define
+    evidence: Any = field(default=None, repr=False, compare=False)  # the live object and its reading, until it is sent
 
     @property
     def exit_code(self) -> int:
@@ -78,7 +83,9 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         findings = [finding.to_dict() for finding in self.findings]
-        return asdict(self) | {"findings": findings, "exit_code": self.exit_code, "cause": self.cause}
+        plain = asdict(replace(self, evidence=None, findings=[]))
+        del plain["evidence"]
+        return plain | {"findings": findings, "exit_code": self.exit_code, "cause": self.cause}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Report":
@@ -125,7 +132,8 @@ class Report:
 
     def _verdict_lines(self) -> list[str]:
         if self.verdict in ("right", "variant", "partial"):
-            words = f"a known variant: {'; '.join(self.variants)}" if self.variants else EQUAL
+            named = [OWN + words if words in self.own_variants else words for words in self.variants]
+            words = f"a known variant: {'; '.join(named)}" if named else EQUAL
             label = "RIGHT   " if self.verdict != "partial" else "RIGHT AS FAR AS TESTED  "
             return [label + words, *(INDENT + str(item) for item in self.certificate)]
         if self.verdict == "wrong":

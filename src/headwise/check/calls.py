@@ -154,7 +154,7 @@ def random_weight(shape: Sequence[int], kind: str, generator: torch.Generator) -
     if len(shape) > 2 and shape[-1] <= 3:  # a convolution
         fan = math.prod(shape[1:])
     noise = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
-    return noise * (1.2 / fan**0.5) + (1.0 if kind == "scale" else 0.0)
+    return noise.mul(1.2 / math.sqrt(fan)).add(1.0 if kind == "scale" else 0.0)
 
 
 def _is_table(tensor: Tensor) -> bool:

@@ -146,11 +146,12 @@ def _slopes(bound: Bound, inputs: Inputs, held: dict[str, Tensor], slope: Tensor
 
 def _nodes(nodes: list[Node]) -> list[Any]:
     """The operations of a trace; an operand that is the result of an earlier one is sent once."""
-    return [
-        [n.op, n.parents, _sendable(n.value), n.numbers, [_operand(n, i, nodes) for i in range(len(n.operands))]]
-        + [n.operand_nodes if n.operands else []]
-        for n in nodes
-    ]
+    sent = []
+    for node in nodes:
+        operands = [_operand(node, i, nodes) for i in range(len(node.operands))]
+        sources = node.operand_nodes if operands else []
+        sent.append([node.op, node.parents, _sendable(node.value), node.numbers, operands, sources])
+    return sent
 
 
 def _operand(node: Node, i: int, nodes: list[Node]) -> Tensor:

@@ -11,6 +11,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -29,6 +30,7 @@ from headwise.check.report import POSITIVE, Report
 SECONDS = 60.0  # for everything; a typical file takes three
 GRACE = 5.0  # more, before the process is killed
 LONGEST = 4 * 2**20  # bytes of answer
+SUBJECT = re.compile(r"[\w.-]{1,80}(\(.{0,400}\).{0,80})?")
 KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SYSTEMROOT")
 
 
@@ -60,9 +62,10 @@ def run(
         reading, writing = os.pipe()
         asked, asking = os.pipe()
         request = {
-            "channel": writing, "requests": asked, "seconds": seconds, "home": home, "readable": _readable(path, against),
-            "require_jail": require_jail, "file": str(path.resolve()), "name": name, "build": build, "call": call,
-            "thorough": thorough, "solution": solution, "form": form, "against": against,
+            "channel": writing, "requests": asked, "seconds": seconds, "home": home,
+            "readable": _readable(path, against), "require_jail": require_jail, "file": str(path.resolve()),
+            "name": name, "build": build, "call": call, "thorough": thorough, "solution": solution,
+            "form": form, "against": against,
         }  # fmt: skip
         process = subprocess.Popen(  # noqa: S603 - this interpreter, our module
             [sys.executable, "-P", "-m", "headwise.check.sandbox", json.dumps(request)],
@@ -82,10 +85,7 @@ def run(
             error = _wait(process, seconds + GRACE, talk)
             _kill(process)
             talk.join(2.0)
-    if talk.report is not None:
-        report = talk.report
-    else:
-        report = _died(path, process.returncode, talk.stage, error, seconds)
+    report = talk.report or _died(path, process.returncode, talk.stage, error, seconds)
     report.jail = talk.jail or []
     return report
 
@@ -153,7 +153,13 @@ class Conversation(threading.Thread):
             self.stage = str(told["progress"])[:80]
             self.progress(self.stage)
         elif "report" in told:
-            self.report = self._checked(Report.from_dict(told["report"]))
+            self.report = self._checked(self._named(Report.from_dict(told["report"])))
+
+    def _named(self, report: Report) -> Report:
+        """The report with a subject that is a name with arguments, whatever the child calls it."""
+        report.subject = report.subject if SUBJECT.fullmatch(report.subject) else self.path.name
+        report.file = report.file and str(self.path)
+        return report
 
     def _checked(self, report: Report) -> Report:
         """The report; one that calls the file right only as far as answers to our questions confirm it."""

@@ -1,4 +1,4 @@
-"""The asking side of a challenge: confirms a verdict with weights, inputs and masks that the judged code cannot foresee.
+"""The asking side of a challenge: confirms a verdict with values that the judged code cannot foresee.
 
 This process never loads the judged file. It sends fresh random values to the process that did (`challenge.py`), reads
 the attention from the answers as the checker reads a trace, and compares with the reference in float64. An item of the
@@ -23,8 +23,9 @@ from headwise.check.arguments import Built
 from headwise.check.binding import Bound
 from headwise.check.calls import OTHERS, PLAIN, CallForm, Inputs, Repaired, leaves, make_inputs, random_weight, tensors
 from headwise.check.code.loader import Case
+from headwise.check.code.source import read_source
 from headwise.check.configuration import StandInConfig
-from headwise.check.faults import behavior, sizes, stages
+from headwise.check.faults import CERTIFICATE, behavior, sizes, stages
 from headwise.check.faults.mask_meaning import LENGTHS, MaskArgument, MaskTrial, TriedMask, shaped_masks
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
@@ -87,6 +88,8 @@ def unconfirmed(report: Report, reason: str) -> Report:
 
 
 def _confirmed(report: Report, offer: dict[str, Any], path: Path, peer: "Peer") -> Report:
+    if [item.name for item in report.certificate] != list(CERTIFICATE):
+        raise UnconfirmedError("its certificate has other items")
     for attempt in range(1, ATTEMPTS + 1):
         try:
             found = Verification(offer, path, peer, {item.name for item in report.certificate if _is_claimed(item)})
@@ -113,7 +116,14 @@ class Peer:
     requests: IO[bytes]
 
     def ask(self, setting: int, inputs: Inputs, **more: Any) -> dict[str, Any]:
-        request = {"setting": setting, "inputs": list(inputs), "masks": {}, "weights": {}, "trace": False, "slope": None}
+        request = {
+            "setting": setting,
+            "inputs": list(inputs),
+            "masks": {},
+            "weights": {},
+            "trace": False,
+            "slope": None,
+        }
         wire.send(self.requests, request | more)
         told = wire.receive(self.answers)
         if not isinstance(told, dict) or "error" in told:
@@ -262,7 +272,7 @@ def _case(offered: dict[str, Any], path: Path) -> SourceCase:
     kind, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
     given = [inspect.Parameter(n, kind, default=offered["defaults"].get(n, empty)) for n in names]
     target = type(str(offered["name"]), (), {"__signature__": inspect.Signature(given)})
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = read_source(path).text
     return SourceCase(str(offered["name"]), target, {}, thorough=False, path=str(path), written=text)
 
 
@@ -299,9 +309,9 @@ class Verification:
 
     def written_into(self, report: Report) -> Report:
         """The report in the words of this process, where it has confirmed something."""
-        missing = [name for name in ESSENTIAL if name in self.claimed and name not in self.confirmed]
-        if missing and report.verdict != "partial":
-            raise UnconfirmedError(f"{missing[0]} could not be asked for")
+        missing = [name for name in ESSENTIAL if name not in self.confirmed]
+        if report.verdict != "partial" and (missing or self.claimed != set(CERTIFICATE)):
+            raise UnconfirmedError(f"{missing[0]!r} could not be asked" if missing else "its certificate has gaps")
         report.certificate = [self._item(item) for item in report.certificate]
         own = [words for words in report.variants if words not in self.variants]
         report.variants = [*self.variants, *own]
@@ -385,7 +395,9 @@ class Verification:
         closer = line.difference(STEP / 8)
         if abs(expected - closer) > 0.1 * abs(found - expected):
             return None  # a kink, as of a relu, has no slope
-        raise UnconfirmedError(f"the gradient is {found:.4g} along one direction, finite differences give {expected:.4g}")
+        raise UnconfirmedError(
+            f"the gradient is {found:.4g} along one direction, finite differences give {expected:.4g}"
+        )
 
     def _returned(self) -> str | None:
         """Every returned table of queries × keys must be the weights that were used."""

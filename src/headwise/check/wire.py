@@ -1,6 +1,6 @@
 """Plain data and tensors over a pipe whose other end is not trusted: no pickle, every size bounded and checked.
 
-A message is a JSON text, in which a tensor is a number into a table of types and shapes, followed by the tensors' bytes.
+A message is a JSON text, in which a tensor is a number into a table of types and shapes, and then the tensors' bytes.
 """
 
 import ctypes
@@ -114,7 +114,11 @@ def _tensor(data: bytearray, start: int, dtype: torch.dtype, count: int) -> Tens
 
 def _with_tensors(value: Any, tensors: list[Tensor]) -> Any:
     if isinstance(value, dict):
-        return tensors[_index(value[TENSOR])] if TENSOR in value else {k: _with_tensors(v, tensors) for k, v in value.items()}
+        return (
+            tensors[_index(value[TENSOR])]
+            if TENSOR in value
+            else {k: _with_tensors(v, tensors) for k, v in value.items()}
+        )
     return [_with_tensors(v, tensors) for v in value] if isinstance(value, list) else value
 
 

@@ -133,9 +133,10 @@ def _of_length(bound: Bound, inputs: Inputs) -> Bound:
 def _slopes(bound: Bound, inputs: Inputs, held: dict[str, Tensor], slope: Tensor) -> dict[str, Any]:
     """Gradients of `(output * slope).sum()` with respect to the inputs and to every trained weight."""
     made = {id(x): x.clone().requires_grad_() for x in inputs}
-    given = Inputs(*(made[id(x)] for x in inputs))
     trained = {name: tensor for name, tensor in held.items() if tensor.requires_grad}
     with bound.running(), torch.enable_grad():
+        passed = {key: leaf.clone() for key, leaf in made.items()}  # a call may write into them
+        given = Inputs(*(passed[id(x)] for x in inputs))
         output = bound.form.result(bound.form.call(bound.thing, given, as_is=True), given)
         assert output is not None  # noqa: S101 - it gave one before
         wanted = [*made.values(), *trained.values()]

@@ -25,7 +25,7 @@ from headwise.check.calls import OTHERS, PLAIN, CallForm, Inputs, Repaired, leav
 from headwise.check.code.loader import Case
 from headwise.check.code.source import read_source
 from headwise.check.configuration import StandInConfig
-from headwise.check.faults import CERTIFICATE, behavior, sizes, stages
+from headwise.check.faults import CERTIFICATE, behavior, masks, sizes, stages
 from headwise.check.faults.mask_meaning import LENGTHS, MaskArgument, MaskTrial, TriedMask, shaped_masks
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
@@ -64,7 +64,7 @@ def confirmed(report: Report, path: Path, answers: IO[bytes], requests: IO[bytes
     try:
         with _one_thread():
             return _confirmed(report, wire.receive(answers), path, Peer(answers, requests))
-    except (wire.WireError, UnconfirmedError, OSError) as error:
+    except (wire.WireError, UnconfirmedError, UnansweredError, OSError) as error:
         return unconfirmed(report, str(error))
     except Exception as error:  # data that a hostile process sends may break any step
         return unconfirmed(report, f"its answers could not be read ({type(error).__name__})")
@@ -95,7 +95,7 @@ def _confirmed(report: Report, offer: dict[str, Any], path: Path, peer: "Peer") 
             found = Verification(offer, path, peer, {item.name for item in report.certificate if _is_claimed(item)})
             found.run()
             break
-        except UnconfirmedError:
+        except (UnconfirmedError, UnansweredError):
             if attempt == ATTEMPTS:
                 raise
     return found.written_into(report)
@@ -298,12 +298,7 @@ class Verification:
             LENGTHS_AND_BATCHES: self._lengths,
         }  # fmt: skip
         for name, question in questions.items():
-            if name not in self.claimed:
-                continue
-            try:
-                words = question()
-            except UnansweredError:
-                continue
+            words = question() if name in self.claimed else None
             if words is not None:
                 self.confirmed[name] = words
 
@@ -333,7 +328,7 @@ class Verification:
         if reading is None or reading.understood < 5 or bound.output is None:
             raise UnconfirmedError("no attention was read from them")
         _compare_core(reading)
-        self.variants += [n.words for n in notes if n.kind == "variant" and n.words not in self.variants]
+        self.variants = list(dict.fromkeys([*self.variants, *(n.words for n in notes if n.kind == "variant")]))
         return reading
 
     def _fresh(self) -> str:
@@ -361,30 +356,37 @@ class Verification:
 
     def _masks(self) -> str | None:
         """Masks of our own in every shape that is said to work, in one meaning."""
-        if not self.offer["masks"]:
+        arguments = [self._measured(offered) for offered in self.offer["masks"]]
+        if not arguments or not all(argument.meaning for argument in arguments):
             return None
-        arguments = [self._measured(offered) for offered in self.offer["masks"] if offered["meaning"]]
         self.masks = [argument.words() for argument in arguments]
         return ", ".join(self.masks)
 
     def _measured(self, offered: dict[str, Any]) -> MaskArgument:
-        name, meaning = str(offered["name"]), str(offered["meaning"])
+        """What an argument does to masks of every shape: those that are said to work must, no other may go astray."""
+        name, meaning, shapes = str(offered["name"]), str(offered["meaning"]), dict(offered["shapes"])
         argument = MaskArgument(name, self.bound.form.layout)
         trial = MaskTrial(self.bound, self.reading, name)
-        masks = _our_masks(self.reading, meaning)
-        for shape, kind in offered["shapes"].items():
-            if shape not in masks or kind not in wire.DTYPES:
-                raise UnconfirmedError(f"a mask of shape {str(shape)[:40]}")
-            mask, meant = masks[shape]
-            mask = mask if meaning == "additive" else mask.to(wire.DTYPES[kind])
-            tried: TriedMask = trial(shape, mask, meant)
-            if tried.meaning != meaning:
+        usual = next(iter(shapes.values()), "bool")
+        for shape, (mask, meant) in _our_masks(self.reading, meaning).items():
+            if shape == LENGTHS and shape not in shapes:
+                continue
+            kind = wire.DTYPES[shapes.get(shape, usual)]
+            tried: TriedMask = trial(shape, mask if mask.is_floating_point() else mask.to(kind), meant)
+            if shape in shapes and tried.meaning != meaning:
                 raise UnconfirmedError(f"a mask of shape {shape} does not do what its own process says")
+            if not meaning and tried.meaning not in ("", "none"):
+                raise UnconfirmedError(f"its mask argument {name} does something else than hiding keys")
             argument.tried.append(tried)
+        astray = [finding.title for finding in masks.misused(argument, self.bound, self.reading)]
+        if astray or not shapes.keys() <= {tried.shape for tried in argument.tried}:
+            raise UnconfirmedError(astray[0] if astray else "a mask of a shape that does not exist")
         return argument
 
     def _gradients(self) -> str | None:
         """Along one direction in all weights and inputs, the gradients must give the slope of finite differences."""
+        if not any(tensor.requires_grad for tensor in tensors(self.bound.thing).values()):
+            return None
         low = (torch.float32, torch.float16, torch.bfloat16)
         if any(n.value.dtype in low or n.op in RANDOM for n in self.bound.trace.nodes) or self.bound.output is None:
             return None  # finite differences would only measure rounding
@@ -426,7 +428,10 @@ class Verification:
             expected = expected_output(self.reading, inputs) if self.reading.pattern in ("full", "causal") else None
             if expected is None:
                 return None
-            output = self.bound.form.result(self.bound.call(inputs), inputs)
+            try:
+                output = self.bound.form.result(self.bound.call(inputs), inputs)
+            except UnansweredError:
+                return None  # it takes one length only
             if output is None or not same(expected, output, 1e-6):
                 raise UnconfirmedError(f"with {length} tokens, the output is not that of the reference")
         return f"{words}, 1, 2 and {lengths[-1]} tokens".removeprefix(", ")

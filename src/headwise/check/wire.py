@@ -81,7 +81,7 @@ def _exactly(stream: IO[bytes], count: int) -> bytearray:
     while len(data) < count:
         part = stream.read(min(count - len(data), 2**24))
         if not part:
-            raise WireError(f"a message that ends after {len(data)} of {count} bytes")
+            raise WireError("no answer came" if not data else f"an answer ends after {len(data)} of {count} bytes")
         data += part
     return data
 

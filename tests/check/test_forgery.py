@@ -9,7 +9,7 @@ import torch
 
 from headwise.check import sandbox
 from headwise.check.faults import CERTIFICATE
-from headwise.check.report import POSITIVE, Report
+from headwise.check.report import Report
 from headwise.check.templates import write
 
 wire = pytest.importorskip("headwise.check.wire")  # `headwise.check` is also a function

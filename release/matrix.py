@@ -50,7 +50,7 @@ def cell(python: str, torch: str, tests: list[str], folder: Path) -> tuple[str, 
         ("skipped", ["-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "-r", lock.LOCKS / "run.txt"]),
         ("skipped", ["-m", "pip", "install", "--quiet", "pytest", "pytest-xdist", "hypothesis"]),
         ("failed", ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", lock.ROOT]),
-        ("failed", ["-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *tests]),
+        ("failed", ["-m", "pytest", "-n", "2", "-p", "no:cacheprovider", *tests]),
     ]
     last = ""
     for number, (otherwise, command) in enumerate(steps):

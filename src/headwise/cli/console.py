@@ -1,10 +1,10 @@
 """What the verbs share: tables and JSON on standard output, messages on standard error, files, and common options."""
 
 import argparse
-import os
 import contextlib
 import json
 import math
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -128,7 +128,7 @@ def check_file(option: str, path: Path | None) -> None:
     if not path.parent.is_dir():
         raise OptionError(f"{option} {path}: there is no folder {path.parent}. Name a file in a folder that exists.")
     if not os.access(path.parent, os.W_OK):
-        raise OptionError(f"{option} {path}: the folder {path.parent} cannot be written to. Name a file in another one.")
+        raise OptionError(f"{option} {path}: the folder {path.parent} cannot be written to. Name another one.")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

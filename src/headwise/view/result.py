@@ -109,7 +109,7 @@ class View:
         size += f" · {_count(self.T, 'token')}"
         size += f" attending to {self.S:,}" if self.S != self.T else ""
         size += "" if self.queries is None else f" · numbers from {len(self.queries):,} of these queries"
-        return " · ".join([size, *kinds_in_words(self.counts), "attention is not importance"])
+        return " · ".join([size, *kinds_in_words(self.heads), "attention is not importance"])
 
     def pairs(self, most: int = 8) -> list[Pair]:
         """The `most` largest weights that are not on the first, the previous or the same token; each pair once."""

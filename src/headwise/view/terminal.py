@@ -84,7 +84,7 @@ def _largest(heads: int, T: int, width: int, height: int) -> tuple[int, int]:
 def _sentence(view: View, width: int, palette: Palette) -> list[str]:
     """The sentence, with the letters that stand beside the pictures."""
     there = [kind for kind, count in view.counts.items() if count]
-    marks = {text: MARKS[kind] for text, kind in zip(kinds_in_words(view.counts), there, strict=True)}
+    marks = {text: MARKS[kind] for text, kind in zip(kinds_in_words(view.heads), there, strict=True)}
     parts = []
     for part in view.sentence.split(" · "):
         mark = marks.get(part)

@@ -308,9 +308,16 @@ def kind_counts(heads: Sequence[Head]) -> dict[str, int]:
     return {kind: names.count(kind) for kind in KINDS}
 
 
-def kinds_in_words(counts: Mapping[str, int]) -> list[str]:
-    """The kinds that occur, such as "3 heads attend mostly to the first token", "2 induction"."""
-    sinks = counts[RESTING]
-    attend = "head attends" if sinks == 1 else "heads attend"
-    words = [f"{sinks} {attend} mostly to the first token"] if sinks else []
-    return words + [f"{counts[kind]} {kind}" for kind in KINDS[1:] if counts[kind]]
+def kinds_in_words(heads: Sequence[Head]) -> list[str]:
+    """The kinds that occur, such as "3 heads attend mostly to the first token", "2 induction (1 of those 3)"."""
+    counts = kind_counts(heads)
+    resting = [head for head in heads if RESTING in _kinds(head)]
+    both = {kind: sum(kind in _kinds(head) for head in resting) for kind in KINDS[1:]}
+    attend = "head attends" if len(resting) == 1 else "heads attend"
+    words = [f"{len(resting)} {attend} mostly to the first token"] if resting else []
+    shared = {kind: f" ({count} of those {len(resting)})" if count else "" for kind, count in both.items()}
+    return words + [f"{counts[kind]} {kind}{shared[kind]}" for kind in KINDS[1:] if counts[kind]]
+
+
+def _kinds(head: Head) -> set[str]:
+    return {trait.name for trait in head.summary.traits}

@@ -16,7 +16,7 @@ from headwise.study.survey.tally import APART, KINDS, ONE, PEAKS, Fields, Skippe
 from headwise.weights import display
 from headwise.weights.panel import octave_edges
 from headwise.weights.readings import octave_count
-from headwise.weights.summary import LEAST, Head, HeadSummary, kind_counts, kinds_in_words, most_telling, traits
+from headwise.weights.summary import LEAST, Head, HeadSummary, kinds_in_words, most_telling, traits
 
 FORMAT = "headwise survey 1"
 TABLES = (".parquet", ".pq")
@@ -204,7 +204,7 @@ class Survey:
         parts.append(f"{many(counts['windows'], 'window')} of at most {self.settings['context']:,} tokens")
         parts += [f"{many(counts['cut'], 'document')} cut into several"] if counts["cut"] else []
         parts += [f"{many(counts['windows lost'], 'window')} lost"] if counts["windows lost"] else []
-        parts += [many(counts["tokens"], "token"), *kinds_in_words(kind_counts(self.placed))]
+        parts += [many(counts["tokens"], "token"), *kinds_in_words(self.placed)]
         return " · ".join([*parts, "attention is not importance"])
 
     def merge(self, *others: "Survey") -> "Survey":

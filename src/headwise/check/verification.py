@@ -39,6 +39,7 @@ from headwise.errors import HeadwiseError
 ATTEMPTS = 2  # random numbers may be unlucky once
 WIDEST = 1 << 14  # of any one size that is offered
 LARGEST = 1 << 24  # numbers in one input
+ROUNDED = 1e-4  # largest difference of a class that computes in single precision
 STEP = 1e-4  # of finite differences, of fourth order
 FRESH = "matches the reference on fresh inputs"
 SIZES = "matches the reference at three sizes"
@@ -332,6 +333,9 @@ class Verification:
         return reading
 
     def _fresh(self) -> str:
+        error = _difference(self.bound, self.reading)
+        if error is not None:
+            return f"largest difference {error:.0e}"
         return _good(_asked([stages.fresh_inputs], self.bound, self.reading))
 
     def _sizes(self) -> str | None:
@@ -340,9 +344,7 @@ class Verification:
         for number, offered in enumerate(self.offer["settings"][1:3], 1):
             other = _remote(offered, number, self.peer, self.path)
             reading = self._attention(other)
-            error = prediction_error(other, reading)
-            if error is not None and not error < TOLERANCE:
-                raise UnconfirmedError(f"at other sizes the output differs by {error:.2g} from what was understood")
+            _difference(other, reading)
             seen.append((other, reading))
         widths = [(b.inputs.query.shape[-1], r.core.heads.shape[1]) for b, r in seen]
         if len(set(widths)) < 3:
@@ -387,8 +389,7 @@ class Verification:
         """Along one direction in all weights and inputs, the gradients must give the slope of finite differences."""
         if not any(tensor.requires_grad for tensor in tensors(self.bound.thing).values()):
             return None
-        low = (torch.float32, torch.float16, torch.bfloat16)
-        if any(n.value.dtype in low or n.op in RANDOM for n in self.bound.trace.nodes) or self.bound.output is None:
+        if _is_rounded(self.bound) or any(n.op in RANDOM for n in self.bound.trace.nodes) or self.bound.output is None:
             return None  # finite differences would only measure rounding
         line = Line.through(self.bound)
         found, expected = line.slope(), line.difference(STEP)
@@ -456,6 +457,19 @@ def _contradicts(result: Finding | Note) -> bool:
 
 def _good(notes: list[Note]) -> str:
     return ", ".join(dict.fromkeys(n.words for n in notes if n.kind == "good"))
+
+
+def _difference(bound: RemoteBound, reading: AttentionReading) -> float | None:
+    """How far the output is from the reference on new inputs; None where the reference predicts none."""
+    error = prediction_error(bound, reading)
+    if error is not None and not error < (ROUNDED if _is_rounded(bound) else TOLERANCE):
+        raise UnconfirmedError(f"on new inputs the output differs by {error:.2g} from that of the reference")
+    return error
+
+
+def _is_rounded(bound: RemoteBound) -> bool:
+    """Whether it computes in less than double precision."""
+    return any(n.value.dtype in (torch.float32, torch.float16, torch.bfloat16) for n in bound.trace.nodes)
 
 
 def _compare_core(reading: AttentionReading) -> None:

@@ -64,7 +64,7 @@ def confirmed(report: Report, path: Path, answers: IO[bytes], requests: IO[bytes
     """The report with only those claims as verified that answers to fresh questions confirm."""
     try:
         with _one_thread():
-            return _confirmed(report, wire.receive(answers), path, Peer(answers, requests))
+            return _confirmed(report, wire.receive(answers), path, JudgedProcess(answers, requests))
     except (wire.WireError, UnconfirmedError, UnansweredError, OSError) as error:
         return unconfirmed(report, str(error))
     except Exception as error:  # data that a hostile process sends may break any step
@@ -88,7 +88,7 @@ def unconfirmed(report: Report, reason: str) -> Report:
     return Report("unknown", report.subject, report.call, doubts=[words], file=report.file, others=report.others)
 
 
-def _confirmed(report: Report, offer: dict[str, Any], path: Path, peer: "Peer") -> Report:
+def _confirmed(report: Report, offer: dict[str, Any], path: Path, peer: "JudgedProcess") -> Report:
     if [item.name for item in report.certificate] != list(CERTIFICATE):
         raise UnconfirmedError("its certificate has other items")
     for attempt in range(1, ATTEMPTS + 1):
@@ -110,7 +110,7 @@ def _is_claimed(item: Item) -> bool:
 
 
 @dataclass
-class Peer:
+class JudgedProcess:
     """The pipe to the judged process."""
 
     answers: IO[bytes]
@@ -158,7 +158,7 @@ class SourceCase(Case):
 class RemoteBound(Bound):
     """An object in another process: called with our weights and inputs, it returns tensors and traces."""
 
-    peer: Peer = field(kw_only=True)
+    peer: JudgedProcess = field(kw_only=True)
     setting: int = field(kw_only=True)
     sent: dict[str, Tensor] = field(default_factory=dict)  # weights that the other process has already
 
@@ -224,7 +224,7 @@ def _trace(told: dict[str, Any], inputs: Inputs) -> Trace:
 # What is offered, made into such an object with weights and inputs of ours.
 
 
-def _remote(offered: dict[str, Any], setting: int, peer: Peer, path: Path) -> RemoteBound:
+def _remote(offered: dict[str, Any], setting: int, peer: JudgedProcess, path: Path) -> RemoteBound:
     """The object of one setting, with new random weights, called and traced with new random inputs."""
     if offered["layout"] not in (PLAIN, *OTHERS):
         raise UnconfirmedError("a layout that does not exist")
@@ -283,7 +283,7 @@ def _case(offered: dict[str, Any], path: Path) -> SourceCase:
 class Verification:
     """Asks for every item of the certificate that can be asked for, and remembers what was confirmed."""
 
-    def __init__(self, offer: dict[str, Any], path: Path, peer: Peer, claimed: set[str]) -> None:
+    def __init__(self, offer: dict[str, Any], path: Path, peer: JudgedProcess, claimed: set[str]) -> None:
         self.offer, self.path, self.peer, self.claimed = offer, path, peer, claimed
         self.confirmed: dict[str, str] = {}  # item → words
         self.variants: list[str] = []

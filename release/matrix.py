@@ -9,7 +9,9 @@ is 1 if a cell failed.
 """
 
 import argparse
+import collections
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -50,7 +52,7 @@ def cell(python: str, torch: str, tests: list[str], folder: Path) -> tuple[str, 
         ("skipped", ["-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "-r", lock.LOCKS / "run.txt"]),
         ("skipped", ["-m", "pip", "install", "--quiet", "pytest", "pytest-xdist", "hypothesis"]),
         ("failed", ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", lock.ROOT]),
-        ("failed", ["-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *tests]),
+        ("failed", ["-m", "pytest", "-n", "2", "--tb=line", "-p", "no:cacheprovider", *tests]),
     ]
     last = ""
     for number, (otherwise, command) in enumerate(steps):
@@ -61,9 +63,16 @@ def cell(python: str, torch: str, tests: list[str], folder: Path) -> tuple[str, 
         )  # fmt: skip
         last = (ran.stdout.strip().splitlines() or [""])[-1]
         if ran.returncode:
-            print(ran.stdout[-3000:], file=sys.stderr)
+            print(_reasons(ran.stdout), file=sys.stderr)
             return otherwise, last
     return "passed", last
+
+
+def _reasons(told: str) -> str:
+    """The end of what a command printed, and before it every error line of pytest once, with how often it occurred."""
+    errors = re.findall(r"^(?:E  +|/\S+:\d+: )(\S*(?:Error|Exception|Deadline\w*)\b.*)", told, re.MULTILINE)
+    counted = [f"{count} × {words[:300]}" for words, count in collections.Counter(errors).most_common(20)]
+    return "\n".join([*counted, told[-3000:]])
 
 
 def main() -> int:

@@ -308,10 +308,28 @@ def test_a_view_prints_texts_and_names_without_escape_codes(capsys):
     assert is_clean(text)
 
 
-def test_a_page_that_names_a_folder_is_refused_before_any_work(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("headwise.cli.survey.open_model", None)
-    assert main(["survey", "README.md", "--html", str(tmp_path)]) == 2
-    assert "is a folder; expected the name of a file" in capsys.readouterr().err
+OUTPUTS = {
+    "survey": (["survey", "README.md", "--html"], "headwise.cli.survey.open_model"),
+    "survey --out": (["survey", "README.md", "--out"], "headwise.study.survey.job.SurveyJob.run_here"),
+    "view": (["view", "a text", "--html"], "headwise.cli.view.open_model"),
+    "steps": (["steps", "--html"], "headwise.cli.steps.trace"),
+    "bench": (["bench", "--out"], "headwise.cli.bench._measure"),
+    "bench --plot": (["bench", "--plot"], "headwise.cli.bench._measure"),
+}
+
+
+@pytest.mark.parametrize("verb", OUTPUTS)
+@pytest.mark.parametrize("target", ["a folder", "a pipe", "in a folder that does not exist"])
+def test_an_output_that_cannot_be_written_is_refused_before_any_work(verb, target, tmp_path, capsys, monkeypatch):
+    arguments, work = OUTPUTS[verb]
+    suffix = ".svg" if "plot" in verb else ".json"
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    (tmp_path / f"folder{suffix}").mkdir()
+    name = {"a folder": f"folder{suffix}", "a pipe": f"pipe{suffix}"}.get(target, f"absent/a{suffix}")
+    monkeypatch.setattr(work, None, raising=False)
+    assert main([*arguments, str(tmp_path / name)]) == 2
+    words = {"a folder": "is a folder; expected", "a pipe": "is a pipe or a device"}.get(target, "there is no folder")
+    assert words in capsys.readouterr().err
 
 
 def test_a_survey_that_is_a_pipe_or_nested_too_deeply_is_refused(tmp_path):

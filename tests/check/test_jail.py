@@ -137,8 +137,8 @@ def test_a_required_jail_that_cannot_be_built_refuses_to_run(tmp_path, monkeypat
         "import sys; from headwise.check import jail, sandbox; jail.enter = lambda *_, **__: ['limits']; sandbox.main()"
     )
     reading, writing = os.pipe()
-    request = {"channel": writing, "seconds": 20, "home": str(tmp_path), "readable": [], "require_jail": True,
-               "file": str(path), "thorough": False}  # fmt: skip
+    request = {"channel": writing, "requests": 0, "seconds": 20, "home": str(tmp_path), "readable": [],
+               "require_jail": True, "file": str(path), "thorough": False}  # fmt: skip
     subprocess.run([sys.executable, "-c", child, json.dumps(request)], pass_fds=(writing,), check=True)
     os.close(writing)
     with os.fdopen(reading) as channel:

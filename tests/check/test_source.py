@@ -250,9 +250,13 @@ def test_the_command_does_not_import_torch_where_nothing_runs(arguments, status,
     assert ended.stderr == ""
 
 
-def test_the_command_imports_torch_in_the_child_only(tmp_path):
-    (tmp_path / "attention.py").write_text(RIGHT)
+def test_the_command_runs_the_file_in_the_child_only(tmp_path):
+    marked = RIGHT.replace(
+        "    def __init__", "    import sys\n    sys.modules['numpy.run_here'] = sys\n\n    def __init__", 1
+    )
+    (tmp_path / "attention.py").write_text(marked)
     given = ["check", str(tmp_path / "attention.py")]
-    ended = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *given], capture_output=True, text=True, check=True)
-    assert ended.stdout.splitlines()[-1] == "0 []"
+    script = WITHOUT_TORCH.replace('"numpy",', '"numpy.run_here",')
+    ended = subprocess.run([sys.executable, "-c", script, *given], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "0 ['torch', 'headwise.check.code.loader']"
     assert [path.name for path in tmp_path.iterdir()] == ["attention.py"]

@@ -84,7 +84,7 @@ def check(
     called = name or str(getattr(target, "__name__", type(target).__name__))
     case = Case(called, target, namespace(target), None, progress, thorough, assignment)
     report = judge(case, build, call, solution)
-    report.in_process = True
+    report.in_process, report.evidence = True, None
     return report
 
 

@@ -203,7 +203,7 @@ class Bound(Instance):
                 torch.manual_seed(0)
                 thing = built.make()
                 prepare(thing, sizes)
-            form = self._form_at(thing, sizes)
+            form = self.form_at(thing, sizes)
             made = {"thing": thing, "built": built, "sizes": sizes, "form": form, "resizes": True}
             return self.called(**made, inputs=make_inputs(form, sizes))
         finally:
@@ -212,7 +212,7 @@ class Bound(Instance):
     def of_length(self, T: int, seed: int = 9) -> "Bound":
         """The same object called and traced with an input of another length."""
         sizes = replace(self.sizes, T=T, S=T)
-        form = self._form_at(self.thing, sizes)
+        form = self.form_at(self.thing, sizes)
         return self.called(sizes=sizes, form=form, inputs=make_inputs(form, sizes, seed=seed))
 
     def _built_at(self, sizes: CallSizes) -> Built | None:
@@ -228,7 +228,7 @@ class Bound(Instance):
         free = not tensors(self.thing)  # without weights, it takes any width
         return self.built if made is None and (reads or free) else made
 
-    def _form_at(self, thing: Any, sizes: CallSizes) -> CallForm:
+    def form_at(self, thing: Any, sizes: CallSizes) -> CallForm:
         """The same form with fixed tensors for other sizes."""
         if not self.form.fixed:
             return replace(self.form, batch=sizes.B)

@@ -8,10 +8,11 @@ import ast
 import contextlib
 import inspect
 import itertools
+import math
 import pdb
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -131,19 +132,29 @@ def prepare(thing: Any, sizes: CallSizes | None = None, seed: int = 0) -> None:
             continue
         if tensor.dtype != torch.float64:
             tensor.data = tensor.data.double()
-        if tensor.dim() == 0 and not tensor.requires_grad:  # a constant stored as a parameter
-            continue
-        if tensor.dim() >= 2 and _is_table(tensor):
-            continue
-        fan = tensor.shape[-1] if tensor.dim() > 1 else 4
-        if tensor.dim() > 2 and tensor.shape[-1] <= 3:  # a convolution
-            fan = tensor[0].numel()
-        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-        tensor.data.copy_(noise * (1.2 / fan**0.5) + (1.0 if tensor.dim() <= 1 and _is_scale(tensor, thing) else 0.0))
+        kind = kind_of_weight(tensor, thing)
+        if kind != "constant":
+            tensor.data.copy_(random_weight(tensor.shape, kind, generator))
     held = {} if isinstance(thing, nn.Module) else getattr(thing, "__dict__", {})
     for name, part in list(held.items()):
         if isinstance(part, Tensor) and part.is_floating_point() and part.dtype != torch.float64:
             setattr(thing, name, part.double())
+
+
+def kind_of_weight(tensor: Tensor, thing: Any) -> str:
+    """`constant` for a number or a table of positions stored as a parameter; `scale` for that of a norm; `weight`."""
+    if (tensor.dim() == 0 and not tensor.requires_grad) or (tensor.dim() >= 2 and _is_table(tensor)):
+        return "constant"
+    return "scale" if tensor.dim() <= 1 and _is_scale(tensor, thing) else "weight"
+
+
+def random_weight(shape: Sequence[int], kind: str, generator: torch.Generator) -> Tensor:
+    """Random values in float64 for a weight of this shape, near one for the scale of a norm."""
+    fan = shape[-1] if len(shape) > 1 else 4
+    if len(shape) > 2 and shape[-1] <= 3:  # a convolution
+        fan = math.prod(shape[1:])
+    noise = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
+    return noise.mul(1.2 / math.sqrt(fan)).add(1.0 if kind == "scale" else 0.0)
 
 
 def _is_table(tensor: Tensor) -> bool:
@@ -282,6 +293,7 @@ class CallForm:
     batch: int = 0  # the batch size that fixed tensors were made for
     packed: str | None = None  # the one argument that takes all inputs, `*` for several without names
     keyed: bool = False  # it takes them as a dictionary
+    secret: int = 0  # added to the seeds of random inputs, so that nobody else can foresee them
 
     @property
     def cross(self) -> bool:
@@ -361,7 +373,7 @@ def make_inputs(
     form: CallForm, sizes: CallSizes, seed: int = 1, cross: bool = False, dtype: torch.dtype = torch.float64
 ) -> Inputs:
     """Random inputs. They differ by role wherever the form allows it; with `cross`, their lengths differ too."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed + form.secret)
     B = 1 if form.layout == "unbatched" else sizes.B
 
     def draw(length: int) -> Tensor:

@@ -1,13 +1,15 @@
 """What the checker says: a verdict, what was understood, the findings, and what was measured."""
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from headwise.check.jail import missing
-from headwise.check.mistakes import Finding
+from headwise.check.mistakes import MISTAKES, Finding
 from headwise.errors import printable
 
 EXIT = {"right": 0, "variant": 0, "wrong": 1, "partial": 2, "unfinished": 2, "unknown": 2}
+POSITIVE = ("right", "variant", "partial")
 WORDS = {
     "right": "RIGHT", "variant": "RIGHT", "partial": "RIGHT AS FAR AS TESTED", "wrong": "WRONG",
     "unfinished": "UNFINISHED", "unknown": "CANNOT JUDGE",
@@ -15,6 +17,7 @@ WORDS = {
 MARKS = {"verified": "✓", "not judged": "?", "does not apply": "–", "failed": "✗"}
 LABEL = {"wrong": "WRONG", "fragile": "FRAGILE", "slow": "SLOW", "style": "STYLE"}
 INDENT = " " * 8
+OWN = "in its own process: "  # what follows is the word of the process that ran the file
 EQUAL = "equals the reference with your own weights"
 
 
@@ -25,9 +28,16 @@ class Item:
     name: str
     status: str  # verified, failed, not judged, does not apply
     words: str = ""
+    own: bool = False  # only the process that ran the file says so
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Item":
+        """The item that was written as plain data."""
+        name, words = (_of_shape(data[key], SHAPES[str], key) for key in ("name", "words"))
+        return cls(name, _one_of(data["status"], MARKS), words, _of_shape(data.get("own", False), SHAPES[bool], "own"))
 
     def __str__(self) -> str:
-        status = "not judged: " if self.status == "not judged" else ""
+        status = "not judged: " if self.status == "not judged" else OWN if self.own else ""
         return f"{MARKS[self.status]} {status}{self.name}{': ' + self.words if self.words else ''}"
 
 
@@ -41,6 +51,7 @@ class Report:
     masks: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     variants: list[str] = field(default_factory=list)
+    own_variants: list[str] = field(default_factory=list)  # those that only the process that ran the file reports
     good: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     certificate: list[Item] = field(default_factory=list)
@@ -59,6 +70,7 @@ class Report:
     hint: str = ""  # for that step
     stops: int | None = None  # the line where the code ends
     assumed: list[str] = field(default_factory=list)  # what a fragment uses and does not define
+    evidence: Any = field(default=None, repr=False, compare=False)  # the live object and its reading, until it is sent
 
     @property
     def exit_code(self) -> int:
@@ -78,20 +90,19 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         findings = [finding.to_dict() for finding in self.findings]
-        return asdict(self) | {"findings": findings, "exit_code": self.exit_code, "cause": self.cause}
+        plain = asdict(replace(self, evidence=None, findings=[]))
+        del plain["evidence"]
+        return plain | {"findings": findings, "exit_code": self.exit_code, "cause": self.cause}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Report":
-        """The report that `to_dict` wrote as `data`."""
-        names = set(cls.__dataclass_fields__)
-        made = cls(**{k: v for k, v in data.items() if k in names})
-        made.certificate = [Item(**item) for item in data.get("certificate", [])]
-        made.findings = [
-            Finding(
-                f["name"], f["detail"], f["line"], f["text"], f["severity"], f.get("cell"), f.get("execution_count")
-            )
-            for f in data.get("findings", [])
-        ]
+        """The report that `to_dict` wrote as `data`. A stranger may have sent it: anything else is a `ValueError`."""
+        made = cls(_one_of(data["verdict"], EXIT))
+        for plain in fields(cls):
+            if plain.type in SHAPES and plain.name in data:
+                setattr(made, plain.name, _of_shape(data[plain.name], SHAPES[plain.type], plain.name))
+        made.certificate = [Item.from_dict(item) for item in data.get("certificate", [])]
+        made.findings = [_finding(found) for found in data.get("findings", [])]
         return made
 
     def __str__(self) -> str:
@@ -125,7 +136,8 @@ class Report:
 
     def _verdict_lines(self) -> list[str]:
         if self.verdict in ("right", "variant", "partial"):
-            words = f"a known variant: {'; '.join(self.variants)}" if self.variants else EQUAL
+            named = [OWN + words if words in self.own_variants else words for words in self.variants]
+            words = f"a known variant: {'; '.join(named)}" if named else EQUAL
             label = "RIGHT   " if self.verdict != "partial" else "RIGHT AS FAR AS TESTED  "
             return [label + words, *(INDENT + str(item) for item in self.certificate)]
         if self.verdict == "wrong":
@@ -166,6 +178,37 @@ def steps_in_words(done: list[str]) -> str:
     listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
     names = ", ".join(step.partition(" ")[2] for step in done)
     return f"step {listed} is right ({names})" if len(numbers) == 1 else f"steps {listed} are right ({names})"
+
+
+SHAPES: dict[Any, Callable[[Any], bool]] = {
+    str: lambda value: isinstance(value, str),
+    bool: lambda value: isinstance(value, bool),
+    float: lambda value: isinstance(value, int | float),
+    int | None: lambda value: value is None or type(value) is int,
+    list[str]: lambda value: isinstance(value, list) and all(isinstance(part, str) for part in value),
+}
+
+
+def _of_shape(value: Any, fits: Callable[[Any], bool], name: str) -> Any:
+    if not fits(value):
+        raise ValueError(f"a report whose {name} is {str(value)[:80]!r}")
+    return value
+
+
+def _one_of(word: Any, known: Collection[str]) -> str:
+    if not isinstance(word, str) or word not in known:
+        raise ValueError(f"a report that says {str(word)[:80]!r}, which is none of {', '.join(known)}")
+    return word
+
+
+def _finding(data: dict[str, Any]) -> Finding:
+    """A finding from plain data: its name is in the table, which has all general words."""
+    name, severity = _one_of(data["name"], MISTAKES), _one_of(data["severity"], LABEL)
+    detail, text = (_of_shape(data[key], SHAPES[str], key) for key in ("detail", "text"))
+    line, cell, count = (
+        _of_shape(data.get(key), SHAPES[int | None], key) for key in ("line", "cell", "execution_count")
+    )
+    return Finding(name, detail, line, text, severity, cell, count)
 
 
 def _finding_lines(finding: Finding) -> list[str]:

@@ -1,14 +1,17 @@
 """Runs a learner's file in a process of its own, inside a jail (`jail.py`), with little time and memory.
 
 This module holds both sides: `run` in the parent starts `python -m headwise.check.sandbox`, whose `main` builds the
-jail, judges the file and answers line by line.
+jail, judges the file and answers line by line. A report that calls the file right is not believed: the parent, which
+never loads the file, then sends questions (`verification.py`) that the child must answer (`challenge.py`).
 """
 
 import compileall
 import contextlib
 import gc
+import importlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,11 +25,12 @@ from typing import IO, Any
 from headwise.check import jail, templates
 from headwise.check.code.project import search_folders
 from headwise.check.code.source import read_source
-from headwise.check.report import Report
+from headwise.check.report import POSITIVE, Report
 
 SECONDS = 60.0  # for everything; a typical file takes three
 GRACE = 5.0  # more, before the process is killed
 LONGEST = 4 * 2**20  # bytes of answer
+SUBJECT = re.compile(r"[\w.-]{1,80}(\(.{0,400}\).{0,80})?")
 KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SYSTEMROOT")
 
 
@@ -56,10 +60,12 @@ def run(
     _compile()
     with tempfile.TemporaryDirectory(prefix="headwise-check-") as home:
         reading, writing = os.pipe()
+        asked, asking = os.pipe()
         request = {
-            "channel": writing, "seconds": seconds, "home": home, "readable": _readable(path, against),
-            "require_jail": require_jail, "file": str(path.resolve()), "name": name, "build": build, "call": call,
-            "thorough": thorough, "solution": solution, "form": form, "against": against,
+            "channel": writing, "requests": asked, "seconds": seconds, "home": home,
+            "readable": _readable(path, against), "require_jail": require_jail, "file": str(path.resolve()),
+            "name": name, "build": build, "call": call, "thorough": thorough, "solution": solution,
+            "form": form, "against": against,
         }  # fmt: skip
         process = subprocess.Popen(  # noqa: S603 - this interpreter, our module
             [sys.executable, "-P", "-m", "headwise.check.sandbox", json.dumps(request)],
@@ -68,22 +74,19 @@ def run(
             stderr=subprocess.PIPE,
             cwd=home,
             env=_environment(home),
-            pass_fds=(writing,),
+            pass_fds=(writing, asked),
             start_new_session=True,
         )
         os.close(writing)
-        state: dict[str, Any] = {"stage": "starting", "jail": None, "report": None}
-        with os.fdopen(reading, "rb") as channel:
-            listener = threading.Thread(target=_listen, args=(channel, state, progress), daemon=True)
-            listener.start()
-            error = _wait(process, seconds + GRACE, listener)
+        os.close(asked)
+        with os.fdopen(reading, "rb") as answers, os.fdopen(asking, "wb") as requests:
+            talk = Conversation(path, answers, requests, progress)
+            talk.start()
+            error = _wait(process, seconds + GRACE, talk)
             _kill(process)
-            listener.join(2.0)
-    if state["report"] is not None:
-        report = Report.from_dict(state["report"])
-    else:
-        report = _died(path, process.returncode, state["stage"], error, seconds)
-    report.jail = state["jail"] or []
+            talk.join(2.0)
+    report = talk.report or _died(path, process.returncode, talk.stage, error, seconds)
+    report.jail = talk.jail or []
     return report
 
 
@@ -122,28 +125,66 @@ def _environment(home: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _listen(channel: IO[bytes], state: dict[str, Any], progress: Callable[[str], None]) -> None:
-    """Receive progress and report from the child. The first report counts: nothing after it is read."""
-    total = 0
-    for line in channel:
-        total += len(line)
-        if total > LONGEST:
-            return
-        with contextlib.suppress(ValueError, AttributeError):
-            told = json.loads(line)
-            if "jail" in told and state["jail"] is None:  # the first message, sent before the file is read
-                state["jail"] = [str(layer) for layer in told["jail"]]
-            elif "progress" in told:
-                state["stage"] = str(told["progress"])
-                progress(state["stage"])
-            elif "report" in told:
-                state["report"] = told["report"]
-                return
+class Conversation(threading.Thread):
+    """Listens to the child until it has reported; a report that it is right is confirmed by questions of ours."""
+
+    def __init__(
+        self, path: Path, answers: IO[bytes], requests: IO[bytes], progress: Callable[[str], None] = lambda _: None
+    ) -> None:
+        super().__init__(daemon=True)
+        self.path, self.answers, self.requests, self.progress = path, answers, requests, progress
+        self.stage = "starting"
+        self.jail: list[str] | None = None
+        self.report: Report | None = None
+
+    def run(self) -> None:
+        """Receive progress and report. The first report counts: nothing after it is read, except answers."""
+        ready = threading.Thread(target=_import_verification)
+        ready.start()
+        while self.report is None and (line := self.answers.readline(LONGEST)):
+            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                self._take(json.loads(line))
+        ready.join()
+
+    def _take(self, told: dict[str, Any]) -> None:
+        if "jail" in told and self.jail is None:  # the first message, sent before the file is read
+            self.jail = [str(layer) for layer in told["jail"]]
+        elif "progress" in told:
+            self.stage = str(told["progress"])[:80]
+            self.progress(self.stage)
+        elif "report" in told:
+            self.report = self._checked(self._named(Report.from_dict(told["report"])))
+
+    def _named(self, report: Report) -> Report:
+        """The report with a subject that is a name with arguments, whatever the child calls it."""
+        report.subject = report.subject if SUBJECT.fullmatch(report.subject) else self.path.name
+        report.file = report.file and str(self.path)
+        return report
+
+    def _checked(self, report: Report) -> Report:
+        """The report; one that calls the file right only as far as answers to our questions confirm it."""
+        if report.verdict not in POSITIVE:
+            return report
+        from headwise.check.verification import confirmed
+
+        self.stage = "answering questions"
+        return confirmed(report, self.path, self.answers, self.requests)
 
 
-def _wait(process: "subprocess.Popen[bytes]", seconds: float, listener: threading.Thread) -> str:
+def _import_verification() -> None:
+    """Import torch and the reader while the child runs; a class that is wrong does not need them."""
+    collecting = gc.isenabled()
+    gc.disable()  # a third faster, as in the child
+    try:
+        importlib.import_module("headwise.check.verification")
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _wait(process: "subprocess.Popen[bytes]", seconds: float, talk: threading.Thread) -> str:
     """Wait until it ends or its time is up; the last of what it wrote to standard error before that was muted."""
-    listener.join(seconds)
+    talk.join(seconds)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(1.0)
     _kill(process)
@@ -188,12 +229,12 @@ def main() -> None:
     seconds = request.pop("seconds")
     jail.limit(seconds)
     layers = jail.enter(request.pop("home"), request.pop("readable"), starts_processes=request["thorough"])
-    channel = os.fdopen(int(request.pop("channel")), "w", buffering=1)
+    channel, requests = os.fdopen(int(request.pop("channel")), "wb"), os.fdopen(int(request.pop("requests")), "rb")
     _close_network()
     _mute()
 
     def tell(kind: str, value: Any) -> None:
-        channel.write(json.dumps({kind: value}) + "\n")
+        channel.write(json.dumps({kind: value}).encode() + b"\n")
         channel.flush()
 
     tell("jail", layers)
@@ -204,8 +245,13 @@ def main() -> None:
         os._exit(0)
     signal.signal(signal.SIGALRM, _raise_too_long)
     signal.setitimer(signal.ITIMER_REAL, seconds)
-    tell("report", _judged(request, seconds, tell).to_dict())
-    channel.flush()
+    report = _judged(request, seconds, tell)
+    tell("report", report.to_dict())
+    if report.evidence is not None:
+        from headwise.check.challenge import serve
+
+        with contextlib.suppress(TooLong):
+            serve(report.evidence, requests, channel)
     os._exit(0)  # without the threads and exit handlers of the file
 
 

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -116,12 +117,18 @@ def write_file(option: str, path: Path, content: str | Callable[[Path], object],
     print(f"wrote {printable(str(path))}", file=sys.stderr if stream is None else stream)
 
 
-def check_file(option: str, path: Path) -> None:
-    """Raise, before any work is done, if the file that `option` names could not be written."""
+def check_file(option: str, path: Path | None) -> None:
+    """Raise, before any work is done, if the file that `option` names, if it names one, could not be written."""
+    if path is None:
+        return
     if path.is_dir():
         raise OptionError(f"{option} {path} is a folder; expected the name of a file.")
+    if path.exists() and not path.is_file():
+        raise OptionError(f"{option} {path} is a pipe or a device; expected the name of a file.")
     if not path.parent.is_dir():
         raise OptionError(f"{option} {path}: there is no folder {path.parent}. Name a file in a folder that exists.")
+    if not os.access(path.parent, os.W_OK):
+        raise OptionError(f"{option} {path}: the folder {path.parent} cannot be written to. Name another one.")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

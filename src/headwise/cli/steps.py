@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from headwise.cli.console import add_json, console, print_json, rich, table, write_file
+from headwise.cli.console import add_json, check_file, console, print_json, rich, table, write_file
 from headwise.errors import OptionError
 from headwise.learn import Setting, configs, forms, trace
 from headwise.learn.page import steps_page
@@ -45,6 +45,7 @@ def run(options: argparse.Namespace) -> int:
     """Show the steps as tables, JSON or a page."""
     if options.forms:
         return _list_forms(options)
+    check_file("--html", options.html)
     setting = _setting(options)
     steps, operations = trace(setting), setting.key_operations()
     if options.json:

@@ -56,8 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the survey and print it. Exit status 3: done, but some documents could not be read."""
     check_at_least_one("--threads", options.threads)
-    if options.html is not None:
-        check_file("--html", options.html)
+    check_file("--html", options.html)
     torch.set_num_threads(options.threads)
     processes = processes_from_environment()
     model = open_model(options.model, device=_device(options.device), dtype=DTYPES[options.dtype], encoder=False)

@@ -91,6 +91,7 @@ def _check(options: argparse.Namespace) -> None:
         raise OptionError("--layer and --head: pass one of them; --head 3.5 is head 5 of layer 3.")
     if options.html is not None and options.no_html:
         raise OptionError("--html and --no-html: pass one of them.")
+    console.check_file("--html", options.html)
     check_at_least_one("--tokens", options.tokens)
 
 

@@ -149,16 +149,16 @@ def returned_weights(bound: Bound, reading: AttentionReading | None) -> Found:
 
 def judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
     """Every returned table of queries × keys, compared with the weights of the call."""
-    tables = [] if reading is None else _tables(bound, reading)
+    tables = [] if reading is None else returned_tables(bound, reading)
     if reading is None or not tables:
         other = reading is not None and _returns_something_of(bound, reading)
         yield Note("untried", "what is returned beside the output") if other else Note("absent", "none are returned")
         return
     for index, table in tables:
-        if not _is_used(table, reading) and _are_scores(table, bound, reading):
+        if not are_used(table, reading) and _are_scores(table, bound, reading):
             yield Note("variant", "the scores are returned, not the weights")
             continue
-        if not _is_used(table, reading):
+        if not are_used(table, reading):
             sums = table.sum(-1).flatten()
             made = reading.core.trace.returned[index] if index < len(reading.core.trace.returned) else None
             inside = None if made is None else reading.core.trace.nodes[made].line
@@ -177,7 +177,7 @@ def judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
     yield Note("good", "rows sum to one")
 
 
-def _tables(bound: Bound, reading: AttentionReading) -> list[tuple[int, Tensor]]:
+def returned_tables(bound: Bound, reading: AttentionReading) -> list[tuple[int, Tensor]]:
     """Returned tensors, other than the output, whose last two axes are queries and keys."""
     B, H, T, S = reading.core.weights.shape
     sizes = {B * H * T * S, B * T * S, H * T * S, T * S}  # of every sample and head, or averaged
@@ -207,7 +207,7 @@ def _returns_one_operand(bound: Bound, reading: AttentionReading) -> bool:
     return len(found) == 1
 
 
-def _is_used(table: Tensor, reading: AttentionReading) -> bool:
+def are_used(table: Tensor, reading: AttentionReading) -> bool:
     """Whether it equals the weights, before or after dropout, of every head or averaged, in any order of the axes."""
     used = [w for w in (reading.core.weights, reading.core.softmax) if w is not None]
     forms = [f for w in used for f in (w, w.transpose(0, 1), w.mean(1))]

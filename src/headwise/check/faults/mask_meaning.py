@@ -157,12 +157,14 @@ def _near_length(tried: TriedMask, lengths: Tensor) -> str:
     return ""
 
 
-def shaped_masks(B: int, H: int, T: int, S: int) -> Iterator[tuple[str, Tensor, Tensor]]:
+def shaped_masks(
+    B: int, H: int, T: int, S: int, generator: torch.Generator | None = None
+) -> Iterator[tuple[str, Tensor, Tensor]]:
     """(shape in words, mask as passed, what it should mean as (B, H, T, S)).
 
     The rows and samples of a mask all differ, and no row hides all or nothing.
     """
-    generator = torch.Generator().manual_seed(3)
+    generator = generator or torch.Generator().manual_seed(3)
     full = torch.rand(B, T, S, generator=generator) > 0.5
     full[:, torch.arange(T), torch.arange(T) % S] = True
     full[:, torch.arange(T), (torch.arange(T) + 1) % S] = False

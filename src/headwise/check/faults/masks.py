@@ -64,7 +64,7 @@ def mask_arguments(bound: Bound, reading: AttentionReading | None) -> Found:
     for argument in measured(bound, reading):
         assert reading is not None  # noqa: S101 - otherwise nothing is measured
         yield from _against_words(argument, bound)
-        found = [*_misused(argument, bound, reading), *_overwritten(argument), *_raised(argument)]
+        found = [*misused(argument, bound, reading), *_overwritten(argument), *_raised(argument)]
         found += _without_own_branch(argument, bound) if argument.meaning and not found else []
         if not argument.meaning and not found:
             found += _without_effect(argument, bound, reading)
@@ -158,7 +158,8 @@ def _overwritten(argument: MaskArgument) -> Iterator[Finding]:
         yield Finding("input-modified", f"the argument {argument.name} has different values after the call", tried.line)
 
 
-def _misused(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Iterator[Finding]:
+def misused(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Iterator[Finding]:
+    """Masks that were tried and went astray."""
     by_sample = any(t.meaning in ("keep", "drop") and t.shape.startswith("(B") for t in argument.tried)
     for meaning, name in WRONG_MEANING.items():
         tried = argument.first(meaning)

@@ -137,7 +137,7 @@ def other_sizes(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     tried = [f"{bound.sizes.E} wide with {bound.sizes.H} heads"]
     for sizes in OTHER_SIZES:
-        sizes = _fitting(bound, sizes)
+        sizes = fitting(bound, sizes)
         try:
             other = bound.resized(sizes)
         except Exception as error:
@@ -153,7 +153,7 @@ def other_sizes(bound: Bound, reading: AttentionReading | None) -> Found:
         yield from _widths(bound)
 
 
-def _fitting(bound: Bound, sizes: CallSizes) -> CallSizes:
+def fitting(bound: Bound, sizes: CallSizes) -> CallSizes:
     """The setting with a length that the layout or a stored mask needs."""
     if bound.length_fitted:
         chosen = bool(bound.built.names_with_role("context"))
@@ -196,10 +196,10 @@ def _widths(bound: Bound) -> Found:
     roles = {constructor_role(name) for name in bound.built.arguments} if bound.built.config is None else set()
     sizes = OTHER_SIZES[0]
     if {"width", "out_width"} <= roles:
-        yield from _different(bound, _fitting(bound, replace(sizes, O=sizes.E + OUTPUT_WIDTH)), "")
-        yield from _refused_width(bound, _fitting(bound, replace(sizes, E=sizes.E + 1, O=sizes.E + OUTPUT_WIDTH)))
+        yield from _different(bound, fitting(bound, replace(sizes, O=sizes.E + OUTPUT_WIDTH)), "")
+        yield from _refused_width(bound, fitting(bound, replace(sizes, E=sizes.E + 1, O=sizes.E + OUTPUT_WIDTH)))
     elif {"head_width", "value_width"} <= roles:
-        yield from _different(bound, _fitting(bound, replace(sizes, V=sizes.D + 1)), "")
+        yield from _different(bound, fitting(bound, replace(sizes, V=sizes.D + 1)), "")
 
 
 def _line_of_layer(bound: Bound, sizes: CallSizes, error: Exception) -> int | None:

@@ -14,7 +14,7 @@ from headwise.cli.bench.peers.packages import INSTALL, version_of
 from headwise.cli.bench.sweep import Effort, ladder, measured
 from headwise.cli.bench.weights import weight_costs
 from headwise.cli.bench.workload import Workload
-from headwise.cli.console import add_json, check_positive, console, print_json, table, write_file
+from headwise.cli.console import add_json, check_file, check_positive, console, print_json, table, write_file
 from headwise.errors import OptionError
 from headwise.shapes import check_size
 
@@ -73,10 +73,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_before(options: argparse.Namespace) -> None:
     """Raise now what would otherwise be raised after minutes of measuring."""
-    for name in ("out", "plot"):
-        path = getattr(options, name)
-        if path is not None and not path.parent.is_dir():
-            raise OptionError(f"--{name} {path}: there is no folder {path.parent}. Name one that exists.")
+    check_file("--out", options.out)
+    check_file("--plot", options.plot)
     if options.plot is not None:
         report.check_drawable(options.plot)
     if not options.json:

@@ -293,6 +293,8 @@ def check_path(path: Path) -> None:
         raise OptionError(f"out={str(path)!r}: expected a name that ends in .json or .parquet.")
     if path.is_dir():
         raise OptionError(f"out={str(path)!r} is a folder; expected the name of a file.")
+    if path.exists() and not path.is_file():
+        raise OptionError(f"out={str(path)!r} is a pipe or a device; expected the name of a file.")
     if not path.parent.is_dir():
         raise OptionError(f"out={str(path)!r}: there is no folder {path.parent}.")
     if path.suffix.lower() in TABLES:

@@ -12,7 +12,7 @@ from torch import Tensor
 from headwise.masks import Prefix
 from headwise.masks.lowering import simplify
 from headwise.weights.kernels import launch
-from headwise.weights.kernels.structure import FAR, Structure, structure_of
+from headwise.weights.structure import FAR, Structure, structure_of
 from headwise.weights.readings import (
     DistanceReading,
     EntropyReading,

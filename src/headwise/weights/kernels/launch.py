@@ -13,7 +13,7 @@ from headwise.weights.kernels.columns import columns_kernel
 from headwise.weights.kernels.histogram import histogram_kernel
 from headwise.weights.kernels.mass import bands_kernel, mass_kernel
 from headwise.weights.kernels.rows import rows_kernel
-from headwise.weights.kernels.structure import Structure
+from headwise.weights.structure import Structure
 from headwise.weights.kernels.top_keys import top_keys_kernel
 from headwise.weights.kernels.weights import log_sum_exp_kernel, weights_kernel
 from headwise.weights.source import Source

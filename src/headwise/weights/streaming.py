@@ -9,9 +9,10 @@ from torch import Tensor
 
 from headwise.errors import OptionError
 from headwise.masks import Grid
+from headwise.weights import compiled
 from headwise.weights.readings import Reading, RowLogSumExp
 from headwise.weights.source import Axis, RowBlock, Source, full_precision, row_blocks
-from headwise.weights.tiles import TileWalk
+from headwise.weights.tiles import TileWalk, finite_normalizer
 
 BLOCK_BYTES = 2**26  # a dense block of rows in the backward pass; a few of that size exist at a time
 
@@ -67,12 +68,38 @@ def compute(source: Source, readings: Sequence[Reading]) -> list[tuple[Tensor, .
         for reading in readings:
             reading.start(source)
         return [reading.finish() for reading in readings]
-    if not source.query.is_cuda:
-        walk = TileWalk(source)
-        if source.log_sum_exp is None:
-            source.log_sum_exp = walk.log_sum_exp()
-        return walk.read(source.log_sum_exp.detach(), readings)
-    return _compute_on_cuda(source, readings)
+    if source.query.is_cuda:
+        return _compute_on_cuda(source, readings)
+    lse = normalizer(source)
+    for reading in readings:
+        reading.start(source)
+    feed(source, lse, readings)
+    return [reading.finish() for reading in readings]
+
+
+def feed(source: Source, lse: Tensor, readings: Sequence[Reading]) -> None:
+    """Hand all weights of the source to readings that have started: by the compiled loop where it can, else by tiles."""
+    rest = list(readings) if compiled.refuses(source) else _feed_compiled(source, lse, readings)
+    if rest:
+        TileWalk(source).feed(lse, rest)
+
+
+def _feed_compiled(source: Source, lse: Tensor, readings: Sequence[Reading]) -> list[Reading]:
+    """Have the compiled loop add up what it can; the readings that it cannot serve."""
+    rest, sums = [], []
+    for reading in readings:
+        asked = reading.sums(source) if _says_what_it_sums(reading) else None
+        if asked is None or not all(compiled.supports(part, source) for part in asked):
+            rest.append(reading)
+        else:
+            sums += asked
+    compiled.add(source, finite_normalizer(lse), sums)
+    return rest
+
+
+def _says_what_it_sums(reading: Reading) -> bool:
+    """Whether `sums` was defined along with `take` or after it: a subclass with another `take` sums something else."""
+    return next("sums" in vars(kind) for kind in type(reading).__mro__ if {"sums", "take"} & {*vars(kind)})
 
 
 def _compute_on_cuda(source: Source, readings: Sequence[Reading]) -> list[tuple[Tensor, ...]]:
@@ -111,6 +138,8 @@ def _normalizer(source: Source) -> Tensor:
     kernels = kernels_for(source)
     with torch.no_grad():
         found: Tensor | None = None if kernels is None else kernels.log_sum_exp(source)
+        if found is None and not compiled.refuses(source):
+            found = source.with_sinks(compiled.log_sum_exp(source))
         return TileWalk(source).log_sum_exp() if found is None else found
 
 

@@ -186,8 +186,7 @@ class TileWalk:
 
     def feed(self, log_sum_exp: Tensor, readings: "Sequence[Reading]") -> None:
         """Hand every tile that some reading needs and some query sees to all readings."""
-        # For a row that sees nothing, a normalizer that makes all its weights 0.
-        normalizer = torch.where(log_sum_exp == -math.inf, -HIDDEN, log_sum_exp).flatten(0, 1)
+        normalizer = finite_normalizer(log_sum_exp)
         strip_rows = next((reading.strip_rows for reading in readings if reading.strip_rows), None)
         with torch.no_grad(), full_precision(self.source.query):
             for spot in self._spots(readings):
@@ -288,6 +287,11 @@ class TileWalk:
         if normalizer is not None:
             out.sub_(normalizer[spot.heads, spot.rows, None])
         out.clamp_(min=HIDDEN)
+
+
+def finite_normalizer(log_sum_exp: Tensor) -> Tensor:
+    """(B·H, T): the log-sum-exp; for a row that sees nothing, a number that makes all its weights 0."""
+    return torch.where(log_sum_exp == -math.inf, -HIDDEN, log_sum_exp).flatten(0, 1)
 
 
 def exp(logs: Tensor, out: Tensor) -> None:

@@ -50,7 +50,7 @@ class Picture(ctypes.Structure):
     """`Picture` of walk.cpp."""
 
     _fields_ = (
-        *((name, WHOLE) for name in ("column", "rows", "cols")),
+        *((name, WHOLE) for name in ("column", "rows", "cols", "first", "stop")),
         *((name, POINTER) for name in ("row_cell", "col_cell", "cells")),
     )
 
@@ -286,7 +286,9 @@ class Call:
         row, col = part.row.int().contiguous(), torch.nn.functional.pad(part.col.int(), (0, self.panel), value=-1)
         found = self.new(R + self.chunks - 1, C, dtype=torch.float64)
         column = -1 if part.largest else self._column(part.by_query)
-        size = (column, R + self.chunks - 1, C)
+        inside = (part.col >= 0).nonzero()
+        span = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
+        size = (column, R + self.chunks - 1, C, *span)
         self.pictures.append(Picture(*size, self.point(row), self.point(col), self.point(found)))
         self.after.append(lambda: self._add_cells(part, found, row))
 

@@ -115,6 +115,7 @@ struct Column {
 struct Picture {
     int64_t column;                     // the column statistic it is made of, or −1 for the largest weights
     int64_t rows, cols;                 // its size
+    int64_t first, stop;                // the keys that fall into it
     const int32_t *row_cell, *col_cell;  // (T) and (S + PANEL): where queries and keys fall; −1 outside
     double *cells;                      // (heads, rows, cols); chunk c of the queries writes c rows lower
 };
@@ -236,7 +237,7 @@ struct Worker {
     Floats logs[TILE_ROWS][VECTORS], weights[TILE_ROWS][VECTORS], column_best[VECTORS];
     Sight mask;
     PanelRule mask_panel;
-    bool peaks = false;
+    bool peaks = false, everywhere;  // everywhere: some statistic needs all keys
     int64_t flat, chunk, heads;  // the head among those of all samples, and the chunk of queries
     int strip_rows;
     const int32_t *positions;
@@ -248,6 +249,21 @@ struct Worker {
           column_sums(walk.column_count * VECTORS), probes(walk.probe_count), probe_panels(walk.probe_count),
           heads(walk.B * walk.H) {
         for (int64_t i = 0; i < walk.picture_count; i++) peaks |= walk.pictures[i].column < 0;
+        everywhere = walk.mass || walk.entropy || walk.distance || walk.best || walk.running_max || walk.top ||
+                     walk.histogram;
+        for (int64_t i = 0; i < walk.column_count; i++) everywhere |= walk.columns[i].total != nullptr;
+    }
+
+    // Whether some statistic needs keys from j to end − 1 for queries at positions from low to high.
+    bool wanted(int64_t low, int64_t high, int64_t j, int64_t end) const {
+        if (everywhere) return true;
+        for (const Sight &probe : probes)
+            if (j < probe.stop && end > probe.first &&
+                (probe.open || (end > low - probe.left && j <= high + probe.right)))
+                return true;
+        for (int64_t i = 0; i < walk.picture_count; i++)
+            if (j < walk.pictures[i].stop && end > walk.pictures[i].first) return true;
+        return false;
     }
 
     int64_t chunks() const { return (walk.T + walk.chunk - 1) / walk.chunk; }
@@ -288,9 +304,9 @@ struct Worker {
     }
 
     bool reaches(int64_t row, int64_t end, int64_t first, int64_t stop) const {
-        if (mask.open) return true;
         auto [low, high] = std::minmax_element(walk.position + row, walk.position + end);
-        return stop > *low - mask.left && first <= *high + mask.right && stop > mask.first && first < mask.stop;
+        bool visible = mask.open || (stop > *low - mask.left && first <= *high + mask.right);
+        return visible && wanted(*low, *high, first, stop);
     }
 
     void pack_keys(const float *key, int64_t first, int64_t stop) {  // (panels, D, PANEL)
@@ -370,7 +386,7 @@ struct Worker {
     template <int ROWS> bool tile(int64_t row, int r, int32_t j, const float *panel) {
         auto [low, high] = std::minmax_element(positions + r, positions + r + ROWS);
         State state = mask.band(mask_panel, j, *low, *high);
-        if (state == NONE) return false;
+        if (state == NONE || !wanted(*low, *high, j, j + PANEL)) return false;
         product<ROWS>(queries.data() + r * walk.D, panel, walk.D, logs);
         score<ROWS>(r, j, state);
         if (walk.running_max) normalize<ROWS>(r);

@@ -190,7 +190,7 @@ class Source:
         structure = self._counted(probe)
         if structure is not None:
             return counting.keys_seen(structure, self.positions(), S, most)[:, None].expand(B, H, T)
-        part = self._where_it_differs(probe)
+        part = self.where_it_differs(probe)
         counts = torch.zeros(part.shape[:3], dtype=torch.int64, device=self.query.device)
         for rows in row_blocks(T, part.shape[0] * part.shape[1] * S, 2**24):
             reach = part.reachable(rows)
@@ -205,7 +205,7 @@ class Source:
         structure = self._counted()
         if structure is not None:
             return counting.queries_seeing(structure, self.positions(), S)[:, None].expand(B, H, S)
-        part = self._where_it_differs()
+        part = self.where_it_differs()
         counts = torch.zeros((*part.shape[:2], S), dtype=torch.int64, device=self.query.device)
         for rows in row_blocks(T, part.shape[0] * part.shape[1] * S, 2**24):
             counts += part.visible(rows, slice(0, S)).sum(-2)
@@ -218,7 +218,7 @@ class Source:
         mask = simplify(self.mask, self.frame.T, self.frame.S)
         return structure_of(mask if probe is None else probe if mask is None else mask & probe, self)
 
-    def _where_it_differs(self, probe: Mask | None = None) -> "Source":
+    def where_it_differs(self, probe: Mask | None = None) -> "Source":
         """This source with one sample and one head where all of them see the same keys."""
         B, H, T, _ = self.shape
         extents = [] if self.scoring.hides_keys else [mask.extent for mask in (self.mask, probe) if mask is not None]
@@ -258,6 +258,11 @@ class Source:
         mask, T, S = self.mask, self.frame.T, self.frame.S
         if mask is None or self.scoring.hides_keys or mask.extent[:2] != (None, None):
             return None
+        structure = self._counted()
+        if structure is not None and structure.banded_only:
+            low = (self.positions() - structure.left).clamp(0, S)
+            high = (self.positions() + structure.right + 1).clamp(0, S)
+            return torch.stack([torch.where(low < high, low, S), torch.where(low < high, high, 0)])
         found = []
         for row in self.axis("row").tolist():
             low, high = mask.key_range(row, row + 1, T, S)

@@ -77,7 +77,9 @@ def _own(codes: Tensor, structure: Structure, positions: Tensor) -> Tensor:
     return found.masked_fill(positions < 0, -1) if structure.documents is not None else found
 
 
-def _count(codes: Tensor, place: Tensor, counted: Tensor, asked: Tensor, low: Tensor, high: Tensor, width: int) -> Tensor:
+def _count(
+    codes: Tensor, place: Tensor, counted: Tensor, asked: Tensor, low: Tensor, high: Tensor, width: int
+) -> Tensor:
     """How many things of the code `asked` (B or 1, n) are at places from `low` to `high` − 1, each (n,).
 
     The things have `codes` (B or 1, m) and `place` (m,), from 0 to `width` − 1, and count if `counted` (B or 1, m).

@@ -104,4 +104,5 @@ def _build(compiler: str, source: bytes, path: Path) -> None:
             if run.returncode == 0:
                 made.replace(path)
                 return
-    raise BuildError(f"{compiler} could not build it: {run.stderr.strip().splitlines()[-1:] or run.returncode}")
+    said = run.stderr.strip().splitlines()
+    raise BuildError(f"{compiler} could not build it: {said[-1] if said else f'exit status {run.returncode}'}")

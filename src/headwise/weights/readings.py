@@ -55,8 +55,8 @@ class Reading(abc.ABC):
     def sums(self, source: Source) -> Sequence[Sum] | None:
         """What the compiled loop should add to the tensors of this reading, in place of `take`; None if it cannot.
 
-        It is called after `start`, for the source that is walked over. It is not inherited: a subclass may sum something
-        else, so it says again what it sums.
+        It is called after `start`, for the source that is walked over. It is not inherited: a subclass may sum other
+        things, so it says again what it sums.
         """
         return None
 

@@ -78,7 +78,7 @@ def compute(source: Source, readings: Sequence[Reading]) -> list[tuple[Tensor, .
 
 
 def feed(source: Source, lse: Tensor, readings: Sequence[Reading]) -> None:
-    """Hand all weights of the source to readings that have started: by the compiled loop where it can, else by tiles."""
+    """Hand all weights of the source to readings that have started, by the compiled loop where it can or by tiles."""
     rest = list(readings) if compiled.refuses(source) else _feed_compiled(source, lse, readings)
     if rest:
         TileWalk(source).feed(lse, rest)

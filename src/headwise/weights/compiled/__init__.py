@@ -13,7 +13,7 @@ from headwise.masks.lowering import simplify
 from headwise.weights.compiled.build import library
 from headwise.weights.scoring import Slopes
 from headwise.weights.source import Source
-from headwise.weights.structure import FAR, Structure, structure_of
+from headwise.weights.structure import Structure, structure_of
 from headwise.weights.sums import CellSum, KeySum, Largest, OctaveSum, ProbeSum, RowSum, Sum
 
 TASKS = 32  # so many at least, for many threads. It does not depend on their number, so that no sum does

@@ -12,7 +12,6 @@ from torch import Tensor
 from headwise.masks import Prefix
 from headwise.masks.lowering import simplify
 from headwise.weights.kernels import launch
-from headwise.weights.structure import FAR, Structure, structure_of
 from headwise.weights.readings import (
     DistanceReading,
     EntropyReading,
@@ -28,6 +27,7 @@ from headwise.weights.readings import (
     rows_per_cell,
 )
 from headwise.weights.source import Source
+from headwise.weights.structure import FAR, Structure, structure_of
 
 MOST_TOP_KEYS = 16  # with more, the kernel would take longer than tiles
 Answers = dict[int, tuple[Tensor, ...]]

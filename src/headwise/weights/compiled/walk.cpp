@@ -16,6 +16,9 @@
 #include <cstring>
 #include <thread>
 #include <vector>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16, TILE_ROWS = 8;
@@ -50,11 +53,14 @@ static inline float sum(Floats x) {
     for (int i = 0; i < LANES; i++) total += x[i];
     return total;
 }
-static inline bool any(Ints mask) {
-    uint64_t words[sizeof mask / 8], found = 0;
-    std::memcpy(words, &mask, sizeof mask);
-    for (uint64_t word : words) found |= word;
-    return found != 0;
+static inline uint32_t lanes_of(Ints mask) {  // one bit for each lane
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(mask), reinterpret_cast<__m512i>(mask));
+#else
+    uint32_t found = 0;
+    for (int i = 0; i < LANES; i++) found |= uint32_t(mask[i] & 1) << i;
+    return found;
+#endif
 }
 static inline Ints counted(int32_t first) {  // first, first + 1, ...
     Ints x;
@@ -463,18 +469,19 @@ struct Worker {
         for (int i = 0; i < ROWS; i++) {
             float *found = walk.top_best + (flat * walk.T + row + i) * walk.top;
             int64_t *key = walk.top_key + (flat * walk.T + row + i) * walk.top;
-            for (int v = 0; v < VECTORS; v++) {
-                if (!any(logs[i][v] > found[walk.top - 1])) continue;
-                for (int lane = 0; lane < LANES; lane++) {
-                    float x = logs[i][v][lane];
-                    if (!(x > found[walk.top - 1])) continue;
-                    int64_t place = walk.top - 1;
-                    for (; place > 0 && found[place - 1] < x; place--)
-                        found[place] = found[place - 1], key[place] = key[place - 1];
-                    found[place] = x, key[place] = j + v * LANES + lane;
+            const float *x = reinterpret_cast<const float *>(logs[i]);
+            for (int v = 0; v < VECTORS; v++)
+                for (uint32_t left = lanes_of(logs[i][v] > found[walk.top - 1]); left; left &= left - 1) {
+                    int lane = v * LANES + __builtin_ctz(left);
+                    if (x[lane] > found[walk.top - 1]) insert(found, key, x[lane], j + lane);
                 }
-            }
         }
+    }
+
+    void insert(float *found, int64_t *key, float x, int64_t j) const {  // in falling order
+        int64_t place = walk.top - 1;
+        for (; place > 0 && found[place - 1] < x; place--) found[place] = found[place - 1], key[place] = key[place - 1];
+        found[place] = x, key[place] = j;
     }
 
     template <int ROWS> void add_octaves(int r, int32_t j) {

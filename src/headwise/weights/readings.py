@@ -12,7 +12,6 @@ the precise dtype.
 import abc
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,9 +34,9 @@ class Reading(abc.ABC):
     """
 
     source: Source
-    by_row: ClassVar[bool] = True
+    by_row: bool = True
     differentiable: tuple[bool, ...] = (True,)
-    merged: ClassVar[str | None] = None
+    merged: str | None = None
     strip_rows: int | None = None
 
     @abc.abstractmethod
@@ -294,7 +293,7 @@ class PooledReading(Reading):
     """The picture (B, H, rows, cols): weights summed over a cell's keys and averaged over its queries."""
 
     by_row = False
-    merged: ClassVar[str | None] = "sum"
+    merged: str | None = "sum"
 
     def __init__(self, rows: int, cols: int) -> None:
         self.size, self.strip_rows = (rows, cols), rows
@@ -385,7 +384,7 @@ class PooledOverRanks(Reading):
 
     by_row = False
     differentiable: tuple[bool, ...] = (False,)
-    merged: ClassVar[str | None] = "sum"
+    merged: str | None = "sum"
 
     def __init__(self, rows: int, cols: int) -> None:
         self.size = (rows, cols)

@@ -74,6 +74,12 @@ class Tile:
         return found[self.rows] if found.dim() == 1 else found[self.heads, self.rows]
 
     @property
+    def grid(self) -> Grid:
+        """The indices of the tile in the whole; queries at their positions."""
+        grid, positions = self._places.grid(self.heads, self.rows, self.cols), self._places.placed
+        return grid if positions is None else grid.placed(positions)
+
+    @property
     def mass(self) -> Tensor:
         """Weights summed over the tile's keys, (G, t)."""
         if self._mass is None:
@@ -115,6 +121,7 @@ class Places:
         self.batch = source.axis("batch").repeat_interleave(H)
         self.head = source.axis("head").repeat(B)
         self.row = source.axis("row")
+        self.placed = source.scoring.positions
         position = source.positions()
         self.position = position if position.dim() == 1 else position.expand(B, H, -1).flatten(0, 1)
         self.key = torch.arange(S, device=source.query.device)

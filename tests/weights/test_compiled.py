@@ -96,6 +96,7 @@ def panel(weights):
 def test_every_statistic_equals_that_of_the_float64_tiles(name, length):
     weights, precise = made(name, *LENGTHS[length])
     assert compiled.refuses(weights._source()) is None
+    assert weights.explain() == "the compiled loop, in one walk over the weights"
     assert "float64" in compiled.refuses(precise._source())
     (found, keys), (expected, expected_keys) = panel(weights), panel(precise)
     for statistic, value in found.items():
@@ -190,6 +191,8 @@ def test_what_the_loop_cannot_do_is_said_and_done_by_tiles(case):
     make, reason = REFUSED[case]
     weights = make(torch.randn(1, 2, 7, 5))
     assert reason in compiled.refuses(weights._source())
+    assert weights.explain().startswith("tiles in torch, because the compiled loop cannot run: ")
+    assert reason in weights.explain()
     torch.testing.assert_close(weights.entropy(), torch.special.entr(weights.to_tensor()).sum(-1).to(weights.entropy()))
 
 

@@ -244,6 +244,13 @@ class AttentionMap(TensorLike):
             )
         return self._read([reading])[0]
 
+    def explain(self) -> str:
+        """How the statistics of this map are computed: by kernels, by the compiled loop or by tiles, and why.
+
+        It builds the compiled loop if that has not been done yet.
+        """
+        return streaming.path(self._source())
+
     def _read(self, asked: Sequence[readings.Reading]) -> list[tuple[Tensor, ...]]:
         source = self._source()
         found = streaming.read(source, asked)

@@ -260,9 +260,9 @@ class Source:
             return None
         structure = self._counted()
         if structure is not None and structure.banded_only:
-            low = (self.positions() - structure.left).clamp(0, S)
-            high = (self.positions() + structure.right + 1).clamp(0, S)
-            return torch.stack([torch.where(low < high, low, S), torch.where(low < high, high, 0)])
+            first = (self.positions() - structure.left).clamp(0, S)
+            end = (self.positions() + structure.right + 1).clamp(0, S)
+            return torch.stack([torch.where(first < end, first, S), torch.where(first < end, end, 0)])
         found = []
         for row in self.axis("row").tolist():
             low, high = mask.key_range(row, row + 1, T, S)

@@ -61,7 +61,7 @@ class Statistic(Reading):
     """Any statistic of single weights, combined over the keys of every query or over the queries of every key.
 
     `weights.read(statistic)` gives a tuple: the sum or the count, (B, H, T) or (B, H, S); for "max" the largest value
-    and the key, or query, that has it, 0 and -1 if there is none. Pairs that the mask hides do not count.
+    and the first key, or query, that has it, 0 and -1 if there is none. Pairs that the mask hides do not count.
 
     Args:
         function: what one pair contributes, a number, or for "count" True or False. It gets `Pairs` and must work on
@@ -161,17 +161,15 @@ class Statistic(Reading):
                 f"the function of a Statistic gave {what}; expected a tensor that broadcasts to the weights it got, "
                 f"{tuple(pairs.weight.shape)}."
             ) from error
-        values = values != 0 if self.combine == "count" else values.to(pairs.weight.dtype)
-        if seen is None:
-            return values
-        neutral = -math.inf if self.combine == "max" else 0
-        return torch.where(seen, values, torch.tensor(neutral, dtype=values.dtype, device=values.device))
+        found: Tensor = values != 0 if self.combine == "count" else values.to(pairs.weight.dtype)
+        neutral = torch.tensor(-math.inf if self.combine == "max" else 0, dtype=found.dtype, device=found.device)
+        return found if seen is None else torch.where(seen, found, neutral)
 
     def _apart(self, tile: Tile) -> bool:
         """Whether `where` is False in the whole tile."""
         frame = self.source.frame
         lo, hi = self.key_range(*tile.span, frame.T, frame.S)
-        return hi <= tile.cols.start or tile.cols.stop <= lo
+        return bool(hi <= tile.cols.start or tile.cols.stop <= lo)
 
     def _pairs(self, tile: Tile) -> Pairs:
         lse = self.source.log_sum_exp
@@ -198,6 +196,8 @@ class Statistic(Reading):
         along = tile.rows if self.by_row else tile.cols
         largest, place = values.max(-1 if self.by_row else -2)
         total, known = self.total[tile.heads, along], self.place[tile.heads, along]
-        better = largest > total
-        known.copy_(torch.where(better, place + (tile.cols.start if self.by_row else tile.rows.start), known))
+        place = place + (tile.cols.start if self.by_row else tile.rows.start)
+        # Of equal values the first counts, in whatever order tiles come; where nothing counts there is no place.
+        better = (largest > total) | ((largest == total) & (largest > -math.inf) & (place < known))
+        known.copy_(torch.where(better, place, known))
         torch.maximum(total, largest.to(total.dtype), out=total)

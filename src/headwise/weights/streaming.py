@@ -12,6 +12,7 @@ from headwise.masks import Grid
 from headwise.weights import compiled
 from headwise.weights.readings import Reading, RowLogSumExp
 from headwise.weights.source import Axis, RowBlock, Source, full_precision, row_blocks
+from headwise.weights.sums import Sum
 from headwise.weights.tiles import TileWalk, finite_normalizer
 
 BLOCK_BYTES = 2**26  # a dense block of rows in the backward pass; a few of that size exist at a time
@@ -86,7 +87,8 @@ def feed(source: Source, lse: Tensor, readings: Sequence[Reading]) -> None:
 
 def _feed_compiled(source: Source, lse: Tensor, readings: Sequence[Reading]) -> list[Reading]:
     """Have the compiled loop add up what it can; the readings that it cannot serve."""
-    rest, sums = [], []
+    rest: list[Reading] = []
+    sums: list[Sum] = []
     for reading in readings:
         # What a subclass sums may differ from what its base does, so it must say so itself.
         asked = reading.sums(source) if "sums" in vars(type(reading)) else None
@@ -110,6 +112,16 @@ def _compute_on_cuda(source: Source, readings: Sequence[Reading]) -> list[tuple[
     if rest:
         answers |= zip(rest, TileWalk(source).read(lse, [readings[i] for i in rest]), strict=True)
     return [answers[i] for i in range(len(readings))]
+
+
+def path(source: Source) -> str:
+    """How statistics of this source are computed, in a sentence."""
+    if source.query.is_cuda:
+        kernels = kernels_for(source)
+        reason = "Triton is not installed" if kernels is None else kernels.refuses(source)
+        return "Triton kernels" if reason is None else f"tiles in torch, because Triton kernels cannot run: {reason}"
+    reason = compiled.refuses(source)
+    return compiled.ABOUT if reason is None else f"tiles in torch, because the compiled loop cannot run: {reason}"
 
 
 def log_sum_exp(source: Source) -> Tensor:

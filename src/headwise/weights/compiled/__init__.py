@@ -5,6 +5,7 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from headwise.weights.source import Source
 from headwise.weights.structure import Structure, structure_of
 from headwise.weights.sums import CellSum, KeySum, Largest, OctaveSum, ProbeSum, RowSum, Sum
 
+ABOUT = "the compiled loop, in one walk over the weights"
 TASKS = 32  # so many at least, for many threads. It does not depend on their number, so that no sum does
 LEAST_ROWS = 1024  # of a task: with fewer, arranging the keys would take a noticeable part of its time
 STRIP = 64  # queries; a task is a multiple of the strips of the loop
@@ -145,9 +147,10 @@ class Call:
         self.totals: dict[int, Tensor] = {}  # by column
         self.probes: list[Probe] = []
         self.pictures: list[Picture] = []
-        self.loaded = library()
-        assert not isinstance(self.loaded, str)  # noqa: S101 - `refuses` was asked
-        self.panel = self.loaded.headwise_panel()
+        loaded = library()
+        assert not isinstance(loaded, str)  # noqa: S101 - `refuses` was asked
+        self.loaded: ctypes.CDLL = loaded
+        self.panel = loaded.headwise_panel()
         self._sizes()
         self._inputs(normalizer)
 
@@ -304,18 +307,17 @@ class Call:
 
     def run(self) -> None:
         """Walk, and add the results."""
-        for name, kind, items in (
-            ("probe", Probe, self.probes),
-            ("column", Column, self.columns),
-            ("picture", Picture, self.pictures),
-        ):
-            array = (kind * len(items))(*items)
-            self.kept.append(array)
-            setattr(self.walk, f"{name}_count", len(items))
-            setattr(self.walk, f"{name}s", ctypes.addressof(array))
+        self._list("probe", (Probe * len(self.probes))(*self.probes))
+        self._list("column", (Column * len(self.columns))(*self.columns))
+        self._list("picture", (Picture * len(self.pictures))(*self.pictures))
         self.loaded.headwise_walk(ctypes.byref(self.walk))
         for step in self.after:
             step()
+
+    def _list(self, name: str, array: "ctypes.Array[Any]") -> None:
+        self.kept.append(array)
+        setattr(self.walk, f"{name}_count", len(array))
+        setattr(self.walk, f"{name}s", ctypes.addressof(array))
 
 
 def _codes(*tables: Tensor) -> list[Tensor]:

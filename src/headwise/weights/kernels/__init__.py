@@ -33,6 +33,13 @@ MOST_TOP_KEYS = 16  # with more, the kernel would take longer than tiles
 Answers = dict[int, tuple[Tensor, ...]]
 
 
+def refuses(source: Source) -> str | None:
+    """Why kernels cannot read this source, or None."""
+    if launch.refuses(source):
+        return "they do not support its dtype, head width, bias, score function or selection of queries"
+    return None if _structure(source) is not None else f"they do not know the mask {source.mask!r}"
+
+
 def log_sum_exp(source: Source) -> Tensor | None:
     """The row log-sum-exp (B, H, T), or None if kernels cannot compute it."""
     structure = _structure(source)

@@ -26,7 +26,7 @@ HIDDEN = -1e30  # log of a hidden weight
 POINTER, WHOLE, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
-class Rule(ctypes.Structure):
+class WalkRule(ctypes.Structure):
     """`Rule` of walk.cpp."""
 
     _fields_ = (
@@ -39,7 +39,7 @@ class Rule(ctypes.Structure):
 class Probe(ctypes.Structure):
     """`Probe` of walk.cpp."""
 
-    _fields_ = (("rule", Rule), ("mass", POINTER))
+    _fields_ = (("rule", WalkRule), ("mass", POINTER))
 
 
 class Column(ctypes.Structure):
@@ -66,7 +66,7 @@ class Walk(ctypes.Structure):
         *((name, WHOLE) for name in ("B", "H", "group", "T", "S", "D")),
         ("scale", REAL),
         ("softcap", REAL),
-        ("mask", Rule),
+        ("mask", WalkRule),
         *((name, POINTER) for name in ("mass", "entropy", "distance", "best", "running_max", "running_sum")),
         ("best_key", POINTER),
         ("top", WHOLE),
@@ -114,14 +114,14 @@ def supports(part: Sum, source: Source) -> bool:
 def add(source: Source, normalizer: Tensor, sums: Sequence[Sum]) -> None:
     """Add to the tensors of all sums. `normalizer` is (B·H, T), finite."""
     while sums:
-        call = Call(source, normalizer)
+        call = LoopCall(source, normalizer)
         sums = [part for part in sums if not call.ask(part)]
         call.run()
 
 
 def log_sum_exp(source: Source) -> Tensor:
     """The row log-sum-exp (B, H, T) without sinks; minus infinity for a row that sees nothing."""
-    call = Call(source, None)
+    call = LoopCall(source, None)
     best, total = call.new(fill=HIDDEN), call.new()
     call.set("running_max", best)
     call.set("running_sum", total)
@@ -129,7 +129,7 @@ def log_sum_exp(source: Source) -> Tensor:
     return torch.where(total > 0, best + total.log(), -torch.inf).view(source.shape[:3])
 
 
-class Call:
+class LoopCall:
     """One call of the loop: its arguments, the tensors they point to, and what to do with the results.
 
     Args:
@@ -198,8 +198,8 @@ class Call:
         """Make an argument of the loop point to a tensor."""
         setattr(self.walk, name, self.point(tensor))
 
-    def _rule(self, structure: Structure, span: tuple[int, int]) -> Rule:
-        rule = Rule(structure.left, structure.right, *span)
+    def _rule(self, structure: Structure, span: tuple[int, int]) -> WalkRule:
+        rule = WalkRule(structure.left, structure.right, *span)
         asked, offered = structure.match or (None, None)
         if asked is not None and offered is not None:
             asked, offered = _codes(asked, offered)

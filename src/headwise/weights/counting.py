@@ -40,6 +40,9 @@ def codes_of(structure: Structure, S: int, device: torch.device) -> Codes:
 def keys_seen(structure: Structure, positions: Tensor, S: int, most: int) -> Tensor:
     """How many of the first `most` keys a query at each of `positions` (T,) sees, (B or 1, T)."""
     device = positions.device
+    if structure.banded_only:
+        first, end = (positions - structure.left).clamp(0, most), (positions + structure.right + 1).clamp(0, most)
+        return (end - first).clamp(min=0)[None]
     codes = codes_of(structure, S, device)
     key = torch.arange(S, device=device)
     allowed = (key < most)[None] if structure.keys is None else (structure.keys != 0) & (key < most)

@@ -423,7 +423,7 @@ struct Worker {
             for (int v = 0; v < VECTORS; v++) {
                 Floats x = logs[i][v];
                 x = plain ? x * walk.scale - norm : adjusted(x, positions[r + i], j + v * LANES) - norm;
-                Floats w = exponential(x);
+                Floats w = normalizers ? exponential(x) : Floats{};  // without it, only the normalizer is wanted
                 if (state == SOME) {
                     Ints seen = mask.lanes(positions[r + i], j + v * LANES);
                     x = where(seen, x, all(HIDDEN)), w = bits(bits(w) & seen);

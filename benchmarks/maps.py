@@ -1,13 +1,23 @@
 """Measure the cost of looking at attention weights, relative to one forward pass of torch's fused attention.
 
-    python benchmarks/maps.py                  the CPU: float32, causal, T = 16384, 12 heads of 64
+    python benchmarks/maps.py                  the CPU: float32, causal, 2048 to 16384 tokens, 12 heads of 64
+    python benchmarks/maps.py --processor 5    the same in processor time of one thread, for a machine that is busy
+    python benchmarks/maps.py --model          the built-in model on the CPU: summaries of 256 tokens, the page of 16384
     python benchmarks/maps.py --device cuda    the GPU: bfloat16, causal, up to 131072 tokens
 
 Every result is first compared with the float64 reference, completely at a short length and in sampled rows at the long
-one. The panel consists of entropy, peak, mean distance, the masses of four probes, received and a picture.
+one. The panel consists of entropy, peak, mean distance, the masses of four probes, received and a picture. Rows "by
+tiles" are computed without the compiled loop.
 """
 
+import contextlib
+import statistics as averages
 import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -20,16 +30,25 @@ from headwise import (
     Scoring,
     attend,
     causal,
+    induction,
+    load_builtin,
     local,
     offset,
     previous_token,
     reference,
     sink,
+    view,
+    watch,
 )
-from headwise.cli.bench.measurement import interleaved
+from headwise.cli.bench.measurement import interleaved, summary
+from headwise.weights import compiled
 
 PROBES = {"sink": sink(4), "previous": previous_token(), "self": offset(0), "local": local(8)}
-SHAPES = {"cpu": [(1, 12, 16384, 64)], "cuda": [(1, 32, 32768, 128), (1, 12, 8192, 64), (1, 32, 2048, 128)]}
+TEXT = "The captain looked at the sea, and the sea looked at the captain, who had seen it all before. He said nothing. "
+SHAPES = {
+    "cpu": [(1, 12, T, 64) for T in (2048, 8192, 16384)],
+    "cuda": [(1, 32, 32768, 128), (1, 12, 8192, 64), (1, 32, 2048, 128)],
+}
 LAYERS = {"cpu": [(4, 512, 768, 12), (1, 2048, 1024, 16)], "cuda": [(8, 1024, 768, 12), (4, 4096, 2048, 16)]}
 PICTURE = {"cpu": 64, "cuda": 256}
 
@@ -113,13 +132,14 @@ def check_columns(device: str, size: int) -> None:
             sys.exit(f"received or picture: relative error {error:.3g}")
 
 
-def statistics(shape: tuple[int, ...], device: str, seconds: float) -> dict[str, object]:
+def statistics(shape: tuple[int, ...], device: str, seconds: float, rounds: int = 0) -> dict[str, object]:
     """The times of all statistics, and the memory of the panel in addition to query, key and log-sum-exp."""
     size = PICTURE[device]
     errors = check(shape, device, size)
     query, key, value = inputs(shape, device)
     _, weights = attend(query, key, value, causal=True, return_weights=True)
     weights.log_sum_exp()
+    ids = torch.randint(0, 500, (shape[2],), generator=torch.Generator().manual_seed(0)).to(device)
     runs = {
         "SDPA forward": lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True),
         "received": weights.received,
@@ -130,11 +150,68 @@ def statistics(shape: tuple[int, ...], device: str, seconds: float) -> dict[str,
         "topk(8)": lambda: weights.topk(8),
         "log-sum-exp": lambda: AttentionMap(query, key, Scoring(causal())).log_sum_exp(),
         "sink": lambda: weights.mass(sink(4)),
+        "picture": lambda: weights.pooled(size, size),
+        "induction": lambda: weights.mass(induction(ids)),
+        "summary": lambda: weights.summary(ids),
     }
+    if device == "cpu":
+        names = ("entropy", "received", "picture", "entropy, received, picture", "panel")
+        runs |= {f"{name}, by tiles": by_tiles(runs[name]) for name in names}
     with torch.no_grad():
         extra = memory(lambda: panel(weights, size), device)
-        times = interleaved(runs, device, rounds=40, seconds=seconds)
+        times = by_processor(runs, rounds) if rounds else interleaved(runs, device, rounds=40, seconds=seconds)
     return {"shape": shape, "times": times, "extra MiB": extra, **errors}
+
+
+def by_tiles(run: Callable[[], object]) -> Callable[[], object]:
+    """The same without the compiled loop."""
+
+    def slow() -> object:
+        with mock.patch.object(compiled, "refuses", return_value="it is switched off"):
+            return run()
+
+    return slow
+
+
+def by_processor(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, dict[str, float]]:
+    """Like `interleaved`, in processor time, which hardly depends on what else the machine does."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            with processor(times[name]):
+                run()
+    return {name: summary([1000 * each for each in values]) for name, values in times.items()}
+
+
+@contextlib.contextmanager
+def processor(times: list[float]) -> Iterator[None]:
+    """Adds the processor time of a block, in seconds."""
+    start = time.process_time()
+    yield
+    times.append(time.process_time() - start)
+
+
+def built_in(tokens: int, rounds: int) -> dict[str, object]:
+    """The processor time of a forward pass of the built-in model, and of summaries and a page of the same text."""
+    model = load_builtin()
+    ids = model.tokens(TEXT * (tokens // 16), most=tokens)[:, :tokens]
+    forward: list[float] = []
+    summaries: list[float] = []
+    page: list[float] = []
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        for _ in range(rounds):
+            with processor(forward):
+                model.gpt(ids)
+            with processor(summaries):
+                with watch(model.gpt) as seen:
+                    model.gpt(ids)
+                for weights in seen.values():
+                    weights.summary(ids[0])
+            with processor(page):
+                view(model, ids).save(Path(folder) / "page.html")
+    base = averages.median(forward)
+    ratios = {"watch and summary": averages.median(summaries) / base, "view and page": averages.median(page) / base}
+    return {"tokens": ids.shape[1], "forward pass in seconds of processor time": base, **ratios}
 
 
 def with_and_without(setting: tuple[int, ...], device: str, seconds: float) -> dict[str, object]:
@@ -172,11 +249,24 @@ def longest() -> dict[str, object]:
 
 def main() -> None:
     """Check the results, measure, and print."""
-    options = parser(__doc__).parse_args()
+    options = parser(__doc__)
+    options.add_argument("--model", action="store_true", help="measure summaries and the page of the built-in model")
+    options.add_argument("--processor", type=int, default=0, metavar="ROUNDS", help="processor time, this many rounds")
+    options.add_argument("--tokens", type=int, nargs="*", help="lengths to measure instead")
+    options = options.parse_args()
     device = options.device
+    if options.model:
+        found = [built_in(256, 15), built_in(16384, 1)]
+        for row in found:
+            print("  ".join(f"{name} {value:.3g}" for name, value in row.items()))
+        finish("maps", device, found)
+        return
     check_columns(device, 64)
     rows: list[dict[str, object]] = []
-    for setting in LAYERS[device]:
+    if options.processor:
+        torch.set_num_threads(1)
+    shapes = [(1, 12, T, 64) for T in options.tokens] if options.tokens else SHAPES[device]
+    for setting in () if options.processor else LAYERS[device]:
         rows.append(with_and_without(setting, device, options.seconds))
         times = rows[-1]["times"]
         lines = [
@@ -185,8 +275,9 @@ def main() -> None:
             for name in ("forward", "forward+backward")
         ]  # fmt: skip
         table(f"layer {setting}, ms", lines, ["", "without weights", "with", "ratio"])
-    for shape in SHAPES[device]:
-        rows.append(statistics(shape, device, options.seconds * (8 if device == "cpu" else 1)))
+    for shape in shapes:
+        seconds = options.seconds * (8 if device == "cpu" else 1)
+        rows.append(statistics(shape, device, seconds, options.processor))
         times = rows[-1]["times"]
         base = times["SDPA forward"]["ms"]
         lines = [[name, f"{t['ms']:.3f}", f"{t['ms'] / base:.2f}×", f"{t['spread']:.0%}"] for name, t in times.items()]

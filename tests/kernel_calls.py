@@ -6,8 +6,8 @@ from headwise import causal, documents, padding, prefix, window
 from headwise.masks.probes import induction, same_token
 from headwise.weights import Scoring
 from headwise.weights.kernels import launch
-from headwise.weights.kernels.structure import structure_of
 from headwise.weights.source import Source
+from headwise.weights.structure import structure_of
 
 MASKS = {
     "nothing": lambda B, T, S: None,

@@ -38,7 +38,7 @@ from headwise.masks import Extent, Mask
 from headwise.models import GPT, GPTConfig
 from headwise.parallel import context_parallel, shard_sequence, tensor_parallel, unshard_sequence
 from headwise.parallel.ring import Order, RingWalk
-from headwise.weights import Reading, Relative
+from headwise.weights import Reading, Relative, Statistic
 from headwise.weights.readings import unflat, zeros
 
 close = functools.partial(assert_close, rtol=1e-9, atol=1e-10)
@@ -542,7 +542,22 @@ def what_the_tests_define_is_shared_out(name):
     close(unshard_sequence(found, mesh()), output)
     close(weights.read(Concentration())[0], shard_sequence(expected.read(Concentration())[0], mesh(), 2))
     close(weights.read(Total())[0], expected.detach().read(Total())[0])
+    statistics_of_a_function_agree(weights.detach(), expected.detach())
     close(weights.gather()[:], expected[:])
+
+
+def statistics_of_a_function_agree(weights, expected):
+    """On ranks that share the queries and the keys."""
+    ids = torch.arange(expected.shape[3]) % 3
+    options = {"tokens": ids, "where": window(4, 2)}
+    for combine in ("sum", "max", "count"):
+        near = Statistic(
+            lambda pair: (pair.weight > 0.1) * (pair.query_token != pair.key_token), combine=combine, **options
+        )
+        for mine, theirs in zip(weights.read(near), expected.read(near), strict=True):
+            close(mine, shard_sequence(theirs, mesh(), 2))
+    squares = Statistic(lambda pair: pair.weight**2 * pair.score, by="key")
+    close(weights.read(squares)[0], expected.read(squares)[0])
 
 
 def what_ranks_cannot_merge():

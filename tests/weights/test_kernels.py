@@ -13,7 +13,7 @@ from headwise import attend, causal, dense, local, prefix, previous_token, same_
 from headwise.attention.backends import triangles
 from headwise.masks.probes import induction
 from headwise.weights import kernels, readings
-from headwise.weights.kernels.structure import structure_of
+from headwise.weights.structure import structure_of
 from headwise.weights.tiles import TileWalk
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

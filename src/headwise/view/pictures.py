@@ -34,6 +34,7 @@ from headwise.weights.readings import (
     zeros,
 )
 from headwise.weights.source import RowBlock, Source, row_blocks
+from headwise.weights.sums import CellSum, Sum
 from headwise.weights.tiles import Tile
 
 SIDE = 256  # pixels along a tile
@@ -147,6 +148,15 @@ class PooledCells(Reading):
         """Add columns of the tile; the first of them is key `first` of the window."""
         self._add(self.sum, tile, tile.weights[..., cols], first)
 
+    def sums(self, source: Source) -> Sequence[Sum]:
+        return (CellSum(self.sum, *self._places()),)
+
+    def _places(self) -> tuple[Tensor, Tensor]:
+        """The row and the column of the cell where every query and every key fall; -1 for a key outside the window."""
+        keys = torch.arange(self.source.shape[3])
+        inside = (keys >= self.keys.start) & (keys < self.keys.stop)
+        return torch.arange(self.T) // self.tall, torch.where(inside, (keys - self.keys.start) // self.span, -1)
+
     def finish(self) -> tuple[Tensor, ...]:
         return (unflat(self.values(), self.source),)
 
@@ -186,6 +196,9 @@ class PeakCells(PooledCells):
         under = self._under(self.sum, tile, squares, first)
         torch.maximum(under, squares.to(under.dtype), out=under)
 
+    def sums(self, source: Source) -> Sequence[Sum]:
+        return (CellSum(self.sum, *self._places(), largest=True),)
+
     def values(self) -> Tensor:
         return self.sum.to(self.source.precise)
 
@@ -204,8 +217,32 @@ class UniformCells(PooledCells):
         seen = torch.ones_like(weights) if tile.visible is None else tile.visible.expand_as(tile.weights)[..., cols]
         self._add(self.pairs, tile, seen.to(weights.dtype), first)
 
+    def sums(self, source: Source) -> Sequence[Sum]:
+        B, H = source.shape[:2]
+        row, col = self._places()
+        self.pairs += pair_counts(source, row, col, self.size).expand(B, H, *self.size).flatten(0, 1)
+        return (CellSum(self.sum, row, col, by_query=self.seen),)
+
     def values(self) -> Tensor:
         return (self.sum / self.pairs.clamp(min=1)).to(self.source.precise)
+
+
+def pair_counts(source: Source, row: Tensor, col: Tensor, size: tuple[int, int]) -> Tensor:
+    """How many pairs of a query and a key it sees fall into each cell, (B or 1, H or 1, rows, cols)."""
+    T, S = source.shape[2:]
+    spans, inside = source.key_spans(), (col >= 0).nonzero()[:, 0]
+    if spans is None:
+        part = source.where_it_differs()
+        counts = torch.zeros(*part.shape[:2], *size, dtype=torch.float64)
+        for rows in row_blocks(T, part.shape[0] * part.shape[1] * S * 8, 2**26):
+            seen = part.visible(rows, slice(0, S))[..., inside].expand(*part.shape[:2], -1, -1).float()
+            narrow = seen.new_zeros(*seen.shape[:3], size[1]).index_add_(3, col[inside], seen)
+            counts.index_add_(2, row[rows], narrow.double())
+        return counts
+    edges = torch.searchsorted(col[inside], torch.arange(size[1] + 1)) + (int(inside[0]) if len(inside) else 0)
+    low, high = spans[:, :, None].cpu()
+    seen = (torch.minimum(high, edges[1:]) - torch.maximum(low, edges[:-1])).clamp(min=0)  # (T, cols)
+    return torch.zeros(size, dtype=torch.float64).index_add_(0, row, seen.double())[None, None]
 
 
 def _squares(values: Tensor, row: int, col: int, tall: int, wide: int) -> Tensor:

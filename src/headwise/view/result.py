@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import OptionError, ShapeError
+from headwise.masks import Grid
 from headwise.masks.probes import offset, previous_token, sink
 from headwise.models import TextModel
 from headwise.models.files import atomically
@@ -123,10 +124,9 @@ class View:
     def _pairs(self) -> list[Pair]:
         found = []
         for layer, weights in enumerate(self.sampled):
-            peak = weights.without(NEAR).peak()
-            largest = (peak.weight * (1 - weights.mass(NEAR))).flatten()
-            values, places = largest.topk(min(4 * MOST_PAIRS, len(largest)))
-            keys = peak.key.flatten()[places]
+            largest, key = _apart_from_near(weights)
+            values, places = largest.flatten().topk(min(4 * MOST_PAIRS, largest.numel()))
+            keys = key.flatten()[places]
             for place, key, weight in zip(places.tolist(), keys.tolist(), values.tolist(), strict=True):
                 head, row = divmod(place, weights.shape[2])
                 query = row if self.queries is None else int(self.queries[row])
@@ -236,6 +236,17 @@ def _spread(T: int, queries: int | None) -> Tensor | None:
     if queries is None or check_size("queries", queries) >= T:
         return None
     return (torch.arange(1, queries + 1) * T) // queries - 1
+
+
+def _apart_from_near(weights: AttentionMap) -> tuple[Tensor, Tensor]:
+    """The largest weight of every query outside NEAR, and its key; a query has at most three keys in NEAR."""
+    top = weights.topk(min(4, weights.shape[3]))
+    source = weights._source()
+    batch, head, row = (source.axis(name) for name in ("batch", "head", "row"))
+    grid = Grid(batch[:, None, None, None], head[:, None, None], row[:, None], top.keys, source.frame.T, source.frame.S)
+    found = top.weights.masked_fill(weights._probe(NEAR).visible(grid), 0.0)
+    place = found.argmax(-1, keepdim=True)
+    return found.gather(-1, place)[..., 0], top.keys.gather(-1, place)[..., 0]
 
 
 def strongest(pairs: Iterable[Pair]) -> list[Pair]:

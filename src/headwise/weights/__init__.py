@@ -7,5 +7,6 @@ from headwise.weights.map import AttentionMap, Selector
 from headwise.weights.panel import Panel
 from headwise.weights.readings import Reading
 from headwise.weights.scoring import Relative, Scoring
+from headwise.weights.statistic import Pairs, Statistic
 
-__all__ = ["AttentionMap", "Panel", "Reading", "Relative", "Scoring", "Selector"]
+__all__ = ["AttentionMap", "Pairs", "Panel", "Reading", "Relative", "Scoring", "Selector", "Statistic"]

@@ -244,6 +244,13 @@ class AttentionMap(TensorLike):
             )
         return self._read([reading])[0]
 
+    def explain(self) -> str:
+        """How the statistics of this map are computed: by kernels, by the compiled loop or by tiles, and why.
+
+        It builds the compiled loop if that has not been done yet.
+        """
+        return streaming.path(self._source())
+
     def _read(self, asked: Sequence[readings.Reading], *, padded: bool = False) -> list[tuple[Tensor, ...]]:
         """The results of readings; unless `padded`, a padded query counts as one that sees no key."""
         keys = None if padded else self._real_keys()

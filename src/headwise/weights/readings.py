@@ -11,7 +11,7 @@ the precise dtype.
 
 import abc
 import math
-from typing import ClassVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 from headwise.errors import OptionError
 from headwise.masks import Grid, Mask
 from headwise.weights.source import RowBlock, Source, full_precision
+from headwise.weights.sums import CellSum, KeySum, Largest, OctaveSum, ProbeSum, RowSum, Sum
 from headwise.weights.tiles import HIDDEN, Tile
 
 
@@ -33,9 +34,9 @@ class Reading(abc.ABC):
     """
 
     source: Source
-    by_row: ClassVar[bool] = True
+    by_row: bool = True
     differentiable: tuple[bool, ...] = (True,)
-    merged: ClassVar[str | None] = None
+    merged: str | None = None
     strip_rows: int | None = None
 
     @abc.abstractmethod
@@ -49,6 +50,14 @@ class Reading(abc.ABC):
     @abc.abstractmethod
     def finish(self) -> tuple[Tensor, ...]:
         """The results."""
+
+    def sums(self, source: Source) -> Sequence[Sum] | None:
+        """What the compiled loop should add to the tensors of this reading, in place of `take`; None if it cannot.
+
+        It is called after `start`, for the source that is walked over. It is not inherited: a subclass may sum other
+        things, so it says again what it sums.
+        """
+        return None
 
     def dense(self, block: RowBlock) -> tuple[Tensor, ...]:
         """The results for these rows alone, differentiable; for a sum over queries, their share of it."""
@@ -89,6 +98,9 @@ class RowLogSumExp(Reading):
 
     def take(self, tile: Tile) -> None:
         """Nothing: it is known before there are tiles."""
+
+    def sums(self, source: Source) -> Sequence[Sum]:
+        return ()
 
     def finish(self) -> tuple[Tensor, ...]:
         assert self.source.log_sum_exp is not None  # noqa: S101 - it was needed for the tiles
@@ -161,6 +173,9 @@ class EntropyReading(Reading):
         self.sum[tile.heads, tile.rows] -= terms.sum(-1)
         self.mass[tile.heads, tile.rows] += tile.mass
 
+    def sums(self, source: Source) -> Sequence[Sum]:
+        return RowSum("entropy", self.sum), RowSum("mass", self.mass)
+
     def finish(self) -> tuple[Tensor, ...]:
         mass = true_mass(self.mass, self.source)
         return (unflat(self.sum / mass + mass.log(), self.source),)
@@ -191,6 +206,9 @@ class PeakReading(Reading):
             key.copy_(torch.where(better, tile.logs.argmax(-1) + tile.cols.start, key))
         torch.maximum(best, top, out=best)
 
+    def sums(self, source: Source) -> Sequence[Sum]:
+        return (Largest(self.best, self.key),)
+
     def finish(self) -> tuple[Tensor, ...]:
         return unflat(self.best.exp(), self.source), unflat(self.key, self.source)
 
@@ -209,6 +227,9 @@ class DistanceReading(Reading):
         distances = (tile.position[..., None] - tile.col).abs().to(tile.weights.dtype)
         self.sum[tile.heads, tile.rows] += torch.mul(tile.weights, distances, out=tile.scratch).sum(-1)
         self.mass[tile.heads, tile.rows] += tile.mass
+
+    def sums(self, source: Source) -> Sequence[Sum]:
+        return RowSum("distance", self.sum), RowSum("mass", self.mass)
 
     def finish(self) -> tuple[Tensor, ...]:
         return (unflat(self.sum / true_mass(self.mass, self.source), self.source),)
@@ -252,6 +273,9 @@ class HistogramReading(Reading):
         for bin in range(lo, hi + 1):
             self.sum[tile.heads, bin] += torch.mul(tile.weights, bins == bin, out=tile.scratch).sum((1, 2))
 
+    def sums(self, source: Source) -> Sequence[Sum]:
+        return (OctaveSum(self.sum),)
+
     def finish(self) -> tuple[Tensor, ...]:
         mean = self.sum / max(self.source.shape[2], 1)
         return (unflat(mean.to(self.source.precise), self.source),)
@@ -282,6 +306,10 @@ class ReceivedReading(Reading):
             seen = seen.expand(*seen.shape[:-2], t, seen.shape[-1])
         self.count[tile.heads, tile.cols] += t if seen is None else seen.sum(-2)
 
+    def sums(self, source: Source) -> Sequence[Sum]:
+        self.count += source.queries_seeing().flatten(0, 1)
+        return (KeySum(self.sum),)
+
     def finish(self) -> tuple[Tensor, ...]:
         return unflat(self.sum.to(self.source.precise), self.source), unflat(self.count, self.source)
 
@@ -293,7 +321,7 @@ class PooledReading(Reading):
     """The picture (B, H, rows, cols): weights summed over a cell's keys and averaged over its queries."""
 
     by_row = False
-    merged: ClassVar[str | None] = "sum"
+    merged: str | None = "sum"
 
     def __init__(self, rows: int, cols: int) -> None:
         self.size, self.strip_rows = (rows, cols), rows
@@ -310,6 +338,9 @@ class PooledReading(Reading):
         cells = self.sum[tile.heads, first : last + 1]
         cells.index_add_(2, tile.col * C // S, tile.strips(R).to(cells.dtype))
 
+    def sums(self, source: Source) -> Sequence[Sum]:
+        return (CellSum(self.sum, *cells_of(source, *self.size)),)
+
     def finish(self) -> tuple[Tensor, ...]:
         count = rows_per_cell(self.source.shape[2], self.size[0], self.sum.device)
         return (unflat((self.sum / count).to(self.source.precise), self.source),)
@@ -321,6 +352,13 @@ class PooledReading(Reading):
         part = block.weights.new_zeros(B, H, t, C).index_add(3, keys * C // S, block.weights)
         picture = block.weights.new_zeros(B, H, R, C).index_add(2, rows[block.rows] * R // T, part)
         return (picture / rows_per_cell(T, R, picture.device),)
+
+
+def cells_of(source: Source, R: int, C: int) -> tuple[Tensor, Tensor]:
+    """The row and the column of a picture where every query and every key fall, (T,) and (S,)."""
+    T, S = source.shape[2:]
+    device = source.query.device
+    return torch.arange(T, device=device) * R // T, torch.arange(S, device=device) * C // S
 
 
 def rows_per_cell(T: int, R: int, device: torch.device) -> Tensor:
@@ -344,6 +382,9 @@ class PooledPeakReading(Reading):
 
     def start(self, source: Source) -> None:
         self.source, self.best = source, zeros(source, *self.size)
+
+    def sums(self, source: Source) -> Sequence[Sum]:
+        return (CellSum(self.best, *cells_of(source, *self.size), largest=True),)
 
     def take(self, tile: Tile) -> None:
         (T, S), (R, C) = self.source.shape[2:], self.size
@@ -371,7 +412,7 @@ class PooledOverRanks(Reading):
 
     by_row = False
     differentiable: tuple[bool, ...] = (False,)
-    merged: ClassVar[str | None] = "sum"
+    merged: str | None = "sum"
 
     def __init__(self, rows: int, cols: int) -> None:
         self.size = (rows, cols)
@@ -436,6 +477,9 @@ class MassReading(Reading):
         hit = torch.mul(tile.weights, tile.where(probe), out=tile.scratch)
         self.sum[tile.heads, tile.rows] += hit.sum(-1)
 
+    def sums(self, source: Source) -> Sequence[Sum]:
+        return (ProbeSum(self.probe, self.sum),)
+
     def finish(self) -> tuple[Tensor, ...]:
         return (unflat(self.sum, self.source),)
 
@@ -463,6 +507,9 @@ class TopKeysReading(Reading):
         merged, order = torch.cat([best[enters], top], -1).topk(self.k)
         best[enters] = merged
         key[enters] = torch.cat([key[enters], place + tile.cols.start], -1).gather(-1, order)
+
+    def sums(self, source: Source) -> Sequence[Sum]:
+        return (Largest(self.best, self.key),)
 
     def finish(self) -> tuple[Tensor, ...]:
         key = self.key.masked_fill(self.best <= HIDDEN, -1)

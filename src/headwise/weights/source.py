@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from headwise.masks import Grid, Mask
+from headwise.masks.lowering import simplify
+from headwise.weights import counting
 from headwise.weights.scoring import Scoring
+from headwise.weights.structure import Structure, structure_of
 
 if TYPE_CHECKING:
     from headwise.weights.readings import Reading
@@ -184,19 +187,45 @@ class Source:
         """
         B, H, T, S = self.shape
         most = S if first is None else min(first, S)
-        if self.mask is None and not self.scoring.hides_keys and probe is None:
-            return torch.full((B, H, T), most, device=self.query.device)
-        spans = self.key_spans() if probe is None else None
-        if spans is not None:
-            low, high = spans.clamp(max=most).unbind()
-            return (high - low).clamp(min=0).expand(B, H, T)
-        counts = torch.zeros(B, H, T, dtype=torch.int64, device=self.query.device)
-        for rows in row_blocks(T, B * H * S, 2**24):
-            reach = self.reachable(rows)
+        structure = self._counted(probe)
+        if structure is not None:
+            return counting.keys_seen(structure, self.positions(), S, most)[:, None].expand(B, H, T)
+        part = self.where_it_differs(probe)
+        counts = torch.zeros(part.shape[:3], dtype=torch.int64, device=self.query.device)
+        for rows in row_blocks(T, part.shape[0] * part.shape[1] * S, 2**24):
+            reach = part.reachable(rows)
             cols = slice(min(reach.start, most), min(reach.stop, most))
-            seen = self.visible(rows, cols)
-            counts[:, :, rows] = (seen if probe is None else seen & probe.visible(self.grid(rows, cols))).sum(-1)
-        return counts
+            seen = part.visible(rows, cols)
+            counts[:, :, rows] = (seen if probe is None else seen & probe.visible(part.grid(rows, cols))).sum(-1)
+        return counts.expand(B, H, T)
+
+    def queries_seeing(self) -> Tensor:
+        """How many queries may see each key, (B, H, S)."""
+        B, H, T, S = self.shape
+        structure = self._counted()
+        if structure is not None:
+            return counting.queries_seeing(structure, self.positions(), S)[:, None].expand(B, H, S)
+        part = self.where_it_differs()
+        counts = torch.zeros((*part.shape[:2], S), dtype=torch.int64, device=self.query.device)
+        for rows in row_blocks(T, part.shape[0] * part.shape[1] * S, 2**24):
+            counts += part.visible(rows, slice(0, S)).sum(-2)
+        return counts.expand(B, H, S)
+
+    def _counted(self, probe: Mask | None = None) -> Structure | None:
+        """The structure of the keys to count, if it has one."""
+        if self.scoring.hides_keys or self.scoring.positions is not None:
+            return None
+        mask = simplify(self.mask, self.frame.T, self.frame.S)
+        return structure_of(mask if probe is None else probe if mask is None else mask & probe, self)
+
+    def where_it_differs(self, probe: Mask | None = None) -> "Source":
+        """This source with one sample and one head where all of them see the same keys."""
+        B, H, T, _ = self.shape
+        extents = [] if self.scoring.hides_keys else [mask.extent for mask in (self.mask, probe) if mask is not None]
+        same = not self.scoring.hides_keys and self.scoring.positions is None
+        alone = (same and all(x.batch is None for x in extents), same and all(x.heads is None for x in extents))
+        batch, heads = (range(min(n, 1) if one else n) for n, one in zip((B, H), alone, strict=True))
+        return self.narrowed(batch, heads, range(T))
 
     def reachable(self, rows: slice) -> slice:
         """Keys outside this slice are hidden from all these queries."""
@@ -229,6 +258,11 @@ class Source:
         mask, T, S = self.mask, self.frame.T, self.frame.S
         if mask is None or self.scoring.hides_keys or mask.extent[:2] != (None, None):
             return None
+        structure = self._counted()
+        if structure is not None and structure.banded_only:
+            first = (self.positions() - structure.left).clamp(0, S)
+            end = (self.positions() + structure.right + 1).clamp(0, S)
+            return torch.stack([torch.where(first < end, first, S), torch.where(first < end, end, 0)])
         found = []
         for row in self.axis("row").tolist():
             low, high = mask.key_range(row, row + 1, T, S)

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from headwise.errors import OptionError
 from headwise.masks import Grid
+from headwise.weights import compiled
 from headwise.weights.readings import Reading, RowLogSumExp
 from headwise.weights.source import Axis, RowBlock, Source, full_precision, row_blocks
-from headwise.weights.tiles import TileWalk
+from headwise.weights.sums import Sum
+from headwise.weights.tiles import TileWalk, finite_normalizer
 
 BLOCK_BYTES = 2**26  # a dense block of rows in the backward pass; a few of that size exist at a time
 
@@ -67,12 +69,35 @@ def compute(source: Source, readings: Sequence[Reading]) -> list[tuple[Tensor, .
         for reading in readings:
             reading.start(source)
         return [reading.finish() for reading in readings]
-    if not source.query.is_cuda:
-        walk = TileWalk(source)
-        if source.log_sum_exp is None:
-            source.log_sum_exp = walk.log_sum_exp()
-        return walk.read(source.log_sum_exp.detach(), readings)
-    return _compute_on_cuda(source, readings)
+    if source.query.is_cuda:
+        return _compute_on_cuda(source, readings)
+    lse = normalizer(source)
+    for reading in readings:
+        reading.start(source)
+    feed(source, lse, readings)
+    return [reading.finish() for reading in readings]
+
+
+def feed(source: Source, lse: Tensor, readings: Sequence[Reading]) -> None:
+    """Hand all weights of the source to readings that have started, by the compiled loop where it can or by tiles."""
+    rest = list(readings) if compiled.refuses(source) else _feed_compiled(source, lse, readings)
+    if rest:
+        TileWalk(source).feed(lse, rest)
+
+
+def _feed_compiled(source: Source, lse: Tensor, readings: Sequence[Reading]) -> list[Reading]:
+    """Have the compiled loop add up what it can; the readings that it cannot serve."""
+    rest: list[Reading] = []
+    sums: list[Sum] = []
+    for reading in readings:
+        # What a subclass sums may differ from what its base does, so it must say so itself.
+        asked = reading.sums(source) if "sums" in vars(type(reading)) else None
+        if asked is None or not all(compiled.supports(part, source) for part in asked):
+            rest.append(reading)
+        else:
+            sums += asked
+    compiled.add(source, finite_normalizer(lse), sums)
+    return rest
 
 
 def _compute_on_cuda(source: Source, readings: Sequence[Reading]) -> list[tuple[Tensor, ...]]:
@@ -87,6 +112,16 @@ def _compute_on_cuda(source: Source, readings: Sequence[Reading]) -> list[tuple[
     if rest:
         answers |= zip(rest, TileWalk(source).read(lse, [readings[i] for i in rest]), strict=True)
     return [answers[i] for i in range(len(readings))]
+
+
+def path(source: Source) -> str:
+    """How statistics of this source are computed, in a sentence."""
+    if source.query.is_cuda:
+        kernels = kernels_for(source)
+        reason = "Triton is not installed" if kernels is None else kernels.refuses(source)
+        return "Triton kernels" if reason is None else f"tiles in torch, because Triton kernels cannot run: {reason}"
+    reason = compiled.refuses(source)
+    return compiled.ABOUT if reason is None else f"tiles in torch, because the compiled loop cannot run: {reason}"
 
 
 def log_sum_exp(source: Source) -> Tensor:
@@ -111,6 +146,8 @@ def _normalizer(source: Source) -> Tensor:
     kernels = kernels_for(source)
     with torch.no_grad():
         found: Tensor | None = None if kernels is None else kernels.log_sum_exp(source)
+        if found is None and not compiled.refuses(source):
+            found = source.with_sinks(compiled.log_sum_exp(source))
         return TileWalk(source).log_sum_exp() if found is None else found
 
 

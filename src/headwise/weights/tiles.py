@@ -75,6 +75,12 @@ class Tile:
         return found[self.rows] if found.dim() == 1 else found[self.heads, self.rows]
 
     @property
+    def grid(self) -> Grid:
+        """The indices of the tile in the whole; queries at their positions."""
+        grid, positions = self._places.grid(self.heads, self.rows, self.cols), self._places.placed
+        return grid if positions is None else grid.placed(positions)
+
+    @property
     def mass(self) -> Tensor:
         """Weights summed over the tile's keys, (G, t)."""
         if self._mass is None:
@@ -122,6 +128,7 @@ class Places:
         self.batch = source.axis("batch").repeat_interleave(H)
         self.head = source.axis("head").repeat(B)
         self.row = source.axis("row")
+        self.placed = source.scoring.positions
         position = source.positions()
         self.position = position if position.dim() == 1 else position.expand(B, H, -1).flatten(0, 1)
         self.key = torch.arange(S, device=source.query.device)
@@ -193,8 +200,7 @@ class TileWalk:
 
     def feed(self, log_sum_exp: Tensor, readings: "Sequence[Reading]") -> None:
         """Hand every tile that some reading needs and some query sees to all readings."""
-        # For a row that sees nothing, a normalizer that makes all its weights 0.
-        normalizer = torch.where(log_sum_exp == -math.inf, -HIDDEN, log_sum_exp).flatten(0, 1)
+        normalizer = finite_normalizer(log_sum_exp)
         strip_rows = next((reading.strip_rows for reading in readings if reading.strip_rows), None)
         with torch.no_grad(), full_precision(self.source.query):
             for spot in self._spots(readings):
@@ -295,6 +301,11 @@ class TileWalk:
         if normalizer is not None:
             out.sub_(normalizer[spot.heads, spot.rows, None])
         out.clamp_(min=HIDDEN)
+
+
+def finite_normalizer(log_sum_exp: Tensor) -> Tensor:
+    """(B·H, T): the log-sum-exp; for a row that sees nothing, a number that makes all its weights 0."""
+    return torch.where(log_sum_exp == -math.inf, -HIDDEN, log_sum_exp).flatten(0, 1)
 
 
 def exp(logs: Tensor, out: Tensor) -> None:

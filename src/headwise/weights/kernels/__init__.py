@@ -12,7 +12,6 @@ from torch import Tensor
 from headwise.masks import Prefix
 from headwise.masks.lowering import simplify
 from headwise.weights.kernels import launch
-from headwise.weights.kernels.structure import FAR, Structure, structure_of
 from headwise.weights.readings import (
     DistanceReading,
     EntropyReading,
@@ -28,9 +27,17 @@ from headwise.weights.readings import (
     rows_per_cell,
 )
 from headwise.weights.source import Source
+from headwise.weights.structure import FAR, Structure, structure_of
 
 MOST_TOP_KEYS = 16  # with more, the kernel would take longer than tiles
 Answers = dict[int, tuple[Tensor, ...]]
+
+
+def refuses(source: Source) -> str | None:
+    """Why kernels cannot read this source, or None."""
+    if launch.refuses(source):
+        return "they do not support its dtype, head width, bias, score function or selection of queries"
+    return None if _structure(source) is not None else f"they do not know the mask {source.mask!r}"
 
 
 def log_sum_exp(source: Source) -> Tensor | None:

@@ -13,10 +13,10 @@ from headwise.weights.kernels.columns import columns_kernel
 from headwise.weights.kernels.histogram import histogram_kernel
 from headwise.weights.kernels.mass import bands_kernel, mass_kernel
 from headwise.weights.kernels.rows import rows_kernel
-from headwise.weights.kernels.structure import Structure
 from headwise.weights.kernels.top_keys import top_keys_kernel
 from headwise.weights.kernels.weights import log_sum_exp_kernel, weights_kernel
 from headwise.weights.source import Source
+from headwise.weights.structure import Structure
 
 WIDEST = 256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

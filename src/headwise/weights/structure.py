@@ -1,13 +1,16 @@
-"""The masks that kernels support: a band, sets of keys, documents, matching tokens. Tiles handle all others."""
+"""The masks that fast paths know: a band, sets of keys, documents, matching tokens. Tiles handle all others."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from headwise.masks import Both, Causal, Documents, Either, Grid, Mask, Window
 from headwise.masks.probes import Match, Offset
-from headwise.weights.source import Source
+
+if TYPE_CHECKING:
+    from headwise.weights.source import Source
 
 FAR = 2**30  # longer than any sequence, and their sum fits into 32 bits
 
@@ -32,7 +35,7 @@ class Structure:
         return self.keys is None and self.open_keys is None and self.documents is None and self.match is None
 
 
-def structure_of(mask: Mask | None, source: Source) -> Structure | None:
+def structure_of(mask: Mask | None, source: "Source") -> Structure | None:
     """The structure equivalent to `mask`, or None if there is none."""
     if mask is None:
         return Structure()
@@ -78,7 +81,7 @@ def _both(a: Structure, b: Structure) -> Structure | None:
     )
 
 
-def _either(mask: Either, source: Source) -> Structure | None:
+def _either(mask: Either, source: "Source") -> Structure | None:
     """A band with some keys open to all, such as `causal() | prefix(n)`."""
     band, opened = (mask.a, mask.b) if mask.b.by_key else (mask.b, mask.a)
     structure = structure_of(band, source)
@@ -87,7 +90,7 @@ def _either(mask: Either, source: Source) -> Structure | None:
     return dataclasses.replace(structure, open_keys=_table(opened, source))
 
 
-def _table(mask: Mask, source: Source) -> Tensor:
+def _table(mask: Mask, source: "Source") -> Tensor:
     """A mask that depends only on sample and key, as 0 and 1 of shape (B or 1, S)."""
     device, frame = source.query.device, source.frame
     batch = source.axis("batch") if mask.extent.batch is not None else torch.zeros(1, dtype=torch.int64, device=device)
@@ -98,6 +101,6 @@ def _table(mask: Mask, source: Source) -> Tensor:
     return seen.reshape(-1, seen.shape[-1]).expand(-1, frame.S).to(torch.int8).contiguous()
 
 
-def _samples(table: Tensor, source: Source) -> Tensor:
+def _samples(table: Tensor, source: "Source") -> Tensor:
     """The rows of a (B or 1, S) table that belong to the source's samples."""
     return table.contiguous() if table.shape[0] == 1 else table[source.axis("batch")].contiguous()

@@ -1,0 +1,98 @@
+"""How many keys a query sees and how many queries see a key, in closed form for every mask that is a `Structure`.
+
+Keys are sorted by document and token, then by position. Those that a query at position p sees are then neighbors: they
+have its document and token and lie from p − left to p + right. Two binary searches count them.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headwise.weights.structure import Structure
+
+
+class Codes(NamedTuple):
+    """What must agree for a query to see a key, as one whole number each, (B or 1, S) by position; -1 agrees with none.
+
+    size: the number of codes.
+    """
+
+    query: Tensor
+    key: Tensor
+    size: int
+
+
+def codes_of(structure: Structure, S: int, device: torch.device) -> Codes:
+    """The documents and tokens of a structure as codes."""
+    query = key = torch.zeros(1, S, dtype=torch.int64, device=device)
+    size = 1
+    for asked, offered in ((structure.documents, structure.documents), structure.match or (None, None)):
+        if asked is not None and offered is not None:
+            both = torch.cat([asked.flatten(), offered.flatten()])
+            values, names = torch.unique(both, return_inverse=True)
+            a, b = names.split([asked.numel(), offered.numel()])
+            query, key = query * len(values) + a.view(asked.shape), key * len(values) + b.view(offered.shape)
+            size *= max(1, len(values))
+    return Codes(query, key, size)
+
+
+def keys_seen(structure: Structure, positions: Tensor, S: int, most: int) -> Tensor:
+    """How many of the first `most` keys a query at each of `positions` (T,) sees, (B or 1, T)."""
+    device = positions.device
+    if structure.banded_only:
+        first, end = (positions - structure.left).clamp(0, most), (positions + structure.right + 1).clamp(0, most)
+        return (end - first).clamp(min=0)[None]
+    codes = codes_of(structure, S, device)
+    key = torch.arange(S, device=device)
+    allowed = (key < most)[None] if structure.keys is None else (structure.keys != 0) & (key < most)
+    own = _own(codes.query, structure, positions)  # (B or 1, T)
+    low, high = positions - structure.left, positions + structure.right + 1
+    found = _count(codes.key, key, allowed, own, low, high, S)
+    if structure.open_keys is not None:  # those outside the band
+        opened = allowed & (structure.open_keys != 0)
+        everywhere = _count(codes.key, key, opened, own, torch.zeros_like(low), torch.full_like(high, S), S)
+        found = found + everywhere - _count(codes.key, key, opened, own, low, high, S)
+    return found
+
+
+def queries_seeing(structure: Structure, positions: Tensor, S: int) -> Tensor:
+    """How many of the queries at `positions` (T,) see each key, (B or 1, S)."""
+    device = positions.device
+    codes = codes_of(structure, S, device)
+    first = int(positions.min()) if len(positions) else 0
+    place, width = positions - first, int(positions.max()) - first + 1 if len(positions) else 1
+    own = _own(codes.query, structure, positions)
+    key = torch.arange(S, device=device) - first
+    low, high = key - structure.right, key + structure.left + 1
+    found = _count(own, place, own >= 0, codes.key, low, high, width)
+    if structure.open_keys is not None:
+        everyone = _count(own, place, own >= 0, codes.key, torch.zeros_like(low), torch.full_like(high, width), width)
+        found = torch.where(structure.open_keys != 0, everyone, found)
+    return found if structure.keys is None else found * (structure.keys != 0)
+
+
+def _own(codes: Tensor, structure: Structure, positions: Tensor) -> Tensor:
+    """The code of the query at each position, (B or 1, T); -1 before the first key, where there is no document."""
+    if not codes.shape[1]:
+        return codes.new_full((len(codes), len(positions)), -1)
+    found = codes[:, positions.clamp(0, codes.shape[1] - 1)]
+    return found.masked_fill(positions < 0, -1) if structure.documents is not None else found
+
+
+def _count(
+    codes: Tensor, place: Tensor, counted: Tensor, asked: Tensor, low: Tensor, high: Tensor, width: int
+) -> Tensor:
+    """How many things of the code `asked` (B or 1, n) are at places from `low` to `high` − 1, each (n,).
+
+    The things have `codes` (B or 1, m) and `place` (m,), from 0 to `width` − 1, and count if `counted` (B or 1, m).
+    """
+    B = max(len(codes), len(counted), len(asked))
+    sample = torch.arange(B, device=codes.device)[:, None]
+    every = (codes * B + sample) * width + place  # (B, m): sorted by code, sample and place
+    every = every.expand(B, -1)[counted.expand(B, -1)].sort().values
+    group = (asked * B + sample) * width
+    low = low.clamp(0, width)
+    span = torch.stack([group + low, group + torch.maximum(high.clamp(0, width), low)])
+    found = torch.searchsorted(every, span)
+    return (found[1] - found[0]).masked_fill(asked < 0, 0)

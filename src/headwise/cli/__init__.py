@@ -22,6 +22,7 @@ VERBS = {
     "check": "check the multi-head attention in a file: right, or which mistake is on which line",
     "steps": "walk through attention in ten steps on real tensors: shapes, code, reasons, memory",
     "cost": "compute what attention costs: parameters, operations, memory, cache; MHA, GQA and MQA compared",
+    "course": "learn attention by writing it: fourteen exercises with hints, from dot products to a decoder; interview",
     "quiz": "find and fix the mistake in a class; the checker judges your answer",
     "bench": "compare the layer with other implementations: correctness, time, memory, growth with length",
     "generate": "generate text with the built-in model, a small GPT trained on old books",

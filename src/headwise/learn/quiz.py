@@ -64,7 +64,7 @@ class FaultyClass(NamedTuple):
             return None
         return (
             f"This class is right, but it is not the one of the exercise: {gone} of its {given.total()} lines are "
-            f"gone, and the repair takes at most {most}. Repair the class in the file; `headwise quiz --restore` brings it back."
+            f"gone, and a repair takes at most {most}. Repair it instead; `headwise quiz --restore` brings it back."
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.learn.course.exercise import Exercise, WrongPartError, Part, Space, close, needs, source
+from headwise.learn.course.exercise import CACHE_STEP, Exercise, Part, Space, WrongPartError, close, needs, source
 
 TEXT = "fables.txt"
 PAIRS = 2.34  # nats per letter of a model that knows only how often each letter follows another, on the fables
@@ -143,6 +143,7 @@ CACHE = Exercise(
             "With S keys and T queries, query i is token i + S − T: shift the triangle by S − T.",
             "future = torch.ones(T, S, dtype=torch.bool, device=x.device).triu(S - T + 1)",
             _token_by_token,
+            steps=(CACHE_STEP,),
         ),
     ),
     more="headwise cost --model llama-3.1-8b counts what the cache saves; docs/layer.md has ours.",

@@ -18,11 +18,12 @@ from headwise.check import Finding, Report, check
 Space = Mapping[str, Any]
 STUB = "raise NotImplementedError"
 COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
+CACHE_STEP = 11  # counts as a step of its own
 # The step of attention that a mistake of the checker belongs to, by the first words of its name.
 STEPS = {
     "no-qkv-proj": 1, "one-projection": 1, "wrong-role": 1, "split": 2, "heads-share": 2, "attends-over": 3,
     "mask": 5, "causal": 5, "buffer": 5, "scale": 6, "softmax": 7, "dropout": 8, "merge": 9, "heads-averaged": 9,
-    "too-wide": 9, "contiguous": 9, "no-out-proj": 10, "layers-in-forward": 10,
+    "too-wide": 9, "contiguous": 9, "no-out-proj": 10, "layers-in-forward": 10, "cache": CACHE_STEP,
 }  # fmt: skip
 
 
@@ -40,7 +41,7 @@ class Part:
         idea: the second hint.
         line: the third hint, the line of code.
         test: raises `WrongPartError` if the part is wrong; None if the checker judges it.
-        steps: the steps of attention that it stands for, if the checker judges it.
+        steps: the steps of attention that it stands for; findings of the checker on them belong to this part.
     """
 
     name: str

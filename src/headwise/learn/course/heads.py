@@ -2,7 +2,7 @@
 
 import torch
 
-from headwise.learn.course.exercise import Exercise, WrongPartError, Part, Space, close, needs, source
+from headwise.learn.course.exercise import Exercise, Part, Space, WrongPartError, close, needs, source
 
 B, T, H, D = 2, 5, 3, 7
 

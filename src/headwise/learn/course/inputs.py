@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from headwise.learn.course.exercise import Exercise, WrongPartError, Part, Space, close, needs, source
+from headwise.learn.course.exercise import Exercise, Part, Space, WrongPartError, close, needs, source
 
 LENGTHS = (4, 2, 5)
 

@@ -97,7 +97,7 @@ def _root(cost: Cost) -> str:
     return (
         f"A dot product of D terms with mean 0 and variance 1 has variance D, so its standard deviation is √D: here "
         f"√{D} = {D**0.5:g}. Unscaled, one score would dominate, the softmax would be nearly one-hot, and its "
-        f"gradient, w·(1 − w), nearly 0. It is the width of a head, not of the model, because the sum runs over one head."
+        f"gradient, w·(1 − w), nearly 0. It is the width of a head, not of the model: the sum runs over one head."
     )
 
 
@@ -128,7 +128,7 @@ QUESTIONS = (
         (
             Point(
                 "each head has weights of its own, so a token attends in several ways at once",
-                r"differ|several|own (weights|pattern|distribution)|multiple|relation|pattern|subspace|parallel",
+                r"differ|several|own (weights|pattern|distribution)|set of (attention )?weights|relation|pattern|subspace|parallel",
             ),
             Point(
                 "the cost is the same: parameters and operations do not grow",
@@ -153,7 +153,8 @@ QUESTIONS = (
                 "the projections are quadratic in the width", r"E²|d²|d\^?2|E\^?2|d_model(\^2|²|\*\*2)|width|projection"
             ),
             Point(
-                "which of the two dominates depends on the length", r"domina|cross|longer|short|when|until|larger than"
+                "which of the two dominates depends on the length",
+                r"domina|cross|longer|short|until|larger than|equal at|which is larger",
             ),
         ),
         ("flops", "memory"),
@@ -163,7 +164,7 @@ QUESTIONS = (
         "How does this compare to grouped-query attention?",
         _from_cost(2),
         (
-            Point("several query heads share a key/value head", r"share|group|fewer (key|kv)"),
+            Point("several query heads share a key/value head", r"share|group|fewer (key|kv)|GQA"),
             Point("the cache shrinks", r"cache|memory|bandwidth"),
             Point("the scores cost the same", r"same (score|flop|cost|comput)|score|quality"),
             Point("with one key/value head it is multi-query attention", r"multi-?query|MQA|\bone\b|single"),

@@ -38,9 +38,12 @@ class Record:
     def of(cls, saved: dict[str, Any]) -> Self:
         """The record that was saved; raises TypeError or ValueError if it is not one."""
         record = cls(**saved)
-        kinds = {"tries": int, "best": (int, float), "solved": (str, type(None)), "next": (str, type(None))}
-        kinds |= {"hints": dict, "looked": bool}
-        for name, kind in kinds.items():
+        words = (str, type(None))
+        kinds: tuple[tuple[str, tuple[type, ...]], ...] = (
+            ("tries", (int,)), ("best", (int, float)), ("solved", words), ("next", words), ("hints", (dict,)),
+            ("looked", (bool,)),
+        )  # fmt: skip
+        for name, kind in kinds:
             if not isinstance(getattr(record, name), kind):
                 raise TypeError(f"{name} is {getattr(record, name)!r}")
         return record

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from headwise.learn.course.exercise import Exercise, WrongPartError, Part, Space, close, needs, source
+from headwise.learn.course.exercise import Exercise, Part, Space, WrongPartError, close, needs, source
 
 T, S, D, DV = 3, 5, 7, 2
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from headwise.cli.console import add_json, check_positive, print_json, write_file
 from headwise.errors import OptionError, printable
 from headwise.learn.course import EXERCISES, Exercise, Grade, find
+from headwise.learn.course.card import card
 from headwise.learn.course.interview import QUESTIONS, Question, find_question, sizes
 from headwise.learn.course.notebooks import as_json, course_notebook
 from headwise.learn.course.page import course_page
@@ -19,6 +20,7 @@ from headwise.learn.course.work import Workspace, compared, grade_file
 EXAMPLES = """examples:
   headwise course
   headwise course --list
+  headwise course --card
   headwise course 4 --hint
   headwise course --interview root --answer "d_k: scores grow, saturate the softmax; gradients vanish"
   headwise course --html course.html
@@ -41,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--answer", metavar="TEXT", help="your answer in words, or a file with code, to one question")
     parser.add_argument("--clock", type=float, metavar="MINUTES", help="stop the interview after this time")
+    parser.add_argument("--card", action="store_true", help="the reference card: shapes, formulas, reasons, checklist")
     parser.add_argument("--notebook", type=Path, metavar="FILE", help="write all exercises as a Jupyter notebook")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write all exercises as one page")
     add_json(parser, "text")
@@ -48,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Hand out, grade, hint, compare or ask. Exit status: 0 right or nothing to grade, 1 not right, 2 wrong usage."""
+    if options.card:
+        print(card())
+        return 0
     if options.notebook is not None:
         write_file("--notebook", options.notebook, as_json(course_notebook(EXERCISES)), sys.stdout)
         return 0

@@ -45,7 +45,7 @@ WRONG = [
      "repeat(1, group, 1, 1), value.repeat(1, group, 1, 1)", "the layer without a cache", ""),
     ("block", "x = x + self.attention", "x = self.attention", "the residual stream", "with all projections at 0"),
     ("block", "causal=True", "causal=False", "the attention", "tokens 0 and 1 changed"),
-    ("tiny-gpt", "self.letters(tokens) + self.positions(positions)", "self.letters(tokens)", "the positions", "positions"),
+    ("tiny-gpt", "(tokens) + self.positions(positions)", "(tokens)", "the positions", "does not know positions"),
     ("tiny-gpt", "tokens[:, 1:]", "tokens[:, :-1]", "the loss", "logits at i predict letter i + 1"),
     ("reading-heads", "torch.special.entr(weights)", "(-weights * weights.log())", "the entropy", "0 · log 0"),
     ("reading-heads", "diagonal(-1", "diagonal(0", "the previous token", "previous_token(weights)[0] is"),

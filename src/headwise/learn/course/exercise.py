@@ -21,6 +21,7 @@ COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight"
 CACHE_STEP = 11  # counts as a step of its own
 # The step of attention that a mistake of the checker belongs to, by the first words of its name.
 STEPS = {
+    "causal-cache": CACHE_STEP,
     "no-qkv-proj": 1, "one-projection": 1, "wrong-role": 1, "split": 2, "heads-share": 2, "attends-over": 3,
     "mask": 5, "causal": 5, "buffer": 5, "scale": 6, "softmax": 7, "dropout": 8, "merge": 9, "heads-averaged": 9,
     "too-wide": 9, "contiguous": 9, "no-out-proj": 10, "layers-in-forward": 10, "cache": CACHE_STEP,

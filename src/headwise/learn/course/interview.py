@@ -128,7 +128,7 @@ QUESTIONS = (
         (
             Point(
                 "each head has weights of its own, so a token attends in several ways at once",
-                r"differ|several|own (weights|pattern|distribution)|set of (attention )?weights|relation|pattern|subspace|parallel",
+                r"differ|several|own (weights|pattern|distribution)|sets? of \w+ weights|relation|subspace|parallel",
             ),
             Point(
                 "the cost is the same: parameters and operations do not grow",

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from headwise.cli.console import add_json, check_positive, print_json, write_file
 from headwise.errors import OptionError, printable
-from headwise.learn.course import EXERCISES, Exercise, Grade, find
-from headwise.learn.course.card import card
+from headwise.learn.course import EXERCISES, Exercise, Grade, card, find
 from headwise.learn.course.interview import QUESTIONS, Question, find_question, sizes
 from headwise.learn.course.notebooks import as_json, course_notebook
 from headwise.learn.course.page import course_page

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError, OptionError
 from headwise.layer import MultiHeadAttention
 from headwise.layer.inputs import LayerInputs
+from headwise.layer.positions import PositionalEncoding
 from headwise.learn.configs import kind_of
 from headwise.learn.steps import sentences
 from headwise.models import TextModel, open_model
@@ -174,7 +175,7 @@ def _layers(model: TextModel) -> Layers:
     own = [(name, m) for name, m in model.module.named_modules() if isinstance(m, MultiHeadAttention)]
     if own:
         return [(name, module, lambda module=module: module) for name, module in own]  # type: ignore[misc]
-    config = getattr(getattr(model.module, "config", None), "to_dict", dict)()
+    config: dict[str, Any] = getattr(getattr(model.module, "config", None), "to_dict", dict)()
     checkpoint, modules = open_checkpoint(model.module, config=config), dict(model.module.named_modules())
     found = [(x.name, modules[x.name]) for x in checkpoint.layers if x.name in modules]
     if not found:
@@ -255,7 +256,7 @@ def _other_cuts(
 
 def _notes(attention: MultiHeadAttention, group: int, agrees: bool) -> list[str]:
     notes = []
-    if attention.position is not None:
+    if isinstance(attention.position, PositionalEncoding):
         notes.append(f"queries and keys are changed by position before the scores ({attention.position.describe()})")
     if group > 1:
         kind = kind_of(attention.num_heads, attention.num_heads // group)

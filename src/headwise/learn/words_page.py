@@ -74,7 +74,7 @@ def _packed(x: Tensor) -> dict[str, Any]:
     x = x.detach().to(torch.float32).contiguous()
     half = bool((x.half().float() == x).all())
     x = x.half() if half else x
-    data = x.numpy(force=True).tobytes()
+    data = bytes(x.cpu().view(torch.uint8).flatten().tolist())  # without numpy, which may be missing
     return {"shape": list(x.shape), "bits": 16 if half else 32, "data": base64.b64encode(data).decode()}
 
 

@@ -5,6 +5,7 @@ files, `progress` remembers, `interview` asks questions, `notebooks` and `page` 
 """
 
 from headwise.errors import OptionError
+from headwise.learn.course.card import card, structure
 from headwise.learn.course.decoder import EXERCISES as DECODER
 from headwise.learn.course.exercise import Exercise, Grade, Part, PartResult, grade
 from headwise.learn.course.heads import EXERCISES as HEADS
@@ -14,7 +15,18 @@ from headwise.learn.course.work import train_and_write
 
 EXERCISES = (*SCORES, *HEADS, *INPUTS, *DECODER)
 
-__all__ = ["EXERCISES", "Exercise", "Grade", "Part", "PartResult", "find", "grade", "train_and_write"]
+__all__ = [
+    "EXERCISES",
+    "Exercise",
+    "Grade",
+    "Part",
+    "PartResult",
+    "card",
+    "find",
+    "grade",
+    "structure",
+    "train_and_write",
+]
 
 
 def find(name: str) -> Exercise:

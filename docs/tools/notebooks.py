@@ -24,7 +24,8 @@ COURSE: Cells = [
     (
         MD,
         "## Your class\n\n"
-        "`%%headwise_check` runs a cell and judges the class in it. This one has a mistake: the report names the cell and the line.",
+        "`%%headwise_check` runs a cell and judges the class in it. This one has a mistake."
+        " The report names the cell and the line.",
     ),
     (PY, "%load_ext headwise.check"),
     (

@@ -6,6 +6,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 const words = data.words, T = words.length;
+const dark = matchMedia("(prefers-color-scheme: dark)");
 const state = { step: 1, mask: true, scale: true, heads: data.own, pinned: false };
 
 // Numbers ------------------------------------------------------------------------------------------------------------
@@ -202,7 +203,7 @@ function cell(n, most, kind) {
   if (n === -Infinity || (kind === "weight" && n === 0)) { td.classList.add("off"); return td; }
   const share = kind === "weight" ? Math.sqrt(n) : 0.85 * Math.abs(n) / most;
   td.style.background = `rgba(${ink(kind === "weight" ? "--weight" : n < 0 ? "--minus" : "--plus")}, ${share.toFixed(3)})`;
-  if (share > 0.62) td.classList.add("strong");
+  if (share > (dark.matches ? 0.6 : 0.72)) td.classList.add("strong");
   return td;
 }
 
@@ -438,7 +439,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "ArrowLeft") go(state.step - 1);
 });
 window.addEventListener("resize", () => { for (const draw of draws) draw(); });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", render);
+dark.addEventListener("change", render);
 const asked = Number(location.hash.slice(1));
 if (asked >= 1 && asked <= 10) state.step = Math.floor(asked);
 render();

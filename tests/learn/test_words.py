@@ -9,9 +9,8 @@ import torch
 
 from headwise import MultiHeadAttention, OptionError, load_builtin, watch
 from headwise.cli import main
-from headwise.learn.words import word_steps
-from headwise.learn.words_page import page_data, words_page
-from headwise.learn.words_text import words_text
+from headwise.learn.words import page as page_module
+from headwise.learn.words import word_steps, words_page, words_text
 from headwise.models import open_model
 from headwise.view.tokens import wide
 
@@ -223,7 +222,5 @@ def test_zero_is_the_background_and_more_is_more_ink(page):
 
 
 def test_a_page_without_room_for_the_projections_still_shows_the_model(steps, monkeypatch):
-    from headwise.learn import words_page as module
-
-    monkeypatch.setattr(module, "MOST_WEIGHTS", 10)
-    assert page_data(steps)["linears"] is None
+    monkeypatch.setattr(page_module, "MOST_WEIGHTS", 10)
+    assert page_module.page_data(steps)["linears"] is None

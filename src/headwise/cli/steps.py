@@ -11,9 +11,7 @@ from headwise.errors import OptionError
 from headwise.learn import Setting, configs, forms, trace
 from headwise.learn.page import steps_page
 from headwise.learn.steps import FITS, SIX, Explained, Operation, head_split_text, number_text, shape_text
-from headwise.learn.words import word_steps
-from headwise.learn.words_page import words_page
-from headwise.learn.words_text import words_text
+from headwise.learn.words import word_steps, words_page, words_text
 
 EXAMPLES = """examples:
   headwise steps "The quick brown fox"

@@ -7,9 +7,7 @@ from headwise.learn.configs import CONFIGS, Config
 from headwise.learn.cost import Cost, alternatives, answers
 from headwise.learn.forms import FORMS, Form
 from headwise.learn.steps import Setting, explain_steps, key_operations, trace
-from headwise.learn.words import WordSteps, word_steps
-from headwise.learn.words_page import words_page
-from headwise.learn.words_text import words_text
+from headwise.learn.words import WordSteps, word_steps, words_page, words_text
 
 __all__ = [
     "CONFIGS",

@@ -16,15 +16,20 @@ from torch import Tensor
 
 from headwise.learn.forms import FORMS
 from headwise.learn.steps import operations, sentences
-from headwise.learn.words import NAMES, WordSteps
+from headwise.learn.words.trace import NAMES, WordSteps
 from headwise.view.page import page_file
 
-PACKAGE = "headwise.learn"
+PACKAGE = "headwise.learn.words"
 MOST_WEIGHTS = 4_000_000  # numbers of the projections that a page holds; above that it says so
 
 
 def words_page(steps: WordSteps, title: str = "") -> str:
-    """The whole page."""
+    """The ten steps as one self-contained HTML page.
+
+    Args:
+        steps: what `word_steps` found.
+        title: the title of the page; the words by default.
+    """
     script, style = page_file("words.js", PACKAGE), page_file("words.css", PACKAGE)
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"

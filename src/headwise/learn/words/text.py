@@ -9,7 +9,7 @@ from torch import Tensor
 from headwise.errors import OptionError
 from headwise.learn.forms import FORMS
 from headwise.learn.steps import SIX, operations, sentences
-from headwise.learn.words import NAMES, WordSteps
+from headwise.learn.words.trace import NAMES, WordSteps
 from headwise.view.tokens import cut, fill, wide
 
 WORD = 9  # most columns of a word beside a row

@@ -20,7 +20,7 @@ VERBS = {
     "serve": "explore attention in the browser: type a text, switch models and heads",
     "survey": "measure every attention head of a model over a whole corpus; run it with torchrun for several processes",
     "check": "check the multi-head attention in a file: right, or which mistake is on which line",
-    "steps": "walk through attention in ten steps on real tensors: shapes, code, reasons, memory",
+    "steps": "walk through attention in ten steps, on your words or on small tensors: shapes, code, reasons, memory",
     "cost": "compute what attention costs: parameters, operations, memory, cache; MHA, GQA and MQA compared",
     "course": "learn attention by writing it: fourteen exercises with hints, from dot products to a decoder; interview",
     "quiz": "find and fix the mistake in a class; the checker judges your answer",
@@ -32,7 +32,8 @@ VERBS = {
 EXAMPLES = """examples:
   headwise view "The captain looked at the sea, and the sea looked at the captain."
   headwise check examples/attention.py
-  headwise steps --causal
+  headwise steps "The quick brown fox"
+  headwise course
   headwise cost --model gpt2
 """
 

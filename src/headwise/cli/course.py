@@ -195,7 +195,8 @@ def _print_questions(asked: tuple[Question, ...], *, as_json: bool) -> int:
         return 0
     for question in asked:
         say(f"{question.name}: {question.question} ({question.minutes:g} min)")
-    print("\nAnswer one: headwise course --interview NAME --answer 'words, or a file with code'")
+    print("\nAnswer one: headwise course --interview NAME --answer 'words, or a file with code'.")
+    print("An empty answer, --answer '', shows the model answer.")
     return 0
 
 

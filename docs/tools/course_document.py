@@ -50,6 +50,7 @@ def _interview() -> list[str]:
         points = "".join(f"<li>{_html(point.name)}</li>" for point in question.points)
         listed = f"<ul>{points}</ul>" if points else ""
         answer = _html(question.answer(sizes()))
+        answer = f"<pre>{answer}</pre>" if question.code else answer
         lines.append(f"<details><summary>{_html(question.question)}</summary>{answer}{listed}</details>")
     return lines
 

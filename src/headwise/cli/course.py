@@ -244,7 +244,10 @@ def answered(question: Question, answer: str, *, as_json: bool) -> int:
         say(f"✓ {point}", "  ")
     for point in missing:
         say(f"· {point}", "  ")
-    say(f"Model answer: {model}")
+    if question.code:
+        print(f"Model answer:\n\n{model}")
+    else:
+        say(f"Model answer: {model}")
     for name in question.follow_ups:
         following = find_question(name)
         if following is not None:

@@ -48,6 +48,11 @@ def test_an_answer_in_code_goes_to_the_checker(tmp_path, capsys):
     assert main(["course", "--interview", "code", "--answer", str(path)]) == 1
     assert "the constructor is not the assignment's" in capsys.readouterr().out
     assert main(["course", "--interview", "code", "--answer", "absent.py"]) == 2
+    capsys.readouterr()
+    assert main(["course", "--interview", "code", "--answer", ""]) == 0
+    shown = capsys.readouterr().out
+    path.write_text(shown[shown.index("import math") : shown.index("Follow-up")])
+    assert main(["course", "--interview", "code", "--answer", str(path)]) == 0, "the model answer is right"
 
 
 def test_the_interview_asks_until_the_time_is_over(capsys, monkeypatch):

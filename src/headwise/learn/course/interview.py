@@ -66,6 +66,14 @@ def _from_cost(place: int) -> Callable[[Cost], str]:
     return lambda cost: answers(cost)[place].answer
 
 
+def _code(_: Cost) -> str:
+    from headwise.check.assignment.comparison import find_assignment
+
+    assignment = find_assignment("interview", None)
+    assert assignment is not None  # noqa: S101 - the checker has this form
+    return assignment.solution()
+
+
 def _parameters(cost: Cost) -> str:
     E, matrix = cost.d_model, cost.d_model**2
     return (
@@ -116,7 +124,7 @@ QUESTIONS = (
         "code",
         "Implement multi-head attention from scratch in PyTorch: MultiHeadAttention(d_model, num_heads), "
         "forward(Q, K, V, mask=None). Split into heads, attend in parallel, concatenate, project; 0 in the mask hides.",
-        lambda _: "headwise check --form interview --solution prints a right class.",
+        _code,
         follow_ups=("complexity", "several-heads", "grouped"),
         minutes=20.0,
         code=True,

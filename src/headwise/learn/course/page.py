@@ -68,5 +68,6 @@ def _part(part: Part) -> str:
 def _question(question: Question) -> str:
     points = "".join(f"<li>{escape(point.name)}</li>" for point in question.points)
     listed = f"<p>A good answer says:</p><ul>{points}</ul>" if points else ""
-    answer = escape(question.answer(sizes()))
-    return f"<details><summary>{escape(question.question)}</summary><p>{answer}</p>{listed}</details>"
+    tag = "pre" if question.code else "p"
+    answer = f"<{tag}>{escape(question.answer(sizes()))}</{tag}>"
+    return f"<details><summary>{escape(question.question)}</summary>{answer}{listed}</details>"

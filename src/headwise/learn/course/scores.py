@@ -293,7 +293,10 @@ MASK = Exercise(
 
 
         def causal_mask(length: int) -> Tensor:
-            """True where a query (row) may see a key (column): itself and earlier tokens. Boolean, (length, length)."""
+            """True where a query (row) may see a key (column): itself and earlier tokens.
+
+            → boolean, (length, length)
+            """
             return torch.ones(length, length, dtype=torch.bool).tril()
 
 

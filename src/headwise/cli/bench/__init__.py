@@ -122,7 +122,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def _ladder_alone(workload: Workload, lengths: list[int], effort: Effort) -> dict[str, Any]:
     """A result that holds the ladder and no peers."""
-    rungs = ladder(workload, lengths, effort)
+    rungs = ladder(workload, lengths, effort, one_head=False)
     head = {"subject": "bench", **about(workload.device), "setting": dataclasses.asdict(workload)}
     return {**head, "rows": [], "left_out": [], "growth": {}, "ladder": rungs}
 

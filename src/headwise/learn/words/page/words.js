@@ -203,7 +203,7 @@ function cell(n, most, kind) {
   if (n === -Infinity || (kind === "weight" && n === 0)) { td.classList.add("off"); return td; }
   const share = kind === "weight" ? Math.sqrt(n) : 0.85 * Math.abs(n) / most;
   td.style.background = `rgba(${ink(kind === "weight" ? "--weight" : n < 0 ? "--minus" : "--plus")}, ${share.toFixed(3)})`;
-  if (share > (dark.matches ? 0.6 : 0.72)) td.classList.add("strong");
+  if (share > (dark.matches ? 0.68 : 0.72)) td.classList.add("strong");
   return td;
 }
 
@@ -211,6 +211,7 @@ function cell(n, most, kind) {
 
 function tell(what, value, how, terms = null, names = null) {
   const panel = $("made");
+  panel.classList.remove("idle");
   panel.replaceChildren();
   const line = make("p", "what", `${what} = `);
   line.append(make("span", "value", value));
@@ -414,8 +415,17 @@ function render() {
   draws = [];
   $("picture").replaceChildren(...figures(state.step));
   for (const draw of draws) draw();
+  align([...$("picture").children]);
   state.pinned = false;
-  $("made").replaceChildren(make("p", "how", "Point at a number to see what it is made of; click to hold it. ← and → move through the steps."));
+  $("made").classList.add("idle");
+  $("made").replaceChildren(make("p", "how", "Point at a number, or tap it, to see what it is made of; click to hold it. ← and → move through the steps."));
+}
+
+// Tables of all heads take the same width, so that they stand in columns.
+function align(figures) {
+  if (state.step < 4 || state.step > 7) return;
+  const widest = Math.max(...figures.map((figure) => figure.offsetWidth));
+  for (const figure of figures) figure.style.minWidth = `min(100%, ${widest}px)`;
 }
 
 function go(step) { state.step = Math.min(10, Math.max(1, step)); render(); }

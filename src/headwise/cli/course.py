@@ -7,6 +7,7 @@ import textwrap
 import time
 from pathlib import Path
 
+from headwise.cli import quiz
 from headwise.cli.console import add_json, check_positive, print_json, write_file
 from headwise.errors import OptionError, printable
 from headwise.learn.course import EXERCISES, Exercise, Grade, card, find
@@ -15,6 +16,8 @@ from headwise.learn.course.notebooks import as_json, course_notebook
 from headwise.learn.course.page import course_page
 from headwise.learn.course.progress import Progress
 from headwise.learn.course.work import Workspace, compared, grade_file
+from headwise.learn.quiz import EXERCISES as FAULTY
+from headwise.learn.quiz import Quiz
 
 EXAMPLES = """examples:
   headwise course
@@ -26,6 +29,7 @@ EXAMPLES = """examples:
   headwise course --notebook course.ipynb
 """
 WIDTH = 78
+NO_OPTIONS = {"skip": False, "restore": False}  # of the quiz, which has them as a verb of its own
 LEVELS = {1: "a question", 2: "the idea", 3: "the line"}
 
 
@@ -42,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--answer", metavar="TEXT", help="your answer in words, or a file with code, to one question")
     parser.add_argument("--clock", type=float, metavar="MINUTES", help="stop the interview after this time")
+    parser.add_argument(
+        "--quiz", action="store_true", help="find and fix mistakes: headwise quiz, in the folder of the course"
+    )
     parser.add_argument("--card", action="store_true", help="the reference card: shapes, formulas, reasons, checklist")
     parser.add_argument("--notebook", type=Path, metavar="FILE", help="write all exercises as a Jupyter notebook")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write all exercises as one page")
@@ -61,9 +68,11 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.interview is not None:
         return interview(options)
+    if options.quiz:
+        return quiz.run(argparse.Namespace(**vars(options) | {"folder": _quiz_folder(options), **NO_OPTIONS}))
     progress, space = Progress(), Workspace(options.folder, EXERCISES)
     if options.list or (options.json and options.exercise is None):
-        return listed(progress, as_json=options.json)
+        return listed(progress, Quiz(_quiz_folder(options)), as_json=options.json)
     exercise = _current(progress) if options.exercise is None else find(options.exercise)
     if exercise is None:
         print(f"All {len(EXERCISES)} exercises are solved. Next: headwise course --interview, or headwise quiz.")
@@ -75,6 +84,10 @@ def run(options: argparse.Namespace) -> int:
     if space.lay_out(exercise) or not space.touched(exercise):
         return introduced(space, exercise)
     return judged(progress, space, exercise, options)
+
+
+def _quiz_folder(options: argparse.Namespace) -> Path:
+    return Path(options.folder) / "quiz"
 
 
 def _current(progress: Progress) -> Exercise | None:
@@ -147,12 +160,13 @@ def solution(progress: Progress, space: Workspace, exercise: Exercise) -> int:
     return 0
 
 
-def listed(progress: Progress, *, as_json: bool) -> int:
+def listed(progress: Progress, repaired: Quiz, *, as_json: bool) -> int:
     """Print every exercise and how far the learner is."""
     if as_json:
         fields = ("name", "title", "difficulty", "minutes")
         rows = [{field: getattr(exercise, field) for field in fields} for exercise in EXERCISES]
-        print_json({"exercises": rows, "progress": progress.to_dict(), "saved": str(progress.path)})
+        found = {"exercises": rows, "progress": progress.to_dict(), "saved": str(progress.path)}
+        print_json(found | {"quiz": repaired.to_dict()})
         return 0
     for number, exercise in enumerate(EXERCISES, 1):
         record = progress.of(exercise)
@@ -160,7 +174,8 @@ def listed(progress: Progress, *, as_json: bool) -> int:
         state = f"solved{tries}" if record.solved else f"{record.best:.0%}{tries}" if record.tries else ""
         stars = "●" * exercise.difficulty + "○" * (5 - exercise.difficulty)
         print(f"{number:>3}  {exercise.title:<26} {stars}  {exercise.minutes:>2} min  {state}".rstrip())
-    print("\nThen: headwise course --interview, and headwise quiz (find the mistake).")
+    print(f"\nquiz  {len(repaired.solved)} of {len(FAULTY)} classes repaired: headwise course --quiz")
+    print("Then: headwise course --interview")
     return 0
 
 

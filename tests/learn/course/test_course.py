@@ -229,6 +229,16 @@ def test_the_tiny_gpt_trains_and_writes(tmp_path, capsys):
     assert "step     0  loss 4." in capsys.readouterr().out
 
 
+def test_the_quiz_is_part_of_the_course(tmp_path, capsys):
+    folder = ["--folder", str(tmp_path)]
+    assert main(["course", "--quiz", *folder]) == 0
+    assert "exercise_01.py: one thing is wrong" in capsys.readouterr().out
+    assert main(["course", "--quiz", "--hint", *folder]) == 0
+    assert "hint 1 of 3" in capsys.readouterr().out
+    assert main(["course", "--list", *folder]) == 0
+    assert "quiz  0 of 36 classes repaired" in capsys.readouterr().out
+
+
 def test_unknown_exercises_and_questions_are_named(capsys):
     assert main(["course", "sofmax"]) == 2
     assert "no exercise is called 'sofmax'. Known: 1 to 14, or dot-products" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Write the screenshots of the page in docs/images: the atlas in light mode, a map in dark mode.
+"""Write the screenshots of pages in docs/images: the atlas and the steps on words, each in light and dark mode.
 
     python examples/page_images.py
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 import headwise
+from headwise.learn import word_steps, words_page
 
 TEXT = (
     "The captain looked at the sea, and the sea looked at the captain. Where is the boy? said the captain. The boy "
@@ -45,6 +46,13 @@ def main() -> None:
             page.wait_for_timeout(500)
             page.screenshot(path=FOLDER / name)
             print(f"{FOLDER / name}: {(FOLDER / name).stat().st_size / 1e3:.0f} KB")
+        words = Path(folder) / "words.html"
+        words.write_text(words_page(word_steps("The quick brown fox")), encoding="utf-8")
+        for scheme in ("light", "dark"):
+            page = browser.new_page(viewport={"width": 1240, "height": 760}, color_scheme=scheme)
+            page.goto(f"file://{words}#7")
+            page.locator("table").nth(2).locator("tbody tr").nth(3).locator("td").nth(2).hover()
+            page.screenshot(path=FOLDER / f"words_{scheme}.png")
         browser.close()
 
 

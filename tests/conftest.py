@@ -22,6 +22,14 @@ def stderr_stays_open():
         sys.modules["absl.logging"].get_absl_handler().python_handler.stream = sys.__stderr__
 
 
+@pytest.fixture(autouse=True, scope="session")
+def progress_of_its_own(tmp_path_factory):
+    """Tests do not touch the progress of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True, scope="module")
 def leave_modules_to_themselves():
     """What lives when a file of tests begins is not searched for garbage again: that took a third of the time."""

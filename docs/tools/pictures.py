@@ -118,6 +118,40 @@ def maps(pictures: Sequence[tuple[str, Tensor]], columns: int, side: int, title:
     return svg(GAP + columns * step_x, GAP + rows * step_y, body, title)
 
 
+def worded(heads: Sequence[tuple[str, Tensor]], words: Sequence[str], columns: int, title: str) -> str:
+    """Matrices of weights with words on rows and columns and the numbers in the cells; zero is the background."""
+    side, beside = 26, 8 + 7 * max(map(len, words))
+    wide, tall = beside + side * len(words) + 2 * GAP, beside + LINE + side * len(words) + GAP
+    body = ""
+    for place, (caption, weights) in enumerate(heads):
+        x, y = GAP + place % columns * wide, GAP + place // columns * tall
+        body += text(x, y + 12, caption, INK, size=13)
+        left, top = x + beside, y + LINE + beside - 8
+        for i, word in enumerate(words):
+            across = left + i * side + side / 2 + 4
+            body += text(left - 6, top + i * side + 17, word, SOFT, "end", 11)
+            body += (
+                f'<g transform="translate({across:g} {top - 6:g}) rotate(-90)">{text(0, 0, word, SOFT, size=11)}</g>'
+            )
+        body += _cells(weights, left, top, side)
+    rows = -(-len(heads) // columns)
+    return svg(GAP + columns * wide, GAP + rows * tall, body, title)
+
+
+def _cells(weights: Tensor, left: float, top: float, side: int) -> str:
+    body = ""
+    for i, row in enumerate(weights.tolist()):
+        for j, weight in enumerate(row[: i + 1]):
+            x, y, shade = left + j * side, top + i * side, max(weight, 0.0) ** 0.5
+            body += (
+                f'<rect x="{x:g}" y="{y:g}" width="{side}" height="{side}" fill="{HUES["head 0"]}" '
+                f'fill-opacity="{shade:.2f}" stroke="{GRID}"/>'
+            )
+            color = "#ffffff" if shade > 0.6 else INK
+            body += text(x + side / 2, y + 17, f"{weight:.2f}".removeprefix("0"), color, "middle", 10)
+    return body
+
+
 def address(picture: Tensor) -> str:
     """A picture (rows, cols) of numbers from 0 to 1 as a data URL."""
     shades = (picture.double().clamp(0, 1).sqrt() * 255).round().int()

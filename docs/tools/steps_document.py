@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-from pictures import HUES, Matrix, flow
+from pictures import HUES, Matrix, flow, worded
 from torch import Tensor
 
-from headwise.learn import Setting, trace
+from headwise.learn import Setting, trace, word_steps
 from headwise.learn.steps import SIX, Explained, head_split_text
 
 DOCS = Path(__file__).parents[1]
+TEXT = "The quick brown fox"
 SETTING = Setting.of(d_model=8, num_heads=2, seq=5, causal=True)
 
 INTRODUCTION = """# The ten steps
@@ -37,6 +38,19 @@ step along an axis.
 {operations}
 
 {picture}
+
+## The same on words
+
+`headwise steps "The quick brown fox"` runs one layer of the built-in model on real words. These are its attention
+weights after step 7, all heads side by side: a row is a word that looks, a column a word it looks at. Head 2 looks at
+the previous token, and several heads rest on the first one.
+
+![The attention weights of eight heads on "The quick brown fox"](images/steps_words.svg)
+
+With `--html fox.html`, the command writes a page on which every number says what it is made of, here a weight of head 2
+in step 7:
+
+![The page of the ten steps on words, in dark mode](images/words_dark.png)
 """
 
 
@@ -58,7 +72,10 @@ def page() -> str:
 
 def pictures() -> dict[str, str]:
     """The pictures by file name."""
-    return {_file(step): flow(*_parts(step), f"step {step.number}, {step.name}") for step in trace(SETTING)}
+    drawn = {_file(step): flow(*_parts(step), f"step {step.number}, {step.name}") for step in trace(SETTING)}
+    words = word_steps(TEXT)
+    heads = [(f"head {number}", weights) for number, weights in enumerate(words.weights())]
+    return drawn | {"steps_words.svg": worded(heads, words.words, 4, f"the weights of every head on “{TEXT}”")}
 
 
 def _section(step: Explained) -> str:

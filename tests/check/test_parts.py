@@ -13,6 +13,7 @@ from headwise.check.arguments import CallSizes, value_for
 from headwise.check.code import stubs
 from headwise.check.fits import Fit, fit, role
 from headwise.check.reading import pattern
+from headwise.check.templates import write
 from headwise.check.trace import Trace
 from headwise.check.vocabulary import call_role, constructor_role
 
@@ -144,6 +145,21 @@ class Shell:
 def test_magic_runs_the_cell_and_judges_its_class(capsys):
     check_cell(Shell(), "", "class MyAttention(KeepMask):\n    pass\n\nclass Other:\n    pass")
     assert "RIGHT" in capsys.readouterr().out
+
+
+def test_magic_names_the_cell_and_the_line_in_it(capsys, tmp_path):
+    class NumberedShell(Shell):
+        execution_count = 7
+
+        def run_cell(self, cell):
+            path = tmp_path / "cell.py"
+            path.write_text(cell)
+            exec(compile(cell, str(path), "exec"), self.user_ns)  # noqa: S102
+
+    cell = write("separate", "scale-missing")
+    (line,) = [n for n, text in enumerate(cell.splitlines(), 2) if "scores = torch.matmul" in text]
+    check_cell(NumberedShell(), "", cell)
+    assert f"code cell 7, line {line}: scores = torch.matmul" in capsys.readouterr().out
 
 
 def test_magic_says_what_it_misses(capsys):

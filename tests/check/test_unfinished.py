@@ -245,3 +245,28 @@ def test_completed_call_has_the_signature_and_parameters_of_the_learners_object(
     assert [name for name, _ in completed.named_parameters()] == [name for name, _ in half.named_parameters()]
     assert completed(torch.randn(53, 5, 32)).shape == (53, 5, 32)
     assert completed.reached.steps == {1}
+
+
+SHORT_NAMES = """def forward(self, x):
+    b, n, _ = x.shape
+    q, k, v = (t.view(b, n, self.h, self.d).transpose(1, 2) for t in (self.w_q(x), self.w_k(x), self.w_v(x)))
+    scores = q @ k.transpose(-2, -1) / self.d**0.5
+    {mask}
+    return self.proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, n, -1))
+"""
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "scores = scores.masked_fill(self.mask[:n, :n].bool(), -torch.inf)",
+        "hidden = self.mask.bool()[:n, :n]; scores.masked_fill_(hidden, -torch.inf)",
+        "scores = scores.masked_fill(self.mask[:n, :n] == 0, -torch.inf)",
+    ],
+    ids=["ones hide", "ones hide, by another name", "zeros hide"],
+)
+def test_a_fragment_says_by_its_code_what_its_width_and_its_mask_are(mask, tmp_path):
+    assert judged(tmp_path, SHORT_NAMES.format(mask=mask)).verdict == "variant"
+    inverted = mask.replace("== 0", "== 1").replace(".bool()", " == 0") if "==" in mask else mask
+    if inverted != mask:
+        assert judged(tmp_path, SHORT_NAMES.format(mask=inverted)).verdict == "wrong"

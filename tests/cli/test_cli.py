@@ -72,6 +72,12 @@ def test_tour_shows_steps_agreement_masks_and_speed(capsys, monkeypatch):
     assert re.search(r"7 +softmax +weights +\(1, 3, 6, 6\)", out)
 
 
+def test_tour_fits_into_eighty_columns(capsys, monkeypatch):
+    monkeypatch.setattr(tour.measure, "__defaults__", ((2, 37, 60, 12), 2))
+    assert main(["tour", "--tokens", "12", "--width", "24"]) == 0
+    assert max(len(line) for line in capsys.readouterr().out.splitlines()) <= 80
+
+
 def test_tour_as_json_holds_what_the_text_shows(capsys):
     assert main(["tour", "--json", "--no-speed", "--tokens", "5", "--width", "6", "--heads", "2"]) == 0
     told = json.loads(capsys.readouterr().out)

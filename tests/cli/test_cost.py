@@ -133,3 +133,13 @@ def test_a_text_beyond_the_context_is_told(capsys):
 def test_one_more_token_is_of_each_text(capsys):
     assert main(["cost", "--batch", "3", "--flops", "1", "--bandwidth", "1"]) == 0
     assert "for one more token of each text" in " ".join(capsys.readouterr().out.split())
+
+
+def test_parameters_are_exact_and_agree_between_table_and_answer(capsys):
+    out = printed(capsys, "--d-model", "512", "--heads", "8", "--bias", "--seq", "10")
+    assert out.count("1,050,624") == 3, "in the table, beside MHA, and in the answer"
+    assert "1.05 M" not in out
+    llama = " ".join(printed(capsys, "--model", "llama-3.1-8b").split())
+    assert "of their own, but gives each token" in llama
+    assert "With 8 key/value heads, as here, it is 41,943,040 parameters." in llama
+    assert "67,108,864 parameters" in llama

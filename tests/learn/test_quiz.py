@@ -27,18 +27,54 @@ def test_there_is_an_exercise_for_most_mistakes_and_names_do_not_tell():
         assert exercise.mistake not in exercise.source()
 
 
+def pasted_for(exercise):
+    """A right class in another style."""
+    return write(next(style for style in ("separate", "fused", "listed") if style != exercise.style))
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda x: x.mistake)
+def test_only_the_repaired_class_itself_is_accepted(exercise):
+    assert exercise.replaced(exercise.source()) is None
+    assert exercise.replaced(write(exercise.style)) is None
+    assert "it is not the one of the exercise" in exercise.replaced(pasted_for(exercise))
+
+
+def test_neighbors_have_different_kinds_of_mistakes():
+    kinds = [exercise.mistake.partition("-")[0] for exercise in EXERCISES]
+    for place in range(len(kinds) - 3):
+        assert len(set(kinds[place : place + 4])) == 4
+    assert {exercise.style for exercise in EXERCISES[:6]} >= {"separate", "fused", "listed"}
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda x: x.mistake)
+def test_hints_go_from_a_question_to_the_line(exercise):
+    question, idea, line = (exercise.hint(level) for level in (1, 2, 3))
+    assert question.startswith("What in this class could have this effect? ")
+    assert idea != question
+    number = int(line.removeprefix("Look at line ").removesuffix("."))
+    wrong = exercise.source().splitlines()[number - 1]
+    assert wrong.strip()
+    assert wrong not in write(exercise.style).splitlines() or exercise.mistake == "missing-import"
+
+
 def test_the_way_through(tmp_path, capsys):
     folder = tmp_path / "quiz"
     arguments = ["quiz", "--folder", str(folder)]
     assert main(arguments) == 0
     assert "exercise_01.py: one thing is wrong" in capsys.readouterr().out
     assert main([*arguments, "--hint"]) == 0
-    assert "Exercise 1: " in capsys.readouterr().out
+    assert "Exercise 1, hint 1 of 3: What in this class could have this effect? " in capsys.readouterr().out
     assert main(arguments) == 0
     assert "one thing is wrong" in capsys.readouterr().out, "nothing is given away before it was tried"
     (folder / "exercise_01.py").write_text(EXERCISES[0].source() + "\n# a try\n")
     assert main(arguments) == 1, "not repaired yet"
     assert "WRONG" in capsys.readouterr().out
+    (folder / "exercise_01.py").write_text(pasted_for(EXERCISES[0]))
+    assert main(arguments) == 1, "a right class that is not this one"
+    assert "it is not the one of the exercise: " in capsys.readouterr().out
+    assert main([*arguments, "--restore"]) == 0
+    assert (folder / "exercise_01.py").read_text() == EXERCISES[0].source()
+    capsys.readouterr()
     (folder / "exercise_01.py").write_text(write(EXERCISES[0].style))
     assert main(arguments) == 0
     assert "Right. It was: " in capsys.readouterr().out
@@ -49,10 +85,10 @@ def test_the_way_through(tmp_path, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["solved"] == [EXERCISES[0].mistake]
     assert told["skipped"] == [EXERCISES[1].mistake]
-    assert told["tries"] == {EXERCISES[0].mistake: 2}
+    assert told["tries"] == {EXERCISES[0].mistake: 3}
     assert main([*arguments, "--list"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].startswith("  1  solved, 2 tries: ")
+    assert shown[0].startswith("  1  solved, 3 tries: ")
     assert shown[2] == "  3  to do"
 
 

@@ -7,6 +7,7 @@ the first check. Imports `layer` and everything below it.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, MutableMapping
@@ -129,15 +130,29 @@ def check_cell(shell: Any, line: str, cell: str) -> None:
     name = line.strip() or last_class(cell)
     if name is None or name not in shell.user_ns:
         print("%%headwise_check: this cell defines no class; name one, as in %%headwise_check MyAttention")
-    else:
-        print(check(shell.user_ns[name]))
+        return
+    report = check(shell.user_ns[name])
+    if name in classes_of(cell):
+        count = getattr(shell, "execution_count", None)
+        report.findings = [_in_cell(finding, count) for finding in report.findings]
+    print(report)
+
+
+def _in_cell(finding: Finding, count: int | None) -> Finding:
+    """The finding with the number of its cell; its line counts the one of the magic, as notebooks do."""
+    return finding if finding.line is None else dataclasses.replace(finding, line=finding.line + 1, cell=count)
+
+
+def classes_of(cell: str) -> list[str]:
+    """The classes that a cell defines, in order; none if it is not Python, which the notebook has shown already."""
+    try:
+        return [node.name for node in ast.parse(cell).body if isinstance(node, ast.ClassDef)]
+    except SyntaxError:
+        return []
 
 
 def last_class(cell: str) -> str | None:
     """The class to judge unless one is named: the last whose name mentions attention or heads, else the last."""
-    try:
-        found = [node.name for node in ast.parse(cell).body if isinstance(node, ast.ClassDef)]
-    except SyntaxError:  # the notebook has shown it already
-        return None
+    found = classes_of(cell)
     likely = [name for name in found if "att" in name.lower() or "head" in name.lower()]
     return (likely or found)[-1] if found else None

@@ -22,8 +22,9 @@ VERBS = {
     "heads": "find the heads of known kinds by experiment: induction, retrieval, previous-token, sinks, ...",
     "trace": "trace an answer back to the passages of its prompt, by four methods, and test each by deletion",
     "check": "check the multi-head attention in a file: right, or which mistake is on which line",
-    "steps": "walk through attention in ten steps on real tensors: shapes, code, reasons, memory",
+    "steps": "walk through attention in ten steps, on your words or on small tensors: shapes, code, reasons, memory",
     "cost": "compute what attention costs: parameters, operations, memory, cache; MHA, GQA and MQA compared",
+    "course": "learn attention by writing it: fourteen exercises with hints, from dot products to a decoder; interview",
     "quiz": "find and fix the mistake in a class; the checker judges your answer",
     "bench": "compare the layer with other implementations: correctness, time, memory, growth with length",
     "generate": "generate text with the built-in model, a small GPT trained on old books",
@@ -33,7 +34,8 @@ VERBS = {
 EXAMPLES = """examples:
   headwise view "The captain looked at the sea, and the sea looked at the captain."
   headwise check examples/attention.py
-  headwise steps --causal
+  headwise steps "The quick brown fox"
+  headwise course
   headwise cost --model gpt2
 """
 

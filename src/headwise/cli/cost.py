@@ -197,11 +197,10 @@ def _show_amounts(cost: Cost, config: configs.Config | None) -> None:
     for name, amount in amounts(cost).items():
         if name == "KV cache of all layers":
             continue  # shown in the last column
-        counted = name in ("parameters", "decode: operations")
         values = [amount.value] if windowed is None else [amount.value, windowed[name].value]
         if cost.layers > 1:
             values.append(amount.value * (cost.layers - cost.windowed_layers) + values[-1] * cost.windowed_layers)
-        cells = [human(n) if counted else human(n, "B", binary=True) for n in values]
+        cells = [f"{n:,}" if name == "parameters" else _short(name, n) for n in values]
         grid.add_row(f"[bold]{name}[/]", amount.formula, *cells)
     intensities = [f"{c.intensity:.3g}" for c in (cost, near) if c is not None]
     grid.add_row("[bold]decode: operations per byte[/]", "operations / bytes read", *intensities)
@@ -214,6 +213,10 @@ def _show_amounts(cost: Cost, config: configs.Config | None) -> None:
         out.print(f"[dim]attention is {share:.1%} of the model's {human(config.parameters)} parameters[/]")
         for remark in _remarks(cost, config):
             out.print(f"[dim]{remark}[/]")
+
+
+def _short(name: str, n: int) -> str:
+    return human(n) if name == "decode: operations" else human(n, "B", binary=True)
 
 
 def _remarks(cost: Cost, config: configs.Config) -> list[str]:
@@ -233,7 +236,7 @@ def _show_kinds(cost: Cost) -> None:
     titles = [f"{c.kind}, {c.num_kv_heads} kv" for c in kinds]
     grid = table("the same layer as", *titles, right=titles)
     rows: dict[str, list[str]] = {
-        "parameters": [human(c.parameters.value) for c in kinds],
+        "parameters": [f"{c.parameters.value:,}" for c in kinds],
         "operations": [human(c.flops) for c in kinds],
         "KV cache of a token": [human(c.kv_cache_per_token.value, "B", binary=True) for c in kinds],
         "KV cache of all layers": [human(c.model_kv_cache.value, "B", binary=True) for c in kinds],

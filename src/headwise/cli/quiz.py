@@ -6,7 +6,7 @@ from pathlib import Path
 from headwise.check import MISTAKES, sandbox
 from headwise.cli.check import show
 from headwise.cli.console import add_json, console, print_json
-from headwise.learn.quiz import EXERCISES, Exercise, Quiz
+from headwise.learn.quiz import EXERCISES, FaultyClass, Quiz
 
 EXAMPLES = """examples:
   headwise quiz
@@ -18,7 +18,10 @@ EXAMPLES = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
     parser.add_argument("--folder", type=Path, default=Path("quiz"), help="folder for the exercises")
-    parser.add_argument("--hint", action="store_true", help="show a hint for the current exercise")
+    parser.add_argument(
+        "--hint", action="store_true", help="a hint for the current exercise: a question, the idea, the line"
+    )
+    parser.add_argument("--restore", action="store_true", help="bring back the file of the current exercise as it was")
     parser.add_argument("--skip", action="store_true", help="skip the current exercise")
     parser.add_argument("--list", action="store_true", help="list solved and remaining exercises")
     add_json(parser, "text")
@@ -42,25 +45,33 @@ def run(options: argparse.Namespace) -> int:
     if quiz.lay_out(exercise) or options.skip:
         return begun(quiz, exercise)
     if options.hint:
-        print(f"Exercise {exercise.number}: {MISTAKES[exercise.mistake].hint}")
+        level, words = quiz.hint(exercise)
+        print(f"Exercise {exercise.number}, hint {level} of 3: {words}")
         return 0
+    if options.restore:
+        quiz.restore(exercise)
+        return begun(quiz, exercise)
     return judged(quiz, exercise) if quiz.touched(exercise) else begun(quiz, exercise)
 
 
-def begun(quiz: Quiz, exercise: Exercise) -> int:
+def begun(quiz: Quiz, exercise: FaultyClass) -> int:
     """Print the path of the exercise."""
     print(f"Exercise {exercise.number} of {len(EXERCISES)} is in {exercise.path(quiz.folder)}: one thing is wrong.")
     print("Fix it and run `headwise quiz` again; `headwise quiz --hint` says where to look.")
     return 0
 
 
-def judged(quiz: Quiz, exercise: Exercise) -> int:
+def judged(quiz: Quiz, exercise: FaultyClass) -> int:
     """Print the checker's report, or the next exercise if the answer is right."""
     print(f"checking {exercise.path(quiz.folder)} ...")
     report = quiz.judge(exercise, sandbox.run)
     if report.exit_code != 0:
         show(report)
         return int(report.exit_code)
+    replaced = quiz.replaced(exercise)
+    if replaced is not None:
+        print(replaced)
+        return 1
     mistake = MISTAKES[exercise.mistake]
     print(f"Right. It was: {mistake.title}. {mistake.why}")
     following = quiz.current

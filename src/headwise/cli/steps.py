@@ -1,6 +1,7 @@
 """`headwise steps`: the ten steps on real tensors, with shapes, code, reasons and memory."""
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from headwise.errors import OptionError
 from headwise.learn import Setting, configs, forms, trace
 from headwise.learn.page import steps_page
 from headwise.learn.steps import FITS, SIX, Explained, Operation, head_split_text, number_text, shape_text
+from headwise.learn.words import word_steps, words_page, words_text
 
 EXAMPLES = """examples:
+  headwise steps "The quick brown fox"
+  headwise steps "The quick brown fox" --html fox.html
   headwise steps
   headwise steps --d-model 768 --heads 12 --seq 100 --batch 4 --causal
   headwise steps --form interview --seq 4 --keys 6
@@ -25,6 +29,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
+    parser.add_argument("text", nargs="?", help="words to read with a real model; without them, random numbers")
     parser.add_argument("--d-model", type=int, metavar="E", help="model width (default: 8)")
     parser.add_argument("--heads", type=int, metavar="H", help="attention heads (default: 2)")
     parser.add_argument("--seq", type=int, default=4, metavar="T", help="sequence length")
@@ -35,7 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--form", metavar="NAME", help=f"form of the code: {', '.join(forms.FORMS)} (default: course)")
     parser.add_argument("--forms", action="store_true", help="list the forms and how they differ, then exit")
-    parser.add_argument("--model", metavar="NAME", help="use the widths of a known model; see headwise cost --models")
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="with a text: builtin or a model folder; without: the widths of a known model (headwise cost --models)",
+    )
+    parser.add_argument("--layer", type=int, metavar="N", help="with a text: the layer (default: one in the middle)")
+    parser.add_argument("--head", type=int, metavar="H", help="with a text: the head whose numbers are printed")
     output = parser.add_mutually_exclusive_group()
     add_json(output)
     output.add_argument("--html", metavar="FILE", type=Path, help="write a self-contained page instead")
@@ -46,6 +57,10 @@ def run(options: argparse.Namespace) -> int:
     if options.forms:
         return _list_forms(options)
     check_file("--html", options.html)
+    if options.text is not None:
+        return _read_words(options)
+    if options.layer is not None or options.head is not None:
+        raise OptionError("--layer and --head choose what to show of a text. Pass a text, or leave them out.")
     setting = _setting(options)
     steps, operations = trace(setting), setting.key_operations()
     if options.json:
@@ -54,6 +69,26 @@ def run(options: argparse.Namespace) -> int:
         write_file("--html", options.html, steps_page(setting, steps, operations), sys.stdout)
     else:
         _show(setting, steps, operations)
+    return 0
+
+
+def _read_words(options: argparse.Namespace) -> int:
+    """Show one layer of a real model on the words."""
+    sizes = {"--d-model": options.d_model, "--heads": options.heads, "--keys": options.keys, "--form": options.form}
+    given = [name for name, value in sizes.items() if value is not None]
+    if given or options.causal is not None:
+        raise OptionError(
+            f"{', '.join(given) or '--causal'}: a text is read by a real model, which has its own sizes and mask. "
+            f"Leave out one of them."
+        )
+    steps = word_steps(options.text, options.model or "builtin", options.layer)
+    if options.json:
+        print_json(steps.to_dict())
+    elif options.html is not None:
+        write_file("--html", options.html, words_page(steps), sys.stdout)
+    else:
+        print(words_text(steps, min(100, shutil.get_terminal_size((80, 24)).columns), options.head))
+        print("\nAdd --html steps.html for a page where every number can be hovered.")
     return 0
 
 

@@ -59,10 +59,10 @@ def show_steps(steps: list[Explained], layer: MultiHeadAttention) -> None:
     _, T, E = steps[-1].after["output"].shape
     print(f"READ: ten steps, {T} tokens of width {E}, {layer.num_heads} heads of width {layer.head_dim}, causal\n")
     for step in steps:
-        names, shape = " ".join(step.after), tuple(next(iter(step.after.values())).shape)
-        print(f"  {step.number:>2}  {step.name:<16} {names:<16} {shape!s:<15} {step.operation}")
+        (names, shape), *_ = step.shapes()[1].items()
+        print(f"  {step.number:>2}  {step.name:<16} {names} {shape}\n      {step.operation}")
     weights = next(step for step in steps if step.name == "softmax").after["weights"][0, 0]
-    print("\n  weights of head 0: a row is a query and sums to 1" + (", first ten" if T > 10 else ""))
+    print(f"\n  weights of head 0: a row is a query and sums to 1{', first ten' if T > 10 else ''}")
     for row in weights[:10, :10].tolist():
         print("    " + " ".join("  ·  " if w == 0 else f"{w:.3f}" for w in row))
 
@@ -96,7 +96,7 @@ def agree(name: str, dtype: torch.dtype, mask: Mask | None, T: int, kv_heads: in
 
 def show_agreement(rows: list[dict[str, Any]]) -> None:
     """Print one line per setting."""
-    print("\nRUN: the fused layer against the reference in float64, largest error of the output\n")
+    print("\nRUN: the fused layer against the float64 reference, largest error of the output\n")
     print(f"  {'':<27} {'dtype':<9} {'T':>4}  {'headwise':>9} {'plain PyTorch':>14}")
     for row in rows:
         ours, plain = row["error"]["headwise"], row["error"]["plain"]
@@ -108,9 +108,9 @@ def show_masks() -> None:
     drawn = [causal(), window(2), causal() | prefix(3), causal() & documents(lengths=[3, 5])]
     names = ["causal()", "window(2)", "causal() | prefix(3)", "causal() & documents(...)"]
     print("\nMASKS: a query per row, a key per column, ■ may attend\n")
-    print("  " + "  ".join(f"{name:<25}" for name in names).rstrip())
-    for line in zip(*(str(mask).splitlines() for mask in drawn), strict=True):
-        print("  " + "  ".join(f"{part:<25}" for part in line).rstrip())
+    widths = [max(len(name), 8) for name in names]
+    for line in [names, *zip(*(str(mask).splitlines() for mask in drawn), strict=True)]:
+        print("  " + "  ".join(part.ljust(width) for part, width in zip(line, widths, strict=True)).rstrip())
 
 
 def measure(size: tuple[int, int, int, int] = (4, 512, 768, 12), rounds: int = 9) -> dict[str, Any]:
@@ -131,9 +131,9 @@ def show_speed(speed: dict[str, Any]) -> None:
     """Print one bar per candidate."""
     B, T, E, H = speed["size"]
     device = f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}"
-    print(f"\nSPEED: one causal pass, float32, batch {B}, {T} tokens, width {E}, {H} heads; {device}\n")
+    print(f"\nSPEED: one causal pass, float32, batch {B}, {T} tokens, width {E}, {H} heads\n       {device}\n")
     longest = max(speed["ms"].values())
     for name, ms in speed["ms"].items():
-        bar = "█" * max(1, round(30 * ms / longest))
+        bar = "█" * max(1, round(20 * ms / longest))
         ratio = f"headwise takes {speed['ms']['headwise'] / ms:.2f}×"
         print(f"  {name:<22} {ms:7.1f} ms  {'' if name == 'headwise' else ratio:<20}  {bar}")

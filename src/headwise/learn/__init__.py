@@ -1,4 +1,4 @@
-"""For learners: the ten steps on real tensors, what attention costs, the sizes of known models, and the quiz.
+"""For learners: the ten steps on tensors and on words, what attention costs, known models, the course, the quiz.
 
 May import every room except `cli`.
 """
@@ -7,6 +7,7 @@ from headwise.learn.configs import CONFIGS, Config
 from headwise.learn.cost import Cost, alternatives, answers
 from headwise.learn.forms import FORMS, Form
 from headwise.learn.steps import Setting, explain_steps, key_operations, trace
+from headwise.learn.words import WordSteps, word_steps, words_page, words_text
 
 __all__ = [
     "CONFIGS",
@@ -15,9 +16,13 @@ __all__ = [
     "Cost",
     "Form",
     "Setting",
+    "WordSteps",
     "alternatives",
     "answers",
     "explain_steps",
     "key_operations",
     "trace",
+    "word_steps",
+    "words_page",
+    "words_text",
 ]

@@ -367,11 +367,14 @@ def answers(cost: Cost) -> list[Answer]:
 
 def _several_heads(cost: Cost) -> Answer:
     H, D, one = cost.num_heads, cost.head_dim, cost.as_one_head()
+    own = "" if cost.kind == "MHA" else " with keys and values of their own"
+    here = f" With {cost.num_kv_heads} key/value heads, as here, it is {cost.parameters.value:,} parameters."
     return Answer(
         "Why several heads instead of one large one?",
-        f"One head of width {H * D} takes the same {human(one.matrices.value)} parameters and {human(one.flops)} "
-        f"operations in matrix products as {H} of width {D}, but gives each token one set of attention weights instead "
-        f"of {H}. The price of {H} heads: the scores of a head have rank {D} at most, and there are {H} times as many.",
+        f"One head of width {H * D} takes the same {one.parameters.value:,} parameters and {human(one.flops)} "
+        f"operations in matrix products as {H} of width {D}{own}, but gives each token one set of attention weights "
+        f"instead of {H}. The price of {H} heads: the scores of a head have rank {D} at most, and there are {H} times "
+        f"as many." + (here if own else ""),
     )
 
 

@@ -1,6 +1,8 @@
-"""The quiz: classes with one mistake each, for the learner to find and fix; the checker judges them."""
+"""The quiz: classes with one mistake each, to find and fix. The answer must be the same class, repaired."""
 
 import json
+import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,19 +10,23 @@ from typing import Any, NamedTuple
 from headwise.check import MISTAKES, Report
 from headwise.check.templates import shown_by, write
 from headwise.errors import OptionError
+from headwise.learn.course.work import code_of
 from headwise.models.files import atomically
 
-FORMAT = 1
+FORMAT = 2
 STYLES = ("separate", "fused", "listed", "einsum")
+APART = 3  # exercises between two of the same kind
+ROOM = 3  # lines that may change in addition to those of the shortest repair
 INTRODUCTION = '''"""Exercise {number} of {count}. One thing here is wrong. Fix it, then run `headwise quiz` again.
 
-`headwise quiz --hint` says where to look; `headwise quiz --skip` moves on.
+Repair this class; another one, however right, does not count. `headwise quiz --hint` helps, up to three times;
+`headwise quiz --skip` moves on.
 """
 
 '''
 
 
-class Exercise(NamedTuple):
+class FaultyClass(NamedTuple):
     """A class with one mistake."""
 
     number: int
@@ -35,19 +41,56 @@ class Exercise(NamedTuple):
         """The text of its file."""
         return INTRODUCTION.format(number=self.number, count=len(EXERCISES)) + write(self.style, self.mistake)
 
+    def hint(self, level: int) -> str:
+        """A hint: from 1, a question, to 3, the line."""
+        mistake = MISTAKES[self.mistake]
+        if level == 1:
+            return f"What in this class could have this effect? {mistake.why}"
+        return mistake.hint if level == 2 else f"Look at line {self.lines()[0]}."
 
-def _exercises() -> tuple[Exercise, ...]:
-    """Every mistake that makes a class wrong and that a template can show, in table order, in alternating styles."""
+    def lines(self) -> list[int]:
+        """The numbers of the lines to repair."""
+        right = Counter(write(self.style).splitlines())
+        before = INTRODUCTION.count("\n") + 1
+        wrong = write(self.style, self.mistake).splitlines()
+        return [number for number, line in enumerate(wrong, before) if line.strip() and not right[line]] or [before]
+
+    def replaced(self, answer: str) -> str | None:
+        """Why an answer is another class and not this one repaired; None if it is this one."""
+        given = Counter(code_of(self.source()))
+        gone = (given - Counter(code_of(answer))).total()
+        most = (given - Counter(code_of(write(self.style)))).total() + ROOM
+        if gone <= most:
+            return None
+        return (
+            f"This class is right, but it is not the one of the exercise: {gone} of its {given.total()} lines are "
+            f"gone, and a repair takes at most {most}. Repair it instead; `headwise quiz --restore` brings it back."
+        )
+
+
+def _mixed() -> tuple[FaultyClass, ...]:
+    """Every mistake that makes a class wrong and that a template can show, mixed: neighbors are of different kinds."""
     by_style = {style: set(shown_by(style)) for style in STYLES}
-    found: list[Exercise] = []
-    for name, mistake in MISTAKES.items():
+    wanted = [name for name, mistake in MISTAKES.items() if mistake.severity == "wrong"]
+    left = [name for name in wanted if any(name in shown for shown in by_style.values())]
+    random.Random(5).shuffle(left)  # noqa: S311 - the same order for everybody
+    found: list[FaultyClass] = []
+    while left:
+        recent = {exercise.mistake.partition("-")[0] for exercise in found[-APART:]}
+        name = next((name for name in _by_count(left) if name.partition("-")[0] not in recent), left[0])
+        left.remove(name)
         styles = [style for style in STYLES if name in by_style[style]]
-        if mistake.severity == "wrong" and styles:
-            found.append(Exercise(len(found) + 1, name, styles[len(found) % len(styles)]))
+        found.append(FaultyClass(len(found) + 1, name, styles[len(found) % len(styles)]))
     return tuple(found)
 
 
-EXERCISES = _exercises()
+def _by_count(names: list[str]) -> list[str]:
+    """Kinds with many mistakes first, so that they do not gather at the end."""
+    counts = Counter(name.partition("-")[0] for name in names)
+    return sorted(names, key=lambda name: -counts[name.partition("-")[0]])
+
+
+EXERCISES = _mixed()
 
 
 class Quiz:
@@ -55,15 +98,15 @@ class Quiz:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.solved, self.skipped, self.tries = self._read()
+        self.solved, self.skipped, self.tries, self.hints = self._read()
 
     @property
-    def current(self) -> Exercise | None:
+    def current(self) -> FaultyClass | None:
         """The first exercise that is neither solved nor skipped, or None."""
         done = {*self.solved, *self.skipped}
         return next((exercise for exercise in EXERCISES if exercise.mistake not in done), None)
 
-    def lay_out(self, exercise: Exercise) -> bool:
+    def lay_out(self, exercise: FaultyClass) -> bool:
         """Write the file of an exercise unless it exists; returns whether it was written."""
         path = exercise.path(self.folder)
         if path.exists():
@@ -80,36 +123,54 @@ class Quiz:
                 f"--folder {self.folder}: {error.strerror}. Name a folder that can be created."
             ) from error
 
-    def touched(self, exercise: Exercise) -> bool:
+    def touched(self, exercise: FaultyClass) -> bool:
         """Whether the learner has edited the file."""
         return exercise.path(self.folder).read_text(encoding="utf-8", errors="replace") != exercise.source()
 
-    def judge(self, exercise: Exercise, judge: Callable[[Path], Report]) -> Report:
+    def judge(self, exercise: FaultyClass, judge: Callable[[Path], Report]) -> Report:
         """The checker's report on the learner's file; counts the attempt."""
         report = judge(exercise.path(self.folder))
         self.tries[exercise.mistake] = self.tries.get(exercise.mistake, 0) + 1
-        if report.exit_code == 0:
+        if report.exit_code == 0 and self.replaced(exercise) is None:
             self.solved.append(exercise.mistake)
         self._write()
         return report
 
-    def skip(self, exercise: Exercise) -> None:
+    def replaced(self, exercise: FaultyClass) -> str | None:
+        """Why the learner's file is another class and not the one of the exercise repaired, or None."""
+        return exercise.replaced(exercise.path(self.folder).read_text(encoding="utf-8", errors="replace"))
+
+    def hint(self, exercise: FaultyClass) -> tuple[int, str]:
+        """The next hint and its level; each call goes one further, up to 3."""
+        level = min(self.hints.get(exercise.mistake, 0) + 1, 3)
+        self.hints[exercise.mistake] = level
+        self._write()
+        return level, exercise.hint(level)
+
+    def restore(self, exercise: FaultyClass) -> None:
+        """Write the file of an exercise as it was."""
+        self._make_folder()
+        exercise.path(self.folder).write_text(exercise.source(), encoding="utf-8")
+
+    def skip(self, exercise: FaultyClass) -> None:
         """Skip an exercise."""
         self.skipped.append(exercise.mistake)
         self._write()
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
-        return {"format": FORMAT, "solved": self.solved, "skipped": self.skipped, "tries": self.tries}
+        return {"format": FORMAT, "solved": self.solved, "skipped": self.skipped, "tries": self.tries} | {
+            "hints": self.hints
+        }
 
-    def _read(self) -> tuple[list[str], list[str], dict[str, int]]:
+    def _read(self) -> tuple[list[str], list[str], dict[str, int], dict[str, int]]:
         path = self.folder / "progress.json"
         if not path.is_file():
-            return [], [], {}
+            return [], [], {}, {}
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
-            known = {FORMAT: (list(saved["solved"]), list(saved["skipped"]), dict(saved["tries"]))}
-            return known[saved["format"]]
+            hints = {1: {}, FORMAT: saved.get("hints", {})}[saved["format"]]  # format 1 had no hints
+            return list(saved["solved"]), list(saved["skipped"]), dict(saved["tries"]), dict(hints)
         except (ValueError, KeyError, TypeError) as error:
             raise OptionError(f"{path} cannot be read ({error!r}). Move it away to start again.") from error
 

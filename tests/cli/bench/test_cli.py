@@ -30,6 +30,18 @@ def test_json_is_one_object_with_everything(capsys):
     assert told["ceilings"].keys() == {"flops", "bytes"}
 
 
+def test_the_ladder_alone_measures_three_rungs_and_no_peer(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(verb, "measured", pytest.fail)
+    file = str(tmp_path / "ladder.json")
+    assert main([*SMALL, "--ladder", "--out", file]) == 0
+    first = capsys.readouterr().out
+    assert "why the class is faster" in first
+    assert "headwise, 3 heads, T=7" in first
+    assert "nn.MHA" not in first
+    assert main(["bench", "--from", file]) == 0
+    assert capsys.readouterr().out == first
+
+
 def test_a_result_is_shown_again_without_measuring(tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
     file = str(tmp_path / "a.json")

@@ -194,8 +194,8 @@ def _repaired(repairs: Repaired, case: Case) -> Iterator[Finding]:
 
 def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> Report:
     """The report where no attempt gave an output."""
-    report = Report("unknown", subject=case.name, tried=_attempts(failures))
-    report.doubts += _stand_in_doubts(case)
+    doubts = _stand_in_doubts(case)  # attempts failed because of it, so they say nothing more
+    report = Report("unknown", subject=case.name, doubts=doubts, tried=[] if doubts else _attempts(failures))
     ran = bound is not None and bound.form.layout == PLAIN and (bound.returned is None or bound.form.natural)
     own = None if ran or report.doubts else _own_failure(failures)
     findings = [*_supplied(case), *_failed_imports(case)]
@@ -245,7 +245,11 @@ def _stand_in_doubts(case: Case) -> list[str]:
     folders = case.loaded.folders if case.loaded is not None else []
     where = f" (searched {', '.join(folders[:3])})" if folders else ""
     modules = dict.fromkeys(origin.rpartition(".")[0] or origin for origin in used.values())
-    return [f"it needs {module}, which is neither installed nor in the project{where}" for module in modules][:3]
+    return [
+        f"it needs {module}, which is neither installed nor in the project{where}. Put {module.replace('.', '/')}.py "
+        f"beside the file, or copy what it needs into the file"
+        for module in modules
+    ][:3]
 
 
 def _attempts(failures: list[Failure]) -> list[str]:

@@ -7,6 +7,7 @@ import ast
 import builtins
 import contextlib
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -116,6 +117,8 @@ class Uses:
 
     called: list[str] = field(default_factory=list)
     read: dict[str, int] = field(default_factory=dict)  # name → how many axes of it are indexed
+    widths: set[str] = field(default_factory=set)  # those that follow the number of heads in a shape
+    hiding: set[str] = field(default_factory=set)  # masks whose ones are filled, so that ones hide
 
     @classmethod
     def of(cls, methods: list[ast.FunctionDef]) -> "Uses":
@@ -124,10 +127,18 @@ class Uses:
         stored = {n.attr for n in nodes if _of_self(n) and isinstance(n.ctx, ast.Store)}  # type: ignore[attr-defined]
         called = [n.func.attr for n in nodes if isinstance(n, ast.Call) and _of_self(n.func)]  # type: ignore[attr-defined]
         found.called = [name for name in dict.fromkeys(called) if name not in defined | stored]
-        indexed = {n.value.attr: _axes(n) for n in nodes if isinstance(n, ast.Subscript) and _of_self(n.value)}  # type: ignore[attr-defined]
+        subscripts = [(_converted(n.value), n) for n in nodes if isinstance(n, ast.Subscript)]
+        indexed = {value.attr: _axes(n) for value, n in subscripts if _of_self(value)}  # type: ignore[attr-defined]
         for node in nodes:
             if _of_self(node) and node.attr not in {*found.called, *defined, *stored}:  # type: ignore[attr-defined]
                 found.read[node.attr] = indexed.get(node.attr, 0)  # type: ignore[attr-defined]
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        found.widths = {name for call in calls for name in _after_heads(call)}
+        plain_names = _unchanged(nodes)
+        filled = [
+            c.args[0] for c in calls if isinstance(c.func, ast.Attribute) and "masked_fill" in c.func.attr and c.args
+        ]
+        found.hiding = {name for mask in filled for name in plain_names(mask)}
         return found
 
     def fill(self, thing: nn.Module, sizes: CallSizes) -> None:
@@ -135,7 +146,9 @@ class Uses:
         for name in self.called:
             setattr(thing, name, _callable(name, thing, sizes))
         for name, axes in self.read.items():
-            value = _value(name, axes, sizes)
+            value = sizes.D if name in self.widths else _value(name, axes, sizes)
+            if isinstance(value, Tensor) and name in self.hiding:
+                value = 1 - value
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
                 thing.register_buffer(name, value)
             elif value is not None:
@@ -152,6 +165,42 @@ class Uses:
 
 def _of_self(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def _converted(node: ast.AST) -> ast.AST:
+    """What is converted in an expression such as self.mask.bool()."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not _of_self(node.func):
+        node = node.func.value
+    return node
+
+
+def _after_heads(call: ast.Call) -> list[str]:
+    """Attributes that stand behind the number of heads among the arguments: (..., self.h, self.d)."""
+    pairs = itertools.pairwise(call.args)
+    return [
+        after.attr  # type: ignore[attr-defined]
+        for before, after in pairs
+        if _of_self(before) and _of_self(after) and constructor_role(before.attr) == "heads"  # type: ignore[attr-defined]
+    ]
+
+
+def _unchanged(nodes: list[ast.AST]) -> Callable[[ast.AST], set[str]]:
+    """A function that names the attributes in an expression that is neither compared, inverted nor computed with."""
+    assigned = {
+        node.targets[0].id: node.value
+        for node in nodes
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+
+    def names(expression: ast.AST, depth: int = 2) -> set[str]:
+        parts = list(ast.walk(expression))
+        if any(isinstance(part, ast.Compare | ast.UnaryOp | ast.BinOp) for part in parts):
+            return set()
+        found = {part.attr for part in parts if _of_self(part)}  # type: ignore[attr-defined]
+        local = [assigned[part.id] for part in parts if isinstance(part, ast.Name) and part.id in assigned]
+        return found.union(*(names(value, depth - 1) for value in local)) if depth else found
+
+    return names
 
 
 def _axes(node: ast.Subscript) -> int:

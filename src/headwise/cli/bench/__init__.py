@@ -1,6 +1,7 @@
 """`headwise bench`: our layer against every peer, in one run on this machine."""
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from headwise.cli.bench import report
 from headwise.cli.bench.measurement import DTYPES
 from headwise.cli.bench.peers import OURS, PEERS, matching
 from headwise.cli.bench.peers.packages import INSTALL, version_of
-from headwise.cli.bench.sweep import Effort, ladder, measured
+from headwise.cli.bench.sweep import Effort, about, ladder, measured
 from headwise.cli.bench.weights import weight_costs
 from headwise.cli.bench.workload import Workload
 from headwise.cli.console import add_json, check_file, check_positive, console, print_json, table, write_file
@@ -23,29 +24,45 @@ EXAMPLES = """examples:
   headwise bench --lengths 16,32 --d-model 32 --heads 2 --seconds 0.1 --out bench.json --plot bench.svg
   headwise bench --lengths 16,32 --d-model 32 --heads 2 --seconds 0.1 --only headwise,nn.mha --backward
   headwise bench --lengths 16,32 --d-model 32 --heads 2 --seconds 0.1 --only headwise --ladder --weights --json
+  headwise bench --ladder --lengths 16,32 --d-model 32 --heads 2 --seconds 0.1
   headwise bench --from bench.json --plot bench.png
 """
 NOTES = (
-    "medians ± half the interquartile range; T^n: growth over the upper half of the lengths, ? if fitted to two only",
+    "medians ± half the interquartile range",
+    "T^n: growth over the upper half of the lengths, ? if fitted to two only",
     "ceiling: the shortest time this machine could need for the operations and bytes, as a share of the time measured",
 )
 LENGTHS = "128,256,512,1024,2048,4096"
+RUNG_LENGTHS, RUNG_SECONDS, SECONDS = "128,512", 0.3, 1.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
     parser.add_argument("--device", choices=["cpu", "cuda"], help="device (default: cuda if there is a GPU)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype")
-    parser.add_argument("--lengths", default=LENGTHS, metavar="T,T,...", help="sequence lengths")
+    parser.add_argument(
+        "--lengths",
+        metavar="T,T,...",
+        help=f"sequence lengths (default: {LENGTHS}; with --ladder alone: {RUNG_LENGTHS})",
+    )
     parser.add_argument("--batch", type=int, default=1, metavar="B", help="batch size")
     parser.add_argument("--d-model", type=int, default=256, metavar="E", help="model width")
     parser.add_argument("--heads", type=int, default=4, metavar="H", help="attention heads")
     parser.add_argument("--backward", action="store_true", help="time forward and backward (default: forward only)")
     parser.add_argument("--no-causal", action="store_true", help="no mask; leaves out peers that are always causal")
     parser.add_argument("--only", metavar="NAME,...", help="only peers with one of these words in the name; see --list")
-    parser.add_argument("--seconds", type=float, default=1.5, metavar="S", help="time to spend at each length")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        metavar="S",
+        help=f"time to spend at each length (default: {SECONDS}; with --ladder alone: {RUNG_SECONDS})",
+    )
     parser.add_argument("--limit", type=float, default=1.5, metavar="S", help="leave out what takes longer per run")
-    parser.add_argument("--ladder", action="store_true", help="also compare a list of heads, a class and the layer")
+    parser.add_argument(
+        "--ladder",
+        action="store_true",
+        help="compare a list of heads, a class and the layer: nothing else, in seconds; with --only or --weights, also",
+    )
     parser.add_argument("--weights", action="store_true", help="also measure the cost of weights and column sums")
     parser.add_argument("--list", action="store_true", help="list the implementations and their versions, then exit")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="show a saved result; measure nothing")
@@ -82,18 +99,30 @@ def _check_before(options: argparse.Namespace) -> None:
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    lengths, peers = lengths_of(options.lengths), matching(options.only)
-    effort = Effort(check_positive("--seconds", options.seconds), check_positive("--limit", options.limit))
+    alone = options.ladder and options.only is None and not options.weights
+    lengths = lengths_of(options.lengths or (RUNG_LENGTHS if alone else LENGTHS))
+    seconds = (RUNG_SECONDS if alone else SECONDS) if options.seconds is None else options.seconds
+    effort = Effort(check_positive("--seconds", seconds), check_positive("--limit", options.limit))
+    peers = matching(options.only)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     workload = Workload(
         options.d_model, options.heads, options.batch, not options.no_causal, options.dtype, device, options.backward
     )
+    if alone:
+        return _ladder_alone(workload, lengths, effort)
     result = measured(workload, lengths, peers, effort)
     if options.ladder:  # at the shortest length and at the middle one
         result["ladder"] = ladder(workload, sorted({lengths[0], lengths[(len(lengths) - 1) // 2]}), effort)
     if options.weights:
         result["looking"] = weight_costs(workload, lengths, effort)
     return result
+
+
+def _ladder_alone(workload: Workload, lengths: list[int], effort: Effort) -> dict[str, Any]:
+    """A result that holds the ladder and no peers."""
+    rungs = ladder(workload, lengths, effort, one_head=False)
+    head = {"subject": "bench", **about(workload.device), "setting": dataclasses.asdict(workload)}
+    return {**head, "rows": [], "left_out": [], "growth": {}, "ladder": rungs}
 
 
 def lengths_of(text: str) -> list[int]:
@@ -128,14 +157,15 @@ def show(result: dict[str, Any]) -> None:
     out = console()
     out.print(f"[bold]BENCH[/]  {report.sizes(result)}")
     out.print(f"[dim]{report.heading(result)}[/]")
-    out.print(f"[dim]the machine's ceilings: {report.ceilings(result)}[/]")
+    if "ceilings" in result:
+        out.print(f"[dim]the machine's ceilings: {report.ceilings(result)}[/]")
     for made in report.tables(result):
         out.print(f"\n[bold]{made.title}[/]")
         grid = table(*made.head, right=made.head[1:])
         for name, *cells in made.rows:
             grid.add_row(f"[bold cyan]{name}[/]" if name.startswith(OURS) else name, *cells)
         out.print(grid)
-    for line in NOTES:
+    for line in NOTES if result["rows"] else NOTES[:1]:
         out.print(f"[dim]{line}[/]")
     for line in report.left_out(result):
         out.print(f"[dim]left out: {line}[/]")

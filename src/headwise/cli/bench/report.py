@@ -57,7 +57,11 @@ def ceilings(result: dict[str, Any]) -> str:
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """Time and memory of the layer; then the ladder and the cost of weights, if they were measured."""
-    return [*layer(result), *([ladder(result["ladder"])] if "ladder" in result else []), *weights(result)]
+    return [
+        *(layer(result) if result["rows"] else []),
+        *([ladder(result["ladder"])] if "ladder" in result else []),
+        *weights(result),
+    ]
 
 
 def layer(result: dict[str, Any]) -> list[Table]:

@@ -202,14 +202,16 @@ def measured(workload: Workload, lengths: Sequence[int], peers: Sequence[Peer], 
     return {"subject": "bench", **head, "setting": dataclasses.asdict(workload), "ceilings": most, **found.to_dict()}
 
 
-def ladder(workload: Workload, lengths: Sequence[int], effort: Effort) -> list[dict[str, Any]]:
+def ladder(
+    workload: Workload, lengths: Sequence[int], effort: Effort, *, one_head: bool = True
+) -> list[dict[str, Any]]:
     """Why the class is faster: time, memory and launches of the textbook's rungs and of our layer.
 
-    One row for every rung, length and mode, with one head and with all. Times run from the call to the result, because
-    on a GPU the list of heads pays for its launches.
+    One row for every rung, length and mode, with all heads and, with `one_head`, also with one. Times run from the call
+    to the result, because on a GPU the list of heads pays for its launches.
     """
     rows = []
-    for tokens, heads in itertools.product(lengths, sorted({1, workload.heads})):
+    for tokens, heads in itertools.product(lengths, sorted({1, workload.heads} if one_head else {workload.heads})):
         for mode, backward in MODES.items():
             effort.tell(f"ladder, T={tokens}, heads: {heads}, {mode}")
             here = dataclasses.replace(workload, heads=heads, causal=True, backward=backward)

@@ -1,0 +1,285 @@
+"""`headwise course`: exercises from dot products to a decoder, and the interview."""
+
+import argparse
+import json
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+from headwise.cli import quiz
+from headwise.cli.console import add_json, check_positive, print_json, write_file
+from headwise.errors import OptionError, printable
+from headwise.learn.course import EXERCISES, Exercise, Grade, card, find
+from headwise.learn.course.interview import QUESTIONS, Question, find_question, sizes
+from headwise.learn.course.notebooks import as_json, course_notebook
+from headwise.learn.course.page import course_page
+from headwise.learn.course.progress import Progress
+from headwise.learn.course.work import Workspace, compared, grade_file
+from headwise.learn.quiz import EXERCISES as FAULTY
+from headwise.learn.quiz import Quiz
+
+EXAMPLES = """examples:
+  headwise course
+  headwise course --list
+  headwise course --card
+  headwise course 4 --hint
+  headwise course --interview root --answer "d_k: scores grow, saturate the softmax; gradients vanish"
+  headwise course --html course.html
+  headwise course --notebook course.ipynb
+"""
+WIDTH = 78
+NO_OPTIONS = {"skip": False, "restore": False}  # of the quiz, which has them as a verb of its own
+LEVELS = {1: "a question", 2: "the idea", 3: "the line"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
+    parser.add_argument("exercise", nargs="?", help="its number or name (default: the first that is not solved)")
+    parser.add_argument("--folder", type=Path, default=Path("course"), help="folder for your files")
+    parser.add_argument("--list", action="store_true", help="list the exercises and how far you are")
+    parser.add_argument("--hint", action="store_true", help="a hint for the next step: a question, the idea, the line")
+    parser.add_argument("--solution", action="store_true", help="compare your file with the model answer, after a try")
+    parser.add_argument("--report", action="store_true", help="also print the checker's whole report")
+    parser.add_argument(
+        "--interview", nargs="?", const="", metavar="QUESTION", help="answer interview questions: all, or one by name"
+    )
+    parser.add_argument("--answer", metavar="TEXT", help="your answer in words, or a file with code, to one question")
+    parser.add_argument("--clock", type=float, metavar="MINUTES", help="stop the interview after this time")
+    parser.add_argument(
+        "--quiz", action="store_true", help="find and fix mistakes: headwise quiz, in the folder of the course"
+    )
+    parser.add_argument("--card", action="store_true", help="the reference card: shapes, formulas, reasons, checklist")
+    parser.add_argument("--notebook", type=Path, metavar="FILE", help="write all exercises as a Jupyter notebook")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write all exercises as one page")
+    add_json(parser, "text")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Hand out, grade, hint, compare or ask. Exit status: 0 right or nothing to grade, 1 not right, 2 wrong usage."""
+    if options.card:
+        print(card())
+        return 0
+    if options.notebook is not None:
+        write_file("--notebook", options.notebook, as_json(course_notebook(EXERCISES)), sys.stdout)
+        return 0
+    if options.html is not None:
+        write_file("--html", options.html, course_page(EXERCISES), sys.stdout)
+        return 0
+    if options.interview is not None:
+        return interview(options)
+    if options.quiz:
+        return quiz.run(argparse.Namespace(**vars(options) | {"folder": _quiz_folder(options), **NO_OPTIONS}))
+    progress, space = Progress(), Workspace(options.folder, EXERCISES)
+    if options.list or (options.json and options.exercise is None):
+        return listed(progress, Quiz(_quiz_folder(options)), as_json=options.json)
+    exercise = _current(progress) if options.exercise is None else find(options.exercise)
+    if exercise is None:
+        print(f"All {len(EXERCISES)} exercises are solved. Next: headwise course --interview, or headwise quiz.")
+        return 0
+    if options.hint:
+        return hinted(progress, space, exercise)
+    if options.solution:
+        return solution(progress, space, exercise)
+    if space.lay_out(exercise) or not space.touched(exercise):
+        return introduced(space, exercise)
+    return judged(progress, space, exercise, options)
+
+
+def _quiz_folder(options: argparse.Namespace) -> Path:
+    return Path(options.folder) / "quiz"
+
+
+def _current(progress: Progress) -> Exercise | None:
+    return next((exercise for exercise in EXERCISES if progress.of(exercise).solved is None), None)
+
+
+def say(text: str, indent: str = "") -> None:
+    """Print a paragraph in at most 80 columns."""
+    print(textwrap.fill(printable(text), WIDTH, initial_indent=indent, subsequent_indent=indent))
+
+
+def introduced(space: Workspace, exercise: Exercise) -> int:
+    """Print what the exercise is about and where its file is."""
+    number = space.number(exercise)
+    stars = "●" * exercise.difficulty + "○" * (5 - exercise.difficulty)
+    print(f"{number}. {exercise.title}   {stars}   about {exercise.minutes} minutes\n")
+    say(exercise.idea)
+    print(f"\nWrite it in {space.path(exercise)}, then run: headwise course {number}")
+    print("Steps: " + "; ".join(part.name for part in exercise.parts) + ".")
+    return 0
+
+
+def judged(progress: Progress, space: Workspace, exercise: Exercise, options: argparse.Namespace) -> int:
+    """Grade the file, and hand out the next exercise if it is right."""
+    found = grade_file(exercise, space.path(exercise))
+    progress.add(exercise, found)
+    if options.json:
+        print_json({"exercise": exercise.name, "right": found.right, "share": found.share, **found.to_dict()})
+        return 0 if found.right else 1
+    show(found)
+    if options.report and found.report:
+        print(f"\n{found.report}")
+    number = space.number(exercise)
+    if not found.right:
+        print(f"\nA hint: headwise course {number} --hint")
+        return 1
+    print(f"\n{exercise.more}\nCompare with the model answer: headwise course {number} --solution")
+    following = _current(progress)
+    if options.exercise is None and following is not None:
+        space.lay_out(following)
+        print()
+        return introduced(space, following)
+    return 0
+
+
+def show(found: Grade) -> None:
+    """Print the grade: one sentence, then every step."""
+    say(found.sentence())
+    for result in found.results:
+        print(f"  {'✓' if result.right else '·'} {result.name}")
+
+
+def hinted(progress: Progress, space: Workspace, exercise: Exercise) -> int:
+    """Print the next hint for the step that is next to do."""
+    space.lay_out(exercise)
+    part, level = progress.hint(exercise)
+    print(f"{space.number(exercise)}. {exercise.title}, {part.name}: {LEVELS[level]} (hint {level} of 3)")
+    say(part.hint(level), "  ") if level < 3 else print(f"  {part.hint(level)}")
+    return 0
+
+
+def solution(progress: Progress, space: Workspace, exercise: Exercise) -> int:
+    """Compare the learner's file with the model answer."""
+    record, path = progress.of(exercise), space.path(exercise)
+    if not record.tries or not path.is_file():
+        number = space.number(exercise)
+        raise OptionError(f"try exercise {number} first: edit {path} and run `headwise course {number}`.")
+    progress.look(exercise)
+    print(compared(exercise, path.read_text(encoding="utf-8", errors="replace")))
+    return 0
+
+
+def listed(progress: Progress, repaired: Quiz, *, as_json: bool) -> int:
+    """Print every exercise and how far the learner is."""
+    if as_json:
+        fields = ("name", "title", "difficulty", "minutes")
+        rows = [{field: getattr(exercise, field) for field in fields} for exercise in EXERCISES]
+        found = {"exercises": rows, "progress": progress.to_dict(), "saved": str(progress.path)}
+        print_json(found | {"quiz": repaired.to_dict()})
+        return 0
+    for number, exercise in enumerate(EXERCISES, 1):
+        record = progress.of(exercise)
+        tries = f", {record.tries} {'try' if record.tries == 1 else 'tries'}" if record.tries else ""
+        state = f"solved{tries}" if record.solved else f"{record.best:.0%}{tries}" if record.tries else ""
+        stars = "●" * exercise.difficulty + "○" * (5 - exercise.difficulty)
+        print(f"{number:>3}  {exercise.title:<26} {stars}  {exercise.minutes:>2} min  {state}".rstrip())
+    print(f"\nquiz  {len(repaired.solved)} of {len(FAULTY)} classes repaired: headwise course --quiz")
+    print("Then: headwise course --interview")
+    return 0
+
+
+# The interview ------------------------------------------------------------------------------------------------------
+
+
+def interview(options: argparse.Namespace) -> int:
+    """Ask the questions, or judge one answer."""
+    if options.clock is not None:
+        check_positive("--clock", options.clock)
+    asked = QUESTIONS if not options.interview else (_question(options.interview),)
+    if options.answer is not None:
+        if len(asked) > 1:
+            raise OptionError("--answer is for one question. Name it: --interview root --answer '...'.")
+        return answered(asked[0], options.answer, as_json=options.json)
+    if options.json or not sys.stdin.isatty():
+        return _print_questions(asked, as_json=options.json)
+    return ask_all(asked, options.clock)
+
+
+def _question(name: str) -> Question:
+    question = find_question(name)
+    if question is None:
+        raise OptionError(f"no question is called {name!r}. Known: {', '.join(q.name for q in QUESTIONS)}.")
+    return question
+
+
+def _print_questions(asked: tuple[Question, ...], *, as_json: bool) -> int:
+    if as_json:
+        cost = sizes()
+        print_json([{"name": q.name, "question": q.question, "answer": q.answer(cost)} for q in asked])
+        return 0
+    for question in asked:
+        say(f"{question.name}: {question.question} ({question.minutes:g} min)")
+    print("\nAnswer one: headwise course --interview NAME --answer 'words, or a file with code'.")
+    print("An empty answer, --answer '', shows the model answer.")
+    return 0
+
+
+def ask_all(asked: tuple[Question, ...], clock: float | None) -> int:
+    """Ask one question after the other in the terminal, until the time is over."""
+    begun, made, count = time.monotonic(), 0, 0
+    for question in asked:
+        left = None if clock is None else clock - (time.monotonic() - begun) / 60
+        if left is not None and left <= 0:
+            print("\nThe time is over.")
+            break
+        print("\n" + (f"[{left:.0f} min left] " if left is not None else "") + f"({question.minutes:g} min)")
+        say(question.question)
+        answer = read_answer(question)
+        if answer is None:
+            break
+        if not question.code:
+            made, count = made + len(question.judge(answer)[0]), count + len(question.points)
+        answered(question, answer, as_json=False)
+    print(f"\nYour answers made {made} of {count} points, in {(time.monotonic() - begun) / 60:.0f} minutes.")
+    return 0
+
+
+def read_answer(question: Question) -> str | None:
+    """The answer that is typed, up to an empty line; None at the end of the input."""
+    print("The path of your file:" if question.code else "Your answer, then an empty line:")
+    lines: list[str] = []
+    for line in sys.stdin:
+        if not line.strip():
+            return "\n".join(lines)
+        lines.append(line.rstrip("\n"))
+    return "\n".join(lines) if lines else None
+
+
+def answered(question: Question, answer: str, *, as_json: bool) -> int:
+    """Say which points an answer makes, then the model answer and the follow-ups. Exit 0 if all are made, else 1."""
+    if question.code and answer.strip():
+        return _code_answered(answer.strip(), as_json=as_json)
+    made, missing = question.judge(answer)
+    model = question.answer(sizes())
+    if as_json:
+        print_json({"name": question.name, "made": made, "missing": missing, "answer": model})
+        return 1 if missing else 0
+    for point in made:
+        say(f"✓ {point}", "  ")
+    for point in missing:
+        say(f"· {point}", "  ")
+    if question.code:
+        print(f"Model answer:\n\n{model}")
+    else:
+        say(f"Model answer: {model}")
+    for name in question.follow_ups:
+        following = find_question(name)
+        if following is not None:
+            say(f"Follow-up ({name}): {following.question}")
+    return 1 if missing else 0
+
+
+def _code_answered(answer: str, *, as_json: bool) -> int:
+    from headwise.check import check
+    from headwise.cli.check import show as show_report
+
+    path = Path(answer)
+    if not path.is_file():
+        raise OptionError(f"{answer}: this question is answered with a file of code; there is no such file.")
+    report = check(path, form="interview")
+    if as_json:
+        print(json.dumps(report.to_dict()))
+    else:
+        show_report(report)
+    return report.exit_code

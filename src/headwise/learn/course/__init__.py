@@ -1,0 +1,43 @@
+"""The course: fourteen exercises from dot products to a decoder, graded by meaning, with hints and saved progress.
+
+The exercises are in `scores`, `heads`, `inputs` and `decoder`; `exercise` grades them, `work` keeps the learner's
+files, `progress` remembers, `interview` asks questions, `notebooks` and `page` write the same exercises elsewhere.
+"""
+
+from headwise.errors import OptionError
+from headwise.learn.course.card import card, structure
+from headwise.learn.course.decoder import EXERCISES as DECODER
+from headwise.learn.course.exercise import Exercise, Grade, Part, PartResult, grade
+from headwise.learn.course.heads import EXERCISES as HEADS
+from headwise.learn.course.inputs import EXERCISES as INPUTS
+from headwise.learn.course.scores import EXERCISES as SCORES
+from headwise.learn.course.work import train_and_write
+
+EXERCISES = (*SCORES, *HEADS, *INPUTS, *DECODER)
+
+__all__ = [
+    "EXERCISES",
+    "Exercise",
+    "Grade",
+    "Part",
+    "PartResult",
+    "card",
+    "find",
+    "grade",
+    "structure",
+    "train_and_write",
+]
+
+
+def find(name: str) -> Exercise:
+    """The exercise with this name or number.
+
+    >>> find("mask").title, find("4").title
+    ('The mask', 'The mask')
+    """
+    by_name = {exercise.name: exercise for exercise in EXERCISES}
+    by_name |= {str(number): exercise for number, exercise in enumerate(EXERCISES, 1)}
+    if name.lstrip("0") not in by_name:
+        known = ", ".join(exercise.name for exercise in EXERCISES)
+        raise OptionError(f"no exercise is called {name!r}. Known: 1 to {len(EXERCISES)}, or {known}.")
+    return by_name[name.lstrip("0")]

@@ -1,0 +1,318 @@
+"""Exercises 8 to 10: masks and padding, cross-attention, dropout."""
+
+from typing import Any
+
+import torch
+
+from headwise.learn.course.exercise import Exercise, Part, Space, WrongPartError, close, needs, source
+
+LENGTHS = (4, 2, 5)
+
+
+def _padding(space: Space) -> None:
+    found = needs(space, "padding_mask")(torch.tensor(LENGTHS), 5)
+    if tuple(found.shape) != (3, 1, 1, 5):
+        raise WrongPartError(
+            f"padding_mask gives shape {tuple(found.shape)}; expected (3, 1, 1, 5), that is (B, 1, 1, T)"
+        )
+    wanted = torch.tensor([[j < length for j in range(5)] for length in LENGTHS])
+    close(found, wanted[:, None, None], "padding_mask(torch.tensor([4, 2, 5]), 5)")
+
+
+def _made(space: Space, name: str, *sizes: Any) -> torch.nn.Module:
+    torch.manual_seed(0)
+    made: torch.nn.Module = needs(space, name)(*sizes)
+    return made.eval()
+
+
+def _padded(space: Space) -> None:
+    layer = _made(space, "MaskedAttention", 12, 3)
+    mask = torch.tensor([[j < length for j in range(5)] for length in LENGTHS])[:, None, None]
+    x = torch.randn(3, 5, 12)
+    with torch.no_grad():
+        whole = layer(x, mask)
+        alone = layer(x[1:2, :2], None)
+    close(whole[1:2, :2], alone, "the output of a padded text")
+
+
+def _sees_nothing(space: Space) -> None:
+    layer = _made(space, "MaskedAttention", 12, 3)
+    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool)
+    mask[..., 2, :] = False
+    with torch.no_grad():
+        found = layer(torch.randn(1, 5, 12), mask)
+    if found.isnan().any():
+        raise WrongPartError("a query that sees no key makes its output NaN: a row of −∞ has no softmax")
+
+
+MASKS = Exercise(
+    "masks-and-padding",
+    "Masks and padding",
+    difficulty=3,
+    minutes=20,
+    idea="Texts in a batch have different lengths, and the rest is padding that nobody may read. A mask argument that "
+    "broadcasts to (B, H, T, T) serves every case: (T, T) for a rule, (B, 1, 1, T) for padding, both with &.",
+    solution=source('''
+        """Exercise 8: masks and padding."""
+
+        import math
+
+        import torch
+        from torch import Tensor, nn
+
+
+        def padding_mask(lengths: Tensor, longest: int) -> Tensor:
+            """True for the tokens of each text, False for its padding; it broadcasts over heads and queries.
+
+            lengths (B,) → (B, 1, 1, longest)
+            """
+            return (torch.arange(longest) < lengths[:, None])[:, None, None]
+
+
+        class MaskedAttention(nn.Module):
+            """Multi-head self-attention with a mask argument."""
+
+            def __init__(self, d_model: int, num_heads: int) -> None:
+                """Make the four projections of exercise 7."""
+                super().__init__()
+                self.num_heads = num_heads
+                self.query, self.key, self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+
+            def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+                """mask: True where a query may see a key; anything that broadcasts to (B, H, T, T). None hides nothing.
+
+                A query that sees no key reads nothing: its heads are 0, not NaN.
+                x (B, T, d_model) → (B, T, d_model)
+                """
+                B, T, E = x.shape
+                H, D = self.num_heads, E // self.num_heads
+                query, key, value = (
+                    project(x).view(B, T, H, D).transpose(1, 2) for project in (self.query, self.key, self.value)
+                )
+                scores = query @ key.transpose(-2, -1) / math.sqrt(D)
+                if mask is not None:
+                    scores = scores.masked_fill(~mask, -math.inf)
+                weights = scores.softmax(-1)
+                if mask is not None:
+                    weights = weights.masked_fill(~mask, 0.0)
+                return self.out((weights @ value).transpose(1, 2).reshape(B, T, E))
+    '''),
+    judged="MaskedAttention",
+    parts=(
+        Part(
+            "the padding mask",
+            "How do you compare positions 0, 1, 2, … with every length at once?",
+            "torch.arange(longest) is (T,) and lengths[:, None] is (B, 1): a comparison broadcasts to (B, T). Then two "
+            "axes of size 1 for heads and queries.",
+            "return (torch.arange(longest) < lengths[:, None])[:, None, None]",
+            _padding,
+        ),
+        Part(
+            "the layer without a mask",
+            "Does it still do what exercise 7 did, without the causal mask?",
+            "Start from your MultiHeadAttention; the mask is an argument now.",
+            "scores = query @ key.transpose(-2, -1) / math.sqrt(D)",
+            steps=(1, 2, 3, 4, 6, 7, 8, 9, 10),
+        ),
+        Part(
+            "the mask argument",
+            "True means visible here. Which scores become −∞?",
+            "Fill where the mask is False, before the softmax: ~mask.",
+            "scores = scores.masked_fill(~mask, -math.inf)",
+            steps=(5,),
+        ),
+        Part(
+            "a padded text",
+            "Does a text give the same numbers alone and with padding behind it?",
+            "With its padding hidden, nothing of it may reach the text.",
+            "scores = scores.masked_fill(~mask, -math.inf)",
+            _padded,
+        ),
+        Part(
+            "a query that sees nothing",
+            "What is the softmax of a row in which every score is −∞?",
+            "It is 0/0 = NaN. Setting the weights of hidden keys to 0 once more cures it.",
+            "weights = weights.masked_fill(~mask, 0.0)",
+            _sees_nothing,
+        ),
+    ),
+    more="Where conventions differ (True hides, or 0 hides), headwise check tells which one a class follows.",
+)
+
+
+def _lengths(space: Space) -> None:
+    layer = _made(space, "CrossAttention", 12, 3)
+    with torch.no_grad():
+        found = layer(torch.randn(2, 5, 12), torch.randn(2, 7, 12))
+    if tuple(found.shape) != (2, 5, 12):
+        raise WrongPartError(f"5 queries and 7 keys give shape {tuple(found.shape)}; expected (2, 5, 12)")
+
+
+def _reads_memory(space: Space) -> None:
+    layer = _made(space, "CrossAttention", 12, 3)
+    x, memory = torch.randn(2, 5, 12), torch.randn(2, 7, 12)
+    other = x.clone()
+    other[:, 3] += 1
+    with torch.no_grad():
+        one, two = layer(x, memory), layer(other, memory)
+        three = layer(x, memory + 1)
+    if not torch.allclose(one[:, :3], two[:, :3], atol=1e-5):
+        raise WrongPartError("token 0 changed when token 3 of x did: tokens of x must not read each other here")
+    if torch.allclose(one, three, atol=1e-5):
+        raise WrongPartError("the output does not depend on the memory")
+
+
+CROSS = Exercise(
+    "cross-attention",
+    "Cross-attention",
+    difficulty=3,
+    minutes=15,
+    idea="Queries may come from one text and keys and values from another: a translation reads its source. Nothing "
+    "changes except that there are T queries and S keys, so every shape that assumed T = S is found out.",
+    solution=source('''
+        """Exercise 9: cross-attention."""
+
+        import math
+
+        import torch
+        from torch import Tensor, nn
+
+
+        class CrossAttention(nn.Module):
+            """Multi-head attention from one text to another."""
+
+            def __init__(self, d_model: int, num_heads: int) -> None:
+                """Make the four projections."""
+                super().__init__()
+                self.num_heads = num_heads
+                self.query, self.key, self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+
+            def split(self, x: Tensor) -> Tensor:
+                """(B, any length, H·D) → (B, H, any length, D)"""
+                return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+            def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+                """Every token of x reads all tokens of memory.
+
+                x (B, T, d_model), memory (B, S, d_model) → (B, T, d_model)
+                """
+                query = self.split(self.query(x))  # (B, H, T, D)
+                key, value = self.split(self.key(memory)), self.split(self.value(memory))  # (B, H, S, D)
+                scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B, H, T, S)
+                return self.out((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
+    '''),
+    judged="CrossAttention",
+    parts=(
+        Part(
+            "two lengths",
+            "Where did exercise 8 use T for the keys?",
+            "Split each tensor by its own length: -1 in a view, or unflatten, does not need to know it.",
+            "return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)",
+            _lengths,
+        ),
+        Part(
+            "who reads whom",
+            "Which of query, key and value come from x, and which from memory?",
+            "Only the queries come from x. Keys and values always come from the same text.",
+            "key, value = self.split(self.key(memory)), self.split(self.value(memory))",
+            _reads_memory,
+        ),
+        Part(
+            "the rest of the layer",
+            "Does it do what the other layers do: scale, softmax, merge, output projection?",
+            "Start from your MaskedAttention and leave the mask out.",
+            "scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])",
+            steps=tuple(range(1, 11)),
+        ),
+    ),
+    more="headwise steps --form interview --keys 6 shows the shapes.",
+)
+
+
+def _still(space: Space) -> None:
+    layer, x = _made(space, "DropoutAttention", 12, 3, 0.5), torch.randn(2, 5, 12)
+    with torch.no_grad():
+        if not torch.equal(layer(x), layer(x)):
+            raise WrongPartError("two calls differ in evaluation mode")
+
+
+def _drops(space: Space) -> None:
+    layer, x = _made(space, "DropoutAttention", 12, 3, 0.5).train(), torch.randn(2, 5, 12)
+    with torch.no_grad():
+        if torch.equal(layer(x), layer(x)):
+            raise WrongPartError("two calls agree in training mode, with dropout=0.5")
+
+
+DROPOUT = Exercise(
+    "dropout",
+    "Dropout",
+    difficulty=2,
+    minutes=10,
+    idea="In training, some attention weights are set to 0 at random, so that no token relies on a single other one. "
+    "The others grow by 1 / (1 − p), so the average stays; in evaluation nothing happens.",
+    solution=source('''
+        """Exercise 10: dropout."""
+
+        import math
+
+        import torch
+        from torch import Tensor, nn
+
+
+        class DropoutAttention(nn.Module):
+            """Causal multi-head self-attention with dropout on the attention weights."""
+
+            def __init__(self, d_model: int, num_heads: int, dropout: float = 0.1) -> None:
+                """Make the four projections, and a module that drops out weights."""
+                super().__init__()
+                self.num_heads = num_heads
+                self.query, self.key, self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+                self.dropout = nn.Dropout(dropout)
+
+            def forward(self, x: Tensor) -> Tensor:
+                """x (B, T, d_model) → (B, T, d_model)"""
+                B, T, E = x.shape
+                H, D = self.num_heads, E // self.num_heads
+                query, key, value = (
+                    project(x).view(B, T, H, D).transpose(1, 2) for project in (self.query, self.key, self.value)
+                )
+                scores = query @ key.transpose(-2, -1) / math.sqrt(D)
+                future = torch.ones(T, T, dtype=torch.bool, device=x.device).triu(1)
+                weights = self.dropout(scores.masked_fill(future, -math.inf).softmax(-1))
+                return self.out((weights @ value).transpose(1, 2).reshape(B, T, E))
+    '''),
+    judged="DropoutAttention",
+    parts=(
+        Part(
+            "the layer itself",
+            "Does it do what exercise 7 did if dropout is 0?",
+            "Start from your MultiHeadAttention.",
+            "scores = query @ key.transpose(-2, -1) / math.sqrt(D)",
+            steps=(1, 2, 3, 4, 5, 6, 7, 9, 10),
+        ),
+        Part(
+            "quiet in evaluation",
+            "How does a module know whether it is being trained?",
+            "nn.Dropout looks at self.training; F.dropout must be told.",
+            "self.dropout = nn.Dropout(dropout)",
+            _still,
+        ),
+        Part(
+            "dropout in training",
+            "What is dropped: scores, weights or outputs?",
+            "Drop out weights, after the softmax and before the values. A dropped score would not be a dropped weight.",
+            "weights = self.dropout(weights)",
+            _drops,
+        ),
+        Part(
+            "the average stays",
+            "By how much do the remaining weights grow?",
+            "nn.Dropout divides by 1 − p; do not normalize once more.",
+            "weights = self.dropout(weights)",
+            steps=(8,),
+        ),
+    ),
+    more="headwise check measures the average over many calls.",
+)
+
+EXERCISES = (MASKS, CROSS, DROPOUT)

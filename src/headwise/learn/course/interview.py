@@ -1,0 +1,296 @@
+"""Interview questions: an answer in code or in words, the points it makes, a model answer with numbers, follow-ups.
+
+Numbers come from `headwise.learn.Cost`, for the sizes that interviewers like: 512 wide, 8 heads.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+from headwise.learn.cost import Cost, answers, human
+
+D_MODEL, HEADS, TOKENS = 512, 8, 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """Something that a good answer says.
+
+    Args:
+        name: what it is.
+        pattern: a regular expression of the words that people use for it.
+    """
+
+    name: str
+    pattern: str
+
+    def made_by(self, answer: str) -> bool:
+        """Whether an answer makes this point."""
+        return re.search(self.pattern, answer, re.IGNORECASE) is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Args:
+        name: the name on the command line.
+        question: what the interviewer asks.
+        answer: the model answer for a cost.
+        points: what a good answer says.
+        follow_ups: what the interviewer asks next.
+        minutes: the time to answer.
+        code: whether the answer is code, which the checker judges.
+    """
+
+    name: str
+    question: str
+    answer: Callable[[Cost], str]
+    points: tuple[Point, ...] = ()
+    follow_ups: tuple[str, ...] = ()
+    minutes: float = 2.0
+    code: bool = False
+
+    def judge(self, answer: str) -> tuple[list[str], list[str]]:
+        """The points that an answer makes, and those that it does not."""
+        made = [point.name for point in self.points if point.made_by(answer)]
+        return made, [point.name for point in self.points if point.name not in made]
+
+
+def sizes() -> Cost:
+    """The layer that the numbers are for, with biases, in float32."""
+    return Cost.of(D_MODEL, HEADS, seq=TOKENS, bias=True, item_bytes=4)
+
+
+def _from_cost(place: int) -> Callable[[Cost], str]:
+    return lambda cost: answers(cost)[place].answer
+
+
+def _code(_: Cost) -> str:
+    from headwise.check.assignment.comparison import find_assignment
+
+    assignment = find_assignment("interview", None)
+    assert assignment is not None  # noqa: S101 - the checker has this form
+    return assignment.solution()
+
+
+def _parameters(cost: Cost) -> str:
+    E, matrix = cost.d_model, cost.d_model**2
+    return (
+        f"Four matrices of {E} × {E} are 4 · {matrix:,} = {4 * matrix:,} weights, and four biases 4 · {E} = "
+        f"{4 * E:,}: together {cost.parameters.value:,}. The number of heads does not matter: {cost.num_heads} heads "
+        f"of {cost.head_dim} are cut from the same matrices."
+    )
+
+
+def _flops(cost: Cost) -> str:
+    projections, scores = cost.matmul_split()
+    return (
+        f"The four projections take 8·T·E² = {human(projections)} operations, the scores and the weighted values "
+        f"4·T²·E = {human(scores)}, at T = {cost.seq} and E = {cost.d_model}, counting a multiply-add as two. From T = "
+        f"2·E = {cost.crossover:.0f} tokens on, the T² part is the larger one."
+    )
+
+
+def _memory(cost: Cost) -> str:
+    return (
+        f"The weights of all heads are H·T² = {cost.num_heads * cost.seq**2:,} numbers, "
+        f"{human(cost.matrix_bytes.value, 'B', binary=True)} in float32, and training keeps them for the backward "
+        f"pass. A fused kernel computes them in tiles and keeps one number per row instead: O(T), not O(T²)."
+    )
+
+
+def _root(cost: Cost) -> str:
+    D = cost.head_dim
+    return (
+        f"A dot product of D terms with mean 0 and variance 1 has variance D, so its standard deviation is √D: here "
+        f"√{D} = {D**0.5:g}. Unscaled, one score would dominate, the softmax would be nearly one-hot, and its "
+        f"gradient, w·(1 − w), nearly 0. It is the width of a head, not of the model: the sum runs over one head."
+    )
+
+
+def _cache(cost: Cost) -> str:
+    token = human(cost.kv_cache_per_token.value, "B", binary=True)
+    whole = human(cost.kv_cache.value, "B", binary=True)
+    return (
+        f"Keys and values of past tokens never change, because the mask is causal; queries of the past are never "
+        f"needed again. So keep 2·Hkv·D numbers per token and layer, here {token}, {whole} for {cost.seq} tokens. A "
+        f"new token then costs O(T) instead of O(T²), and reading the cache from memory becomes what limits the speed."
+    )
+
+
+QUESTIONS = (
+    Question(
+        "code",
+        "Implement multi-head attention from scratch in PyTorch: MultiHeadAttention(d_model, num_heads), "
+        "forward(Q, K, V, mask=None). Split into heads, attend in parallel, concatenate, project; 0 in the mask hides.",
+        _code,
+        follow_ups=("complexity", "several-heads", "grouped"),
+        minutes=20.0,
+        code=True,
+    ),
+    Question(
+        "several-heads",
+        "Why several heads instead of one large one?",
+        _from_cost(0),
+        (
+            Point(
+                "each head has weights of its own, so a token attends in several ways at once",
+                r"differ|several|own (weights|pattern|distribution)|sets? of \w+ weights|relation|subspace|parallel",
+            ),
+            Point(
+                "the cost is the same: parameters and operations do not grow",
+                r"same (cost|number|param|flop|comput)|no (extra|more)|cost|param|d_model ?/|divid",
+            ),
+            Point(
+                "the price: every head works in fewer dimensions",
+                r"rank|small(er)? dim|narrow|fewer dim|head_dim|lower[- ]dim|bottleneck|price|trade",
+            ),
+        ),
+        ("root", "parameters"),
+    ),
+    Question(
+        "complexity",
+        "What is the computational complexity?",
+        _from_cost(1),
+        (
+            Point(
+                "the scores are quadratic in the length", r"quadratic|T\^?2|T²|n\^?2|n²|L\^?2|seq\w*(\^2|²| squared)"
+            ),
+            Point(
+                "the projections are quadratic in the width", r"E²|d²|d\^?2|E\^?2|d_model(\^2|²|\*\*2)|width|projection"
+            ),
+            Point(
+                "which of the two dominates depends on the length",
+                r"domina|cross|longer|short|until|larger than|equal at|which is larger",
+            ),
+        ),
+        ("flops", "memory"),
+    ),
+    Question(
+        "grouped",
+        "How does this compare to grouped-query attention?",
+        _from_cost(2),
+        (
+            Point("several query heads share a key/value head", r"share|group|fewer (key|kv)|GQA"),
+            Point("the cache shrinks", r"cache|memory|bandwidth"),
+            Point("the scores cost the same", r"same (score|flop|cost|comput)|score|quality"),
+            Point("with one key/value head it is multi-query attention", r"multi-?query|MQA|\bone\b|single"),
+        ),
+        ("cache",),
+    ),
+    Question(
+        "parameters",
+        f"How many parameters does MultiHeadAttention({D_MODEL}, {HEADS}) have, with biases?",
+        _parameters,
+        (
+            Point("four matrices of d_model × d_model", r"\b4\b|four"),
+            Point("and four biases", r"bias"),
+            Point("together 1,050,624", r"1[., ]?050[., ]?624|1\.05"),
+            Point(
+                "the number of heads does not change it", r"heads? (do|does|not|don)|regardless|independent|not depend"
+            ),
+        ),
+        ("flops",),
+        minutes=3.0,
+    ),
+    Question(
+        "flops",
+        f"How many operations is one forward pass over {TOKENS} tokens?",
+        _flops,
+        (
+            Point("the projections: 8·T·E²", r"8|projection|linear"),
+            Point("the scores and weighted values: 4·T²·E", r"4 ?[·*]? ?T|T²|T\^2|quadratic|score"),
+            Point("a multiply-add counts as two", r"two|twice|2 ?[·*x]|multiply"),
+        ),
+        ("complexity", "memory"),
+    ),
+    Question(
+        "memory",
+        "How much memory do the attention weights take, and what does a fused kernel do about it?",
+        _memory,
+        (
+            Point("T² numbers for every head", r"T²|T\^2|quadratic|n²|n\^2"),
+            Point("training keeps them for the backward pass", r"backward|gradient|train|activation"),
+            Point(
+                "a fused kernel works in tiles and never stores them", r"tile|block|flash|fused|never|recompute|online"
+            ),
+        ),
+        ("cache",),
+    ),
+    Question(
+        "root",
+        "Why divide by √d, and which d?",
+        _root,
+        (
+            Point("a dot product of d terms spreads like √d", r"varian|standard dev|spread|grow"),
+            Point("large scores saturate the softmax", r"saturat|one-?hot|extreme|peak|sharp"),
+            Point("then the gradients vanish", r"gradient|vanish"),
+            Point("d is the width of a head", r"head[_ -]?dim|d_k|per head|of a head|d_model ?/"),
+        ),
+        ("several-heads",),
+    ),
+    Question(
+        "cache",
+        "What is the key/value cache, and what does it cost?",
+        _cache,
+        (
+            Point(
+                "keys and values of the past are kept, because they never change",
+                r"keep|kept|store|reuse|past|previous",
+            ),
+            Point("a new token costs O(T) instead of O(T²)", r"O\(T\)|linear|recomput|one row|instead of"),
+            Point("its size: 2 · layers · key/value heads · width per token", r"2 ?[·*]|layers|per token|size"),
+            Point("reading it limits the speed", r"bandwidth|memory[- ]bound|read|limit"),
+        ),
+        ("grouped",),
+    ),
+    Question(
+        "mask",
+        "Why −∞ before the softmax, and not 0 after it or −1e9?",
+        lambda _: (
+            "A weight that is set to 0 after the softmax has already taken its share: the row no longer sums to 1. "
+            "Before the softmax, exp(−∞) = 0 exactly, and the rest still sums to 1. −1e9 does not exist in float16 "
+            "(the largest number is 65,504), and a row of equal −1e9 becomes an even average over hidden keys. A row "
+            "of −∞ becomes NaN, so it needs one more line."
+        ),
+        (
+            Point("after the softmax, rows no longer sum to 1", r"sum|normali"),
+            Point("exp(−∞) is exactly 0", r"exp|exactly|zero"),
+            Point("−1e9 does not fit into float16", r"float16|fp16|half|overflow"),
+            Point("a row without a visible key becomes NaN", r"NaN|all masked|no key|fully"),
+        ),
+    ),
+    Question(
+        "contiguous",
+        "Why .contiguous() before the last .view()?",
+        lambda _: (
+            "transpose(1, 2) moves no number; it swaps strides. The heads of a token are then not adjacent in memory, "
+            "and no stride can join them, so view raises an error. contiguous() copies once into reading order; "
+            "reshape and flatten do the same where they must."
+        ),
+        (
+            Point("transpose changes strides, not memory", r"stride|memory|not move|without copy"),
+            Point("view cannot join axes that are not adjacent", r"adjacent|non-?contiguous|raise|error|cannot"),
+            Point("contiguous (or reshape) copies", r"cop(y|ies)|reshape"),
+        ),
+    ),
+    Question(
+        "output-projection",
+        "What would be lost without the output projection W_o?",
+        lambda _: (
+            "Concatenated heads are side by side, so number 0 of the output would come from head 0 alone. W_o is the "
+            "place where heads are mixed, and it lets every head write anywhere into the model. Without it the layer "
+            "is wrong by the definition and still trains, which is why the mistake is hard to notice."
+        ),
+        (
+            Point("it mixes the heads", r"mix|combin|interact|across heads"),
+            Point("without it each output number belongs to one head", r"side by side|concat|separate|own slice|only"),
+        ),
+    ),
+)
+
+
+def find_question(name: str) -> Question | None:
+    """The question with this name."""
+    return next((question for question in QUESTIONS if question.name == name), None)

@@ -1,0 +1,118 @@
+"""What a learner has done so far, saved in one file that survives a crash."""
+
+import dataclasses
+import datetime
+import json
+import os
+from pathlib import Path
+from typing import Any, Self
+
+from headwise.errors import OptionError
+from headwise.learn.course.exercise import Exercise, Grade, Part
+from headwise.models.files import atomically
+
+FORMAT = "headwise course 1"
+
+
+@dataclasses.dataclass
+class Record:
+    """What was done on one exercise.
+
+    Args:
+        tries: how often it was graded.
+        best: the largest share of its parts that was right.
+        solved: the day on which all of them were.
+        next: the part that was next to do at the last try.
+        hints: the level of the last hint, by part.
+        looked: whether the solution was shown before it was solved.
+    """
+
+    tries: int = 0
+    best: float = 0.0
+    solved: str | None = None
+    next: str | None = None
+    hints: dict[str, int] = dataclasses.field(default_factory=dict)
+    looked: bool = False
+
+    @classmethod
+    def of(cls, saved: dict[str, Any]) -> Self:
+        """The record that was saved; raises TypeError or ValueError if it is not one."""
+        record = cls(**saved)
+        words = (str, type(None))
+        kinds: tuple[tuple[str, tuple[type, ...]], ...] = (
+            ("tries", (int,)), ("best", (int, float)), ("solved", words), ("next", words), ("hints", (dict,)),
+            ("looked", (bool,)),
+        )  # fmt: skip
+        for name, kind in kinds:
+            if not isinstance(getattr(record, name), kind):
+                raise TypeError(f"{name} is {getattr(record, name)!r}")
+        return record
+
+
+def default_path() -> Path:
+    """Where progress is saved: in the folder that the system has for the state of programs."""
+    home = os.environ.get("XDG_STATE_HOME") or os.environ.get("LOCALAPPDATA")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "headwise" / "course.json"
+
+
+class Progress:
+    """The records of all exercises, by name."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = default_path() if path is None else path
+        self.records = self._read()
+
+    def of(self, exercise: Exercise) -> Record:
+        """The record of an exercise."""
+        return self.records.setdefault(exercise.name, Record())
+
+    def add(self, exercise: Exercise, grade: Grade) -> None:
+        """Remember a try."""
+        record = self.of(exercise)
+        record.tries += 1
+        record.best = max(record.best, grade.share)
+        record.next = None if grade.next is None else grade.next.name
+        if grade.right and record.solved is None:
+            record.solved = datetime.date.today().isoformat()
+        self.save()
+
+    def hint(self, exercise: Exercise) -> tuple[Part, int]:
+        """The part that is next to do, and the level of the next hint for it: each call goes one further, up to 3."""
+        record = self.of(exercise)
+        part = next((part for part in exercise.parts if part.name == record.next), exercise.parts[0])
+        level = min(record.hints.get(part.name, 0) + 1, 3)
+        record.hints[part.name] = level
+        self.save()
+        return part, level
+
+    def look(self, exercise: Exercise) -> None:
+        """Remember that the solution was shown."""
+        record = self.of(exercise)
+        record.looked = record.looked or record.solved is None
+        self.save()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {name: dataclasses.asdict(record) for name, record in self.records.items()}
+
+    def save(self) -> None:
+        """Write the file, completely or not at all."""
+        text = json.dumps({"format": FORMAT, "exercises": self.to_dict()}, indent=1)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            atomically(self.path, lambda beside: beside.write_text(text, encoding="utf-8"))
+        except OSError as error:
+            raise OptionError(
+                f"{self.path} cannot be written ({error.strerror}). Name another folder in XDG_STATE_HOME."
+            ) from error
+
+    def _read(self) -> dict[str, Record]:
+        if not self.path.is_file():
+            return {}
+        try:
+            saved = json.loads(self.path.read_text(encoding="utf-8"))
+            return {
+                str(name): Record.of(record) for name, record in {FORMAT: saved["exercises"]}[saved["format"]].items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise OptionError(f"{self.path} cannot be read ({error}). Move it away to start again.") from error

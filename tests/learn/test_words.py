@@ -1,0 +1,226 @@
+"""The ten steps on words: the numbers are the model's, in the terminal, as JSON and in a real browser."""
+
+import html
+import json
+import re
+
+import pytest
+import torch
+
+from headwise import MultiHeadAttention, OptionError, load_builtin, watch
+from headwise.cli import main
+from headwise.learn.words import page as page_module
+from headwise.learn.words import word_steps, words_page, words_text
+from headwise.models import open_model
+from headwise.view.tokens import wide
+
+pytest.importorskip("tokenizers")
+TEXT = "The quick brown fox"
+HOSTILE = "</script><script>window.hacked=1</script>"
+
+
+@pytest.fixture(scope="module")
+def steps():
+    return word_steps(TEXT)
+
+
+def test_weights_and_output_are_those_of_the_model(steps):
+    model = load_builtin()
+    tokens, block, seen_output = model.tokens(TEXT), model.gpt.blocks[4].attention, []
+    hook = block.register_forward_hook(lambda module, args, output: seen_output.append(output))
+    with torch.no_grad(), watch(model.gpt) as seen:
+        model.gpt(tokens)
+    hook.remove()
+    torch.testing.assert_close(steps.weights(), seen["blocks.4.attention"][0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(steps.output(), seen_output[0][0], rtol=1e-4, atol=1e-4)
+    assert steps.words == ["<|start|>", "The", "quick", "brown", "fo", "x"]
+
+
+def test_other_numbers_of_heads_cut_the_same_projections(steps):
+    assert list(steps.cuts) == [1, 2, 4, 8, 16]
+    values = {heads: cut.value.transpose(0, 1).flatten(1) for heads, cut in steps.cuts.items()}
+    for value in values.values():
+        torch.testing.assert_close(value, steps.projected()["value"], rtol=1e-4, atol=1e-5)
+    assert steps.cuts[2].query.shape == (2, 6, 128)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
+def test_any_transformers_model_is_read(kind):
+    transformers = pytest.importorskip("transformers")
+    import headwise.huggingface  # noqa: F401
+
+    torch.manual_seed(0)
+    if kind == "Llama":
+        config = transformers.LlamaConfig(
+            hidden_size=24, num_attention_heads=6, num_key_value_heads=2, intermediate_size=8, num_hidden_layers=3,
+            vocab_size=131, attn_implementation="headwise",
+        )  # fmt: skip
+        model = transformers.LlamaForCausalLM(config)
+    else:
+        config = transformers.GPT2Config(n_embd=24, n_head=3, n_layer=3, vocab_size=131, attn_implementation="headwise")
+        model = transformers.GPT2LMHeadModel(config)
+    model = model.eval()
+    opened = open_model(model, tokenizer=lambda text: [ord(letter) for letter in text])
+    found = word_steps("fox", opened, layer=1)
+    with torch.no_grad(), watch(model) as seen:
+        model(torch.tensor([[ord(letter) for letter in "fox"]]))
+    torch.testing.assert_close(found.weights(), list(seen.values())[1][0], rtol=1e-3, atol=1e-4)
+    assert any("share a key/value head" in note for note in found.notes) == (kind == "Llama")
+
+
+def test_a_layer_that_does_more_to_its_scores_says_so():
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(24, 3, causal=True, softcap=0.01)
+    module = torch.nn.Sequential(torch.nn.Embedding(131, 24), layer)
+    opened = open_model(module, tokenizer=lambda text: [ord(letter) for letter in text])
+    assert "its own weights differ from these" in word_steps("fox", opened).notes[-1]
+
+
+def test_text_fits_into_eighty_columns_and_shows_every_word_and_head(steps):
+    text = words_text(steps, 80)
+    assert max(map(wide, text.splitlines())) <= 80
+    for word in ("head 7", "(1, 8, 6, 32)", "CONCATENATED", "W_o mixes the heads", "−∞", "quick", "brown"):
+        assert word in text
+    long = words_text(word_steps("It was a dark evening in November, and the rain fell upon the roofs."), 80)
+    assert max(map(wide, long.splitlines())) <= 80
+
+
+def test_command_prints_text_json_and_a_page(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["steps", TEXT, "--head", "5"]) == 0
+    out = capsys.readouterr().out
+    assert "HEAD 5 IN NUMBERS" in out
+    assert max(map(wide, out.splitlines())) <= 80
+    assert main(["steps", TEXT, "--json", "--layer", "2"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["place"], len(told["weights"]), len(told["steps"])) == (2, 8, 10)
+    path = tmp_path / "fox.html"
+    assert main(["steps", TEXT, "--html", str(path)]) == 0
+    assert path.stat().st_size < 1_500_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([TEXT, "--layer", "7"], "layer 7: the model has layers 0 to 6"),
+        ([TEXT, "--head", "8"], "--head 8: the layer has heads 0 to 7"),
+        ([TEXT, "--heads", "2"], "--heads: a text is read by a real model"),
+        ([TEXT, "--causal"], "--causal: a text is read by a real model"),
+        (["word " * 40], "tokens long; the steps show at most 32"),
+        (["--layer", "2"], "--layer and --head choose what to show of a text"),
+    ],
+    ids=lambda part: str(part)[:30],
+)
+def test_wrong_usage_is_named(arguments, words, capsys):
+    assert main(["steps", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_layers_without_an_output_projection_are_refused():
+    module = torch.nn.Sequential(torch.nn.Embedding(131, 24), MultiHeadAttention(24, 3, out_proj=False))
+    opened = open_model(module, tokenizer=lambda text: [ord(letter) for letter in text])
+    with pytest.raises(OptionError, match="no output projection"):
+        word_steps("fox", opened)
+
+
+# In the browser -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def page(browser, steps, tmp_path_factory):
+    import dataclasses
+
+    hostile = dataclasses.replace(steps, words=[*steps.words[:5], HOSTILE])
+    path = tmp_path_factory.mktemp("page") / "fox.html"
+    path.write_text(words_page(hostile), encoding="utf-8")
+    context, troubles = browser.new_context(viewport={"width": 1200, "height": 900}), []
+    opened = context.new_page()
+    opened.on("console", lambda message: troubles.append(message.text))
+    opened.on("pageerror", lambda error: troubles.append(str(error)))
+    opened.on("request", lambda request: troubles.append(request.url) if request.url[:4] == "http" else None)
+    opened.goto(f"file://{path}")
+    yield opened
+    context.close()
+    assert not troubles
+
+
+def numbers(page):
+    """The numbers of the tables on the page, row by row."""
+    texts = page.locator("#picture td").all_text_contents()
+    return [float(text.replace("−", "-").replace("∞", "inf") or 0) for text in texts]
+
+
+def go(page, step):
+    page.locator(f"#lane button:nth-child({step})").click()
+
+
+def test_the_page_computes_the_weights_of_the_model(page, steps):
+    go(page, 7)
+    assert torch.allclose(torch.tensor(numbers(page)), steps.weights().flatten(), atol=0.0051)
+    assert page.locator("#lane button[aria-current] .shape").text_content() == "(1, 8, 6, 6)"
+    assert page.locator("#picture figure").count() == 8
+    assert page.locator("#picture thead").first.locator("th").nth(2).text_content() == "The"
+
+
+def test_every_number_says_what_it_is_made_of(page, steps):
+    go(page, 4)
+    page.locator("#picture table").nth(2).locator("tbody tr").nth(2).locator("td").nth(1).hover()
+    value = float(steps.cut.scores()[2, 2, 1])
+    told = page.locator("#made").text_content().replace("−", "-")
+    assert f"{value:.4f}" in told
+    assert "row “quick” times column “The”, the sum of 32 products" in told
+    for step, words in ((1, "the input of this layer"), (2, "unchanged"), (3, "changed by the word’s position")):
+        go(page, step)
+        page.locator("#picture canvas").first.hover(position={"x": 40, "y": 30})
+        assert words in page.locator("#made").text_content()
+    go(page, 10)
+    page.locator("#picture canvas").first.hover(position={"x": 2, "y": 2})
+    told = page.locator("#made").text_content().replace("−", "-")
+    assert f"{float(steps.output()[0, 0]):.4f}" in told
+    assert "head 7" in told
+
+
+def test_switches_recompute_in_the_browser(page, steps):
+    go(page, 7)
+    page.locator("#mask").click()
+    assert min(numbers(page)) >= 0
+    assert numbers(page)[5] > 0 or sum(numbers(page)[:6]) == pytest.approx(1, abs=0.03), "the first word sees others"
+    page.locator("#scale").click()
+    unscaled = steps.cut.scores().softmax(-1)
+    assert torch.allclose(torch.tensor(numbers(page)), unscaled.flatten(), atol=0.0051)
+    page.locator("#reset").click()
+    page.locator("#heads button", has_text=re.compile("^2$")).click()
+    two = steps.cuts[2].weights(steps.visible)
+    assert torch.allclose(torch.tensor(numbers(page)), two.flatten(), atol=0.0051)
+    assert page.locator("#lane .shape").nth(1).text_content() == "(1, 6, 2, 128)"
+    page.locator("#reset").click()
+
+
+def test_the_slider_and_the_keys_move_through_the_steps(page):
+    go(page, 1)
+    page.locator("body").press("ArrowRight")
+    assert page.locator("#name").text_content() == "2. split"
+    page.locator("#step").fill("9")
+    assert page.locator("#name").text_content() == "9. concat"
+
+
+def test_no_word_acts_and_nothing_may_be_loaded(page, steps):
+    assert page.evaluate("window.hacked") is None
+    assert HOSTILE in page.locator("#text").text_content()
+    text = html.unescape(words_page(steps))
+    assert "default-src 'none'" in text
+    assert "unsafe" not in text.partition("<title>")[0]
+
+
+def test_zero_is_the_background_and_more_is_more_ink(page):
+    go(page, 7)
+    cells = page.locator("#picture table").nth(2).locator("tbody tr").nth(2).locator("td")
+    shades = [cells.nth(i).evaluate("x => getComputedStyle(x).backgroundColor") for i in range(4)]
+    alpha = [float(re.findall(r"[\d.]+", shade)[3]) if shade.count(",") == 3 else 1.0 for shade in shades]
+    assert alpha[3] == 0.0
+    assert alpha[1] > alpha[0] > 0
+
+
+def test_a_page_without_room_for_the_projections_still_shows_the_model(steps, monkeypatch):
+    monkeypatch.setattr(page_module, "MOST_WEIGHTS", 10)
+    assert page_module.page_data(steps)["linears"] is None

@@ -2,8 +2,10 @@
 
 import contextlib
 import copy
+import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from headwise.check.trace import PRODUCTS, RANDOM, error_line, find_attention, l
 ROLES = ("query", "key", "value")
 TWINS = (("q", "k", "v"), ("query", "key", "value"), ("queries", "keys", "values"), ("Q", "K", "V"))
 DRAWS = 600  # samples of one input, which differ only by what dropout leaves out
+SMALL = 1e-5  # relative change of weights, far above rounding
 STEP = 1e-4  # of finite differences, of fourth order
 SIGMAS = 7.0  # a mean this far from the expected value is no accident, of some thousand numbers
 OTHER_MODES = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -284,8 +287,8 @@ def gradients(bound: Bound, reading: AttentionReading | None) -> Found:
     elif out is not None and not out.requires_grad:
         yield Finding("no-gradient", "the output does not require a gradient", _cut_line(bound))
     elif out is not None:
-        found = list(_without_gradient(bound, named, reading))
-        yield from found or wrong_slope(bound)
+        found = list(_without_gradient(bound, named, reading)) or wrong_slope(bound)
+        yield from found or _behind_masks(bound, reading)
     for tensor in named.values():
         tensor.grad = None
 
@@ -328,29 +331,37 @@ def _role_of_twin(name: str) -> str | None:
     return next((ROLES[family.index(w)] for w in words for family in TWINS if w in family), None)
 
 
+def _behind_masks(bound: Bound, reading: AttentionReading | None) -> Iterator[Finding]:
+    """A call with a mask takes another path, on which the gradient may be cut."""
+    for masks in _usable_masks(bound, reading):
+        with contextlib.suppress(Exception):  # it was called with this mask before
+            for finding in wrong_slope(bound.called(masks)) if masks else ():
+                yield replace(finding, detail=f"{finding.detail} (with {next(iter(masks))})")
+
+
 def wrong_slope(bound: Bound) -> list[Finding]:
     """Whether the gradient of the input is the slope that finite differences give, along one direction."""
     if any(n.value.dtype in (torch.float32, torch.float16, torch.bfloat16) for n in bound.trace.nodes):
         return []  # it computes in lower precision, which finite differences would blow up
     if any(n.op in RANDOM for n in bound.trace.nodes):
         return []  # two calls differ
-    generator = torch.Generator().manual_seed(19)
-    x = bound.inputs.query
-    direction = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    directions = _directions(bound.inputs)
     try:
-        expected, closer = (_difference(bound, step * direction) / step for step in (STEP, STEP / 8))
-        given = bound.inputs.copied()
-        leaf = given.query.clone().requires_grad_()
+        expected, closer = (_difference(bound, directions, step) / step for step in (STEP, STEP / 8))
+        leaves = {id(x): x.clone().requires_grad_() for x in bound.inputs}
         with bound.running(), torch.enable_grad():
-            inputs = Inputs(*(leaf if y is given.query else y for y in given))
-            out = bound.form.result(bound.form.call(bound.thing, inputs, as_is=True), inputs)
-            if out is None or not out.requires_grad:
+            inputs = Inputs(*(leaves[id(x)] for x in bound.inputs))
+            out = bound.form.result(bound.form.call(bound.thing, inputs, _copied(bound.given), as_is=True), inputs)
+            if out is None:
                 return []
-            (slope,) = torch.autograd.grad(out.mul(_weights(out)).sum(), leaf)
+            if not out.requires_grad:
+                return [Finding("no-gradient", "the output does not require a gradient", _cut_line(bound))]
+            slopes = torch.autograd.grad(out.mul(_weights(out)).sum(), list(leaves.values()), allow_unused=True)
     except Exception:  # it writes in place, which has a name of its own
         return []
-    found = float((slope * direction).sum())
-    if abs(found - expected) <= 1e-5 * (abs(found) + abs(expected)) + 1e-7:
+    pairs = zip(slopes, leaves, strict=True)
+    found = sum(float((slope * directions[x]).sum()) for slope, x in pairs if slope is not None)
+    if math.isnan(expected) or abs(found - expected) <= 1e-5 * (abs(found) + abs(expected)) + 1e-7:
         return []
     if abs(expected - closer) > 0.1 * abs(found - expected):
         return []  # a kink, as of a relu, has no slope
@@ -358,18 +369,29 @@ def wrong_slope(bound: Bound) -> list[Finding]:
     return [Finding("gradient-cut", words, _cut_line(bound))]
 
 
-def _difference(bound: Bound, step: Tensor) -> float:
+def _directions(inputs: Inputs) -> dict[int, Tensor]:
+    """A random direction for every input; a tensor in several roles has one."""
+    generator = torch.Generator().manual_seed(19)
+    return {id(x): torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in inputs}
+
+
+def _difference(bound: Bound, directions: dict[int, Tensor], step: float) -> float:
     """How much the sum changes along a step, from four values."""
-    moved = [_summed(bound, times * step) for times in (1, -1, 2, -2)]
+    moved = [_summed(bound, directions, times * step) for times in (1, -1, 2, -2)]
     return (8 * (moved[0] - moved[1]) - (moved[2] - moved[3])) / 12
 
 
-def _summed(bound: Bound, change: Tensor) -> float:
-    """A weighted sum of the output after a change of the first input."""
-    inputs = bound.inputs
-    changed = Inputs(*(y + change if y is inputs.query else y for y in inputs))
-    out = bound.form.result(bound.call(changed), changed)
+def _summed(bound: Bound, directions: dict[int, Tensor], step: float) -> float:
+    """A weighted sum of the output after a step of all inputs along their directions."""
+    moved = {id(x): x + step * directions[id(x)] for x in bound.inputs}
+    changed = Inputs(*(moved[id(x)] for x in bound.inputs))
+    out = bound.form.result(bound.call(changed, _copied(bound.given)), changed)
     return 0.0 if out is None else float(out.mul(_weights(out)).sum())
+
+
+def _copied(given: dict[str, Any]) -> dict[str, Any]:
+    """The same arguments, in tensors of their own: learners write in place."""
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in given.items()}
 
 
 def _weights(out: Tensor) -> Tensor:
@@ -412,8 +434,8 @@ def _matters(bound: Bound, tensor: Tensor, rows: Tensor | None = None, exact: bo
     kept = tensor.data.clone()
     if rows is None:
         tensor.data.mul_(1.5).add_(0.1)
-    else:
-        tensor.data[rows] = tensor.data[rows] * 1.5 + 0.1
+    else:  # a small change: a unit that a relu keeps at zero stays there
+        tensor.data[rows] *= 1 + SMALL
     try:
         other = bound.output_of(bound.inputs)
     finally:

@@ -529,7 +529,7 @@ class Core:
                 return node.line
         return None
 
-    def _behind(self, name: str, stop: set[str] | None = None) -> list[Node]:
+    def behind(self, name: str, stop: set[str] | None = None) -> list[Node]:
         """Operations on the way to queries, keys or values, last first."""
         node, side = self.nodes.scores[0], -1 if name == "key" else -2
         if name == "value":
@@ -538,23 +538,23 @@ class Core:
 
     def _own_line(self, name: str, node: Node) -> int | None:
         """The innermost line of an operation that is on the way to this one of the three only: not in a helper."""
-        others = {n.index for other in ("query", "key", "value") if other != name for n in self._behind(other)}
+        others = {n.index for other in ("query", "key", "value") if other != name for n in self.behind(other)}
         theirs = {line for index in others for line in self.trace.nodes[index].stack}
         return next((line for line in node.stack if line not in theirs), None)
 
     def projection_line(self, name: str) -> int | None:
         """The line that makes queries, keys or values out of the input."""
-        made = next((n for n in self._behind(name) if n.op in PRODUCTS and n.line is not None), None)
+        made = next((n for n in self.behind(name) if n.op in PRODUCTS and n.line is not None), None)
         return None if made is None else self._own_line(name, made) or made.line
 
     def first_line(self, name: str) -> int | None:
         """The first line that does something to what becomes queries, keys or values."""
-        behind = [n for n in self._behind(name) if n.line is not None]
+        behind = [n for n in self.behind(name) if n.line is not None]
         return (self._own_line(name, behind[-1]) or behind[-1].outermost) if behind else None
 
     def last_step(self, name: str) -> int | None:
         """The last line that changes queries, keys or values before they are multiplied with the others."""
-        behind = [n for n in self._behind(name, PRODUCTS) if n.line not in (None, self.score_line)]
+        behind = [n for n in self.behind(name, PRODUCTS) if n.line not in (None, self.score_line)]
         lines = (self._own_line(name, n) for n in behind)
         return next((line for line in lines if line is not None), None) or self.projection_line(name)
 
@@ -567,7 +567,7 @@ class Core:
     def sharing_line(self, name: str = "key") -> int | None:
         """The line that gives keys or values to several heads."""
         made = self.score_line if name == "key" else self.nodes.products[0].line
-        shared = [n for n in self._behind(name, PRODUCTS) if n.op in REPEATS and n.line not in (None, made)]
+        shared = [n for n in self.behind(name, PRODUCTS) if n.op in REPEATS and n.line not in (None, made)]
         return (self._own_line(name, shared[0]) or shared[0].line) if shared else made
 
     def earlier_softmax(self) -> Node | None:
@@ -583,12 +583,12 @@ class Core:
 
     def activation_line(self, name: str, kinds: set[str]) -> tuple[str, int | None]:
         """The name and line of an operation of these kinds between projection and product."""
-        node = next(n for n in self._behind(name, PRODUCTS) if n.op in kinds)
+        node = next(n for n in self.behind(name, PRODUCTS) if n.op in kinds)
         return node.op.strip("_"), self._own_line(name, node) or node.line
 
     def step_line(self, name: str, outermost: bool = False) -> int | None:
         """The last line, in any function, that computes with queries, keys or values after their projection."""
-        behind = (n for n in self._behind(name, PRODUCTS) if n.op in ARITHMETIC and n.line != self.score_line)
+        behind = (n for n in self.behind(name, PRODUCTS) if n.op in ARITHMETIC and n.line != self.score_line)
         lines = (n.outermost if outermost else n.line for n in behind)
         return next((line for line in lines if line is not None), self.score_line)
 
@@ -601,8 +601,8 @@ class Core:
 
     def same_step_line(self, name: str, other: str) -> int | None:
         """The line that does to one of the three, in a helper, what is also done to another."""
-        theirs = {n.line for n in self._behind(other, PRODUCTS)}
-        shared = [n for n in self._behind(name, PRODUCTS) if n.op in ARITHMETIC and n.line in theirs]
+        theirs = {n.line for n in self.behind(other, PRODUCTS)}
+        shared = [n for n in self.behind(name, PRODUCTS) if n.op in ARITHMETIC and n.line in theirs]
         lines = (self._own_line(name, n) for n in shared)
         return next((line for line in lines if line is not None), None) or self.last_step(name)
 
@@ -613,7 +613,7 @@ class Core:
 
     def split_line(self) -> int | None:
         """The line that mixes up the axes between projection and product, or else the view that makes the heads."""
-        behind = [n for n in self._behind("query", PRODUCTS) if n.line != self.score_line and not self._is_of_layer(n)]
+        behind = [n for n in self.behind("query", PRODUCTS) if n.line != self.score_line and not self._is_of_layer(n)]
         views = [n for n in behind if n.op in VIEWS]
         four = [n for n in views if n.value.dim() >= 4] or views
         later = [n for n in reversed(behind) if four and n.index > four[-1].index]

@@ -13,12 +13,13 @@ from torch.utils._pytree import tree_leaves
 
 from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound
-from headwise.check.calls import FunctionWithWeights, Inputs, leaves, make_inputs, signature
+from headwise.check.calls import PLAIN, FunctionWithWeights, Inputs, leaves, make_inputs, signature
+from headwise.check.faults.behavior import ASKS, judged_weights
 from headwise.check.faults.mask_meaning import MaskTrial, is_boolean, measured
-from headwise.check.faults.masks import is_causal_switch
+from headwise.check.faults.masks import CAUSAL_FLAGS, is_causal_switch
 from headwise.check.faults.questions import triangle_line
-from headwise.check.faults.stages import stage_findings
-from headwise.check.faults.training import wrong_slope
+from headwise.check.faults.stages import STAGES, stage_findings
+from headwise.check.faults.training import unused_twins, wrong_slope
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, read
@@ -129,7 +130,7 @@ def _switched(bound: Bound, p: inspect.Parameter) -> Found:
         or (bound.output is not None and same(other.output, bound.output))
     ):
         yield Note("good", p.name)
-        yield from returned_with(other, p.name)
+        yield from returned_with(other, p.name, not p.default)
         yield from _asked_for_weights(bound, other, p)
     else:
         yield Note("untried", f"what {p.name}={not p.default} does to the result")
@@ -144,47 +145,75 @@ def _is_full_without(other: Bound, p: inspect.Parameter) -> bool:
 
 def _asked_for_weights(bound: Bound, other: Bound, p: inspect.Parameter) -> Iterator[Finding]:
     """A flag that asks for weights must make a difference to what is returned."""
-    if not re.search(r"(return|need|output|with)\w*(weight|att|map)", plain(p.name)):
-        return
     first, second = (len(leaves(b.returned)) for b in (bound, other))
-    parts = other.returned if isinstance(other.returned, tuple | list) else ()
-    shapes = [tuple(part.shape) for part in parts[1:] if isinstance(part, Tensor)]
-    table = (other.inputs.query.shape[1], other.inputs.key.shape[1])
-    if first < second and shapes and not any(table in (shape[-2:], shape[-2:][::-1]) for shape in shapes):
-        line = bound.case.return_line(several=True)
-        words = f"with {p.name}={not p.default}: shape {shapes[0]} is not a table of queries × keys"
-        yield Finding("weights-returned", words, line)
-    if first == second:
+    if first == second and ASKS.search(plain(p.name)) and "average" not in plain(p.name):
         line = bound.case.line_with(rf"\bif\b.*\b{p.name}\b") or bound.case.return_line()
         yield Finding("option-ignored", f"{p.name}: as many tensors are returned with it as without", line)
 
 
-def returned_with(other: Bound, name: str) -> Iterator[Finding]:
+def returned_with(other: Bound, name: str, value: Any = True) -> Found:
     """What is wrong with weights that are returned only with this flag."""
-    from headwise.check.faults.behavior import judged_weights
-
     for found in judged_weights(other, read(other)):
         if isinstance(found, Finding):
-            yield replace(found, detail=f"with {name}={True}: {found.detail}")
+            yield replace(found, detail=f"with {name}={value}: {found.detail}")
+        elif found.kind == "untried":
+            yield Note("untried", f"with {name}={value}, {found.words}")
 
 
 def constructor_options(bound: Bound, reading: AttentionReading | None) -> Found:
-    """Switches of the constructor must run in both positions; without biases it must be right as well."""
+    """Every switch of the constructor must run in both positions and be right in both."""
     if reading is None or not isinstance(bound.case.target, type):
         return
     for name, value in _constructor_flags(bound).items():
         words = f"{name}={not value}"
         try:
-            other = bound.called(thing=bound.rebuilt(**{name: not value}))
+            other = _built_with(bound, name, not value)
         except Exception as error:
-            line = error_line(error, bound.case.filename)
-            if line is not None and not is_deliberate(error) and (_is_bias(name) or _is_own_error(bound, error)):
-                said = f"{words}: {type(error).__name__}: {error}".splitlines()[0][:160]
-                yield Finding("option-crashes", said, line)
+            yield from _failed_option(bound, name, words, error)
             continue
-        seen = read(other) if _is_bias(name) and other.output is not None else None
-        for finding in () if seen is None else stage_findings(other, seen):
-            yield replace(finding, detail=f"{finding.detail} ({words})")
+        if plain(name) == "batchfirst" and not bound.gives(other.output):
+            shape = "(batch, tokens, width)" if not value else "(tokens, batch, width)"
+            said = f"{words}: an input of {shape} does not give the same result"
+            yield Finding("option-ignored", said, bound.case.line_with(rf"\bself\.{name}\b(?!\s*=)"))
+            continue
+        if bound.gives(other.output):
+            yield Note("good", words)
+            yield from returned_with(other, name, not value)
+            continue
+        seen = read(other) if other.output is not None else None
+        found = [] if seen is None else [f for f in stage_findings(other, seen) if f.severity == "wrong"]
+        found = [f for f in found if _is_bias(name)] or ([] if found else unused_twins(other, seen))
+        yield from (replace(finding, detail=f"{finding.detail} ({words})") for finding in found)
+        proven = seen is not None and seen.understood == reading.understood and not list(_doubts(other, seen))
+        if not found:
+            yield Note("good" if proven else "untried", words if proven else f"what {words} does to the result")
+
+
+def _built_with(bound: Bound, name: str, value: bool) -> Bound:
+    """The same class with one switch in another position, called; where the batch is says what its name says."""
+    layout = bound.form.layout
+    if plain(name) == "batchfirst":
+        layout = PLAIN if value else "batch second"
+    return bound.called(thing=bound.rebuilt(**{name: value}), form=replace(bound.form, layout=layout))
+
+
+def _doubts(other: Bound, seen: AttentionReading | None) -> Iterator[Finding | Note]:
+    """What speaks against the result of a call: mistakes and steps that were not understood."""
+    for fault in STAGES:
+        for found in fault(other, seen):
+            if found.kind in ("doubt", "untried") if isinstance(found, Note) else found.severity == "wrong":
+                yield found
+
+
+def _failed_option(bound: Bound, name: str, words: str, error: Exception) -> Found:
+    """An error is the learner's if it has nothing to do with what is passed or installed."""
+    line = error_line(error, bound.case.filename)
+    said = f"{words}: {type(error).__name__}: {error}".splitlines()[0][:160]
+    own = _is_bias(name) or _is_own_error(bound, error) or (isinstance(error, RuntimeError) and bound.built.certain)
+    if line is not None and not is_deliberate(error) and own:
+        yield Finding("option-crashes", said, line)
+    else:
+        yield Note("untried", said)
 
 
 def _constructor_flags(bound: Bound) -> dict[str, bool]:
@@ -192,7 +221,7 @@ def _constructor_flags(bound: Bound) -> dict[str, bool]:
     if bound.built.config is not None:
         return {name: True for name in bound.built.config.asked if _is_bias(name)} if bound.built.certain else {}
     flags = [p for p in parameters_of(bound.case.target) if isinstance(p.default, bool) or _is_bias(p.name)]
-    values = {p.name: bound.built.arguments.get(p.name, p.default) for p in flags}
+    values = {p.name: bound.built.arguments.get(p.name, p.default) for p in flags if p.name not in CAUSAL_FLAGS}
     return {name: value for name, value in values.items() if isinstance(value, bool)}
 
 

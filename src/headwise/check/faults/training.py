@@ -19,6 +19,7 @@ from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading
 from headwise.check.trace import PRODUCTS, RANDOM, error_line, find_attention, learner_line
+from headwise.check.vocabulary import plain
 
 ROLES = ("query", "key", "value")
 TWINS = (("q", "k", "v"), ("query", "key", "value"), ("queries", "keys", "values"), ("Q", "K", "V"))
@@ -66,12 +67,30 @@ def dropout(bound: Bound, reading: AttentionReading | None) -> Found:
         line = bound.case.condition_around(line, "training") or line
         yield Finding("dropout-in-eval", "with dropout 0.5, two calls after eval() differ", line)
         return
-    _train(dropping)
-    if bound.built.names_with_role("dropout") and bound.repeats(dropping):
-        line = bound.case.discarded_line("drop")
-        line = line or bound.case.line_with(r"(self\.\w*drop\w*|F\.dropout|functional\.dropout)\(")
-        line = line or bound.case.line_with(rf"\b{bound.built.names_with_role('dropout')[0]}\b")
-        yield Finding("dropout-unused", "with dropout 0.5, two calls in training mode agree", line)
+    names = bound.built.names_with_role("dropout")
+    unused = next((name for name in names if _has_no_effect(bound, name)), None)
+    if unused is not None:
+        line = _line_of_missing_dropout(bound, reading, unused, len(names))
+        yield Finding("dropout-unused", f"with {unused}=0.5, two calls in training mode agree", line)
+
+
+def _line_of_missing_dropout(bound: Bound, reading: AttentionReading | None, name: str, count: int) -> int | None:
+    """Where a result is thrown away or dropout is called in vain, or else where it should be: at weights or output."""
+    called = bound.case.line_with(r"(self\.\w*drop\w*|F\.dropout|functional\.dropout)\(") if count == 1 else None
+    line = bound.case.discarded_line("drop") or called or bound.case.idle_line()
+    if line is not None or reading is None:
+        return line or bound.case.line_with(rf"\b{name}\b")
+    late = re.search(r"resid|proj|out|hidden", plain(name).replace("dropout", "")) is not None
+    return reading.core.output_line() if late else reading.core.nodes.products[0].line
+
+
+def _has_no_effect(bound: Bound, name: str) -> bool:
+    """Whether two calls in training mode agree although this one argument asks for dropout."""
+    with contextlib.suppress(Exception):
+        thing = bound.rebuilt(**{name: 0.5})
+        _train(thing)
+        return bound.repeats(thing) is True
+    return False
 
 
 def _line(bound: Bound, dropping: Any) -> int | None:
@@ -291,6 +310,15 @@ def gradients(bound: Bound, reading: AttentionReading | None) -> Found:
         yield from found or _behind_masks(bound, reading)
     for tensor in named.values():
         tensor.grad = None
+
+
+def unused_twins(bound: Bound, reading: AttentionReading | None) -> list[Finding]:
+    """Layers that no call uses, where the same layer for another role is used: `k_norm` beside `q_norm`."""
+    named = {k: v for k, v in tensors(bound.thing).items() if v.requires_grad}
+    live = {name.partition(".")[0] for name, tensor in named.items() if _matters(bound, tensor)}
+    idle = [name for name in named if name.partition(".")[0] not in live]
+    twins = [name for name in idle if _has_used_twin(name, set(named) - set(idle))]
+    return [Finding("unused-projection", _some(twins), _line_of_absence(bound, reading, twins[0]))] if twins else []
 
 
 def _without_gradient(bound: Bound, named: dict[str, Tensor], reading: AttentionReading | None) -> Iterator[Finding]:

@@ -547,6 +547,20 @@ class Core:
         made = next((n for n in self.behind(name) if n.op in PRODUCTS and n.line is not None), None)
         return None if made is None else self._own_line(name, made) or made.line
 
+    def use_line(self, name: str) -> int | None:
+        """The last line on the way to this one of the three only; without one, the product that reads it."""
+        product = self.nodes.products[0] if name == "value" else self.nodes.scores[0]
+        own = (self._own_line(name, n) for n in self.behind(name) if n.line is not None)
+        return next((line for line in own if line is not None), product.outer or product.line)
+
+    def turned_line(self) -> int | None:
+        """The last line between the scores and their product with the values that swaps queries and keys."""
+        start, end = self.nodes.scores[0].index, self.nodes.products[0].index
+        behind = self.trace.ancestors(self.nodes.products[0].operand_nodes[-2:])
+        table = {self.weights.shape[-2], self.weights.shape[-1]}
+        swaps = (n for n in behind if start < n.index < end and n.op in SWAPS and set(n.value.shape[-2:]) == table)
+        return next((n.line for n in swaps if n.line is not None), self.score_line)
+
     def first_line(self, name: str) -> int | None:
         """The first line that does something to what becomes queries, keys or values."""
         behind = [n for n in self.behind(name) if n.line is not None]
@@ -649,11 +663,15 @@ class Core:
                 break
             if node.op in SWAPS and self._axes(node) and self._axes(node)[-2:] != "HD":
                 return node.line
-            if node.op in VIEWS and node.line != self.nodes.products[-1].line:
+            if node.op in VIEWS and (node.line != self.nodes.products[-1].line or node.value.dim() == 3):
                 line = node.line
-                if node.value.dim() == 3:
+                if self._joins(node):
                     break
         return line
+
+    def _joins(self, node: Node) -> bool:
+        """Whether a view puts the heads side by side: (B, T, H·D) or (B·T, H·D)."""
+        return node.value.dim() <= 3 and node.value.shape[-1] == self.heads.shape[1] * self.heads.shape[3]
 
     def output_line(self) -> int | None:
         """The line of the last product, which makes the output; without one, the last line that computes."""

@@ -11,7 +11,16 @@ from torch import Tensor
 from headwise.check.arguments import parameters_of
 from headwise.check.binding import Bound
 from headwise.check.calls import modules, tensors
-from headwise.check.faults.questions import WEIGHTLESS, has_number, listed, named_role, near, of_stages, role_in
+from headwise.check.faults.questions import (
+    WEIGHTLESS,
+    has_number,
+    idle_role,
+    listed,
+    named_role,
+    near,
+    of_stages,
+    role_in,
+)
 from headwise.check.fits import Fit, same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import NONLINEAR, AttentionReading, Projection, multiple
@@ -234,7 +243,9 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
         other = named[name]
         swapped = other in named and named[other] == name
         if other not in (None, name) and (swapped or _is_unused(bound, parts, name)):
-            where = _line_of_swap(bound, reading, name, other)
+            turned = swapped and {name, other} == {"query", "key"} and reading.scores is not None
+            where = reading.core.turned_line() if turned and _is_turned(reading) else None
+            where = where or _line_of_swap(bound, reading, name, other)
             yield Finding("wrong-role", f"the {name} is made by {part.role.names[0]}", where)
     out = reading.output
     for name, part in parts.items() if out is not None else ():
@@ -255,8 +266,14 @@ def _line_of_swap(bound: Bound, reading: AttentionReading, name: str, other: str
     made = any(any(_same_storage(x, t) for x in n.operands for t in own) for n in core.trace.nodes if n.op in PRODUCTS)
     if not made or other is None:
         return core.projection_line(name)
-    node = core.nodes.products[0] if name == "value" else core.nodes.scores[0]
-    return node.outer or node.line
+    return core.use_line(name)
+
+
+def _is_turned(reading: AttentionReading) -> bool:
+    """Whether queries and keys change places in the table of weights, not in what is multiplied."""
+    core = reading.core
+    lines = [core.projection_line(name) for name in ("query", "key")]
+    return None not in lines and core.turned_line() is not None and core.turned_line() not in lines
 
 
 def _same_storage(x: Tensor, parameter: Tensor) -> bool:
@@ -303,7 +320,9 @@ def _line_of_sharing(bound: Bound, reading: AttentionReading, name: str) -> int 
     part = reading.projections[name]
     owner = part.role.names[0] if part.role.names else ""
     listed = re.match(r"\w+\.\d+\.", owner) is not None
-    return (bound.case.line_of_attribute(owner) if listed else None) or reading.core.projection_line(name)
+    left = idle_role(bound, reading)
+    line = reading.core.projection_line(name) if left is None else reading.core.use_line(left)
+    return (bound.case.line_of_attribute(owner) if listed else None) or line
 
 
 def _from_one_projection(parts: dict[str, Projection]) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, modules, tensors
 from headwise.check.faults.mask_meaning import measured
-from headwise.check.faults.questions import OUTPUT_NAME, role_in
+from headwise.check.faults.questions import OUTPUT_NAME, idle_role, role_in
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading
@@ -430,7 +430,9 @@ def _line_of_absence(bound: Bound, reading: AttentionReading | None, name: str) 
     """The line where a projection should have been used."""
     if reading is None:
         return bound.case.line_of_attribute(name)
-    role = role_in(name)
+    role, left = role_in(name), idle_role(bound, reading)
+    if role is None and left is not None:
+        return reading.core.use_line(left)
     if role is None and (own := _role_of_twin(name)) is not None:
         return reading.core.last_step(own)
     if role is None:

@@ -344,6 +344,8 @@ _ROWS = (
       "Use nn.ModuleList."),
     M("cuda-only", "fragile", "a GPU is hard-coded",
       "The code cannot run anywhere else.", "Take the device from the input."),
+    M("device-fixed", "fragile", "a tensor is made on the CPU, wherever the input is",
+      "On a GPU the call fails, because two devices meet.", "Pass device=x.device where the tensor is made."),
     M("compile-fails", "fragile", "`torch.compile` cannot compile it as one graph",
       "The graph breaks, and most of the gain from compilation is lost.",
       "Look for numbers read out of tensors, prints, numpy and Python side effects in forward."),

@@ -369,8 +369,8 @@ def _behind_output(trace: Trace, nodes: list[Node]) -> list[Node]:
     return [node for node in nodes if node.index in behind] or nodes
 
 
-def unnormalized_scores(trace: Trace, T: int) -> Node | None:
-    """A product of T×T scores that meets the values in a second product with at most a factor in between."""
+def unnormalized_scores(trace: Trace, T: int) -> tuple[Node, Node] | None:
+    """A product of T×T scores and the one in which it meets the values, with at most a factor in between."""
     for node in trace.nodes:
         if node.op not in PRODUCTS or node.value.shape[-2:] != (T, T):
             continue
@@ -378,7 +378,7 @@ def unnormalized_scores(trace: Trace, T: int) -> Node | None:
             weights = _batched(product.operands[side - 2])
             for scores in (_batched(node.value), _batched(node.value).mT):
                 if weights.shape == scores.shape and _is_multiple(weights, scores):
-                    return node
+                    return node, product
     return None
 
 
@@ -403,6 +403,20 @@ def _first_products(trace: Trace, node: Node) -> list[tuple[Node, int]]:
         elif any(parent in near for parent in other.parents) and other.op not in SOFTMAX:
             near.add(other.index)
     return found
+
+
+def _square(mask: Tensor) -> Tensor | None:
+    """The one table (T, S) that a mask repeats; None where it holds several."""
+    if mask.dim() < 2:
+        return None
+    tables = mask.reshape(-1, *mask.shape[-2:])
+    return tables[0] if bool((tables == tables[0]).all()) else None
+
+
+def _holds(value: Tensor, hidden: Tensor) -> bool:
+    """Whether a tensor is this table of yes and no, or its opposite."""
+    table = _square(value != 0) if value.dim() >= 2 and value.shape[-2:] == hidden.shape else None
+    return table is not None and (torch.equal(table, hidden) or torch.equal(~table, hidden))
 
 
 @dataclass(frozen=True)
@@ -696,6 +710,22 @@ class Core:
         masking = ("masked_fill", "where", "tril", "triu")
         last = next((n.line for n in reversed(before) if n.op.rstrip("_") in masking and n.line), None)
         return last or (new[-1].line if new else None)
+
+    def pattern_line(self, inverted: bool) -> int | None:
+        """The line that made the wrong pattern of a mask: its table, or, where a right one was inverted, the masking.
+
+        Going back from the masking operation, the table is the first tensor that holds the pattern or its opposite.
+        """
+        for masking in (n for n in self.before_softmax() if n.op.rstrip("_") in ("masked_fill", "where")):
+            side = 1 if masking.op.startswith("masked_fill") else 0
+            if len(masking.operands) <= side or not masking.operands[side].any():
+                continue
+            hidden = _square(masking.operands[side] != 0)
+            behind = [n for n in self.trace.ancestors(masking.operand_nodes[side : side + 1]) if n.line is not None]
+            alike = [n for n in behind if hidden is not None and _holds(n.value, hidden)]
+            if hidden is not None:
+                return (behind[0].line if behind and inverted else None) or (alike[-1].line if alike else masking.line)
+        return None
 
     def rounding(self) -> Node | None:
         """Where scores are rounded to whole numbers before the softmax."""

@@ -516,6 +516,11 @@ class Case:
         stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign) and len(n.targets) == 1]
         return next((n.lineno for n in stored if ast.unparse(n.targets[0]) == ast.unparse(n.value)), None)
 
+    def dead_branch(self) -> int | None:
+        """The first `if` inside the class whose test is a constant."""
+        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If | ast.IfExp)]
+        return next((n.lineno for n in tests if isinstance(n.test, ast.Constant)), None)
+
     def alias_line(self, names: Iterable[str]) -> int | None:
         """The first line that only gives one of these names another name, as `q = query`."""
         stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign)]

@@ -70,6 +70,7 @@ IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
 )
 ONLY_IF_RIGHT: tuple[Fault, ...] = (
     portability.beyond_buffer,
+    portability.other_device,
     portability.meta_device,
     speed.slower_than_fused,
     portability.compilation,

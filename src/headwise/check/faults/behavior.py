@@ -156,7 +156,8 @@ def judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
     """Every returned table of queries × keys, compared with the weights of the call."""
     tables = [] if reading is None else _tables(bound, reading)
     unknown = [] if reading is None else _unexplained(bound, reading, [index for index, _ in tables])
-    if unknown and any(ASKS.search(plain(p.name)) for p in call_parameters(bound.thing)):
+    asks = any(ASKS.search(plain(p.name)) for p in call_parameters(bound.thing))
+    if unknown and asks and isinstance(bound.returned, tuple | list | dict):  # not an object with parts of its own
         words = f"shape {tuple(unknown[0].shape)} is not a table of queries × keys"
         yield Finding("weights-returned", words, bound.case.return_line(several=True))
         return
@@ -200,7 +201,7 @@ def _unexplained(bound: Bound, reading: AttentionReading, tables: list[int]) -> 
     """Returned tensors that are neither the output, weights, an argument, nor keys and values together."""
     given = [*bound.inputs, *(value for value in bound.given.values() if isinstance(value, Tensor))]
     rest = [(i, leaf) for i, leaf in enumerate(leaves(bound.returned)) if i not in tables]
-    output = next((i for i, leaf in rest if bound.output is not None and _is_copy(leaf, bound.output)), None)
+    output = next((i for i, leaf in rest if bound.gives(bound.form.result(leaf, bound.inputs))), None)
     rest = [(i, leaf) for i, leaf in rest if i != output and not any(_is_copy(leaf, other) for other in given)]
     parts = {name: {n.index for n in reading.core.behind(name)} for name in ("query", "key", "value")}
     made = {i: reading.core.trace.returned[i] for i, _ in rest if i < len(reading.core.trace.returned)}

@@ -98,6 +98,16 @@ def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
         words = f"argument {argument.name}, shape {stated.meaning}, as {stated.place} says"
         words += f": {type(tried[0].error).__name__}: {tried[0].error}"
         return [Finding("mask-crashes", words.splitlines()[0][:200], tried[0].line)]
+    by_shape = {t.shape: t for t in reversed(argument.tried)}
+    table = by_shape.get("(B,T,S)")
+    if argument.shapes() == ["(B,1,S)"] and table is not None and table.error is not None:
+        words = f"argument {argument.name}: shape (B,1,S) works, shape (B,T,S) raises {type(table.error).__name__}"
+        tried = argument.first(argument.meaning)
+        return [
+            Finding(
+                "mask-crashes", f"{words}: {table.error}".splitlines()[0][:200], _moving_line(bound, argument, tried)
+            )
+        ]
     source, names = bound.case.source, rf"(?:{argument.name}|\w*mask\w*)"
     widened = re.search(rf"\b{names}\s*=\s*{names}(\.unsqueeze\(|\[[^\]]*None)", source) is not None
     axes = re.findall(
@@ -120,6 +130,14 @@ def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
             words = f"argument {argument.name}, shape {leaks.shape}, of booleans: hidden keys keep some weight"
             return [Finding("mask-leaks", words, bound.case.line_with(r"masked_fill|where\(") or leaks.line)]
     return []
+
+
+def _moving_line(bound: Bound, argument: MaskArgument, tried: TriedMask | None) -> int | None:
+    """The line that gives a mask its axes, or else that applies it."""
+    if tried is None:
+        return None
+    nodes = bound.called({argument.name: tried.mask.clone()}).trace.nodes
+    return next((n.line for n in nodes if n.op in ("unsqueeze", "view") and n.line not in _lines(bound)), tried.line)
 
 
 def _raised(argument: MaskArgument) -> Iterator[Finding]:
@@ -236,9 +254,12 @@ def _unused_line(bound: Bound, argument: MaskArgument) -> int | None:
     for found in (dropped, empty):
         if found:
             return found[-1].lineno
-    skipped = bound.case.skipped_condition(argument.name, _executed(bound, argument))
+    ran = _executed(bound, argument)
+    skipped = bound.case.dead_branch() or bound.case.skipped_condition(argument.name, ran)
     if (line := bound.case.idle_line() or skipped) is not None:
         return line
+    if only := ran - _lines(bound):  # it computes something with the mask, in vain
+        return max(only)
     nodes = find_attention(bound.trace)
     return bound.case.line_with(rf"\b{argument.name}\b") if nodes is None else nodes.softmax[0].outermost
 
@@ -350,7 +371,7 @@ def required_mask(bound: Bound, reading: AttentionReading | None) -> Found:
     failed = next((f for f in bound.failures if f.line is not None and f.called is not None), None)
     if names and failed is not None:
         words = f"{names[0]}=None, its default, raises {type(failed.error).__name__}: {failed.error}"
-        line = bound.case.condition_around(failed.line, "") or failed.line
+        line = bound.case.enclosing_condition(failed.line) or failed.line
         yield Finding("option-crashes", words, line)
 
 

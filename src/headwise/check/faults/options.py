@@ -1,5 +1,6 @@
 """Arguments of the call that are optional: keys, flags and caches, each tried with and without."""
 
+import contextlib
 import copy
 import inspect
 import re
@@ -63,7 +64,7 @@ def options(bound: Bound, reading: AttentionReading | None) -> Found:
         elif bound.case.never_reads(p.name):
             yield Note("good", f"{p.name}, which is never read")
         elif not is_cache(p.name):
-            known = _is_added(bound, reading, p.name) or _changes_nothing(bound, p)
+            known = _is_added(bound, reading, p.name) or _changes_nothing(bound, p) or _weighs_heads(bound, reading, p)
             yield Note("good" if known else "untried", p.name if known else f"the argument {p.name}")
     if not found and not bound.form.masks:
         yield Note("absent", "it takes none")
@@ -97,18 +98,31 @@ def _is_added(bound: Bound, reading: AttentionReading | None, name: str) -> bool
 
 def _changes_nothing(bound: Bound, p: inspect.Parameter) -> bool:
     """Whether the argument takes the value that it stands for anyway, such as positions counted from zero."""
-    T, B, H = bound.sizes.T, bound.inputs.query.shape[0], bound.sizes.H
+    T, B = bound.sizes.T, bound.inputs.query.shape[0]
     values: list[Any]
     if call_role(p.name) == "position":
         values = [torch.arange(T), torch.arange(T)[None], torch.arange(T).expand(B, T)]
     elif constructor_role(p.name) == "dropout":
         values = [torch.nn.Dropout(0.5).eval(), 0.0]
-    elif "headmask" in plain(p.name):
-        values = [torch.ones(H), torch.ones(1, H, 1, 1)]
     else:
         return False
     outputs = (bound.output_of(bound.inputs, {p.name: value}) for value in values)
     return any(out is not None and bound.output is not None and same(out, bound.output) for out in outputs)
+
+
+def _weighs_heads(bound: Bound, reading: AttentionReading | None, p: inspect.Parameter) -> bool:
+    """Whether the argument multiplies every head with a number of its own."""
+    if reading is None or call_role(p.name) != "head_mask":
+        return False
+    heads = reading.core.heads
+    factors = torch.linspace(0, 1, heads.shape[1], dtype=heads.dtype)
+    for shape in ((1, -1, 1, 1), (-1,), (-1, 1, 1)):
+        with contextlib.suppress(Exception):  # it takes another shape
+            other = bound.called({p.name: factors.reshape(shape).clone()})
+            core = MaskTrial(bound, reading, p.name).same_arrangement(other)
+            if core is not None and same(core.heads, heads * factors[:, None, None]):
+                return True
+    return False
 
 
 def _switched(bound: Bound, p: inspect.Parameter) -> Found:
@@ -147,7 +161,8 @@ def _asked_for_weights(bound: Bound, other: Bound, p: inspect.Parameter) -> Iter
     """A flag that asks for weights must make a difference to what is returned."""
     first, second = (len(leaves(b.returned)) for b in (bound, other))
     if first == second and ASKS.search(plain(p.name)) and "average" not in plain(p.name):
-        line = bound.case.line_with(rf"\bif\b.*\b{p.name}\b") or bound.case.return_line()
+        line = bound.case.dead_branch() or bound.case.line_with(rf"\bif\b.*\b{p.name}\b")
+        line = line or bound.case.return_line()
         yield Finding("option-ignored", f"{p.name}: as many tensors are returned with it as without", line)
 
 

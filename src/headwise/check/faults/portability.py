@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headwise.check.arguments import parameters_of
 from headwise.check.binding import Bound, stored_lengths
-from headwise.check.calls import PLAIN, Inputs, double_by_default, make_inputs, quiet
+from headwise.check.calls import PLAIN, Inputs, double_by_default, make_inputs, quiet, signature
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
@@ -138,6 +138,20 @@ def meta_device(bound: Bound, reading: AttentionReading | None) -> Found:
         words = str(error).splitlines()[0][:120] if str(error) else ""
         words = f"when it is {step}: {type(error).__name__}: {words}"
         yield Finding("meta-fails", words, error_line(error, bound.case.filename))
+
+
+def other_device(bound: Bound, reading: AttentionReading | None) -> Found:
+    """Tensors that a call makes must be on the device of the input; the meta device stands for any other."""
+    if not isinstance(bound.thing, nn.Module) or bound.repaired.lines:
+        return
+    flags = {p.name: True for p in signature(bound.thing) if p.default is False and "causal" in p.name}
+    try:
+        moved = copy.deepcopy(bound.thing).to("meta")
+        with quiet(), torch.no_grad(), double_by_default(), without_dynamo():
+            bound.form.call(moved, Inputs(*(x.to("meta") for x in bound.inputs)), flags)
+    except Exception as error:
+        if "is not on the expected device" in str(error):
+            yield Finding("device-fixed", "", error_line(error, bound.case.filename))
 
 
 def compilation(bound: Bound, reading: AttentionReading | None) -> Found:

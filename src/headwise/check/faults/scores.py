@@ -48,7 +48,7 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("softmax-axis", f"weights sum to 1 over {scores.axis}, not over keys", core.softmax_line)
     if scores.empty is not None and int(scores.empty[0, 0].sum()) > 1:
         words = f"without any mask argument, {int(scores.empty[0, 0].sum())} rows of weights in a table are NaN"
-        yield Finding("mask-nan", words, core.mask_line() or core.softmax_line)
+        yield Finding("mask-nan", words, core.pattern_line(False) or core.mask_line() or core.softmax_line)
     if scores.after == "random":
         yield Finding("dropout-in-eval", "weights are dropped at random after eval()", core.trace.dropout_line())
     if scores.after == "masked":
@@ -124,10 +124,13 @@ def _line_of_stored_scale(bound: Bound, reading: AttentionReading, right: float)
     text = bound.case.text(reading.core.scale_line())
     for name in re.findall(r"self\.(\w+)", text):
         value = next((v for m in modules(bound.thing) if (v := vars(m).get(name)) is not None), None)
-        number = float(value) if isinstance(value, float | Tensor) and torch.as_tensor(value).numel() == 1 else None
+        number = (
+            float(value) if isinstance(value, int | float | Tensor) and torch.as_tensor(value).numel() == 1 else None
+        )
         scale, multiplied = "scal" in name.lower(), _is_multiplied(text, name)  # scores are multiplied with a scale
-        good = (right, right**0.5) if scale and multiplied else (right, 1 / right, right**0.5, right**-0.5)
-        good = (1 / right, right**-0.5) if not scale and not multiplied else good
+        halves = (right**0.5, right**-0.5) if text.count(f"self.{name}") > 1 else ()  # of queries and of keys
+        good = (right, *halves) if scale and multiplied else (right, 1 / right, *halves)
+        good = (1 / right, *halves) if not scale and not multiplied else good
         if number and not any(near(number, value) for value in good):
             stored = bound.case.line_of_attribute(name)
             copied = re.search(rf"self\.{name}\s*=\s*{name}\b", bound.case.text(stored)) is not None
@@ -189,14 +192,17 @@ def _may_add_positions(bound: Bound) -> bool:
 def built_in_mask(bound: Bound, reading: AttentionReading) -> Found:
     """A pattern of visible keys must be causal, or at least not look like a causal mask gone wrong."""
     kind, line = reading.pattern, reading.core.mask_line() or reading.core.softmax_line
+    made = reading.core.pattern_line(inverted=kind == "later")
     if kind == "causal":
         yield Note("variant", "a built-in causal mask")
     elif kind in ("future", "later"):
-        yield Finding("causal-inverted", "a token sees the tokens after it and not those before", line)
+        yield Finding("causal-inverted", "a token sees the tokens after it and not those before", made or line)
     elif kind == "strict":
-        yield Finding("causal-off-by-one", "a token does not see itself", triangle_line(bound.case, reading) or line)
+        where = triangle_line(bound.case, reading) or made or line
+        yield Finding("causal-off-by-one", "a token does not see itself", where)
     elif kind == "ahead":
-        yield Finding("causal-off-by-one", "a token sees the one after it", triangle_line(bound.case, reading) or line)
+        where = triangle_line(bound.case, reading) or made or line
+        yield Finding("causal-off-by-one", "a token sees the one after it", where)
     elif kind != "full":
         yield from _other_pattern(bound, reading, line)
 
@@ -241,12 +247,27 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("causal-ignored", f"the method {forgotten[0]} is never called", forgotten[1])
     elif discarded is None and idle is None and _stores_a_triangle(bound) and not _has_causal_switch(bound):
         words = "a triangular mask is stored and never used"
-        yield Finding("causal-ignored", words, core.softmax_line)
+        yield Finding("causal-ignored", words, bound.case.idle_line() or core.softmax_line)
+    elif discarded is None and idle is None and _says_causal(bound):
+        words = "its name says so, and every token sees the tokens after it"
+        yield Finding("causal-ignored", words, _flag_line(bound) or bound.case.idle_line() or core.softmax_line)
     if idle is not None and not bound.form.fixed_tensor and built_in and not _hides_in_longer_input(bound):
         words = "a position mask is applied, but the slice that is used hides nothing"
         made = next((n for n in core.trace.nodes if n.op in ("tril", "triu")), None)
         empty = made is not None and len(made.value.unique()) == 1
         yield Finding("causal-ignored", words, made.line if made is not None and empty else idle.line)
+
+
+def _says_causal(bound: Bound) -> bool:
+    """Whether the name of a class promises a causal mask that no argument can bring."""
+    named = re.search(r"causal", getattr(bound.case.target, "__name__", ""), re.IGNORECASE) is not None
+    config = [] if bound.built.config is None else bound.built.config.asked
+    switched = _has_causal_switch(bound) or any("causal" in plain(name) for name in config)
+    return named and not bound.form.masks and not switched
+
+
+def _flag_line(bound: Bound) -> int | None:
+    return bound.case.line_with(r"is_causal\s*=\s*False")
 
 
 def _hides_in_longer_input(bound: Bound) -> bool:

@@ -27,7 +27,8 @@ def unread_attention(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     bare = unnormalized_scores(bound.trace, bound.inputs.query.shape[1])
     if bare is not None:
-        line = bound.case.alias_after(bare.line) or bare.line
+        lost = bare[1].line if bound.trace.softmax_nodes() else None  # there is one, and its result is not used
+        line = lost or bound.case.alias_after(bare[0].line) or bare[0].line
         yield Finding("softmax-missing", "scores are multiplied with the values as they are", line)
         return
     divided = bound.trace.misaligned_softmax()
@@ -69,7 +70,7 @@ def unused_attention(bound: Bound, reading: AttentionReading) -> Found:
     if not reading.used:
         words = "what is returned does not depend on the product of weights and values"
         ends = [reading.core.trace.nodes[n].line for n in reading.core.trace.returned if n is not None]
-        line = reading.core.bypass_line() or next((n for n in ends if n), reading.core.trace.last_line())
+        line = reading.core.bypass_line() or bound.case.return_line() or next((n for n in ends if n), None)
         yield Finding("attention-unused", words, line)
 
 

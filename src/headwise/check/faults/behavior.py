@@ -1,6 +1,7 @@
 """How it behaves when it is called again: the same result, inputs untouched, samples apart, weights as returned."""
 
 import re
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -157,7 +158,7 @@ def judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
     tables = [] if reading is None else _tables(bound, reading)
     unknown = [] if reading is None else _unexplained(bound, reading, [index for index, _ in tables])
     asks = any(ASKS.search(plain(p.name)) for p in call_parameters(bound.thing))
-    if unknown and asks and isinstance(bound.returned, tuple | list | dict):  # not an object with parts of its own
+    if unknown and asks and _is_direct(unknown[0], bound.returned):
         words = f"shape {tuple(unknown[0].shape)} is not a table of queries × keys"
         yield Finding("weights-returned", words, bound.case.return_line(several=True))
         return
@@ -208,6 +209,12 @@ def _unexplained(bound: Bound, reading: AttentionReading, tables: list[int]) -> 
     kept = {i: {name for name, nodes in parts.items() if made.get(i) in nodes} for i, _ in rest}
     pair = any("key" in names for names in kept.values()) and any("value" in names for names in kept.values())
     return [leaf for i, leaf in rest if not (pair and kept[i] & {"key", "value"})]
+
+
+def _is_direct(leaf: Tensor, returned: Any) -> bool:
+    """Whether a tensor is itself a part of what was returned, not of an object in it."""
+    parts = returned.values() if isinstance(returned, dict) else returned if isinstance(returned, tuple | list) else ()
+    return any(part is leaf for part in parts)
 
 
 def _is_copy(leaf: Tensor, other: Tensor) -> bool:

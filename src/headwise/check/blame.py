@@ -53,16 +53,22 @@ def _worked_before(trace: Trace, line: int) -> bool:
 
 
 def _idle_assignment(text: str, names: set[str], raised: int) -> int | None:
-    """The last line before an error that gives a name in it the value that it has: something was left out there."""
+    """The last line before an error that only gives a name in it the value of a name: something was left out there."""
     stored = [s for s in _statements(text) if isinstance(s, ast.Assign) and s.lineno < raised]
-    idle = [s for s in stored if isinstance(s.value, ast.Name) and s.value.id in names]
-    lines = [s.lineno for s in idle if ast.unparse(s.targets[0]) == ast.unparse(s.value)]
+    function = max((s.lineno for s in _statements(text) if _is_around(s, raised)), default=0)
+    idle = [s for s in stored if isinstance(s.value, ast.Name) and s.lineno > function]
+    lines = [s.lineno for s in idle if isinstance(s.targets[0], ast.Name) and s.targets[0].id in names]
     return max(lines, default=None)
+
+
+def _is_around(statement: ast.stmt, line: int) -> bool:
+    return isinstance(statement, ast.FunctionDef) and statement.lineno <= line <= (statement.end_lineno or 0)
 
 
 def _of_linear(frames: list[FrameType], own: FrameType, trace: Trace, sizes: CallSizes, text: str) -> int | None:
     """For an input that a linear layer refuses: the line that made the input, or that made the layer."""
-    layer = next((f for f in frames if isinstance(f.f_locals.get("self"), nn.Linear)), None)
+    inside = (f for f in frames if isinstance(f.f_locals.get("self"), nn.Linear))
+    layer = next((f for f in inside if isinstance(f.f_locals.get("input"), Tensor)), None)
     x = None if layer is None else layer.f_locals.get("input")
     if layer is None or not isinstance(x, Tensor):
         return None
@@ -82,7 +88,9 @@ def _misshaped(x: Tensor, trace: Trace, sizes: CallSizes) -> int | None:
         return None
     after = trace.reaches(softmax)
     way = [n for n in reversed([*trace.ancestors([source], PRODUCTS)]) if n.index in after]
-    for node in way:
+    for node, following in zip(way, [*way[1:], None], strict=True):
+        if following is not None and following.line == node.line:
+            continue  # a step inside a line, as of an einsum
         axes = _kind(node.value, sizes)
         if node.op in PRODUCTS and node.value.dim() == 3 and node.value.shape[-1] not in (sizes.Dv, sizes.D):
             return node.line

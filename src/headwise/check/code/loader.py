@@ -526,6 +526,18 @@ class Case:
         stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign)]
         return next((n.lineno for n in stored if isinstance(n.value, ast.Name) and n.value.id in names), None)
 
+    def last_alias(self) -> int | None:
+        """The last line that only gives a value another name, as `out = q`."""
+        stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign)]
+        plain = [n for n in stored if isinstance(n.value, ast.Name) and isinstance(n.targets[0], ast.Name)]
+        return max((n.lineno for n in plain), default=None)
+
+    def overwriting_line(self, names: Iterable[str]) -> int | None:
+        """The condition under which, or the line on which, an argument of this name is replaced by another name."""
+        stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign)]
+        stored = [n for n in stored if isinstance(n.value, ast.Name) and ast.unparse(n.targets[0]) in set(names)]
+        return next((self.enclosing_condition(n.lineno) or n.lineno for n in stored), None)
+
     def skipped_condition(self, name: str, ran: set[int]) -> int | None:
         """The last `if` whose body uses this name and was not executed, unless it asks whether there is none."""
         tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If)]

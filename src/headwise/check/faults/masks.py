@@ -44,6 +44,7 @@ LEFT_OUT = re.compile(
     r"#[^\n]*(?:mask[^\n]*(?:ignor|not used|unused|忽略|省略|未使用)|(?:ignor|unused|忽略|省略)[^\n]*mask)",
     re.IGNORECASE,
 )
+JOINS = ("bitwise_", "logical_", "__or", "__and", "__xor")  # operations that put two masks together
 CAUSAL_FLAGS = ("causal", "is_causal", "masked", "mask", "use_mask", "causal_mask", "apply_mask", "use_causal_mask")
 CAUSAL_MISTAKES = {
     "full": "causal-ignored", "future": "causal-inverted", "later": "causal-inverted",
@@ -315,7 +316,8 @@ def combined_masks(bound: Bound, reading: AttentionReading | None) -> Found:
     if core is not None and not agree(core.weights.nan_to_num() > 1e-30, both):
         lost = set().union(*(_executed(bound, argument) for argument in usable[:2])) - _lines(other)
         line = bound.case.enclosing_condition(min(lost)) if lost else None
-        yield Finding("masks-combined", words, line or core.mask_line())
+        joined = (n.line for n in reversed(other.trace.nodes) if n.op.startswith(JOINS) and len(n.parents) > 1)
+        yield Finding("masks-combined", words, line or next(joined, None) or core.mask_line())
 
 
 def _with_causal(bound: Bound, reading: AttentionReading, argument: MaskArgument) -> Iterator[Finding]:

@@ -50,6 +50,8 @@ def without_keys(bound: Bound, reading: AttentionReading | None) -> Found:
     seen = read(other)
     for finding in () if seen is None else stage_findings(other, seen):
         yield replace(finding, detail=f"{finding.detail} ({words})")
+    if not other.gives(bound.output_of(other.inputs)) and list(_doubts(other, seen)):
+        yield Note("untried", f"{words}, the result is not that of the input in their place")
     yield from (replace(finding, detail=f"{finding.detail} ({words})") for finding in wrong_slope(other))
 
 

@@ -229,15 +229,17 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
     line = reading.core.projection_line
     given = set(bound.form.roles.values())
     if {"query", "key", "value"} <= given:
+        turned = (parts["query"].source, parts["key"].source) == ("key", "query") and _is_turned(reading)
         for name, part in parts.items():
             if part.source != name:
-                yield Finding("wrong-role", f"the {name} is made from the argument for the {part.source}", line(name))
+                where = reading.core.turned_line() if turned else line(name)
+                yield Finding("wrong-role", f"the {name} is made from the argument for the {part.source}", where)
     elif "memory" in given and not (given & {"key", "value"}) and parts["query"].source == "query":
         for name in ("key", "value"):
             if parts[name].source == "query":
-                yield Finding(
-                    "wrong-role", f"the {name} is made from the queries' input, not from the memory", line(name)
-                )
+                memory = [argument for argument, role in bound.form.roles.items() if role == "memory"]
+                where = bound.case.overwriting_line(memory) or line(name)
+                yield Finding("wrong-role", f"the {name} is made from the queries' input, not from the memory", where)
     named = {name: named_role(part.role) for name, part in parts.items()}
     for name, part in parts.items():
         other = named[name]
@@ -262,7 +264,7 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
 def _line_of_swap(bound: Bound, reading: AttentionReading, name: str, other: str | None) -> int | None:
     """The product, where the right projection was made and another tensor used; else the projection."""
     core = reading.core
-    own = [t for n, t in tensors(bound.thing).items() if role_in(n) == name and t.dim() == 2]
+    own = [t for n, t in tensors(bound.thing).items() if role_in(n) == name and t.dim() >= 2]
     made = any(any(_same_storage(x, t) for x in n.operands for t in own) for n in core.trace.nodes if n.op in PRODUCTS)
     if not made or other is None:
         return core.projection_line(name)
@@ -277,9 +279,9 @@ def _is_turned(reading: AttentionReading) -> bool:
 
 
 def _same_storage(x: Tensor, parameter: Tensor) -> bool:
-    """Whether an operand holds the numbers of a parameter, transposed or not."""
-    held = parameter.detach()
-    return any(x.shape == m.shape and torch.equal(x, m) for m in (held, held.T))
+    """Whether an operand holds the numbers of a parameter, in any order of the axes."""
+    held = parameter.detach().flatten()
+    return x.numel() == held.numel() and torch.equal(x.flatten().sort().values, held.sort().values)
 
 
 def _is_unused(bound: Bound, parts: dict[str, Projection], name: str) -> bool:

@@ -102,7 +102,7 @@ def scale(bound: Bound, reading: AttentionReading) -> Found:
     elif D != bound.sizes.D and near(total, bound.sizes.D**-0.5) and bound.built.certain:
         yield from _other_head_width(bound, reading)  # the scale is right for the width that was asked for
     else:
-        line = _line_of_stored_scale(bound, reading, right) or line
+        line = _line_of_stored_scale(bound, reading, right) or (near(total, 1.0) and bound.case.idle_line()) or line
         yield Finding(_scale_name(total, D, bound), _scale_words(total, D), line)
     if not near(after, 1.0) and scores.after != "random":
         words = f"weights are multiplied by {scores.after_factor:.4g} after the softmax"

@@ -50,13 +50,15 @@ def _isolated_tokens(bound: Bound) -> Iterator[Finding]:
     """Tokens that no other token influences, or only some do although the class name does not say so."""
     named = NAME.search(getattr(bound.case.target, "__name__", "")) is not None
     projects = len({role_in(name) for name in tensors(bound.thing)} - {None}) == 3
+    projects = projects or any(re.search(r"qkv|attn|attention", name, re.IGNORECASE) for name in tensors(bound.thing))
     moved = influence(bound) if bound.trace.softmax_nodes() or (named and projects) else None
     if moved is None or len(moved) < 3:
         return
     alone = torch.eye(len(moved), dtype=torch.bool)
     part = moved.diagonal().all() and torch.equal(moved, moved.T) and not moved.all()
     if not (moved & ~alone).any():
-        line = bound.trace.line_of_values()
+        softmax = next((n.line for n in bound.trace.softmax_nodes() if n.line is not None), None)
+        line = bound.case.idle_line() or bound.trace.line_of_values() or softmax or bound.case.last_alias()
         yield Finding("tokens-alone", "a token's output stays the same whatever the other tokens are", line)
     elif part and not PARTIAL.search(getattr(bound.case.target, "__name__", "")):
         row = int((~moved).any(1).nonzero()[0])

@@ -259,10 +259,22 @@ def _unused_line(bound: Bound, argument: MaskArgument) -> int | None:
     skipped = bound.case.dead_branch() or bound.case.skipped_condition(argument.name, ran)
     if (line := bound.case.idle_line() or skipped) is not None:
         return line
-    if only := ran - _lines(bound):  # it computes something with the mask, in vain
-        return max(only)
+    if (line := _vain_line(bound, argument)) is not None:
+        return line
     nodes = find_attention(bound.trace)
     return bound.case.line_with(rf"\b{argument.name}\b") if nodes is None else nodes.softmax[0].outermost
+
+
+def _vain_line(bound: Bound, argument: MaskArgument) -> int | None:
+    """The last line that computes with scores only if there is a mask, although that changes nothing."""
+    nodes, usual = find_attention(bound.trace), _lines(bound)
+    tried = next((t for t in argument.tried if t.error is None), None)
+    if nodes is None or tried is None:
+        return None
+    size = nodes.softmax[0].value.numel()
+    steps = bound.called({argument.name: tried.mask.clone()}).trace.nodes
+    new = [n.line for n in steps if n.value.numel() == size and n.value.is_floating_point() and n.line not in usual]
+    return next((line for line in reversed(new) if line is not None), None)
 
 
 def _executed(bound: Bound, argument: MaskArgument) -> set[int]:

@@ -384,7 +384,7 @@ def unnormalized_scores(trace: Trace, T: int) -> tuple[Node, Node] | None:
 
 def _is_multiple(weights: Tensor, scores: Tensor) -> bool:
     """Whether weights are one factor times the scores, except for zeros."""
-    kept = weights != 0
+    kept = (weights != 0) & torch.isfinite(weights)
     ratio = weights[kept] / scores[kept]
     return ratio.numel() > weights.numel() // 3 and torch.allclose(ratio, ratio.median(), rtol=1e-6)
 
@@ -645,8 +645,8 @@ class Core:
         views = [n for n in behind if n.op in VIEWS]
         four = [n for n in views if n.value.dim() >= 4] or views
         later = [n for n in reversed(behind) if four and n.index > four[-1].index]
-        odd = next((n for n in later if n.op in SWAPS and self._axes(n)[:2] not in ("BH", "HB", "")), None)
-        if odd is not None and self._axes(self.trace.nodes[odd.parents[0]])[-2:] == "HD":
+        odd = next((n for n in later if n.op in SWAPS and self._axes(n) not in ("BHTD", "HBTD", "")), None)
+        if odd is not None and sorted(self._axes(self.trace.nodes[odd.parents[0]])[-2:]) == ["D", "H"]:
             return odd.line  # the view was right, and the heads did not come before the tokens
         return four[-1].line if four else self.score_line
 

@@ -504,7 +504,8 @@ class Case:
         own = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == self.name), tree)
         functions = [n for n in ast.walk(tree if inside else own) if isinstance(n, ast.FunctionDef)]
         around = [f for f in functions if inside is not None and f.lineno <= inside <= (f.end_lineno or 0)]
-        around = around or [f for f in functions if f.name in ("forward", "__call__", self.name)]
+        around = around or [f for f in functions if f.name == self.name]
+        around = around or [f for f in functions if f.name in ("forward", "__call__")]
         found = [n for f in around[-1:] for n in ast.walk(f) if isinstance(n, ast.Return)]
         if around and not found and not several:
             return around[-1].body[-1].lineno  # after which it should stand
@@ -525,6 +526,13 @@ class Case:
         """The first line that only gives one of these names another name, as `q = query`."""
         stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign)]
         return next((n.lineno for n in stored if isinstance(n.value, ast.Name) and n.value.id in names), None)
+
+    def replaces_missing(self, name: str) -> bool:
+        """Whether an argument that is None gets a value of its own: `if mask is None: mask = …`."""
+        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If)]
+        tests = [n for n in tests if ast.unparse(n.test) == f"{name} is None"]
+        stored = [part for n in tests for part in n.body if isinstance(part, ast.Assign)]
+        return any(ast.unparse(target) == name for part in stored for target in part.targets)
 
     def last_alias(self) -> int | None:
         """The last line that only gives a value another name, as `out = q`."""

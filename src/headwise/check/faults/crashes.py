@@ -18,7 +18,7 @@ from headwise.check.code.loader import Case, globals_read, imports_missing_in_si
 from headwise.check.mistakes import Finding, Found, settled
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Report
-from headwise.check.trace import PRODUCTS, VIEWS
+from headwise.check.trace import PRODUCTS, SWAPS, VIEWS
 
 INDIRECT = {"setattr", "vars", "__dict__", "__getattr__", "exec", "eval", "locals", "globals"}  # other ways to set
 REGISTERING = {"register_buffer", "register_parameter", "add_module", "register_module"}
@@ -226,8 +226,9 @@ def _turned_output(bound: Bound) -> Finding | None:
         if bound.form.layout == PLAIN and leaf.shape != given and sorted(leaf.shape) == sorted(given):
             words = f"its shape is {tuple(leaf.shape)}, that of the input {tuple(given)}"
             layers = {n.line for n in bound.trace.nodes if n.op in PRODUCTS}
+            made = bound.trace.nodes[bound.trace.returned[0] or 0]
             views = (n for n in reversed(bound.trace.nodes) if n.op in VIEWS and n.line not in layers)
-            last = [n.line for n in views if n.line is not None]
+            last = [n.line for n in ([made] if made.op in SWAPS else views) if n.line is not None]
             return Finding("output-shape", words, last[0] if last else bound.case.return_line())
     return None
 

@@ -26,6 +26,7 @@ from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import NONLINEAR, AttentionReading, Projection, multiple
 from headwise.check.trace import PRODUCTS
 
+SHARED = re.compile(r"shared?|tied", re.IGNORECASE)
 ROTARY = re.compile(r"rope|rotar|rotat|\bcos\b", re.IGNORECASE)
 
 
@@ -304,6 +305,8 @@ def shared_projections(bound: Bound, reading: AttentionReading) -> Found:
         given = [argument for argument, role in bound.form.roles.items() if role in (copied[0], "self", "memory")]
         line = bound.case.alias_line(given) or reading.core.first_line(copied[0]) or reading.core.split_line()
         yield Finding("no-qkv-proj", f"{listed(copied)} {'are' if len(copied) > 1 else 'is'} the input itself", line)
+    elif _from_one_projection(parts) and SHARED.search(getattr(bound.case.target, "__name__", "")):
+        yield Note("variant", "queries, keys and values share a projection")  # as its name says
     elif _from_one_projection(parts):
         words = f"all three use {listed(query.role.names or ['the same weights'])}"
         yield Finding("one-projection", words, _line_of_sharing(bound, reading, "key"))

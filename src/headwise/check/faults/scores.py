@@ -3,11 +3,12 @@
 import contextlib
 import math
 import re
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from headwise.check.arguments import parameters_of, plain
+from headwise.check.arguments import constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import modules, signature, tensors
 from headwise.check.faults.questions import PARTIAL, asked_heads, near, of_stages, triangle_line
@@ -124,9 +125,7 @@ def _line_of_stored_scale(bound: Bound, reading: AttentionReading, right: float)
     text = bound.case.text(reading.core.scale_line())
     for name in re.findall(r"self\.(\w+)", text):
         value = next((v for m in modules(bound.thing) if (v := vars(m).get(name)) is not None), None)
-        number = (
-            float(value) if isinstance(value, int | float | Tensor) and torch.as_tensor(value).numel() == 1 else None
-        )
+        number = None if constructor_role(name) else _number(value)  # a size is not a scale
         scale, multiplied = "scal" in name.lower(), _is_multiplied(text, name)  # scores are multiplied with a scale
         halves = (right**0.5, right**-0.5) if text.count(f"self.{name}") > 1 else ()  # of queries and of keys
         good = (right, *halves) if scale and multiplied else (right, 1 / right, *halves)
@@ -136,6 +135,11 @@ def _line_of_stored_scale(bound: Bound, reading: AttentionReading, right: float)
             copied = re.search(rf"self\.{name}\s*=\s*{name}\b", bound.case.text(stored)) is not None
             return (bound.case.line_with(rf"\(.*\b{name}\s*=[^=]") if copied else None) or stored
     return None
+
+
+def _number(value: Any) -> float | None:
+    """A single number, also in a tensor; None for anything else."""
+    return float(value) if isinstance(value, int | float | Tensor) and torch.as_tensor(value).numel() == 1 else None
 
 
 def _is_multiplied(text: str, name: str) -> bool:

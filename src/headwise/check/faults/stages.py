@@ -27,8 +27,8 @@ def unread_attention(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     bare = unnormalized_scores(bound.trace, bound.inputs.query.shape[1])
     if bare is not None:
-        lost = bare[1].line if bound.trace.softmax_nodes() else None  # there is one, and its result is not used
-        line = lost or bound.case.alias_after(bare[0].line) or bare[0].line
+        alias = None if bound.trace.softmax_nodes() else bound.case.alias_after(bare[0].line)
+        line = alias or bare[1].line or bare[0].line
         yield Finding("softmax-missing", "scores are multiplied with the values as they are", line)
         return
     divided = bound.trace.misaligned_softmax()

@@ -39,9 +39,10 @@ def blamed_line(error: BaseException, trace: Trace, filename: str | None, sizes:
         own = mine[-2]
         raised = next(line for frame, line in traceback.walk_tb(error.__traceback__) if frame is own)
     names = _names(text, raised)
+    merges = "is invalid for input of size" in str(error)
     if (idle := _idle_assignment(text, names, raised)) is not None:
         return idle
-    return _of_attributes(own, names, sizes, text) or _of_tensors(own, names, trace, sizes) or raised
+    return _of_attributes(own, names, sizes, text) or _of_tensors(own, names, trace, sizes, merges) or raised
 
 
 def _worked_before(trace: Trace, line: int) -> bool:
@@ -72,12 +73,15 @@ def _of_linear(frames: list[FrameType], own: FrameType, trace: Trace, sizes: Cal
     x = None if layer is None else layer.f_locals.get("input")
     if layer is None or not isinstance(x, Tensor):
         return None
+    source, softmax = trace.source(x), min((n.index for n in trace.softmax_nodes()), default=None)
+    if source is not None and softmax is not None and source < softmax:
+        return None  # a tensor from before: the line that passes it is to blame
     if x.shape[-1] in (sizes.E, sizes.out, sizes.H * sizes.Dv) and x.dim() == 3:
         owner = own.f_locals.get("self")
         made = owner.named_modules() if isinstance(owner, nn.Module) else ()
         name = next((name for name, module in made if module is layer.f_locals["self"]), "")
         return _assignment(text, name.partition(".")[0]) if name else None
-    return _misshaped(x, trace, sizes) or _made(x, trace)
+    return _misshaped(x, trace, sizes) or _made(x, trace, own)
 
 
 def _misshaped(x: Tensor, trace: Trace, sizes: CallSizes) -> int | None:
@@ -99,15 +103,21 @@ def _misshaped(x: Tensor, trace: Trace, sizes: CallSizes) -> int | None:
     return None
 
 
-def _of_tensors(own: FrameType, names: set[str], trace: Trace, sizes: CallSizes) -> int | None:
-    """The line of the one tensor in the failing statement whose axes are in an order of their own."""
+def _of_tensors(own: FrameType, names: set[str], trace: Trace, sizes: CallSizes, merges: bool) -> int | None:
+    """The line of the one tensor in the failing statement whose axes are in an order of their own.
+
+    Where heads are merged by a view, `BTHD` is the right order.
+    """
     held = {name: value for name, value in own.f_locals.items() if isinstance(value, Tensor) and value.dim() >= 3}
     kinds = {name: _kind(value, sizes) for name, value in held.items()}
     common = Counter(kind for kind in kinds.values() if len(kind) == 4).most_common(1)
     meeting = [name for name in held if name in names]
     odd = [name for name in meeting if "?" in kinds[name] or kinds[name] == "BHDT"]
     if not odd and common:
-        odd = [n for n in meeting if len(kinds[n]) == 4 and kinds[n][:3] != common[0][0][:3] and kinds[n] != "BHTT"]
+        usual = {"BHTT", "BTHD"} if merges else {"BHTT"}
+        odd = [n for n in meeting if len(kinds[n]) == 4 and kinds[n][:3] != common[0][0][:3] and kinds[n] not in usual]
+    if not odd and {"BTD", "BTE"} <= {kinds[n] for n in meeting}:
+        odd = [n for n in meeting if kinds[n] == "BTE"]
     lines = [line for name in odd if (line := _turned(held[name], trace, sizes)) is not None]
     return lines[0] if lines and len(odd) < max(2, len(meeting)) else None
 
@@ -139,10 +149,13 @@ def _turned(value: Tensor, trace: Trace, sizes: CallSizes) -> int | None:
     return _made(value, trace)
 
 
-def _made(value: Tensor, trace: Trace) -> int | None:
-    """The line that gave a tensor its present shape."""
+def _made(value: Tensor, trace: Trace, own: FrameType | None = None) -> int | None:
+    """The line that gave a tensor its present shape; with `own`, a line of that function, which may call a helper."""
     node = trace.source(value)
-    return None if node is None else trace.nodes[node].line
+    if node is None or own is None:
+        return None if node is None else trace.nodes[node].line
+    lines = {line for _, _, line in own.f_code.co_lines() if line is not None}
+    return next((line for line in trace.nodes[node].stack if line in lines), None)
 
 
 def _of_attributes(own: FrameType, names: set[str], sizes: CallSizes, text: str) -> int | None:

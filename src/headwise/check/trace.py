@@ -176,6 +176,11 @@ class Trace(TorchDispatchMode):
         later = (n for n in self.nodes[start + 1 :] if n.index in near and n.line is not None)
         return next((n.line for n in later if len(n.parents) > 1 or n.op in PRODUCTS or n.op == "sum"), None)
 
+    def first_infinite(self) -> Node | None:
+        """The first result that holds infinite numbers or NaN."""
+        found = (n for n in self.nodes if n.value.is_floating_point() and n.line is not None)
+        return next((n for n in found if not bool(torch.isfinite(n.value).all())), None)
+
     def last_line(self) -> int | None:
         """The last line of the learner's file that computed something."""
         return next((n.line for n in reversed(self.nodes) if n.line is not None), None)
@@ -639,9 +644,14 @@ class Core:
         added = (n.line for n in self.before_softmax() if n.op.rstrip("_") in ("add", "sub") and n.line is not None)
         return next(added, self.softmax_line)
 
-    def split_line(self) -> int | None:
+    def swap_line(self) -> int | None:
+        """The last line between projection and product that swaps axes of the queries."""
+        behind = (n for n in self.behind("query", PRODUCTS) if n.op in SWAPS and n.line not in (None, self.score_line))
+        return next((n.line for n in behind if n.value.dim() >= 4), None)
+
+    def split_line(self, name: str = "query") -> int | None:
         """The line that mixes up the axes between projection and product, or else the view that makes the heads."""
-        behind = [n for n in self.behind("query", PRODUCTS) if n.line != self.score_line and not self._is_of_layer(n)]
+        behind = [n for n in self.behind(name, PRODUCTS) if n.line != self.score_line and not self._is_of_layer(n)]
         views = [n for n in behind if n.op in VIEWS]
         four = [n for n in views if n.value.dim() >= 4] or views
         later = [n for n in reversed(behind) if four and n.index > four[-1].index]
@@ -711,7 +721,7 @@ class Core:
         last = next((n.line for n in reversed(before) if n.op.rstrip("_") in masking and n.line), None)
         return last or (new[-1].line if new else None)
 
-    def pattern_line(self, inverted: bool) -> int | None:
+    def pattern_line(self, inverted: bool, nan: bool = False) -> int | None:
         """The line that made the wrong pattern of a mask: its table, or, where a right one was inverted, the masking.
 
         Going back from the masking operation, the table is the first tensor that holds the pattern or its opposite.
@@ -723,6 +733,8 @@ class Core:
             hidden = _square(masking.operands[side] != 0)
             behind = [n for n in self.trace.ancestors(masking.operand_nodes[side : side + 1]) if n.line is not None]
             alike = [n for n in behind if hidden is not None and _holds(n.value, hidden)]
+            if hidden is not None and nan and not bool(hidden.all(-1).any()):
+                return masking.line  # every row has a key left: it is the number that is written
             if hidden is not None:
                 return (behind[0].line if behind and inverted else None) or (alike[-1].line if alike else masking.line)
         return None

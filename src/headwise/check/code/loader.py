@@ -513,9 +513,23 @@ class Case:
         return max((n.lineno for n in found), default=None)
 
     def idle_line(self) -> int | None:
-        """The first line that gives a name the value that it has, as `scores = scores`: something is missing there."""
-        stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign) and len(n.targets) == 1]
-        return next((n.lineno for n in stored if ast.unparse(n.targets[0]) == ast.unparse(n.value)), None)
+        """The first line that does nothing, as `scores = scores` or `scores`: something is missing there."""
+        nodes = [*ast.walk(ast.parse(self.source))]
+        stored = [n for n in nodes if isinstance(n, ast.Assign) and len(n.targets) == 1]
+        idle = [n.lineno for n in stored if ast.unparse(n.targets[0]) == ast.unparse(n.value)]
+        idle += [n.lineno for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Name)]
+        return min(idle, default=None)
+
+    def line_of_size(self, line: int | None) -> int | None:
+        """The line, in the same function, that reads a size under a name which this line uses."""
+        for function in (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.FunctionDef)):
+            if line is not None and function.lineno <= line <= (function.end_lineno or 0):
+                nodes = [*ast.walk(function)]
+                used = {n.id for n in nodes if isinstance(n, ast.Name) and n.lineno == line}
+                stored = [n for n in nodes if isinstance(n, ast.Assign) and n.lineno < line]
+                sizes = [n for n in stored if re.search(r"\.(shape|size)\b", ast.unparse(n.value))]
+                return next((n.lineno for n in sizes if ast.unparse(n.targets[0]) in used), None)
+        return None
 
     def dead_branch(self) -> int | None:
         """The first `if` inside the class whose test is a constant."""

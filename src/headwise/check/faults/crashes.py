@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from headwise.check.binding import Bound, Failure
 from headwise.check.calls import PLAIN, Repaired, leaves
@@ -219,6 +219,11 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
     return report
 
 
+def _is_turned(value: Tensor, output: Tensor) -> bool:
+    """Whether a tensor has as many numbers as the output, and its first axes."""
+    return value.numel() == output.numel() and value.shape[:2] == output.shape[:2]
+
+
 def _turned_output(bound: Bound) -> Finding | None:
     """An output with the axes of the input in another order."""
     given = bound.inputs.query.shape
@@ -226,9 +231,10 @@ def _turned_output(bound: Bound) -> Finding | None:
         if bound.form.layout == PLAIN and leaf.shape != given and sorted(leaf.shape) == sorted(given):
             words = f"its shape is {tuple(leaf.shape)}, that of the input {tuple(given)}"
             layers = {n.line for n in bound.trace.nodes if n.op in PRODUCTS}
-            made = bound.trace.nodes[bound.trace.returned[0] or 0]
+            start = max((n.index for n in bound.trace.softmax_nodes()), default=0)
+            moved = (n for n in bound.trace.nodes[start:] if n.op in SWAPS and _is_turned(n.value, leaf))
             views = (n for n in reversed(bound.trace.nodes) if n.op in VIEWS and n.line not in layers)
-            last = [n.line for n in ([made] if made.op in SWAPS else views) if n.line is not None]
+            last = [n.line for n in (*moved, *views) if n.line is not None]
             return Finding("output-shape", words, last[0] if last else bound.case.return_line())
     return None
 

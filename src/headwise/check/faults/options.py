@@ -160,12 +160,13 @@ def _is_full_without(other: Bound, p: inspect.Parameter) -> bool:
 
 
 def _asked_for_weights(bound: Bound, other: Bound, p: inspect.Parameter) -> Iterator[Finding]:
-    """A flag that asks for weights must make a difference to what is returned."""
-    first, second = (len(leaves(b.returned)) for b in (bound, other))
-    if first == second and ASKS.search(plain(p.name)) and "average" not in plain(p.name):
+    """A flag that asks for weights must add something to what is returned."""
+    counts = [len(leaves(b.returned)) for b in (bound, other)]
+    without, asked = reversed(counts) if p.default is True else counts
+    if asked <= without and ASKS.search(plain(p.name)) and "average" not in plain(p.name):
         line = bound.case.dead_branch() or bound.case.line_with(rf"\bif\b.*\b{p.name}\b")
         line = line or bound.case.return_line()
-        yield Finding("option-ignored", f"{p.name}: as many tensors are returned with it as without", line)
+        yield Finding("option-ignored", f"{p.name}: {asked} tensors are returned with it, {without} without", line)
 
 
 def returned_with(other: Bound, name: str, value: Any = True) -> Found:
@@ -405,8 +406,9 @@ def _refused(bound: Bound, names: list[str], flags: dict[str, Any]) -> Finding |
     try:
         out = bound.form.result(bound.call(rest, flags | {names[0]: held[0]}), rest)
     except Exception as error:
-        line = error_line(error, bound.case.filename)
-        return Finding("cache-differs", f"{words}: {type(error).__name__}: {error}".splitlines()[0][:200], line)
+        line, kind = error_line(error, bound.case.filename), "cache-differs"
+        kind = "undefined-name" if type(error) is NameError else kind
+        return Finding(kind, f"{words}: {type(error).__name__}: {error}".splitlines()[0][:200], line)
     if out is not None and same(out, _alone(bound, rest, flags)):
         given = bound.called(flags | {names[0]: held[0]}, inputs=rest)
         ran = {line for node in given.trace.nodes for line in node.stack}

@@ -61,20 +61,30 @@ def unregistered_state(bound: Bound, reading: AttentionReading | None) -> Found:
     """Tensors and layers must be registered with the module."""
     if not isinstance(bound.thing, nn.Module):
         return
-    held = [
-        (f"{path}.{name}".strip("."), part)
-        for path, module in _never_called(bound).named_modules()
-        for name, part in vars(module).items()
-        if not name.startswith("_")
-    ]
+    held = [*_held(_never_called(bound))]
     plain = [name for name, part in held if isinstance(part, Tensor) and not isinstance(part, nn.Parameter)]
     lists = [name for name, part in held if isinstance(part, list) and part and isinstance(part[0], nn.Module)]
     if lists:
         yield Finding("layers-in-list", ", ".join(lists), bound.case.line_of_attribute(lists[0]))
+    elif plain and (loose := _random(bound, plain)):
+        yield Finding("weights-unregistered", ", ".join(loose[:3]), bound.case.line_of_attribute(loose[0]))
     elif plain:
         stuck = not any("device" in p.name for p in parameters_of(bound.case.target)) and not _can_move(bound)
         severity, line = "wrong" if stuck else "fragile", bound.case.line_of_attribute(plain[0])
         yield Finding("not-a-buffer", ", ".join(plain[:3]), line, severity=severity)
+
+
+def _random(bound: Bound, names: list[str]) -> list[str]:
+    """Those of these matrices that are random: two new objects hold different ones."""
+    first, second = (dict(_held(_never_called(bound))) for _ in range(2))
+    pairs = {name: (first.get(name), second.get(name)) for name in names}
+    return [n for n, (a, b) in pairs.items() if a is not None and b is not None and a.dim() > 1 and not a.equal(b)]
+
+
+def _held(thing: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Everything in the attributes of a module and of those inside, by name."""
+    for path, module in thing.named_modules():
+        yield from ((f"{path}.{k}".strip("."), part) for k, part in vars(module).items() if not k.startswith("_"))
 
 
 def _never_called(bound: Bound) -> nn.Module:

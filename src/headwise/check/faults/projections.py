@@ -44,7 +44,7 @@ def head_split(bound: Bound, reading: AttentionReading) -> Found:
     shuffled = _shuffled(reading)
     if shuffled:
         words = f"{listed(shuffled)} of one head hold pieces of several tokens"
-        yield Finding("split-view", words, reading.core.split_line())
+        yield Finding("split-view", words, reading.core.split_line(shuffled[0]))
     elif len(reading.projections) == 3:
         yield Note("good", "head split")
 
@@ -130,8 +130,11 @@ def _offset(bound: Bound, reading: AttentionReading, D: int) -> Found:
 def _angles(bound: Bound, reading: AttentionReading, maps: Tensor) -> Found:
     """Angles must be those of the table that is stored, or the usual ones."""
     found = _turns(maps)
-    if _are_usual(found):
+    if len(found) < 2 < maps.shape[2]:
+        yield Note("untried", "its rotary angles, of which all but one are zero")
+    elif _are_usual(found):
         yield from _base(bound, found, maps.shape[2])
+    if len(found) < 2 or _are_usual(found):
         return
     stored = _stored_angles(bound, len(found))
     if stored is None or same(stored, found, 1e-5):

@@ -16,6 +16,8 @@ from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, pattern, read
 
+OTHER_AXES = ("scale-length", "scale-batch")  # the right formula for the size of another axis
+
 
 @of_stages
 def unread_scores(bound: Bound, reading: AttentionReading) -> Found:
@@ -27,6 +29,9 @@ def unread_scores(bound: Bound, reading: AttentionReading) -> Found:
         words = "the result of one softmax goes through another"
         yield Finding("softmax-twice", words, twice.line)
     elif not bool(torch.isfinite(reading.core.weights).all()):
+        first = bound.trace.first_infinite() if not _is_finite(reading.core.query, reading.core.key) else None
+        if first is not None:
+            yield Finding("not-finite", f"the first one is the result of {first.op.strip('_')}", first.line)
         rows = ~torch.isfinite(reading.core.weights).all(-1)
         words = f"without any mask argument, {int(rows.sum())} of {rows.numel()} rows of weights are NaN"
         yield Finding("mask-nan", words, reading.core.mask_line())
@@ -35,6 +40,10 @@ def unread_scores(bound: Bound, reading: AttentionReading) -> Found:
     else:
         words = "scores are rounded to whole numbers before the softmax (// is a division that rounds down)"
         yield Finding("scale-other", words, rounded.line)
+
+
+def _is_finite(*tensors: Tensor) -> bool:
+    return all(bool(torch.isfinite(t).all()) for t in tensors)
 
 
 @of_stages
@@ -49,7 +58,7 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("softmax-axis", f"weights sum to 1 over {scores.axis}, not over keys", core.softmax_line)
     if scores.empty is not None and int(scores.empty[0, 0].sum()) > 1:
         words = f"without any mask argument, {int(scores.empty[0, 0].sum())} rows of weights in a table are NaN"
-        yield Finding("mask-nan", words, core.pattern_line(False) or core.mask_line() or core.softmax_line)
+        yield Finding("mask-nan", words, core.pattern_line(False, nan=True) or core.mask_line() or core.softmax_line)
     if scores.after == "random":
         yield Finding("dropout-in-eval", "weights are dropped at random after eval()", core.trace.dropout_line())
     if scores.after == "masked":
@@ -103,8 +112,10 @@ def scale(bound: Bound, reading: AttentionReading) -> Found:
     elif D != bound.sizes.D and near(total, bound.sizes.D**-0.5) and bound.built.certain:
         yield from _other_head_width(bound, reading)  # the scale is right for the width that was asked for
     else:
+        name = _scale_name(total, D, bound)
+        line = bound.case.line_of_size(line) or line if name in OTHER_AXES else line
         line = _line_of_stored_scale(bound, reading, right) or (near(total, 1.0) and bound.case.idle_line()) or line
-        yield Finding(_scale_name(total, D, bound), _scale_words(total, D), line)
+        yield Finding(name, _scale_words(total, D), line)
     if not near(after, 1.0) and scores.after != "random":
         words = f"weights are multiplied by {scores.after_factor:.4g} after the softmax"
         yield Finding("scale-after-softmax", words, reading.core.after_softmax_line())

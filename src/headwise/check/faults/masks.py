@@ -99,16 +99,10 @@ def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
         words = f"argument {argument.name}, shape {stated.meaning}, as {stated.place} says"
         words += f": {type(tried[0].error).__name__}: {tried[0].error}"
         return [Finding("mask-crashes", words.splitlines()[0][:200], tried[0].line)]
-    by_shape = {t.shape: t for t in reversed(argument.tried)}
-    table = by_shape.get("(B,T,S)")
-    if argument.shapes() == ["(B,1,S)"] and table is not None and table.error is not None:
+    if (table := _lost_queries(argument)) is not None:
         words = f"argument {argument.name}: shape (B,1,S) works, shape (B,T,S) raises {type(table.error).__name__}"
-        tried = argument.first(argument.meaning)
-        return [
-            Finding(
-                "mask-crashes", f"{words}: {table.error}".splitlines()[0][:200], _moving_line(bound, argument, tried)
-            )
-        ]
+        line = _moving_line(bound, argument)
+        return [Finding("mask-crashes", f"{words}: {table.error}".splitlines()[0][:200], line)]
     source, names = bound.case.source, rf"(?:{argument.name}|\w*mask\w*)"
     widened = re.search(rf"\b{names}\s*=\s*{names}(\.unsqueeze\(|\[[^\]]*None)", source) is not None
     axes = re.findall(
@@ -133,8 +127,15 @@ def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
     return []
 
 
-def _moving_line(bound: Bound, argument: MaskArgument, tried: TriedMask | None) -> int | None:
+def _lost_queries(argument: MaskArgument) -> TriedMask | None:
+    """A mask with a row for every query that raises, where one with an axis for queries is all that works."""
+    tried = next((t for t in argument.tried if t.shape == "(B,T,S)"), None)
+    return tried if argument.shapes() == ["(B,1,S)"] and tried is not None and tried.error is not None else None
+
+
+def _moving_line(bound: Bound, argument: MaskArgument) -> int | None:
     """The line that gives a mask its axes, or else that applies it."""
+    tried = argument.first(argument.meaning)
     if tried is None:
         return None
     nodes = bound.called({argument.name: tried.mask.clone()}).trace.nodes

@@ -101,10 +101,11 @@ def idle_role(bound: Bound, reading: AttentionReading) -> str | None:
         held = tensors(bound.thing)[name]
         if held.dim() != 2 or len(held) % 3 or sum(name in part.role.names for part in parts.values()) < 3:
             continue
-        rows = unused_rows([part.weight for part in parts.values()], held)
-        for number in (lambda r: r // (len(held) // 3), lambda r: r // D % 3, lambda r: r % 3):  # noqa: B023
-            if len(rows) == len(held) // 3 and len({number(row) for row in rows}) == 1:
-                return ("query", "key", "value")[number(rows[0])]
+        rows, third = unused_rows([part.weight for part in parts.values()], held), len(held) // 3
+        orders = ([r // third for r in rows], [r // D % 3 for r in rows], [r % 3 for r in rows])
+        for numbers in orders if len(rows) == third else ():
+            if len(set(numbers)) == 1:
+                return ("query", "key", "value")[numbers[0]]
     return None
 
 

@@ -532,7 +532,7 @@ class Case:
         return None
 
     def dead_branch(self) -> int | None:
-        """The first `if` inside the class whose test is a constant."""
+        """The first `if` of the file whose test is a constant."""
         tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If | ast.IfExp)]
         return next((n.lineno for n in tests if isinstance(n.test, ast.Constant)), None)
 

@@ -265,7 +265,8 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("causal-ignored", words, bound.case.idle_line() or core.softmax_line)
     elif discarded is None and idle is None and _says_causal(bound):
         words = "its name says so, and every token sees the tokens after it"
-        yield Finding("causal-ignored", words, _flag_line(bound) or bound.case.idle_line() or core.softmax_line)
+        flag = bound.case.line_with(r"is_causal\s*=\s*False")
+        yield Finding("causal-ignored", words, flag or bound.case.idle_line() or core.softmax_line)
     if idle is not None and not bound.form.fixed_tensor and built_in and not _hides_in_longer_input(bound):
         words = "a position mask is applied, but the slice that is used hides nothing"
         made = next((n for n in core.trace.nodes if n.op in ("tril", "triu")), None)
@@ -279,10 +280,6 @@ def _says_causal(bound: Bound) -> bool:
     config = [] if bound.built.config is None else bound.built.config.asked
     switched = _has_causal_switch(bound) or any("causal" in plain(name) for name in config)
     return named and not bound.form.masks and not switched
-
-
-def _flag_line(bound: Bound) -> int | None:
-    return bound.case.line_with(r"is_causal\s*=\s*False")
 
 
 def _hides_in_longer_input(bound: Bound) -> bool:

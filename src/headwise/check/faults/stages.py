@@ -87,8 +87,8 @@ def attention_table(bound: Bound, reading: AttentionReading | None) -> Found:
     if columns == rows and rows in (bound.sizes.D, bound.sizes.E) and rows != H:
         yield Finding("attends-over-features", words, line)
     elif columns == rows == H or columns in (bound.sizes.H, bound.sizes.D):
-        split = None if re.search("einsum|rearrange", bound.case.text(line)) else reading.core.swap_line()
-        split = split or (None if re.search("einsum|rearrange", bound.case.text(line)) else reading.core.split_line())
+        by_name = re.search("einsum|rearrange", bound.case.text(line)) is not None
+        split = None if by_name else reading.core.swap_line() or reading.core.split_line()
         yield Finding("attends-over-heads", f"{words} and {H} heads", split or line)
     elif columns == rows == bound.inputs.query.shape[0]:
         yield Finding("attends-over-batch", words, line)

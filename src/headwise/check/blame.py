@@ -92,8 +92,8 @@ def _misshaped(x: Tensor, trace: Trace, sizes: CallSizes) -> int | None:
         return None
     after = trace.reaches(softmax)
     way = [n for n in reversed([*trace.ancestors([source], PRODUCTS)]) if n.index in after]
-    for node, following in zip(way, [*way[1:], None], strict=True):
-        if following is not None and following.line == node.line:
+    for position, node in enumerate(way):
+        if position + 1 < len(way) and way[position + 1].line == node.line:
             continue  # a step inside a line, as of an einsum
         axes = _kind(node.value, sizes)
         if node.op in PRODUCTS and node.value.dim() == 3 and node.value.shape[-1] not in (sizes.Dv, sizes.D):

@@ -172,6 +172,10 @@ def _finite_in_training(bound: Bound, reading: AttentionReading | None, dropping
         calm = bound.output_of(bound.inputs, masks)
         with contextlib.suppress(Exception):
             other = bound.called(masks, thing=dropping)
+            if masks and (line := _line_of_dropped_scores(other)) is not None:
+                words = f"with {next(iter(masks))}, scores are set to zero at random before the softmax"
+                yield Finding("dropout-on-scores", words, line)
+                return
             if calm is None or other.output is None or not bool(torch.isfinite(calm).all()):
                 continue
             if not bool(torch.isfinite(other.output).all()):
@@ -183,10 +187,14 @@ def _finite_in_training(bound: Bound, reading: AttentionReading | None, dropping
 
 
 def _cause_of_nan(other: Bound) -> str:
+    return "nan-in-training" if _line_of_dropped_scores(other) is None else "dropout-on-scores"
+
+
+def _line_of_dropped_scores(other: Bound) -> int | None:
+    """The last line that draws random numbers between the scores and the softmax."""
     nodes = find_attention(other.trace)
     behind = () if nodes is None else other.trace.ancestors(nodes.softmax[0].parents, PRODUCTS)
-    early = any(n.op in RANDOM for n in behind)
-    return "dropout-on-scores" if early else "nan-in-training"
+    return next((n.line for n in behind if n.op in RANDOM), None)
 
 
 def _usable_masks(bound: Bound, reading: AttentionReading | None) -> Iterator[dict[str, Tensor]]:
@@ -208,12 +216,9 @@ def _equal_on_average(bound: Bound, reading: AttentionReading, dropping: Any) ->
     except Exception:  # it does not take so many samples
         yield Note("untried", "the average over many draws")
         return
-    nodes = find_attention(many.trace)
-    behind = () if nodes is None else many.trace.ancestors(nodes.softmax[0].parents, PRODUCTS)
-    before = [n for n in behind if n.op in RANDOM]
-    if before:
+    if (before := _line_of_dropped_scores(many)) is not None:
         words = "scores are set to zero at random before the softmax"
-        yield Finding("dropout-on-scores", words, before[0].line)
+        yield Finding("dropout-on-scores", words, before)
     elif (dropped := _dropped_projection(many)) is not None:
         yield from _another_mean(many, calm, dropped)
     elif _starts_early(many):

@@ -19,7 +19,7 @@ Plan = tuple[tuple[str, ...], int, int, int]  # where q, k, v come from, and lay
 def convention(right: Original, modules: list[nn.Module], seen: list[dict[str, Seen]]) -> str:
     """The convention under which a mutant that differs is right; empty if there is none."""
     if any(one.error for sized in seen for one in sized.values()):
-        return _expanded(right, modules)
+        return _expanded(right, modules) or _other_shape(right, modules, seen)
     plain = next(iter(right.seen[0]))  # a call without a mask: which weights are meant shows here, not what masks mean
     differs = first_difference([{plain: right.seen[0][plain]}], [{plain: seen[0][plain]}])
     found = _returned_order(right, seen) or _other_default(right, modules)
@@ -61,6 +61,56 @@ def _expanded(right: Original, modules: list[nn.Module]) -> str:
     mine = [results(m, right.driver, s) for m, s in zip(modules, SIZES, strict=True)] if names else []
     type(modules[0]).forward = forward  # type: ignore[method-assign]
     return "masks in the shape of the scores" if names and not first_difference(right.seen, mine) else ""
+
+
+def _other_shape(right: Original, modules: list[nn.Module], seen: list[dict[str, Seen]]) -> str:
+    """Whether it takes a mask of every key (B, S), or a table for all samples (T, S), and raises for what it was given.
+
+    Both then get masks that can be written in either shape. A call that runs and gives another result is no convention.
+    """
+    calls = [(a[name], b[name]) for a, b in zip(right.seen, seen, strict=True) for name in a]
+    names = () if right.driver.states_shape else right.driver.masks
+    if not names or any(not b.error and not all(map(same, a.outputs, b.outputs)) for a, b in calls):
+        return ""
+    for kind in ("keys", "table"):
+        ours = _with_masks(right, right.modules, lambda mask, T, B: _alike(mask, B, kind))  # noqa: B023
+        mine = _with_masks(right, modules, lambda mask, T, B: _reduced(_alike(mask, B, kind), T, B, kind))  # noqa: B023
+        if not first_difference(ours, mine):
+            return f"masks of another shape: {kind}"
+    return ""
+
+
+def _with_masks(right: Original, modules: list[nn.Module], change: Callable[..., Any]) -> list[dict[str, Seen]]:
+    """What modules do with every mask changed, which is a function of the mask, the queries and the batch."""
+    cls, forward = type(modules[0]), type(modules[0]).forward
+
+    def shaped(self: nn.Module, *args: Any, **options: Any) -> Any:
+        B, T = args[0].shape[:2]
+        given = {k: change(v, T, B) if k in right.driver.masks else v for k, v in options.items()}
+        return forward(self, *args, **given)
+
+    cls.forward = shaped  # type: ignore[method-assign]
+    found = [results(m, right.driver, s) for m, s in zip(modules, SIZES, strict=True)]
+    cls.forward = forward  # type: ignore[method-assign]
+    return found
+
+
+def _alike(mask: Any, B: int, kind: str) -> Any:
+    """A mask whose rows are the same for every query, or whose tables are the same for every sample."""
+    if not isinstance(mask, Tensor) or mask.dim() > 3 or (mask.dim() == 2 and len(mask) != B):
+        return mask
+    if kind == "keys":
+        return mask if mask.dim() == 2 else mask[:, :1].expand_as(mask)
+    return mask[:1].expand_as(mask)
+
+
+def _reduced(mask: Any, T: int, B: int, kind: str) -> Any:
+    """The same mask as (B, S) or as (T, S)."""
+    if not isinstance(mask, Tensor) or mask.dim() > 3 or (mask.dim() == 2 and len(mask) != B):
+        return mask
+    if kind == "keys":
+        return mask if mask.dim() == 2 else mask[:, 0]
+    return mask[0] if mask.dim() == 3 else mask[0].expand(T, -1)
 
 
 def _four(mask: Any, B: int) -> Any:

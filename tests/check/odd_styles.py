@@ -384,3 +384,146 @@ class MultiHead(nn.Module):
             return y, torch.stack(maps, dim=1)
         return y
 """
+
+SWITCHES = """\
+import torch
+import torch.nn as nn
+
+
+class PatchAttention(nn.Module):
+    def __init__(self, dim, num_heads=8, qkv_bias=False, qk_norm=False, attn_drop=0.0, proj_drop=0.0):
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.q_norm = nn.LayerNorm(self.head_dim) if qk_norm else nn.Identity()
+        self.k_norm = nn.LayerNorm(self.head_dim) if qk_norm else nn.Identity()
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x):
+        B, N, C = x.shape
+        q, k, v = self.qkv(x).reshape(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        q = self.q_norm(q)
+        k = self.k_norm(k)
+        attn = (q @ k.transpose(-2, -1) * self.head_dim ** -0.5).softmax(dim=-1)
+        attn = self.attn_drop(attn)
+        x = (attn @ v).transpose(1, 2).reshape(B, N, C)
+        return self.proj_drop(self.proj(x))
+"""
+
+LIKE_TORCH = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class MultiheadAttention(nn.Module):
+    \"\"\"Masks: True = not allowed to attend.\"\"\"
+
+    def __init__(self, embed_dim, num_heads, dropout=0.0, batch_first=True):
+        super().__init__()
+        self.num_heads, self.head_dim, self.batch_first = num_heads, embed_dim // num_heads, batch_first
+        self.dropout = dropout
+        self.in_proj_weight = nn.Parameter(torch.randn(3 * embed_dim, embed_dim) * 0.02)
+        self.out_proj = nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, query, key, value, key_padding_mask=None, need_weights=True, average_attn_weights=True):
+        if not self.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        B, T, E = query.shape
+        parts = zip((query, key, value), self.in_proj_weight.chunk(3))
+        q, k, v = (F.linear(x, w).view(B, -1, self.num_heads, self.head_dim).transpose(1, 2) for x, w in parts)
+        scores = q @ k.transpose(-2, -1) / self.head_dim**0.5
+        if key_padding_mask is not None:
+            hidden = key_padding_mask[:, None, None, :].bool()
+            scores = scores.masked_fill(hidden, float("-inf"))
+        weights = F.dropout(scores.softmax(-1), self.dropout, self.training)
+        out = self.out_proj((weights @ v).transpose(1, 2).reshape(B, T, E))
+        if not self.batch_first:
+            out = out.transpose(0, 1)
+        if not need_weights:
+            return out, None
+        return out, weights.mean(1) if average_attn_weights else weights
+"""
+
+HEAD_MASK = """\
+import math
+
+import torch
+from torch import nn
+
+
+class BertAttention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.heads, self.size = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.key = nn.Linear(config.hidden_size, config.hidden_size)
+        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def split(self, x):
+        return x.view(*x.shape[:2], self.heads, self.size).permute(0, 2, 1, 3)
+
+    def forward(self, hidden_states, attention_mask=None, head_mask=None):
+        q, k, v = self.split(self.query(hidden_states)), self.split(self.key(hidden_states)), self.value(hidden_states)
+        scores = q @ k.transpose(-1, -2) / math.sqrt(self.size)
+        if attention_mask is not None:
+            scores = scores + attention_mask
+        probs = scores.softmax(-1)
+        if head_mask is not None:
+            probs = probs * head_mask
+        context = probs @ self.split(v)
+        return self.dense(context.permute(0, 2, 1, 3).flatten(2))
+"""
+
+WIDTHS = """\
+import torch
+from torch import einsum, nn
+
+
+class CrossAttention(nn.Module):
+    def __init__(self, query_dim, context_dim=None, heads=8, dim_head=64):
+        super().__init__()
+        inner = dim_head * heads
+        context_dim = query_dim if context_dim is None else context_dim
+        self.heads, self.scale = heads, dim_head**-0.5
+        self.to_q = nn.Linear(query_dim, inner, bias=False)
+        self.to_kv = nn.Linear(context_dim, inner * 2, bias=False)
+        self.to_out = nn.Linear(inner, query_dim)
+
+    def forward(self, x, context=None, mask=None):
+        context = x if context is None else context
+        parts = (self.to_q(x), *self.to_kv(context).chunk(2, dim=-1))
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
+        sim = einsum("b h i d, b h j d -> b h i j", q, k) * self.scale
+        if mask is not None:
+            mask = mask.unsqueeze(1)
+            sim = sim.masked_fill(~mask.bool(), -torch.finfo(sim.dtype).max)
+        out = einsum("b h i j, b h j d -> b h i d", sim.softmax(dim=-1), v)
+        return self.to_out(out.transpose(1, 2).flatten(2))
+"""
+
+NAMED_CAUSAL = """\
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, config: dict):
+        super().__init__()
+        self.n_head, self.n_kv = config["n_head"], config.get("n_kv_head", config["n_head"])
+        self.hd = config["n_embd"] // self.n_head
+        self.c_attn = nn.Linear(config["n_embd"], (self.n_head + 2 * self.n_kv) * self.hd)
+        self.c_proj = nn.Linear(config["n_embd"], config["n_embd"])
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = self.c_attn(x).split([self.n_head * self.hd, self.n_kv * self.hd, self.n_kv * self.hd], dim=-1)
+        q = q.view(B, T, self.n_head, self.hd).transpose(1, 2)
+        k = k.view(B, T, self.n_kv, self.hd).transpose(1, 2).repeat_interleave(self.n_head // self.n_kv, dim=1)
+        v = v.view(B, T, self.n_kv, self.hd).transpose(1, 2).repeat_interleave(self.n_head // self.n_kv, dim=1)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+"""

@@ -297,7 +297,7 @@ class TurnedFromOutside(KeepMask):
 
 
 class ResidualAndNorm(KeepMask):
-    def __init__(self, n_head, d_model, d_k, d_v, dropout=0.1):
+    def __init__(self, n_head, d_model, dropout=0.1):
         super().__init__(d_model, n_head)
         self.layer_norm, self.dropout = nn.LayerNorm(d_model), nn.Dropout(dropout)
 

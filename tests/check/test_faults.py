@@ -95,3 +95,8 @@ def test_solution_is_only_given_when_asked_for(tmp_path):
     assert judged(tmp_path, write("separate", "no-out-proj")).solution == ""
     solution = judged(tmp_path, write("separate", "no-out-proj"), solution=True).solution
     assert judged(tmp_path, solution).verdict == "right"
+
+
+def test_solution_is_causal_only_if_the_class_is(tmp_path):
+    assert "class CausalSelfAttention" in judged(tmp_path, write("fused", "scale-missing"), solution=True).solution
+    assert "mask=None" in judged(tmp_path, write("einsum", "no-gradient"), solution=True).solution

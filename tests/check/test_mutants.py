@@ -106,6 +106,8 @@ KNOWN = [
     ("homework", "return output, attention", "return attention, output", "convention"),
     ("homework", "return output, attention", "return output", "convention"),
     ("key_padding", "if need_weights", "if False", "wrong"),
+    ("cross", "mask[:, None, None, :]", "mask[None, None]", "convention"),
+    ("cross", "mask[:, None, None, :]", "mask[:, None, :, None]", "wrong"),
     ("kv_cache", "+ offset", "", "wrong"),
     ("einsum", "causal: bool = False", "causal: bool = True", "convention"),
     ("rotary", "self.wo(out)", "nn.Linear(C, C)(out)", "wrong"),

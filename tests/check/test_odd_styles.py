@@ -38,6 +38,25 @@ WRONG = [
      "valid_lens.repeat(self.num_heads)", "valid_lens = valid_lens.repeat"),
     ("CACHE", "causal-cache", "self.tri[s - t:s, :s]", "self.tri[:t, :s]", "att = att.masked"),
     ("CACHE", "cache-differs", "(y, (k, v)) if", "(y, kv_cache) if", "return (y"),
+    ("SWITCHES", "option-crashes", "k_norm = nn.LayerNorm(self.head_dim)", "k_norm = nn.LayerNorm(dim)", "k = self.k_"),
+    ("SWITCHES", "unused-projection", "k = self.k_norm(k)", "k = self.q_norm(k)", "k = self.q_norm"),
+    ("SWITCHES", "dropout-unused", "        attn = self.attn_drop(attn)\n", "", "x = (attn @ v)"),
+    ("SWITCHES", "dropout-unused", "return self.proj_drop(self.proj(x))", "return self.proj(x)", "return self.proj"),
+    ("LIKE_TORCH", "option-ignored", "            out = out.transpose(0, 1)\n", "            pass\n", "if not self.b"),
+    ("LIKE_TORCH", "weights-returned", "out, weights.mean(1) if", "out, out.mean(1) if", "return out, out.mean"),
+    ("LIKE_TORCH", "weights-returned", "attn_weights else weights", "attn_weights else out", "return out, weights"),
+    ("LIKE_TORCH", "mask-convention", "[:, None, None, :].bool()", "[:, None, None, :].bool().logical_not()",
+     "scores = scores.masked"),
+    ("LIKE_TORCH", "gradient-cut", 'float("-inf"))', 'float("-inf")).detach()', "scores = scores.masked"),
+    ("LIKE_TORCH", "dropout-on-scores", 'scores.masked_fill(hidden, float("-inf"))',
+     'F.dropout(scores.masked_fill(hidden, -1e9), self.dropout, self.training)', "scores = F.dropout"),
+    ("NAMED_CAUSAL", "crashes", "y.transpose(1, 2).reshape(B, T, C)", "x[..., 1:]", "return"),
+    ("WIDTHS", "widths-confused", "nn.Linear(context_dim, inner * 2", "nn.Linear(query_dim, inner * 2", "self.to_kv ="),
+    ("WIDTHS", "option-ignored", "        inner =", "        dim_head = query_dim // heads\n        inner =",
+     "dim_head ="),
+    ("WIDTHS", "mask-crashes", "mask.unsqueeze(1)", "mask.unsqueeze(-2)", "mask = mask.unsqueeze"),
+    ("NAMED_CAUSAL", "causal-ignored", "is_causal=True", "is_causal=False", "y = F.scaled"),
+    ("NAMED_CAUSAL", "grouped-crashes", "q, k, v = self.c_attn", "k, q, v = self.c_attn", "q = q.view"),
     ("LOOP", "mask-some-heads", "if mask is not None:", "if mask is not None and not outputs:", "if mask"),
 ]  # fmt: skip
 
@@ -51,6 +70,13 @@ def judged(folder, text):
 @pytest.mark.parametrize("style", STYLES)
 def test_style_is_right(style, tmp_path):
     assert judged(tmp_path, getattr(odd_styles, style)).verdict in ("right", "variant")
+
+
+def test_a_tensor_made_on_the_cpu_is_fragile(tmp_path):
+    text = odd_styles.LIKE_TORCH.replace("scores = q @ k", "scores = torch.zeros(T, 1) + q @ k")
+    found = {f.name: f for f in judged(tmp_path, text).findings if f.severity == "fragile"}
+    assert found["device-fixed"].text.startswith("scores = torch.zeros")
+    assert "device-fixed" not in {f.name for f in judged(tmp_path, odd_styles.LIKE_TORCH).findings}
 
 
 @pytest.mark.parametrize("case", WRONG, ids=lambda case: f"{case[0]} {case[1]}")

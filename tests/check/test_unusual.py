@@ -71,8 +71,11 @@ def names(report):
     return {f.name: f.detail for f in report.findings if f.severity == "fragile"}
 
 
-def test_fewer_key_heads_that_raise_are_fragile():
-    assert "num_kv_heads=2 for 4 heads" in names(check(forms.FewerKeysForgotten))["grouped-crashes"]
+def test_fewer_key_heads_that_raise_are_a_mistake():
+    report = check(forms.FewerKeysForgotten)
+    assert report.verdict == "wrong"
+    assert report.cause == "grouped-crashes"
+    assert "num_kv_heads=2 for 4 heads" in report.wrong[0].detail
 
 
 def test_a_graph_that_breaks_is_fragile_and_a_whole_one_is_not():

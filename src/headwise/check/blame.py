@@ -39,9 +39,10 @@ def blamed_line(error: BaseException, trace: Trace, filename: str | None, sizes:
         own = mine[-2]
         raised = next(line for frame, line in traceback.walk_tb(error.__traceback__) if frame is own)
     names = _names(text, raised)
+    merges = "is invalid for input of size" in str(error)
     if (idle := _idle_assignment(text, names, raised)) is not None:
         return idle
-    return _of_attributes(own, names, sizes, text) or _of_tensors(own, names, trace, sizes) or raised
+    return _of_attributes(own, names, sizes, text) or _of_tensors(own, names, trace, sizes, merges) or raised
 
 
 def _worked_before(trace: Trace, line: int) -> bool:
@@ -53,25 +54,34 @@ def _worked_before(trace: Trace, line: int) -> bool:
 
 
 def _idle_assignment(text: str, names: set[str], raised: int) -> int | None:
-    """The last line before an error that gives a name in it the value that it has: something was left out there."""
+    """The last line before an error that only gives a name in it the value of a name: something was left out there."""
     stored = [s for s in _statements(text) if isinstance(s, ast.Assign) and s.lineno < raised]
-    idle = [s for s in stored if isinstance(s.value, ast.Name) and s.value.id in names]
-    lines = [s.lineno for s in idle if ast.unparse(s.targets[0]) == ast.unparse(s.value)]
+    function = max((s.lineno for s in _statements(text) if _is_around(s, raised)), default=0)
+    idle = [s for s in stored if isinstance(s.value, ast.Name) and s.lineno > function]
+    lines = [s.lineno for s in idle if isinstance(s.targets[0], ast.Name) and s.targets[0].id in names]
     return max(lines, default=None)
+
+
+def _is_around(statement: ast.stmt, line: int) -> bool:
+    return isinstance(statement, ast.FunctionDef) and statement.lineno <= line <= (statement.end_lineno or 0)
 
 
 def _of_linear(frames: list[FrameType], own: FrameType, trace: Trace, sizes: CallSizes, text: str) -> int | None:
     """For an input that a linear layer refuses: the line that made the input, or that made the layer."""
-    layer = next((f for f in frames if isinstance(f.f_locals.get("self"), nn.Linear)), None)
+    inside = (f for f in frames if isinstance(f.f_locals.get("self"), nn.Linear))
+    layer = next((f for f in inside if isinstance(f.f_locals.get("input"), Tensor)), None)
     x = None if layer is None else layer.f_locals.get("input")
     if layer is None or not isinstance(x, Tensor):
         return None
+    source, softmax = trace.source(x), min((n.index for n in trace.softmax_nodes()), default=None)
+    if source is not None and softmax is not None and source < softmax:
+        return None  # a tensor from before: the line that passes it is to blame
     if x.shape[-1] in (sizes.E, sizes.out, sizes.H * sizes.Dv) and x.dim() == 3:
         owner = own.f_locals.get("self")
         made = owner.named_modules() if isinstance(owner, nn.Module) else ()
         name = next((name for name, module in made if module is layer.f_locals["self"]), "")
         return _assignment(text, name.partition(".")[0]) if name else None
-    return _misshaped(x, trace, sizes) or _made(x, trace)
+    return _misshaped(x, trace, sizes) or _made(x, trace, own)
 
 
 def _misshaped(x: Tensor, trace: Trace, sizes: CallSizes) -> int | None:
@@ -82,7 +92,9 @@ def _misshaped(x: Tensor, trace: Trace, sizes: CallSizes) -> int | None:
         return None
     after = trace.reaches(softmax)
     way = [n for n in reversed([*trace.ancestors([source], PRODUCTS)]) if n.index in after]
-    for node in way:
+    for position, node in enumerate(way):
+        if position + 1 < len(way) and way[position + 1].line == node.line:
+            continue  # a step inside a line, as of an einsum
         axes = _kind(node.value, sizes)
         if node.op in PRODUCTS and node.value.dim() == 3 and node.value.shape[-1] not in (sizes.Dv, sizes.D):
             return node.line
@@ -91,15 +103,21 @@ def _misshaped(x: Tensor, trace: Trace, sizes: CallSizes) -> int | None:
     return None
 
 
-def _of_tensors(own: FrameType, names: set[str], trace: Trace, sizes: CallSizes) -> int | None:
-    """The line of the one tensor in the failing statement whose axes are in an order of their own."""
+def _of_tensors(own: FrameType, names: set[str], trace: Trace, sizes: CallSizes, merges: bool) -> int | None:
+    """The line of the one tensor in the failing statement whose axes are in an order of their own.
+
+    Where heads are merged by a view, `BTHD` is the right order.
+    """
     held = {name: value for name, value in own.f_locals.items() if isinstance(value, Tensor) and value.dim() >= 3}
     kinds = {name: _kind(value, sizes) for name, value in held.items()}
     common = Counter(kind for kind in kinds.values() if len(kind) == 4).most_common(1)
     meeting = [name for name in held if name in names]
     odd = [name for name in meeting if "?" in kinds[name] or kinds[name] == "BHDT"]
     if not odd and common:
-        odd = [n for n in meeting if len(kinds[n]) == 4 and kinds[n][:3] != common[0][0][:3] and kinds[n] != "BHTT"]
+        usual = {"BHTT", "BTHD"} if merges else {"BHTT"}
+        odd = [n for n in meeting if len(kinds[n]) == 4 and kinds[n][:3] != common[0][0][:3] and kinds[n] not in usual]
+    if not odd and {"BTD", "BTE"} <= {kinds[n] for n in meeting}:
+        odd = [n for n in meeting if kinds[n] == "BTE"]
     lines = [line for name in odd if (line := _turned(held[name], trace, sizes)) is not None]
     return lines[0] if lines and len(odd) < max(2, len(meeting)) else None
 
@@ -131,10 +149,13 @@ def _turned(value: Tensor, trace: Trace, sizes: CallSizes) -> int | None:
     return _made(value, trace)
 
 
-def _made(value: Tensor, trace: Trace) -> int | None:
-    """The line that gave a tensor its present shape."""
+def _made(value: Tensor, trace: Trace, own: FrameType | None = None) -> int | None:
+    """The line that gave a tensor its present shape; with `own`, a line of that function, which may call a helper."""
     node = trace.source(value)
-    return None if node is None else trace.nodes[node].line
+    if node is None or own is None:
+        return None if node is None else trace.nodes[node].line
+    lines = {line for _, _, line in own.f_code.co_lines() if line is not None}
+    return next((line for line in trace.nodes[node].stack if line in lines), None)
 
 
 def _of_attributes(own: FrameType, names: set[str], sizes: CallSizes, text: str) -> int | None:

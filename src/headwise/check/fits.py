@@ -151,6 +151,16 @@ def _summed_biases(count: int, matches: list["RowMatch"], parameters: dict[str, 
         yield torch.stack(biases[-count:]).sum(0).repeat(len(matches[0].hits) // total)
 
 
+def unused_rows(weights: list[Tensor], parameter: Tensor) -> list[int]:
+    """The rows of a matrix that are in none of these maps."""
+    used = [
+        match.rows[match.hits]
+        for w in weights
+        if (match := _match(w, parameter.detach(), None)).total == len(parameter)
+    ]
+    return sorted(set(range(len(parameter))) - {int(row) for rows in used for row in rows})
+
+
 def _copies(weight: Tensor) -> bool:
     """Whether every row is a row of the identity, up to one common factor."""
     largest = weight.abs().max()

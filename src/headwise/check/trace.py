@@ -176,6 +176,11 @@ class Trace(TorchDispatchMode):
         later = (n for n in self.nodes[start + 1 :] if n.index in near and n.line is not None)
         return next((n.line for n in later if len(n.parents) > 1 or n.op in PRODUCTS or n.op == "sum"), None)
 
+    def first_infinite(self) -> Node | None:
+        """The first result that holds infinite numbers or NaN."""
+        found = (n for n in self.nodes if n.value.is_floating_point() and n.line is not None)
+        return next((n for n in found if not bool(torch.isfinite(n.value).all())), None)
+
     def last_line(self) -> int | None:
         """The last line of the learner's file that computed something."""
         return next((n.line for n in reversed(self.nodes) if n.line is not None), None)
@@ -369,8 +374,8 @@ def _behind_output(trace: Trace, nodes: list[Node]) -> list[Node]:
     return [node for node in nodes if node.index in behind] or nodes
 
 
-def unnormalized_scores(trace: Trace, T: int) -> Node | None:
-    """A product of T×T scores that meets the values in a second product with at most a factor in between."""
+def unnormalized_scores(trace: Trace, T: int) -> tuple[Node, Node] | None:
+    """A product of T×T scores and the one in which it meets the values, with at most a factor in between."""
     for node in trace.nodes:
         if node.op not in PRODUCTS or node.value.shape[-2:] != (T, T):
             continue
@@ -378,13 +383,13 @@ def unnormalized_scores(trace: Trace, T: int) -> Node | None:
             weights = _batched(product.operands[side - 2])
             for scores in (_batched(node.value), _batched(node.value).mT):
                 if weights.shape == scores.shape and _is_multiple(weights, scores):
-                    return node
+                    return node, product
     return None
 
 
 def _is_multiple(weights: Tensor, scores: Tensor) -> bool:
     """Whether weights are one factor times the scores, except for zeros."""
-    kept = weights != 0
+    kept = (weights != 0) & torch.isfinite(weights)
     ratio = weights[kept] / scores[kept]
     return ratio.numel() > weights.numel() // 3 and torch.allclose(ratio, ratio.median(), rtol=1e-6)
 
@@ -403,6 +408,20 @@ def _first_products(trace: Trace, node: Node) -> list[tuple[Node, int]]:
         elif any(parent in near for parent in other.parents) and other.op not in SOFTMAX:
             near.add(other.index)
     return found
+
+
+def _square(mask: Tensor) -> Tensor | None:
+    """The one table (T, S) that a mask repeats; None where it holds several."""
+    if mask.dim() < 2:
+        return None
+    tables = mask.reshape(-1, *mask.shape[-2:])
+    return tables[0] if bool((tables == tables[0]).all()) else None
+
+
+def _holds(value: Tensor, hidden: Tensor) -> bool:
+    """Whether a tensor is this table of yes and no, or its opposite."""
+    table = _square(value != 0) if value.dim() >= 2 and value.shape[-2:] == hidden.shape else None
+    return table is not None and (torch.equal(table, hidden) or torch.equal(~table, hidden))
 
 
 @dataclass(frozen=True)
@@ -529,7 +548,7 @@ class Core:
                 return node.line
         return None
 
-    def _behind(self, name: str, stop: set[str] | None = None) -> list[Node]:
+    def behind(self, name: str, stop: set[str] | None = None) -> list[Node]:
         """Operations on the way to queries, keys or values, last first."""
         node, side = self.nodes.scores[0], -1 if name == "key" else -2
         if name == "value":
@@ -538,23 +557,37 @@ class Core:
 
     def _own_line(self, name: str, node: Node) -> int | None:
         """The innermost line of an operation that is on the way to this one of the three only: not in a helper."""
-        others = {n.index for other in ("query", "key", "value") if other != name for n in self._behind(other)}
+        others = {n.index for other in ("query", "key", "value") if other != name for n in self.behind(other)}
         theirs = {line for index in others for line in self.trace.nodes[index].stack}
         return next((line for line in node.stack if line not in theirs), None)
 
     def projection_line(self, name: str) -> int | None:
         """The line that makes queries, keys or values out of the input."""
-        made = next((n for n in self._behind(name) if n.op in PRODUCTS and n.line is not None), None)
+        made = next((n for n in self.behind(name) if n.op in PRODUCTS and n.line is not None), None)
         return None if made is None else self._own_line(name, made) or made.line
+
+    def use_line(self, name: str) -> int | None:
+        """The last line on the way to this one of the three only; without one, the product that reads it."""
+        product = self.nodes.products[0] if name == "value" else self.nodes.scores[0]
+        own = (self._own_line(name, n) for n in self.behind(name) if n.line is not None)
+        return next((line for line in own if line is not None), product.outer or product.line)
+
+    def turned_line(self) -> int | None:
+        """The last line between the scores and their product with the values that swaps queries and keys."""
+        start, end = self.nodes.scores[0].index, self.nodes.products[0].index
+        behind = self.trace.ancestors(self.nodes.products[0].operand_nodes[-2:])
+        table = {self.weights.shape[-2], self.weights.shape[-1]}
+        swaps = (n for n in behind if start < n.index < end and n.op in SWAPS and set(n.value.shape[-2:]) == table)
+        return next((n.line for n in swaps if n.line is not None), self.score_line)
 
     def first_line(self, name: str) -> int | None:
         """The first line that does something to what becomes queries, keys or values."""
-        behind = [n for n in self._behind(name) if n.line is not None]
+        behind = [n for n in self.behind(name) if n.line is not None]
         return (self._own_line(name, behind[-1]) or behind[-1].outermost) if behind else None
 
     def last_step(self, name: str) -> int | None:
         """The last line that changes queries, keys or values before they are multiplied with the others."""
-        behind = [n for n in self._behind(name, PRODUCTS) if n.line not in (None, self.score_line)]
+        behind = [n for n in self.behind(name, PRODUCTS) if n.line not in (None, self.score_line)]
         lines = (self._own_line(name, n) for n in behind)
         return next((line for line in lines if line is not None), None) or self.projection_line(name)
 
@@ -567,7 +600,7 @@ class Core:
     def sharing_line(self, name: str = "key") -> int | None:
         """The line that gives keys or values to several heads."""
         made = self.score_line if name == "key" else self.nodes.products[0].line
-        shared = [n for n in self._behind(name, PRODUCTS) if n.op in REPEATS and n.line not in (None, made)]
+        shared = [n for n in self.behind(name, PRODUCTS) if n.op in REPEATS and n.line not in (None, made)]
         return (self._own_line(name, shared[0]) or shared[0].line) if shared else made
 
     def earlier_softmax(self) -> Node | None:
@@ -583,12 +616,12 @@ class Core:
 
     def activation_line(self, name: str, kinds: set[str]) -> tuple[str, int | None]:
         """The name and line of an operation of these kinds between projection and product."""
-        node = next(n for n in self._behind(name, PRODUCTS) if n.op in kinds)
+        node = next(n for n in self.behind(name, PRODUCTS) if n.op in kinds)
         return node.op.strip("_"), self._own_line(name, node) or node.line
 
     def step_line(self, name: str, outermost: bool = False) -> int | None:
         """The last line, in any function, that computes with queries, keys or values after their projection."""
-        behind = (n for n in self._behind(name, PRODUCTS) if n.op in ARITHMETIC and n.line != self.score_line)
+        behind = (n for n in self.behind(name, PRODUCTS) if n.op in ARITHMETIC and n.line != self.score_line)
         lines = (n.outermost if outermost else n.line for n in behind)
         return next((line for line in lines if line is not None), self.score_line)
 
@@ -601,8 +634,8 @@ class Core:
 
     def same_step_line(self, name: str, other: str) -> int | None:
         """The line that does to one of the three, in a helper, what is also done to another."""
-        theirs = {n.line for n in self._behind(other, PRODUCTS)}
-        shared = [n for n in self._behind(name, PRODUCTS) if n.op in ARITHMETIC and n.line in theirs]
+        theirs = {n.line for n in self.behind(other, PRODUCTS)}
+        shared = [n for n in self.behind(name, PRODUCTS) if n.op in ARITHMETIC and n.line in theirs]
         lines = (self._own_line(name, n) for n in shared)
         return next((line for line in lines if line is not None), None) or self.last_step(name)
 
@@ -611,14 +644,19 @@ class Core:
         added = (n.line for n in self.before_softmax() if n.op.rstrip("_") in ("add", "sub") and n.line is not None)
         return next(added, self.softmax_line)
 
-    def split_line(self) -> int | None:
+    def swap_line(self) -> int | None:
+        """The last line between projection and product that swaps axes of the queries."""
+        behind = (n for n in self.behind("query", PRODUCTS) if n.op in SWAPS and n.line not in (None, self.score_line))
+        return next((n.line for n in behind if n.value.dim() >= 4), None)
+
+    def split_line(self, name: str = "query") -> int | None:
         """The line that mixes up the axes between projection and product, or else the view that makes the heads."""
-        behind = [n for n in self._behind("query", PRODUCTS) if n.line != self.score_line and not self._is_of_layer(n)]
+        behind = [n for n in self.behind(name, PRODUCTS) if n.line != self.score_line and not self._is_of_layer(n)]
         views = [n for n in behind if n.op in VIEWS]
         four = [n for n in views if n.value.dim() >= 4] or views
         later = [n for n in reversed(behind) if four and n.index > four[-1].index]
-        odd = next((n for n in later if n.op in SWAPS and self._axes(n)[:2] not in ("BH", "HB", "")), None)
-        if odd is not None and self._axes(self.trace.nodes[odd.parents[0]])[-2:] == "HD":
+        odd = next((n for n in later if n.op in SWAPS and self._axes(n) not in ("BHTD", "HBTD", "")), None)
+        if odd is not None and sorted(self._axes(self.trace.nodes[odd.parents[0]])[-2:]) == ["D", "H"]:
             return odd.line  # the view was right, and the heads did not come before the tokens
         return four[-1].line if four else self.score_line
 
@@ -649,11 +687,15 @@ class Core:
                 break
             if node.op in SWAPS and self._axes(node) and self._axes(node)[-2:] != "HD":
                 return node.line
-            if node.op in VIEWS and node.line != self.nodes.products[-1].line:
+            if node.op in VIEWS and (node.line != self.nodes.products[-1].line or node.value.dim() == 3):
                 line = node.line
-                if node.value.dim() == 3:
+                if self._joins(node):
                     break
         return line
+
+    def _joins(self, node: Node) -> bool:
+        """Whether a view puts the heads side by side: (B, T, H·D) or (B·T, H·D)."""
+        return node.value.dim() <= 3 and node.value.shape[-1] == self.heads.shape[1] * self.heads.shape[3]
 
     def output_line(self) -> int | None:
         """The line of the last product, which makes the output; without one, the last line that computes."""
@@ -678,6 +720,24 @@ class Core:
         masking = ("masked_fill", "where", "tril", "triu")
         last = next((n.line for n in reversed(before) if n.op.rstrip("_") in masking and n.line), None)
         return last or (new[-1].line if new else None)
+
+    def pattern_line(self, inverted: bool, nan: bool = False) -> int | None:
+        """The line that made the wrong pattern of a mask: its table, or, where a right one was inverted, the masking.
+
+        Going back from the masking operation, the table is the first tensor that holds the pattern or its opposite.
+        """
+        for masking in (n for n in self.before_softmax() if n.op.rstrip("_") in ("masked_fill", "where")):
+            side = 1 if masking.op.startswith("masked_fill") else 0
+            if len(masking.operands) <= side or not masking.operands[side].any():
+                continue
+            hidden = _square(masking.operands[side] != 0)
+            behind = [n for n in self.trace.ancestors(masking.operand_nodes[side : side + 1]) if n.line is not None]
+            alike = [n for n in behind if hidden is not None and _holds(n.value, hidden)]
+            if hidden is not None and nan and not bool(hidden.all(-1).any()):
+                return masking.line  # every row has a key left: it is the number that is written
+            if hidden is not None:
+                return (behind[0].line if behind and inverted else None) or (alike[-1].line if alike else masking.line)
+        return None
 
     def rounding(self) -> Node | None:
         """Where scores are rounded to whole numbers before the softmax."""

@@ -92,6 +92,7 @@ ARGUMENTS = (
         "encoutput xcontext encoutputs keyvalueinput xenc encx enctensor keyvaluesource x2 xother",
     ),
     Meaning("self", "", r"qkv"),
+    Meaning("head_mask", "", r"heads?mask"),
     Meaning(
         "mask",
         "lengths seqlens bias attnbias attentionbias keypadding srclens klens",

@@ -12,7 +12,8 @@ ON = r"(?:1s?|ones?|True|nonzero|non-zero)"
 OFF = r"(?:0s?|zeros?|False)"
 LINK = r"\s*(?:=+|:|->|→|means?|for|where|at|on|is|are|marks?|indicates?|to)\s*"
 FILLER = (
-    r"(?:(?:the|a|an|any|all|to|be|is|are|it|which|that|this|token|tokens|position|positions|key|keys|can|may|you)\s+)*"
+    r"(?:(?:the|an?|any|all|to|be|is|are|it|which|that|this|tokens?|positions?|keys?|can|may|you|must|should|will"
+    r"|shall)\s+)*"
 )
 NOT = r"(not\s+|cannot\s+|can't\s+|don't\s+|never\s+|no\s+)?"
 SEEN = r"(?:attend|attended|keep|kept|visible|real|valid|allowed|see|seen|use|used|look|unmasked|content)"
@@ -49,9 +50,10 @@ def stated_meaning(case: Case, name: str) -> Stated | None:
 
 def _about(text: str, name: str) -> Iterator[str]:
     """The part of a line that speaks of this mask: from its name, or from the word mask, to the name of another one."""
-    names = list(re.finditer(r"\b\w*mask\w*\b|\b\w+_lens?\b", text))
+    names = list(re.finditer(r"\b\w*mask\w*\b|\b\w+_lens?\b", text, re.IGNORECASE))
     for i, match in enumerate(names):
-        if match[0] == name or (match[0] == "mask" and all(m[0] in ("mask", name) for m in names)):
+        any_mask = all(m[0].lower() in ("mask", "masks", name) for m in names)
+        if match[0] == name or (match[0].lower() in ("mask", "masks") and any_mask):
             yield text[match.start() : names[i + 1].start() if i + 1 < len(names) else None]
 
 

@@ -504,7 +504,8 @@ class Case:
         own = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == self.name), tree)
         functions = [n for n in ast.walk(tree if inside else own) if isinstance(n, ast.FunctionDef)]
         around = [f for f in functions if inside is not None and f.lineno <= inside <= (f.end_lineno or 0)]
-        around = around or [f for f in functions if f.name in ("forward", "__call__", self.name)]
+        around = around or [f for f in functions if f.name == self.name]
+        around = around or [f for f in functions if f.name in ("forward", "__call__")]
         found = [n for f in around[-1:] for n in ast.walk(f) if isinstance(n, ast.Return)]
         if around and not found and not several:
             return around[-1].body[-1].lineno  # after which it should stand
@@ -512,14 +513,52 @@ class Case:
         return max((n.lineno for n in found), default=None)
 
     def idle_line(self) -> int | None:
-        """The first line that gives a name the value that it has, as `scores = scores`: something is missing there."""
-        stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign) and len(n.targets) == 1]
-        return next((n.lineno for n in stored if ast.unparse(n.targets[0]) == ast.unparse(n.value)), None)
+        """The first line that does nothing, as `scores = scores` or `scores`: something is missing there."""
+        nodes = [*ast.walk(ast.parse(self.source))]
+        stored = [n for n in nodes if isinstance(n, ast.Assign) and len(n.targets) == 1]
+        idle = [n.lineno for n in stored if ast.unparse(n.targets[0]) == ast.unparse(n.value)]
+        idle += [n.lineno for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Name)]
+        return min(idle, default=None)
+
+    def line_of_size(self, line: int | None) -> int | None:
+        """The line, in the same function, that reads a size under a name which this line uses."""
+        for function in (n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.FunctionDef)):
+            if line is not None and function.lineno <= line <= (function.end_lineno or 0):
+                nodes = [*ast.walk(function)]
+                used = {n.id for n in nodes if isinstance(n, ast.Name) and n.lineno == line}
+                stored = [n for n in nodes if isinstance(n, ast.Assign) and n.lineno < line]
+                sizes = [n for n in stored if re.search(r"\.(shape|size)\b", ast.unparse(n.value))]
+                return next((n.lineno for n in sizes if ast.unparse(n.targets[0]) in used), None)
+        return None
+
+    def dead_branch(self) -> int | None:
+        """The first `if` of the file whose test is a constant."""
+        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If | ast.IfExp)]
+        return next((n.lineno for n in tests if isinstance(n.test, ast.Constant)), None)
 
     def alias_line(self, names: Iterable[str]) -> int | None:
         """The first line that only gives one of these names another name, as `q = query`."""
         stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign)]
         return next((n.lineno for n in stored if isinstance(n.value, ast.Name) and n.value.id in names), None)
+
+    def replaces_missing(self, name: str) -> bool:
+        """Whether an argument that is None gets a value of its own: `if mask is None: mask = …`."""
+        tests = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.If)]
+        tests = [n for n in tests if ast.unparse(n.test) == f"{name} is None"]
+        stored = [part for n in tests for part in n.body if isinstance(part, ast.Assign)]
+        return any(ast.unparse(target) == name for part in stored for target in part.targets)
+
+    def last_alias(self) -> int | None:
+        """The last line that only gives a value another name, as `out = q`."""
+        stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign)]
+        plain = [n for n in stored if isinstance(n.value, ast.Name) and isinstance(n.targets[0], ast.Name)]
+        return max((n.lineno for n in plain), default=None)
+
+    def overwriting_line(self, names: Iterable[str]) -> int | None:
+        """The condition under which, or the line on which, an argument of this name is replaced by another name."""
+        stored = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Assign)]
+        stored = [n for n in stored if isinstance(n.value, ast.Name) and ast.unparse(n.targets[0]) in set(names)]
+        return next((self.enclosing_condition(n.lineno) or n.lineno for n in stored), None)
 
     def skipped_condition(self, name: str, ran: set[int]) -> int | None:
         """The last `if` whose body uses this name and was not executed, unless it asks whether there is none."""

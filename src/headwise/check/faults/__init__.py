@@ -30,6 +30,7 @@ FAULTS: tuple[Fault, ...] = (
     crashes.repaired,
     masks.required_mask,
     behavior.stated_layout,
+    training.layers_in_forward,
     *stages.STAGES,
     portability.unsliced_buffer,
     masks.mask_meanings,
@@ -38,7 +39,6 @@ FAULTS: tuple[Fault, ...] = (
     masks.empty_row,
     masks.half_precision_masks,
     options.without_keys,
-    training.layers_in_forward,
     behavior.unmodified_inputs,
     behavior.repeated_calls,
     training.dropout,
@@ -70,6 +70,7 @@ IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
 )
 ONLY_IF_RIGHT: tuple[Fault, ...] = (
     portability.beyond_buffer,
+    portability.other_device,
     portability.meta_device,
     speed.slower_than_fused,
     portability.compilation,

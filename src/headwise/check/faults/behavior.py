@@ -1,17 +1,23 @@
 """How it behaves when it is called again: the same result, inputs untouched, samples apart, weights as returned."""
 
+import re
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound, module_sizes
-from headwise.check.calls import PLAIN, Inputs, leaves, make_inputs
+from headwise.check.calls import PLAIN, Inputs, call_parameters, leaves, make_inputs
 from headwise.check.code.intent import states_batch_first, states_batch_second
 from headwise.check.code.loader import globals_read
 from headwise.check.faults.questions import influence as influence_of
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading
+from headwise.check.vocabulary import plain
+
+ASKS = re.compile(r"(return|need|output|with|average)\w*(weight|att|map)")  # an argument that asks for weights
 
 
 def unmodified_inputs(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -150,9 +156,16 @@ def returned_weights(bound: Bound, reading: AttentionReading | None) -> Found:
 def judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
     """Every returned table of queries × keys, compared with the weights of the call."""
     tables = [] if reading is None else returned_tables(bound, reading)
+    unknown = [] if reading is None else _unexplained(bound, reading, [index for index, _ in tables])
+    asks = any(ASKS.search(plain(p.name)) for p in call_parameters(bound.thing))
+    if unknown and asks and _is_direct(unknown[0], bound.returned):
+        words = f"shape {tuple(unknown[0].shape)} is not a table of queries × keys"
+        yield Finding("weights-returned", words, bound.case.return_line(several=True))
+        return
+    if unknown:
+        yield Note("untried", "what is returned beside the output")
     if reading is None or not tables:
-        other = reading is not None and _returns_something_of(bound, reading)
-        yield Note("untried", "what is returned beside the output") if other else Note("absent", "none are returned")
+        yield Note("absent", "none are returned")
         return
     for index, table in tables:
         if not are_used(table, reading) and _are_scores(table, bound, reading):
@@ -185,26 +198,31 @@ def returned_tables(bound: Bound, reading: AttentionReading) -> list[tuple[int, 
     return [(i, leaf) for i, leaf in found if leaf.numel() in sizes]
 
 
-def _returns_something_of(bound: Bound, reading: AttentionReading) -> bool:
-    """Whether something is returned, beside the output, that is made from the weights and is no table of them."""
-    trace = reading.core.trace
-    reached = {i for n in reading.core.nodes.softmax for i in trace.reaches(n.index)}
-    last = max(n.index for n in reading.core.nodes.products)
-    ends = [n for n in trace.returned if n is not None and n in reached]
-    if _returns_one_operand(bound, reading):
-        return True
-    output = 0 if bound.output is None else bound.output.numel()
-    return any(trace.nodes[n].value.numel() != output for n in ends if n > 0 and (n > last or n in reached))
+def _unexplained(bound: Bound, reading: AttentionReading, tables: list[int]) -> list[Tensor]:
+    """Returned tensors that are neither the output, weights, an argument, nor keys and values together."""
+    given = [*bound.inputs, *(value for value in bound.given.values() if isinstance(value, Tensor))]
+    rest = [(i, leaf) for i, leaf in enumerate(leaves(bound.returned)) if i not in tables]
+    output = next((i for i, leaf in rest if bound.gives(bound.form.result(leaf, bound.inputs))), None)
+    rest = [(i, leaf) for i, leaf in rest if i != output and not any(_is_copy(leaf, other) for other in given)]
+    parts = {name: {n.index for n in reading.core.behind(name)} for name in ("query", "key", "value")}
+    made = {i: reading.core.trace.returned[i] for i, _ in rest if i < len(reading.core.trace.returned)}
+    kept = {i: {name for name, nodes in parts.items() if made.get(i) in nodes} for i, _ in rest}
+    pair = any("key" in names for names in kept.values()) and any("value" in names for names in kept.values())
+    return [leaf for i, leaf in rest if not (pair and kept[i] & {"key", "value"})]
 
 
-def _returns_one_operand(bound: Bound, reading: AttentionReading) -> bool:
-    """Whether queries, keys or values are returned, and not keys and values together, as for a cache."""
-    core = reading.core
-    parts = {"query": core.query, "key": core.key, "value": core.value}
-    rest = [leaf for leaf in leaves(bound.returned) if bound.output is None or leaf.numel() != bound.output.numel()]
-    rest += [leaf for leaf in leaves(bound.returned) if leaf.dim() == 4]
-    found = {n for n, p in parts.items() for x in rest if x.numel() == p.numel() and same(x, p.reshape(x.shape))}
-    return len(found) == 1
+def _is_direct(leaf: Tensor, returned: Any) -> bool:
+    """Whether a tensor is itself a part of what was returned, not of an object in it."""
+    parts = returned.values() if isinstance(returned, dict) else returned if isinstance(returned, tuple | list) else ()
+    return any(part is leaf for part in parts)
+
+
+def _is_copy(leaf: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same numbers, perhaps with two axes swapped."""
+    if leaf.numel() != other.numel():
+        return False
+    turned = [leaf] if leaf.dim() < 3 else [leaf, leaf.transpose(0, 1), leaf.transpose(1, 2)]
+    return any(same(x.double().reshape(other.shape), other.double()) for x in turned)
 
 
 def are_used(table: Tensor, reading: AttentionReading) -> bool:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from headwise.check.binding import Bound, Failure
 from headwise.check.calls import PLAIN, Repaired, leaves
@@ -18,7 +18,7 @@ from headwise.check.code.loader import Case, globals_read, imports_missing_in_si
 from headwise.check.mistakes import Finding, Found, settled
 from headwise.check.reading import AttentionReading
 from headwise.check.report import Report
-from headwise.check.trace import PRODUCTS, VIEWS
+from headwise.check.trace import PRODUCTS, SWAPS, VIEWS
 
 INDIRECT = {"setattr", "vars", "__dict__", "__getattr__", "exec", "eval", "locals", "globals"}  # other ways to set
 REGISTERING = {"register_buffer", "register_parameter", "add_module", "register_module"}
@@ -219,6 +219,11 @@ def judge_unbound(case: Case, bound: Bound | None, failures: list[Failure]) -> R
     return report
 
 
+def _is_turned(value: Tensor, output: Tensor) -> bool:
+    """Whether a tensor has as many numbers as the output, and its first axes."""
+    return value.numel() == output.numel() and value.shape[:2] == output.shape[:2]
+
+
 def _turned_output(bound: Bound) -> Finding | None:
     """An output with the axes of the input in another order."""
     given = bound.inputs.query.shape
@@ -226,8 +231,10 @@ def _turned_output(bound: Bound) -> Finding | None:
         if bound.form.layout == PLAIN and leaf.shape != given and sorted(leaf.shape) == sorted(given):
             words = f"its shape is {tuple(leaf.shape)}, that of the input {tuple(given)}"
             layers = {n.line for n in bound.trace.nodes if n.op in PRODUCTS}
+            start = max((n.index for n in bound.trace.softmax_nodes()), default=0)
+            moved = (n for n in bound.trace.nodes[start:] if n.op in SWAPS and _is_turned(n.value, leaf))
             views = (n for n in reversed(bound.trace.nodes) if n.op in VIEWS and n.line not in layers)
-            last = [n.line for n in views if n.line is not None]
+            last = [n.line for n in (*moved, *views) if n.line is not None]
             return Finding("output-shape", words, last[0] if last else bound.case.return_line())
     return None
 

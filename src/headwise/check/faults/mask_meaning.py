@@ -249,7 +249,7 @@ class MaskTrial:
         assert scores is not None  # noqa: S101 - masks are measured only where scores were read
         if same(weights, self.reading.core.weights.nan_to_num()):
             return "none"
-        base, seen = scores.visible, weights > 1e-30
+        base, seen = self._usual()[0], weights > 1e-30
         kept, hidden = agree(seen, meant & base), agree(seen, ~meant & base)
         if scores.axis == "keys" and core.softmax is not None and (kept or hidden):
             before = (core.softmax.nan_to_num() > 1e-30) & base
@@ -266,9 +266,18 @@ class MaskTrial:
             return "leaks" if factor is None else "additive" if abs(factor - 1) < 1e-6 else "scaled"
         return _misplaced(seen, meant, base)
 
+    def _usual(self) -> tuple[Tensor, Tensor]:
+        """What is visible without this mask, and the weights; a mask that replaces a causal one starts from all."""
+        scores, core = self.reading.scores, self.reading.core
+        assert scores is not None  # noqa: S101 - as in `_meaning`
+        if not self.bound.case.replaces_missing(self.name):
+            return scores.visible, core.weights
+        bias = 0.0 if scores.bias is None else scores.bias
+        return torch.ones_like(scores.visible), (scores.factor * core.query @ core.key.mT + bias).softmax(-1)
+
     def _factor(self, core: Core, mask: Tensor) -> float | None:
         """The factor with which the mask was added to the logits, up to a constant for each row; None for no such."""
-        change = core.weights.clamp_min(1e-300).log() - self.reading.core.weights.clamp_min(1e-300).log()
+        change = core.weights.clamp_min(1e-300).log() - self._usual()[1].clamp_min(1e-300).log()
         change = change - change.mean(-1, keepdim=True)
         for shaped in (mask.double(), mask.double().unsqueeze(1)):
             with contextlib.suppress(RuntimeError):

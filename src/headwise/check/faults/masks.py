@@ -44,6 +44,7 @@ LEFT_OUT = re.compile(
     r"#[^\n]*(?:mask[^\n]*(?:ignor|not used|unused|忽略|省略|未使用)|(?:ignor|unused|忽略|省略)[^\n]*mask)",
     re.IGNORECASE,
 )
+JOINS = ("bitwise_", "logical_", "__or", "__and", "__xor")  # operations that put two masks together
 CAUSAL_FLAGS = ("causal", "is_causal", "masked", "mask", "use_mask", "causal_mask", "apply_mask", "use_causal_mask")
 CAUSAL_MISTAKES = {
     "full": "causal-ignored", "future": "causal-inverted", "later": "causal-inverted",
@@ -98,6 +99,10 @@ def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
         words = f"argument {argument.name}, shape {stated.meaning}, as {stated.place} says"
         words += f": {type(tried[0].error).__name__}: {tried[0].error}"
         return [Finding("mask-crashes", words.splitlines()[0][:200], tried[0].line)]
+    if (table := _lost_queries(argument)) is not None:
+        words = f"argument {argument.name}: shape (B,1,S) works, shape (B,T,S) raises {type(table.error).__name__}"
+        line = _moving_line(bound, argument)
+        return [Finding("mask-crashes", f"{words}: {table.error}".splitlines()[0][:200], line)]
     source, names = bound.case.source, rf"(?:{argument.name}|\w*mask\w*)"
     widened = re.search(rf"\b{names}\s*=\s*{names}(\.unsqueeze\(|\[[^\]]*None)", source) is not None
     axes = re.findall(
@@ -120,6 +125,21 @@ def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
             words = f"argument {argument.name}, shape {leaks.shape}, of booleans: hidden keys keep some weight"
             return [Finding("mask-leaks", words, bound.case.line_with(r"masked_fill|where\(") or leaks.line)]
     return []
+
+
+def _lost_queries(argument: MaskArgument) -> TriedMask | None:
+    """A mask with a row for every query that raises, where one with an axis for queries is all that works."""
+    tried = next((t for t in argument.tried if t.shape == "(B,T,S)"), None)
+    return tried if argument.shapes() == ["(B,1,S)"] and tried is not None and tried.error is not None else None
+
+
+def _moving_line(bound: Bound, argument: MaskArgument) -> int | None:
+    """The line that gives a mask its axes, or else that applies it."""
+    tried = argument.first(argument.meaning)
+    if tried is None:
+        return None
+    nodes = bound.called({argument.name: tried.mask.clone()}).trace.nodes
+    return next((n.line for n in nodes if n.op in ("unsqueeze", "view") and n.line not in _lines(bound)), tried.line)
 
 
 def _raised(argument: MaskArgument) -> Iterator[Finding]:
@@ -237,11 +257,26 @@ def _unused_line(bound: Bound, argument: MaskArgument) -> int | None:
     for found in (dropped, empty):
         if found:
             return found[-1].lineno
-    skipped = bound.case.skipped_condition(argument.name, _executed(bound, argument))
+    ran = _executed(bound, argument)
+    skipped = bound.case.dead_branch() or bound.case.skipped_condition(argument.name, ran)
     if (line := bound.case.idle_line() or skipped) is not None:
+        return line
+    if (line := _vain_line(bound, argument)) is not None:
         return line
     nodes = find_attention(bound.trace)
     return bound.case.line_with(rf"\b{argument.name}\b") if nodes is None else nodes.softmax[0].outermost
+
+
+def _vain_line(bound: Bound, argument: MaskArgument) -> int | None:
+    """The last line that computes with scores only if there is a mask, although that changes nothing."""
+    nodes, usual = find_attention(bound.trace), _lines(bound)
+    tried = next((t for t in argument.tried if t.error is None), None)
+    if nodes is None or tried is None:
+        return None
+    size = nodes.softmax[0].value.numel()
+    steps = bound.called({argument.name: tried.mask.clone()}).trace.nodes
+    new = [n.line for n in steps if n.value.numel() == size and n.value.is_floating_point() and n.line not in usual]
+    return next((line for line in reversed(new) if line is not None), None)
 
 
 def _executed(bound: Bound, argument: MaskArgument) -> set[int]:
@@ -295,7 +330,8 @@ def combined_masks(bound: Bound, reading: AttentionReading | None) -> Found:
     if core is not None and not agree(core.weights.nan_to_num() > 1e-30, both):
         lost = set().union(*(_executed(bound, argument) for argument in usable[:2])) - _lines(other)
         line = bound.case.enclosing_condition(min(lost)) if lost else None
-        yield Finding("masks-combined", words, line or core.mask_line())
+        joined = (n.line for n in reversed(other.trace.nodes) if n.op.startswith(JOINS) and len(n.parents) > 1)
+        yield Finding("masks-combined", words, line or next(joined, None) or core.mask_line())
 
 
 def _with_causal(bound: Bound, reading: AttentionReading, argument: MaskArgument) -> Iterator[Finding]:
@@ -351,7 +387,7 @@ def required_mask(bound: Bound, reading: AttentionReading | None) -> Found:
     failed = next((f for f in bound.failures if f.line is not None and f.called is not None), None)
     if names and failed is not None:
         words = f"{names[0]}=None, its default, raises {type(failed.error).__name__}: {failed.error}"
-        line = bound.case.condition_around(failed.line, "") or failed.line
+        line = bound.case.enclosing_condition(failed.line) or failed.line
         yield Finding("option-crashes", words, line)
 
 

@@ -1,5 +1,6 @@
 """Arguments of the call that are optional: keys, flags and caches, each tried with and without."""
 
+import contextlib
 import copy
 import inspect
 import re
@@ -13,12 +14,13 @@ from torch.utils._pytree import tree_leaves
 
 from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound
-from headwise.check.calls import FunctionWithWeights, Inputs, leaves, make_inputs, signature
+from headwise.check.calls import PLAIN, FunctionWithWeights, Inputs, leaves, make_inputs, signature
+from headwise.check.faults.behavior import ASKS, judged_weights
 from headwise.check.faults.mask_meaning import MaskTrial, is_boolean, measured
-from headwise.check.faults.masks import is_causal_switch
+from headwise.check.faults.masks import CAUSAL_FLAGS, is_causal_switch
 from headwise.check.faults.questions import triangle_line
-from headwise.check.faults.stages import stage_findings
-from headwise.check.faults.training import wrong_slope
+from headwise.check.faults.stages import STAGES, stage_findings
+from headwise.check.faults.training import unused_twins, wrong_slope
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, read
@@ -48,6 +50,8 @@ def without_keys(bound: Bound, reading: AttentionReading | None) -> Found:
     seen = read(other)
     for finding in () if seen is None else stage_findings(other, seen):
         yield replace(finding, detail=f"{finding.detail} ({words})")
+    if not other.gives(bound.output_of(other.inputs)) and list(_doubts(other, seen)):
+        yield Note("untried", f"{words}, the result is not that of the input in their place")
     yield from (replace(finding, detail=f"{finding.detail} ({words})") for finding in wrong_slope(other))
 
 
@@ -62,7 +66,7 @@ def options(bound: Bound, reading: AttentionReading | None) -> Found:
         elif bound.case.never_reads(p.name):
             yield Note("good", f"{p.name}, which is never read")
         elif not is_cache(p.name):
-            known = _is_added(bound, reading, p.name) or _changes_nothing(bound, p)
+            known = _is_added(bound, reading, p.name) or _changes_nothing(bound, p) or _weighs_heads(bound, reading, p)
             yield Note("good" if known else "untried", p.name if known else f"the argument {p.name}")
     if not found and not bound.form.masks:
         yield Note("absent", "it takes none")
@@ -96,18 +100,31 @@ def _is_added(bound: Bound, reading: AttentionReading | None, name: str) -> bool
 
 def _changes_nothing(bound: Bound, p: inspect.Parameter) -> bool:
     """Whether the argument takes the value that it stands for anyway, such as positions counted from zero."""
-    T, B, H = bound.sizes.T, bound.inputs.query.shape[0], bound.sizes.H
+    T, B = bound.sizes.T, bound.inputs.query.shape[0]
     values: list[Any]
     if call_role(p.name) == "position":
         values = [torch.arange(T), torch.arange(T)[None], torch.arange(T).expand(B, T)]
     elif constructor_role(p.name) == "dropout":
         values = [torch.nn.Dropout(0.5).eval(), 0.0]
-    elif "headmask" in plain(p.name):
-        values = [torch.ones(H), torch.ones(1, H, 1, 1)]
     else:
         return False
     outputs = (bound.output_of(bound.inputs, {p.name: value}) for value in values)
     return any(out is not None and bound.output is not None and same(out, bound.output) for out in outputs)
+
+
+def _weighs_heads(bound: Bound, reading: AttentionReading | None, p: inspect.Parameter) -> bool:
+    """Whether the argument multiplies every head with a number of its own."""
+    if reading is None or call_role(p.name) != "head_mask":
+        return False
+    heads = reading.core.heads
+    factors = torch.linspace(0, 1, heads.shape[1], dtype=heads.dtype)
+    for shape in ((1, -1, 1, 1), (-1,), (-1, 1, 1)):
+        with contextlib.suppress(Exception):  # it takes another shape
+            other = bound.called({p.name: factors.reshape(shape).clone()})
+            core = MaskTrial(bound, reading, p.name).same_arrangement(other)
+            if core is not None and same(core.heads, heads * factors[:, None, None]):
+                return True
+    return False
 
 
 def _switched(bound: Bound, p: inspect.Parameter) -> Found:
@@ -129,7 +146,7 @@ def _switched(bound: Bound, p: inspect.Parameter) -> Found:
         or (bound.output is not None and same(other.output, bound.output))
     ):
         yield Note("good", p.name)
-        yield from returned_with(other, p.name)
+        yield from returned_with(other, p.name, not p.default)
         yield from _asked_for_weights(bound, other, p)
     else:
         yield Note("untried", f"what {p.name}={not p.default} does to the result")
@@ -143,48 +160,78 @@ def _is_full_without(other: Bound, p: inspect.Parameter) -> bool:
 
 
 def _asked_for_weights(bound: Bound, other: Bound, p: inspect.Parameter) -> Iterator[Finding]:
-    """A flag that asks for weights must make a difference to what is returned."""
-    if not re.search(r"(return|need|output|with)\w*(weight|att|map)", plain(p.name)):
-        return
-    first, second = (len(leaves(b.returned)) for b in (bound, other))
-    parts = other.returned if isinstance(other.returned, tuple | list) else ()
-    shapes = [tuple(part.shape) for part in parts[1:] if isinstance(part, Tensor)]
-    table = (other.inputs.query.shape[1], other.inputs.key.shape[1])
-    if first < second and shapes and not any(table in (shape[-2:], shape[-2:][::-1]) for shape in shapes):
-        line = bound.case.return_line(several=True)
-        words = f"with {p.name}={not p.default}: shape {shapes[0]} is not a table of queries × keys"
-        yield Finding("weights-returned", words, line)
-    if first == second:
-        line = bound.case.line_with(rf"\bif\b.*\b{p.name}\b") or bound.case.return_line()
-        yield Finding("option-ignored", f"{p.name}: as many tensors are returned with it as without", line)
+    """A flag that asks for weights must add something to what is returned."""
+    counts = [len(leaves(b.returned)) for b in (bound, other)]
+    without, asked = reversed(counts) if p.default is True else counts
+    if asked <= without and ASKS.search(plain(p.name)) and "average" not in plain(p.name):
+        line = bound.case.dead_branch() or bound.case.line_with(rf"\bif\b.*\b{p.name}\b")
+        line = line or bound.case.return_line()
+        yield Finding("option-ignored", f"{p.name}: {asked} tensors are returned with it, {without} without", line)
 
 
-def returned_with(other: Bound, name: str) -> Iterator[Finding]:
+def returned_with(other: Bound, name: str, value: Any = True) -> Found:
     """What is wrong with weights that are returned only with this flag."""
-    from headwise.check.faults.behavior import judged_weights
-
     for found in judged_weights(other, read(other)):
         if isinstance(found, Finding):
-            yield replace(found, detail=f"with {name}={True}: {found.detail}")
+            yield replace(found, detail=f"with {name}={value}: {found.detail}")
+        elif found.kind == "untried":
+            yield Note("untried", f"with {name}={value}, {found.words}")
 
 
 def constructor_options(bound: Bound, reading: AttentionReading | None) -> Found:
-    """Switches of the constructor must run in both positions; without biases it must be right as well."""
+    """Every switch of the constructor must run in both positions and be right in both."""
     if reading is None or not isinstance(bound.case.target, type):
         return
     for name, value in _constructor_flags(bound).items():
         words = f"{name}={not value}"
         try:
-            other = bound.called(thing=bound.rebuilt(**{name: not value}))
+            other = _built_with(bound, name, not value)
         except Exception as error:
-            line = error_line(error, bound.case.filename)
-            if line is not None and not is_deliberate(error) and (_is_bias(name) or _is_own_error(bound, error)):
-                said = f"{words}: {type(error).__name__}: {error}".splitlines()[0][:160]
-                yield Finding("option-crashes", said, line)
+            yield from _failed_option(bound, name, words, error)
             continue
-        seen = read(other) if _is_bias(name) and other.output is not None else None
-        for finding in () if seen is None else stage_findings(other, seen):
-            yield replace(finding, detail=f"{finding.detail} ({words})")
+        if plain(name) == "batchfirst" and not bound.gives(other.output):
+            shape = "(batch, tokens, width)" if not value else "(tokens, batch, width)"
+            said = f"{words}: an input of {shape} does not give the same result"
+            yield Finding("option-ignored", said, bound.case.line_with(rf"\bself\.{name}\b(?!\s*=)"))
+            continue
+        if bound.gives(other.output):
+            yield Note("good", words)
+            yield from returned_with(other, name, not value)
+            continue
+        seen = read(other) if other.output is not None else None
+        found = [] if seen is None else [f for f in stage_findings(other, seen) if f.severity == "wrong"]
+        found = [f for f in found if _is_bias(name)] or ([] if found else unused_twins(other, seen))
+        yield from (replace(finding, detail=f"{finding.detail} ({words})") for finding in found)
+        proven = seen is not None and seen.understood == reading.understood and not list(_doubts(other, seen))
+        if not found:
+            yield Note("good" if proven else "untried", words if proven else f"what {words} does to the result")
+
+
+def _built_with(bound: Bound, name: str, value: bool) -> Bound:
+    """The same class with one switch in another position, called; where the batch is says what its name says."""
+    layout = bound.form.layout
+    if plain(name) == "batchfirst":
+        layout = PLAIN if value else "batch second"
+    return bound.called(thing=bound.rebuilt(**{name: value}), form=replace(bound.form, layout=layout))
+
+
+def _doubts(other: Bound, seen: AttentionReading | None) -> Iterator[Finding | Note]:
+    """What speaks against the result of a call: mistakes and steps that were not understood."""
+    for fault in STAGES:
+        for found in fault(other, seen):
+            if found.kind in ("doubt", "untried") if isinstance(found, Note) else found.severity == "wrong":
+                yield found
+
+
+def _failed_option(bound: Bound, name: str, words: str, error: Exception) -> Found:
+    """An error is the learner's if it has nothing to do with what is passed or installed."""
+    line = error_line(error, bound.case.filename)
+    said = f"{words}: {type(error).__name__}: {error}".splitlines()[0][:160]
+    own = _is_bias(name) or _is_own_error(bound, error) or (isinstance(error, RuntimeError) and bound.built.certain)
+    if line is not None and not is_deliberate(error) and own:
+        yield Finding("option-crashes", said, line)
+    else:
+        yield Note("untried", said)
 
 
 def _constructor_flags(bound: Bound) -> dict[str, bool]:
@@ -192,7 +239,7 @@ def _constructor_flags(bound: Bound) -> dict[str, bool]:
     if bound.built.config is not None:
         return {name: True for name in bound.built.config.asked if _is_bias(name)} if bound.built.certain else {}
     flags = [p for p in parameters_of(bound.case.target) if isinstance(p.default, bool) or _is_bias(p.name)]
-    values = {p.name: bound.built.arguments.get(p.name, p.default) for p in flags}
+    values = {p.name: bound.built.arguments.get(p.name, p.default) for p in flags if p.name not in CAUSAL_FLAGS}
     return {name: value for name, value in values.items() if isinstance(value, bool)}
 
 
@@ -359,8 +406,9 @@ def _refused(bound: Bound, names: list[str], flags: dict[str, Any]) -> Finding |
     try:
         out = bound.form.result(bound.call(rest, flags | {names[0]: held[0]}), rest)
     except Exception as error:
-        line = error_line(error, bound.case.filename)
-        return Finding("cache-differs", f"{words}: {type(error).__name__}: {error}".splitlines()[0][:200], line)
+        line, kind = error_line(error, bound.case.filename), "cache-differs"
+        kind = "undefined-name" if type(error) is NameError else kind
+        return Finding(kind, f"{words}: {type(error).__name__}: {error}".splitlines()[0][:200], line)
     if out is not None and same(out, _alone(bound, rest, flags)):
         given = bound.called(flags | {names[0]: held[0]}, inputs=rest)
         ran = {line for node in given.trace.nodes for line in node.stack}

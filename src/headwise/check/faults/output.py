@@ -127,6 +127,9 @@ def output_width(bound: Bound, reading: AttentionReading) -> Found:
     if not own and bound.built.config is None and asked_heads(bound) == H and H * Dv < min(sizes.E, sizes.out):
         words = f"{H} heads of {Dv} numbers for a width of {sizes.out}"
         yield Finding("head-width", words, reading.core.split_line())
+    elif not own and asked_heads(bound) == H and H * Dv > max(sizes.E, sizes.out):
+        yield Note("variant", f"{H} heads of {Dv} numbers for a width of {sizes.out}")
+        yield Note("untried", f"whether heads of {Dv} numbers are meant, where {sizes.out} / {H} = {sizes.D} is usual")
 
 
 @of_stages

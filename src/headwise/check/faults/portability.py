@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headwise.check.arguments import parameters_of
 from headwise.check.binding import Bound, stored_lengths
-from headwise.check.calls import PLAIN, Inputs, double_by_default, make_inputs, quiet
+from headwise.check.calls import PLAIN, Inputs, double_by_default, make_inputs, quiet, signature
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
@@ -61,20 +61,30 @@ def unregistered_state(bound: Bound, reading: AttentionReading | None) -> Found:
     """Tensors and layers must be registered with the module."""
     if not isinstance(bound.thing, nn.Module):
         return
-    held = [
-        (f"{path}.{name}".strip("."), part)
-        for path, module in _never_called(bound).named_modules()
-        for name, part in vars(module).items()
-        if not name.startswith("_")
-    ]
+    held = [*_held(_never_called(bound))]
     plain = [name for name, part in held if isinstance(part, Tensor) and not isinstance(part, nn.Parameter)]
     lists = [name for name, part in held if isinstance(part, list) and part and isinstance(part[0], nn.Module)]
     if lists:
         yield Finding("layers-in-list", ", ".join(lists), bound.case.line_of_attribute(lists[0]))
+    elif plain and (loose := _random(bound, plain)):
+        yield Finding("weights-unregistered", ", ".join(loose[:3]), bound.case.line_of_attribute(loose[0]))
     elif plain:
         stuck = not any("device" in p.name for p in parameters_of(bound.case.target)) and not _can_move(bound)
         severity, line = "wrong" if stuck else "fragile", bound.case.line_of_attribute(plain[0])
         yield Finding("not-a-buffer", ", ".join(plain[:3]), line, severity=severity)
+
+
+def _random(bound: Bound, names: list[str]) -> list[str]:
+    """Those of these matrices that are random: two new objects hold different ones."""
+    first, second = (dict(_held(_never_called(bound))) for _ in range(2))
+    pairs = {name: (first.get(name), second.get(name)) for name in names}
+    return [n for n, (a, b) in pairs.items() if a is not None and b is not None and a.dim() > 1 and not a.equal(b)]
+
+
+def _held(thing: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Everything in the attributes of a module and of those inside, by name."""
+    for path, module in thing.named_modules():
+        yield from ((f"{path}.{k}".strip("."), part) for k, part in vars(module).items() if not k.startswith("_"))
 
 
 def _never_called(bound: Bound) -> nn.Module:
@@ -138,6 +148,20 @@ def meta_device(bound: Bound, reading: AttentionReading | None) -> Found:
         words = str(error).splitlines()[0][:120] if str(error) else ""
         words = f"when it is {step}: {type(error).__name__}: {words}"
         yield Finding("meta-fails", words, error_line(error, bound.case.filename))
+
+
+def other_device(bound: Bound, reading: AttentionReading | None) -> Found:
+    """Tensors that a call makes must be on the device of the input; the meta device stands for any other."""
+    if not isinstance(bound.thing, nn.Module) or bound.repaired.lines:
+        return
+    flags = {p.name: True for p in signature(bound.thing) if p.default is False and "causal" in p.name}
+    try:
+        moved = copy.deepcopy(bound.thing).to("meta")
+        with quiet(), torch.no_grad(), double_by_default(), without_dynamo():
+            bound.form.call(moved, Inputs(*(x.to("meta") for x in bound.inputs)), flags)
+    except Exception as error:
+        if "is not on the expected device" in str(error):
+            yield Finding("device-fixed", "", error_line(error, bound.case.filename))
 
 
 def compilation(bound: Bound, reading: AttentionReading | None) -> Found:

@@ -11,12 +11,22 @@ from torch import Tensor
 from headwise.check.arguments import parameters_of
 from headwise.check.binding import Bound
 from headwise.check.calls import modules, tensors
-from headwise.check.faults.questions import WEIGHTLESS, has_number, listed, named_role, near, of_stages, role_in
+from headwise.check.faults.questions import (
+    WEIGHTLESS,
+    has_number,
+    idle_role,
+    listed,
+    named_role,
+    near,
+    of_stages,
+    role_in,
+)
 from headwise.check.fits import Fit, same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import NONLINEAR, AttentionReading, Projection, multiple
 from headwise.check.trace import PRODUCTS
 
+SHARED = re.compile(r"shared?|tied", re.IGNORECASE)
 ROTARY = re.compile(r"rope|rotar|rotat|\bcos\b", re.IGNORECASE)
 
 
@@ -34,7 +44,7 @@ def head_split(bound: Bound, reading: AttentionReading) -> Found:
     shuffled = _shuffled(reading)
     if shuffled:
         words = f"{listed(shuffled)} of one head hold pieces of several tokens"
-        yield Finding("split-view", words, reading.core.split_line())
+        yield Finding("split-view", words, reading.core.split_line(shuffled[0]))
     elif len(reading.projections) == 3:
         yield Note("good", "head split")
 
@@ -120,8 +130,11 @@ def _offset(bound: Bound, reading: AttentionReading, D: int) -> Found:
 def _angles(bound: Bound, reading: AttentionReading, maps: Tensor) -> Found:
     """Angles must be those of the table that is stored, or the usual ones."""
     found = _turns(maps)
-    if _are_usual(found):
+    if len(found) < 2 < maps.shape[2]:
+        yield Note("untried", "its rotary angles, of which all but one are zero")
+    elif _are_usual(found):
         yield from _base(bound, found, maps.shape[2])
+    if len(found) < 2 or _are_usual(found):
         return
     stored = _stored_angles(bound, len(found))
     if stored is None or same(stored, found, 1e-5):
@@ -220,21 +233,25 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
     line = reading.core.projection_line
     given = set(bound.form.roles.values())
     if {"query", "key", "value"} <= given:
+        turned = (parts["query"].source, parts["key"].source) == ("key", "query") and _is_turned(reading)
         for name, part in parts.items():
             if part.source != name:
-                yield Finding("wrong-role", f"the {name} is made from the argument for the {part.source}", line(name))
+                where = reading.core.turned_line() if turned else line(name)
+                yield Finding("wrong-role", f"the {name} is made from the argument for the {part.source}", where)
     elif "memory" in given and not (given & {"key", "value"}) and parts["query"].source == "query":
         for name in ("key", "value"):
             if parts[name].source == "query":
-                yield Finding(
-                    "wrong-role", f"the {name} is made from the queries' input, not from the memory", line(name)
-                )
+                memory = [argument for argument, role in bound.form.roles.items() if role == "memory"]
+                where = bound.case.overwriting_line(memory) or line(name)
+                yield Finding("wrong-role", f"the {name} is made from the queries' input, not from the memory", where)
     named = {name: named_role(part.role) for name, part in parts.items()}
     for name, part in parts.items():
         other = named[name]
         swapped = other in named and named[other] == name
         if other not in (None, name) and (swapped or _is_unused(bound, parts, name)):
-            where = _line_of_swap(bound, reading, name, other)
+            turned = swapped and {name, other} == {"query", "key"} and reading.scores is not None
+            where = reading.core.turned_line() if turned and _is_turned(reading) else None
+            where = where or _line_of_swap(bound, reading, name, other)
             yield Finding("wrong-role", f"the {name} is made by {part.role.names[0]}", where)
     out = reading.output
     for name, part in parts.items() if out is not None else ():
@@ -251,18 +268,24 @@ def roles(bound: Bound, reading: AttentionReading) -> Found:
 def _line_of_swap(bound: Bound, reading: AttentionReading, name: str, other: str | None) -> int | None:
     """The product, where the right projection was made and another tensor used; else the projection."""
     core = reading.core
-    own = [t for n, t in tensors(bound.thing).items() if role_in(n) == name and t.dim() == 2]
+    own = [t for n, t in tensors(bound.thing).items() if role_in(n) == name and t.dim() >= 2]
     made = any(any(_same_storage(x, t) for x in n.operands for t in own) for n in core.trace.nodes if n.op in PRODUCTS)
     if not made or other is None:
         return core.projection_line(name)
-    node = core.nodes.products[0] if name == "value" else core.nodes.scores[0]
-    return node.outer or node.line
+    return core.use_line(name)
+
+
+def _is_turned(reading: AttentionReading) -> bool:
+    """Whether queries and keys change places in the table of weights, not in what is multiplied."""
+    core = reading.core
+    lines = [core.projection_line(name) for name in ("query", "key")]
+    return None not in lines and core.turned_line() is not None and core.turned_line() not in lines
 
 
 def _same_storage(x: Tensor, parameter: Tensor) -> bool:
-    """Whether an operand holds the numbers of a parameter, transposed or not."""
-    held = parameter.detach()
-    return any(x.shape == m.shape and torch.equal(x, m) for m in (held, held.T))
+    """Whether an operand holds the numbers of a parameter, in any order of the axes."""
+    held = parameter.detach().flatten()
+    return x.numel() == held.numel() and torch.equal(x.flatten().sort().values, held.sort().values)
 
 
 def _is_unused(bound: Bound, parts: dict[str, Projection], name: str) -> bool:
@@ -285,6 +308,8 @@ def shared_projections(bound: Bound, reading: AttentionReading) -> Found:
         given = [argument for argument, role in bound.form.roles.items() if role in (copied[0], "self", "memory")]
         line = bound.case.alias_line(given) or reading.core.first_line(copied[0]) or reading.core.split_line()
         yield Finding("no-qkv-proj", f"{listed(copied)} {'are' if len(copied) > 1 else 'is'} the input itself", line)
+    elif _from_one_projection(parts) and SHARED.search(getattr(bound.case.target, "__name__", "")):
+        yield Note("variant", "queries, keys and values share a projection")  # as its name says
     elif _from_one_projection(parts):
         words = f"all three use {listed(query.role.names or ['the same weights'])}"
         yield Finding("one-projection", words, _line_of_sharing(bound, reading, "key"))
@@ -303,7 +328,9 @@ def _line_of_sharing(bound: Bound, reading: AttentionReading, name: str) -> int 
     part = reading.projections[name]
     owner = part.role.names[0] if part.role.names else ""
     listed = re.match(r"\w+\.\d+\.", owner) is not None
-    return (bound.case.line_of_attribute(owner) if listed else None) or reading.core.projection_line(name)
+    left = idle_role(bound, reading)
+    line = reading.core.projection_line(name) if left is None else reading.core.use_line(left)
+    return (bound.case.line_of_attribute(owner) if listed else None) or line
 
 
 def _from_one_projection(parts: dict[str, Projection]) -> bool:

@@ -11,7 +11,7 @@ from headwise.check.arguments import constructor_role, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, tensors
 from headwise.check.code.loader import Case
-from headwise.check.fits import Role
+from headwise.check.fits import Role, unused_rows
 from headwise.check.mistakes import Found
 from headwise.check.reading import AttentionReading
 
@@ -91,6 +91,21 @@ def role_in(parameter: str) -> str | None:
         for role in ("query", "key", "value"):
             if role in word or short in (role[0], f"b{role[0]}", f"to{role[0]}", f"fc{role[0]}", f"linear{role[0]}"):
                 return role
+    return None
+
+
+def idle_role(bound: Bound, reading: AttentionReading) -> str | None:
+    """Which of query, key and value has rows in a layer for all three that no map uses; None where it is not clear."""
+    parts, D = reading.projections, reading.core.query.shape[-1]
+    for name in {name for part in parts.values() for name in part.role.names}:
+        held = tensors(bound.thing)[name]
+        if held.dim() != 2 or len(held) % 3 or sum(name in part.role.names for part in parts.values()) < 3:
+            continue
+        rows, third = unused_rows([part.weight for part in parts.values()], held), len(held) // 3
+        orders = ([r // third for r in rows], [r // D % 3 for r in rows], [r % 3 for r in rows])
+        for numbers in orders if len(rows) == third else ():
+            if len(set(numbers)) == 1:
+                return ("query", "key", "value")[numbers[0]]
     return None
 
 

@@ -3,17 +3,20 @@
 import contextlib
 import math
 import re
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from headwise.check.arguments import parameters_of, plain
+from headwise.check.arguments import constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import modules, signature, tensors
 from headwise.check.faults.questions import PARTIAL, asked_heads, near, of_stages, triangle_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, pattern, read
+
+OTHER_AXES = ("scale-length", "scale-batch")  # the right formula for the size of another axis
 
 
 @of_stages
@@ -26,6 +29,9 @@ def unread_scores(bound: Bound, reading: AttentionReading) -> Found:
         words = "the result of one softmax goes through another"
         yield Finding("softmax-twice", words, twice.line)
     elif not bool(torch.isfinite(reading.core.weights).all()):
+        first = bound.trace.first_infinite() if not _is_finite(reading.core.query, reading.core.key) else None
+        if first is not None:
+            yield Finding("not-finite", f"the first one is the result of {first.op.strip('_')}", first.line)
         rows = ~torch.isfinite(reading.core.weights).all(-1)
         words = f"without any mask argument, {int(rows.sum())} of {rows.numel()} rows of weights are NaN"
         yield Finding("mask-nan", words, reading.core.mask_line())
@@ -34,6 +40,10 @@ def unread_scores(bound: Bound, reading: AttentionReading) -> Found:
     else:
         words = "scores are rounded to whole numbers before the softmax (// is a division that rounds down)"
         yield Finding("scale-other", words, rounded.line)
+
+
+def _is_finite(*tensors: Tensor) -> bool:
+    return all(bool(torch.isfinite(t).all()) for t in tensors)
 
 
 @of_stages
@@ -48,7 +58,7 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("softmax-axis", f"weights sum to 1 over {scores.axis}, not over keys", core.softmax_line)
     if scores.empty is not None and int(scores.empty[0, 0].sum()) > 1:
         words = f"without any mask argument, {int(scores.empty[0, 0].sum())} rows of weights in a table are NaN"
-        yield Finding("mask-nan", words, core.mask_line() or core.softmax_line)
+        yield Finding("mask-nan", words, core.pattern_line(False, nan=True) or core.mask_line() or core.softmax_line)
     if scores.after == "random":
         yield Finding("dropout-in-eval", "weights are dropped at random after eval()", core.trace.dropout_line())
     if scores.after == "masked":
@@ -102,8 +112,10 @@ def scale(bound: Bound, reading: AttentionReading) -> Found:
     elif D != bound.sizes.D and near(total, bound.sizes.D**-0.5) and bound.built.certain:
         yield from _other_head_width(bound, reading)  # the scale is right for the width that was asked for
     else:
-        line = _line_of_stored_scale(bound, reading, right) or line
-        yield Finding(_scale_name(total, D, bound), _scale_words(total, D), line)
+        name = _scale_name(total, D, bound)
+        line = bound.case.line_of_size(line) or line if name in OTHER_AXES else line
+        line = _line_of_stored_scale(bound, reading, right) or (near(total, 1.0) and bound.case.idle_line()) or line
+        yield Finding(name, _scale_words(total, D), line)
     if not near(after, 1.0) and scores.after != "random":
         words = f"weights are multiplied by {scores.after_factor:.4g} after the softmax"
         yield Finding("scale-after-softmax", words, reading.core.after_softmax_line())
@@ -124,15 +136,21 @@ def _line_of_stored_scale(bound: Bound, reading: AttentionReading, right: float)
     text = bound.case.text(reading.core.scale_line())
     for name in re.findall(r"self\.(\w+)", text):
         value = next((v for m in modules(bound.thing) if (v := vars(m).get(name)) is not None), None)
-        number = float(value) if isinstance(value, float | Tensor) and torch.as_tensor(value).numel() == 1 else None
+        number = None if constructor_role(name) else _number(value)  # a size is not a scale
         scale, multiplied = "scal" in name.lower(), _is_multiplied(text, name)  # scores are multiplied with a scale
-        good = (right, right**0.5) if scale and multiplied else (right, 1 / right, right**0.5, right**-0.5)
-        good = (1 / right, right**-0.5) if not scale and not multiplied else good
+        halves = (right**0.5, right**-0.5) if text.count(f"self.{name}") > 1 else ()  # of queries and of keys
+        good = (right, *halves) if scale and multiplied else (right, 1 / right, *halves)
+        good = (1 / right, *halves) if not scale and not multiplied else good
         if number and not any(near(number, value) for value in good):
             stored = bound.case.line_of_attribute(name)
             copied = re.search(rf"self\.{name}\s*=\s*{name}\b", bound.case.text(stored)) is not None
             return (bound.case.line_with(rf"\(.*\b{name}\s*=[^=]") if copied else None) or stored
     return None
+
+
+def _number(value: Any) -> float | None:
+    """A single number, also in a tensor; None for anything else."""
+    return float(value) if isinstance(value, int | float | Tensor) and torch.as_tensor(value).numel() == 1 else None
 
 
 def _is_multiplied(text: str, name: str) -> bool:
@@ -189,14 +207,17 @@ def _may_add_positions(bound: Bound) -> bool:
 def built_in_mask(bound: Bound, reading: AttentionReading) -> Found:
     """A pattern of visible keys must be causal, or at least not look like a causal mask gone wrong."""
     kind, line = reading.pattern, reading.core.mask_line() or reading.core.softmax_line
+    made = reading.core.pattern_line(inverted=kind == "later")
     if kind == "causal":
         yield Note("variant", "a built-in causal mask")
     elif kind in ("future", "later"):
-        yield Finding("causal-inverted", "a token sees the tokens after it and not those before", line)
+        yield Finding("causal-inverted", "a token sees the tokens after it and not those before", made or line)
     elif kind == "strict":
-        yield Finding("causal-off-by-one", "a token does not see itself", triangle_line(bound.case, reading) or line)
+        where = triangle_line(bound.case, reading) or made or line
+        yield Finding("causal-off-by-one", "a token does not see itself", where)
     elif kind == "ahead":
-        yield Finding("causal-off-by-one", "a token sees the one after it", triangle_line(bound.case, reading) or line)
+        where = triangle_line(bound.case, reading) or made or line
+        yield Finding("causal-off-by-one", "a token sees the one after it", where)
     elif kind != "full":
         yield from _other_pattern(bound, reading, line)
 
@@ -241,12 +262,24 @@ def masks_without_effect(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("causal-ignored", f"the method {forgotten[0]} is never called", forgotten[1])
     elif discarded is None and idle is None and _stores_a_triangle(bound) and not _has_causal_switch(bound):
         words = "a triangular mask is stored and never used"
-        yield Finding("causal-ignored", words, core.softmax_line)
+        yield Finding("causal-ignored", words, bound.case.idle_line() or core.softmax_line)
+    elif discarded is None and idle is None and _says_causal(bound):
+        words = "its name says so, and every token sees the tokens after it"
+        flag = bound.case.line_with(r"is_causal\s*=\s*False")
+        yield Finding("causal-ignored", words, flag or bound.case.idle_line() or core.softmax_line)
     if idle is not None and not bound.form.fixed_tensor and built_in and not _hides_in_longer_input(bound):
         words = "a position mask is applied, but the slice that is used hides nothing"
         made = next((n for n in core.trace.nodes if n.op in ("tril", "triu")), None)
         empty = made is not None and len(made.value.unique()) == 1
         yield Finding("causal-ignored", words, made.line if made is not None and empty else idle.line)
+
+
+def _says_causal(bound: Bound) -> bool:
+    """Whether the name of a class promises a causal mask that no argument can bring."""
+    named = re.search(r"causal", getattr(bound.case.target, "__name__", ""), re.IGNORECASE) is not None
+    config = [] if bound.built.config is None else bound.built.config.asked
+    switched = _has_causal_switch(bound) or any("causal" in plain(name) for name in config)
+    return named and not bound.form.masks and not switched
 
 
 def _hides_in_longer_input(bound: Bound) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from headwise.check.arguments import OTHER_SIZES, CallSizes, constructor_role, parameters_of
+from headwise.check.arguments import OTHER_SIZES, CallSizes, constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, make_inputs, tokens_of
 from headwise.check.faults.scores import is_of_distance
@@ -23,6 +23,11 @@ from headwise.check.trace import error_line, find_attention, is_deliberate
 GROUPED = re.compile(r"group|gqa", re.IGNORECASE)
 GROUPS = 2  # key/value heads for six query heads
 LONG = 257  # tokens, more than the chunks that people choose
+HEAD_WIDTH = re.compile(r"dimhead|dhead|headdim|headsize|headwidth|^d_?k$|^keydim$|^qkdim$")
+MEMORY_WIDTH = re.compile(
+    r"(context|cross|memory|kv|cond|encoder|enc)(dim|size|width|attentiondim)|d(context|cross|memory)"
+)
+MORE = 3  # numbers in a width that is changed alone
 OUTPUT_WIDTH = 12  # more than the input width, in the settings in which they differ
 
 
@@ -200,6 +205,55 @@ def _widths(bound: Bound) -> Found:
         yield from _refused_width(bound, fitting(bound, replace(sizes, E=sizes.E + 1, O=sizes.E + OUTPUT_WIDTH)))
     elif {"head_width", "value_width"} <= roles:
         yield from _different(bound, fitting(bound, replace(sizes, V=sizes.D + 1)), "")
+    if bound.built.config is None:
+        yield from _ignored_head_width(bound)
+        yield from _other_memory(bound)
+
+
+def _ignored_head_width(bound: Bound) -> Found:
+    """Where the constructor takes the width of a head beside that of the model, heads must have it."""
+    names = [p.name for p in parameters_of(bound.case.target) if HEAD_WIDTH.search(plain(p.name))]
+    asked = bound.sizes.D + MORE
+    if not names or not {"width", "heads"} <= {constructor_role(p.name) for p in parameters_of(bound.case.target)}:
+        return
+    try:
+        seen = read(bound.called(thing=bound.rebuilt(**dict.fromkeys(names, asked))))
+    except Exception:  # the widths must fit together, as an error says
+        return
+    if seen is not None and seen.core.query.shape[-1] == bound.sizes.D:
+        words = f"with {names[0]}={asked}, heads are still {bound.sizes.D} wide"
+        line = bound.case.line_with(rf"^\s*(self\.)?{names[0]}\s*=[^=]") or bound.case.line_with("def __init__")
+        yield Finding("option-ignored", words, line)
+
+
+def _other_memory(bound: Bound) -> Found:
+    """Where the constructor takes the width of a memory, keys and values must be made from that width."""
+    names = [p.name for p in parameters_of(bound.case.target) if MEMORY_WIDTH.fullmatch(plain(p.name))]
+    if len(names) != 1 or "memory" not in bound.form.roles.values() or constructor_role(names[0]) != "width":
+        return
+    width = bound.sizes.E + MORE
+    wide = make_inputs(bound.form, replace(bound.sizes, E=width))
+    inputs = Inputs(bound.inputs.query, wide.key, wide.value)
+    words = f"with {names[0]}={width} for a width of {bound.sizes.E}"
+    try:
+        other = bound.called(thing=bound.rebuilt(**{names[0]: width}), inputs=inputs)
+    except Exception as error:
+        if not is_deliberate(error) and isinstance(error, RuntimeError):
+            said = f"{words}: {type(error).__name__}: {error}".splitlines()[0][:200]
+            line = next((bound.case.line_of_attribute(name) for name in _refusing_layer(error)), None)
+            yield Finding("widths-confused", said, line or error_line(error, bound.case.filename))
+        return
+    seen = read(other)
+    found = [] if seen is None else [f for f in stage_findings(other, seen) if f.severity == "wrong"]
+    yield from (replace(f, detail=f"{f.detail} ({words})") for f in found)
+
+
+def _refusing_layer(error: Exception) -> Iterator[str]:
+    """The name of the linear layer that refuses its input."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        layer = frame.f_locals.get("self")
+        if isinstance(layer, nn.Linear) and frame.f_code.co_name == "forward":
+            yield from _names_of(layer, error)
 
 
 def _line_of_layer(bound: Bound, sizes: CallSizes, error: Exception) -> int | None:
@@ -280,7 +334,7 @@ def _with_groups(bound: Bound, names: list[str], fewer: int) -> list[Finding]:
         if isinstance(error, AssertionError) or is_deliberate(error):
             return []
         words = f"{names[0]}={fewer} for {bound.sizes.H} heads: {type(error).__name__}: {error}".splitlines()[0]
-        is_the_point = GROUPED.search(getattr(bound.case.target, "__name__", ""))
+        is_the_point = GROUPED.search(getattr(bound.case.target, "__name__", "")) or "kv" in plain(names[0])
         severity, line = "wrong" if is_the_point else "", error_line(error, bound.case.filename)
         return [Finding("grouped-crashes", words[:200], line, severity=severity)]
     seen = read(other)

@@ -27,7 +27,8 @@ def unread_attention(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     bare = unnormalized_scores(bound.trace, bound.inputs.query.shape[1])
     if bare is not None:
-        line = bound.case.alias_after(bare.line) or bare.line
+        alias = None if bound.trace.softmax_nodes() else bound.case.alias_after(bare[0].line)
+        line = alias or bare[1].line or bare[0].line
         yield Finding("softmax-missing", "scores are multiplied with the values as they are", line)
         return
     divided = bound.trace.misaligned_softmax()
@@ -49,13 +50,15 @@ def _isolated_tokens(bound: Bound) -> Iterator[Finding]:
     """Tokens that no other token influences, or only some do although the class name does not say so."""
     named = NAME.search(getattr(bound.case.target, "__name__", "")) is not None
     projects = len({role_in(name) for name in tensors(bound.thing)} - {None}) == 3
+    projects = projects or any(re.search(r"qkv|attn|attention", name, re.IGNORECASE) for name in tensors(bound.thing))
     moved = influence(bound) if bound.trace.softmax_nodes() or (named and projects) else None
     if moved is None or len(moved) < 3:
         return
     alone = torch.eye(len(moved), dtype=torch.bool)
     part = moved.diagonal().all() and torch.equal(moved, moved.T) and not moved.all()
     if not (moved & ~alone).any():
-        line = bound.trace.line_of_values()
+        softmax = next((n.line for n in bound.trace.softmax_nodes() if n.line is not None), None)
+        line = bound.case.idle_line() or bound.trace.line_of_values() or softmax or bound.case.last_alias()
         yield Finding("tokens-alone", "a token's output stays the same whatever the other tokens are", line)
     elif part and not PARTIAL.search(getattr(bound.case.target, "__name__", "")):
         row = int((~moved).any(1).nonzero()[0])
@@ -69,7 +72,7 @@ def unused_attention(bound: Bound, reading: AttentionReading) -> Found:
     if not reading.used:
         words = "what is returned does not depend on the product of weights and values"
         ends = [reading.core.trace.nodes[n].line for n in reading.core.trace.returned if n is not None]
-        line = reading.core.bypass_line() or next((n for n in ends if n), reading.core.trace.last_line())
+        line = reading.core.bypass_line() or bound.case.return_line() or next((n for n in ends if n), None)
         yield Finding("attention-unused", words, line)
 
 
@@ -84,7 +87,8 @@ def attention_table(bound: Bound, reading: AttentionReading | None) -> Found:
     if columns == rows and rows in (bound.sizes.D, bound.sizes.E) and rows != H:
         yield Finding("attends-over-features", words, line)
     elif columns == rows == H or columns in (bound.sizes.H, bound.sizes.D):
-        split = None if re.search("einsum|rearrange", bound.case.text(line)) else reading.core.split_line()
+        by_name = re.search("einsum|rearrange", bound.case.text(line)) is not None
+        split = None if by_name else reading.core.swap_line() or reading.core.split_line()
         yield Finding("attends-over-heads", f"{words} and {H} heads", split or line)
     elif columns == rows == bound.inputs.query.shape[0]:
         yield Finding("attends-over-batch", words, line)

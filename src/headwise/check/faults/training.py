@@ -2,8 +2,10 @@
 
 import contextlib
 import copy
+import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,15 +14,17 @@ from torch import Tensor, nn
 from headwise.check.binding import Bound
 from headwise.check.calls import Inputs, modules, tensors
 from headwise.check.faults.mask_meaning import measured
-from headwise.check.faults.questions import OUTPUT_NAME, role_in
+from headwise.check.faults.questions import OUTPUT_NAME, idle_role, role_in
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading
 from headwise.check.trace import PRODUCTS, RANDOM, error_line, find_attention, learner_line
+from headwise.check.vocabulary import plain
 
 ROLES = ("query", "key", "value")
 TWINS = (("q", "k", "v"), ("query", "key", "value"), ("queries", "keys", "values"), ("Q", "K", "V"))
 DRAWS = 600  # samples of one input, which differ only by what dropout leaves out
+SMALL = 1e-5  # relative change of weights, far above rounding
 STEP = 1e-4  # of finite differences, of fourth order
 SIGMAS = 7.0  # a mean this far from the expected value is no accident, of some thousand numbers
 OTHER_MODES = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -63,12 +67,32 @@ def dropout(bound: Bound, reading: AttentionReading | None) -> Found:
         line = bound.case.condition_around(line, "training") or line
         yield Finding("dropout-in-eval", "with dropout 0.5, two calls after eval() differ", line)
         return
-    _train(dropping)
-    if bound.built.names_with_role("dropout") and bound.repeats(dropping):
-        line = bound.case.discarded_line("drop")
-        line = line or bound.case.line_with(r"(self\.\w*drop\w*|F\.dropout|functional\.dropout)\(")
-        line = line or bound.case.line_with(rf"\b{bound.built.names_with_role('dropout')[0]}\b")
-        yield Finding("dropout-unused", "with dropout 0.5, two calls in training mode agree", line)
+    names = bound.built.names_with_role("dropout")
+    unused = next((name for name in names if _has_no_effect(bound, name)), None)
+    if unused is not None:
+        line = _line_of_missing_dropout(bound, reading, unused, len(names))
+        yield Finding("dropout-unused", f"with {unused}=0.5, two calls in training mode agree", line)
+
+
+def _line_of_missing_dropout(bound: Bound, reading: AttentionReading | None, name: str, count: int) -> int | None:
+    """Where a result is thrown away or dropout is called in vain, or else where it should be: at weights or output."""
+    if bound.case.never_reads(name):
+        return bound.case.line_with(rf"\b{name}\b")
+    called = bound.case.line_with(r"(self\.\w*drop\w*|F\.dropout|functional\.dropout)\(") if count == 1 else None
+    line = bound.case.discarded_line("drop") or called or bound.case.idle_line()
+    if line is not None or reading is None:
+        return line or bound.case.line_with(rf"\b{name}\b")
+    late = re.search(r"resid|proj|out|hidden", plain(name).replace("dropout", "")) is not None
+    return reading.core.output_line() if late else reading.core.nodes.products[0].line
+
+
+def _has_no_effect(bound: Bound, name: str) -> bool:
+    """Whether two calls in training mode agree although this one argument asks for dropout."""
+    with contextlib.suppress(Exception):
+        thing = bound.rebuilt(**{name: 0.5})
+        _train(thing)
+        return bound.repeats(thing) is True
+    return False
 
 
 def _line(bound: Bound, dropping: Any) -> int | None:
@@ -148,6 +172,10 @@ def _finite_in_training(bound: Bound, reading: AttentionReading | None, dropping
         calm = bound.output_of(bound.inputs, masks)
         with contextlib.suppress(Exception):
             other = bound.called(masks, thing=dropping)
+            if masks and (line := _line_of_dropped_scores(other)) is not None:
+                words = f"with {next(iter(masks))}, scores are set to zero at random before the softmax"
+                yield Finding("dropout-on-scores", words, line)
+                return
             if calm is None or other.output is None or not bool(torch.isfinite(calm).all()):
                 continue
             if not bool(torch.isfinite(other.output).all()):
@@ -159,10 +187,14 @@ def _finite_in_training(bound: Bound, reading: AttentionReading | None, dropping
 
 
 def _cause_of_nan(other: Bound) -> str:
+    return "nan-in-training" if _line_of_dropped_scores(other) is None else "dropout-on-scores"
+
+
+def _line_of_dropped_scores(other: Bound) -> int | None:
+    """The last line that draws random numbers between the scores and the softmax."""
     nodes = find_attention(other.trace)
     behind = () if nodes is None else other.trace.ancestors(nodes.softmax[0].parents, PRODUCTS)
-    early = any(n.op in RANDOM for n in behind)
-    return "dropout-on-scores" if early else "nan-in-training"
+    return next((n.line for n in behind if n.op in RANDOM), None)
 
 
 def _usable_masks(bound: Bound, reading: AttentionReading | None) -> Iterator[dict[str, Tensor]]:
@@ -184,12 +216,9 @@ def _equal_on_average(bound: Bound, reading: AttentionReading, dropping: Any) ->
     except Exception:  # it does not take so many samples
         yield Note("untried", "the average over many draws")
         return
-    nodes = find_attention(many.trace)
-    behind = () if nodes is None else many.trace.ancestors(nodes.softmax[0].parents, PRODUCTS)
-    before = [n for n in behind if n.op in RANDOM]
-    if before:
+    if (before := _line_of_dropped_scores(many)) is not None:
         words = "scores are set to zero at random before the softmax"
-        yield Finding("dropout-on-scores", words, before[0].line)
+        yield Finding("dropout-on-scores", words, before)
     elif (dropped := _dropped_projection(many)) is not None:
         yield from _another_mean(many, calm, dropped)
     elif _starts_early(many):
@@ -284,10 +313,19 @@ def gradients(bound: Bound, reading: AttentionReading | None) -> Found:
     elif out is not None and not out.requires_grad:
         yield Finding("no-gradient", "the output does not require a gradient", _cut_line(bound))
     elif out is not None:
-        found = list(_without_gradient(bound, named, reading))
-        yield from found or wrong_slope(bound)
+        found = list(_without_gradient(bound, named, reading)) or wrong_slope(bound)
+        yield from found or _behind_masks(bound, reading)
     for tensor in named.values():
         tensor.grad = None
+
+
+def unused_twins(bound: Bound, reading: AttentionReading | None) -> list[Finding]:
+    """Layers that no call uses, where the same layer for another role is used: `k_norm` beside `q_norm`."""
+    named = {k: v for k, v in tensors(bound.thing).items() if v.requires_grad}
+    live = {name.partition(".")[0] for name, tensor in named.items() if _matters(bound, tensor)}
+    idle = [name for name in named if name.partition(".")[0] not in live]
+    twins = [name for name in idle if _has_used_twin(name, set(named) - set(idle))]
+    return [Finding("unused-projection", _some(twins), _line_of_absence(bound, reading, twins[0]))] if twins else []
 
 
 def _without_gradient(bound: Bound, named: dict[str, Tensor], reading: AttentionReading | None) -> Iterator[Finding]:
@@ -328,29 +366,37 @@ def _role_of_twin(name: str) -> str | None:
     return next((ROLES[family.index(w)] for w in words for family in TWINS if w in family), None)
 
 
+def _behind_masks(bound: Bound, reading: AttentionReading | None) -> Iterator[Finding]:
+    """A call with a mask takes another path, on which the gradient may be cut."""
+    for masks in _usable_masks(bound, reading):
+        with contextlib.suppress(Exception):  # it was called with this mask before
+            for finding in wrong_slope(bound.called(masks)) if masks else ():
+                yield replace(finding, detail=f"{finding.detail} (with {next(iter(masks))})")
+
+
 def wrong_slope(bound: Bound) -> list[Finding]:
     """Whether the gradient of the input is the slope that finite differences give, along one direction."""
     if any(n.value.dtype in (torch.float32, torch.float16, torch.bfloat16) for n in bound.trace.nodes):
         return []  # it computes in lower precision, which finite differences would blow up
     if any(n.op in RANDOM for n in bound.trace.nodes):
         return []  # two calls differ
-    generator = torch.Generator().manual_seed(19)
-    x = bound.inputs.query
-    direction = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    directions = _directions(bound.inputs)
     try:
-        expected, closer = (_difference(bound, step * direction) / step for step in (STEP, STEP / 8))
-        given = bound.inputs.copied()
-        leaf = given.query.clone().requires_grad_()
+        expected, closer = (_difference(bound, directions, step) / step for step in (STEP, STEP / 8))
+        leaves = {id(x): x.clone().requires_grad_() for x in bound.inputs}
         with bound.running(), torch.enable_grad():
-            inputs = Inputs(*(leaf if y is given.query else y for y in given))
-            out = bound.form.result(bound.form.call(bound.thing, inputs, as_is=True), inputs)
-            if out is None or not out.requires_grad:
+            inputs = Inputs(*(leaves[id(x)] for x in bound.inputs))
+            out = bound.form.result(bound.form.call(bound.thing, inputs, _copied(bound.given), as_is=True), inputs)
+            if out is None:
                 return []
-            (slope,) = torch.autograd.grad(out.mul(_weights(out)).sum(), leaf)
+            if not out.requires_grad:
+                return [Finding("no-gradient", "the output does not require a gradient", _cut_line(bound))]
+            slopes = torch.autograd.grad(out.mul(_weights(out)).sum(), list(leaves.values()), allow_unused=True)
     except Exception:  # it writes in place, which has a name of its own
         return []
-    found = float((slope * direction).sum())
-    if abs(found - expected) <= 1e-5 * (abs(found) + abs(expected)) + 1e-7:
+    pairs = zip(slopes, leaves, strict=True)
+    found = sum(float((slope * directions[x]).sum()) for slope, x in pairs if slope is not None)
+    if math.isnan(expected) or abs(found - expected) <= 1e-5 * (abs(found) + abs(expected)) + 1e-7:
         return []
     if abs(expected - closer) > 0.1 * abs(found - expected):
         return []  # a kink, as of a relu, has no slope
@@ -358,18 +404,29 @@ def wrong_slope(bound: Bound) -> list[Finding]:
     return [Finding("gradient-cut", words, _cut_line(bound))]
 
 
-def _difference(bound: Bound, step: Tensor) -> float:
+def _directions(inputs: Inputs) -> dict[int, Tensor]:
+    """A random direction for every input; a tensor in several roles has one."""
+    generator = torch.Generator().manual_seed(19)
+    return {id(x): torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in inputs}
+
+
+def _difference(bound: Bound, directions: dict[int, Tensor], step: float) -> float:
     """How much the sum changes along a step, from four values."""
-    moved = [_summed(bound, times * step) for times in (1, -1, 2, -2)]
+    moved = [_summed(bound, directions, times * step) for times in (1, -1, 2, -2)]
     return (8 * (moved[0] - moved[1]) - (moved[2] - moved[3])) / 12
 
 
-def _summed(bound: Bound, change: Tensor) -> float:
-    """A weighted sum of the output after a change of the first input."""
-    inputs = bound.inputs
-    changed = Inputs(*(y + change if y is inputs.query else y for y in inputs))
-    out = bound.form.result(bound.call(changed), changed)
+def _summed(bound: Bound, directions: dict[int, Tensor], step: float) -> float:
+    """A weighted sum of the output after a step of all inputs along their directions."""
+    moved = {id(x): x + step * directions[id(x)] for x in bound.inputs}
+    changed = Inputs(*(moved[id(x)] for x in bound.inputs))
+    out = bound.form.result(bound.call(changed, _copied(bound.given)), changed)
     return 0.0 if out is None else float(out.mul(_weights(out)).sum())
+
+
+def _copied(given: dict[str, Any]) -> dict[str, Any]:
+    """The same arguments, in tensors of their own: learners write in place."""
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in given.items()}
 
 
 def _weights(out: Tensor) -> Tensor:
@@ -380,7 +437,9 @@ def _line_of_absence(bound: Bound, reading: AttentionReading | None, name: str) 
     """The line where a projection should have been used."""
     if reading is None:
         return bound.case.line_of_attribute(name)
-    role = role_in(name)
+    role, left = role_in(name), idle_role(bound, reading)
+    if role is None and left is not None:
+        return reading.core.use_line(left)
     if role is None and (own := _role_of_twin(name)) is not None:
         return reading.core.last_step(own)
     if role is None:
@@ -412,8 +471,8 @@ def _matters(bound: Bound, tensor: Tensor, rows: Tensor | None = None, exact: bo
     kept = tensor.data.clone()
     if rows is None:
         tensor.data.mul_(1.5).add_(0.1)
-    else:
-        tensor.data[rows] = tensor.data[rows] * 1.5 + 0.1
+    else:  # a small change: a unit that a relu keeps at zero stays there
+        tensor.data[rows] *= 1 + SMALL
     try:
         other = bound.output_of(bound.inputs)
     finally:

@@ -50,8 +50,12 @@ def view(
             default. The cost is that many times T instead of T times T.
         progress: called with the name of the stage, the number of layers done, and the number of layers.
     """
-    maps, ids, known = collected(model, tokens, layers, progress)
-    return View(maps, known if words is None else words, ids, keys, queries=queries, progress=progress)
+    found = collected(model, tokens, layers, progress)
+    starts = found.starts if words is None else None
+    words = found.words if words is None else words
+    return View(
+        found.maps, words, found.ids, keys, starts=starts, model=found.model, queries=queries, progress=progress
+    )
 
 
 @display.html.register

@@ -1,6 +1,7 @@
 """`View`: what the heads of a model do with one text, and where its attention maps come from."""
 
 import functools
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,9 +17,12 @@ from headwise.models.files import atomically
 from headwise.shapes import check_size
 from headwise.study.watch import Watched, watch
 from headwise.view.pictures import Cell, cell
+from headwise.view.tokens import labels
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.summary import Head, Summary, kind_counts, kinds_in_words, most_telling
 
+EXCERPT = 80  # characters of the text in a heading
+SPECIAL = re.compile(r"<\|?\w+\|?>|\[[A-Z]+\]")  # tokens such as <|start|>, <s> and [CLS], which are not text
 NEAR = sink(1) | offset(0) | previous_token()  # where most heads put most of their weight
 MOST_PAIRS = 32  # kept; `pairs` returns the first of them
 Progress = Callable[[str, int, int], None]
@@ -51,6 +55,8 @@ class View:
         ids: Tensor | None = None,
         keys: Sequence[str] | None = None,
         *,
+        starts: Sequence[int] | None = None,
+        model: str = "",
         queries: int | None = None,
         progress: Progress = silent,
     ) -> None:
@@ -68,7 +74,34 @@ class View:
         self.tokens = _words(tokens, self.T, "tokens")
         self.keys = self.tokens if keys is None and self.S == self.T else _words(keys, self.S, "keys")
         self.ids = None if ids is None else torch.as_tensor(ids).flatten()
+        self.starts = starts if starts is None or list(starts) != list(range(self.T)) else None
+        self.model = model  # its name, if known
         self.queries, self.progress = _spread(self.T, queries), progress
+
+    @functools.cached_property
+    def labels(self) -> list[str]:
+        """The tokens as labels: those that make up one character are numbered."""
+        return labels(self.tokens, self.starts)
+
+    @property
+    def key_labels(self) -> list[str]:
+        """The keys as labels."""
+        return self.labels if self.keys is self.tokens else self.keys
+
+    @property
+    def text(self) -> str:
+        """The text that was read, with each character once."""
+        starts = range(self.T) if self.starts is None else self.starts
+        return "".join(token for place, token in enumerate(self.tokens) if starts[place] == place)
+
+    @property
+    def heading(self) -> str:
+        """What is shown, of which model and which text."""
+        model = f" of {self.model}" if self.model else ""
+        words = " ".join(SPECIAL.sub(" ", self.text).split())
+        start = words if len(words) <= EXCERPT else words[: EXCERPT - 1].rsplit(" ", 1)[0] + "…"
+        named = words and any(letter.isalpha() for letter in words)
+        return f"What the attention heads{model} do with " + (f"“{start}”" if named else _count(self.T, "token"))
 
     @property
     def sampled(self) -> tuple[AttentionMap, ...]:
@@ -130,6 +163,14 @@ class View:
             self.progress("pairing", layer + 1, len(self.maps))
         return strongest(found)[:MOST_PAIRS]
 
+    def strongest_pair(self, weights: AttentionMap) -> tuple[int, int, float] | None:
+        """The query, key and weight of the largest weight of one sampled head that is not on the first key."""
+        rest = weights.without(sink(1)).peak()
+        largest = (rest.weight * (1 - weights.mass(sink(1))))[0, 0]
+        row = int(largest.argmax())
+        query = row if self.queries is None else int(self.queries[row])
+        return (query, int(rest.key[0, 0, row]), float(largest[row])) if largest[row] > 0 else None
+
     def pictures(self, rows: int, cols: int) -> list[Tensor]:
         """Small pictures (H, rows, cols) of the heads of every layer; picture rows sum to 1."""
         return [weights.pooled(rows, cols)[0] for weights in self.sampled]
@@ -149,6 +190,7 @@ class View:
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain data, ready for JSON."""
         return {
+            "model": self.model,
             "sentence": self.sentence,
             "tokens": self.tokens,
             "queries": None if self.queries is None else self.queries.tolist(),
@@ -237,25 +279,36 @@ def strongest(pairs: Iterable[Pair]) -> list[Pair]:
     return list(found.values())
 
 
-def collected(
-    model: Any, tokens: Any, layers: Layers, progress: Progress
-) -> tuple[Mapping[str, AttentionMap], Tensor | None, Sequence[str] | None]:
-    """Maps by layer name, from one run of a model or as given; the token ids and their text, where known."""
+class Collected(NamedTuple):
+    """Maps by layer name; the token ids, their text and which tokens share a character, and the model, where known."""
+
+    maps: Mapping[str, AttentionMap]
+    ids: Tensor | None = None
+    words: Sequence[str] | None = None
+    starts: Sequence[int] | None = None
+    model: str = ""
+
+
+def collected(model: Any, tokens: Any, layers: Layers, progress: Progress) -> Collected:
+    """The maps of one run of a model, or those given."""
     if isinstance(model, TextModel):
         ids = model.tokens(tokens, most=10**9) if isinstance(tokens, str) else _token_ids(tokens)
         _check_length(model, ids)
-        return _watched(model.module, lambda: model.read(ids), layers, progress), ids, model.pieces(ids)
+        maps = _watched(model.module, lambda: model.read(ids), layers, progress)
+        words, starts = zip(*model.codec.characters(ids.flatten().tolist()), strict=True)
+        return Collected(maps, ids, words, starts, model.name)
     if not isinstance(model, nn.Module):
-        return _named(model), None if tokens is None else _token_ids(tokens), None
+        return Collected(_named(model), None if tokens is None else _token_ids(tokens))
+    name = type(model).__name__
     if tokens is None or isinstance(tokens, str):
-        raise OptionError(f"view({type(model).__name__}): pass token ids, such as tokenizer(text).input_ids.")
+        raise OptionError(f"view({name}): pass token ids, such as tokenizer(text).input_ids.")
     if not isinstance(tokens, Mapping):
         ids = _token_ids(tokens)
-        return _watched(model, lambda: model(ids), layers, progress), ids, None
+        return Collected(_watched(model, lambda: model(ids), layers, progress), ids, model=name)
     maps = _watched(model, lambda: model(**tokens), layers, progress)
     T, S = next(iter(maps.values())).shape[2:] if maps else (0, 0)
     given = tokens.get("input_ids") if T == S else None  # in cross-attention, the keys are another text
-    return maps, None if given is None else _token_ids(given), None
+    return Collected(maps, None if given is None else _token_ids(given), model=name)
 
 
 def _watched(

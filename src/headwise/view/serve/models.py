@@ -209,4 +209,4 @@ def _transformers_outcome(model: TextModel, ids: Tensor) -> Outcome:
 
 def _likeliest(model: TextModel, logits: Tensor) -> tuple[NextToken, ...]:
     found = logits.float().softmax(-1).topk(min(LIKELIEST, logits.shape[-1]))
-    return tuple(map(NextToken, model.pieces(found.indices), found.values.tolist()))
+    return tuple(map(NextToken, map(model.codec.decode, found.indices.tolist()), found.values.tolist()))

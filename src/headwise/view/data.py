@@ -147,14 +147,18 @@ class PageData:
     def _add_reach(self) -> None:
         """Which keys queries see, once for all layers that agree."""
         known: list[Tensor] = []
+        third = self.view.T // 3
+        corner = self.view.T == self.view.S
         for layer, weights in enumerate(self.view.maps):
             seen = reach(weights)
+            corner &= bool((seen.last[:, :third] <= third).all())
             numbers = torch.stack([seen.first, seen.last + 1, seen.count])  # last + 1, so that none is negative
             index = next((i for i, other in enumerate(known) if torch.equal(numbers, other)), len(known))
             if index == len(known):
                 known.append(numbers)
                 self.sections[f"reach/{index}"] = whole_numbers(numbers)
             self.manifest["layers"][layer]["reach"] = index
+        self.manifest["corner"] = corner  # whether pictures are empty in the upper right, where captions fit
 
 
 def manifest(view: View, title: str = "") -> dict[str, Any]:

@@ -31,7 +31,7 @@ from headwise.weights import AttentionMap
 
 SCRIPTS = (
     "dom", "tokens", "color", "sections", "picture", "embedded", "subject", "store", "atlas", "table", "viewport",
-    "tiles", "map", "gestures", "reading", "stage", "saving", "help", "app", "main",
+    "tiles", "map", "gestures", "reading", "lines", "stage", "saving", "help", "app", "main",
 )  # fmt: skip
 SMALLEST = 300_000  # bytes: the page without data, and little more
 SLACK = 0.97  # share of the budget for data; names and escapes take the rest
@@ -121,7 +121,7 @@ def _with_weights(base: PageData, budget: int) -> PageData | None:
         base.add_layer(layer, found)
     room = budget - base.size
     for precision in PRECISIONS:
-        if _estimate(base.view, precision) > 1.02 * room:
+        if _estimate(base.view, precision) > room:
             continue
         data = base.copy()
         data.manifest["embedded"] = _told(precision)
@@ -147,14 +147,14 @@ def _stored(dense: Tensor, precision: torch.dtype | int) -> Section:
 
 
 def _estimate(view: View, precision: torch.dtype | int) -> float:
-    """About how many bytes all weights take: from the visible ones, or from those of one layer."""
+    """About how many bytes all weights take: from the visible ones, or from one head of every layer."""
     if isinstance(precision, torch.dtype):
         visible = (int(weights.select(heads=[0])._source().keys_seen().sum()) for weights in view.maps)
         counts = sum(seen * weights.shape[1] for seen, weights in zip(visible, view.maps, strict=True))
         return counts * PACKED[precision] * 0.4
-    middle = view.maps[len(view.maps) // 2]
+    some = (weights[0, layer % weights.shape[1]] for layer, weights in enumerate(view.maps))
     heads = sum(weights.shape[1] for weights in view.maps)
-    return sum(_stored(dense, precision).size for dense in middle[0]) * heads / middle.shape[1] * 0.9
+    return sum(_stored(dense, precision).size for dense in some) * heads / len(view.maps)
 
 
 class Pyramids:

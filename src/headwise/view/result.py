@@ -21,7 +21,7 @@ from headwise.view.tokens import labels
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.summary import Head, Summary, kind_counts, kinds_in_words, most_telling
 
-EXCERPT = 80  # characters of the text in a heading
+EXCERPT = 64  # characters of the text in a heading
 SPECIAL = re.compile(r"<\|?\w+\|?>|\[[A-Z]+\]")  # tokens such as <|start|>, <s> and [CLS], which are not text
 NEAR = sink(1) | offset(0) | previous_token()  # where most heads put most of their weight
 MOST_PAIRS = 32  # kept; `pairs` returns the first of them
@@ -97,7 +97,7 @@ class View:
     @property
     def heading(self) -> str:
         """What is shown, of which model and which text."""
-        model = f" of {self.model}" if self.model else ""
+        model = f" of the model {self.model}" if self.model else ""
         words = " ".join(SPECIAL.sub(" ", self.text).split())
         start = words if len(words) <= EXCERPT else words[: EXCERPT - 1].rsplit(" ", 1)[0] + "…"
         named = words and any(letter.isalpha() for letter in words)

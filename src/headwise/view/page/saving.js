@@ -61,7 +61,7 @@ class Saving {
       context.fillStyle = colors.ink;
       context.fillText(`${l}.${manifest.layers[l].heads[h].head}`, x, y + size + 14);
       context.fillStyle = colors.soft;
-      context.fillText(wordOf(trait(manifest.layers[l].heads[h].reading), 16), x, y + size + 28);
+      context.fillText(wordOf(traitName(manifest.layers[l].heads[h]), 16), x, y + size + 28);
     }
     return canvas;
   }

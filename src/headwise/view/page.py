@@ -188,7 +188,7 @@ class Pyramids:
         room = self.budget - self.data.size
         single = self._add_keys(room / 2)
         for level in range(self.coarsest + 1, self.finest + 1):
-            if not all([self._add(kind, level) for kind in ("mass", "rest")]):
+            if not (self._add("mass", level) and self._add("rest", level)):
                 break
         self.data.manifest["embedded"] = {"weights": None, "keys": single, "kinds": kinds}
         return self.data

@@ -44,7 +44,10 @@ def shown(token: str) -> str:
     """
     text = token.strip(" ") or token
     near = zip(" " + text, text, text[1:] + " ", strict=False)
-    return "".join(letter if _joins(before, letter, after) else _visible(letter) for before, letter, after in near) or SIGNS[""]
+    return (
+        "".join(letter if _joins(before, letter, after) else _visible(letter) for before, letter, after in near)
+        or SIGNS[""]
+    )
 
 
 def _joins(before: str, letter: str, after: str) -> bool:

@@ -2,38 +2,39 @@
 
 from headwise.view.result import View
 from headwise.view.tokens import cut, shown
-from headwise.weights.summary import RESTING, Head, HeadSummary
+from headwise.weights.summary import RESTING, Head, HeadSummary, Trait
 
-# What a head of each kind does. Kinds that are not listed are named as they are.
-ACTIONS = {
-    RESTING: "attends to the first token",
-    "induction": "finds an earlier copy of the word and attends to what followed it",
-    "previous-token": "attends to the previous token",
-    "own-token": "attends to the token itself",
-    "next-token": "attends to the next token",
-    "same-token": "attends to earlier copies of the word",
-    "delimiter": "attends to punctuation",
-    "fixed-offset": "attends at a fixed distance",
-    "local": "attends to the last few tokens",
-    "broad": "spreads its attention over the whole text",
+# Where a head of each kind attends. Kinds that are not listed are named as they are.
+TARGETS = {
+    RESTING: "to the first token",
+    "induction": "to what followed an earlier copy of the token",
+    "previous-token": "to the previous token",
+    "own-token": "to the token itself",
+    "next-token": "to the next token",
+    "same-token": "to earlier copies of the token",
+    "delimiter": "to punctuation",
+    "fixed-offset": "at one fixed distance",
+    "local": "to the last few tokens",
+    "broad": "broadly, to the whole text",
 }
 
 
 def described(head: HeadSummary) -> str:
-    """One sentence about a head.
+    """What a head does, to follow its name.
 
     >>> from headwise.weights.summary import Trait
     >>> described(HeadSummary(2, (Trait("previous-token", 0.67, 0.6),), {}, {}))
-    'attends to the previous token (67 % of its attention)'
+    'attends to the previous token (67\\xa0%)'
     """
     if not head.traits:
         return "has no single pattern"
-    texts = []
-    for trait in head.traits:
-        action = ACTIONS.get(trait.name, f"is {trait.name}")
-        of = "of the rest" if texts else "of its attention"
-        texts.append(action if trait.name == "broad" else f"{action} ({trait.share:.0%} {of})".replace("%", " %"))
-    return ", otherwise ".join(texts)
+    return "attends " + ", otherwise ".join(map(_target, head.traits))
+
+
+def _target(trait: Trait) -> str:
+    """Where the attention goes, and how much of it; an entropy is no share of attention."""
+    target = TARGETS.get(trait.name, f"in the way called {trait.name}")
+    return target if trait.name == "broad" else f"{target} ({trait.share * 100:.0f}\u00a0%)"
 
 
 def example(view: View, head: Head) -> str:

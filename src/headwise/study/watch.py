@@ -24,7 +24,7 @@ from torch import nn
 from headwise.errors import OptionError
 from headwise.layer import MultiHeadAttention, compat
 from headwise.layer.attached import Attachment, attached
-from headwise.weights import AttentionMap, Selector
+from headwise.weights import AttentionMap, Selector, display
 
 Layer = MultiHeadAttention | compat.MultiheadAttention
 Statistics = Mapping[str, Any] | Callable[[AttentionMap], Any]
@@ -54,6 +54,9 @@ class Watched(Mapping[str, Any]):
     def __exit__(self, *problem: object) -> None:
         self._is_open = False
         self._stack.close()
+
+    def _repr_html_(self) -> str:
+        return display.html(self)
 
     def _watcher(self, name: str) -> Callable[[AttentionMap], None]:
         def watcher(weights: AttentionMap) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headwise.models import TextModel
 from headwise.study.survey import Survey
+from headwise.study.watch import Watched
 from headwise.view.result import Pair, Progress, View, collected, silent
 from headwise.weights import AttentionMap, display
 from headwise.weights.summary import Head, Summary
@@ -70,6 +71,13 @@ def _(summary: Summary) -> str:
     from headwise.view.notebook import summary_html
 
     return summary_html(summary)
+
+
+@display.html.register
+def _(watched: Watched) -> str:
+    from headwise.view.notebook import watched_html
+
+    return watched_html(watched)
 
 
 @display.html.register

@@ -3,7 +3,8 @@
 const GAP = 7;
 const CAPTION = 33; // pixels below a picture: its name and what the head does
 const NARROWEST = 60; // pixels: below this width a caption does not fit
-const NAMED = 38; // pixels: below this width not even a name fits into the empty corner of a causal map
+const ROOMY = 76; // pixels: below this width only a name fits into the empty corner of a causal map
+const NAMED = 38; // pixels: below this width not even a name does
 const LARGEST = 132;
 const SMALLEST = 13;
 const RANKED = 8; // heads that are marked for a word
@@ -134,7 +135,7 @@ class Atlas {
     if (!captions) [side, columns] = best(bar, 4);
     this.root.classList.toggle("bare", !captions);
     this.root.classList.toggle("corner", corner && captions);
-    this.root.classList.toggle("named", corner && side < NARROWEST);
+    this.root.classList.toggle("named", corner && side < ROOMY);
     this.root.style.setProperty("--thumb", `${Math.floor(clamp(side, SMALLEST, LARGEST))}px`);
     this.body.style.gridTemplateRows = flat ? "" : `repeat(${Math.ceil(layers / columns)}, auto)`;
   }
@@ -147,11 +148,13 @@ class Atlas {
     const scale = name === "effect" ? new Scale("difference", this.app.contrast, most) : this.scale;
     for (const [place, cell] of this.cells) {
       const value = this.number(place)(name);
-      const share = ["distance", "effect"].includes(name) ? value / most : value;
-      const filled = cell.querySelector(".bar-fill");
-      filled.style.width = `${100 * clamp(Math.abs(share), 0, 1)}%`;
+      const [filled, text] = [cell.querySelector(".bar-fill"), cell.querySelector(".bar-text")];
+      const share = name === "effect" ? 1 : name === "distance" ? value / most : value;
+      filled.style.width = `${100 * clamp(share, 0, 1)}%`;
       filled.style.background = scale.color(name === "effect" ? value : share, this.app.dark);
-      cell.querySelector(".bar-text").textContent = name === "distance" ? value.toFixed(1) : name === "effect" ? signed(value) : value.toFixed(2);
+      text.textContent = name === "distance" ? value.toFixed(1) : name === "effect" ? signed(value) : value.toFixed(2);
+      text.style.color = name === "effect" ? (scale.bright(value, this.app.dark) ? "#14181d" : "#f2f0eb") : "";
+      text.style.background = name === "effect" ? "none" : "";
     }
   }
 

@@ -21,7 +21,7 @@ const TERMS = [
 function helpSheet() {
   const part = ([title, keys]) => el("section", {}, el("h3", { text: title }), el("dl", {}, ...keys.flatMap(([key, text]) => [el("dt", {}, ...key.split("  ").map((k) => el("kbd", { text: k }))), el("dd", { text })])));
   const sheet = el("dialog", { class: "help", "aria-label": "Help" },
-    el("form", { method: "dialog" }, el("h2", { text: "Reading the heads" }), el("button", { class: "icon", text: "×", "aria-label": "Close", autofocus: true })),
+    el("form", { method: "dialog" }, el("h2", { text: "Reading the heads" }), el("button", { class: "icon", text: "×", "aria-label": "Close" })),
     el("dl", { class: "terms" }, ...TERMS.flatMap(([term, text]) => [el("dt", { text: term }), el("dd", { text })])),
     el("div", { class: "keys" }, ...HELP.map(part)));
   sheet.addEventListener("click", (event) => event.target === sheet && sheet.close());

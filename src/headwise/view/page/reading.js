@@ -165,6 +165,12 @@ class Reading {
     }
   }
 
+  // Color every word by a number from 0 to 1, where it is not shaded; null clears.
+  colorBy(numbers) {
+    this.text.classList.toggle("by-number", Boolean(numbers));
+    this.words.forEach((word, i) => (numbers ? word.style.setProperty("--number", `${Math.round(100 * clamp(numbers[i], 0, 1))}%`) : word.style.removeProperty("--number")));
+  }
+
   invite() {
     const subject = this.app.subject();
     const { manifest } = this.app.side;

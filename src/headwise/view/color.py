@@ -35,7 +35,7 @@ DIVERGING_DARK = "9ecbff 4a8fdc 25528c 171b21 8a4b10 e08a2e ffd09a"
 LETTERS = " .:-=+*#%@"
 BLOCKS = "▀▄█·…→×"  # what pictures and captions need beyond ASCII
 # The same in the colors of simpler terminals, chosen by hand: the nearest ones would jump from hue to hue.
-XTERM_256 = {True: (236, 17, 24, 31, 37, 79, 151, 230), False: (195, 123, 80, 37, 31, 25, 18, 16)}  # by darkness
+XTERM_256 = {True: (17, 23, 24, 31, 37, 79, 151, 230), False: (195, 123, 80, 37, 31, 25, 18, 16)}  # by darkness
 ANSI_16 = {True: (34, 36, 96, 97), False: (96, 36, 34, 30)}  # foreground codes; background codes are 10 higher
 STEPS = 37  # shades of a 24-bit terminal and of a PNG
 CURSOR = {24: "38;2;255;64;160", 8: "38;5;205", 4: "95"}  # pink, which is not in the color map

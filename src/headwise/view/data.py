@@ -29,7 +29,7 @@ from headwise.view.result import View
 from headwise.view.words import described
 
 VERSION = 1
-SHADES = 127  # steps of color that pictures are stored in
+SHADES = 63  # steps of color that pictures are stored in
 MARGIN = 1024  # most numbers along an edge of the map
 ABOUT = {
     "sink": "weight on the first token",

@@ -33,7 +33,7 @@ SCRIPTS = (
     "dom", "tokens", "color", "sections", "picture", "embedded", "subject", "store", "atlas", "table", "viewport",
     "tiles", "map", "gestures", "reading", "lines", "stage", "saving", "help", "app", "main",
 )  # fmt: skip
-SMALLEST = 300_000  # bytes: the page without data, and little more
+SMALLEST = 200_000  # bytes: the page without data, and little more
 SLACK = 0.97  # share of the budget for data; names and escapes take the rest
 BUDGET, LONG_BUDGET = 5_000_000, 12_000_000  # bytes of a file, up to LONG tokens and beyond
 LONG = 2**14

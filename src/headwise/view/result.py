@@ -17,7 +17,7 @@ from headwise.models.files import atomically
 from headwise.shapes import check_size
 from headwise.study.watch import Watched, watch
 from headwise.view.pictures import Cell, cell
-from headwise.view.tokens import labels
+from headwise.view.tokens import labels, readable
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.summary import Head, Summary, kind_counts, kinds_in_words, most_telling
 
@@ -97,8 +97,8 @@ class View:
     @property
     def heading(self) -> str:
         """What is shown, of which model and which text."""
-        model = f" of the model {self.model}" if self.model else ""
-        words = " ".join(SPECIAL.sub(" ", self.text).split())
+        model = f" of the model {readable(self.model)}" if self.model else ""
+        words = readable(" ".join(SPECIAL.sub(" ", self.text).split()))
         start = words if len(words) <= EXCERPT else words[: EXCERPT - 1].rsplit(" ", 1)[0] + "…"
         named = words and any(letter.isalpha() for letter in words)
         return f"What the attention heads{model} do with " + (f"“{start}”" if named else _count(self.T, "token"))

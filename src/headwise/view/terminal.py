@@ -16,6 +16,7 @@ HEIGHT = 24  # lines of a terminal; one is for the path of the page, one for the
 KIND_LETTERS = {RESTING: "s"} | {name: name[0] for _, name, _ in READINGS} | {"same-token": "c", "mixed": "·"}
 IDLE = 0.6  # of a head's weight on the first token, beyond which it is shown last
 WORD = 9  # columns of a word beside a picture
+TALL = 32  # lines of a terminal that has room for more than the necessary
 LEAST, MOST = 12, 32  # columns of a large picture
 LISTED = 12  # heads in a table without colors
 LARGEST = 24  # columns of a picture in the view of one layer
@@ -26,21 +27,23 @@ NAMED = 10  # skipped documents that are listed
 def drawn(view: View, width: int, palette: Palette, height: int = HEIGHT) -> str:
     """What the heads do with the text, in a terminal of this size."""
     room = height - 2
-    lines = [*_heading(view, width, palette), ""]
+    lines = [*_heading(view, width, palette, 1 if height < TALL else 3), ""]
     cells = Cells(view, width, palette)
     if palette.depth == 0:
         rest = cells.lines(max(2, room - len(lines) - 2))
         most = max(3, room - len(lines) - len(rest) - 2)
         return "\n".join([*lines, *_listed(view, width, most), "", *rest])
     rest = cells.lines(max(2, (room - len(lines)) // 2))
-    pictures = _telling(view, width, room - len(lines) - len(rest) - 1, palette)
+    left = room - len(lines) - len(rest) - 1
+    fits = left >= LEAST // 2 + 3 and width >= LEAST + 2 * WORD + 2
+    pictures = _telling(view, width, left, palette) if fits else _listed(view, width, left - 1)
     return "\n".join([*lines, *pictures, "", *rest])
 
 
-def _heading(view: View, width: int, palette: Palette) -> list[str]:
-    """What is shown, and the sentence that counts heads by kind."""
+def _heading(view: View, width: int, palette: Palette, most: int) -> list[str]:
+    """What is shown, and at most so many lines of the sentence that counts heads by kind."""
     first = wrapped(view.heading.split(" "), width, " ")[:2]
-    return [*map(palette.strong, first), *map(palette.faint, wrapped(view.sentence.split(" · "), width)[:3])]
+    return [*map(palette.strong, first), *map(palette.faint, wrapped(view.sentence.split(" · "), width)[:most])]
 
 
 def _telling(view: View, width: int, room: int, palette: Palette) -> list[str]:
@@ -95,7 +98,7 @@ def _index(view: View, head: Head) -> int:
 
 def _listed(view: View, width: int, most: int) -> list[str]:
     """The most telling heads as a table: name, what it does, and its strongest pair of words."""
-    heads = [head for head in _distinct(view) if head.trait][: min(most, LISTED)]
+    heads = [head for head in _distinct(view) if head.trait][: min(max(1, most), LISTED)]
     pairs = [example(view, head) for head in heads]
     size = min(max(map(wide, pairs), default=0), max(16, width // 3))
     lines = [f"{'head':>5}  {fill('what it does', width - size - 9)}  strongest pair".rstrip()]

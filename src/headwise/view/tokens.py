@@ -42,12 +42,18 @@ def shown(token: str) -> str:
     >>> shown(" sea"), shown("\\n"), shown("a\\x1b")
     ('sea', '⏎', 'a\\\\x1b')
     """
-    text = token.strip(" ") or token
+    return readable(token.strip(" ") or token).replace(" ", SIGNS[" "]) or SIGNS[""]
+
+
+def readable(text: str) -> str:
+    """A text with every character visible but its spaces, and none that moves the cursor.
+
+    >>> readable("the sea\\n")
+    'the sea⏎'
+    """
     near = zip(" " + text, text, text[1:] + " ", strict=False)
-    return (
-        "".join(letter if _joins(before, letter, after) else _visible(letter) for before, letter, after in near)
-        or SIGNS[""]
-    )
+    keeps = [letter == " " or _joins(before, letter, after) for before, letter, after in near]
+    return "".join(letter if kept else _visible(letter) for letter, kept in zip(text, keeps, strict=True))
 
 
 def _joins(before: str, letter: str, after: str) -> bool:

@@ -506,7 +506,7 @@ def test_every_mode_of_five_hundred_tokens_comes_from_the_weights(open_page, tmp
     depth = f"(kind) => [[0, 0], [0, 6], [1, 6]].map(([l, h]) => {app}.side.source.depth(l, h, kind))"
     depths = page.evaluate(f"['mass', 'rest', 'peak', 'uniform'].flatMap({depth})")
     assert set(depths) == {1}, "down to single weights in every mode"
-    found = page.evaluate(f"{app}.data.row(new {app}.subject().constructor(0, 1, 6), 500)")
+    found = page.evaluate(f"{app}.side.source.row(1, 6, 500)")
     expected = maps[1][0, 6, 500].topk(3)
     assert found["weights"][:3] == pytest.approx(expected.values.tolist(), abs=0.03)
 

@@ -47,6 +47,7 @@ class Live {
 
   // The page begins with an example and its picture.
   exemplify() {
+    if (this.asked || this.text.value) return undefined; // the user was quicker
     this.text.value = EXAMPLE;
     return this.begin({ maps: true });
   }

@@ -163,14 +163,6 @@ class View:
             self.progress("pairing", layer + 1, len(self.maps))
         return strongest(found)[:MOST_PAIRS]
 
-    def strongest_pair(self, weights: AttentionMap) -> tuple[int, int, float] | None:
-        """The query, key and weight of the largest weight of one sampled head that is not on the first key."""
-        rest = weights.without(sink(1)).peak()
-        largest = (rest.weight * (1 - weights.mass(sink(1))))[0, 0]
-        row = int(largest.argmax())
-        query = row if self.queries is None else int(self.queries[row])
-        return (query, int(rest.key[0, 0, row]), float(largest[row])) if largest[row] > 0 else None
-
     def pictures(self, rows: int, cols: int) -> list[Tensor]:
         """Small pictures (H, rows, cols) of the heads of every layer; picture rows sum to 1."""
         return [weights.pooled(rows, cols)[0] for weights in self.sampled]

@@ -1,5 +1,6 @@
 """What heads do, in sentences for people who have never seen one."""
 
+from headwise.masks.probes import sink
 from headwise.view.result import View
 from headwise.view.tokens import cut, shown
 from headwise.weights.summary import RESTING, Head, HeadSummary, Trait
@@ -40,11 +41,13 @@ def _target(trait: Trait) -> str:
 def example(view: View, head: Head) -> str:
     """The strongest pair of a head, without the first token, such as “looked” → “captain” 0.92."""
     weights = view.sampled[head.layer].select(heads=[_place(view, head)])
-    found = view.strongest_pair(weights)
-    if found is None:
+    rest = weights.without(sink(1)).peak()
+    largest = (rest.weight * (1 - weights.mass(sink(1))))[0, 0]
+    row = int(largest.argmax())
+    if not largest[row] > 0:
         return ""
-    query, key, weight = found
-    return f"{_quoted(view.labels[query])} → {_quoted(view.key_labels[key])} {weight:.2f}"
+    query, key = row if view.queries is None else int(view.queries[row]), int(rest.key[0, 0, row])
+    return f"{_quoted(view.labels[query])} → {_quoted(view.key_labels[key])} {largest[row]:.2f}"
 
 
 def _place(view: View, head: Head) -> int:

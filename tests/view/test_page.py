@@ -207,7 +207,7 @@ def test_a_saved_picture_has_no_miniature(open_page, short):
         return [...pixels.keys()].filter((i) => i % 4 === 0 && alike(i)).length;
     }"""
     assert page.evaluate(f"({frame})(document.querySelector('.map-canvas'))") > 20
-    assert page.evaluate(f"({frame})(document.getElementById('headwise').headwise.saving.mapCanvas())") == 0
+    assert page.evaluate(f"({frame})(document.getElementById('headwise').headwise.saving.canvas())") == 0
 
 
 def test_a_zoomed_window_is_the_same_when_its_address_is_opened_again(open_page, short):
@@ -610,6 +610,14 @@ def test_a_screen_reader_finds_tabs_with_panels_options_and_a_table(open_page, s
     )
 
 
+@pytest.mark.parametrize("name", ["atlas", "words", "map"])
+def test_printing_gives_one_page(open_page, short, name):
+    page = open_page(short, f"#view={name}&head=4.2")
+    page.wait_for_timeout(300)
+    printed = page.pdf(prefer_css_page_size=True)
+    assert len(re.findall(rb"/Type\s*/Page[^s]", printed)) == 1
+
+
 def test_printing_gives_the_picture_alone(open_page, short):
     page = open_page(short)
     page.emulate_media(media="print")
@@ -618,6 +626,22 @@ def test_printing_gives_the_picture_alone(open_page, short):
     assert page.locator(".head").first.is_visible()
     assert page.locator("h1").is_visible()
     assert page.locator(".legend-scale").first.is_visible()
+
+
+@pytest.mark.parametrize("name", ["atlas", "words", "map"])
+def test_a_saved_drawing_has_a_title_words_and_a_legend(open_page, short, result, name):
+    page = open_page(short, f"#view={name}&head=4.2")
+    page.wait_for_timeout(300)
+    page.locator(".menu summary").click()
+    with page.expect_download() as download:
+        page.locator(".menu-list button", has_text="SVG").click()
+    drawing = Path(download.value.path()).read_text(encoding="utf-8")
+    assert result.heading in drawing
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", drawing)
+    assert {"0", "0.25", "1"} <= set(words)
+    assert any("weight" in word for word in words)
+    assert any(word.startswith("captain") for word in words) == (name != "atlas")
+    assert "<image" in drawing
 
 
 # Without a browser.

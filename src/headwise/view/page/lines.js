@@ -168,6 +168,36 @@ class Lines {
     context.globalAlpha = 1;
   }
 
+  // The rows in view, for a saved picture: words and lines.
+  render(context, colors) {
+    const { manifest } = this.app.side;
+    const [first, last] = this.window();
+    const room = 420;
+    context.font = `15px ${colors.font}`;
+    context.textBaseline = "middle";
+    for (const [labels, x, align] of [[manifest.labels, 180, "right"], [manifest.keyLabels, 200 + room, "left"]]) {
+      context.textAlign = align;
+      context.fillStyle = colors.ink;
+      for (const i of range(first, Math.min(last, labels.length))) context.fillText(wordOf(labels[i], 18), x, (i - first + 0.5) * LINE);
+    }
+    context.save();
+    context.translate(190, 0);
+    for (const query of this.at === null ? range(first, Math.min(last, manifest.T)) : [this.at]) this.curve(context, this.rows.get(query)?.found, query, first * LINE, room, new Map());
+    context.restore();
+  }
+
+  // The rows in view, and the size of their picture.
+  window() {
+    const { manifest } = this.app.side;
+    const first = Math.floor(this.box.scrollTop / LINE);
+    return [first, Math.min(Math.max(manifest.T, manifest.S), Math.ceil((this.box.scrollTop + this.box.clientHeight) / LINE))];
+  }
+
+  get size() {
+    const [first, last] = this.window();
+    return [800, (last - first) * LINE];
+  }
+
   column(side, labels, name, first, last) {
     if (side.dataset.shown === `${first}-${last}` && side.labels === labels) return;
     side.dataset.shown = `${first}-${last}`;

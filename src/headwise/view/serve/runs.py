@@ -31,7 +31,7 @@ from headwise.weights import AttentionMap
 from headwise.weights.summary import HeadSummary, Summary
 
 FIRST, SECOND = 256, 2048  # queries of the first pages of a long text; the last page uses all
-LONG = 1024  # tokens beyond which a text is long
+LONG = 512  # tokens beyond which a text is long
 PAIRS = 20
 PORTION = 2**26  # weights that are measured without a pause
 QUIET = 0.25  # seconds without a request after which refining continues

@@ -1,20 +1,23 @@
 """Measure the page, and other viewers, in a browser: file size, time until it is usable, frame rate, memory.
 
-    python benchmarks/page.py [--tokens 32 2048 16384] [--peers 128 512 1024]
+    python benchmarks/page.py [--tokens 32 2048 16384] [--peers 128 512 1024 --python ENV/bin/python --assets FOLDER]
 
 Times count from the start of navigation in Chromium, from disk, and are medians of five. "Usable" means that the page
 responds to input, "drawn" that one map is on its canvas. Python memory is the additional memory of the process while it
-creates the page, without the maps. Other viewers are measured if they are installed.
+creates the page, without the maps.
+
+Other viewers are measured if ENV has them (pip install bertviz circuitsvis inspectus ipython torch). BertViz loads
+require.min.js, d3.min.js (5.7) and jquery.min.js (2.x) from a network: put them into FOLDER, and they are served from
+there. A peer has drawn when its page has an SVG element, canvas or table cell with a size and nothing changes for half
+a second. The pages of all viewers show the same weights, and each has two minutes.
 """
 
-import importlib.util
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,57 +108,59 @@ def made(T: int, folder: Path) -> tuple[View, Path, dict[str, float]]:
     )
 
 
-PATIENCE = 60_000  # milliseconds to wait for another viewer's page
-MARKS = "svg *, canvas, table td"
+PATIENCE = 120  # seconds to wait for another viewer's page
+PEERS = ("bertviz", "circuitsvis", "inspectus")
+# How many marks a page has drawn: lines, cells and painted canvases.
+MARKS = """Array.from(document.querySelectorAll('svg line, svg path, svg rect, canvas, td'))
+    .filter((one) => one.getBoundingClientRect().width > 0).length"""
 
 
-def peers() -> dict[str, Callable[[Any, list[str]], str]]:
-    """Functions that create the pages of other viewers from dense weights (layers of (1, H, T, T)) and words."""
-
-    def head_view(weights: Any, words: list[str]) -> str:
-        import bertviz
-
-        return str(bertviz.head_view(weights, words, html_action="return").data)
-
-    def patterns(weights: Any, words: list[str]) -> str:
-        import circuitsvis
-
-        return str(circuitsvis.attention.attention_patterns(words, torch.cat(list(weights)).flatten(0, 1)))
-
-    def inspectus(weights: Any, words: list[str]) -> str:
-        import inspectus
-        from IPython.core.interactiveshell import InteractiveShell
-        from IPython.utils.capture import capture_output
-
-        InteractiveShell.instance()  # inspectus displays its output and returns nothing
-        with capture_output() as shown:
-            inspectus.attention(torch.cat(list(weights)).numpy(), words, words)
-        return "".join(each.data.get("text/html", "") for each in shown.outputs)
-
-    return {"bertviz": head_view, "circuitsvis": patterns, "inspectus": inspectus}
-
-
-def peer(browser: Any, name: str, draw: Callable[[Any, list[str]], str], T: int, folder: Path) -> dict[str, object]:
+def peer(browser: Any, name: str, T: int, folder: Path, python: str, assets: Path | None) -> dict[str, object]:
     """The size and time of another viewer's page, or the reason why there is none."""
-    if importlib.util.find_spec(name) is None:
-        return {"viewer": name, "tokens": T, "absent": "not installed"}
     view = shaped(T, LAYERS, HEADS)
-    path = folder / f"{name}-{T}.html"
+    weights, path = folder / "weights.pt", folder / f"{name}-{T}.html"
+    dense = torch.cat([each.to_tensor() for each in view.maps]).float()
+    torch.save({"weights": dense, "words": view.tokens}, weights)
+    start = time.perf_counter()
+    command = [python, str(Path(__file__).with_name("peer_page.py")), name, str(weights), str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        return {"viewer": name, "tokens": T, "absent": (ended.stderr.strip().splitlines() or ["failed"])[-1]}
+    found = {"viewer": name, "tokens": T, "making s": time.perf_counter() - start}
+    found["file MB"] = path.stat().st_size / 1e6
+    return found | opened(browser, path, assets)
+
+
+def opened(browser: Any, path: Path, assets: Path | None) -> dict[str, object]:
+    """When another viewer's page was drawn, and the memory it takes."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page = context.new_page()
+    page.route("http*://**/*", lambda route: serve_asset(route, assets))
     try:
-        path.write_text(draw(tuple(x.to_tensor() for x in view.maps), view.tokens), encoding="utf-8")
-    except Exception as error:  # an error in another package must not stop our own measurement
-        return {"viewer": name, "tokens": T, "absent": f"{type(error).__name__}: {error}"}
-    found = {"viewer": name, "tokens": T, "file MB": path.stat().st_size / 1e6}
-    page = browser.new_page(viewport={"width": 1440, "height": 900})
-    try:
-        page.goto(f"file://{path}", wait_until="load", timeout=PATIENCE)
-        page.wait_for_function(f"document.querySelectorAll({MARKS!r}).length > 0", timeout=PATIENCE)
-        page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
-        found["drawn ms"] = page.evaluate("performance.now()")
-    except Exception as error:  # it may never draw: it needs a network, or the data is too large
-        found["absent"] = f"nothing drawn in {PATIENCE // 1000} s ({type(error).__name__})"
-    page.close()
-    return found
+        start = time.monotonic()
+        page.goto(f"file://{path}", wait_until="load", timeout=1000 * PATIENCE)
+        seen, since = 0, start
+        while time.monotonic() < start + PATIENCE:
+            marks = page.evaluate(MARKS)
+            if marks != seen:
+                seen, since = marks, time.monotonic()
+            elif seen and time.monotonic() > since + 0.5:
+                return {"drawn ms": 1000 * (since - start), "page MiB": rendering_memory()}
+            time.sleep(0.05)
+    except Exception as error:  # too large for the browser, or a crash: that is the result
+        return {"absent": f"nothing drawn ({type(error).__name__})"}
+    finally:
+        context.close()
+    return {"absent": f"nothing drawn in {PATIENCE} s"}
+
+
+def serve_asset(route: Any, assets: Path | None) -> None:
+    """Answer a request for a script from a folder instead of the network."""
+    name = Path(route.request.url.partition("?")[0]).name
+    if assets is not None and (assets / name).is_file():
+        route.fulfill(path=str(assets / name))
+    else:
+        route.abort()
 
 
 def main() -> None:
@@ -163,6 +168,8 @@ def main() -> None:
     given = parser(__doc__)
     given.add_argument("--tokens", type=int, nargs="*", default=[32, 2048, 16384])
     given.add_argument("--peers", type=int, nargs="*", default=[128, 512, 1024])
+    given.add_argument("--python", default=sys.executable, help="the interpreter of the environment with other viewers")
+    given.add_argument("--assets", type=Path, help="a folder with the scripts that they load from a network")
     options = given.parse_args()
     from playwright.sync_api import sync_playwright
 
@@ -177,7 +184,9 @@ def main() -> None:
             rows.append({"viewer": "headwise", "tokens": T, **cost, **look(browser, path)})
             print(f"  {T} tokens measured", file=sys.stderr)
         for T in options.peers:
-            rows += [peer(browser, who, draw, T, folder) for who, draw in peers().items()]
+            for who in PEERS:
+                rows.append(peer(browser, who, T, folder, options.python, options.assets))
+                print(f"  {who} with {T} tokens measured", file=sys.stderr)
         browser.close()
     names = ["file MB", "making s", "Python MiB", "usable ms", "drawn ms", "frames/s", "slow frame ms", "page MiB"]
     lines = [[f"{row['viewer']}, {row['tokens']:,}", *(_cell(row, name) for name in names)] for row in rows[1:]]

@@ -3,15 +3,18 @@
 import base64
 import io
 import itertools
+import math
 import re
 import struct
 import zlib
+from pathlib import Path
 
 import pytest
 import torch
 
+import headwise
 from headwise import AttentionMap
-from headwise.view.color import CIVIDIS, LETTERS, NOTHING, STEPS, Palette, page_tables, palette, png, png_url, table
+from headwise.view.color import DARK, LETTERS, LIGHT, NOTHING, STEPS, Palette, page_tables, palette, png, png_url, table
 
 
 def bare(text):
@@ -19,24 +22,58 @@ def bare(text):
 
 
 def test_the_table_goes_through_its_stops():
-    stops = [tuple(bytes.fromhex(stop)) for stop in CIVIDIS.split()]
+    stops = [tuple(bytes.fromhex(stop)) for stop in LIGHT.split()]
     assert table(size=len(stops)) == tuple(stops)
     assert len(table()) == 256
     assert (table()[0], table()[-1]) == (stops[0], stops[-1])
 
 
-def test_it_is_cividis():
-    colormaps = pytest.importorskip("matplotlib").colormaps
-    for index, color in enumerate(table()):
-        assert color == pytest.approx([255 * part for part in colormaps["cividis"](index)[:3]], abs=5)
+def oklab(color):
+    """A color as lightness and two hues, in which equal distances look equal (Ottosson 2020)."""
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in (part / 255 for part in color)]
+    to_cones = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
+    cones = [sum(a * x for a, x in zip(row, linear, strict=True)) ** (1 / 3) for row in to_cones]
+    to_lab = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
+    return [sum(a * x for a, x in zip(row, cones, strict=True)) for row in to_lab]
+
+
+def as_seen(color, kind):
+    """A color as seen without red or green cones (Viénot 1999), in linear light."""
+    red, green, blue = ((part / 255) ** 2.2 for part in color)
+    mixed = {"red": 0.1124 * red + 0.8876 * green, "green": 0.2930 * red + 0.7070 * green}[kind]
+    return [round(255 * part ** (1 / 2.2)) for part in (mixed, mixed, blue)]
+
+
+@pytest.mark.parametrize("stops", [LIGHT, DARK], ids=["light", "dark"])
+def test_steps_of_weight_look_equal_and_are_ordered_by_lightness(stops):
+    shades = [oklab(color) for color in table(stops, 17)]
+    steps = [math.dist(a, b) for a, b in itertools.pairwise(shades)]
+    assert max(steps) < 2 * min(steps)
+    sign = -1 if stops is LIGHT else 1
+    for kind in (None, "red", "green"):
+        colors = table(stops, 17) if kind is None else [as_seen(color, kind) for color in table(stops, 17)]
+        light = [oklab(color)[0] for color in colors]
+        assert all(sign * (b - a) > 0.01 for a, b in itertools.pairwise(light)), kind
+
+
+def test_weight_zero_is_the_background_of_the_page():
+    style = (Path(headwise.__file__).parent / "view" / "page" / "page.css").read_text(encoding="utf-8")
+    light, dark = re.search(r"--card: light-dark\(#(\w+), #(\w+)\)", style).groups()
+    assert (LIGHT.split()[0], DARK.split()[0]) == (light, dark)
+    tables = page_tables()
+    for name, card in (("light difference", light), ("dark difference", dark)):
+        middle = bytes.fromhex(tables[name])[3 * 127 : 3 * 128]
+        assert max(abs(a - b) for a, b in zip(middle, bytes.fromhex(card), strict=True)) < 5
 
 
 def test_terminal_notebook_page_and_plots_use_one_table():
     shades = table(size=STEPS)
-    assert [Palette(24).code(level) for level in range(STEPS)] == [f"38;2;{r};{g};{b}" for r, g, b in shades]
+    for dark, stops in ((True, DARK), (False, LIGHT)):
+        codes = [Palette(24, dark=dark).code(level) for level in range(STEPS)]
+        assert codes == [f"38;2;{r};{g};{b}" for r, g, b in table(stops, STEPS)]
     _, chunks = decoded(base64.b64decode(png_url(torch.ones(1, 1), 1)[0].partition(",")[2]))
     assert chunks[b"PLTE"][3:] == bytes(part for color in shades for part in color)
-    assert bytes.fromhex(page_tables()["share"]) == bytes(part for color in table() for part in color)
+    assert bytes.fromhex(page_tables()["light"]) == bytes(part for color in table() for part in color)
 
 
 def test_plots_use_the_same_table():
@@ -59,7 +96,7 @@ def test_half_blocks_hold_two_rows_and_nothing_is_no_colour():
     shades = Palette(24)
     (line,) = shades.lines(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
     assert bare(line) == "▀ "
-    assert shades.code(shades.shades - 1) == "38;2;254;232;56"
+    assert shades.code(shades.shades - 1) == "38;2;250;250;250"
     assert shades.levels(torch.tensor([[0.0, 1e-9]])) == [[NOTHING, 0]]
 
 
@@ -68,7 +105,7 @@ def test_shades_grow_in_brightness(depth):
     def light(code):
         kind, *numbers = map(int, code.split(";")) if ";" in code else (0, int(code))
         if kind == 0:
-            return {34: 1, 90: 2, 33: 3, 93: 4}[numbers[0]]
+            return {34: 1, 36: 2, 96: 3, 97: 4}[numbers[0]]
         if numbers[0] == 2:
             red, green, blue = numbers[1:]
         elif numbers[1] >= 232:
@@ -83,6 +120,10 @@ def test_shades_grow_in_brightness(depth):
     found = [light(shades.code(level)) for level in range(shades.shades)]
     assert found[-1] > 3 * found[0]
     assert all(after > before for before, after in itertools.pairwise(found))
+    if depth > 4:
+        shades = Palette(depth, dark=False)
+        found = [light(shades.code(level)) for level in range(shades.shades)]
+        assert all(after < before for before, after in itertools.pairwise(found))
 
 
 class Terminal(io.StringIO):
@@ -102,12 +143,26 @@ class Terminal(io.StringIO):
         ({"TERM": "xterm-256color", "NO_COLOR": "1"}, False, 0),
         ({"TERM": "xterm-256color", "NO_COLOR": ""}, False, 8),
         ({"TERM": "xterm-256color"}, True, 0),
+        ({"TERM": "xterm-256color", "COLORFGBG": "0;15"}, False, 8),
     ],
     ids=str,
 )
 def test_colours_are_those_the_terminal_has_and_may_show(environment, plain, depth):
     assert palette(Terminal(), environment, plain=plain).depth == depth
     assert palette(io.StringIO(), environment, plain=plain).depth == 0
+
+
+@pytest.mark.parametrize(("background", "dark"), [("15;0", True), ("0;15", False), ("0;default;7", False)])
+def test_a_light_terminal_has_dark_ink(background, dark):
+    found = palette(Terminal(), {"TERM": "xterm-256color", "COLORFGBG": background})
+    assert found.dark == dark
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "ascii"])
+def test_a_terminal_without_blocks_gets_letters(encoding):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    stream.isatty = lambda: True
+    assert palette(stream, {"TERM": "xterm-256color"}).depth == 0
 
 
 def decoded(data):

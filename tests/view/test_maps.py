@@ -1,5 +1,7 @@
 """Weights that are already numbers are looked at like any other."""
 
+import re
+
 import pytest
 import torch
 
@@ -43,16 +45,20 @@ def test_what_is_no_table_of_weights_is_refused(weights, error, message):
         view(weights)
 
 
-@pytest.mark.parametrize("text", ["Hello", "The sea is", "The captain looked at the sea, and at the captain."])
-def test_numbers_of_heads_stand_over_their_pictures(text):
+@pytest.mark.parametrize("text", ["Hello", "The captain looked at the sea, and at the captain."])
+@pytest.mark.parametrize("depth", [0, 24])
+def test_numbers_of_heads_stand_over_their_cells(text, depth):
     from headwise import load_builtin
     from headwise.view.color import Palette
 
-    lines = drawn(view(load_builtin(), text), 80, Palette(0)).splitlines()
-    place = next(i for i, line in enumerate(lines) if line.split()[:3] == ["0", "1", "2"])
-    first = lines[place + 1]
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", drawn(view(load_builtin(), text), 80, Palette(depth), 60))
+    lines = shown.splitlines()
+    place = next(i for i, line in enumerate(lines) if line.split() == [str(head) for head in range(8)])
     starts = [i for i, letter in enumerate(lines[place]) if letter != " "]
-    assert all(first[start] == "@" or first[start] in "#%*" for start in starts), (lines[place], first)
+    for layer in range(7):
+        row = lines[place + 1 + layer]
+        assert row.split()[0] == str(layer)
+        assert [i for i, letter in enumerate(row) if letter != " " and i > 3] == starts
 
 
 def test_a_map_that_is_no_number_is_still_drawn():

@@ -9,10 +9,11 @@ import torch
 
 import headwise
 from headwise import AttentionMap, OptionError, Scoring, causal, load_builtin, view, window
-from headwise.view.color import Palette, table
+from headwise.view.color import DARK, LIGHT, Palette, table
 from headwise.view.page import document, policy
 from headwise.view.terminal import drawn
 from headwise.view.tokens import shown
+from headwise.view.words import described
 
 TEXT = "The captain looked at the sea, and the sea looked at the captain. The captain looked at the sea."
 HOSTILE = [
@@ -101,10 +102,13 @@ def point_at(page, query, key):
 def test_the_first_view_has_the_sentence_the_text_and_every_head(open_page, short, result):
     page = open_page(short)
     assert page.locator(".sentence").inner_text() == result.sentence
+    assert page.locator("h1").inner_text() == page.title() == result.heading
+    assert "builtin" in result.heading
+    assert "The captain looked at the sea" in result.heading
     assert page.locator(".head").count() == 56
     assert page.locator(".text").inner_text() == "".join(result.tokens)
     assert page.locator('.head[data-place="1.4"]').get_attribute("aria-label") == (
-        f"Head 1.4: {result.summaries[1][4].reading}"
+        f"Head 1.4 {described(result.summaries[1][4])}"
     )
     painted = page.evaluate(
         "Array.from(document.querySelectorAll('.head canvas'),"
@@ -114,19 +118,20 @@ def test_the_first_view_has_the_sentence_the_text_and_every_head(open_page, shor
 
 
 def test_figures_are_the_same_in_python_page_and_terminal(open_page, short, result):
-    page = open_page(short, "#view=table")
+    page = open_page(short, "#view=table&without=")
     names = page.locator("thead th").all_inner_texts()
     rows = [row.locator("th, td").all_inner_texts() for row in page.locator("tbody tr").all()[8:12]]
     for head, cells in zip(result.summaries[1].heads[:4], rows, strict=True):
-        assert cells[:2] == [f"1.{head.head}", head.reading]
+        assert cells[:2] == [f"1.{head.head}", described(head)]
         for name, cell in zip(names[2:], cells[2:], strict=True):
             digits = ".1f" if name == "distance" else ".2f"
             assert cell == format(head.numbers[name.replace(" ", "_")], digits)
-    terminal = drawn(result, 200, Palette(0))
+    terminal = drawn(result, 200, Palette(0), 60)
+    for head in (found for found in result.heads if f" {found.place} " in terminal):
+        assert described(head.summary) in terminal
     page.keyboard.press("1")
     for pair in result.pairs(5):
-        assert f"{pair.weight:.2f}" in terminal
-        assert page.locator(".pair", has_text=f"{pair.weight:.2f} {pair.layer}.{pair.head}").count() >= 1
+        assert page.locator(".pair", has_text=f"{pair.weight:.2f} head {pair.layer}.{pair.head}").count() >= 1
 
 
 def test_tokens_and_colors_are_written_as_in_python(open_page, short):
@@ -148,9 +153,13 @@ def test_tokens_and_colors_are_written_as_in_python(open_page, short):
     found = page.evaluate("tokens => tokens.map(token => window.headwise.wordOf(token, 1000))", tokens)
     assert found == [shown(token) for token in tokens]
     weights = [0.0, 1e-5, 0.01, 0.25, 0.7, 1.0]
-    colors = page.evaluate("weights => weights.map(weight => window.headwise.colorAt('share', weight, false))", weights)
-    expected = [table()[round(255 * weight**0.5)] for weight in weights]
-    assert colors == [f"rgb({red} {green} {blue})" for red, green, blue in expected]
+    scale = "new window.headwise.Scale('share')"
+    for dark, stops in ((False, LIGHT), (True, DARK)):
+        colors = page.evaluate(
+            f"([weights, dark]) => weights.map(weight => {scale}.color(weight, dark))", [weights, dark]
+        )
+        expected = [table(stops)[round(255 * weight**0.5)] for weight in weights]
+        assert colors == [f"rgb({red} {green} {blue})" for red, green, blue in expected]
 
 
 def test_a_click_opens_a_head_and_zoom_ends_at_one_weight(open_page, short, result):
@@ -173,7 +182,7 @@ def test_a_click_opens_a_head_and_zoom_ends_at_one_weight(open_page, short, resu
     assert float(facts.get_attribute("data-logit")) == pytest.approx(logit, abs=1e-4)
     text = page.locator(".info").inner_text()
     row = weights[0, 1, query]
-    assert f"{int((row > row[key]).sum()) + 1} of {query + 1} in its row" in re.sub(r"\s+", " ", text)
+    assert f"#{int((row > row[key]).sum()) + 1} of {query + 1} in its row" in re.sub(r"\s+", " ", text)
     shown = page.evaluate(f"document.getElementById('headwise').headwise.stage.shown[0].tiles.value({query}, {key})")
     assert shown == pytest.approx(expected, abs=1e-7)
     until(page, "location.hash.includes('at=')")
@@ -198,7 +207,7 @@ def test_a_saved_picture_has_no_miniature(open_page, short):
         return [...pixels.keys()].filter((i) => i % 4 === 0 && alike(i)).length;
     }"""
     assert page.evaluate(f"({frame})(document.querySelector('.map-canvas'))") > 20
-    assert page.evaluate(f"({frame})(document.getElementById('headwise').headwise.saving.mapCanvas())") == 0
+    assert page.evaluate(f"({frame})(document.getElementById('headwise').headwise.saving.canvas())") == 0
 
 
 def test_a_zoomed_window_is_the_same_when_its_address_is_opened_again(open_page, short):
@@ -326,7 +335,7 @@ def test_two_pages_side_by_side_keep_their_own_state(browser, open_page, short, 
     settled(second)
     assert first.locator(".subject").inner_text().startswith("Head 1.4")
     assert second.locator(".subject").inner_text().startswith("Head 3.0")
-    assert first.locator('[role="radio"][aria-checked="true"]').inner_text() == "Peak"
+    assert first.locator('[role="radio"][aria-checked="true"]').inner_text() == "Largest"
 
 
 def test_heads_averages_and_texts_can_be_compared(open_page, tmp_path, result):
@@ -349,21 +358,30 @@ def test_cross_attention_has_words_on_both_sides(open_page, tmp_path):
     page = open_page(view(weights, words=list("abc"), keys=list("tuvwxyz")).save(tmp_path / "heads.html"))
     assert page.locator('.word[data-side="key"]').all_inner_texts() == list("tuvwxyz")
     assert page.locator(".bracket").all_inner_texts() == ["key head 0", "key head 1"]
-    assert page.locator(".pairs h3").inner_text() == "Strongest pairs"
+    assert page.locator(".pairs h3").inner_text() == "Largest weights of all heads"
     page.locator('.word[data-side="query"]').nth(1).hover()
     until(page, "document.querySelectorAll('.to .figure').length === 5")
     page.keyboard.press("3")
     settled(page)
 
 
-def test_sixteen_thousand_tokens_open_and_zoom(open_page, tmp_path):
+@pytest.fixture(scope="module")
+def long_maps():
     T = 16384
     place = torch.arange(T)[:, None] * torch.tensor([2.0, 0.3])
     turns = torch.cat([place.cos(), place.sin()], -1)[None, None] * 6
-    weights = AttentionMap(turns.roll(1, 2), turns, Scoring(mask=causal() & window(300)))  # quick to measure
-    path = view(weights).save(tmp_path / "heads.html")
-    assert path.stat().st_size < 5_000_000
-    page = open_page(path, "#view=map")
+    return AttentionMap(turns.roll(1, 2), turns, Scoring(mask=causal() & window(300)))  # quick to measure
+
+
+@pytest.fixture(scope="module")
+def long(long_maps, tmp_path_factory):
+    return view(long_maps).save(tmp_path_factory.mktemp("long") / "heads.html")
+
+
+def test_sixteen_thousand_tokens_open_and_zoom(open_page, long, long_maps):
+    T = 16384
+    assert long.stat().st_size < 5_000_000
+    page = open_page(long, "#view=map")
     settled(page)
     point_at(page, T // 2, T // 2 - 1)
     for _ in range(30):
@@ -371,10 +389,24 @@ def test_sixteen_thousand_tokens_open_and_zoom(open_page, tmp_path):
     settled(page)
     app = "document.getElementById('headwise').headwise"
     assert page.evaluate(f"{app}.stage.view.scale") > 20
-    best = weights.select(rows=[9001]).topk(8)
+    best = long_maps.select(rows=[9001]).topk(8)
     row = page.evaluate(f"{app}.data.row({app}.subject(), 9001)")
     assert row["keys"] == best.keys[0, 0, 0].tolist()
     assert row["weights"] == pytest.approx(best.weights[0, 0, 0].tolist(), rel=1e-3)
+    assert "headwise serve" in page.locator(".limit.at-end").inner_text()
+
+
+@pytest.mark.parametrize("kind", ["mass", "rest", "peak", "uniform"])
+def test_every_mode_of_a_long_text_has_a_picture(open_page, long, kind):
+    page = open_page(long, f"#view=map&kind={kind}")
+    settled(page)
+    inked = """(() => {
+        const { canvas, pads } = document.getElementById('headwise').headwise.stage.shown[0];
+        const data = canvas.getContext('2d').getImageData(pads.left, pads.top, 300, 300).data;
+        const color = (_, i) => data.slice(4 * i, 4 * i + 3).join();
+        return new Set(Array.from({ length: 90000 }, color)).size;
+    })()"""
+    assert page.evaluate(inked) > 4
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -387,20 +419,36 @@ def test_nothing_is_wider_than_the_window(browser, short, width, scheme):
     page.close()
 
 
-def test_in_a_narrow_window_every_head_has_its_name_number_and_reading_apart(browser, short):
-    page = browser.new_page(viewport={"width": 420, "height": 860})
+def test_on_a_phone_the_whole_atlas_is_on_one_screen_and_a_tap_shows_the_map(browser, short):
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = context.new_page()
     page.goto(f"file://{short}")
     until(page, "document.documentElement.dataset.ready === 'true'")
-    rooms = page.evaluate(
-        """Array.from(document.querySelectorAll('.head'), (head) => {
-            const box = (name) => head.querySelector(name).getBoundingClientRect();
-            const [name, number] = [box('.head-name b'), box('.head-name .figure')];
-            return [number.left - name.right, box('.trait').height, innerWidth - number.right];
-        })"""
+    boxes = page.evaluate(
+        "Array.from(document.querySelectorAll('.picture'), (one) => { const box = one.getBoundingClientRect();"
+        " return [box.left, box.right, box.bottom]; })"
     )
-    assert len(rooms) == 56
-    assert all(apart >= 3 and reading > 8 and inside > 0 for apart, reading, inside in rooms)
-    page.close()
+    assert len(boxes) == 56
+    assert all(left >= 0 and right <= 390 and bottom <= 844 for left, right, bottom in boxes)
+    page.locator('.head[data-place="4.2"]').tap()
+    settled(page)
+    top, bottom = page.evaluate(
+        "(() => { const box = document.querySelector('.map-canvas').getBoundingClientRect();"
+        " return [box.top, box.bottom]; })()"
+    )
+    assert 0 <= top < bottom <= 844
+    context.close()
+
+
+def test_thirty_layers_fit_one_screen(open_page, tmp_path):
+    maps = [AttentionMap(torch.randn(1, 9, 17, 5), torch.randn(1, 3, 17, 5), Scoring(causal())) for _ in range(30)]
+    page = open_page(view(maps).save(tmp_path / "heads.html"))
+    boxes = page.evaluate(
+        "Array.from(document.querySelectorAll('.picture'), (one) => { const box = one.getBoundingClientRect();"
+        " return [box.right, box.bottom, box.width]; })"
+    )
+    assert len(boxes) == 270
+    assert all(right <= 1200 and bottom <= 860 and width > 18 for right, bottom, width in boxes)
 
 
 def test_a_wide_window_has_one_row_for_every_layer(open_page, short):
@@ -427,7 +475,9 @@ def test_a_cell_prints_nought_for_nought_alone(open_page, short, scale, value, t
     page = open_page(short, "#view=map")
     settled(page)
     map_of = "document.getElementById('headwise').headwise.stage.shown[0]"
-    figure = page.evaluate(f"([scale, value]) => {map_of}.figure.call({{ scale }}, value)", [scale, value])
+    figure = page.evaluate(
+        f"([scale, value]) => {map_of}.figure.call({{ scale: {{ name: scale }} }}, value)", [scale, value]
+    )
     assert figure == text
 
 
@@ -444,6 +494,154 @@ def test_the_text_forgets_the_word_when_the_pointer_leaves_the_map(open_page, sh
     page.mouse.move(600, 2)
     page.wait_for_timeout(100)
     assert page.locator(".word.here").get_attribute("data-i") == "5", "a locked word stays"
+
+
+def test_every_mode_of_five_hundred_tokens_comes_from_the_weights(open_page, tmp_path):
+    maps = [AttentionMap(torch.randn(1, 7, 512, 5) * 2, torch.randn(1, 7, 512, 5), Scoring(causal())) for _ in range(2)]
+    path = view(maps).save(tmp_path / "heads.html", budget=1_900_000)
+    assert path.stat().st_size < 1_900_000
+    page = open_page(path)
+    app = "document.getElementById('headwise').headwise"
+    assert page.evaluate(f"{app}.side.manifest.embedded.weights") == "bytes"
+    depth = f"(kind) => [[0, 0], [0, 6], [1, 6]].map(([l, h]) => {app}.side.source.depth(l, h, kind))"
+    depths = page.evaluate(f"['mass', 'rest', 'peak', 'uniform'].flatMap({depth})")
+    assert set(depths) == {1}, "down to single weights in every mode"
+    found = page.evaluate(f"{app}.side.source.row(1, 6, 500)")
+    expected = maps[1][0, 6, 500].topk(3)
+    assert found["weights"][:3] == pytest.approx(expected.values.tolist(), abs=0.03)
+
+
+def test_the_text_view_draws_lines_and_follows_the_word(open_page, short, result):
+    page = open_page(short, "#view=words&head=4.2&without=")
+    app = "document.getElementById('headwise').headwise"
+    until(page, f"{app}.lines.drawn === true")
+    words = page.locator(".to-side .lines-word")
+    assert words.count() == len(result.tokens)
+    page.locator('.from-side .lines-word[data-i="9"]').hover()
+    until(page, "document.querySelector('.lines-tell .figure') !== null")
+    best = result.maps[4][0, 2, 9].topk(3)
+    told = [float(text) for text in page.locator(".lines-tell .figure").all_inner_texts()]
+    assert told == pytest.approx(best.values.tolist(), abs=0.006)
+    inked = page.locator(f'.to-side .lines-word[data-i="{int(best.indices[0])}"]').evaluate(
+        "one => one.style.background"
+    )
+    assert inked.startswith("rgb")
+    assert page.locator(".word.here").get_attribute("data-i") == "9", "the text pane follows"
+    page.locator(".lines-box").focus()
+    page.keyboard.press("ArrowDown")
+    until(page, "document.querySelector('.word.here')?.dataset.i === '10'")
+
+
+def test_a_word_ranks_the_heads_of_the_whole_atlas(open_page, short, result):
+    page = open_page(short)
+    page.locator('.word[data-i="9"]').hover()
+    until(page, "document.querySelectorAll('.ranked li').length === 8")
+    rows = torch.stack([weights[0, :, 9, 1:].amax(-1) for weights in result.maps])
+    best = rows.flatten().topk(8)
+    told = [float(text) for text in page.locator(".ranked .figure").all_inner_texts()]
+    assert told == pytest.approx(best.values.tolist(), abs=0.006)
+    marked = page.evaluate("Array.from(document.querySelectorAll('.head.top'), (one) => one.dataset.place)")
+    assert set(marked) == {f"{place // 8}.{place % 8}" for place in best.indices.tolist()}
+    page.mouse.move(600, 2)
+    until(page, "!document.querySelector('.head.top')")
+
+
+MANY_BYTES = "東京 😀 שלום עולם é 👩‍🚀!"
+
+
+def test_characters_of_several_tokens_are_read_as_characters(open_page, tmp_path):
+    result = view(load_builtin(), MANY_BYTES)
+    assert MANY_BYTES in result.text
+    page = open_page(result.save(tmp_path / "heads.html"))
+    assert MANY_BYTES in page.locator(".text").inner_text()
+    assert "�" not in page.locator("body").inner_text()
+    labels = page.evaluate("document.getElementById('headwise').headwise.side.manifest.labels")
+    assert labels == result.labels
+    assert labels[1:4] == ["東¹", "東²", "東³"]
+    letters = page.evaluate(
+        """(text) => Array.from(text, (letter) => {
+            const word = Array.from(document.querySelectorAll('.word')).find((one) => one.textContent === letter);
+            return word.getBoundingClientRect().left;
+        })""",
+        "שלום",
+    )
+    assert letters == sorted(letters, reverse=True), "Hebrew runs from right to left"
+
+
+def test_contrast_and_scaled_rows_change_the_pictures_and_the_legend(open_page, short):
+    page = open_page(short)
+    ink = """Array.from(document.querySelectorAll('.picture canvas'), (one) => one.toDataURL()).join("")"""
+    page.wait_for_timeout(200)
+    page.evaluate(f"window.before = {ink}")
+    ticks = page.locator(".atlas .tick").all_inner_texts()
+    page.locator(".contrast input").focus()
+    page.keyboard.press("End")
+    until(page, f"{ink} !== window.before")
+    assert page.locator(".atlas .tick").all_inner_texts() != ticks
+    assert page.evaluate("document.activeElement.type") == "range", "the slider keeps the focus"
+    page.evaluate(f"window.before = {ink}")
+    page.locator(".check", has_text="scale each row").click()
+    until(page, f"{ink} !== window.before")
+    page.locator(".check", has_text="without the first token").click()
+    assert page.locator(".legend-name").first.inner_text() == "attention weight"
+
+
+def test_a_difference_is_drawn_on_a_scale_that_fits_it(open_page, tmp_path, result):
+    path = result.save(tmp_path / "heads.html")
+    page = open_page(path, "#view=map&head=0.5&with=1.3")
+    settled(page)
+    limit = page.evaluate("document.getElementById('headwise').headwise.stage.shown[0].scale.limit")
+    largest = (result.maps[0][0, 5] - result.maps[1][0, 3]).abs().max().item()
+    assert largest * 0.3 <= limit <= max(1.0, 3 * largest)
+
+
+def test_a_screen_reader_finds_tabs_with_panels_options_and_a_table(open_page, short):
+    page = open_page(short)
+    assert page.get_by_role("listbox", name="The text").get_by_role("option").count() > 10
+    for name in ("Heads", "Text", "Map", "Table"):
+        page.get_by_role("tab", name=name).click()
+        assert page.get_by_role("tabpanel", name=name).count() == 1
+    assert page.get_by_role("table").get_by_role("row").count() == 57
+    page.get_by_role("tab", name="Table").press("ArrowLeft")
+    assert page.get_by_role("tab", selected=True).inner_text() == "Map"
+    page.locator(".text").focus()
+    until(
+        page, "document.getElementById(document.querySelector('.text').getAttribute('aria-activedescendant')) !== null"
+    )
+
+
+@pytest.mark.parametrize("name", ["atlas", "words", "map"])
+def test_printing_gives_one_page(open_page, short, name):
+    page = open_page(short, f"#view={name}&head=4.2")
+    page.wait_for_timeout(300)
+    printed = page.pdf(prefer_css_page_size=True)
+    assert len(re.findall(rb"/Type\s*/Page[^s]", printed)) == 1
+
+
+def test_printing_gives_the_picture_alone(open_page, short):
+    page = open_page(short)
+    page.emulate_media(media="print")
+    assert page.locator(".tools").is_hidden()
+    assert page.locator(".reading").is_hidden()
+    assert page.locator(".head").first.is_visible()
+    assert page.locator("h1").is_visible()
+    assert page.locator(".legend-scale").first.is_visible()
+
+
+@pytest.mark.parametrize("name", ["atlas", "words", "map"])
+def test_a_saved_drawing_has_a_title_words_and_a_legend(open_page, short, result, name):
+    page = open_page(short, f"#view={name}&head=4.2")
+    page.wait_for_timeout(300)
+    page.locator(".menu summary").click()
+    with page.expect_download() as download:
+        page.locator(".menu-list button", has_text="SVG").click()
+    drawing = Path(download.value.path()).read_text(encoding="utf-8")
+    assert result.heading in drawing
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", drawing)
+    assert {"0", "0.25", "1"} <= set(words)
+    assert any("weight" in word for word in words)
+    assert any(word.startswith("captain") for word in words) == (name != "atlas")
+    assert "<image" in drawing
 
 
 # Without a browser.

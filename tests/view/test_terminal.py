@@ -7,7 +7,7 @@ import torch
 
 from headwise import AttentionMap, MultiHeadAttention, OptionError, Scoring, causal, load_builtin, view
 from headwise.view.color import Palette
-from headwise.view.terminal import LINES, MARKS, drawn, drawn_layer
+from headwise.view.terminal import HEIGHT, drawn, drawn_layer, letters_of
 from headwise.view.tokens import wide
 
 TEXT = "The captain looked at the sea, and the sea looked at the captain. The captain looked at the sea."
@@ -23,14 +23,42 @@ def bare(text):
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize(("width", "height"), [(40, 24), (80, 24), (100, 50), (200, 60)])
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_the_first_view_fits_a_terminal(result, width, depth):
-    text = drawn(result, width, Palette(depth))
+def test_the_first_view_fits_a_terminal(result, width, height, depth):
+    text = drawn(result, width, Palette(depth), height)
     lines = bare(text).splitlines()
-    assert len(lines) <= LINES
+    assert len(lines) < height
     assert max(map(wide, lines)) <= width
     assert ("\x1b[" in text) == (depth > 0)
+
+
+def test_the_first_view_names_model_text_and_what_heads_do(result):
+    lines = bare(drawn(result, 120, Palette(24), 40))
+    assert "the model builtin" in lines
+    assert "The captain looked at the sea" in lines
+    assert "attends to the previous token" in lines.replace("\n", " ")
+    assert "rows: layers" in lines
+
+
+def test_the_clearest_heads_have_their_words_on_both_sides(result):
+    lines = bare(drawn(result, 80, Palette(24), 40)).splitlines()
+    rows = [line for line in lines if "▀" in line or "▄" in line]
+    assert any(re.search(r"captain [▀▄ ]+ looked", line) for line in rows)
+    assert sum("Head " in line for line in lines) >= 1
+
+
+def test_a_larger_terminal_shows_more_heads(result):
+    small, large = (bare(drawn(result, *size)) for size in ((80, Palette(24), 24), (160, Palette(24), 48)))
+    assert large.count("Head ") >= 3 * small.count("Head ") > 0
+
+
+def test_without_colors_there_is_a_table(result):
+    lines = drawn(result, 80, Palette(0)).splitlines()
+    place = next(i for i, line in enumerate(lines) if "what it does" in line)
+    rows = [line for line in lines[place + 1 :] if "→" in line]
+    assert len(rows) >= 3
+    assert all(re.match(r" +\d+\.\d+  attends ", line) for line in rows)
 
 
 @pytest.mark.parametrize("size", [(40, 12), (80, 24), (200, 60)])
@@ -44,19 +72,22 @@ def test_a_layer_fits_the_width_and_names_every_head(result, size, depth):
         assert len(lines) <= size[1]
 
 
-def test_a_layer_has_larger_pictures_than_all_layers(result):
-    small, large = drawn(result, 80, Palette(24)), drawn_layer(result, 3, 80, 24, Palette(24))
-    assert large.count("▀") / 8 > 2 * small.count("▀") / 56
-
-
 def test_many_layers_and_heads_fit_too():
     maps = [AttentionMap(torch.randn(1, 32, 50, 8), torch.randn(1, 8, 50, 8)) for _ in range(40)]
     result = view(maps)
-    lines = drawn(result, 80, Palette(0)).splitlines()
-    assert len(lines) <= LINES
-    assert any("more layers; --layer" in line for line in lines)
-    assert max(map(len, lines)) <= 80
+    for depth in (0, 24):
+        lines = bare(drawn(result, 80, Palette(depth))).splitlines()
+        assert len(lines) <= HEIGHT + 4
+        assert any("more layers; --layer" in line for line in lines)
+        assert max(map(wide, lines)) <= 80
     assert max(map(len, drawn_layer(result, 39, 80, 24, Palette(0)).splitlines())) <= 80
+
+
+def test_thirty_layers_stand_side_by_side():
+    result = view([AttentionMap(torch.randn(1, 9, 11, 5), torch.randn(1, 3, 11, 5)) for _ in range(30)])
+    lines = bare(drawn(result, 120, Palette(24), 40)).splitlines()
+    assert len(lines) < 40
+    assert any(re.match(r" +0 .* 10 ", line) or re.match(r" +0 .* 15 ", line) for line in lines)
 
 
 def test_one_token_is_shown():
@@ -69,17 +100,22 @@ def test_cross_attention_has_words_on_both_sides():
         _, weights = layer(torch.randn(1, 3, 16), torch.randn(1, 5, 16), return_weights=True)
     result = view(weights, words=list("abc"), keys=list("vwxyz"))
     assert "3 tokens attending to 5" in result.sentence
-    assert len(str(result).splitlines()) <= LINES
+    assert len(str(result).splitlines()) <= HEIGHT
     assert len(drawn_layer(result, 0, 40, 12, Palette(8)).splitlines()) <= 12
 
 
-def test_letters_beside_pictures_are_those_of_the_sentence(result):
+def test_every_head_has_the_letter_of_its_kind(result):
     lines = drawn(result, 80, Palette(0)).splitlines()
-    first = next(line for line in lines if line.startswith(" 3 "))
-    marks = [first[3 + place * 9 + 7] if len(first) > 3 + place * 9 + 7 else " " for place in range(8)]
-    assert marks == [MARKS[head.kind] for head in result.summaries[3]]
-    assert "induction (i)" in " ".join(lines[:3])
-    assert len(set(MARKS.values())) == len(MARKS)
+    letters = letters_of(head.summary.kind for head in result.heads)
+    assert len(set(letters.values())) == len(letters)
+    row = next(line for line in lines if line.startswith("  3 "))[4:].split()
+    expected = [letters[head.kind] for head in result.summaries[3]]
+    assert [sign.lower() for sign in row] == [sign.lower() for sign in expected]
+    assert any("i induction" in line for line in lines)
+
+
+def test_a_kind_that_nobody_knows_gets_a_letter_too():
+    assert letters_of(["induction", "inward", "local"]) == {"induction": "i", "local": "l", "inward": "n"}
 
 
 def test_strange_tokens_leave_the_terminal_alone():

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from headwise.cli.console import HelpFormatter
+from headwise.cli.console import HelpFormatter, print_anywhere
 from headwise.errors import HeadwiseError, printable
 
 # Every verb and what it does. Its module is imported when it is asked for: most of them need torch.
@@ -42,6 +42,7 @@ EXAMPLES = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Exit status: 0 success, 1 the checked code is wrong, 2 wrong usage or failure."""
+    print_anywhere()
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser(next((word for word in arguments if word in VERBS), None))
     options = parser.parse_args(arguments)

@@ -1,7 +1,9 @@
 """What the verbs share: tables and JSON on standard output, messages on standard error, files, and common options."""
 
 import argparse
+import codecs
 import contextlib
+import io
 import json
 import math
 import os
@@ -156,3 +158,25 @@ def check_at_least_one(option: str, value: int | None) -> None:
     """Raise if a number was given and it is below 1."""
     if value is not None and value < 1:
         raise OptionError(f"{option} {value}: expected 1 or more.")
+
+
+# What stands for our typography in an encoding that lacks it, such as cp1252 on Windows or latin-1.
+PLAIN = {
+    "\u00a0": " ", "→": "->", "←": "<-", "“": '"', "”": '"', "’": "'", "…": "...", "×": "x", "·": "-", "–": "-",
+    "−": "-", "√": "sqrt ", "≤": "<=", "≥": ">=", "±": "+-", "▀": "#", "▄": "#", "█": "#", "━": "=", "─": "-",
+    "│": "|", "␣": "_", "⏎": "/",
+}  # fmt: skip
+
+
+def print_anywhere() -> None:
+    """Let both streams write any text: characters that their encoding lacks are replaced instead of raising."""
+    codecs.register_error("headwise", _replaced)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="headwise")
+
+
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)  # noqa: S101 - streams are written to
+    given = error.object[error.start : error.end]
+    return "".join(PLAIN.get(letter, f"\\u{ord(letter):04x}") for letter in given), error.end

@@ -13,6 +13,8 @@ from headwise.errors import OptionError, printable
 from headwise.models import open_model
 from headwise.study.survey.job import SurveyJob, processes_from_environment
 from headwise.study.survey.result import Survey, many
+from headwise.view.evidence import passages
+from headwise.view.static_page import page
 from headwise.view.terminal import drawn_survey
 
 EXAMPLES = """examples:
@@ -20,6 +22,7 @@ EXAMPLES = """examples:
   headwise survey texts corpus.jsonl --out survey.json --resume
   headwise survey corpus.jsonl --column text --out survey.parquet --html survey.html --batch 4
 """
+QUOTED = 24  # windows of the corpus that a page quotes passages from
 SKIPPED = 3  # exit status if some documents could not be read
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -67,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     found = job.run(options.out, processes=processes, resume=options.resume, every=options.save_every, stream=stream)
     if found is None:
         return 0
-    _print(found, options)
+    _print(found, options, job)
     if not found.skipped or options.allow_skips:
         return 0
     count = max(found.counts["skipped"], len(found.skipped))
@@ -76,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     return SKIPPED
 
 
-def _print(found: Survey, options: argparse.Namespace) -> None:
+def _print(found: Survey, options: argparse.Namespace, job: SurveyJob) -> None:
     if options.json:
         print_json(found.to_dict())
     else:
@@ -84,7 +87,8 @@ def _print(found: Survey, options: argparse.Namespace) -> None:
     if options.out is not None:
         print(f"wrote {printable(str(options.out))}", file=sys.stderr)
     if options.html is not None:
-        write_file("--html", options.html, found.to_html())
+        quoted = passages(found, job.model, job.samples(QUOTED))
+        write_file("--html", options.html, page(found, quoted))
 
 
 def _device(name: str | None) -> torch.device:

@@ -61,7 +61,9 @@ def run(options: argparse.Namespace) -> int:
     else:
         (width, height), shades = _size(), palette(sys.stdout, plain=options.plain)
         whole = options.layer is None
-        print(drawn(sight, width, shades) if whole else drawn_layer(sight, options.layer, width, height, shades))
+        print(
+            drawn(sight, width, shades, height) if whole else drawn_layer(sight, options.layer, width, height, shades)
+        )
     sys.stdout.flush()  # before the message about the page
     page = _page(sight, options)
     if page is not None:

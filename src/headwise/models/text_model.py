@@ -4,7 +4,8 @@ import dataclasses
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,10 @@ from torch import Tensor, nn
 
 from headwise.errors import OptionError, ShapeError
 
+UNKNOWN = "\ufffd"  # what a part of a character is decoded to
+MOST_PARTS = 8  # tokens to try: a character has at most four bytes, and two may share a token
+JOINER = "\u200d"
+CONTINUING = {JOINER, *(chr(code) for code in range(0x1F3FB, 0x1F400))}  # the latter are skin tones
 PROBE = "The captain looked at the sea, and the sea (42 of them) looked back."
 
 
@@ -24,19 +29,24 @@ class TokenCodec:
         decode: the text of one token.
         before: tokens that every text begins with.
         after: tokens that every text ends with.
+        join: the text of several tokens; by default, that of each, one after the other.
     """
 
     encode: Callable[[str], Sequence[int]]
     decode: Callable[[int], str] = str
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    join: Callable[[Sequence[int]], str] | None = None
 
     @classmethod
     def of(cls, tokenizer: Any) -> "TokenCodec":
         """The codec of a transformers tokenizer, of a `tokenizers.Tokenizer`, or of a function from text to ids."""
 
+        def join(tokens: Sequence[int]) -> str:
+            return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
+
         def decode(token: int) -> str:
-            return str(tokenizer.decode([token], skip_special_tokens=False))
+            return join([token])
 
         def encode(text: str, special: bool = False) -> list[int]:
             if hasattr(tokenizer, "all_special_ids"):
@@ -45,7 +55,39 @@ class TokenCodec:
 
         if not hasattr(tokenizer, "all_special_ids") and not hasattr(tokenizer, "encode_batch"):
             return cls(tokenizer)
-        return cls(encode, decode, *_frame(encode(PROBE, True), encode(PROBE)))
+        return cls(encode, decode, *_frame(encode(PROBE, True), encode(PROBE)), join)
+
+    def characters(self, tokens: Sequence[int]) -> list[tuple[str, int]]:
+        """The text of each token, and the place of the first token that has a part of the same character.
+
+        A character may take several tokens: byte by byte, or with its accents and joiners. Each of them gets its text.
+        """
+        groups: list[tuple[str, int, int]] = []
+        for text, start, stop in self._whole(tokens):
+            if groups and _continues(groups[-1][0], text):
+                before, start, _ = groups.pop()
+                text = before + text
+            groups.append((text, start, stop))
+        return [(text, start) for text, start, stop in groups for _ in range(start, stop)]
+
+    def _whole(self, tokens: Sequence[int]) -> Iterator[tuple[str, int, int]]:
+        """Runs of tokens without parts of characters: their text, where they start and stop."""
+        start = 0
+        while start < len(tokens):
+            text, stop = self.decode(tokens[start]), start + 1
+            if UNKNOWN in text and self.join is not None:
+                longer = range(start + 2, min(len(tokens), start + MOST_PARTS) + 1)
+                whole = ((self.join(tokens[start:end]), end) for end in longer)
+                text, stop = next(((found, end) for found, end in whole if UNKNOWN not in found), (text, stop))
+            yield text, start, stop
+            start = stop
+
+
+def _continues(before: str, after: str) -> bool:
+    """Whether a text goes on with an accent, a joiner, or what a joiner joins."""
+    if not before.strip() or not after:
+        return False
+    return before[-1] == JOINER or after[0] in CONTINUING or unicodedata.category(after[0]) in ("Mn", "Me")
 
 
 def _frame(whole: list[int], inner: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -103,8 +145,8 @@ class TextModel:
         return torch.tensor([ids])
 
     def pieces(self, tokens: Tensor) -> list[str]:
-        """The text of each of the `tokens`; part of a character shows as �."""
-        return [self.codec.decode(token) for token in tokens.flatten().tolist()]
+        """The text of each of the `tokens`; those that make up one character all have its text."""
+        return [text for text, _ in self.codec.characters(tokens.flatten().tolist())]
 
     def read(self, tokens: Tensor) -> None:
         """Run the model over `tokens` (B, T) so that its attention can be watched. No logits are computed."""

@@ -27,7 +27,7 @@ from headwise.layer.attached import Attachment, attached
 from headwise.shapes import check_flag
 from headwise.study.outputs import Outputs
 from headwise.study.passes import Passes, call_name, split_name
-from headwise.weights import AttentionMap, Selector
+from headwise.weights import AttentionMap, Selector, display
 
 Layer = MultiHeadAttention | compat.MultiheadAttention
 Statistics = Mapping[str, Any] | Callable[[AttentionMap], Any]
@@ -89,6 +89,9 @@ class Watched(Mapping[str, Any]):
     def __exit__(self, *problem: object) -> None:
         self._is_open = False
         self._stack.close()
+
+    def _repr_html_(self) -> str:
+        return display.html(self)
 
     def _watcher(self, name: str) -> Callable[[AttentionMap], None]:
         def watcher(weights: AttentionMap) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headwise.models import TextModel
 from headwise.study.survey import Survey
+from headwise.study.watch import Watched
 from headwise.view.result import Pair, Progress, View, collected, silent
 from headwise.weights import AttentionMap, display
 from headwise.weights.summary import Head, Summary
@@ -50,9 +51,20 @@ def view(
             default. The cost is that many times T instead of T times T.
         progress: called with the name of the stage, the number of layers done, and the number of layers.
     """
-    maps, ids, known = collected(model, tokens, layers, progress)
-    said = known if words is None else words
-    return View(maps, said, ids.keys, keys, query_ids=ids.queries, queries=queries, progress=progress)
+    found = collected(model, tokens, layers, progress)
+    starts = found.starts if words is None else None
+    words = found.words if words is None else words
+    return View(
+        found.maps,
+        words,
+        found.ids.keys,
+        keys,
+        query_ids=found.ids.queries,
+        starts=starts,
+        model=found.model,
+        queries=queries,
+        progress=progress,
+    )
 
 
 @display.html.register
@@ -67,6 +79,13 @@ def _(summary: Summary) -> str:
     from headwise.view.notebook import summary_html
 
     return summary_html(summary)
+
+
+@display.html.register
+def _(watched: Watched) -> str:
+    from headwise.view.notebook import watched_html
+
+    return watched_html(watched)
 
 
 @display.html.register

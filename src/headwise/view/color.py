@@ -1,7 +1,9 @@
 """The color maps of every picture (terminal, notebook, page and plots), terminal colors, and PNG files.
 
-Attention weights use cividis, which gets brighter in steps that look equal, also to color-blind readers. A weight w is
-drawn at √w along the color map, so that small weights stay visible. The page's script gets the tables from here.
+Zero is the background and more weight is more ink: darker on a light page, brighter on a dark one. Both color maps
+change in steps that look equal (equal distances in OKLab) and are ordered by lightness, so they read the same in
+grayscale and to color-blind readers. A weight w is drawn at √w along the color map, so that small weights stay visible.
+The page's script gets the tables from here.
 """
 
 import base64
@@ -17,31 +19,35 @@ from torch import Tensor
 
 RGB = tuple[int, int, int]
 
-CIVIDIS = (
-    "00224e 002656 002a5f 002d68 003070 083370 163770 203a6f 273e6e 2e416d 34456c 3a486c 3f4c6c 444f6c 49536c 4e566c "
-    "535a6d 575d6d 5c616e 60646f 656870 696b71 6d6f72 727274 767676 7a7a78 7e7d78 838179 888578 8d8878 928c78 969077 "
-    "9b9476 a09875 a59c74 aaa073 afa471 b5a86f baac6d bfb06b c4b468 c9b965 cfbd62 d4c15f dac65b dfca57 e5cf52 ead34c "
-    "f0d846 f6dd3f fce236 fee838"
+# From the background of a page (see page.css) through sea colors to the strongest ink.
+LIGHT = (
+    "ffffff d6fbf2 abf1e9 81e4e2 51d5dd 0cc4d8 06b1ce 039ec2 068ab5 0377a8 05659b 14538a 1f4273 21335a 1e2541 181a28 "
+    "0f0f0f"
+)
+DARK = (
+    "171b21 222633 25324c 204164 0b5178 046181 047289 048491 0c9597 09a79b 27b79b 61c49b 8acf9f afd9aa cee4bd e8eed8 "
+    "fafafa"
 )
 # For differences and ratios, with the neutral value in the middle; one for light pages and one for dark ones.
-DIVERGING_LIGHT = "08306b 2f6db3 8fb8de f3f1ec f5b266 cc6a12 7a3500"
-DIVERGING_DARK = "9ecbff 4a8fdc 25528c 1b2027 8a4b10 e08a2e ffd09a"
+DIVERGING_LIGHT = "08306b 2f6db3 8fb8de ffffff f5b266 cc6a12 7a3500"
+DIVERGING_DARK = "9ecbff 4a8fdc 25528c 171b21 8a4b10 e08a2e ffd09a"
 
 LETTERS = " .:-=+*#%@"
-# Cividis in the colors of simpler terminals, chosen by hand: the nearest ones would jump from hue to hue.
-XTERM_256 = (17, 18, 238, 60, 102, 144, 185, 227)
-ANSI_16 = (34, 90, 33, 93)  # blue, gray, brown, yellow: foreground codes; background codes are 10 higher
+BLOCKS = "▀▄█·…→×"  # what pictures and captions need beyond ASCII
+# The same in the colors of simpler terminals, chosen by hand: the nearest ones would jump from hue to hue.
+XTERM_256 = {True: (17, 23, 24, 31, 37, 79, 151, 230), False: (195, 123, 80, 37, 31, 25, 18, 16)}  # by darkness
+ANSI_16 = {True: (34, 36, 96, 97), False: (96, 36, 34, 30)}  # foreground codes; background codes are 10 higher
 STEPS = 37  # shades of a 24-bit terminal and of a PNG
 CURSOR = {24: "38;2;255;64;160", 8: "38;5;205", 4: "95"}  # pink, which is not in the color map
 NOTHING = -1  # the level of a pixel without any weight: the background shows
 
 
 @functools.cache
-def table(stops: str = CIVIDIS, size: int = 256) -> tuple[RGB, ...]:
+def table(stops: str = LIGHT, size: int = 256) -> tuple[RGB, ...]:
     """A color map as `size` colors, interpolated between its stops.
 
     >>> table()[0], table()[255]
-    ((0, 34, 78), (254, 232, 56))
+    ((255, 255, 255), (15, 15, 15))
     """
     return tuple(_interpolated(stops, index / (size - 1)) for index in range(size))
 
@@ -56,7 +62,7 @@ def _interpolated(stops: str, position: float) -> RGB:
 
 def page_tables() -> dict[str, str]:
     """The color maps for the page's script: 256 colors each, six hexadecimal digits per color."""
-    maps = {"share": CIVIDIS, "light": DIVERGING_LIGHT, "dark": DIVERGING_DARK}
+    maps = {"light": LIGHT, "dark": DARK, "light difference": DIVERGING_LIGHT, "dark difference": DIVERGING_DARK}
     return {name: bytes(part for color in table(stops) for part in color).hex() for name, stops in maps.items()}
 
 
@@ -70,11 +76,13 @@ class Palette:
 
     Args:
         depth: bits of color: 24, 8 (256 colors), 4 (16 colors), or 0 for letters.
+        dark: whether the terminal has a dark background.
+        ascii: whether it can show only ASCII characters.
     """
 
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-        self.shades = {24: STEPS, 8: len(XTERM_256), 4: len(ANSI_16), 0: len(LETTERS)}[depth]
+    def __init__(self, depth: int, *, dark: bool = True, ascii: bool = False) -> None:
+        self.depth, self.dark, self.ascii = (0 if ascii else depth), dark, ascii
+        self.shades = {24: STEPS, 8: len(XTERM_256[dark]), 4: len(ANSI_16[dark]), 0: len(LETTERS)}[self.depth]
 
     def levels(self, picture: Tensor) -> list[list[int]]:
         """Weights (rows, cols) as indices of shades; `NOTHING` where colors show no weight at all."""
@@ -112,18 +120,18 @@ class Palette:
             return f"\033[0;7;{CURSOR[self.depth]}m{text:<{size}}\033[0m"
         if level == NOTHING:
             return f"\033[0m{text:<{size}}"
-        ink = "30" if level > self.shades // 2 else "97"
+        ink = "30" if (level > self.shades // 2) == self.dark else "97"
         return f"\033[{ink};{self.code(level, back=True)}m{text:<{size}}"
 
     @functools.cache  # noqa: B019
     def code(self, level: int, *, back: bool = False) -> str:
         """The escape code of a shade, as foreground or background."""
         if self.depth == 4:
-            return str(ANSI_16[level] + (10 if back else 0))
+            return str(ANSI_16[self.dark][level] + (10 if back else 0))
         kind = "48" if back else "38"
         if self.depth == 8:
-            return f"{kind};5;{XTERM_256[level]}"
-        red, green, blue = table(size=self.shades)[level]
+            return f"{kind};5;{XTERM_256[self.dark][level]}"
+        red, green, blue = table(DARK if self.dark else LIGHT, self.shades)[level]
         return f"{kind};2;{red};{green};{blue}"
 
     def painted(self, text: str, weight: float) -> str:
@@ -148,11 +156,22 @@ class Palette:
 def palette(stream: Any, environment: Mapping[str, str] = os.environ, *, plain: bool = False) -> Palette:
     """The palette for a stream: letters, unless it is a terminal with colors and colors are allowed."""
     term = environment.get("TERM", "")
-    if plain or environment.get("NO_COLOR") or term in ("", "dumb") or not stream.isatty():
-        return Palette(0)
+    basic = not _can_show(stream, BLOCKS)
+    if plain or basic or environment.get("NO_COLOR") or term in ("", "dumb") or not stream.isatty():
+        return Palette(0, ascii=basic)
+    dark = environment.get("COLORFGBG", "15;0").rpartition(";")[2] not in ("7", "15")
     if environment.get("COLORTERM") in ("truecolor", "24bit") or "direct" in term:
-        return Palette(24)
-    return Palette(8 if "256" in term else 4)
+        return Palette(24, dark=dark)
+    return Palette(8 if "256" in term else 4, dark=dark)
+
+
+def _can_show(stream: Any, text: str) -> bool:
+    """Whether the encoding of a stream has these characters."""
+    try:
+        text.encode(getattr(stream, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def png(levels: Tensor, colors: Sequence[RGB]) -> bytes:

@@ -4,13 +4,14 @@ L is a layer and H the index of a head in its layer's map. Sections in the right
 file that has no server behind it.
 
     thumbnails/L   small pictures of a layer's heads            weights/L.H   all weights of a head
-    rows/L         entropy, largest weight, distance by query   mass/L.H ...  a picture of a head, one per kind
-    received/L     attention received by key                    keys/L.H      the 8 largest weights of every row:
-    reach/N        first, last, number of keys a query sees     values/L.H    their keys and their values
-                                                                logs/L.H      log-sum-exp by row, for logits
+    patterns/L     the same without the first token             mass/L.H ...  a picture of a head, one per kind
+    rows/L         entropy, largest weight, distance by query   keys/L.H      the 8 largest weights of every row:
+    received/L     attention received by key                    values/L.H    their keys and their values
+    reach/N        first, last, number of keys a query sees     logs/L.H      log-sum-exp by row, for logits
 
 The bytes of a section are sorted by significance (all first bytes, then all second ones), because they compress better
-that way. Pictures take one byte per pixel: the square root of a weight, or the logarithm of a ratio.
+that way. Pictures take one byte per pixel: the square root of a weight, or the logarithm of a ratio. So do weights that
+would take too much room as floats; fewer steps of that byte compress better.
 """
 
 import base64
@@ -25,8 +26,10 @@ from torch import Tensor
 
 from headwise.view.pictures import LayerStatistics, levels, reach
 from headwise.view.result import View
+from headwise.view.words import described
 
 VERSION = 1
+SHADES = 63  # steps of color that pictures are stored in
 MARGIN = 1024  # most numbers along an edge of the map
 ABOUT = {
     "sink": "weight on the first token",
@@ -82,10 +85,10 @@ def whole_numbers(tensor: Tensor) -> Section:
     return plain(tensor.to(torch.uint16 if fits else torch.uint32))
 
 
-def shares(picture: Tensor) -> Section:
-    """Numbers from 0 to 1 in a byte each: 255 times the square root, which resolves small ones."""
-    codes = (picture.clamp(0, 1).sqrt() * 255).round().to(torch.uint8)
-    return plain(codes)._replace(code="sqrt")
+def shares(picture: Tensor, steps: int = 255) -> Section:
+    """Numbers from 0 to 1 in a byte each: the square root in so many steps, which resolves small ones."""
+    codes = (picture.clamp(0, 1).sqrt() * steps).round().to(torch.uint8)
+    return plain(codes)._replace(code=f"sqrt {steps}")
 
 
 def ratios(picture: Tensor) -> Section:
@@ -140,35 +143,43 @@ class PageData:
         rows = torch.stack([_binned(numbers, span, mean=True) for numbers in by_query], 1)
         received = _binned(statistics.received, span, mean=False)
         dtype = torch.float32 if span == 1 else torch.float16
-        self.sections[f"thumbnails/{layer}"] = shares(statistics.thumbnails)
+        self.sections[f"thumbnails/{layer}"] = shares(statistics.thumbnails, SHADES)
+        self.sections[f"patterns/{layer}"] = shares(statistics.patterns, SHADES)
         self.sections |= {f"rows/{layer}": plain(rows.to(dtype)), f"received/{layer}": plain(received.to(dtype))}
 
     def _add_reach(self) -> None:
         """Which keys queries see, once for all layers that agree."""
         known: list[Tensor] = []
+        third = self.view.T // 3
+        corner = self.view.T == self.view.S
         for layer, weights in enumerate(self.view.maps):
             seen = reach(weights)
+            corner &= bool((seen.last[:, :third] <= third).all())
             numbers = torch.stack([seen.first, seen.last + 1, seen.count])  # last + 1, so that none is negative
             index = next((i for i, other in enumerate(known) if torch.equal(numbers, other)), len(known))
             if index == len(known):
                 known.append(numbers)
                 self.sections[f"reach/{index}"] = whole_numbers(numbers)
             self.manifest["layers"][layer]["reach"] = index
+        self.manifest["corner"] = corner  # whether pictures are empty in the upper right, where captions fit
 
 
 def manifest(view: View, title: str = "") -> dict[str, Any]:
     """Everything about a view in text and single numbers; the same numbers as in `View.to_dict` and the terminal."""
     found = view.to_dict()
-    for layer, weights in zip(found["layers"], view.maps, strict=True):
+    for layer, weights, summary in zip(found["layers"], view.maps, view.summaries, strict=True):
         group = weights._source().group
-        for index, head in enumerate(layer["heads"]):
+        for index, (head, known) in enumerate(zip(layer["heads"], summary, strict=True)):
             head["group"] = index // group
+            head["traits"] = [[trait.name, trait.share] for trait in known.traits]
+            head["about"] = described(known)
         layer["shared"] = group  # query heads per key head
     statistics = set(found["layers"][0]["heads"][0]["numbers"])
     return {
         "version": VERSION,
-        "title": title,
+        "title": title or view.heading,
         **found,
+        "starts": None if view.starts is None else list(view.starts),
         "keys": None if view.keys is view.tokens else view.keys,
         "T": view.T,
         "S": view.S,

@@ -1,12 +1,21 @@
-"""A view, a map or a summary in a notebook: static HTML without scripts, at most 300 KB, with tokens escaped."""
+"""A view, a map, watched layers or a summary in a notebook.
+
+A view is the interactive page in a frame of its own (`srcdoc`), which works in Jupyter, VS Code and Colab and in saved
+notebooks. Inside the frame, or beside it where frames are removed, is a static picture of every head. Everything else
+is static HTML without scripts. Tokens are escaped.
+"""
 
 from collections.abc import Iterable
 from html import escape
 
 from headwise.errors import HeadwiseError
+from headwise.masks.probes import sink
+from headwise.study.watch import Watched
 from headwise.view.color import png_url
+from headwise.view.page import standalone
 from headwise.view.result import View
 from headwise.view.tokens import cut, shown
+from headwise.view.words import described
 from headwise.weights import AttentionMap
 from headwise.weights.summary import HeadSummary, Summary
 
@@ -16,13 +25,27 @@ MOST_ROWS = 256  # in a table of heads
 ACROSS = 8  # pictures per row
 WORK = 2**25  # weights that are computed for one display: about a second on one core
 LEGEND = (
-    "Rows are queries (the attending tokens), columns are keys (the attended ones). Brighter means more weight, from 0 "
-    "to 1 on a square-root scale. Attention is not importance."
+    "Each row is a token, each column a token that it may attend to. More ink means more weight, from 0 to 1 on a "
+    "square-root scale, without the first token. Attention is not importance."
+)
+FRAME_BUDGET = 2_000_000  # bytes of an interactive page, which a saved notebook holds
+TALL = 760  # pixels of its frame
+# Inside the frame the page is used with its own scripts only, as its policy says; it cannot reach the notebook.
+FRAME = (
+    '<iframe title="{title}" sandbox="allow-scripts allow-downloads allow-modals" loading="lazy" '
+    'style="width:100%;height:{tall}px;border:1px solid #8884;border-radius:8px" srcdoc="{page}"></iframe>'
 )
 
 
 def view_html(view: View) -> str:
-    """The sentence, a picture of every head with what it does, and the strongest pairs."""
+    """The interactive page in a frame, and the static picture for where frames are not shown."""
+    page = escape(standalone(view, budget=FRAME_BUDGET))
+    frame = FRAME.format(title=escape(view.heading), tall=TALL, page=page)
+    return f"<div>{frame}<details><summary>Static picture</summary>{static_html(view)}</details></div>"
+
+
+def static_html(view: View) -> str:
+    """The sentence, a picture of every head with what it does, and the strongest pairs, without scripts."""
     total = sum(len(summary) for summary in view.summaries)
     clear = {(head.layer, head.head) for head in view.clearest(MOST_HEADS)}
     rows = []
@@ -31,7 +54,7 @@ def view_html(view: View) -> str:
         rows += [_row([f"<b>{layer}</b>" if len(view.maps) > 1 else "", *group]) for group in groups]
     some = f"<p>The {len(clear)} clearest of {total:,} heads:</p>" if total > MOST_HEADS else ""
     return (
-        f"<div><p><b>{escape(view.sentence)}</b></p>{some}<table>{''.join(rows)}</table>"
+        f"<div><p><b>{escape(view.heading)}</b><br>{escape(view.sentence)}</p>{some}<table>{''.join(rows)}</table>"
         f"<p>{_pairs(view)}</p><p><small>{LEGEND}</small></p></div>"
     )
 
@@ -46,9 +69,25 @@ def map_html(weights: AttentionMap) -> str:
     try:
         view = View({"map": weights.select(batch=[0])}, queries=queries)
         sample = "<p>The first sample:</p>" if weights.shape[0] > 1 else ""
-        return f"<div>{title}{sample}{view_html(view)}</div>"
+        # The page would read every weight, and a long map is only sampled.
+        shown = sample + (view_html(view) if view.queries is None else static_html(view))
     except HeadwiseError as error:
-        return f"<div>{title}<p>{escape(str(error))}</p></div>"
+        shown = f"<p>{escape(str(error))}</p>"
+    return f"<div>{title}{shown}</div>"
+
+
+def watched_html(watched: Watched) -> str:
+    """The layers that were watched as one view; if they have different sizes, those of the first layer's size."""
+    found = {name: weights for name, weights in watched.items() if isinstance(weights, AttentionMap)}
+    maps = {name: weights.select(batch=[0]) for name, weights in found.items() if weights.numel()}
+    if not maps:
+        return f"<p>{len(watched)} layers watched, without attention maps to show.</p>"
+    size = next(iter(maps.values())).shape[2:]
+    alike = {name: weights for name, weights in maps.items() if weights.shape[2:] == size}
+    H, S = sum(weights.shape[1] for weights in alike.values()), size[1]
+    view = View(alike, queries=max(1, WORK // max(1, H * S)))
+    others = f"<p>{len(maps) - len(alike)} layers of other sizes are not shown.</p>" if len(alike) < len(maps) else ""
+    return (view_html(view) if view.queries is None else static_html(view)) + others
 
 
 def summary_html(summary: Summary) -> str:
@@ -69,7 +108,9 @@ def _cells(view: View, chosen: set[tuple[int, int]] | None) -> Iterable[list[str
     """The table cells of the heads to show, layer by layer."""
     for layer, summary in enumerate(view.summaries):
         shown_heads = [i for i, head in enumerate(summary) if chosen is None or (layer, head.head) in chosen]
-        pictures = view.sampled[layer].select(heads=shown_heads).pooled(SIDE, SIDE)[0] if shown_heads else ()
+        pictures = (
+            view.sampled[layer].select(heads=shown_heads).without(sink(1)).pooled(SIDE, SIDE)[0] if shown_heads else ()
+        )
         yield [
             _cell(_place(view, layer, summary[i].head), summary[i], *png_url(picture, SIDE))
             for i, picture in zip(shown_heads, pictures, strict=True)
@@ -77,15 +118,17 @@ def _cells(view: View, chosen: set[tuple[int, int]] | None) -> Iterable[list[str
 
 
 def _cell(place: str, head: HeadSummary, url: str, width: int, height: int) -> str:
-    title = f"{place} {escape(head.reading)}"
-    picture = f'<img width="{width}" height="{height}" alt="{title}" title="{title}" src="{url}">'
+    title = f"{place} {escape(described(head))}"
+    picture = (
+        f'<img width="{width}" height="{height}" alt="{title}" title="{title}" style="background:#fff" src="{url}">'
+    )
     return f"{picture}<br><small>{place} {escape(head.kind)}</small>"
 
 
 def _pairs(view: View) -> str:
     texts = []
     for pair in view.pairs():
-        words = f"{_word(view.tokens[pair.query])} → {_word(view.keys[pair.key])}"
+        words = f"{_word(view.labels[pair.query])} → {_word(view.key_labels[pair.key])}"
         texts.append(f"{words} {pair.weight:.2f} ({_place(view, pair.layer, pair.head)})")
     return " · ".join(texts)
 

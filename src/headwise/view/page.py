@@ -3,9 +3,10 @@
 Its script is the files of the folder `page/`, one after the other. The Content-Security-Policy holds a hash of that
 script, so the browser runs nothing else; the data is a block that is never run, and tokens become text nodes.
 
-What goes into the file depends on a budget of bytes. A short text has all its weights in the page. A long one has a
-picture of every head, the largest weights of every row of the clearest heads, and finer pictures where there is
-room. The manifest records which, and the page tells the reader.
+What goes into the file depends on a budget of bytes. A short text has all its weights in the page, as floats or in a
+byte each, and the page derives every kind of picture from them. A long one has pictures of every head, of every kind
+that the page offers, as fine as there is room for, and the largest weights of the rows of the clearest heads. All
+heads are treated alike, so that no control leads to an empty page.
 """
 
 import base64
@@ -13,33 +14,39 @@ import functools
 import hashlib
 import importlib.resources
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from string import Template
 
 import torch
+from torch import Tensor
 
 from headwise.errors import OptionError
 from headwise.view.color import page_tables
 from headwise.view.data import PageData, Section, clearest, plain, ratios, shares, whole_numbers
-from headwise.view.pictures import LayerStatistics, PooledCells, filled, levels, span_at
+from headwise.view.pictures import LayerStatistics, PooledCells, levels, span_at
 from headwise.view.result import View
 from headwise.view.tokens import page_rules
 from headwise.weights import AttentionMap
 
 SCRIPTS = (
     "dom", "tokens", "color", "sections", "picture", "embedded", "subject", "store", "atlas", "table", "viewport",
-    "tiles", "map", "gestures", "reading", "stage", "saving", "help", "app", "main",
+    "tiles", "map", "gestures", "reading", "lines", "stage", "saving", "help", "app", "main",
 )  # fmt: skip
 SMALLEST = 200_000  # bytes: the page without data, and little more
 SLACK = 0.97  # share of the budget for data; names and escapes take the rest
-BUDGET = 5_000_000  # bytes of a file
-FINEST = 2  # deepest level that is tried for pictures: 1024 pixels
+BUDGET, LONG_BUDGET = 5_000_000, 12_000_000  # bytes of a file, up to LONG tokens and beyond
+LONG = 2**14
 DENSE = 2**20  # most weights of a head that are ever held in memory at once, here and in the browser
-KEYS, KINDS = ("keys", "values", "logs"), ("rest", "peak", "uniform")  # sections of a head: largest weights, pictures
-SHARES = {KEYS: 0.45, KINDS: 0.15}  # of the budget, at most; finer pictures take the rest
-# Compressed bytes per number, to estimate sizes before anything is computed: 0.4 (sharp heads) to 0.95 (random ones).
-PACKED = {torch.float32: 3.4, torch.float16: 1.7}
+# How precisely all weights may be stored, best first: as floats, or as square roots in so many steps.
+PRECISIONS: tuple[torch.dtype | int, ...] = (torch.float32, torch.float16, 255, 127, 63, 31)
+PACKED = {torch.float32: 3.4, torch.float16: 1.7}  # bytes per visible float, compressed and as text
+FINEST = 2  # deepest level that is tried for pictures: 1024 pixels
+MANIFEST = 4000  # bytes that the lists of heads and kinds may still add
+COARSEST = 2  # how often a picture of 256 pixels may be halved
+STEPS = 63  # shades of pictures: more take more room and look the same
+PIXEL = 0.22  # bytes that a pixel of a picture takes, from experience; half of them are hidden
+KEYS, KINDS = ("keys", "values", "logs"), ("mass", "rest", "peak", "uniform")
 
 
 @functools.cache
@@ -63,7 +70,8 @@ def _json(data: object) -> str:
 
 def standalone(view: View, *, against: View | None = None, budget: int | None = None, title: str = "") -> str:
     """The whole page as HTML; the arguments are those of `View.save`."""
-    budget = BUDGET if budget is None else budget
+    if budget is None:
+        budget = BUDGET if max(view.T, view.S) <= LONG else LONG_BUDGET
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < SMALLEST:
         raise OptionError(
             f"budget={budget!r}: expected bytes, at least {SMALLEST:,}; the page itself takes some of them."
@@ -77,7 +85,7 @@ def document(data: Sequence[PageData], title: str = "") -> str:
     """The page around this data."""
     return Template(page_file("page.html")).substitute(
         policy=escape(policy()),
-        title=escape(title or "What the heads do"),
+        title=escape(title or (data[0].manifest["title"] if data else "headwise")),
         style=page_file("page.css"),
         script=script(),
         data=_json([each.to_dict() for each in data]),
@@ -99,138 +107,149 @@ def _hash(text: str) -> str:
 def embedded(view: View, budget: int, title: str = "") -> PageData:
     """The data of a page without a server, within a budget of bytes if possible."""
     data = PageData(view, title)
-    for dtype in _dtypes_that_fit(view, budget):
-        whole = _with_weights(data, dtype)
-        if whole.size <= budget:
-            return whole
-    return _with_pictures(data, budget)
-
-
-def _dtypes_that_fit(view: View, budget: int) -> list[torch.dtype]:
-    """The dtypes in which all weights may fit, estimated from the number of visible ones; the most precise first."""
-    if view.T * view.S > DENSE:
-        return []
-    seen = sum(int(weights.select(heads=[0])._source().keys_seen().sum()) * weights.shape[1] for weights in view.maps)
-    return [dtype for dtype, packed in PACKED.items() if seen * packed * 0.4 < budget * 3 / 4]
-
-
-def _with_weights(base: PageData, dtype: torch.dtype) -> PageData:
-    """A short text: every weight of every head."""
-    data = base.copy()
-    data.manifest["embedded"] = {"weights": str(dtype).removeprefix("torch.")}
-    for layer, weights in enumerate(data.view.maps):
-        statistics = LayerStatistics.of(weights)
-        data.add_layer(layer, statistics)
-        for head, dense in enumerate(weights[0].to(dtype)):
-            data.sections[f"weights/{layer}.{head}"] = plain(dense)
-            data.sections[f"logs/{layer}.{head}"] = plain(statistics.log_sum_exp[head].float())
-    return data
-
-
-def _with_pictures(base: PageData, budget: int) -> PageData:
-    """A long text: a picture of every head, and as much more as fits."""
-    data, view = base.copy(), base.view
-    offers = Offers(data, budget)
-    for layer, weights in enumerate(view.maps):
-        offers.measure(layer, weights)
-    order = places = [f"{layer}.{index}" for layer, index in clearest(view)]
-    coarse = {f"mass/{head}": offers.finer[0, head] for head in order}
-    room: float = budget - data.size - sum(len(head) + 8 for head in order) - 200
-    room -= sum(section.size for section in coarse.values())
-    data.sections |= coarse
-    for kinds, share in SHARES.items():
-        room = _fill(data, (offers.named(head, kinds) for head in order), room, room - budget * share)
     if view.T * view.S <= DENSE:
-        room = _add_whole_heads(data, order, room)
-    order = [head for head in order if f"mass/{head}" in data.sections]
-    for level in range(1, offers.finest + 1):
-        finer = ({f"mass/{head}": offers.finer[level, head]} for head in order)
-        room = _fill(data, finer, room, 0)
-    single = [head for head in places if {f"keys/{head}", f"weights/{head}"} & set(data.sections)]
-    data.manifest["embedded"] = {"weights": None, "keys": single}
-    return data
+        whole = _with_weights(data, budget)
+        if whole is not None:
+            return whole
+    return Pyramids(data, budget).filled()
 
 
-def _add_whole_heads(data: PageData, order: list[str], room: float) -> float:
-    """Replace the pictures of the clearest heads by all their weights while there is room; return what remains."""
-    for head in order:
-        layer, index = map(int, head.split("."))
-        weights = data.view.maps[layer].select(heads=[index])
-        whole = {
-            f"weights/{head}": plain(weights[0, 0].half()),
-            f"logs/{head}": plain(weights.log_sum_exp()[0, 0].float()),
-        }
-        replaced = [f"{name}/{head}" for name in ("mass", *KEYS, *KINDS)]
-        before = sum(data.sections[name].size for name in replaced if name in data.sections)
-        size = sum(section.size for section in whole.values()) - before
-        if size > room:
-            break
-        for name in replaced:
-            data.sections.pop(name, None)
-        data.sections |= whole
-        room -= size
-    return room
+def _with_weights(base: PageData, budget: int) -> PageData | None:
+    """A short text: every weight of every head, as precisely as there is room for; None if there is not."""
+    statistics = [LayerStatistics.of(weights) for weights in base.view.maps]
+    for layer, found in enumerate(statistics):
+        base.add_layer(layer, found)
+    room = budget - base.size
+    for precision in PRECISIONS:
+        if _estimate(base.view, precision) > room:
+            continue
+        data = base.copy()
+        data.manifest["embedded"] = _told(precision)
+        for layer, weights in enumerate(base.view.maps):
+            for head, dense in enumerate(weights[0]):
+                data.sections[f"weights/{layer}.{head}"] = _stored(dense, precision)
+                if isinstance(precision, torch.dtype):
+                    data.sections[f"logs/{layer}.{head}"] = plain(statistics[layer].log_sum_exp[head].float())
+        if data.size <= budget:
+            return data
+    return None
 
 
-class Offers:
-    """Sections that may go into a page if the budget allows.
+def _told(precision: torch.dtype | int) -> dict[str, object]:
+    """What the manifest says about the precision."""
+    if isinstance(precision, int):
+        return {"weights": "bytes", "steps": precision}
+    return {"weights": str(precision).removeprefix("torch.")}
+
+
+def _stored(dense: Tensor, precision: torch.dtype | int) -> Section:
+    return shares(dense, precision) if isinstance(precision, int) else plain(dense.to(precision))
+
+
+def _estimate(view: View, precision: torch.dtype | int) -> float:
+    """About how many bytes all weights take: from the visible ones, or from one head of every layer."""
+    if isinstance(precision, torch.dtype):
+        visible = (int(weights.select(heads=[0])._source().keys_seen().sum()) for weights in view.maps)
+        counts = sum(seen * weights.shape[1] for seen, weights in zip(visible, view.maps, strict=True))
+        return counts * PACKED[precision] * 0.4
+    some = (weights[0, layer % weights.shape[1]] for layer, weights in enumerate(view.maps))
+    heads = sum(weights.shape[1] for weights in view.maps)
+    return sum(_stored(dense, precision).size for dense in some) * heads / len(view.maps)
+
+
+class Pyramids:
+    """Pictures of every head of a long text, of every kind, as fine as there is room for.
 
     Args:
-        data: the data of the page; what every page has is added to it.
+        data: the data of the page, without sections of heads.
         budget: bytes of the page.
     """
 
     def __init__(self, data: PageData, budget: int) -> None:
-        self.data = data
-        self.sections: dict[str, Section] = {}
-        self.finer: dict[tuple[int, str], Section] = {}
-        T, S = data.view.T, data.view.S
+        self.data, self.budget, self.view = data.copy(), budget, data.view
+        self.order = [f"{layer}.{index}" for layer, index in clearest(self.view)]
+        T, S = self.view.T, self.view.S
         self.finest = min(FINEST, levels(T, S))
+        # Pictures of all kinds take at most half of the room.
+        each = len(KINDS) * 256**2 * PIXEL
+        self.coarsest = -next((k for k in range(COARSEST) if len(self.order) * each / 4**k < budget / 2), COARSEST)
+        self.offers: dict[tuple[str, int], dict[str, Section]] = {}
         # The heads whose largest weights may fit: per row 8 keys of 2 or 4 bytes, 8 weights of 2 and a log-sum-exp.
-        each = T * (8 * (4 if S < 2**16 else 6) + 4) * 0.4
-        most = max(1, int(budget * SHARES[KEYS] * 3 / 4 / each) + 1)
-        self.with_keys = set(clearest(data.view)[:most])
+        rows = T * (8 * (4 if S < 2**16 else 6) + 4) * 0.4
+        self.with_keys = set(clearest(self.view)[: max(1, int(budget / 2 / rows))])
+        self.keys: dict[str, dict[str, Section]] = {}
 
-    def measure(self, layer: int, weights: AttentionMap) -> None:
-        """Measure a layer: its margins go into the page, everything else becomes an offer."""
-        T, S = self.data.view.T, self.data.view.S
-        coarse = span_at(0, T, S)
-        mass = PooledCells.of("mass", span_at(self.finest, T, S), range(S))
+    def filled(self) -> PageData:
+        """The data with what fits."""
+        for layer, weights in enumerate(self.view.maps):
+            self._measure(layer, weights)
+            self.view.progress("drawing", layer + 1, len(self.view.maps))
+        kinds = [kind for kind in KINDS if self._add(kind, self.coarsest)]
+        room = self.budget - self.data.size
+        single = self._add_keys(room / 2)
+        for level in range(self.coarsest + 1, self.finest + 1):
+            if not (self._add("mass", level) and self._add("rest", level)):
+                break
+        self.data.manifest["embedded"] = {"weights": None, "keys": single, "kinds": kinds}
+        return self.data
+
+    def _measure(self, layer: int, weights: AttentionMap) -> None:
+        """Two passes over a layer: its margins go into the page, its pictures become offers."""
+        T, S = self.view.T, self.view.S
+        fine, coarse = _span(self.finest, T, S), _span(self.coarsest, T, S)
+        mass, rest = (PooledCells.of(kind, fine, range(S)) for kind in ("mass", "rest"))
         peak, uniform = (PooledCells.of(kind, coarse, range(S)) for kind in ("peak", "uniform"))
         chosen = [head for head in range(weights.shape[1]) if (layer, head) in self.with_keys]
-        statistics = LayerStatistics.of(weights, top=bool(chosen), cells=[mass, peak, uniform])
+        statistics = LayerStatistics.of(weights, top=bool(chosen), cells=[mass, peak, uniform], rest=[rest])
         self.data.add_layer(layer, statistics)
-        rest = filled(weights, [PooledCells.of("rest", coarse, range(S))], without_sink=True)[0]
-        for kind, cells, encode in (("rest", rest, shares), ("peak", peak, shares), ("uniform", uniform, ratios)):
-            for head, picture in enumerate(cells.values()):
-                self.sections[f"{kind}/{layer}.{head}"] = encode(picture)
-        for level in range(self.finest, -1, -1):
-            for head, picture in enumerate(mass.values()):
-                self.finer[level, f"{layer}.{head}"] = shares(picture)
-            mass = mass.halved()
+        self._offer("peak", self.coarsest, layer, peak)
+        self._offer("uniform", self.coarsest, layer, uniform)
+        for level in range(self.finest, self.coarsest - 1, -1):
+            self._offer("mass", level, layer, mass)
+            self._offer("rest", level, layer, rest)
+            mass, rest = mass.halved(), rest.halved()
         for head in chosen:
-            self._add_keys(f"{layer}.{head}", statistics, head)
+            self.keys[f"{layer}.{head}"] = _largest(f"{layer}.{head}", statistics, head)
 
-    def _add_keys(self, name: str, statistics: LayerStatistics, head: int) -> None:
-        assert statistics.top_keys is not None  # noqa: S101 - requested
-        assert statistics.top_weights is not None  # noqa: S101
-        self.sections[f"keys/{name}"] = whole_numbers(statistics.top_keys[head].clamp(min=0))
-        self.sections[f"values/{name}"] = plain(statistics.top_weights[head].half())
-        self.sections[f"logs/{name}"] = plain(statistics.log_sum_exp[head].float())
+    def _offer(self, kind: str, level: int, layer: int, cells: PooledCells) -> None:
+        found = self.offers.setdefault((kind, level), {})
+        for head, picture in enumerate(cells.values()):
+            found[f"{kind}/{layer}.{head}"] = ratios(picture) if kind == "uniform" else shares(picture, STEPS)
 
-    def named(self, head: str, kinds: Sequence[str]) -> dict[str, Section]:
-        """The sections of these kinds of a head, as far as they were kept."""
-        return {
-            f"{kind}/{head}": self.sections[f"{kind}/{head}"] for kind in kinds if f"{kind}/{head}" in self.sections
-        }
+    def _add(self, kind: str, level: int) -> bool:
+        """Add the pictures of all heads, in place of coarser ones, if they fit."""
+        found = self.offers[kind, level]
+        replaced = sum(self.data.sections[name].size for name in found if name in self.data.sections)
+        size = sum(len(name) + section.size for name, section in found.items()) - replaced
+        fits = self.data.size + size + MANIFEST <= self.budget
+        if fits:
+            self.data.sections |= found
+        return fits
 
-
-def _fill(data: PageData, offers: Iterable[dict[str, Section]], room: float, least: float) -> float:
-    """Add sections, or replace those of the same name, while `least` of the room remains; return what remains."""
-    for sections in offers:
-        replaced = sum(data.sections[name].size for name in sections if name in data.sections)
-        size = sum(section.size for section in sections.values()) - replaced
-        if room - size >= max(least, 0):
-            data.sections |= sections
+    def _add_keys(self, room: float) -> list[str]:
+        """Add the largest weights of the clearest heads while there is room; return those heads."""
+        added: list[str] = []
+        for head in self.order:
+            size = sum(section.size for section in self.keys.get(head, {}).values())
+            if not size or size > room:
+                break
+            self.data.sections |= self.keys[head]
             room -= size
-    return room
+            added.append(head)
+        return added
+
+
+def _span(level: int, T: int, S: int) -> int:
+    """Queries and keys per pixel; a negative level is coarser than a whole map in 256 pixels."""
+    return span_at(max(level, 0), T, S) << max(-level, 0)
+
+
+def _largest(name: str, statistics: LayerStatistics, head: int) -> dict[str, Section]:
+    """The largest weights of the rows of a head, and what logits need."""
+    assert statistics.top_keys is not None  # noqa: S101 - requested
+    assert statistics.top_weights is not None  # noqa: S101
+    return {
+        f"keys/{name}": whole_numbers(statistics.top_keys[head].clamp(min=0)),
+        f"values/{name}": plain(statistics.top_weights[head].half()),
+        f"logs/{name}": plain(statistics.log_sum_exp[head].float()),
+    }

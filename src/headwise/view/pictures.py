@@ -294,6 +294,7 @@ class LayerStatistics:
     """What a page shows of all heads of a layer: thumbnails, numbers by query and by key, the largest weights."""
 
     thumbnails: Tensor  # (H, rows, cols)
+    patterns: Tensor  # the same without the first key
     entropy: Tensor  # (H, T), in nats
     peak: Tensor  # (H, T)
     distance: Tensor  # (H, T)
@@ -303,17 +304,26 @@ class LayerStatistics:
     top_keys: Tensor | None = None
 
     @classmethod
-    def of(cls, weights: AttentionMap, *, top: bool = False, cells: Sequence[PooledCells] = ()) -> "LayerStatistics":
-        """Measure a layer in one pass over its weights.
+    def of(
+        cls,
+        weights: AttentionMap,
+        *,
+        top: bool = False,
+        cells: Sequence[PooledCells] = (),
+        rest: Sequence[PooledCells] = (),
+    ) -> "LayerStatistics":
+        """Measure a layer in one pass over its weights, and one without the first key.
 
         Args:
             weights: the map, of one sample.
             top: whether to keep the largest weights of every row.
-            cells: pictures to fill in the same pass.
+            cells: pictures to fill in the first pass.
+            rest: pictures to fill in the second.
         """
         T, S = weights.shape[2:]
+        size = min(THUMBNAIL, T), min(THUMBNAIL, S)
         readings: list[Reading] = [
-            PooledReading(min(THUMBNAIL, T), min(THUMBNAIL, S)),
+            PooledReading(*size),
             EntropyReading(),
             PeakReading(),
             DistanceReading(),
@@ -323,11 +333,14 @@ class LayerStatistics:
         with torch.no_grad():
             source = weights.detach()._unpadded()
             found = streaming.read(source, [*readings, *cells])
+            second = [PooledReading(*size), *rest]
+            patterns = streaming.read(without_first(weights.detach())._normalised(), second)[0][0][0]
         assert source.log_sum_exp is not None  # noqa: S101 - it is normalised
         thumbnails, entropy, peak, distance, received = (outputs[0][0] for outputs in found[:5])
         top_weights, top_keys = (output[0] for output in found[5]) if top else (None, None)
         return cls(
             thumbnails,
+            patterns,
             entropy,
             peak,
             distance,
@@ -340,7 +353,7 @@ class LayerStatistics:
     @classmethod
     def joined(cls, parts: Sequence["LayerStatistics"]) -> "LayerStatistics":
         """The statistics of some heads after those of others."""
-        names = ("thumbnails", "entropy", "peak", "distance", "received", "log_sum_exp")
+        names = ("thumbnails", "patterns", "entropy", "peak", "distance", "received", "log_sum_exp")
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 
     def stretched(self, queries: Tensor | None, T: int) -> "LayerStatistics":

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PIXELS = 512  # per side; larger maps are pooled, so that rows still sum to 1
 MOST_WORDS = 48  # tick labels along an axis; longer axes show numbers
 ACROSS = 4  # heads per row
-HIDDEN = "0.85"  # gray for keys that a query may not see, to tell them from small weights
+HIDDEN = "0.92"  # gray for keys that a query may not see, to tell them from small weights
 SIDE, MARGIN, LINE = 3.2, 1.3, 0.16  # inches: the least side of a map, and what tick labels need
 
 

@@ -1,6 +1,7 @@
 """`View`: what the heads of a model do with one text, and where its attention maps come from."""
 
 import functools
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,9 +18,12 @@ from headwise.models.files import atomically
 from headwise.shapes import check_size
 from headwise.study.watch import Watched, watch
 from headwise.view.pictures import Cell, cell
+from headwise.view.tokens import labels, readable
 from headwise.weights import AttentionMap, Scoring
 from headwise.weights.summary import Head, Summary, clearest, kind_counts, kinds_in_words
 
+EXCERPT = 64  # characters of the text in a heading
+SPECIAL = re.compile(r"<\|?\w+\|?>|\[[A-Z]+\]")  # tokens such as <|start|>, <s> and [CLS], which are not text
 NEAR = sink(1) | offset(0) | previous_token()  # where most heads put most of their weight
 MOST_PAIRS = 32  # kept; `pairs` returns the first of them
 Progress = Callable[[str, int, int], None]
@@ -53,6 +57,8 @@ class View:
         keys: Sequence[str] | None = None,
         *,
         query_ids: Tensor | None = None,
+        starts: Sequence[int] | None = None,
+        model: str = "",
         queries: int | None = None,
         progress: Progress = silent,
     ) -> None:
@@ -71,7 +77,34 @@ class View:
         self.keys = self.tokens if keys is None and self.S == self.T else _words(keys, self.S, "keys")
         self.ids = None if ids is None else torch.as_tensor(ids).flatten()
         self.query_ids = None if query_ids is None else torch.as_tensor(query_ids).flatten()
+        self.starts = starts if starts is None or list(starts) != list(range(self.T)) else None
+        self.model = model  # its name, if known
         self.queries, self.progress = _spread(self.T, queries), progress
+
+    @functools.cached_property
+    def labels(self) -> list[str]:
+        """The tokens as labels: those that make up one character are numbered."""
+        return labels(self.tokens, self.starts)
+
+    @property
+    def key_labels(self) -> list[str]:
+        """The keys as labels."""
+        return self.labels if self.keys is self.tokens else self.keys
+
+    @property
+    def text(self) -> str:
+        """The text that was read, with each character once."""
+        starts = range(self.T) if self.starts is None else self.starts
+        return "".join(token for place, token in enumerate(self.tokens) if starts[place] == place)
+
+    @property
+    def heading(self) -> str:
+        """What is shown, of which model and which text."""
+        model = f" of the model {readable(self.model)}" if self.model else ""
+        words = readable(" ".join(SPECIAL.sub(" ", self.text).split()))
+        start = words if len(words) <= EXCERPT else words[: EXCERPT - 1].rsplit(" ", 1)[0] + "…"
+        named = words and any(letter.isalpha() for letter in words)
+        return f"What the attention heads{model} do with " + (f"“{start}”" if named else _count(self.T, "token"))
 
     @property
     def sampled(self) -> tuple[AttentionMap, ...]:
@@ -153,6 +186,7 @@ class View:
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain data, ready for JSON."""
         return {
+            "model": self.model,
             "sentence": self.sentence,
             "tokens": self.tokens,
             "queries": None if self.queries is None else self.queries.tolist(),
@@ -257,24 +291,34 @@ def strongest(pairs: Iterable[Pair]) -> list[Pair]:
     return list(found.values())
 
 
-def collected(
-    model: Any, tokens: Any, layers: Layers, progress: Progress
-) -> tuple[Mapping[str, AttentionMap], "TokenSides", Sequence[str] | None]:
-    """Maps by layer name, from one run of a model or as given; the token ids and their text, where known."""
+class Collected(NamedTuple):
+    """Maps by layer name; the token ids, their text and which tokens share a character, and the model, where known."""
+
+    maps: Mapping[str, AttentionMap]
+    ids: "TokenSides"
+    words: Sequence[str] | None = None
+    starts: Sequence[int] | None = None
+    model: str = ""
+
+
+def collected(model: Any, tokens: Any, layers: Layers, progress: Progress) -> Collected:
+    """The maps of one run of a model, or those given."""
     if isinstance(model, TextModel):
         ids = model.tokens(tokens, most=10**9) if isinstance(tokens, str) else _token_ids(tokens)
         _check_length(model, ids)
-        maps: Mapping[str, AttentionMap] = _watched(model.module, lambda: model.read(ids), layers, progress)
-        return maps, TokenSides(ids), model.pieces(ids)
+        maps = _watched(model.module, lambda: model.read(ids), layers, progress)
+        words, starts = zip(*model.codec.characters(ids.flatten().tolist()), strict=True)
+        return Collected(maps, TokenSides(ids), words, starts, model.name)
     if not isinstance(model, nn.Module):
-        return _named(model), TokenSides(None if tokens is None else _token_ids(tokens)), None
+        return Collected(_named(model), TokenSides(None if tokens is None else _token_ids(tokens)))
+    name = type(model).__name__
     if tokens is None or isinstance(tokens, str):
-        raise OptionError(f"view({type(model).__name__}): pass token ids, such as tokenizer(text).input_ids.")
+        raise OptionError(f"view({name}): pass token ids, such as tokenizer(text).input_ids.")
     if not isinstance(tokens, Mapping):
         ids = _token_ids(tokens)
-        return _watched(model, lambda: model(ids), layers, progress), TokenSides(ids), None
+        return Collected(_watched(model, lambda: model(ids), layers, progress), TokenSides(ids), model=name)
     maps = _watched(model, lambda: model(**tokens), layers, progress)
-    return maps, TokenSides.of(maps, tokens), None
+    return Collected(maps, TokenSides.of(maps, tokens), model=name)
 
 
 class TokenSides(NamedTuple):

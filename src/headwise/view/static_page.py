@@ -3,11 +3,14 @@
 `static_page` makes other pages in the same style.
 """
 
+from collections.abc import Mapping, Sequence
 from html import escape
 from string import Template
 
 from headwise.study.survey.result import Survey, SurveyedHead
+from headwise.view.evidence import Passage
 from headwise.view.terminal import KIND_LETTERS, letter
+from headwise.view.words import described
 from headwise.weights.summary import Head
 
 PAGE = Template("""<!doctype html>
@@ -51,6 +54,12 @@ td.words, th.words { text-align: left; }
 .atlas a { display: block; width: 1.6rem; line-height: 1.6rem; text-align: center; color: inherit;
   text-decoration: none; font-family: ui-monospace, Menlo, Consolas, monospace; }
 .bars { display: inline-flex; align-items: end; height: 1.2rem; gap: 1px; }
+.passages section { break-inside: avoid; margin: .8rem 0; }
+.passages h3 { font-size: 1rem; margin: 0; }
+.passages ol { margin: .2rem 0; padding-left: 1.6rem; }
+.passages li { white-space: pre-wrap; overflow-wrap: anywhere; }
+.passages b { outline: 1.5px solid var(--ink); border-radius: 2px; }
+.passages mark { background: rgba(var(--heat), .35); color: inherit; }
 .bars i { width: .35rem; background: rgba(var(--heat), .8); }
 """
 BODY = Template("""
@@ -71,12 +80,13 @@ and so on.</p>
 <tbody>
 $rows
 </tbody></table></div>
+$evidence
 $skipped
 """)
 
 
-def page(survey: Survey) -> str:
-    """All heads of a survey on one page."""
+def page(survey: Survey, evidence: Mapping[str, Sequence[Passage]] | None = None) -> str:
+    """All heads of a survey on one page, with passages that show what they do if there are any."""
     names = [name for name in SHOWN if survey.heads and name in survey.heads[0].numbers]
     model = str(survey.settings["model"])
     body = BODY.substitute(
@@ -86,6 +96,7 @@ def page(survey: Survey) -> str:
         legend=", ".join(f"{sign} {kind}" for kind, sign in KIND_LETTERS.items()),
         names="".join(f"<th>{name.replace('_', ' ')}</th>" for name in names),
         rows="\n".join(_row(head, names) for head in survey.placed),
+        evidence=_evidence(survey, evidence or {}),
         skipped=_skipped(survey),
     )
     return static_page(f"Survey of {model}", STYLE, body)
@@ -120,6 +131,31 @@ def _bars(head: SurveyedHead) -> str:
     label = ", ".join(f"{share:.0%}" for share in head.histogram)
     bars = "".join(f'<i style="height:{max(4, round(100 * share))}%"></i>' for share in head.histogram)
     return f'<span class="bars" role="img" aria-label="{label}">{bars}</span>'
+
+
+def _evidence(survey: Survey, evidence: Mapping[str, Sequence[Passage]]) -> str:
+    """For each head, the passages in which it did most what it is named for."""
+    parts = []
+    for head in survey.placed:
+        lines = "".join(f"<li>{_passage(one)}</li>" for one in evidence.get(head.place, ()))
+        if lines:
+            title = escape(f"{head.place} {described(head.summary)}")
+            parts.append(f'<section><h3 id="passages-{head.place}">{title}</h3><ol>{lines}</ol></section>')
+    if not parts:
+        return ""
+    about = (
+        "The strongest passages among a few windows of the corpus, without the first token: the token that attends is "
+        "framed, and the one that it attends to most is shaded. The number is the share of its attention that counts."
+    )
+    return f'<h2>Passages</h2><p class="soft">{about}</p><div class="passages">{"".join(parts)}</div>'
+
+
+def _passage(passage: Passage) -> str:
+    words = []
+    for place, word in enumerate(passage.words):
+        tag = "mark" if place == passage.key else "b" if place == passage.query else ""
+        words.append(f"<{tag}>{escape(word)}</{tag}>" if tag else escape(word))
+    return f'<span class="soft">{passage.share:.2f}</span> <bdi>{"".join(words)}</bdi>'
 
 
 def _shade(share: float) -> str:

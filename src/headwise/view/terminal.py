@@ -1,42 +1,177 @@
-"""A view as text: a sentence, every head as a small picture, the clearest heads and pairs; and a survey as text."""
+"""A view as text: the clearest heads large, with words, then all heads as colored cells; and a survey as text."""
 
-from collections.abc import Mapping, Sequence
-
-from torch import Tensor
+from collections.abc import Iterable, Mapping, Sequence
 
 from headwise.errors import printable
+from headwise.masks.probes import sink
 from headwise.study.survey.result import Survey, SurveyedHead
 from headwise.view.color import Palette
 from headwise.view.result import View
-from headwise.view.tokens import cut, fill, shown
-from headwise.weights.summary import FIRST_SINK, MIXED, READINGS, Head, HeadSummary, kinds_in_words
+from headwise.view.tokens import cut, fill, shown, wide
+from headwise.view.words import described, example
+from headwise.weights.summary import FIRST_SINK, MIXED, READINGS, Head, HeadSummary
 
-LINES = 22  # a terminal has 24: one is for the path of the page, one for the prompt
-# Numbers of heads, lines of pairs and empty lines, from generous to sparse; pictures have priority.
-SPACINGS = ((4, 2, 2), (4, 2, 1), (3, 2, 0), (3, 1, 0))
+HEIGHT = 24  # lines of a terminal; one is for the path of the page, one for the prompt
 # What a head does, in one letter: "c" for a copy of the same token and "w" for a sink on a word, since "s" is a sink;
 # "u" for a key that is unique to its query, since "o" is the query's own.
 OTHER_LETTERS = {"same-token": "c", "second sink": "w", "one-to-one": "u", MIXED: "·"}
 KIND_LETTERS = {FIRST_SINK: "s"} | {name: name[0] for _, name, _ in READINGS} | OTHER_LETTERS
-MARKS = KIND_LETTERS | {MIXED: " "}  # beside a picture, where a dot would look like a part of it
+IDLE = 0.6  # of a head's weight on the first token, beyond which it is shown last
+WORD = 9  # columns of a word beside a picture
+TALL = 32  # lines of a terminal that has room for more than the necessary
+LEAST, MOST = 12, 32  # columns of a large picture
+LISTED = 12  # heads in a table without colors
 LARGEST = 24  # columns of a picture in the view of one layer
 SURVEYED = ("sink", "previous", "induction", "entropy", "peak", "distance")  # columns of a survey's table
 NAMED = 10  # skipped documents that are listed
 
 
-def drawn(view: View, width: int, palette: Palette) -> str:
-    """All layers in at most 22 lines."""
-    lines = _sentence(view, width, palette)
-    layers = len(view.maps)
+def drawn(view: View, width: int, palette: Palette, height: int = HEIGHT) -> str:
+    """What the heads do with the text, in a terminal of this size."""
+    room = height - 2
+    lines = [*_heading(view, width, palette, 1 if height < TALL else 3), ""]
+    cells = Cells(view, width, palette)
+    if palette.depth == 0:
+        rest = cells.lines(max(2, room - len(lines) - 2))
+        most = max(3, room - len(lines) - len(rest) - 2)
+        return "\n".join([*lines, *_listed(view, width, most), "", *rest])
+    rest = cells.lines(max(2, (room - len(lines)) // 2))
+    left = room - len(lines) - len(rest) - 1
+    fits = left >= LEAST // 2 + 3 and width >= LEAST + 2 * WORD + 2
+    pictures = _large(view, width, left, palette) if fits else _listed(view, width, left - 1)
+    return "\n".join([*lines, *pictures, "", *rest])
 
-    def tall(spacing: tuple[int, int, int]) -> int:
-        return min(3, (LINES - len(lines) - 1 - sum(spacing)) // layers)
 
-    clear, pairs, empty = max(SPACINGS, key=tall)  # the first of several equals
-    space = [[""] * (empty > 0), [""] * (empty > 1)]
-    lines += _atlas(view, width, LINES - len(lines) - clear - pairs - empty, palette)
-    lines += [*space[0], *(_bar(head, width, palette) for head in view.clearest(clear) if head.trait)]
-    return "\n".join([*lines, *space[1], *_pairs(view, width, pairs)])
+def _heading(view: View, width: int, palette: Palette, most: int) -> list[str]:
+    """What is shown, and at most so many lines of the sentence that counts heads by kind."""
+    first = wrapped(view.heading.split(" "), width, " ")[:2]
+    return [*map(palette.strong, first), *map(palette.faint, wrapped(view.sentence.split(" · "), width)[:most])]
+
+
+def _large(view: View, width: int, room: int, palette: Palette) -> list[str]:
+    """The clearest heads, each with words beside its picture, its name and a sentence above."""
+    side = max(LEAST, min(view.T, MOST, 2 * (room - 3), width - 2 * WORD - 2))
+    tall = -(-min(side, view.T) // 2)
+    across = max(1, (width + 3) // (min(side, view.S) + 2 * WORD + 5))
+    down = max(1, (room + 1) // (tall + 4))
+    size = (width + 3) // across - 3
+    heads = [head for head in _distinct(view) if head.trait][: across * down]
+    lines: list[str] = []
+    for start in range(0, len(heads), across):
+        blocks = [_block(view, head, side, size, palette) for head in heads[start : start + across]]
+        lines += [""] * (start > 0)
+        lines += ["   ".join(row).rstrip(" ") for row in zip(*blocks, strict=True)]
+    return lines
+
+
+def _distinct(view: View) -> list[Head]:
+    """The clearest heads: one of each kind, then the others; last those that leave little for other tokens."""
+
+    def idle(head: Head) -> bool:
+        return head.summary.kind == FIRST_SINK or head.summary.numbers["sink"] > IDLE
+
+    heads = sorted(view.clearest(len(view.heads)), key=idle)
+    first = {head.summary.kind: head for head in reversed(heads) if head.summary.kind != FIRST_SINK}
+    return sorted(heads, key=lambda head: (first.get(head.summary.kind) is not head, idle(head)))
+
+
+def _block(view: View, head: Head, side: int, size: int, palette: Palette) -> list[str]:
+    """One head in lines of equal width: name, sentence in two lines, picture between words."""
+    rows, cols = min(side, view.T), min(side, view.S)
+    weights = view.sampled[head.layer].select(heads=[_index(view, head)])
+    picture = weights.without(sink(1)).pooled(rows, cols)[0, 0]
+    told = wrapped(f"{described(head.summary)}, e.g. {example(view, head)}".split(" "), size, " ")[:2]
+    lines = [palette.strong(fill(f"Head {head.place}", size)), *(palette.faint(fill(line, size)) for line in told)]
+    lines += [" " * size] * (2 - len(told))
+    words = [view.labels[row * view.T // rows] for row in range(rows)]
+    space = " " * max(0, size - picture.shape[1] - 2 * WORD - 2)
+    for line, drawing in enumerate(palette.lines(picture)):
+        upper = cut(shown(words[2 * line]), WORD)
+        lower = cut(shown(words[2 * line + 1]), WORD) if 2 * line + 1 < rows else ""
+        left = " " * (WORD - wide(upper)) + upper
+        lines.append(f"{left} {drawing} {fill(lower, WORD)}{space}")
+    return lines
+
+
+def _index(view: View, head: Head) -> int:
+    """The index of a head in its map, which may hold only some heads."""
+    return [found.head for found in view.summaries[head.layer]].index(head.head)
+
+
+def _listed(view: View, width: int, most: int) -> list[str]:
+    """The clearest heads as a table: name, what it does, and its strongest pair of words."""
+    heads = [head for head in _distinct(view) if head.trait][: min(max(1, most), LISTED)]
+    pairs = [example(view, head) for head in heads]
+    size = min(max(map(wide, pairs), default=0), max(16, width // 3))
+    lines = [f"{'head':>5}  {fill('what it does', width - size - 9)}  strongest pair".rstrip()]
+    for head, pair in zip(heads, pairs, strict=True):
+        lines.append(f"{head.place:>5}  {fill(described(head.summary), width - size - 9)}  {cut(pair, size)}".rstrip())
+    return lines if heads else ["no head has a clear pattern in this text"]
+
+
+class Cells:
+    """All heads as a grid of cells, a letter for what each does, inked by how clearly it does it."""
+
+    def __init__(self, view: View, width: int, palette: Palette) -> None:
+        self.view, self.width, self.palette = view, width, palette
+        self.letters = letters_of(head.summary.kind for head in view.heads)
+        heads = max(len(summary) for summary in view.summaries)
+        self.size = 3 if 3 * heads + 4 <= width else 2 if 2 * heads + 4 <= width else 1
+        self.shown = min(heads, (width - 4) // self.size)
+        self.block = self.shown * self.size + 7
+
+    def lines(self, room: int) -> list[str]:
+        """The grid in about so many lines, layers side by side if they are many, and the legend."""
+        legend, numbers = self._legend(), self._numbers()
+        layers, room = len(self.view.summaries), room - len(numbers)
+        columns = max(1, min((self.width + 3) // self.block, -(-layers // max(1, room - len(legend) - 1))))
+        per = -(-layers // columns)
+        rows = [[self._layer(k) for k in range(row, layers, per)] for row in range(per)]
+        lines = ["   ".join(parts).rstrip(" ") for parts in rows]
+        if len(lines) > max(room, 8) and columns == 1:
+            kept = max(room, 8) - len(legend) - 1
+            lines = [*lines[:kept], f"     and {layers - kept} more layers; --layer {kept} shows the next"]
+        return [*("   ".join([line] * columns).rstrip() for line in numbers), *lines, *legend]
+
+    def _numbers(self) -> list[str]:
+        """The numbers of the heads over their cells, if every layer has the same heads and there is room."""
+        heads = {tuple(head.head for head in summary) for summary in self.view.summaries}
+        if len(heads) > 1 or len(str(max(next(iter(heads))))) >= self.size:
+            return []
+        fit = str.ljust if self.palette.depth == 0 else str.center
+        return [f"{'':4}{''.join(fit(str(head), self.size) for head in next(iter(heads))[: self.shown])}   "]
+
+    def _layer(self, layer: int) -> str:
+        """One layer: its number and a cell for each head."""
+        cells = [Head(layer, head.head, head) for head in self.view.summaries[layer]][: self.shown]
+        text = "".join(self._cell(head) for head in cells) + self.palette.reset
+        return f"{layer:>3} {text}{' ' * (self.block - 7 - self.size * len(cells))}"
+
+    def _cell(self, head: Head) -> str:
+        sign = letter(head.summary, self.letters)
+        if self.palette.depth == 0:
+            return sign.ljust(self.size)
+        level = round(min(1.0, head.clarity) * 0.8 * (self.palette.shades - 1))
+        return self.palette.cell(level, sign.center(self.size), self.size)
+
+    def _legend(self) -> list[str]:
+        kinds = [f"{sign} {kind}" for kind, sign in self.letters.items()]
+        more = ["capital: also attends mostly to the first token"]
+        more += ["more color: more clearly", "pictures: without the first token"] if self.palette.depth else []
+        hidden = max(len(summary) for summary in self.view.summaries) - self.shown
+        more += [f"{hidden} more heads per layer"] if hidden else []
+        return wrapped(["rows: layers", *(["columns: heads"] if self._numbers() else []), *kinds, *more], self.width)[
+            :3
+        ]
+
+
+def letters_of(kinds: Iterable[str]) -> dict[str, str]:
+    """A different letter for each kind that occurs, the usual one where there is one."""
+    found: dict[str, str] = {}
+    for kind in sorted(set(kinds), key=lambda kind: (kind not in KIND_LETTERS, kind)):
+        wanted = KIND_LETTERS.get(kind, "") + kind + "abcdefghijklmnopqrstuvwxyz"
+        found[kind] = next((sign for sign in wanted if sign not in found.values() and not sign.isspace()), "?")
+    return found
 
 
 def drawn_layer(view: View, layer: int, width: int, height: int, palette: Palette) -> str:
@@ -83,74 +218,10 @@ def _largest(heads: int, T: int, width: int, height: int) -> tuple[int, int]:
     return best
 
 
-def _sentence(view: View, width: int, palette: Palette) -> list[str]:
-    """The sentence, with the letters that stand beside the pictures."""
-    marks = {text: MARKS[kind].strip() for kind, text in kinds_in_words(view.heads).items()}
-    parts = []
-    for part in view.sentence.split(" · "):
-        mark = marks.get(part)
-        also = " or capitals" if mark == MARKS[FIRST_SINK] else ""
-        parts.append(f"{part} ({mark}{also})" if mark else part)
-    first, *rest = wrapped(parts, width)[:3]
-    return [palette.strong(first), *rest]
-
-
-def _atlas(view: View, width: int, room: int, palette: Palette) -> list[str]:
-    """A row of pictures per layer, as large as there is room for."""
-    layers = len(view.maps)
-    heads = max(weights.shape[1] for weights in view.maps)
-    room -= 1  # for the numbers of the heads
-    tall = max(1, min(3, room // layers))
-    shown_layers = layers if layers * tall <= room else room - 1
-    wide = max(1, min(8, (width - 2) // heads - 2))
-    most = min(heads, (width - 2) // (wide + 2))
-    label = f"{heads} heads" if heads == most else f"{most} of {heads} heads"
-    rows = tall if palette.depth == 0 else max(2, 2 * tall - 1)  # half a line stays free between layers
-    pictures = view.pictures(rows, wide)
-    wide = pictures[0].shape[-1]  # pictures of few tokens are narrower
-    numbers = "".join(fill(str(head), wide + 2) for head in range(most)) if wide >= 3 else label
-    lines = [palette.faint(f"   {numbers}".rstrip())]
-    for layer in range(shown_layers):
-        lines += _layer(view, layer, pictures[layer][:most], tall, palette)
-    if shown_layers < layers:
-        lines.append(f"   and {layers - shown_layers} more layers; --layer {shown_layers} shows the next")
-    return lines
-
-
-def _layer(view: View, layer: int, pictures: Tensor, tall: int, palette: Palette) -> list[str]:
-    """The pictures of a layer side by side, with its number and a letter for what each head does."""
-    drawings = [palette.lines(picture) for picture in pictures]
-    marks = [letter(head, MARKS) for head in view.summaries[layer]]
-    lines = []
-    for line in range(min(tall, len(drawings[0]))):
-        label = palette.faint(f"{layer:>2} ") if line == 0 else "   "
-        letters = marks if line == 0 else [" "] * len(marks)
-        parts = (f"{drawing[line]}{letter} " for drawing, letter in zip(drawings, letters, strict=False))
-        lines.append((label + "".join(parts)).rstrip(" "))
-    return lines
-
-
 def letter(head: HeadSummary, letters: Mapping[str, str] = KIND_LETTERS) -> str:
     """What a head does, in one letter; a capital if it also attends mostly to the first token."""
-    return letters[head.kind].upper() if len(head.traits) > 1 else letters[head.kind]
-
-
-def _bar(head: Head, width: int, palette: Palette) -> str:
-    """A head, the share of its clearest trait as a bar, and what it does in words."""
-    share = 0.0 if head.trait is None else head.trait.share
-    size = max(4, min(24, width - 56))
-    filled = round(size * min(1.0, share))
-    bar = palette.painted("━" * filled, share) + palette.faint("·" * (size - filled))
-    return f"{head.place:>5}  {bar} {share:.2f}  {cut(head.summary.reading, width - size - 14)}"
-
-
-def _pairs(view: View, width: int, most: int) -> list[str]:
-    """The strongest pairs of tokens, in at most `most` lines."""
-    texts = []
-    for pair in view.pairs():
-        words = f"{cut(shown(view.tokens[pair.query]), 14)} → {cut(shown(view.keys[pair.key]), 14)}"
-        texts.append(f"{words} {pair.weight:.2f} ({pair.layer}.{pair.head})")
-    return wrapped(texts, width, "   ")[:most] if texts else []
+    sign = letters.get(head.kind, "?")
+    return sign.upper() if len(head.traits) > 1 else sign
 
 
 def wrapped(parts: Sequence[str], width: int, separator: str = " · ") -> list[str]:
@@ -158,7 +229,7 @@ def wrapped(parts: Sequence[str], width: int, separator: str = " · ") -> list[s
     lines = [parts[0]]
     for part in parts[1:]:
         joined = f"{lines[-1]}{separator}{part}"
-        if len(joined) > width:
+        if wide(joined) > width:
             lines.append(part)
         else:
             lines[-1] = joined

@@ -5,15 +5,35 @@ Terminal, notebook and plots call these functions. The page's script follows the
 
 import functools
 import unicodedata
+from collections.abc import Sequence
 from typing import Any
 
 SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍", "": "∅"}
+JOINERS = "\u200c\u200d"  # shown as they are between letters and signs that they join, such as the parts of an emoji
+PARTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"  # digits that say which token of a character that takes several
 HIDDEN = ("C", "Z")  # Unicode categories (control and format characters, separators) written as \x and a number
 
 
 def page_rules() -> dict[str, Any]:
     """The table for the page's script."""
-    return {"signs": SIGNS, "hidden": HIDDEN}
+    return {"signs": SIGNS, "hidden": HIDDEN, "joiners": JOINERS, "parts": PARTS}
+
+
+def labels(tokens: Sequence[str], starts: Sequence[int] | None) -> list[str]:
+    """The tokens as labels: those that make up one character are numbered.
+
+    >>> labels(["a", "東", "東", "東"], [0, 1, 1, 1])
+    ['a', '東¹', '東²', '東³']
+    """
+    if starts is None:
+        return list(tokens)
+    several = {start for place, start in enumerate(starts) if start != place}
+    numbers = (_part(1 + place - start) if start in several else "" for place, start in enumerate(starts))
+    return [token + number for token, number in zip(tokens, numbers, strict=True)]
+
+
+def _part(number: int) -> str:
+    return "".join(PARTS[int(digit)] for digit in str(number))
 
 
 def shown(token: str) -> str:
@@ -22,8 +42,23 @@ def shown(token: str) -> str:
     >>> shown(" sea"), shown("\\n"), shown("a\\x1b")
     ('sea', '⏎', 'a\\\\x1b')
     """
-    text = token.strip(" ") or token
-    return "".join(map(_visible, text)) or SIGNS[""]
+    return readable(token.strip(" ") or token).replace(" ", SIGNS[" "]) or SIGNS[""]
+
+
+def readable(text: str) -> str:
+    """A text with every character visible but its spaces, and none that moves the cursor.
+
+    >>> readable("the sea\\n")
+    'the sea⏎'
+    """
+    near = zip(" " + text, text, text[1:] + " ", strict=False)
+    keeps = [letter == " " or _joins(before, letter, after) for before, letter, after in near]
+    return "".join(letter if kept else _visible(letter) for letter, kept in zip(text, keeps, strict=True))
+
+
+def _joins(before: str, letter: str, after: str) -> bool:
+    """Whether a joiner stands between two characters that it can join."""
+    return letter in JOINERS and all(unicodedata.category(near) in ("So", "Sk", "Lo", "Mn") for near in (before, after))
 
 
 @functools.cache
@@ -34,13 +69,13 @@ def _visible(letter: str) -> str:
 
 
 def wide(text: str) -> int:
-    """How many columns a text takes in a terminal."""
-    return sum(map(_columns, text))
+    """How many columns a text takes in a terminal; what a joiner joins takes the room of one character."""
+    return sum(0 if before == "\u200d" else _columns(letter) for before, letter in zip(" " + text, text, strict=False))
 
 
 @functools.cache
 def _columns(letter: str) -> int:
-    if unicodedata.combining(letter) or unicodedata.category(letter) in ("Me", "Mn"):
+    if unicodedata.combining(letter) or unicodedata.category(letter) in ("Me", "Mn", "Cf"):
         return 0
     return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
 

@@ -110,7 +110,7 @@ def test_a_long_text_is_first_seen_from_256_of_its_rows_and_in_the_end_from_all(
             assert head["numbers"] == pytest.approx(wanted.numbers, abs=1e-4)
 
 
-@pytest.mark.parametrize(("T", "counts"), [(7, [7]), (1024, [1024]), (1025, [256, 1025]), (32768, [256, 2048, 32768])])
+@pytest.mark.parametrize(("T", "counts"), [(7, [7]), (512, [512]), (513, [256, 513]), (32768, [256, 2048, 32768])])
 def test_pictures_grow_by_steps(T, counts):
     assert runs.query_counts(T) == counts
 

@@ -119,3 +119,9 @@ def test_no_socket_but_http_is_opened(client):
 
     with pytest.raises(WebSocketDisconnect), client.websocket_connect("/api/runs", headers=OWN):
         pass
+
+
+def test_cookies_of_other_applications_are_ignored(stranger):
+    cookie = {"cookie": 'prefs={"a": 1}; token=guessed'}
+    assert stranger.get("/api/models", headers={**OWN, **cookie}).status_code == 200
+    assert refused(stranger.get("/api/models", headers={**OWN, **cookie, "authorization": ""}), 401, "token")

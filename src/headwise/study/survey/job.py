@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -337,6 +338,13 @@ class SurveyJob:
             tally = Tally()
             self._skip(self.corpus.lost(unit, why(error)), tally)
         return tally
+
+    def samples(self, most: int) -> list[list[int]]:
+        """Up to `most` windows of tokens, from units spread over the corpus, to quote passages from."""
+        units = range(0, len(self.corpus), max(1, len(self.corpus) // most))
+        each = -(-most // max(1, len(units)))
+        found = (islice(self._windows(self.corpus.read(unit), Tally()), each) for unit in units)
+        return [window.ids for windows in found for window in windows][:most]
 
     def _windows(self, documents: Iterable[Document | Skipped], tally: Tally) -> Iterator[TokenWindow]:
         """The windows of documents; documents read and skipped are counted on the way."""

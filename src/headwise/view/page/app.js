@@ -1,11 +1,15 @@
 // The whole page: the sentence, the text, and the atlas, the table or the map.
 
+const VIEWS = [["atlas", "Heads", "All heads as pictures"], ["words", "Text", "One head as lines between words"], ["map", "Map", "One head as a map of weights"], ["table", "Table", "All heads as numbers"]];
+
 class App {
   constructor(root, sides) {
     Object.assign(this, { root, sides, side: sides[0], data: new SubjectData(sides), store: new Store() });
     this.first = this.firstHead();
     if (!Subject.parse(this.store.get("head"), sides)) this.store.values.head = this.first;
+    for (const { manifest } of sides) Object.assign(manifest, { labels: labelsOf(manifest.tokens, manifest.starts), keyLabels: manifest.keys || labelsOf(manifest.tokens, manifest.starts) });
     this.reading = new Reading(this);
+    this.lines = new Lines(this);
     this.atlas = new Atlas(this);
     this.table = new HeadTable(this);
     this.stage = new Stage(this);
@@ -16,7 +20,7 @@ class App {
     this.store.listen((changed, fromAddress) => this.changed(changed, fromAddress));
     this.onkey = (event) => this.key(event);
     this.onscheme = () => this.recolor();
-    this.onresize = debounced(() => this.atlas.fit(), 60);
+    this.onresize = debounced(() => (this.atlas.fit(), this.lines.draw()), 60);
     document.addEventListener("keydown", this.onkey);
     this.scheme.addEventListener("change", this.onscheme);
     addEventListener("resize", this.onresize);
@@ -35,7 +39,7 @@ class App {
   firstHead() {
     const { manifest, source } = this.side;
     const there = manifest.clearest.filter(([l, h]) => !source.hasRows || source.hasRows(l, h));
-    const busy = there.filter(([l, h]) => !/^(first-token sink|broad|mixed)/.test(manifest.layers[l].heads[h].reading));
+    const busy = there.filter(([l, h]) => manifest.layers[l].heads[h].numbers.sink < 0.5);
     return [...busy, ...there, ...manifest.clearest][0].join(".");
   }
 
@@ -64,17 +68,18 @@ class App {
     const { manifest } = this.side;
     this.root.classList.add("headwise");
     this.tabs = el("div", { class: "segments tabs", role: "tablist", "aria-label": "View" });
+    this.tabs.addEventListener("keydown", (event) => this.tabKey(event));
     this.options = el("div", { class: "options" });
-    this.main = el("main", { class: "main" });
+    this.main = el("main", { class: "main", role: "tabpanel", id: "headwise-panel", tabindex: "-1" });
     const [size, ...facts] = manifest.sentence.split(" · ");
     const sentence = el("p", { class: "sentence" }, el("b", { text: size }), ...facts.flatMap((fact) => [el("span", { class: "dot", text: " · " }), el("span", { text: fact })]));
     const menu = el("details", { class: "menu" }, el("summary", { text: "Save" }), el("div", { class: "menu-list" },
-      ...[["Picture (PNG)", () => this.saving.png()], ["Drawing (SVG)", () => this.saving.svg()], ["All heads (CSV)", () => this.saving.csv()], ["All heads (JSON)", () => this.saving.json()], ["Weights in the window (CSV)", () => this.saving.weights()]]
+      ...[["Picture (PNG)", () => this.saving.png()], ["Drawing (SVG)", () => this.saving.svg()], ["All heads (CSV)", () => this.saving.csv()], ["All heads (JSON)", () => this.saving.json()], ["Weights in the window (CSV)", () => this.saving.weights()], ["Print or save as PDF", () => print()]]
         .map(([text, run]) => el("button", { type: "button", text, onclick: () => { menu.open = false; run(); } }))));
     const tools = el("div", { class: "tools" }, this.tabs, menu,
       el("button", { type: "button", class: "icon", text: "◐", "aria-label": "Light or dark theme", title: "Light or dark theme  d", onclick: () => this.flipTheme() }),
       el("button", { type: "button", class: "icon", text: "?", "aria-label": "Help", title: "Help  ?", onclick: () => this.help.showModal() }));
-    const header = el("header", { class: "top" }, el("div", { class: "top-line" }, el("h1", { text: manifest.title || "What the heads do" }), tools), sentence, this.notes());
+    const header = el("header", { class: "top" }, el("div", { class: "top-line" }, el("h1", {}, el("bdi", { text: manifest.title })), tools), sentence, this.notes());
     fill(this.root, header, el("div", { class: "columns" }, this.reading.root, this.main), this.help);
     this.atlas.build();
     this.reading.build();
@@ -84,15 +89,10 @@ class App {
   // What the reader should know about this file.
   notes() {
     const { embedded, T } = this.side.manifest;
-    if (!embedded || embedded.weights === "float32") return null;
-    const text = embedded.weights === "float16" ? "This file stores the weights in float16, to three digits."
-      : `${count(T)} tokens: this file has a picture of every head, and single weights of ${embedded.keys.length || "no"} head${embedded.keys.length === 1 ? "" : "s"}.`;
+    if (!embedded || embedded.weights === "float32" || embedded.weights === "float16") return null;
+    const text = embedded.weights ? `This file stores every weight in one byte: a weight of 0.5 to within ${(Math.SQRT1_2 / embedded.steps).toFixed(3)}, of 0.01 to within ${(0.1 / embedded.steps).toFixed(4)}.`
+      : `${count(T)} tokens are too many for every single weight: this file has pictures of all heads, and the largest weights of ${plural(embedded.keys.length, "head")}.`;
     return el("p", { class: "soft note", text });
-  }
-
-  headsWithRows() {
-    const { embedded, clearest } = this.side.manifest;
-    return embedded?.keys || clearest.map((place) => place.join("."));
   }
 
   subject() {
@@ -135,55 +135,101 @@ class App {
 
   show() {
     const view = this.store.get("view");
-    const names = [["atlas", "Atlas"], ["table", "Table"], ["map", "Map"]];
-    fill(this.tabs, ...names.map(([name, text]) => el("button", { type: "button", role: "tab", "aria-selected": String(view === name), text, onclick: () => this.store.set({ view: name }) })));
+    fill(this.tabs, ...VIEWS.map(([name, text, about]) => el("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "headwise-panel", "aria-selected": String(view === name), tabindex: view === name ? "0" : "-1", text, title: about, onclick: () => this.store.set({ view: name }) })));
+    this.main.setAttribute("aria-labelledby", `tab-${view}`);
     this.root.dataset.view = view;
     if (view === "map") {
       fill(this.main, this.stage.root);
       this.stage.build();
+    } else if (view === "words") {
+      fill(this.main, this.lines.root);
+      this.lines.build();
     } else {
-      this.atlasOptions();
+      this.headOptions(view);
       fill(this.main, this.options, view === "table" ? this.table.root : this.atlas.root);
       if (view === "table") this.table.build();
       else this.atlas.arrange();
     }
   }
 
-  atlasOptions() {
+  tabKey(event) {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const at = VIEWS.findIndex(([name]) => name === this.store.get("view"));
+    this.store.set({ view: VIEWS[(at + step + VIEWS.length) % VIEWS.length][0] });
+    this.tabs.querySelector('[aria-selected="true"]').focus();
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  // Point at a word, from the text, the lines or the map.
+  pointAt(at, follow = false) {
+    if (at === this.reading.at) return;
+    this.reading.show(at);
+    this.lines.show(at);
+    if (follow && at !== null) this.reading.reveal(at);
+  }
+
+  get contrast() {
+    return clamp(Math.round(Number(this.store.get("contrast"))) || 0, 0, CONTRASTS - 1);
+  }
+
+  contrastControl() {
+    const input = el("input", { type: "range", min: 0, max: CONTRASTS - 1, step: 1, value: this.contrast, title: "How strongly small weights are inked", oninput: (event) => this.store.set({ contrast: event.target.value }) });
+    return el("label", { class: "chooser contrast" }, el("span", { text: "Contrast" }), input);
+  }
+
+  check(name, text, about) {
+    return el("label", { class: "check", title: about }, el("input", { type: "checkbox", checked: Boolean(this.store.get(name)), onchange: (event) => this.store.set({ [name]: event.target.checked ? "1" : "" }) }), text);
+  }
+
+  firstCheck() {
+    return this.check("without", "without the first token", "Many heads attend to the first token when they have nothing else to do. Without it, the other weights are rescaled to sum to 1.");
+  }
+
+  headOptions(view) {
     const { manifest } = this.side;
     const { store } = this;
     const stats = Object.keys(manifest.about).map((name) => [name, statName(name)]);
-    const check = el("label", { class: "check" }, el("input", { type: "checkbox", checked: Boolean(store.get("without")), onchange: (event) => store.set({ without: event.target.checked ? "1" : "" }) }), "without the first token");
     const about = manifest.about[store.get("color")] || manifest.about[store.get("sort")] || "";
-    fill(this.options,
+    const atlas = view === "atlas";
+    fill(this.options, this.firstCheck(),
+      atlas ? this.check("rows", "scale each row", "Each row of a picture is scaled to its largest value, so that patterns show. Otherwise colors stand for weights from 0 to 1.") : null,
+      atlas ? this.contrastControl() : null,
       this.stage.chooser("Sort by", store.get("sort"), [["place", "layer and head"], ...stats], (value) => store.set({ sort: value })),
-      this.stage.chooser("Color by", store.get("color"), [["none", "nothing"], ...stats], (value) => store.set({ color: value })), check,
-      el("span", { class: "soft about", text: about }), this.scaleKey());
-  }
-
-  // The color scale, the same in every page.
-  scaleKey() {
-    const strip = Float32Array.from({ length: 64 }, (_, i) => (i / 63) ** 2);
-    const canvas = paint(strip, 64, 1, "share", this.dark);
-    canvas.className = "key-ramp";
-    return el("span", { class: "scale-key", role: "img", "aria-label": "Color scale from 0 (dark blue) to 1 (yellow), by square root" }, el("span", { text: "0" }), canvas, el("span", { text: "1" }));
+      atlas ? this.stage.chooser("Bars", store.get("color"), [["none", "none"], ...stats], (value) => store.set({ color: value })) : null,
+      el("span", { class: "soft about", text: about }));
+    if (atlas) this.atlas.drawLegend();
   }
 
   changed(keys, fromAddress) {
     if (keys.has("view")) this.show();
-    else if (this.store.get("view") === "map" && ["head", "with", "show", "kind"].some((key) => keys.has(key))) this.stage.update();
-    else if (["sort", "color", "without"].some((key) => keys.has(key))) this.show();
+    else if (this.store.get("view") === "map" && ["head", "with", "show", "kind", "contrast"].some((key) => keys.has(key))) this.stage.update(keys);
+    else if (this.store.get("view") === "words" && ["head", "without", "contrast"].some((key) => keys.has(key))) this.lines.build();
+    else if (keys.has("contrast") && !["sort", "color", "without", "rows"].some((key) => keys.has(key))) this.recontrast();
+    else if (["sort", "color", "without", "rows"].some((key) => keys.has(key))) this.show();
     if (fromAddress && keys.has("at") && this.stage.view) {
       this.stage.view.read(this.store.get("at"));
       this.stage.redraw();
     }
     if (keys.has("head")) this.atlas.mark();
-    if (keys.has("head") || keys.has("word")) this.reading.show(this.locked() ?? this.reading.at);
+    if (keys.has("head") || keys.has("word")) {
+      this.reading.show(this.locked() ?? this.reading.at);
+      this.lines.show(this.locked() ?? this.reading.at);
+    }
     if (keys.has("word")) this.stage.redraw();
   }
 
-  stageHeight() {
-    return innerHeight - this.root.querySelector(".columns").getBoundingClientRect().top - scrollY;
+  // Pixels from an element's upper edge to the end of the window.
+  roomFor(element) {
+    return innerHeight - element.getBoundingClientRect().top - scrollY;
+  }
+
+  // The slider keeps the focus: only what it colors is redrawn.
+  recontrast() {
+    this.atlas.paintAll();
+    this.atlas.color();
+    this.atlas.drawLegend();
   }
 
   flipTheme() {
@@ -204,10 +250,10 @@ class App {
     const kinds = { m: "mass", r: "rest", p: "peak", u: "uniform" };
     const acts = {
       "?": () => this.help.showModal(), "/": () => this.reading.find.focus(), d: () => this.flipTheme(),
-      1: () => this.store.set({ view: "atlas" }), 2: () => this.store.set({ view: "table" }), 3: () => this.store.set({ view: "map" }),
+      ...Object.fromEntries(VIEWS.map(([name], i) => [i + 1, () => this.store.set({ view: name })])),
       "[": () => this.step(-1), "]": () => this.step(1), Escape: () => this.escape(), x: () => this.flip(),
     };
-    if (kinds[event.key]) this.store.set({ kind: kinds[event.key] });
+    if (this.store.get("view") === "map" && kinds[event.key]) this.store.set({ kind: kinds[event.key] });
     else if (acts[event.key]) acts[event.key]();
     else return undefined;
     return event.preventDefault();

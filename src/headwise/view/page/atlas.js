@@ -1,44 +1,77 @@
 // The atlas: every head as a small picture with what it does, layer by layer or sorted by a number.
 
-const NARROWEST = 50; // pixels: at this width the name and the number of a head do not overlap
-const ROOMY = 62; // at this width, a word or two about the head fit as well
-
-// Heads per row, at most `most`, so that all rows are about equally long.
-const evenly = (heads, most) => Math.ceil(heads / Math.ceil(heads / Math.max(1, most)));
+const GAP = 7;
+const CAPTION = 33; // pixels below a picture: its name and what the head does
+const NARROWEST = 60; // pixels: below this width a caption does not fit
+const ROOMY = 76; // pixels: below this width only a name fits into the empty corner of a causal map
+const NAMED = 38; // pixels: below this width not even a name does
+const LARGEST = 132;
+const SMALLEST = 13;
+const RANKED = 8; // heads that are marked for a word
 
 class Atlas {
   constructor(app) {
     this.app = app;
     this.body = el("div", { class: "atlas-body" });
-    this.root = el("section", { class: "atlas", "aria-label": "All heads" }, this.body);
+    this.told = el("p", { class: "atlas-tell soft", "aria-hidden": "true" });
+    this.legend = el("div", { class: "legend" });
+    this.root = el("section", { class: "atlas", "aria-label": "All heads" }, el("div", { class: "atlas-line" }, this.told, this.legend), this.body);
     this.cells = new Map();
+    this.body.addEventListener("pointerover", (event) => this.tell(event.target.closest?.(".head")));
+    this.body.addEventListener("pointerleave", () => this.tell(null));
+    this.body.addEventListener("focusin", (event) => this.tell(event.target.closest?.(".head")));
   }
 
   build() {
-    const { manifest, source } = this.app.side;
+    const { manifest } = this.app.side;
     this.cells.clear();
-    manifest.layers.forEach((layer, l) => layer.heads.forEach((head, h) => this.cells.set(`${l}.${h}`, this.cell(l, h, head, source))));
+    manifest.layers.forEach((layer, l) => layer.heads.forEach((head, h) => this.cells.set(`${l}.${h}`, this.cell(l, h, head))));
     this.arrange();
+    this.tell(null);
   }
 
-  cell(l, h, head, source) {
-    const canvas = el("canvas", { "aria-hidden": "true" });
-    const figure = el("span", { class: "bar" }, el("span", { class: "bar-fill" }), el("span", { class: "bar-text" }));
+  cell(l, h, head) {
+    const bar = el("span", { class: "bar" }, el("span", { class: "bar-fill" }), el("span", { class: "bar-text" }));
     const name = `${l}.${head.head}`;
-    const button = el("button", { class: "head", type: "button", "data-place": `${l}.${h}`, "aria-label": `Head ${name}: ${head.reading}` },
-      canvas, el("span", { class: "head-name" }, el("b", { text: name }), el("span", { class: "figure soft", text: traitNumber(head.reading) })), el("span", { class: "trait", text: trait(head.reading), title: head.reading }), figure);
+    const button = el("button", { class: "head", type: "button", "data-place": `${l}.${h}`, "aria-label": `Head ${name} ${head.about}` },
+      el("span", { class: "picture" }, el("canvas", { "aria-hidden": "true" })),
+      el("span", { class: "head-name" }, el("b", { text: name }), el("span", { class: "figure soft", text: traitNumber(head) })), el("span", { class: "trait", text: traitName(head) }), bar);
     button.addEventListener("click", () => this.app.open(`${l}.${h}`));
-    source.thumbnail(l, h).then((picture) => this.draw(canvas, picture, l, h));
     return button;
   }
 
-  async draw(canvas, picture, l, h) {
-    const painted = paint(picture.values, picture.cols, picture.rows, "share", this.app.dark);
+  // What a head does, in one line above the pictures.
+  tell(cell) {
+    const { manifest } = this.app.side;
+    if (!cell) return fill(this.told, manifest.layers.length > 1 ? "Each picture is one head: a row for every token, inked where that token attends. Layers run from top to bottom." : "Each picture is one head: a row for every token, inked where that token attends.");
+    const [l, h] = cell.dataset.place.split(".").map(Number);
+    const head = manifest.layers[l].heads[h];
+    return fill(this.told, el("b", { text: `Head ${l}.${head.head}` }), ` ${head.about}`);
+  }
+
+  // Scaled rows need less contrast.
+  get scale() {
+    return new Scale("share", this.app.store.get("rows") ? Math.max(0, this.app.contrast - 1) : this.app.contrast);
+  }
+
+  drawLegend() {
+    fill(this.legend, legendOf(this.scale, this.app.store.get("rows") ? "weight, relative to the largest of its row" : "attention weight", this.app.dark));
+  }
+
+  paintAll() {
+    for (const [place, cell] of this.cells) this.draw(cell.querySelector("canvas"), ...place.split(".").map(Number));
+  }
+
+  async draw(canvas, l, h) {
+    const { store, data } = this.app;
+    const { manifest, source } = this.app.side;
+    const [picture, reach] = await Promise.all([source.thumbnail(l, h, Boolean(store.get("without"))), data.reach(new Subject(0, l, h))]);
+    const values = store.get("rows") ? inRows(picture) : picture.values;
+    const painted = paint(values, picture.cols, picture.rows, this.scale, this.app.dark);
     [canvas.width, canvas.height] = [picture.cols, picture.rows];
     const context = canvas.getContext("2d");
     context.drawImage(painted, 0, 0);
-    const reach = await this.app.data.reach(new Subject(0, l, h));
-    const { T, S } = this.app.side.manifest;
+    const { T, S } = manifest;
     for (let row = 0; row < picture.rows; row++) {
       const query = Math.min(T - 1, Math.floor(((row + 1) * T) / picture.rows) - 1);
       const [left, right] = [Math.floor((reach.first(Math.floor((row * T) / picture.rows)) * picture.cols) / S), Math.ceil((reach.end(query) * picture.cols) / S)];
@@ -51,21 +84,23 @@ class Atlas {
     const [l, h] = place.split(".").map(Number);
     const head = this.app.side.manifest.layers[l].heads[h];
     const from = this.app.store.get("without") ? head.without_first : head.numbers;
-    return (name) => from[name] ?? head.numbers[name];
+    return (name) => head.effect?.[name] ?? from[name] ?? head.numbers[name];
   }
 
   arrange() {
     const { manifest } = this.app.side;
     const sort = this.app.store.get("sort");
     this.color();
-    if (sort === "place") {
-      fill(this.body, ...manifest.layers.map((layer, l) => this.layer(layer, l)));
-    } else {
-      const order = Array.from(this.cells.keys()).sort((a, b) => this.number(b)(sort) - this.number(a)(sort));
-      fill(this.body, el("div", { class: "flat" }, ...order.map((place) => this.cells.get(place))));
-    }
+    if (sort === "place") fill(this.body, ...manifest.layers.map((layer, l) => this.layer(layer, l)));
+    else fill(this.body, ...this.sorted(sort).map((place) => this.cells.get(place)));
+    this.body.classList.toggle("flat", sort !== "place");
     this.fit();
     this.mark();
+    this.paintAll();
+  }
+
+  sorted(name) {
+    return Array.from(this.cells.keys()).sort((a, b) => this.number(b)(name) - this.number(a)(name));
   }
 
   layer(layer, l) {
@@ -79,31 +114,47 @@ class Atlas {
     return el("div", { class: "layer", role: "group", "aria-label": `Layer ${l}` }, title, el("div", { class: "heads" }, ...parts));
   }
 
-  // Pictures as large as possible with the whole atlas in view; if the labels would not fit, a layer takes several rows.
+  // Pictures as large as possible with all heads in view: layers in several columns, with captions if there is room.
   fit() {
     const { manifest } = this.app.side;
     const heads = Math.max(...manifest.layers.map((layer) => layer.heads.length));
-    const groups = Math.max(...manifest.layers.map((layer) => (layer.shared > 1 ? layer.heads.length / layer.shared : 0)));
-    const width = (this.root.clientWidth || 800) - 44 - 6 * groups; // less the number of the layer and the space between groups
-    const height = Math.max(360, this.app.stageHeight() - 60);
-    const each = (inRow) => width / inRow - 8;
-    const wide = each(heads) >= NARROWEST ? each(heads) : each(evenly(heads, Math.floor(width / (ROOMY + 8))));
-    const tall = height / manifest.layers.length - (this.app.store.get("color") === "none" ? 46 : 62);
-    const size = this.app.store.get("sort") === "place" ? Math.min(wide, Math.max(84, tall)) : 96;
-    this.root.style.setProperty("--thumb", `${Math.floor(clamp(size, 36, 128))}px`);
+    const layers = manifest.layers.length;
+    const [width, height] = [this.root.clientWidth || 800, Math.max(280, this.app.roomFor(this.body) - 16)];
+    const shared = Math.max(...manifest.layers.map((layer) => layer.shared)) > 1;
+    const bar = this.app.store.get("color") === "none" ? 0 : 16;
+    const flat = this.app.store.get("sort") !== "place";
+    const size = (columns, below, gap) => {
+      const across = flat ? columns : heads;
+      const wide = (flat ? width : width / columns - 40 - (shared ? 6 * (heads / manifest.layers[0].shared) : 0)) / across - gap;
+      return Math.min(wide, height / Math.ceil((flat ? this.cells.size : layers) / columns) - below - gap, LARGEST);
+    };
+    const best = (below, gap) => Array.from({ length: flat ? this.cells.size : Math.min(layers, 8) }, (_, i) => [size(i + 1, below, gap), i + 1]).reduce((a, b) => (b[0] > a[0] + 0.5 ? b : a));
+    const { corner } = manifest;
+    let [side, columns] = best((corner ? 0 : CAPTION) + bar + (shared ? 22 : 0), GAP);
+    const captions = side >= (corner ? NAMED : NARROWEST);
+    if (!captions) [side, columns] = best(bar, 4);
+    this.root.classList.toggle("bare", !captions);
+    this.root.classList.toggle("corner", corner && captions);
+    this.root.classList.toggle("named", corner && side < ROOMY);
+    this.root.style.setProperty("--thumb", `${Math.floor(clamp(side, SMALLEST, LARGEST))}px`);
+    this.body.style.gridTemplateRows = flat ? "" : `repeat(${Math.ceil(layers / columns)}, auto)`;
   }
 
   color() {
     const name = this.app.store.get("color");
     this.root.classList.toggle("colored", name !== "none");
     if (name === "none") return;
+    const most = Math.max(...Array.from(this.cells.keys(), (place) => Math.abs(this.number(place)(name))), 1e-9);
+    const scale = name === "effect" ? new Scale("difference", this.app.contrast, most) : this.scale;
     for (const [place, cell] of this.cells) {
       const value = this.number(place)(name);
-      const share = name === "distance" ? value / Math.max(1, this.app.side.manifest.S) : value;
-      const filled = cell.querySelector(".bar-fill");
+      const [filled, text] = [cell.querySelector(".bar-fill"), cell.querySelector(".bar-text")];
+      const share = name === "effect" ? 1 : name === "distance" ? value / most : value;
       filled.style.width = `${100 * clamp(share, 0, 1)}%`;
-      filled.style.background = colorAt("share", share, this.app.dark);
-      cell.querySelector(".bar-text").textContent = name === "distance" ? value.toFixed(1) : value.toFixed(2);
+      filled.style.background = scale.color(name === "effect" ? value : share, this.app.dark);
+      text.textContent = name === "distance" ? value.toFixed(1) : name === "effect" ? signed(value) : value.toFixed(2);
+      text.style.color = name === "effect" ? (scale.bright(value, this.app.dark) ? "#14181d" : "#f2f0eb") : "";
+      text.style.background = name === "effect" ? "none" : "";
     }
   }
 
@@ -112,6 +163,21 @@ class Atlas {
     for (const [place, cell] of this.cells) {
       cell.setAttribute("aria-current", place === chosen ? "true" : "false");
       cell.tabIndex = place === chosen || (!this.cells.has(chosen) && place === "0.0") ? 0 : -1;
+    }
+  }
+
+  // Mark the heads that attend most from a word, and its row in every picture; null clears.
+  rank(found, query) {
+    const { T } = this.app.side.manifest;
+    this.root.classList.toggle("ranking", Boolean(found));
+    this.body.style.setProperty("--row", `${(100 * ((query ?? 0) + 0.5)) / T}%`);
+    const places = new Map((found || []).map((one, i) => [one.place, { ...one, rank: i }]));
+    for (const [place, cell] of this.cells) {
+      const one = places.get(place);
+      cell.classList.toggle("top", Boolean(one && one.rank < RANKED));
+      cell.style.setProperty("--strength", found ? (0.25 + 0.75 * Math.sqrt(one ? one.weight : 0)).toFixed(2) : "1");
+      if (one && one.rank < RANKED) cell.dataset.weight = one.weight.toFixed(2).replace(/^0/, "");
+      else delete cell.dataset.weight;
     }
   }
 
@@ -138,6 +204,17 @@ class Atlas {
   }
 }
 
-// "first-token sink 0.45, else local 0.72" short enough for a picture: "sink · local", and 0.72.
-const trait = (reading) => reading.replace("first-token sink", "sink").replace(", else", " ·").replace(/ [\d.]+/g, "");
-const traitNumber = (reading) => (/[\d.]+$/.exec(reading) || [""])[0].replace(/^0/, "");
+// Each row of a picture scaled to its largest value, so that heads can be told apart.
+function inRows({ values, rows, cols }) {
+  const found = new Float32Array(values.length);
+  for (let row = 0; row < rows; row++) {
+    const line = values.subarray(row * cols, (row + 1) * cols);
+    const most = line.reduce((a, b) => Math.max(a, b), 0);
+    if (most > 0) line.forEach((value, col) => (found[row * cols + col] = value / most));
+  }
+  return found;
+}
+
+// What a head does besides attending to the first token, short enough for a picture, and its number.
+const traitName = (head) => (head.traits.length ? head.traits.at(-1)[0] : "mixed");
+const traitNumber = (head) => (head.traits.length ? head.traits.at(-1)[1].toFixed(2).replace(/^0/, "") : "");

@@ -9,11 +9,16 @@ class EmbeddedSource {
   depth(layer, head, kind) {
     if (this.sections.has(`weights/${layer}.${head}`)) return this.manifest.levels;
     const name = `${kind}/${layer}.${head}`;
-    if (!this.sections.has(name)) return -1;
+    if (!this.sections.has(name)) return NONE;
     const { T, levels } = this.manifest;
-    for (let level = levels; level >= 0; level--)
+    for (let level = levels; level > levels - 16; level--)
       if (Math.ceil(T / 2 ** (levels - level)) === this.sections.shape(name)[0]) return level;
-    return -1;
+    return NONE;
+  }
+
+  // The kinds of pictures that there are of every head.
+  get kinds() {
+    return this.manifest.embedded?.kinds || null;
   }
 
   hasRows(layer, head) {
@@ -53,8 +58,9 @@ class EmbeddedSource {
     return new Reach(await this.sections.get(`reach/${this.manifest.layers[layer].reach}`), head);
   }
 
-  async thumbnail(layer, head) {
-    const { shape, values } = await this.sections.get(`thumbnails/${layer}`);
+  // A small picture: of all weights, or without the first token.
+  async thumbnail(layer, head, without = false) {
+    const { shape, values } = await this.sections.get(`${without ? "patterns" : "thumbnails"}/${layer}`);
     const size = shape[1] * shape[2];
     return { rows: shape[1], cols: shape[2], values: values.subarray(head * size, (head + 1) * size) };
   }
@@ -77,10 +83,36 @@ class EmbeddedSource {
       return { keys, weights: keys.map((key) => weights[key]), whole: true };
     }
     const [keys, values] = await Promise.all(["keys", "values"].map((name) => this.sections.get(`${name}/${layer}.${head}`)));
-    if (!keys) return null;
+    if (!keys) return this.coarseRow(layer, head, query);
     const most = Math.min(keys.shape[1], (await this.reach(layer, head)).count(query));
     const at = query * keys.shape[1];
     return { keys: Array.from(keys.values.subarray(at, at + most)), weights: Array.from(values.values.subarray(at, at + most)), whole: false };
+  }
+
+  // Without single weights: what the finest picture says of the queries around this one, in ranges of keys.
+  async coarseRow(layer, head, query) {
+    const kind = this.sections.has(`rest/${layer}.${head}`) ? "rest" : "mass";
+    const level = this.depth(layer, head, kind);
+    if (level === NONE) return null;
+    const picture = await this.picture(layer, head, level, kind);
+    const from = Math.floor(query / picture.span) * picture.cols;
+    const values = picture.values.subarray(from, from + picture.cols);
+    const order = Array.from(values.keys()).filter((col) => values[col] > 0).sort((a, b) => values[b] - values[a]).slice(0, 64);
+    return { keys: order.map((col) => col * picture.span), weights: order.map((col) => values[col]), span: picture.span, kind, whole: false };
+  }
+
+  // For one query, what each head attends to most besides the first token: place, key, weight; the strongest first.
+  async ranking(query) {
+    const found = [];
+    await Promise.all(this.manifest.layers.flatMap((layer, l) => layer.heads.map(async (_, h) => {
+      const dense = await this.sections.get(`weights/${l}.${h}`);
+      if (dense) return found.push(largestKey(dense.values.subarray(query * this.manifest.S, (query + 1) * this.manifest.S), `${l}.${h}`));
+      const row = await this.row(l, h, query);
+      if (!row) return;
+      const i = row.span ? 0 : row.keys.findIndex((key) => key !== 0);
+      if (i >= 0 && row.keys.length) return found.push({ place: `${l}.${h}`, key: row.keys[i], weight: row.weights[i], span: row.span || 1 });
+    })));
+    return found.filter(({ weight }) => weight > 0).sort((a, b) => b.weight - a.weight);
   }
 
   // The largest weights of a head, to draw below the finest picture.
@@ -111,12 +143,19 @@ class EmbeddedSource {
     const reach = await this.reach(layer, head);
     const visible = reach.count(query);
     const row = await this.row(layer, head, query);
-    if (!row) return null;
+    if (!row || row.span) return reach.sees(query, key, 1) ? null : { weight: 0, logit: -Infinity, rank: null, visible, hidden: true };
     const place = row.keys.indexOf(key);
     if (place < 0 && (row.whole || !reach.sees(query, key, 1))) return { weight: 0, logit: -Infinity, rank: null, visible, hidden: true };
     if (place < 0) return { weight: null, below: row.weights.at(-1), visible };
     const logs = await this.sections.get(`logs/${layer}.${head}`);
     const weight = row.weights[place];
-    return { weight, logit: Math.log(weight) + logs.values[query], rank: row.weights.indexOf(weight) + 1, visible };
+    return { weight, logit: logs ? Math.log(weight) + logs.values[query] : null, rank: row.weights.indexOf(weight) + 1, visible };
   }
+}
+
+// The largest weight of a row besides the first.
+function largestKey(row, place) {
+  let key = 1;
+  for (let i = 2; i < row.length; i++) if (row[i] > row[key]) key = i;
+  return { place, key, weight: row[key] || 0, span: 1 };
 }

@@ -13,7 +13,7 @@ function sideOf({ manifest, sections }) {
 }
 
 const data = document.getElementById("headwise-data");
-window.headwise = { show, sideOf, EmbeddedSource, Sections, Reach, wordOf, colorAt };
+window.headwise = { show, sideOf, EmbeddedSource, Sections, Reach, wordOf, Scale };
 if (data) {
   const [side, other] = JSON.parse(data.textContent).map(sideOf);
   show(document.getElementById("headwise"), side.manifest, side.source, other);

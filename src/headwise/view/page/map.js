@@ -14,7 +14,9 @@ class HeadMap {
     const { data } = this.app;
     const { manifest } = data.side(subject);
     Object.assign(this, { subject, minus, kind, manifest });
-    const scale = scaleOf(kind, minus);
+    const limit = minus ? await this.largestDifference(subject, minus, kind) : 1;
+    if (this.subject !== subject || this.minus !== minus || this.kind !== kind) return; // shows something else by now
+    const scale = new Scale(scaleName(kind, minus), this.app.contrast, limit);
     this.scale = scale;
     const ask = (level, row, col) => (minus ? data.difference(subject, minus, level, row, col, kind) : data.tile(subject, level, row, col, kind));
     const depth = Math.min(data.depth(subject, kind), minus ? data.depth(minus, kind) : Infinity);
@@ -27,6 +29,17 @@ class HeadMap {
     this.redraw();
   }
 
+  // A round number that nearly all differences of the whole map are below.
+  async largestDifference(subject, minus, kind) {
+    const { data } = this.app;
+    const level = Math.min(0, data.depth(subject, kind), data.depth(minus, kind));
+    const values = await data.difference(subject, minus, level, 0, 0, kind);
+    if (!values) return 1;
+    const sizes = values.filter((x) => x !== 0).map(Math.abs).sort();
+    const most = sizes[Math.floor(0.995 * sizes.length)] || 1e-6;
+    return [1e-4, 1e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5].find((limit) => limit >= most) || 1;
+  }
+
   close() {
     this.observer.disconnect();
     cancelAnimationFrame(this.frame);
@@ -37,10 +50,10 @@ class HeadMap {
     if (!width) return;
     const small = width < 560;
     this.pads = { left: small ? 70 : 104, top: small ? 96 : 104, right: small ? 56 : 112, bottom: 12 };
-    // A map that fills the width leaves no empty space below it.
+    // A map that fills the width leaves no empty space below it; its lower edge is in the window.
     const needed = ((width - this.pads.left - this.pads.right) * this.view.T) / this.view.S + this.pads.top + this.pads.bottom;
-    this.root.style.maxHeight = `${Math.max(260, Math.ceil(needed))}px`;
-    const height = this.root.clientHeight; // after maxHeight is set
+    const height = Math.round(Math.max(300, Math.min(needed, small ? 0.7 * innerHeight : this.app.roomFor(this.root) - 14)));
+    this.root.style.height = `${height}px`;
     [this.width, this.height] = [width, height];
     this.view.resize(Math.max(40, width - this.pads.left - this.pads.right), Math.max(40, height - this.pads.top - this.pads.bottom));
     this.redraw();
@@ -122,14 +135,14 @@ class HeadMap {
       if (this.reach && !this.reach.sees(query, key, 1)) return;
       const value = this.tiles.value(query, key) ?? this.exact?.value(query, key) ?? null;
       if (value === null) return;
-      context.fillStyle = bright(this.scale, value, this.app.dark) ? "#14181d" : "#f2f0eb";
+      context.fillStyle = this.scale.bright(value, this.app.dark) ? "#14181d" : "#f2f0eb";
       context.fillText(this.figure(value), x + view.scale / 2, y + view.scale / 2);
     });
   }
 
   figure(value) {
     if (value === 0) return "0"; // numbers that only round to 0 are written below as <.01
-    if (this.scale === "ratio") return value < 0.05 ? "<.1" : value >= 10 ? value.toFixed(0) : value.toFixed(1);
+    if (this.scale.name === "ratio") return value < 0.05 ? "<.1" : value >= 10 ? value.toFixed(0) : value.toFixed(1);
     if (Math.abs(value) < 0.005) return value > 0 ? "<.01" : ">−.01";
     return value.toFixed(2).replace("0.", ".").replace("-", "−");
   }
@@ -166,7 +179,6 @@ class HeadMap {
 
   labels(context, colors) {
     const { view, pads, manifest } = this;
-    const keys = manifest.keys || manifest.tokens;
     const every = labelStep(view.scale);
     const words = view.scale >= 12;
     context.font = `${words ? 12 : 11}px ${colors.font}`;
@@ -180,7 +192,7 @@ class HeadMap {
       const y = (place(query) - view.y) * view.scale;
       if (y < 0 || y > view.height) continue;
       context.fillStyle = this.cursor?.query === query ? colors.ink : colors.soft;
-      context.fillText(text(manifest.tokens[query], query), -8, y, pads.left - 32);
+      context.fillText(text(manifest.labels[query], query), -8, y, pads.left - 32);
     }
     context.textAlign = "left";
     for (let key = Math.ceil(view.x / every) * every; key < right; key += every) {
@@ -191,7 +203,7 @@ class HeadMap {
       context.translate(x, -8);
       if (words) context.rotate(-Math.PI / 2);
       else context.textAlign = "center";
-      context.fillText(text(keys[key], key), 0, words ? 0 : -4, words ? pads.top - 48 : 80);
+      context.fillText(text(manifest.keyLabels[key], key), 0, words ? 0 : -4, words ? pads.top - 48 : 80);
       context.restore();
     }
   }
@@ -262,11 +274,12 @@ class HeadMap {
     const scale = size / Math.max(view.T, view.S);
     const [w, h] = [view.S * scale, view.T * scale];
     const [x, y] = [pads.left + this.plot.width - w - 10, pads.top + 10];
-    const tile = this.tiles.get(0, 0, 0);
+    const { coarsest } = this.tiles;
+    const tile = this.tiles.get(coarsest, 0, 0);
     context.fillStyle = colors.card;
     context.fillRect(x - 3, y - 3, w + 6, h + 6);
     if (tile && tile.canvas) {
-      const span = 2 ** this.tiles.levels;
+      const span = 2 ** (this.tiles.levels - coarsest);
       context.imageSmoothingEnabled = true; // it is smaller than the tile: stripes fade but do not vanish
       context.drawImage(tile.canvas, 0, 0, view.S / span, view.T / span, x, y, w, h);
     }
@@ -302,7 +315,7 @@ class KnownWeights {
       for (let i = query * this.k; i < (query + 1) * this.k; i++) {
         const x = (this.keys[i] - view.x) * view.scale;
         if (!(this.weights[i] > 0) || x + view.scale < 0 || x > view.width) continue;
-        context.fillStyle = colorAt("share", this.weights[i], map.app.dark);
+        context.fillStyle = map.scale.color(this.weights[i], map.app.dark);
         context.fillRect(x, (query - view.y) * view.scale, view.scale + 0.5, view.scale + 0.5);
       }
   }

@@ -1,12 +1,13 @@
 // The text. Point at a word: the words it attends to are shaded, those that attend to it are underlined, with numbers
 // below.
 
+const SPECIAL = /^(<\|?\w+\|?>|\[[A-Z]+\])$/; // tokens that are not part of the text
 const BLOCK = 256; // tokens per block of text; the browser skips the layout of blocks that are not visible
 
 class Reading {
   constructor(app) {
     this.app = app;
-    this.text = el("div", { class: "text", tabindex: "0", role: "listbox", "aria-label": "The text, word by word. Arrow keys move, Enter locks a word.", dir: "auto" });
+    this.text = el("div", { class: "text", tabindex: "0", role: "listbox", "aria-label": "The text, word by word. Arrow keys move, Enter keeps a word." });
     this.note = el("div", { class: "details", "aria-live": "polite" });
     this.find = el("input", { type: "search", class: "find", placeholder: "Find a word", "aria-label": "Find a word in the text" });
     this.found = el("span", { class: "found", "aria-live": "polite" });
@@ -20,7 +21,7 @@ class Reading {
 
   listen() {
     this.text.addEventListener("pointerover", (event) => this.over(event));
-    this.text.addEventListener("pointerleave", () => this.app.locked() === null || this.show(this.app.locked()));
+    this.text.addEventListener("pointerleave", () => this.app.pointAt(this.app.locked()));
     this.text.addEventListener("click", (event) => {
       const at = this.indexOf(event.target);
       if (at !== null) this.app.lock(at === this.app.locked() ? null : at);
@@ -33,32 +34,34 @@ class Reading {
 
   build() {
     const { manifest } = this.app.side;
-    const tokens = manifest.keys ? null : manifest.tokens;
-    const parts = manifest.keys
-      ? [el("h3", { text: "Queries (attending tokens)" }), ...this.blocks(manifest.tokens, "query"), el("h3", { text: "Keys (attended tokens)" }), ...this.blocks(manifest.keys, "key")]
-      : this.blocks(tokens, "both");
-    fill(this.text, ...parts);
+    const sides = [this.blocks(manifest.tokens, manifest.starts, manifest.keys ? "query" : "both")];
+    if (manifest.keys) sides.push(this.blocks(manifest.keys, null, "key"));
+    const [queries, keys] = sides;
+    fill(this.text, ...(keys ? [el("h3", { text: "Queries (the words that attend)" }), ...queries.parts, el("h3", { text: "Keys (the words they attend to)" }), ...keys.parts] : queries.parts));
     // Tokens without spaces, such as numbers or a list of words, would run together.
     this.text.classList.toggle("spaced", !manifest.tokens.some((token) => /\s/.test(token)));
-    this.words = Array.from(this.text.querySelectorAll("[data-i]"));
+    [this.words, this.keyWords] = [queries.words, (keys || queries).words];
     this.both = !manifest.keys;
     this.shaded = [];
     this.at = null;
     this.show(this.app.locked());
   }
 
-  blocks(tokens, side) {
-    const made = [];
-    for (let start = 0; start < tokens.length; start += BLOCK) {
-      const block = el("div", { class: "block" });
-      tokens.slice(start, start + BLOCK).forEach((token, i) => {
-        const word = el("span", { class: "word", "data-i": start + i, "data-side": side, dir: "auto", text: readable(token) });
-        block.append(word);
-        if (token.includes("\n")) block.append(el("br"));
-      });
-      made.push(block);
-    }
-    return made;
+  // The elements of tokens, in blocks; tokens that make up one character share an element, which stands for the last.
+  blocks(tokens, starts, side) {
+    const [parts, words] = [[], []];
+    tokens.forEach((token, i) => {
+      if (i % BLOCK === 0) parts.push(el("div", { class: "block", role: "presentation" }));
+      if (starts && starts[i] !== i) {
+        words[i] = words[starts[i]];
+        words[i].dataset.i = i;
+        return;
+      }
+      words[i] = el("span", { class: SPECIAL.test(token) ? "word special" : "word", id: `${side}-${i}`, role: "option", "aria-selected": "false", "data-i": i, "data-side": side, text: readable(token) });
+      parts.at(-1).append(words[i]);
+      if (token.includes("\n")) parts.at(-1).append(el("br"));
+    });
+    return { parts, words };
   }
 
   indexOf(target) {
@@ -71,12 +74,12 @@ class Reading {
   }
 
   keyWord(i) {
-    return this.both ? this.words[i] : this.words[this.app.side.manifest.T + i];
+    return this.keyWords[i];
   }
 
   over(event) {
     const at = this.indexOf(event.target);
-    if (at !== null && this.app.locked() === null) this.show(at);
+    if (at !== null && this.app.locked() === null) this.app.pointAt(at);
   }
 
   key(event) {
@@ -85,7 +88,7 @@ class Reading {
     const to = { ArrowRight: from + 1, ArrowLeft: from - 1, ArrowDown: from + 10, ArrowUp: from - 10, Home: 0, End: last }[event.key];
     if (to !== undefined) {
       this.app.lock(null);
-      this.show(clamp(to, 0, last));
+      this.app.pointAt(clamp(to, 0, last));
       this.reveal(this.at);
     } else if (event.key === "Enter" || event.key === " ") this.app.lock(this.app.locked() === from ? null : from);
     else return;
@@ -93,8 +96,23 @@ class Reading {
     event.stopPropagation();
   }
 
+  // Scroll the text, not the page, until a word is in view.
   reveal(i) {
-    this.query(i)?.scrollIntoView({ block: "nearest", behavior: prefersStill() ? "auto" : "smooth" });
+    const word = this.query(i);
+    if (!word) return;
+    const [box, there] = [this.text.getBoundingClientRect(), word.getBoundingClientRect()];
+    if (there.top < box.top || there.bottom > box.bottom) this.text.scrollTop += there.top - box.top - box.height / 2;
+  }
+
+  // Follow the window of the map.
+  follow(first, last) {
+    if (this.app.locked() === null && !this.inView(first, last)) this.reveal(Math.min(first, this.words.length - 1));
+  }
+
+  inView(first, last) {
+    const box = this.text.getBoundingClientRect();
+    const seen = (i) => this.query(clamp(i, 0, this.words.length - 1)).getBoundingClientRect();
+    return seen(first).top < box.bottom && seen(last).bottom > box.top;
   }
 
   // Shade the words around one word; null clears.
@@ -103,21 +121,27 @@ class Reading {
     const turn = (this.turn = (this.turn || 0) + 1);
     if (at === null) {
       this.clear();
+      this.app.atlas.rank(null);
       return this.invite();
     }
     const subject = this.app.subject();
-    const [row, column] = await Promise.all([this.app.data.row(subject, at), this.both ? this.app.data.column(subject, at) : null]);
-    if (turn !== this.turn) return;
+    const [row, column, ranking] = await Promise.all([this.app.data.row(subject, at), this.both ? this.app.data.column(subject, at) : null, this.app.side.source.ranking?.(at)]);
+    if (turn !== this.turn) return undefined;
     this.clear();
     this.mark(this.query(at), "here");
-    if (row) row.keys.forEach((key, i) => this.shade(this.keyWord(key), "--attends", row.weights[i]));
-    if (column) column.queries.forEach((query, i) => this.shade(this.query(query), "--attended", column.weights[i]));
-    this.tell(at, subject, row, column);
+    if (this.app.locked() === at) this.reveal(at);
+    this.query(at)?.setAttribute("aria-selected", "true");
+    this.text.setAttribute("aria-activedescendant", this.query(at)?.id);
+    if (row) this.shadeAll(row.keys.flatMap((key, i) => range(key, Math.min(key + (row.span || 1), this.keyWords.length)).map((each) => [this.keyWord(each), row.weights[i]])), "--attends");
+    if (column) this.shadeAll(column.queries.map((query, i) => [this.query(query), column.weights[i]]), "--attended");
+    this.app.atlas.rank(ranking || null, at);
+    return this.tell(at, subject, row, column, ranking);
   }
 
   clear() {
     for (const word of this.shaded) {
       word.classList.remove("here", "lit");
+      word.setAttribute("aria-selected", "false");
       word.style.removeProperty("--attends");
       word.style.removeProperty("--attended");
     }
@@ -130,53 +154,64 @@ class Reading {
     this.shaded.push(word);
   }
 
-  shade(word, name, weight) {
-    if (!word || weight < 0.004) return; // less than one step of color
-    this.mark(word, "lit");
-    word.style.setProperty(name, `${Math.round(100 * Math.sqrt(weight))}%`);
+  // Several tokens may share a word: their weights add up.
+  shadeAll(weights, name) {
+    const sums = new Map();
+    for (const [word, weight] of weights) sums.set(word, (sums.get(word) || 0) + weight);
+    for (const [word, weight] of sums) {
+      if (!word || weight < 0.004) continue; // less than one step of color
+      this.mark(word, "lit");
+      word.style.setProperty(name, `${Math.round(100 * Math.sqrt(Math.min(1, weight)))}%`);
+    }
+  }
+
+  // Color every word by a number from 0 to 1, where it is not shaded; null clears.
+  colorBy(numbers) {
+    this.text.classList.toggle("by-number", Boolean(numbers));
+    this.words.forEach((word, i) => (numbers ? word.style.setProperty("--number", `${Math.round(100 * clamp(numbers[i], 0, 1))}%`) : word.style.removeProperty("--number")));
   }
 
   invite() {
     const subject = this.app.subject();
     const { manifest } = this.app.side;
-    fill(this.note, el("p", { class: "soft" }, "Point at a word, or press Tab and the arrow keys, to see what it attends to and what attends to it in ", el("b", { text: `head ${subject.name(manifest)}` }), ` (${subject.reading(manifest)}).`), this.pairs());
+    fill(this.note, el("p", { class: "soft" }, "Point at a word to see what it attends to, and what attends to it, in ", el("b", { text: subject.title(manifest) }), `, which ${subject.about(manifest)}.`), this.pairs());
   }
 
   // The strongest pairs of all heads; within one text, only those further back.
   pairs() {
     const { manifest } = this.app.side;
-    const keys = manifest.keys || manifest.tokens;
     if (!manifest.pairs.length) return null;
-    return el("div", { class: "pairs" }, el("h3", { text: manifest.keys ? "Strongest pairs" : "Strongest pairs further back" }), el("ul", {}, ...manifest.pairs.map((pair) =>
+    return el("div", { class: "pairs" }, el("h3", { text: manifest.keys ? "Largest weights of all heads" : "Largest weights of all heads, further back than the previous token" }), el("ul", {}, ...manifest.pairs.map((pair) =>
       el("li", {}, el("button", { type: "button", class: "pair", onclick: () => this.app.openPair(pair) },
-        el("bdi", { text: wordOf(manifest.tokens[pair.query]) }), " → ", el("bdi", { text: wordOf(keys[pair.key]) }), el("span", { class: "figure", text: `${pair.weight.toFixed(2)}` }), el("span", { class: "soft", text: ` ${pair.layer}.${pair.head}` }))))));
+        el("bdi", { text: wordOf(manifest.labels[pair.query]) }), " → ", el("bdi", { text: wordOf(manifest.keyLabels[pair.key]) }), el("span", { class: "figure", text: `${pair.weight.toFixed(2)}` }), el("span", { class: "soft", text: ` head ${pair.layer}.${pair.head}` }))))));
   }
 
-  tell(at, subject, row, column) {
+  tell(at, subject, row, column, ranking) {
     const { manifest } = this.app.side;
-    const keys = manifest.keys || manifest.tokens;
     const locked = this.app.locked() === at;
-    const title = el("p", { class: "details-title" }, el("bdi", { class: "token", text: wordOf(manifest.tokens[at], 24) }), el("span", { class: "soft", text: ` ${at} · head ${subject.name(manifest)} · ${locked ? "locked" : "click to lock"}` }), this.repeats(at));
+    const title = el("p", { class: "details-title" }, el("bdi", { class: "token", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: ` ${at} · ${subject.title(manifest).toLowerCase()} · ${locked ? "kept; click it again to let go" : "click to keep"}` }), this.repeats(at));
     const none = (text) => el("p", { class: "soft", text });
-    const list = (names, places, weights, whole) => el("ol", { class: "list" }, ...weights.slice(0, 5).map((weight, i) => this.line(names[places[i]], places[i], weight)), whole === false ? el("li", { class: "soft", text: "from the 8 largest weights of each row" }) : null);
-    if (!row) return fill(this.note, title, this.missing(subject));
-    return fill(this.note, title, el("div", { class: "two" },
-      el("div", { class: "to" }, el("h3", { text: "attends to" }), row.keys.length ? list(keys, row.keys, row.weights, row.whole) : none("no visible key")),
-      this.both ? el("div", { class: "from" }, el("h3", { text: "attended to by" }), column ? (column.queries.length ? list(manifest.tokens, column.queries, column.weights, column.whole) : none(column.whole === false ? "not among the 8 largest weights of any row" : "no query")) : none("")) : null));
+    const list = (names, places, weights, whole, span = 1) => el("ol", { class: "list" }, ...weights.slice(0, 5).map((weight, i) => this.line(names, places[i], weight, span)), whole === false && span === 1 ? el("li", { class: "soft", text: "from the 8 largest weights of each row" }) : null);
+    if (!row) return fill(this.note, title, none("The weights of this average are not in the file."), this.ranked(ranking));
+    const to = el("div", { class: "to" }, el("h3", { text: row.span ? `attends to (from sums of ${row.span} × ${row.span} weights)` : "attends to" }), row.keys.length ? list(manifest.keyLabels, row.keys, row.weights, row.whole, row.span) : none("nothing: no key is visible"));
+    const from = column && el("div", { class: "from" }, el("h3", { text: "attended to by" }), column.queries.length ? list(manifest.labels, column.queries, column.weights, column.whole) : none(column.whole === false ? "not among the 8 largest weights of any row" : "nothing"));
+    return fill(this.note, title, el("div", { class: from ? "two" : "one" }, to, from), this.ranked(ranking));
   }
 
-  // The heads whose rows are in the file.
-  missing(subject) {
+  // The heads that attend most from this word, over the whole atlas.
+  ranked(ranking) {
+    if (!ranking?.length) return null;
     const { manifest } = this.app.side;
-    const others = this.app.headsWithRows().slice(0, 12);
-    const open = (place) => el("button", { type: "button", class: "chip", text: place, onclick: () => this.app.store.set({ head: place }) });
-    return el("p", { class: "soft" }, `The rows of ${subject.single ? `head ${subject.name(manifest)}` : "an average"} did not fit into this file. `, others.length ? "Heads with rows: " : "", ...others.map(open));
+    const open = ({ place, key, weight, span }) => el("li", {}, el("button", { type: "button", class: "pair", onclick: () => this.app.store.set({ head: place }) },
+      el("b", { text: new Subject(0, ...place.split(".").map(Number)).name(manifest) }), " → ", el("bdi", { text: span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + span) - 1)}` : wordOf(manifest.keyLabels[key], 16) }), el("span", { class: "figure", text: weight.toFixed(2) })));
+    return el("div", { class: "ranked" }, el("h3", { text: "Heads that attend most from this word" }), el("ol", {}, ...ranking.slice(0, RANKED).map(open)));
   }
 
-  line(token, place, weight) {
+  line(names, place, weight, span) {
+    const name = span > 1 ? `${wordOf(names[place], 10)} … ${wordOf(names[Math.min(names.length, place + span) - 1], 10)}` : wordOf(names[place], 16);
     const bar = el("span", { class: "line-bar" });
     bar.style.setProperty("--share", `${100 * weight}%`);
-    return el("li", {}, bar, el("span", { class: "line-text" }, el("bdi", { text: wordOf(token, 16) }), el("span", { class: "soft", text: ` ${place}` })), el("span", { class: "figure", text: weightText(weight) }));
+    return el("li", {}, bar, el("span", { class: "line-text" }, el("bdi", { text: name }), el("span", { class: "soft", text: ` ${place}` })), el("span", { class: "figure", text: weightText(weight) }));
   }
 
   repeats(at) {
@@ -196,7 +231,7 @@ class Reading {
   search() {
     const wanted = this.find.value.trim().toLowerCase();
     for (const word of this.matches || []) word.classList.remove("match");
-    this.matches = wanted ? this.words.filter((word) => word.dataset.side !== "key" && word.textContent.toLowerCase().includes(wanted)) : [];
+    this.matches = wanted ? [...new Set(this.words)].filter((word) => word.textContent.toLowerCase().includes(wanted)) : [];
     for (const word of this.matches) word.classList.add("match");
     this.place = -1;
     this.found.textContent = wanted ? `${count(this.matches.length)} found` : "";

@@ -16,63 +16,112 @@ const quoted = (value) => {
 
 const csv = (rows) => rows.map((row) => row.map(quoted).join(",")).join("\n") + "\n";
 
+const HEADING = 52; // pixels above a saved picture, for its title
+
 class Saving {
   constructor(app) {
     this.app = app;
   }
 
+  get view() {
+    return this.app.store.get("view");
+  }
+
   get name() {
-    const inMap = this.app.store.get("view") === "map";
-    return inMap ? `head-${this.app.store.get("head").replace("*", "all").replace(":", "-")}` : "heads";
+    const one = this.view === "map" || this.view === "words";
+    return one ? `head-${this.app.store.get("head").replace("*", "all").replace(":", "-")}` : "heads";
+  }
+
+  // What is drawn between the title and the legend: its size, how to draw it, its color scale and what that shows.
+  get content() {
+    const { app } = this;
+    if (this.view === "map") {
+      const [map] = app.stage.shown;
+      return { width: map.width, height: map.height, draw: (context) => map.render(context, app.colors()), scale: map.scale, shows: app.stage.legend.querySelector(".legend-name")?.textContent };
+    }
+    if (this.view === "words") {
+      const [width, height] = app.lines.size;
+      return { width, height, draw: (context) => app.lines.render(context, app.colors()), scale: new Scale("share", app.contrast), shows: app.lines.legend.querySelector(".legend-name")?.textContent };
+    }
+    const { layers } = app.side.manifest;
+    const heads = Math.max(...layers.map((layer) => layer.heads.length));
+    return { width: heads * 108 + 40, height: layers.length * 132, draw: (context) => this.atlas(context), scale: app.atlas.scale, shows: app.atlas.legend.querySelector(".legend-name")?.textContent };
+  }
+
+  // A whole picture: title, content and legend on the color of the page.
+  render(context, { width, height, draw, scale, shows }) {
+    const { app } = this;
+    const colors = app.colors();
+    const { manifest } = app.side;
+    draw(context);
+    context.setTransform(context.getTransform().multiply(new DOMMatrix([1, 0, 0, 1, 0, -HEADING])));
+    [context.textAlign, context.textBaseline, context.fillStyle] = ["left", "alphabetic", colors.ink];
+    context.font = `600 13px ${colors.font}`;
+    context.fillText(manifest.title, 12, 20, width - 24);
+    const subject = app.subject();
+    context.font = `12px ${colors.font}`;
+    context.fillStyle = colors.soft;
+    context.fillText(this.view === "map" || this.view === "words" ? `${subject.title(manifest)} ${subject.about(manifest)}` : manifest.sentence, 12, 38, width - 24);
+    const [bottom, table] = [HEADING + height + 8, scale.ramp(app.dark)];
+    for (let i = 0; i < 256; i++) {
+      context.fillStyle = `rgb(${table[3 * i]} ${table[3 * i + 1]} ${table[3 * i + 2]})`;
+      context.fillRect(12 + i, bottom, 1.5, 9);
+    }
+    context.fillStyle = colors.soft;
+    context.font = `11px ${colors.font}`;
+    context.textAlign = "center";
+    for (const tick of scale.ticks) context.fillText(scale.text(tick), 12 + scale.place(tick), bottom + 21);
+    context.textAlign = "left";
+    context.fillText(shows || "", 282, bottom + 9);
+  }
+
+  sized({ width, height }) {
+    return [Math.max(width, 480), height + HEADING + 38];
+  }
+
+  canvas() {
+    const { content } = this;
+    const [width, height] = this.sized(content);
+    const canvas = el("canvas");
+    const context = sharpen(canvas, width, height);
+    context.translate(0, HEADING);
+    this.render(context, { ...content, width });
+    context.setTransform(1, 0, 0, 1, 0, 0);
+    context.globalCompositeOperation = "destination-over"; // the drawing is transparent
+    context.fillStyle = this.app.colors().card;
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    return canvas;
   }
 
   async png() {
-    const canvas = this.app.store.get("view") === "map" ? this.mapCanvas() : this.atlasCanvas();
-    download(`${this.name}.png`, await new Promise((done) => canvas.toBlob(done, "image/png")), "image/png");
+    download(`${this.name}.png`, await new Promise((done) => this.canvas().toBlob(done, "image/png")), "image/png");
   }
 
-  // With a background, since the canvas on the screen is transparent.
-  mapCanvas() {
-    const [map] = this.app.stage.shown;
-    const canvas = el("canvas");
-    const context = sharpen(canvas, map.width, map.height);
-    map.render(context, this.app.colors());
-    context.globalCompositeOperation = "destination-over";
-    context.fillStyle = this.app.colors().paper;
-    context.fillRect(0, 0, map.width, map.height);
-    return canvas;
-  }
-
-  atlasCanvas() {
+  atlas(context) {
     const { manifest } = this.app.side;
     const colors = this.app.colors();
-    const heads = Math.max(...manifest.layers.map((layer) => layer.heads.length));
     const [size, step] = [96, 132];
-    const canvas = el("canvas");
-    const context = sharpen(canvas, heads * 108 + 40, manifest.layers.length * step + 20);
-    context.fillStyle = colors.paper;
-    context.fillRect(0, 0, 1e5, 1e5);
     context.imageSmoothingEnabled = false;
+    context.textAlign = "left";
+    context.textBaseline = "alphabetic";
     context.font = `12px ${colors.font}`;
     for (const [place, cell] of this.app.atlas.cells) {
       const [l, h] = place.split(".").map(Number);
-      const [x, y] = [30 + h * 108, 12 + l * step];
+      const [x, y] = [20 + h * 108, 8 + l * step];
       context.drawImage(cell.querySelector("canvas"), x, y, size, size);
+      context.strokeStyle = colors.line;
+      context.strokeRect(x - 0.5, y - 0.5, size + 1, size + 1);
       context.fillStyle = colors.ink;
-      context.fillText(`${l}.${manifest.layers[l].heads[h].head}`, x, y + size + 14);
+      context.fillText(`${l}.${manifest.layers[l].heads[h].head}`, x, y + size + 13);
       context.fillStyle = colors.soft;
-      context.fillText(wordOf(trait(manifest.layers[l].heads[h].reading), 16), x, y + size + 28);
+      context.fillText(wordOf(traitName(manifest.layers[l].heads[h]), 16), x, y + size + 26);
     }
-    return canvas;
   }
 
   // Colors become an image; words stay text.
   svg() {
-    const inMap = this.app.store.get("view") === "map";
-    const canvas = inMap ? null : this.atlasCanvas();
-    const [map] = this.app.stage.shown;
-    const ratio = window.devicePixelRatio || 1;
-    const [width, height] = inMap ? [map.width, map.height] : [canvas.width / ratio, canvas.height / ratio];
+    const { content } = this;
+    const [width, height] = this.sized(content);
     const space = "http://www.w3.org/2000/svg";
     const drawing = document.implementation.createDocument(space, "svg");
     const root = drawing.documentElement;
@@ -83,13 +132,12 @@ class Saving {
       root.append(made);
     };
     for (const [key, value] of Object.entries({ viewBox: `0 0 ${width} ${height}`, width, height })) root.setAttribute(key, value);
-    const colors = this.app.colors();
-    add("rect", { width, height, fill: colors.paper });
-    if (inMap) {
-      const recorder = new Recorder(sharpen(el("canvas"), width, height), add, map);
-      map.render(recorder.context, colors);
-      recorder.finish();
-    } else add("image", { width, height, href: canvas.toDataURL() });
+    add("rect", { width, height, fill: this.app.colors().card });
+    const context = sharpen(el("canvas"), width, height);
+    context.translate(0, HEADING);
+    const recorder = new Recorder(context, add, { width, height });
+    this.render(recorder.context, { ...content, width });
+    recorder.finish();
     download(`${this.name}.svg`, new XMLSerializer().serializeToString(drawing), "image/svg+xml");
   }
 
@@ -148,7 +196,7 @@ class Recorder {
     const [anchors, lines] = [{ left: "start", right: "end", center: "middle" }, { top: "hanging", middle: "central", bottom: "text-after-edge" }];
     for (const { text, x, y, at, font, fill: color, align, base } of this.words) {
       const place = [at.a, at.b, at.c, at.d, at.e, at.f].map((n) => Number((n / ratio).toFixed(4))).join(" ");
-      this.add("text", { transform: `matrix(${place})`, x, y, "font-size": font.slice(0, font.indexOf(" ")), "font-family": font.slice(font.indexOf(" ") + 1), fill: color, "text-anchor": anchors[align] || "start", "dominant-baseline": lines[base] || "auto" }, text);
+      this.add("text", { transform: `matrix(${place})`, x, y, "font-size": /[\d.]+px/.exec(font)[0], "font-weight": /^\d+ /.test(font) ? font.split(" ")[0] : "400", "font-family": font.slice(font.indexOf("px") + 3), fill: color, "text-anchor": anchors[align] || "start", "dominant-baseline": lines[base] || "auto" }, text);
     }
   }
 }

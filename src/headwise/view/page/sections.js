@@ -25,7 +25,7 @@ const tableOf = (size, decode) => Float32Array.from({ length: size }, (_, code) 
 const tables = {};
 
 function numbers(planes, type, code) {
-  if (code === "sqrt") return decoded(planes, (tables.sqrt ||= tableOf(256, (x) => (x / 255) ** 2)));
+  if (code.startsWith("sqrt")) return decoded(planes, (tables[code] ||= tableOf(256, (x) => (x / Number(code.slice(5))) ** 2)));
   if (code === "log") return decoded(planes, (tables.log ||= tableOf(256, (x) => (x ? 2 ** ((x - 128) / 12) : 0))));
   const width = Number(type[1]);
   const bytes = new Uint8Array(planes.length);

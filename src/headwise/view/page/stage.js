@@ -1,10 +1,10 @@
 // The map view: which head is shown, what it is compared with, how, and what is under the cursor.
 
 const KINDS = [
-  ["mass", "Mass", "weights summed over keys, averaged over queries: a row sums to 1 at every zoom"],
-  ["rest", "Without first", "without the first token, the other weights rescaled to sum to 1"],
-  ["peak", "Peak", "the largest weight under each pixel"],
-  ["uniform", "× Uniform", "the weight as a multiple of uniform attention"],
+  ["mass", "Weights", "attention weights; a pixel that covers several shows their sum over keys, averaged over queries"],
+  ["rest", "Without first token", "the first token left out, the other weights rescaled to sum to 1"],
+  ["peak", "Largest", "the largest weight under each pixel"],
+  ["uniform", "× uniform", "the weight as a multiple of uniform attention"],
 ];
 
 class Stage {
@@ -32,11 +32,11 @@ class Stage {
   }
 
   // Rebuild for the subject, what it is compared with, and the kind of picture.
-  update() {
+  update(changed = null) {
     const { app, minus } = this;
     const subject = app.subject();
     const kind = app.store.get("kind");
-    this.toolbar(subject, minus, kind);
+    if (!(changed?.has("contrast") && changed.size === 1)) this.toolbar(subject, minus, kind); // the slider keeps the focus
     const comparable = minus && this.sameSize(minus);
     const show = !minus ? "a" : comparable ? app.store.get("show") : app.store.get("show") === "b" ? "b" : "both";
     const wanted = { a: [[subject, null]], b: [[minus, null]], difference: [[subject, minus]], both: [[subject, null], [minus, null]] }[show] || [[subject, minus]];
@@ -44,7 +44,6 @@ class Stage {
     wanted.forEach(([who, than], i) => this.showMap(this.shown[i], who, than, kind));
     this.view.limit = Math.min(...wanted.flat().filter(Boolean).map((who) => this.closest(who, kind)));
     this.view.settle();
-    this.drawLegend(scaleOf(kind, wanted[0][1]), wanted[0][1] ? [subject, minus] : null);
     this.tellLimit(subject, kind);
     this.tell(this.shown[0].cursor);
   }
@@ -54,7 +53,7 @@ class Stage {
     const { manifest } = this.app.sides[subject.side];
     const depth = this.app.data.depth(subject, kind);
     const single = depth >= manifest.levels || (this.app.rowsOf(subject) === "top" && (kind === "mass" || kind === "peak"));
-    return single ? Infinity : 24 / 2 ** (manifest.levels - Math.max(0, depth));
+    return single ? Infinity : 24 / 2 ** (manifest.levels - depth);
   }
 
   sameSize(other) {
@@ -86,19 +85,21 @@ class Stage {
         map.resize();
       }
     }
-    map.show(who, than, kind);
+    map.show(who, than, kind).then(() => map === this.shown[0] && map.scale && this.drawLegend(map.scale, than ? [who, than] : null));
     map.exact = null;
     if (than || !who.single || kind === "uniform" || kind === "rest") return;
     const { source } = this.app.sides[who.side];
     source.known?.(who.layer, who.head).then((rows) => {
       if (map.subject !== who || !rows) return;
-      map.exact = new KnownWeights(rows, rows.k, map.scale);
+      map.exact = new KnownWeights(rows, rows.k);
       map.redraw();
     });
   }
 
   moved() {
     for (const map of this.shown) map.redraw();
+    if (!this.view.fitted) this.app.reading.follow(Math.round(this.view.y), Math.round(this.view.y + this.view.height / this.view.scale));
+    this.tellLimit(this.app.subject(), this.app.store.get("kind"));
     this.remember();
   }
 
@@ -108,7 +109,7 @@ class Stage {
       map.redraw();
     }
     this.tell(cell);
-    if (this.app.locked() === null) this.app.reading.show(cell ? cell.query : null);
+    if (this.app.locked() === null) this.app.pointAt(cell ? cell.query : null, true);
   }
 
   redraw() {
@@ -120,12 +121,9 @@ class Stage {
   toolbar(subject, minus, kind) {
     const { app } = this;
     const { manifest } = app.side;
-    const back = el("button", { type: "button", class: "plain back", text: "← All heads", title: "Escape", onclick: () => app.store.set({ view: "atlas" }) });
-    const title = el("h2", { class: "subject" }, el("b", { text: subject.single ? `Head ${subject.name(manifest)}` : subject.name(manifest) }), el("span", { class: "soft", text: ` ${subject.reading(manifest)}` }));
-    const steps = el("span", { class: "steps" },
-      el("button", { type: "button", class: "icon", text: "‹", "aria-label": "Previous head", title: "Previous head  [", onclick: () => app.step(-1) }),
-      el("button", { type: "button", class: "icon", text: "›", "aria-label": "Next head", title: "Next head  ]", onclick: () => app.step(1) }));
-    const kinds = el("div", { class: "segments", role: "radiogroup", "aria-label": "What a pixel shows" }, ...KINDS.map(([name, text, about]) =>
+    const title = el("h2", { class: "subject" }, el("b", { text: subject.title(manifest) }), el("span", { class: "soft", text: ` ${subject.about(manifest)}` }));
+    const offered = KINDS.filter(([name]) => (app.side.source.kinds || KINDS.map(([each]) => each)).includes(name));
+    const kinds = el("div", { class: "segments", role: "radiogroup", "aria-label": "What a pixel shows" }, ...offered.map(([name, text, about]) =>
       el("button", { type: "button", role: "radio", "aria-checked": String(name === kind), text, title: about, onclick: () => app.store.set({ kind: name }) })));
     const average = this.chooser("Show", subject.id, this.averages(subject), (value) => app.store.set({ head: value }));
     const compare = this.chooser("Compare with", minus ? minus.id : "", this.others(), (value) => app.store.set({ with: value }));
@@ -136,7 +134,18 @@ class Stage {
       el("button", { type: "button", class: "icon", text: "−", "aria-label": "Zoom out", onclick: () => this.zoom(0.5) }),
       el("button", { type: "button", class: "icon", text: "+", "aria-label": "Zoom in", onclick: () => this.zoom(2) }),
       el("button", { type: "button", class: "icon", text: "⤢", "aria-label": "Show the whole map", title: "Whole map  0", onclick: () => this.whole() }));
-    fill(this.bar, el("div", { class: "bar-line" }, back, title, zoom, steps), el("div", { class: "bar-line controls" }, kinds, average, compare, ways));
+    fill(this.bar, el("div", { class: "bar-line" }, this.backButton(), title, zoom, this.stepButtons()), el("div", { class: "bar-line controls" }, kinds, app.contrastControl(), average, compare, ways));
+  }
+
+  backButton() {
+    return el("button", { type: "button", class: "plain back", text: "← All heads", title: "Escape", onclick: () => this.app.store.set({ view: "atlas" }) });
+  }
+
+  stepButtons() {
+    const { app } = this;
+    return el("span", { class: "steps" },
+      el("button", { type: "button", class: "icon", text: "‹", "aria-label": "Previous head", title: "Previous head  [", onclick: () => app.step(-1) }),
+      el("button", { type: "button", class: "icon", text: "›", "aria-label": "Next head", title: "Next head  ]", onclick: () => app.step(1) }));
   }
 
   zoom(factor) {
@@ -164,7 +173,7 @@ class Stage {
       const before = i ? "b:" : "";
       const named = this.app.sides.length > 1 ? (i ? `${side.name || side.manifest.title || "the other"}: ` : "this: ") : "";
       side.manifest.layers.forEach((layer, l) => {
-        layer.heads.forEach((head, h) => found.push([`${before}${l}.${h}`, `${named}${l}.${head.head}  ${trait(head.reading)}`]));
+        layer.heads.forEach((head, h) => found.push([`${before}${l}.${h}`, `${named}${l}.${head.head}  ${traitName(head)}`]));
         found.push([`${before}${l}.*`, `${named}average of layer ${l}`]);
       });
       found.push([`${before}*.*`, `${named}average of all heads`]);
@@ -194,17 +203,16 @@ class Stage {
 
   words(cell) {
     const { manifest } = this.app.side;
-    const keys = manifest.keys || manifest.tokens;
     const word = (token, at, kind) => el("span", { class: kind }, el("bdi", { class: "token", text: wordOf(token, 18) }), el("span", { class: "soft", text: ` ${count(at)}` }));
-    return [word(manifest.tokens[cell.query], cell.query, "to-word"), el("span", { class: "soft", text: " attends to " }), word(keys[cell.key], cell.key, "from-word")];
+    return [word(manifest.labels[cell.query], cell.query, "to-word"), el("span", { class: "soft", text: " attends to " }), word(manifest.keyLabels[cell.key], cell.key, "from-word")];
   }
 
   figures(found, other) {
     const figure = (text, name) => el("span", { class: "fact" }, el("b", { text }), el("span", { class: "soft", text: ` ${name}` }));
-    if (!found) return el("span", { class: "facts" }, el("span", { class: "soft", text: "this weight is not in the file; the picture shows sums" }));
-    if (found.hidden) return el("span", { class: "facts" }, figure("0", "hidden: this query may not see this key"));
+    if (!found) return el("span", { class: "facts" }, el("span", { class: "soft", text: "This file holds sums of weights here, not single ones." }));
+    if (found.hidden) return el("span", { class: "facts" }, figure("0", "this token may not attend to that one"));
     if (found.weight === null) return el("span", { class: "facts" }, figure(`≤ ${weightText(found.below)}`, "not among the 8 largest of its row; only those are in the file"));
-    const facts = [figure(weightText(found.weight), "weight"), figure(timesText(found.weight * found.visible), "uniform"), figure(`${count(found.rank)}`, `of ${count(found.visible)} in its row`)];
+    const facts = [figure(weightText(found.weight), "weight"), figure(timesText(found.weight * found.visible), "uniform attention"), figure(`#${count(found.rank)}`, `of ${count(found.visible)} in its row`)];
     if (Number.isFinite(found.logit)) facts.push(figure(found.logit.toFixed(2).replace("-", "−"), "logit"));
     if (other && other.weight !== null) facts.push(figure(signed(found.weight - other.weight), `against ${weightText(other.weight)}`));
     const made = el("span", { class: "facts", "data-weight": found.weight, "data-logit": found.logit }, ...facts);
@@ -221,32 +229,24 @@ class Stage {
   }
 
   drawLegend(scale, pair) {
-    const canvas = el("canvas", { class: "legend-ramp", "aria-hidden": "true" });
-    const strip = Float32Array.from({ length: 256 }, (_, i) => i);
-    const [table, width] = [rampOf(scale, this.app.dark), 256];
-    [canvas.width, canvas.height] = [width, 1];
-    const context = canvas.getContext("2d");
-    strip.forEach((_, i) => {
-      context.fillStyle = `rgb(${table[3 * i]} ${table[3 * i + 1]} ${table[3 * i + 2]})`;
-      context.fillRect(i, 0, 1, 1);
-    });
-    const { ticks, place, text } = SCALES[scale];
-    const marks = ticks.map((tick) => {
-      const mark = el("span", { class: "tick", text: text(tick) });
-      mark.style.left = `${(100 * place(tick)) / 255}%`;
-      return mark;
-    });
-    const names = { share: "attention weight, square-root scale", ratio: "multiple of uniform attention", difference: pair ? `${pair[0].name(this.app.side.manifest)} minus ${pair[1].name(this.app.sides[pair[1].side].manifest)}` : "" };
-    fill(this.legend, el("div", { class: "legend-scale" }, canvas, el("div", { class: "ticks" }, ...marks)), el("div", { class: "soft legend-name" }, names[scale], el("span", { class: "hidden-key" }), " hidden"));
+    const { manifest } = this.app.side;
+    const names = { share: this.app.store.get("kind") === "rest" ? "attention weight without the first token" : "attention weight", ratio: "multiple of uniform attention", difference: pair ? `${pair[0].name(manifest)} minus ${pair[1].name(this.app.sides[pair[1].side].manifest)}` : "" };
+    fill(this.legend, legendOf(scale, names[scale.name], this.app.dark), el("p", { class: "soft legend-name" }, el("span", { class: "hidden-key" }), " hidden by the mask"));
   }
 
+  // Where the pictures of the file end, how to go on.
   tellLimit(subject, kind) {
     const { data, side } = this.app;
+    const { levels, model } = side.manifest;
     const depth = data.depth(subject, kind);
-    const { levels } = side.manifest;
-    const text = depth < 0 ? "There is no picture of this kind for this head in the file; choose Mass." : depth < levels
-      ? `The finest picture of this head in the file has ${plural(2 ** (levels - depth), "query")} × ${plural(2 ** (levels - depth), "key")} per pixel`.replace("querys", "queries") + (this.app.rowsOf(subject) === "top" ? "; the 8 largest weights of every row are shown as single cells." : "; single weights are not in the file.") : "";
-    this.limit.textContent = text;
-    this.limit.hidden = !text;
+    const span = 2 ** (levels - depth);
+    const rows = this.app.rowsOf(subject);
+    this.limit.hidden = depth >= levels;
+    if (depth >= levels) return;
+    const atEnd = this.view && this.view.scale * span * (window.devicePixelRatio || 1) > 8;
+    const known = rows === "top" ? " The 8 largest weights of every row are drawn as single cells." : "";
+    const command = model === "builtin" ? "headwise serve" : `headwise serve --model ${model || "FOLDER"}`;
+    fill(this.limit, `One pixel of this file is ${count(span)} × ${count(span)} weights.${known} For every single weight, run `, el("code", { text: command }), " and open the text there.");
+    this.limit.classList.toggle("at-end", Boolean(atEnd));
   }
 }

@@ -37,8 +37,14 @@ class Subject {
     return this.head === "*" ? "average of all heads" : `head ${this.head}, average over layers`;
   }
 
-  reading(manifest) {
-    if (this.single) return manifest.layers[this.layer].heads[this.head].reading;
+  title(manifest) {
+    const name = this.name(manifest);
+    return this.single ? `Head ${name}` : name[0].toUpperCase() + name.slice(1);
+  }
+
+  // What it does, to follow its name.
+  about(manifest) {
+    if (this.single) return manifest.layers[this.layer].heads[this.head].about;
     return `of ${plural(this.members(manifest).length, "head")}`;
   }
 }
@@ -100,11 +106,11 @@ class SubjectData {
     const { source } = this.side(subject);
     const found = await Promise.all(this.members(subject).map(([l, h]) => source[verb](l, h, index)));
     if (found.length === 1 || found.some((x) => !x)) return found.length === 1 ? found[0] : null;
-    if (found.some((x) => x.whole === false)) return null;
+    if (found.some((x) => x.whole === false && x.span !== found[0].span)) return null;
     const sums = new Map();
     for (const part of found) part[places].forEach((place, i) => sums.set(place, (sums.get(place) || 0) + part.weights[i]));
     const order = Array.from(sums).sort((a, b) => b[1] - a[1] || a[0] - b[0]);
-    return { [places]: order.map((x) => x[0]), weights: order.map((x) => x[1] / found.length), whole: true };
+    return { [places]: order.map((x) => x[0]), weights: order.map((x) => x[1] / found.length), whole: found[0].whole, span: found[0].span };
   }
 
   async cell(subject, query, key) {
@@ -112,7 +118,7 @@ class SubjectData {
     const members = this.members(subject);
     if (members.length === 1) return source.cell(...members[0], query, key);
     const row = await this.row(subject, query);
-    if (!row) return null;
+    if (!row || row.span) return null;
     const place = row.keys.indexOf(key);
     const visible = (await this.reach(subject)).count(query);
     if (place < 0) return { weight: 0, logit: null, rank: null, visible, hidden: true };

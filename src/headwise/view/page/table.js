@@ -21,7 +21,7 @@ class HeadTable {
 
   caption() {
     const without = this.app.store.get("without");
-    return `Means over the queries that could have done otherwise: at least two visible keys and, for local, induction and same-token, some keys of that kind and some others. What a head does is judged without the first token${without ? "; the columns also leave it out, with the other weights rescaled to sum to 1" : ""}. A weight shows where a head attends, not what the model uses.`;
+    return `Averages over all tokens to which a number applies${without ? ", with the first token left out and the other weights rescaled to sum to 1" : ""}. Induction, for example, needs an earlier copy of the token. A weight shows where a head attends, not what the model uses.`;
   }
 
   row(place, names) {
@@ -35,6 +35,6 @@ class HeadTable {
       return cell;
     });
     return el("tr", { "aria-current": place === this.app.store.get("head") ? "true" : null },
-      el("th", { scope: "row" }, el("button", { type: "button", class: "plain strong", text: `${l}.${head.head}`, onclick: () => this.app.open(place) })), el("td", { class: "reading-cell", text: head.reading }), ...cells);
+      el("th", { scope: "row" }, el("button", { type: "button", class: "plain strong", text: `${l}.${head.head}`, onclick: () => this.app.open(place) })), el("td", { class: "reading-cell", text: head.about }), ...cells);
   }
 }

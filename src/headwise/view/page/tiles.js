@@ -1,6 +1,7 @@
 // A cache of painted tiles. Each is requested once; until it arrives, a coarser one is drawn.
 
 const KEPT = 128;
+const NONE = -99; // the depth of a map without pictures
 
 class Tiles {
   constructor(ask, depth, levels, T, S, look, changed) {
@@ -11,8 +12,13 @@ class Tiles {
   level(scale) {
     const ratio = window.devicePixelRatio || 1;
     let level = Math.min(this.depth, this.levels);
-    while (level > 0 && 2 ** (this.levels - level) * scale * ratio < 0.99) level--;
+    while (level > this.coarsest && 2 ** (this.levels - level) * scale * ratio < 0.99) level--;
     return level;
+  }
+
+  // Level 0 shows the whole map in 256 pixels; a file may have coarser pictures only.
+  get coarsest() {
+    return Math.min(0, this.depth);
   }
 
   get(level, row, col, urgent = true) {
@@ -42,7 +48,7 @@ class Tiles {
   }
 
   draw(context, view) {
-    if (this.depth < 0) return;
+    if (this.depth === NONE) return;
     const level = this.level(view.scale);
     const size = SIDE * 2 ** (this.levels - level);
     const [bottom, right] = [Math.min(this.T, view.y + view.height / view.scale), Math.min(this.S, view.x + view.width / view.scale)];
@@ -52,8 +58,8 @@ class Tiles {
 
   // Draw the tile, or the part of a coarser one that covers it.
   drawOne(context, view, level, row, col) {
-    for (let up = 0; up <= level; up++) {
-      const tile = this.get(level - up, row >> up, col >> up, up === 0 || up === level);
+    for (let up = 0; up <= level - this.coarsest; up++) {
+      const tile = this.get(level - up, row >> up, col >> up, up === 0 || up === level - this.coarsest);
       if (!tile || !tile.canvas) continue;
       const size = SIDE * 2 ** (this.levels - level);
       const [part, span] = [SIDE / 2 ** up, 2 ** (this.levels - level + up)];

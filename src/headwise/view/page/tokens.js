@@ -1,6 +1,7 @@
 // How tokens and numbers are written. The rules for tokens come from Python (view/tokens.py), in SHARED.
 
-const { signs: SIGNS, hidden } = SHARED.tokens;
+const { signs: SIGNS, hidden, joiners: JOINERS, parts: PARTS } = SHARED.tokens;
+const JOINED = /^(\p{So}|\p{Sk}|\p{Lo}|\p{Mn})$/u;
 const HIDDEN = new RegExp(`[${hidden.map((category) => `\\p{${category}}`).join("")}]`, "u");
 
 function visible(letter) {
@@ -8,15 +9,30 @@ function visible(letter) {
   return HIDDEN.test(letter) ? "\\x" + letter.codePointAt(0).toString(16).padStart(2, "0") : letter;
 }
 
+const joins = (letters, i) => JOINERS.includes(letters[i]) && JOINED.test(letters[i - 1] ?? "") && JOINED.test(letters[i + 1] ?? "");
+
+// All characters visible, except joiners between what they join.
+const spelled = (text, show = visible) => {
+  const letters = Array.from(text);
+  return letters.map((letter, i) => (joins(letters, i) ? letter : show(letter))).join("");
+};
+
+// Tokens as labels: those that make up one character are numbered.
+function labelsOf(tokens, starts) {
+  if (!starts) return tokens;
+  const several = new Set(starts.filter((start, i) => start !== i));
+  return tokens.map((token, i) => (several.has(starts[i]) ? token + Array.from(String(1 + i - starts[i]), (digit) => PARTS[digit]).join("") : token));
+}
+
 // One word for labels and lists, without the spaces around it.
 function wordOf(token, most = 14) {
   const trimmed = token.replace(/^ +| +$/g, "") || token;
-  const text = Array.from(trimmed, visible).join("") || SIGNS[""];
+  const text = spelled(trimmed) || SIGNS[""];
   return Array.from(text).length <= most ? text : Array.from(text).slice(0, most - 1).join("") + "…";
 }
 
 // For running text, where spaces stay spaces.
-const readable = (token) => Array.from(token, (letter) => (letter === " " ? letter : visible(letter))).join("") || SIGNS[""];
+const readable = (token) => spelled(token, (letter) => (letter === " " ? letter : visible(letter))) || SIGNS[""];
 
 function weightText(weight) {
   if (weight === 0) return "0";

@@ -5,7 +5,7 @@ import contextlib
 import ctypes
 import functools
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,13 +20,14 @@ from torch import Tensor
 from headwise.errors import HeadwiseError
 from headwise.view.page import page_file, script
 from headwise.view.pictures import KINDS, SIDE, cell, levels, span_at, tile
-from headwise.view.serve.models import Models
+from headwise.view.serve.models import Models, continued
 from headwise.view.serve.requests import Limits, Refusal, run_request
 from headwise.view.serve.runs import Run, Runs, log_place
 from headwise.view.serve.security import Door, Guard
 from headwise.weights import AttentionMap
 
 SCRIPTS = ("connection", "live_source", "outcome", "silent_heads", "memory", "live")
+CONTINUED = 16  # tokens that a request for a continuation gets
 MOST = 256  # entries of a row or column, largest first
 # A pixel of more queries and keys than this is first drawn from one of its queries: at 16,384 tokens a tile of
 # 2048 × 2048 weights takes 12 to 26 ms of one core, depending on its kind, one of 4096 × 4096 up to 90, the whole map
@@ -66,6 +67,9 @@ class Server:
             Route("/api/runs/{id}/row", _guarded(self.row)),
             Route("/api/runs/{id}/column", _guarded(self.column)),
             Route("/api/runs/{id}/cell", _guarded(self.cell)),
+            Route("/api/runs/{id}/ranking", _guarded(self.ranking)),
+            Route("/api/runs/{id}/losses", _guarded(self.losses)),
+            Route("/api/continuation", _guarded(self.continuation), methods=["POST"]),
         ]
         guard = Middleware(Guard, door=self.door)
         return Starlette(routes=routes, middleware=[guard], lifespan=self._lifespan, exception_handlers=_HANDLERS)
@@ -135,6 +139,28 @@ class Server:
         weights, head = self._map(request)
         query, key = _number(request, "query", weights.shape[2]), _number(request, "key", weights.shape[3])
         return JSONResponse(await self._computed(request, lambda: cell_of(weights, head, query, key)))
+
+    async def ranking(self, request: Request) -> Response:
+        """What each head attends to most from one query, besides the first token."""
+        run = self._run(request)
+        if not run.maps:
+            raise Refusal(409, f"there is no map: this run is {run.stage}.")
+        query = _number(request, "query", run.T)
+        return JSONResponse(await self._computed(request, lambda: ranking_of(list(run.maps.values()), query)))
+
+    async def losses(self, request: Request) -> Response:
+        """The loss of every token."""
+        found = self._run(request).outcome
+        return JSONResponse([] if found is None else [None if x is None else round(x, 3) for x in found.losses])
+
+    async def continuation(self, request: Request) -> Response:
+        """What the model writes after a text."""
+        wanted = await run_request(request, self.limits)
+        if wanted.text is None:
+            raise Refusal(400, "text: expected the text to continue.")
+        text, name = wanted.text, self.runs.models.name_of(wanted.model)
+        found = await self._computed(request, lambda: continued(self.runs.models[name], text, CONTINUED))
+        return JSONResponse({"text": found})
 
     def _run(self, request: Request) -> Run:
         return self.runs[request.path_params["id"]]
@@ -243,6 +269,18 @@ def cell_of(weights: AttentionMap, head: int, query: int, key: int) -> dict[str,
     found = cell(weights, head, query, key)
     hidden = {"logit": None, "rank": None} if found.logit == -math.inf else {}
     return found._asdict() | hidden
+
+
+def ranking_of(maps: Sequence[AttentionMap], query: int) -> list[dict[str, Any]]:
+    """The head, the key other than the first and the weight, for the largest weight of every head, largest first."""
+    found = []
+    for layer, weights in enumerate(maps):
+        rows = weights[0, :, query].float()
+        rows[:, 0] = 0
+        best = rows.max(-1)
+        for head, (weight, key) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+            found.append({"place": f"{layer}.{head}", "key": key, "weight": weight, "span": 1})
+    return sorted((one for one in found if one["weight"] > 0), key=lambda one: -one["weight"])
 
 
 def largest_of(weights: Tensor, name: str) -> dict[str, Any]:

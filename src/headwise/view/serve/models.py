@@ -93,14 +93,17 @@ class Outcome(NamedTuple):
         loss: nats per token, over every token but the first; None if there is none.
         next: the likeliest next tokens.
         missing: why something is missing.
+        losses: nats for each token, None for the first; empty if there is no loss.
     """
 
     loss: float | None
     next: tuple[NextToken, ...] = ()
     missing: str | None = None
+    losses: tuple[float | None, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return self._asdict() | {"next": [following._asdict() for following in self.next]}
+        """Everything but the loss of each token, which has an address of its own."""
+        return {"loss": self.loss, "missing": self.missing, "next": [one._asdict() for one in self.next]}
 
 
 class Cancelled(Exception):  # noqa: N818 - not an error
@@ -204,12 +207,12 @@ def vocabulary(model: TextModel) -> int:
 def _builtin_outcome(model: LanguageModel, ids: Tensor) -> Outcome:
     """Computes logits in chunks: all logits of a long text would take gigabytes."""
     hidden = model.gpt.features(ids)[0]
-    total, count = 0.0, ids.shape[1] - 1
-    for start in range(0, count, CHUNK):
+    losses: list[float] = []
+    for start in range(0, ids.shape[1] - 1, CHUNK):
         targets = ids[0, start + 1 : start + 1 + CHUNK]
         logits = model.gpt.logits(hidden[start : start + len(targets)])
-        total += float(F.cross_entropy(logits, targets, reduction="sum"))
-    return Outcome(total / count if count else None, _likeliest(model, model.gpt.logits(hidden[-1])))
+        losses += F.cross_entropy(logits, targets, reduction="none").tolist()
+    return _outcome_of(losses, _likeliest(model, model.gpt.logits(hidden[-1])))
 
 
 def _transformers_outcome(model: TextModel, ids: Tensor) -> Outcome:
@@ -219,10 +222,51 @@ def _transformers_outcome(model: TextModel, ids: Tensor) -> Outcome:
     following = _likeliest(model, logits[-1])
     if not fits:
         return Outcome(None, following, f"No loss: the logits of {length:,} tokens would take too much memory.")
-    loss = float(F.cross_entropy(logits[:-1], ids[0, 1:])) if length > 1 else None
-    return Outcome(loss, following)
+    return _outcome_of(F.cross_entropy(logits[:-1], ids[0, 1:], reduction="none").tolist(), following)
+
+
+def _outcome_of(losses: list[float], following: tuple[NextToken, ...]) -> Outcome:
+    """The outcome of a text whose tokens after the first have these losses."""
+    return Outcome(sum(losses) / len(losses) if losses else None, following, None, (None, *losses))
+
+
+def sweep(model: TextModel, ids: Tensor, progress: Callable[[float], None]) -> Iterator[tuple[int, int, float]]:
+    """Layer, head and loss without that head, one head after the other; `headwise.study.importance` measures more.
+
+    Args:
+        model: the model; one without a loss gives nothing.
+        ids: (1, T).
+        progress: called with the share that is done; an exception from it ends the sweep.
+    """
+    layers = list(attention_layers(model.module, "serve").values())
+    counts = [_head_count(layer) or 0 for layer in layers]
+    places = [(layer, head) for layer, count in enumerate(counts) for head in range(count)]
+    for done, (layer, head) in enumerate(places):
+
+        def inner(share: float, done: int = done) -> None:
+            progress((done + share) / len(places))
+
+        _, found = run_model(model, ids, [(layer, head)], maps=False, progress=inner)
+        if found.loss is None:
+            return
+        yield layer, head, found.loss
+
+
+def continued(model: TextModel, text: str, tokens: int) -> str:
+    """What the model writes after a text, the likeliest token each time."""
+    if isinstance(model, LanguageModel):
+        return "".join(model.stream(text, tokens, temperature=0.0))
+    generate = getattr(model.module, "generate", None)
+    if generate is None:
+        raise OptionError("this model does not generate text.")
+    ids = model.tokens(text, most=10**9)
+    with torch.no_grad():
+        found = generate(ids, max_new_tokens=tokens, do_sample=False, attention_mask=torch.ones_like(ids))
+    new = found[0, ids.shape[1] :].tolist()
+    join = model.codec.join
+    return "".join(map(model.codec.decode, new)) if join is None else join(new)
 
 
 def _likeliest(model: TextModel, logits: Tensor) -> tuple[NextToken, ...]:
     found = logits.float().softmax(-1).topk(min(LIKELIEST, logits.shape[-1]))
-    return tuple(map(NextToken, model.pieces(found.indices), found.values.tolist()))
+    return tuple(map(NextToken, map(model.codec.decode, found.indices.tolist()), found.values.tolist()))

@@ -66,6 +66,7 @@ class RunRequest:
         model: the name of the model, the first by default.
         off: pairs of layer and head to switch off.
         maps: whether to collect attention maps, or only the loss and the next token.
+        sweep: whether to switch off every head, one at a time, and report what that does to the loss.
     """
 
     text: str | None
@@ -73,6 +74,7 @@ class RunRequest:
     model: str | None = None
     off: tuple[tuple[int, int], ...] = ()
     maps: bool = True
+    sweep: bool = False
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
@@ -106,10 +108,11 @@ async def run_request(request: Request, limits: Limits) -> RunRequest:
 
 
 def _url_fields(request: Request) -> dict[str, Any]:
-    """The fields that accompany a file: model, off as JSON, maps as 0 or 1."""
+    """The fields that accompany a file: model, off as JSON, maps and sweep as 0 or 1."""
     given = request.query_params
     off = _json(f'{{"off": {given.get("off", "[]")}}}'.encode())["off"]
-    return {"model": given.get("model"), "off": off, "maps": given.get("maps", "1") != "0"}
+    chosen = {name: given.get(name, usual) != "0" for name, usual in (("maps", "1"), ("sweep", "0"))}
+    return {"model": given.get("model"), "off": off, **chosen}
 
 
 def text_of(body: bytes) -> str:
@@ -140,7 +143,7 @@ def _json(body: bytes) -> dict[str, Any]:
 def _checked(given: dict[str, Any], limits: Limits) -> RunRequest:
     unknown = set(given) - {field.name for field in dataclasses.fields(RunRequest)}
     if unknown:
-        raise Refusal(400, f"{len(unknown)} unknown fields; expected text or ids, model, off, maps.")
+        raise Refusal(400, f"{len(unknown)} unknown fields; expected text or ids, model, off, maps, sweep.")
     text, ids, model, maps = given.get("text"), given.get("ids"), given.get("model"), given.get("maps", True)
     if (text is None) == (ids is None):
         raise Refusal(400, "expected either text or ids (its tokens), not both.")
@@ -152,9 +155,11 @@ def _checked(given: dict[str, Any], limits: Limits) -> RunRequest:
         raise Refusal(422, f"ids: expected a list of 1 to {limits.tokens:,} non-negative integers.")
     if model is not None and not isinstance(model, str):
         raise Refusal(400, "model: expected its name.")
-    if not isinstance(maps, bool):
-        raise Refusal(400, "maps: expected true or false.")
-    return RunRequest(text, None if ids is None else tuple(ids), model, _off(given.get("off", []), limits), maps)
+    sweep = given.get("sweep", False)
+    if not isinstance(maps, bool) or not isinstance(sweep, bool):
+        raise Refusal(400, "maps, sweep: expected true or false.")
+    off = _off(given.get("off", []), limits)
+    return RunRequest(text, None if ids is None else tuple(ids), model, off, maps and not sweep, sweep)
 
 
 def _off(given: Any, limits: Limits) -> tuple[tuple[int, int], ...]:

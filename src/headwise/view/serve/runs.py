@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,16 +25,17 @@ from headwise.models import TextModel
 from headwise.view.data import PageData
 from headwise.view.pictures import LayerStatistics
 from headwise.view.result import View, strongest
-from headwise.view.serve.models import Cancelled, HeadPairs, Models, Outcome, check_off, run_model, vocabulary
+from headwise.view.serve.models import Cancelled, HeadPairs, Models, Outcome, check_off, run_model, sweep, vocabulary
 from headwise.view.serve.requests import Limits, Refusal, RunRequest
 from headwise.weights import AttentionMap
 from headwise.weights.summary import HeadSummary, Summary
 
 FIRST, SECOND = 256, 2048  # queries of the first pages of a long text; the last page uses all
-LONG = 1024  # tokens beyond which a text is long
+LONG = 512  # tokens beyond which a text is long
 PAIRS = 20
 PORTION = 2**26  # weights that are measured without a pause
 QUIET = 0.25  # seconds without a request after which refining continues
+OFF_NAMED = 8  # heads that are switched off and named in a title
 KNOWN = 64  # outcomes with all heads that are kept
 
 
@@ -60,18 +61,28 @@ class Run:
     Args:
         model: the name of the model.
         ids: the token ids, (1, T).
-        tokens: their text.
+        tokens: their text, and the first token of the same character; see `TokenCodec.characters`.
         off: pairs of layer and head that are switched off.
         wants_maps: False for the outcome only.
         note: what the user should know about this text and this model.
+        wants_sweep: whether to switch off every head in turn.
     """
 
     def __init__(
-        self, model: str, ids: Tensor, tokens: list[str], off: HeadPairs = (), wants_maps: bool = True, note: str = ""
+        self,
+        model: str,
+        ids: Tensor,
+        tokens: Sequence[tuple[str, int]],
+        off: HeadPairs = (),
+        wants_maps: bool = True,
+        note: str = "",
+        wants_sweep: bool = False,
     ) -> None:
         self.id = secrets.token_urlsafe(12)
-        self.model, self.ids, self.tokens, self.off = model, ids, tokens, tuple(off)
-        self.wants_maps, self.note = wants_maps, note
+        self.model, self.ids, self.off = model, ids, tuple(off)
+        self.tokens, self.starts = [text for text, _ in tokens], [start for _, start in tokens]
+        self.wants_maps, self.note, self.wants_sweep = wants_maps, note, wants_sweep
+        self.effects: list[tuple[int, int, float]] = []  # layer, head, and what the loss is without it
         self.stage, self.done = Stage.WAITING, 0.0
         self.maps: Mapping[str, AttentionMap] = {}
         self.outcome: Outcome | None = None
@@ -116,6 +127,7 @@ class Run:
             "off": [list(pair) for pair in self.off],
             "outcome": None if self.outcome is None else self.outcome.to_dict(),
             "with_all_heads": None if self.with_all_heads is None else self.with_all_heads.to_dict(),
+            "effects": [list(effect) for effect in self.effects],
             "note": self.note,
             "error": self.error,
         }
@@ -132,7 +144,7 @@ class Run:
 
     def _page(self, count: int, stage: Stage) -> Iterator[None]:
         """Measure all heads at `count` queries, then publish the page."""
-        view = View(self.maps, self.tokens, self.ids, queries=count)
+        view = View(self.maps, self.tokens, self.ids, starts=self.starts, model=self.model, queries=count)
         total, done = sum(weights.shape[1] for weights in view.maps), 0
         summaries, layers, pairs = [], [], []
         for layer, weights in enumerate(view.maps):
@@ -149,7 +161,8 @@ class Run:
             summaries.append(Summary(tuple(heads)))
             layers.append(LayerStatistics.joined(parts))
         view.summaries, view._pairs = tuple(summaries), strongest(pairs)
-        data = PageData(view, self.model)
+        off = ", ".join(f"{layer}.{head}" for layer, head in self.off[:OFF_NAMED])
+        data = PageData(view, f"{view.heading} without {off}" if off else "")
         for layer, statistics in enumerate(layers):
             data.add_layer(layer, statistics)
         self.manifest = json.dumps(data.to_dict(), separators=(",", ":")).encode()
@@ -201,7 +214,8 @@ class Runs:
         ids = _ids(model, request)
         self._check_length(model, ids.shape[1])
         check_off(model, request.off)
-        run = Run(name, ids, model.pieces(ids), request.off, request.maps, _note(model, ids.shape[1]))
+        words = model.codec.characters(ids.flatten().tolist())
+        run = Run(name, ids, words, request.off, request.maps, _note(model, ids.shape[1]), request.sweep)
         with self._changed:
             self._check_queue()
             self._kept[run.id] = run
@@ -283,6 +297,11 @@ class Runs:
 
     def _execute(self, run: Run) -> None:
         model = self.models[run.model]
+        if run.wants_sweep:
+            for effect in sweep(model, run.ids, functools.partial(run.reached, Stage.RUNNING)):
+                run.effects.append(effect)
+            run.reached(Stage.FINISHED, 1.0)
+            return
         known = self._outcomes.get(_key(run))
         begin = 0.0
         if run.off and known is None:  # first the outcome to compare with

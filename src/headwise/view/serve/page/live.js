@@ -5,6 +5,10 @@ const STAGES = { waiting: "waiting", running: "running the model", measuring: "m
 // Which heads are on, in words.
 const headsText = (off) => (!off.length ? "all heads" : `without ${off.length > 8 ? plural(off.length, "head") : off.map((pair) => pair.join(".")).join(", ")}`);
 
+const EXAMPLE = "The captain looked at the sea, and the sea looked at the captain. The captain looked at the";
+const TYPED = 4000; // characters up to which the page updates while one types
+const HARDEST = 8; // nats: the loss of a word in full color
+
 class Live {
   constructor(root, stage) {
     Object.assign(this, { root, stage, connection: new Connection(), file: null, asked: null, id: null, turn: 0, app: null, side: null });
@@ -18,7 +22,8 @@ class Live {
 
   build() {
     this.text = el("textarea", { class: "ask-text", rows: "2", "aria-label": "Text to analyze", placeholder: "Type or paste a text, or drop a file here", spellcheck: "false", maxlength: "4000000" });
-    this.text.addEventListener("input", () => this.bring(null));
+    this.typed = debounced(() => this.text.value && this.text.value.length <= TYPED && this.text.value !== this.asked?.text && this.begin({ maps: true, typing: true }), 300);
+    this.text.addEventListener("input", () => (this.bring(null), this.typed()));
     this.text.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && this.fresh());
     this.text.addEventListener("dragover", (event) => event.preventDefault());
     this.text.addEventListener("drop", (event) => this.dropped(event));
@@ -31,9 +36,80 @@ class Live {
     this.status = el("p", { class: "status soft", role: "status" });
     this.banner = el("div", { class: "banner", role: "alert", hidden: true });
     const opener = el("label", { class: "act opener" }, "Open a file", this.picker);
+    this.writer = el("button", { type: "button", class: "act write", text: "Continue the text", title: "Let the model write the next 16 tokens", onclick: () => this.write() });
+    this.byLoss = el("input", { type: "checkbox", onchange: () => this.colorWords() });
+    const losses = el("label", { class: "check", title: `From no color for a loss of 0 to full color for ${HARDEST} nats: words that the model did not expect` }, this.byLoss, "color words by their loss");
     fill(this.root, this.banner,
-      el("form", { class: "ask", onsubmit: (event) => event.preventDefault() }, this.text, el("div", { class: "ask-line" }, this.go, this.stopper, opener, this.named, el("label", { class: "chooser" }, "Model", this.models), this.progress, this.status)),
-      el("div", { class: "results" }, this.silent.root, this.outcome.root));
+      el("p", { class: "live-title" }, el("b", { text: "headwise" }), el("span", { class: "soft", text: " What does every attention head do with your text? Type, and the pictures follow." }), el("label", { class: "chooser" }, "Model", this.models)),
+      el("form", { class: "ask", onsubmit: (event) => event.preventDefault() }, this.text, el("div", { class: "ask-line" }, this.go, this.stopper, this.writer, opener, this.named, losses, this.progress, this.status)),
+      el("div", { class: "results" }, this.outcome.root, this.silent.root));
+  }
+
+  // The page begins with an example and its picture.
+  exemplify() {
+    if (this.asked || this.text.value) return undefined; // the user was quicker
+    this.text.value = EXAMPLE;
+    return this.begin({ maps: true });
+  }
+
+  append(token) {
+    this.bring(null);
+    this.text.value = (this.file ? "" : this.text.value) + token;
+    this.begin({ maps: true, typing: true });
+  }
+
+  async write() {
+    if (!this.text.value) return this.say("The text is empty: type or paste one.", true);
+    this.say("the model writes");
+    try {
+      const { text } = await this.connection.post("/api/continuation", { text: this.text.value, model: this.models.value });
+      this.append(text);
+    } catch (error) {
+      this.failed(error, this.turn);
+    }
+    return undefined;
+  }
+
+  // Switch off every head, one at a time, and show what each does to the loss.
+  async sweep() {
+    const turn = ++this.turn;
+    this.drop();
+    this.busy(true);
+    try {
+      const { id } = await this.post([], false, true);
+      this.id = id;
+      for (;;) {
+        const run = await this.connection.json(`/api/runs/${id}`);
+        if (turn !== this.turn) return;
+        this.progress.value = run.done;
+        this.say(`${run.effects.length} heads tried`);
+        this.showEffects(run.effects);
+        if (run.error) return this.end(run.error);
+        if (["finished", "cancelled"].includes(run.stage)) break;
+        await rest(250);
+      }
+      this.say("Bars: what switching the head off adds to the loss, in nats per token.");
+      this.busy(false);
+    } catch (error) {
+      this.failed(error, turn);
+    }
+  }
+
+  showEffects(effects) {
+    const whole = this.last?.with_all_heads?.loss;
+    if (!effects.length || !this.app || whole === undefined) return;
+    const { manifest } = this.app.side;
+    manifest.about.effect = "what switching the head off adds to the loss, in nats per token";
+    manifest.layers.forEach((layer) => layer.heads.forEach((head) => (head.effect ||= { effect: 0 })));
+    for (const [l, h, loss] of effects) manifest.layers[l].heads[h].effect = { effect: loss - whole };
+    if (this.app.store.get("color") === "effect") this.app.atlas.color();
+    else this.app.store.set({ view: "atlas", color: "effect" });
+  }
+
+  async colorWords() {
+    const id = this.side?.source.id;
+    const losses = this.byLoss.checked && id ? await this.connection.json(`/api/runs/${id}/losses`).catch(() => []) : [];
+    this.app?.reading.colorBy(losses.length ? losses.map((loss) => (loss === null ? 0 : loss / HARDEST)) : null);
   }
 
   async start() {
@@ -49,7 +125,7 @@ class Live {
   // After a reload: the text, and its run if the server still has it; otherwise a new run.
   async resume() {
     const last = kept();
-    if (!last || !Array.from(this.models.options).some(({ value }) => value === last.asked.model)) return;
+    if (!last || !Array.from(this.models.options).some(({ value }) => value === last.asked.model)) return this.exemplify();
     [this.asked, this.id] = [last.asked, last.id];
     this.bring(last.asked.file);
     [this.text.value, this.models.value] = [last.asked.text, last.asked.model];
@@ -107,8 +183,9 @@ class Live {
   }
 
   // Start a run of the text in the field, or of the same text again.
-  async begin({ maps, compare = false, same = compare }) {
+  async begin({ maps, compare = false, same = compare, typing = false }) {
     const turn = ++this.turn;
+    if (typing) this.silent.restore([]);
     const off = this.silent.pairs;
     this.off = String(off);
     if (maps && !same) this.asked = { file: this.file, text: this.text.value, model: this.models.value };
@@ -130,10 +207,10 @@ class Live {
     return undefined;
   }
 
-  post(off, maps) {
+  post(off, maps, sweep = false) {
     const { file, text, model } = this.asked;
-    if (!file) return this.connection.post("/api/runs", { text, model, off, maps });
-    const query = new URLSearchParams({ model, off: JSON.stringify(off), maps: maps ? "1" : "0" });
+    if (!file) return this.connection.post("/api/runs", { text, model, off, maps, sweep });
+    const query = new URLSearchParams({ model, off: JSON.stringify(off), maps: maps ? "1" : "0", sweep: sweep ? "1" : "0" });
     return this.connection.json(`/api/runs?${query}`, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file.bytes });
   }
 
@@ -163,11 +240,12 @@ class Live {
     const before = compare ? this.before || this.side : null;
     for (const side of [this.before, this.side]) if (side && side !== before) side.source.close();
     const name = headsText(run.off);
-    if (run.off.length) manifest.title = `${manifest.title} ${name}`.trim();
+    document.title = manifest.title;
     [this.before, this.side] = [before, { manifest, source, name, off: run.off }];
     this.app = show(this.stage, manifest, source, before);
     this.app.store.listen((changed) => changed.has("head") && this.silent.show());
     this.silent.show();
+    this.colorWords();
   }
 
   // A tile that has become exact replaces the one on the screen.

@@ -35,6 +35,10 @@ class LiveSource extends EmbeddedSource {
     return this.answer("row", { layer, head, query });
   }
 
+  async ranking(query) {
+    return this.answer("ranking", { query });
+  }
+
   async column(layer, head, key) {
     return this.answer("column", { layer, head, key });
   }

@@ -2,7 +2,7 @@
 
 class SilentHeads {
   constructor(live) {
-    Object.assign(this, { live, places: new Set() });
+    Object.assign(this, { live, places: new Set(), clicking: false });
     this.root = el("section", { class: "silent", "aria-label": "Heads that are switched off", hidden: true });
     document.addEventListener("click", (event) => this.onclick(event), true);
     document.addEventListener("keydown", (event) => this.onkey(event));
@@ -14,7 +14,7 @@ class SilentHeads {
   }
 
   onclick(event) {
-    const head = event.shiftKey && event.target.closest?.("#headwise .head");
+    const head = (event.shiftKey || this.clicking) && event.target.closest?.("#headwise .head");
     if (!head) return;
     event.preventDefault();
     event.stopPropagation();
@@ -30,6 +30,11 @@ class SilentHeads {
   current() {
     const place = this.live.app?.store.get("head") || "";
     return /^\d+\.\d+$/.test(place) ? place : null;
+  }
+
+  setClicking(on) {
+    this.clicking = on;
+    document.documentElement.classList.toggle("switching", on);
   }
 
   toggle(place) {
@@ -60,10 +65,12 @@ class SilentHeads {
     const place = this.current();
     const chips = this.pairs.map(([l, h]) => el("button", { type: "button", class: "chip off", text: `${l}.${h} ×`, "aria-label": `Switch head ${l}.${h} on again`, onclick: () => this.toggle(`${l}.${h}`) }));
     const many = this.places.size;
+    const mode = el("label", { class: "check", title: "Otherwise Shift-click, or the key o" }, el("input", { type: "checkbox", checked: this.clicking, onchange: (event) => this.setClicking(event.target.checked) }), "click a head to switch it off");
     fill(this.root, el("h3", { text: "Switched off" }),
-      el("p", { class: "chips" }, ...(many ? chips : [el("span", { class: "soft", text: "none: Shift-click a head or press o" })])),
+      el("p", { class: "chips" }, mode, ...chips),
       el("p", { class: "acts" },
         place ? el("button", { type: "button", class: "act switch", text: `Switch ${place} ${this.places.has(place) ? "on" : "off"}`, onclick: () => this.toggle(place) }) : null,
+        this.live.app ? el("button", { type: "button", class: "act sweep", text: "Try every head", title: "Switch off every head, one at a time, and color the heads by what that does to the loss", onclick: () => this.live.sweep() }) : null,
         many ? el("button", { type: "button", class: "act", text: "All on", onclick: () => this.clear() }) : null,
         this.again()));
   }

@@ -1,0 +1,233 @@
+// The text view: the words of the text twice, and a line from every word to the words that it attends to in one head.
+
+const LINE = 24; // pixels per word
+const FAINTEST = 0.02; // weights below are not drawn, unless a word is chosen
+
+class Lines {
+  constructor(app) {
+    this.app = app;
+    this.canvas = el("canvas", { class: "lines-canvas", "aria-hidden": "true" });
+    this.left = el("div", { class: "lines-words from-side" });
+    this.right = el("div", { class: "lines-words to-side" });
+    this.inner = el("div", { class: "lines-inner" }, this.left, this.canvas, this.right);
+    this.box = el("div", { class: "lines-box", tabindex: "0", role: "group", "aria-label": "Words and what they attend to. Up and down move, Enter keeps a word." }, this.inner);
+    this.bar = el("div", { class: "bar-row" });
+    this.told = el("p", { class: "lines-tell", "aria-live": "polite" });
+    this.legend = el("div", { class: "legend" });
+    this.root = el("section", { class: "lines", "aria-label": "The text with lines" }, this.bar, this.told, this.box, this.legend);
+    this.rows = new Map();
+    this.at = null;
+    this.listen();
+    new ResizeObserver(() => this.draw()).observe(this.box);
+  }
+
+  listen() {
+    this.box.addEventListener("scroll", () => this.draw());
+    const query = (event) => {
+      const word = event.target.closest?.(".lines-word");
+      return word && word.dataset.side === "from" ? Number(word.dataset.i) : null;
+    };
+    this.box.addEventListener("pointerover", (event) => {
+      const at = query(event);
+      if (at !== null && this.app.locked() === null) this.app.pointAt(at);
+    });
+    this.box.addEventListener("pointerleave", () => this.app.locked() === null && this.app.pointAt(null));
+    this.box.addEventListener("click", (event) => {
+      const at = query(event);
+      if (at !== null) this.app.lock(at === this.app.locked() ? null : at);
+    });
+    this.box.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  key(event) {
+    const last = this.app.side.manifest.T - 1;
+    const from = this.at ?? -1;
+    const to = { ArrowDown: from + 1, ArrowUp: from - 1, PageDown: from + 10, PageUp: from - 10, Home: 0, End: last }[event.key];
+    if (to !== undefined) {
+      this.app.lock(null);
+      this.app.pointAt(clamp(to, 0, last));
+      this.reveal(this.at);
+    } else if (event.key === "Enter" && this.at !== null) this.app.lock(this.app.locked() === this.at ? null : this.at);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  reveal(at) {
+    const [top, height] = [at * LINE, this.box.clientHeight];
+    if (top < this.box.scrollTop || top + LINE > this.box.scrollTop + height) this.box.scrollTop = top - height / 2;
+  }
+
+  // Rebuild for the head; the first token is left out unless the reader asks for it.
+  build() {
+    const { app } = this;
+    const { manifest } = app.side;
+    this.rows.clear();
+    this.inner.style.height = `${Math.max(manifest.T, manifest.S) * LINE}px`;
+    if (!this.bar.contains(document.activeElement)) this.toolbar();
+    this.drawLegend();
+    this.show(app.locked());
+    requestAnimationFrame(() => this.draw());
+  }
+
+  toolbar() {
+    const { app } = this;
+    const { manifest } = app.side;
+    const subject = app.subject();
+    const title = el("h2", { class: "subject" }, el("b", { text: subject.title(manifest) }), el("span", { class: "soft", text: ` ${subject.about(manifest)}` }));
+    fill(this.bar, el("div", { class: "bar-line" }, app.stage.backButton(), title, app.stage.stepButtons()),
+      el("div", { class: "bar-line controls" }, app.firstCheck(), app.contrastControl()));
+  }
+
+  drawLegend() {
+    const { app } = this;
+    fill(this.legend, legendOf(new Scale("share", app.contrast), app.store.get("without") ? "attention weight without the first token" : "attention weight", app.dark));
+  }
+
+  show(at) {
+    if (at !== this.at && at !== null && this.app.store.get("view") === "words") this.box.setAttribute("aria-label", `${wordOf(this.app.side.manifest.labels[at], 24)}, ${at}`);
+    this.at = at;
+    this.tell();
+    this.draw();
+  }
+
+  async tell() {
+    const { app, at } = this;
+    const { manifest } = app.side;
+    if (at === null) return fill(this.told, el("span", { class: "soft", text: "Left: the words that attend. Right: the words that they attend to. Point at a word to see its lines alone." }));
+    const row = await this.row(at);
+    if (at !== this.at || !row) return undefined;
+    const best = row.keys.map((key, i) => [key, row.weights[i]]).slice(0, 3);
+    return fill(this.told, el("bdi", { class: "token to-word", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: " attends to " }),
+      ...best.flatMap(([key, weight], i) => [i ? ", " : null, el("bdi", { class: "token", text: row.span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + row.span) - 1)}` : wordOf(manifest.keyLabels[key], 18) }), el("span", { class: "figure", text: ` ${weight.toFixed(2)}` })]));
+  }
+
+  // The row of a query, without the first token if that is asked for.
+  async row(query) {
+    if (!this.rows.has(query)) {
+      if (this.rows.size > 4000) this.rows.clear();
+      const made = this.app.data.row(this.app.subject(), query).then((row) => (row && this.app.store.get("without") && !row.span ? withoutFirst(row) : row));
+      this.rows.set(query, made);
+      made.then((row) => (made.found = row));
+    }
+    return this.rows.get(query);
+  }
+
+  // The words in view, and their lines.
+  draw() {
+    const { manifest } = this.app.side;
+    const [top, height, width] = [this.box.scrollTop, this.box.clientHeight, this.inner.clientWidth];
+    if (!height || !this.root.isConnected) return;
+    const [first, last] = [Math.max(0, Math.floor(top / LINE) - 2), Math.min(Math.max(manifest.T, manifest.S), Math.ceil((top + height) / LINE) + 2)];
+    this.column(this.left, manifest.labels, "from", first, last);
+    this.column(this.right, manifest.keyLabels, "to", first, last);
+    const room = Math.max(60, width - this.left.offsetWidth - this.right.offsetWidth);
+    const context = sharpen(this.canvas, room, height);
+    Object.assign(this.canvas.style, { width: `${room}px`, height: `${height}px`, top: `${top}px`, left: `${this.left.offsetWidth}px` });
+    context.clearRect(0, 0, room, height);
+    const queries = this.at === null ? range(first, Math.min(last, manifest.T)) : [this.at];
+    const weights = new Map();
+    let waiting = 0;
+    for (const query of queries) {
+      const made = this.rows.get(query);
+      if (made && made.found !== undefined) this.curve(context, made.found, query, top, room, weights);
+      else {
+        waiting++;
+        this.row(query).then(() => this.soon());
+      }
+    }
+    this.shade(weights);
+    this.drawn = waiting === 0;
+  }
+
+  soon() {
+    this.frame ||= requestAnimationFrame(() => {
+      this.frame = 0;
+      this.draw();
+    });
+  }
+
+  curve(context, row, query, top, room, weights) {
+    if (!row) return;
+    const scale = new Scale("share", this.app.contrast);
+    const one = this.at !== null;
+    const y = (at) => (at + 0.5) * LINE - top;
+    for (let i = row.keys.length - 1; i >= 0; i--) {
+      const weight = row.weights[i];
+      if (weight < (one ? 0.004 : FAINTEST)) continue;
+      const key = row.keys[i] + (row.span ? row.span / 2 : 0);
+      if (one) weights.set(row.keys[i], weight);
+      context.strokeStyle = scale.color(one ? weight : weight * 0.9, this.app.dark);
+      context.globalAlpha = one ? 1 : 0.35 + 0.65 * weight;
+      context.lineWidth = 0.6 + 5.4 * weight;
+      context.beginPath();
+      context.moveTo(0, y(query));
+      context.bezierCurveTo(room * 0.45, y(query), room * 0.55, y(key), room, y(key));
+      context.stroke();
+    }
+    context.globalAlpha = 1;
+  }
+
+  // The rows in view, for a saved picture: words and lines.
+  render(context, colors) {
+    const { manifest } = this.app.side;
+    const [first, last] = this.window();
+    const room = 420;
+    context.font = `15px ${colors.font}`;
+    context.textBaseline = "middle";
+    for (const [labels, x, align] of [[manifest.labels, 180, "right"], [manifest.keyLabels, 200 + room, "left"]]) {
+      context.textAlign = align;
+      context.fillStyle = colors.ink;
+      for (const i of range(first, Math.min(last, labels.length))) context.fillText(wordOf(labels[i], 18), x, (i - first + 0.5) * LINE);
+    }
+    context.save();
+    context.translate(190, 0);
+    for (const query of this.at === null ? range(first, Math.min(last, manifest.T)) : [this.at]) this.curve(context, this.rows.get(query)?.found, query, first * LINE, room, new Map());
+    context.restore();
+  }
+
+  // The rows in view, and the size of their picture.
+  window() {
+    const { manifest } = this.app.side;
+    const first = Math.floor(this.box.scrollTop / LINE);
+    return [first, Math.min(Math.max(manifest.T, manifest.S), Math.ceil((this.box.scrollTop + this.box.clientHeight) / LINE))];
+  }
+
+  get size() {
+    const [first, last] = this.window();
+    return [800, (last - first) * LINE];
+  }
+
+  column(side, labels, name, first, last) {
+    if (side.dataset.shown === `${first}-${last}` && side.labels === labels) return;
+    side.dataset.shown = `${first}-${last}`;
+    side.labels = labels;
+    fill(side, ...range(first, Math.min(last, labels.length)).map((i) => {
+      const word = el("div", { class: "lines-word", "data-i": i, "data-side": name }, el("bdi", { text: wordOf(labels[i], 18) }));
+      word.style.top = `${i * LINE}px`;
+      return word;
+    }));
+  }
+
+  shade(weights) {
+    const scale = new Scale("share", this.app.contrast);
+    for (const word of this.left.children) word.classList.toggle("here", Number(word.dataset.i) === this.at);
+    for (const word of this.right.children) {
+      const weight = weights.get(Number(word.dataset.i)) || 0;
+      word.style.background = weight ? scale.color(weight, this.app.dark) : "";
+      word.style.color = weight ? (scale.bright(weight, this.app.dark) ? "#14181d" : "#f2f0eb") : "";
+    }
+  }
+}
+
+const range = (from, to) => Array.from({ length: Math.max(0, to - from) }, (_, i) => from + i);
+
+// A row without its first key, the other weights rescaled to sum to 1.
+function withoutFirst(row) {
+  const at = row.keys.indexOf(0);
+  if (at < 0) return row;
+  const left = 1 - row.weights[at];
+  if (left < 1e-6) return { ...row, keys: [], weights: [] };
+  const keep = (values) => values.filter((_, i) => i !== at);
+  return { ...row, keys: keep(row.keys), weights: keep(row.weights).map((weight) => Math.min(1, weight / left)) };
+}

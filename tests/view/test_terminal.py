@@ -35,7 +35,7 @@ def test_the_first_view_fits_a_terminal(result, width, height, depth):
 
 def test_the_first_view_names_model_text_and_what_heads_do(result):
     lines = bare(drawn(result, 120, Palette(24), 40))
-    assert "the model builtin" in lines
+    assert "the built-in model" in lines
     assert "The captain looked at the sea" in lines
     assert "attends to the previous token" in lines.replace("\n", " ")
     assert "rows: layers" in lines

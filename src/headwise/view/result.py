@@ -100,11 +100,12 @@ class View:
     @property
     def heading(self) -> str:
         """What is shown, of which model and which text."""
-        model = f" of the model {readable(self.model)}" if self.model else ""
+        named = "the built-in model" if self.model == "builtin" else f"the model {readable(self.model)}"
+        model = f" of {named}" if self.model else ""
         words = readable(" ".join(SPECIAL.sub(" ", self.text).split()))
         start = words if len(words) <= EXCERPT else words[: EXCERPT - 1].rsplit(" ", 1)[0] + "…"
-        named = words and any(letter.isalpha() for letter in words)
-        return f"What the attention heads{model} do with " + (f"“{start}”" if named else _count(self.T, "token"))
+        quoted = any(letter.isalpha() for letter in words)
+        return f"What the attention heads{model} do with " + (f"“{start}”" if quoted else _count(self.T, "token"))
 
     @property
     def sampled(self) -> tuple[AttentionMap, ...]:

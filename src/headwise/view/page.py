@@ -45,6 +45,7 @@ FINEST = 2  # deepest level that is tried for pictures: 1024 pixels
 MANIFEST = 4000  # bytes that the lists of heads and kinds may still add
 COARSEST = 2  # how often a picture of 256 pixels may be halved
 STEPS = 63  # shades of pictures: more take more room and look the same
+SPARSE = 4  # times less room than usual, at best, for a picture
 PIXEL = 0.22  # bytes that a pixel of a picture takes, from experience; half of them are hidden
 KEYS, KINDS = ("keys", "values", "logs"), ("mass", "rest", "peak", "uniform")
 
@@ -169,7 +170,9 @@ class Pyramids:
         self.data, self.budget, self.view = data.copy(), budget, data.view
         self.order = [f"{layer}.{index}" for layer, index in clearest(self.view)]
         T, S = self.view.T, self.view.S
-        self.finest = min(FINEST, levels(T, S))
+        # Finer pictures than could ever fit are not computed; where most weights are zero, a pixel takes far less room.
+        finest = (k for k in range(FINEST, 0, -1) if len(self.order) * 2 * 4**k * 256**2 * PIXEL / SPARSE <= budget)
+        self.finest = min(next(finest, 0), levels(T, S))
         # Pictures of all kinds take at most half of the room.
         each = len(KINDS) * 256**2 * PIXEL
         self.coarsest = -next((k for k in range(COARSEST) if len(self.order) * each / 4**k < budget / 2), COARSEST)

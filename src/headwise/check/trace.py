@@ -24,6 +24,7 @@ SOFTMAX = {"_softmax", "_safe_softmax"}
 KEEP_OPERANDS = PRODUCTS | SOFTMAX | {"exp", "masked_fill", "masked_fill_", "where"}
 VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias", "unsafe_split", "split", "chunk", "unflatten"}
 MOVES = {"transpose", "permute", "repeat", "expand", "repeat_interleave", "t", "roll", "flip", "select"}
+PARTS = {"slice", "select", "narrow", "index", "split", "unsafe_split", "split_with_sizes"}
 SWAPS = {"transpose", "permute", "t", "movedim", "swapaxes"}
 ARITHMETIC = {"add", "sub", "mul", "neg", "cat", "stack", "addcmul", "add_", "sub_", "mul_"}
 REPEATS = {"repeat", "expand", "repeat_interleave", "index_select", "index"}
@@ -571,6 +572,11 @@ class Core:
         product = self.nodes.products[0] if name == "value" else self.nodes.scores[0]
         own = (self._own_line(name, n) for n in self.behind(name) if n.line is not None)
         return next((line for line in own if line is not None), product.outer or product.line)
+
+    def taken_line(self, name: str) -> int | None:
+        """The last line between projection and product that takes a part of queries, keys or values."""
+        behind = (n for n in self.behind(name, PRODUCTS) if n.op in PARTS and n.line not in (None, self.score_line))
+        return next((n.line for n in behind if n.value.numel() < self.trace.nodes[n.parents[0]].value.numel()), None)
 
     def turned_line(self) -> int | None:
         """The last line between the scores and their product with the values that swaps queries and keys."""

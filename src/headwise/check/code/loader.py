@@ -512,6 +512,15 @@ class Case:
         found = [n for n in found if not several or len(list(_returned_values(n))) > 1]
         return max((n.lineno for n in found), default=None)
 
+    def packing_line(self) -> int | None:
+        """The line that puts several values together under a name that forward returns beside the output."""
+        line = self.return_line(several=True)
+        nodes = [*ast.walk(ast.parse(self.source))]
+        returned = {n.id for n in nodes if isinstance(n, ast.Name) and n.lineno == line}
+        packed = [n for n in nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Tuple | ast.List)]
+        found = [n.lineno for n in packed if {getattr(target, "id", "") for target in n.targets} & returned]
+        return max(found, default=None)
+
     def idle_line(self) -> int | None:
         """The first line that does nothing, as `scores = scores` or `scores`: something is missing there."""
         nodes = [*ast.walk(ast.parse(self.source))]

@@ -45,7 +45,10 @@ def stated_layout(bound: Bound, reading: AttentionReading | None) -> Found:
     if line is not None:
         place = f"line {line}" if line else "the text"
         words = f"the code reads (tokens, batch, width), {place} says (batch, tokens, width)"
-        yield Finding("batch-second", words, bound.case.line_with(r"\.(shape|size\(\))"))
+        inner = dict(bound.thing.named_modules()) if isinstance(bound.thing, nn.Module) else {}
+        layers = [n for n, m in inner.items() if isinstance(m, nn.MultiheadAttention) and not m.batch_first]
+        made = bound.case.line_of_attribute(layers[0]) if layers else None
+        yield Finding("batch-second", words, made or bound.case.line_with(r"\.(shape|size\(\))"))
 
 
 def repeated_calls(bound: Bound, reading: AttentionReading | None) -> Found:

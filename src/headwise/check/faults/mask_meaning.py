@@ -22,6 +22,7 @@ from headwise.check.vocabulary import call_role
 
 SECONDS = 6.0  # for one argument; a typical one takes half a second
 LENGTHS = "(B,) lengths"
+LENGTH_MEANINGS = ("keep", "after", "one more", "one less", "wrong sample")  # that are certain for a list of lengths
 MEANING = {"keep": "1 = keep", "drop": "1 = mask out", "additive": "added to the scores"}
 
 
@@ -126,7 +127,7 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
         tried = trial(LENGTHS, lengths, meant)
         if off := _near_length(tried, lengths):
             tried.meaning, tried.line = off, _compared_line(tried, bound, name) or tried.line
-        argument.tried += [tried] if tried.meaning in ("keep", "one more", "one less", "wrong sample") else []
+        argument.tried += [tried] if tried.meaning in LENGTH_MEANINGS else []
     return argument
 
 
@@ -207,7 +208,8 @@ class MaskTrial:
         tried.meaning = self._meaning(core, meant, tried.mask)
         tried.raised = tried.meaning in ("keep", "drop") and _are_even(core.weights)
         moved = tried.meaning in ("wrong sample", "transposed", "queries")
-        tried.line = core.mask_line(self.bound.trace, moves=moved)
+        after = tried.meaning == "after"
+        tried.line = core.after_softmax_line() if after else core.mask_line(self.bound.trace, moves=moved)
         before, after = self.bound.output, other.output
         if tried.meaning in MEANING and not self._is_explained(core, after):
             tried.meaning = "other"  # the weights are right, but not what is made of them

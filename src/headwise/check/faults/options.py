@@ -59,7 +59,7 @@ def options(bound: Bound, reading: AttentionReading | None) -> Found:
     """Every other optional argument must run and leave the result as it is, or do something that is known."""
     found = False
     masks = _known_masks(bound, reading)
-    for p in (p for p in _others(bound) if p.name not in masks):
+    for p in (p for p in optional_arguments(bound) if p.name not in masks):
         found = True
         if is_boolean(p):
             yield from _switched(bound, p)
@@ -72,7 +72,7 @@ def options(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Note("absent", "it takes none")
 
 
-def _others(bound: Bound) -> list[inspect.Parameter]:
+def optional_arguments(bound: Bound) -> list[inspect.Parameter]:
     """Optional arguments that are neither inputs nor masks."""
     if isinstance(bound.thing, FunctionWithWeights):
         return []
@@ -294,7 +294,7 @@ def is_cache(name: str) -> bool:
 
 def caches(bound: Bound, reading: AttentionReading | None) -> Found:
     """A cache that a call returns, given to the next call, must give the same result."""
-    parameters = _others(bound)
+    parameters = optional_arguments(bound)
     names = [p.name for p in parameters if is_cache(p.name) and not is_boolean(p)]
     flags = {p.name: True for p in parameters if is_boolean(p) and "cache" in plain(p.name)}
     if not names and flags:
@@ -302,7 +302,7 @@ def caches(bound: Bound, reading: AttentionReading | None) -> Found:
     if not names or call_role(names[0]) in INPUT_ROLES:
         return
     if bound.case.never_reads(names[0]):
-        if any(_cache_candidates(bound.returned, bound.sizes.T)):
+        if any(cache_candidates(bound.returned, bound.sizes.T)):
             words = f"a cache is returned, and the argument {names[0]} is never read"
             yield Finding("cache-differs", words, bound.case.line_with(rf"\b{names[0]}\b"))
         return
@@ -351,7 +351,7 @@ def _continued(bound: Bound, names: list[str], flags: dict[str, Any], cut: int) 
         returned = bound.call(first, flags)
     except Exception:
         return None
-    for held in _cache_candidates(returned, cut):
+    for held in cache_candidates(returned, cut):
         several = isinstance(held, tuple | list) and len(held) == len(names) > 1
         given = flags | (dict(zip(names, held, strict=True)) if several else {names[0]: held})
         out = bound.output_of(rest, given)  # None, perhaps because the argument takes something else
@@ -399,7 +399,7 @@ def _refused(bound: Bound, names: list[str], flags: dict[str, Any]) -> Finding |
     if flags and isinstance(returned, tuple | list) and any(part is None for part in returned):
         line = bound.case.return_line(several=True)
         return Finding("cache-differs", f"with {next(iter(flags))}=True, None is returned in place of a cache", line)
-    held = [part for part in _cache_candidates(returned, cut) if any(part is own for own in returned)]
+    held = [part for part in cache_candidates(returned, cut) if any(part is own for own in returned)]
     if len(held) != 1 or len(names) != 1:
         return None
     words = f"passing the cache from a call of {cut} tokens to the next call"
@@ -432,7 +432,7 @@ def _alone(bound: Bound, rest: Inputs, flags: dict[str, Any]) -> Tensor:
     return torch.empty(0) if out is None else out
 
 
-def _cache_candidates(returned: Any, length: int) -> Iterator[Any]:
+def cache_candidates(returned: Any, length: int) -> Iterator[Any]:
     """Parts of what was returned that hold keys and values of this length."""
     parts = list(returned) if isinstance(returned, tuple | list) else []
     parts = list(returned.values()) if isinstance(returned, dict) else parts

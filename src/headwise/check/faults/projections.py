@@ -21,7 +21,7 @@ from headwise.check.faults.questions import (
     of_stages,
     role_in,
 )
-from headwise.check.fits import Fit, same
+from headwise.check.fits import Fit, same, unused_rows
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import NONLINEAR, AttentionReading, Projection, multiple
 from headwise.check.trace import PRODUCTS
@@ -444,8 +444,19 @@ def shared_heads(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("heads-share-weights", "all heads use the same query")
     elif shared["key"] and shared["value"]:
         yield Note("variant", "one key/value head for all queries (multi-query)")
+    elif alike := next((name for name in ("key", "value") if shared[name] and _leaves_rows(bound, parts, name)), None):
+        words = f"all heads use the same {alike}; other rows of {parts[alike].role.names[0]} are never read"
+        line = reading.core.taken_line(alike) or reading.core.use_line(alike)
+        yield Finding("heads-share-weights", words, line)
     elif sliced:
         yield Note("variant", "every head reads only its own slice of the input")
+
+
+def _leaves_rows(bound: Bound, parts: dict[str, Projection], name: str) -> bool:
+    """Whether a parameter that makes this one of the three has rows that no projection reads."""
+    held = tensors(bound.thing)
+    names = [n for n in parts[name].role.names if held[n].dim() == 2]
+    return any(unused_rows([part.weight for part in parts.values()], held[n]) for n in names)
 
 
 def _is_shared(part: Projection, H: int) -> bool:

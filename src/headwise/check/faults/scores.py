@@ -69,6 +69,8 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
         yield Note("variant", "a relative position term is added to the scores")
         if not scores.relative_is_linear:
             yield Note("untried", "the term that is added to the scores")
+    if scores.cap:
+        yield Note("variant", f"scores are capped at ±{scores.cap:.4g} by a tanh")
     if scores.bias is not None:
         yield Note("variant", "a bias by position is added to the scores")
         if _grows_with_distance(scores.bias, scores.visible[0]):

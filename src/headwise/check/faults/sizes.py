@@ -198,7 +198,8 @@ def _judged_size(other: Bound, sizes: CallSizes, first: AttentionReading) -> Fou
 
 def _widths(bound: Bound) -> Found:
     """Where the constructor takes an input and an output width, or widths of keys and values, they may differ."""
-    roles = {constructor_role(name) for name in bound.built.arguments} if bound.built.config is None else set()
+    asked = bound.built.arguments if bound.built.config is None else bound.built.config.asked
+    roles = {constructor_role(name) for name in asked}
     sizes = OTHER_SIZES[0]
     if {"width", "out_width"} <= roles:
         yield from _different(bound, _fitting(bound, replace(sizes, O=sizes.E + OUTPUT_WIDTH)), "")

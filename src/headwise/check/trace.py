@@ -197,7 +197,7 @@ class Trace(TorchDispatchMode):
             if node.op.rstrip("_") == "div" and node.value.dim() >= 2 and len(node.parents) >= 2:
                 above, below = (self.nodes[p] for p in node.parents[:2])
                 summed = next((n for n in self.ancestors([below.index], {"exp"}) if n.op == "sum"), None)
-                exponential = any(n.op == "exp" for n in self.ancestors([above.index], {"exp"}))
+                exponential = any(n.op == "exp" for n in self.ancestors([above.index], {"exp", *PRODUCTS}))
                 if summed is not None and exponential and not _sums_to_one(node.value):
                     return node
         return None
@@ -342,7 +342,35 @@ def find_attention(trace: Trace) -> AttentionNodes | None:
         found.scores += sorted((s for s in scores if s not in found.scores), key=lambda n: n.index)
         found.products += [product for product, _ in first]
         found.sides += [side for _, side in first]
-    return found if found.softmax else None
+    return found if found.softmax else _normalized_later(trace)
+
+
+def _normalized_later(trace: Trace) -> AttentionNodes | None:
+    """Exponentials that meet the values first and are divided by their sum afterwards, as in an online softmax."""
+    for node in (n for n in trace.nodes if n.op == "exp" and tuple(n.value.shape[-2:]) == trace.tokens):
+        scores = [n for n in trace.ancestors(node.parents, PRODUCTS) if n.op in PRODUCTS]
+        for product, side in _first_products(trace, node) if scores else ():
+            weights = product.operands[side - 2] if side == 0 else product.operands[side - 2].mT
+            weights = weights / weights.sum(-1, keepdim=True)
+            made = product.value.new_tensor(0) if side else weights @ product.operands[-1]
+            divided = next((n for n in _quotients(trace, product) if _equal_numbers(n.value, made)), None)
+            if side == 0 and divided is not None:
+                operands = [*product.operands[:-2], weights, product.operands[-1]]
+                met = replace(product, index=divided.index, value=made, operands=operands)
+                softmax = replace(node, value=node.value / node.value.sum(-1, keepdim=True))
+                return AttentionNodes(trace, [softmax], sorted(scores, key=lambda n: n.index), [met], [side])
+    return None
+
+
+def _quotients(trace: Trace, product: Node) -> list[Node]:
+    """Divisions of something that depends on a product."""
+    reached = trace.reaches(product.index)
+    return [n for n in trace.nodes if n.index in reached and n.op.rstrip("_") == "div"]
+
+
+def _equal_numbers(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same numbers in the same order, whatever their shapes."""
+    return a.numel() == b.numel() and torch.allclose(a.flatten(), b.flatten())
 
 
 def _tables(trace: Trace, nodes: list[Node]) -> list[Node]:

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterable
 
 from headwise.check.binding import Bound
-from headwise.check.faults import behavior, crashes, decoding, masks, options, portability, sizes, speed, stages, training
+from headwise.check.faults import behavior, chunks, crashes, decoding, masks, options, portability, sizes, speed, stages, training
 from headwise.check.faults.questions import Fault
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading
@@ -64,6 +64,7 @@ IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
     options.options,
     options.own_defaults,
     options.constructor_options,
+    chunks.chunks,
     options.caches,
     decoding.extended_cache,
     behavior.globals_in_place_of_arguments,
@@ -113,6 +114,7 @@ CERTIFICATE: dict[str, tuple[Fault, ...]] = {
         sizes.small_batch,
         sizes.other_length,
         sizes.other_lengths,
+        chunks.chunks,
     ),
     "nothing is read from outside the class": (
         crashes.supplied,

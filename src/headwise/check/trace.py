@@ -116,6 +116,11 @@ class Trace(TorchDispatchMode):
         self._sdpa.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.is_inference_mode_enabled():  # there, `einsum` and its like arrive whole
+            with self:
+                parts = func.decompose(*args, **(kwargs or {}))
+            if parts is not NotImplemented:
+                return parts
         name, plain = func.overloadpacket.__name__, tree_leaves(args)
         given = [leaf for leaf in (*plain, *tree_leaves(kwargs or {})) if isinstance(leaf, Tensor)]
         operands = [t.detach().clone() for t in given] if name in KEEP_OPERANDS else []

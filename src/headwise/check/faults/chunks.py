@@ -3,12 +3,12 @@
 import inspect
 import re
 
-import torch
 from torch import nn
 
 from headwise.check.arguments import parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import make_inputs
+from headwise.check.faults.parts import by_line, odd_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, read
@@ -70,23 +70,11 @@ def _line(whole: Bound, parts: Bound, size: int) -> int | None:
 
     Of two running sums, the one that is not rescaled where the other is comes first.
     """
-    once, several = _by_line(whole.trace), _by_line(parts.trace)
-    sums = {line: kind for line, nodes in several.items() if (kind := _running_sum(nodes, parts.trace))}
+    lines = by_line(parts.trace)
+    sums = {line: kind for line, nodes in lines.items() if (kind := _running_sum(nodes, parts.trace))}
     if sums:
         return next((line for line, kind in sums.items() if kind == "plain"), max(sums))
-    for line, nodes in several.items():
-        alike = zip(once.get(line, []), nodes[len(once.get(line, [])) :], strict=False)
-        if not all(_is_part(second.value, first.value, size) for first, second in alike):
-            return line
-    return None
-
-
-def _by_line(trace: Trace) -> dict[int, list[Node]]:
-    found: dict[int, list[Node]] = {}
-    for node in trace.nodes:
-        if node.line is not None:
-            found.setdefault(node.line, []).append(node)
-    return found
+    return odd_line(whole.trace, parts.trace, range(size, 2 * size), PARTS * size, skipped=1)
 
 
 def _running_sum(nodes: list[Node], trace: Trace) -> str:
@@ -99,14 +87,3 @@ def _running_sum(nodes: list[Node], trace: Trace) -> str:
         if any(before.index in n.parents for n in scaled):
             return "rescaled"
     return ""
-
-
-def _is_part(part: torch.Tensor, whole: torch.Tensor, size: int) -> bool:
-    """Whether a result for the second chunk is the whole one, or its second part along some axis."""
-    if part.shape == whole.shape:
-        return torch.equal(part.nan_to_num(), whole.nan_to_num()) or torch.allclose(part.double(), whole.double())
-    if part.dim() != whole.dim():
-        return True  # they cannot be compared
-    axes = [a for a in range(part.dim()) if part.shape[a] == size and whole.shape[a] == PARTS * size]
-    parts = (whole.narrow(a, size, size) for a in axes)
-    return not axes or any(p.shape == part.shape and torch.allclose(part.double(), p.double()) for p in parts)

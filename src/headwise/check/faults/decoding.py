@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,13 +11,17 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from headwise.check.binding import Bound
-from headwise.check.calls import Inputs, mutable_defaults, restored_defaults
+from headwise.check.calls import PLAIN, Inputs, mutable_defaults, restored_defaults, signature
 from headwise.check.faults.mask_meaning import is_boolean
 from headwise.check.faults.options import cache_candidates, is_cache, optional_arguments
+from headwise.check.faults.parts import odd_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading
 from headwise.check.trace import error_line
+from headwise.check.vocabulary import plain
+
+POSITION = re.compile(r"startpos(ition)?|start|offset|inputpos|curpos|currentpos|pos(ition)?offset|(cache|past)(len|length)")
 
 
 def extended_cache(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -68,6 +73,32 @@ def _last_token(bound: Bound, given: dict[str, Any]) -> Found:
         gap = float((out - whole[:, -1:]).abs().max())
         words = f"with a cache that was extended once, the next token differs by up to {gap:.3g}"
         yield Finding("cache-differs", words, bound.case.packing_line())
+
+
+def positioned_cache(bound: Bound, reading: AttentionReading | None) -> Found:
+    """With a cache inside and the position of the first token as an argument, steps must give what one call gives."""
+    names = [p.name for p in signature(bound.thing) if POSITION.fullmatch(plain(p.name)) and type(p.default) is int]
+    names += [n for n, value in bound.form.fixed.items() if POSITION.fullmatch(plain(n)) and type(value) is int]
+    if not names or bound.output is None or bound.form.layout != PLAIN:
+        return
+    cut, thing = bound.sizes.T - 1, copy.deepcopy(bound.thing)
+    first, last = (Inputs(*(x[:, part] for x in bound.inputs)) for part in (slice(0, cut), slice(cut, None)))
+    bound.output_of(first, {names[0]: 0}, thing)
+    try:
+        other = bound.called({names[0]: cut}, thing=thing, inputs=last)
+    except Exception as error:
+        yield Note("untried", f"{names[0]}={cut}: {type(error).__name__}: {error}".splitlines()[0][:160])
+        return
+    whole, alone = bound.output[:, cut:], bound.output_of(last)
+    if other.output is None or (alone is not None and same(other.output, alone)):
+        yield Note("untried", f"the argument {names[0]}")
+    elif same(other.output, whole):
+        yield Note("good", f"{names[0]}: same result token by token")
+    else:
+        gap = float((other.output - whole).abs().nan_to_num().max())
+        words = f"after {cut} tokens, with {names[0]}={cut}, the next one differs by up to {gap:.3g}"
+        line = odd_line(bound.trace, other.trace, range(cut, cut + 1), cut + 1)
+        yield Finding("cache-differs", words, line)
 
 
 def changed_defaults(bound: Bound, reading: AttentionReading | None) -> Found:

@@ -18,6 +18,7 @@ from headwise.check.calls import PLAIN, FunctionWithWeights, Inputs, leaves, mak
 from headwise.check.faults.behavior import ASKS, judged_weights
 from headwise.check.faults.mask_meaning import MaskTrial, is_boolean, measured
 from headwise.check.faults.masks import CAUSAL_FLAGS, is_causal_switch
+from headwise.check.faults.parts import odd_line
 from headwise.check.faults.questions import triangle_line
 from headwise.check.faults.stages import STAGES, stage_findings
 from headwise.check.faults.training import unused_twins, wrong_slope
@@ -336,7 +337,8 @@ def _kept_inside(bound: Bound, flags: dict[str, Any]) -> Found:
     else:
         gap = float((out - whole[:, cut:]).abs().nan_to_num().max())
         seen = read(last)
-        line = None if seen is None else triangle_line(bound.case, seen) or seen.core.mask_line()
+        line = odd_line(bound.trace, last.trace, range(cut, cut + 1), bound.sizes.T)
+        line = line or (None if seen is None else triangle_line(bound.case, seen) or seen.core.mask_line())
         yield Finding(
             "cache-differs", f"after {cut} tokens in the cache, the next one differs by up to {gap:.3g}", line
         )
@@ -380,7 +382,9 @@ def _hidden_from_last(bound: Bound, rest: Inputs, given: dict[str, Any]) -> Find
     if not unseen:
         return None
     words = f"after a cache of {bound.sizes.T - 1} tokens, the next one does not see key {unseen[0]}"
-    return Finding("causal-cache", words, _row_line(bound, seen) or seen.core.mask_line())
+    T = bound.sizes.T
+    line = odd_line(bound.trace, seen.core.trace, range(T - 1, T), T)
+    return Finding("causal-cache", words, line or _row_line(bound, seen) or seen.core.mask_line())
 
 
 def _row_line(bound: Bound, seen: AttentionReading) -> int | None:

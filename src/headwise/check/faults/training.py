@@ -310,6 +310,8 @@ def gradients(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     if not named:
         yield Note("absent", "it has no weights")
+    elif out is not None and out.is_inference():  # unlike `no_grad`, that mode is for nothing else
+        yield Note("variant", "it is made for inference only (torch.inference_mode)")
     elif out is not None and not out.requires_grad:
         yield Finding("no-gradient", "the output does not require a gradient", _cut_line(bound))
     elif out is not None:
@@ -387,7 +389,7 @@ def wrong_slope(bound: Bound) -> list[Finding]:
         with bound.running(), torch.enable_grad():
             inputs = Inputs(*(leaves[id(x)] for x in bound.inputs))
             out = bound.form.result(bound.form.call(bound.thing, inputs, _copied(bound.given), as_is=True), inputs)
-            if out is None:
+            if out is None or out.is_inference():
                 return []
             if not out.requires_grad:
                 return [Finding("no-gradient", "the output does not require a gradient", _cut_line(bound))]

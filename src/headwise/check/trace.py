@@ -758,7 +758,8 @@ class Core:
                 return (moved or filled)[-1]
         masking = ("masked_fill", "where", "tril", "triu")
         last = next((n.line for n in reversed(before) if n.op.rstrip("_") in masking and n.line), None)
-        return last or (new[-1].line if new else None)
+        made = new[-1].line if new else None
+        return made if made is not None and last in usual else last or made
 
     def pattern_line(self, inverted: bool, nan: bool = False) -> int | None:
         """The line that made the wrong pattern of a mask: its table, or, where a right one was inverted, the masking.
@@ -786,6 +787,12 @@ class Core:
         """A masking operation before the softmax that hides nothing."""
         fills = (n for n in self.before_softmax() if n.op.rstrip("_") == "masked_fill" and len(n.operands) > 1)
         return next((n for n in fills if not bool(n.operands[1].any())), None)
+
+    def sliced_mask_line(self) -> int | None:
+        """The last line that takes a part of a stored table, before a masking operation that hides nothing."""
+        idle = self.idle_mask()
+        behind = [] if idle is None else self.trace.ancestors(idle.operand_nodes[1:2])
+        return next((n.line for n in behind if n.op in PARTS and n.line is not None), None)
 
     def is_of_positions(self, masking: Node) -> bool:
         """Whether the mask of this operation was made from the numbers of the positions, or is a triangle."""

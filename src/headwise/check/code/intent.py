@@ -70,6 +70,18 @@ def stated_shape(case: Case, name: str) -> Stated | None:
     return found[0] if len({stated.meaning for stated in found}) == 1 else None
 
 
+def stated_window(case: Case, sizes: dict[str, int]) -> tuple[str, int, int] | None:
+    """The argument that a window is named for, how many keys a token sees, and the line that says so."""
+    for name, size in sizes.items():
+        said = (
+            rf"itself\W+(?:and\W+)?(?:the\W+)?{name}\W+1\b|{name}`?\s*-\s*1`?\s+(?:tokens|keys|positions)\b.*\bbefore"
+        )
+        for line, text in _statements(case):
+            if re.search(said, text):
+                return name, size, line
+    return None
+
+
 def _computes(text: str, name: str) -> bool:
     """Whether there is code before a comment that does more than take this argument or ask whether it is there."""
     code = text.partition("#")[0].strip() if "#" in text else ""
@@ -80,7 +92,9 @@ def states_batch_first(case: Case, names: Iterable[str]) -> int | None:
     """The line that says of an input that its batch comes first; None where none does, or another says the opposite."""
     inputs = "|".join(map(re.escape, names))
     said = rf"\b({inputs})\b.*[(\[]\s*{BATCH}\s*,|\bbatch[- ]first\b"
-    first = [n for n, text in _statements(case) if re.search(said, text, re.I) and not re.search("not batch", text, re.I)]
+    first = [
+        n for n, text in _statements(case) if re.search(said, text, re.I) and not re.search("not batch", text, re.I)
+    ]
     second = [n for n, text in _statements(case) if re.search(rf"[(\[]\s*\w+\s*,\s*{BATCH}\s*,", text, re.I)]
     return first[0] if first and not second else None
 

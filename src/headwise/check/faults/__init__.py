@@ -9,7 +9,19 @@ import traceback
 from collections.abc import Iterable
 
 from headwise.check.binding import Bound
-from headwise.check.faults import behavior, chunks, crashes, decoding, masks, options, portability, sizes, speed, stages, training
+from headwise.check.faults import (
+    behavior,
+    chunks,
+    crashes,
+    decoding,
+    masks,
+    options,
+    portability,
+    sizes,
+    speed,
+    stages,
+    training,
+)
 from headwise.check.faults.questions import Fault
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading

@@ -1,13 +1,13 @@
 """Code that takes queries or keys chunk by chunk: read as one chunk, then proven to give the same for several."""
 
 import inspect
+import itertools
 import re
 
 from torch import nn
 
 from headwise.check.arguments import parameters_of, plain
 from headwise.check.binding import Bound
-from headwise.check.calls import make_inputs
 from headwise.check.faults.parts import by_line, odd_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
@@ -74,13 +74,13 @@ def _line(whole: Bound, parts: Bound, size: int) -> int | None:
     sums = {line: kind for line, nodes in lines.items() if (kind := _running_sum(nodes, parts.trace))}
     if sums:
         return next((line for line, kind in sums.items() if kind == "plain"), max(sums))
-    return odd_line(whole.trace, parts.trace, range(size, 2 * size), PARTS * size, skipped=1)
+    return odd_line(whole.trace, parts.trace, range(size, 2 * size), PARTS * size, chunks=PARTS)
 
 
 def _running_sum(nodes: list[Node], trace: Trace) -> str:
     """plain or rescaled, where a line adds to what it computed for the chunk before; otherwise empty."""
     added = [n for n in nodes if n.op.rstrip("_") == "add"]
-    for before, after in zip(added, added[1:], strict=False):
+    for before, after in itertools.pairwise(added):
         if before.index in after.parents:
             return "plain"
         scaled = [trace.nodes[p] for p in after.parents if trace.nodes[p].op.rstrip("_") == "mul"]

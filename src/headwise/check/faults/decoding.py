@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,15 +12,13 @@ from torch.utils._pytree import tree_leaves
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, mutable_defaults, restored_defaults, signature
 from headwise.check.faults.mask_meaning import is_boolean
-from headwise.check.faults.options import cache_candidates, is_cache, optional_arguments
+from headwise.check.faults.options import POSITION, cache_candidates, is_cache, is_position, optional_arguments
 from headwise.check.faults.parts import odd_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading
 from headwise.check.trace import error_line
 from headwise.check.vocabulary import plain
-
-POSITION = re.compile(r"startpos(ition)?|start|offset|inputpos|curpos|currentpos|pos(ition)?offset|(cache|past)(len|length)")
 
 
 def extended_cache(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -77,7 +74,7 @@ def _last_token(bound: Bound, given: dict[str, Any]) -> Found:
 
 def positioned_cache(bound: Bound, reading: AttentionReading | None) -> Found:
     """With a cache inside and the position of the first token as an argument, steps must give what one call gives."""
-    names = [p.name for p in signature(bound.thing) if POSITION.fullmatch(plain(p.name)) and type(p.default) is int]
+    names = [p.name for p in signature(bound.thing) if is_position(p)]
     names += [n for n, value in bound.form.fixed.items() if POSITION.fullmatch(plain(n)) and type(value) is int]
     if not names or bound.output is None or bound.form.layout != PLAIN:
         return

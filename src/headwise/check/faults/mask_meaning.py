@@ -22,7 +22,15 @@ from headwise.check.vocabulary import call_role, plain
 
 SECONDS = 6.0  # for one argument; a typical one takes half a second
 LENGTHS = "(B,) lengths"
-LENGTH_MEANINGS = ("keep", "after", "one more", "one less", "wrong sample", "prefix", "queries")  # that are certain for a list of lengths
+LENGTH_MEANINGS = (
+    "keep",
+    "after",
+    "one more",
+    "one less",
+    "wrong sample",
+    "prefix",
+    "queries",
+)  # that are certain for a list of lengths
 IDS = "(B,T) numbers of documents"
 DOCUMENTS = re.compile(r"(doc|document|seg|segment|sample|seq|sequence|pack\w*)(ids?|idx|index|indices|s)")
 MEANING = {
@@ -134,7 +142,7 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
             added = trial(shape, torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -1e9), meant)
             if added.meaning == "keep":
                 added.meaning = _added_meaning(trial, shape, mask, meant)
-                argument.tried.append(added)
+            argument.tried += [added] if added.meaning in ("additive", "scaled", "rescaled") else []
     if not argument.meaning:
         B, H, T, S = reading.core.weights.shape
         lengths = 1 + torch.arange(B) % (S - 1)
@@ -265,7 +273,9 @@ class MaskTrial:
         after = tried.meaning == "after"
         tried.line = core.after_softmax_line() if after else core.mask_line(self.bound.trace, moves=moved)
         before, after = self.bound.output, other.output
-        if tried.meaning in MEANING and not self._is_explained(core, after):
+        if tried.meaning in ("keep", "drop") and self._changes_weights(core, tried.seen):
+            tried.meaning = "rescaled"
+        elif tried.meaning in MEANING and not self._is_explained(core, after):
             tried.meaning = "other"  # the weights are right, but not what is made of them
         if tried.meaning != "none":
             return tried
@@ -285,6 +295,16 @@ class MaskTrial:
         nodes = find_attention(other.trace)
         cores = () if nodes is None else nodes.arrangements(*other.inputs.query.shape[:2])
         return next((core for core in cores if core.order == self.reading.core.order), None)
+
+    def _changes_weights(self, core: Core, seen: Tensor) -> bool:
+        """Whether visible keys have other weights, relative to each other, than without the mask."""
+        scores = self.reading.scores
+        if scores is None or scores.axis != "keys" or scores.after or scores.leaks:
+            return False
+        usual = self._usual()[1].nan_to_num() * seen
+        rows = (seen.sum(-1) > 1) & torch.isfinite(core.weights).all(-1) & (usual.sum(-1) > 1e-12)
+        expected = usual[rows] / usual[rows].sum(-1, keepdim=True)
+        return bool(rows.any()) and not same(core.weights[rows], expected, 1e-4) and not _are_even(core.weights)
 
     def _is_explained(self, core: Core, output: Tensor | None) -> bool:
         """Whether the output follows from these weights as it did without a mask."""

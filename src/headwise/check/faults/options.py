@@ -28,6 +28,8 @@ from headwise.check.reading import AttentionReading, read
 from headwise.check.trace import error_line, is_deliberate
 from headwise.check.vocabulary import call_role, plain
 
+# Where in the text the first token of a call stands.
+POSITION = re.compile(r"start|startpos(ition)?|(pos(ition)?)?offset|(input|cur|current)pos|(cache|past)len(gth)?")
 INPUT_ROLES = ("query", "key", "value", "self", "memory")
 
 
@@ -66,7 +68,7 @@ def options(bound: Bound, reading: AttentionReading | None) -> Found:
             yield from _switched(bound, p)
         elif bound.case.never_reads(p.name):
             yield Note("good", f"{p.name}, which is never read")
-        elif not is_cache(p.name):
+        elif not is_cache(p.name) and not is_position(p):
             known = _is_added(bound, reading, p.name) or _changes_nothing(bound, p) or _weighs_heads(bound, reading, p)
             yield Note("good" if known else "untried", p.name if known else f"the argument {p.name}")
     if not found and not bound.form.masks:
@@ -293,6 +295,11 @@ def is_cache(name: str) -> bool:
     return "cache" in word or "past" in word or word in ("kv", "memory", "state")
 
 
+def is_position(p: inspect.Parameter) -> bool:
+    """Whether an argument is the position of the first token, zero by default."""
+    return type(p.default) is int and POSITION.fullmatch(plain(p.name)) is not None
+
+
 def caches(bound: Bound, reading: AttentionReading | None) -> Found:
     """A cache that a call returns, given to the next call, must give the same result."""
     parameters = optional_arguments(bound)
@@ -336,12 +343,27 @@ def _kept_inside(bound: Bound, flags: dict[str, Any]) -> Found:
         yield Note("good", f"{next(iter(flags))}: same result token by token")
     else:
         gap = float((out - whole[:, cut:]).abs().nan_to_num().max())
+        if _is_right_when_new(bound, flags, parts):
+            words = f"a call without {next(iter(flags))} leaves its tokens to the next call with it"
+            yield Finding("remembers-calls", words, bound.case.line_of_state())
+            return
         seen = read(last)
         line = odd_line(bound.trace, last.trace, range(cut, cut + 1), bound.sizes.T)
         line = line or (None if seen is None else triangle_line(bound.case, seen) or seen.core.mask_line())
         yield Finding(
             "cache-differs", f"after {cut} tokens in the cache, the next one differs by up to {gap:.3g}", line
         )
+
+
+def _is_right_when_new(bound: Bound, flags: dict[str, Any], parts: list[Inputs]) -> bool:
+    """Whether the last token after the others gets the right result from an object that was never called before."""
+    with contextlib.suppress(Exception):  # it cannot be made again
+        thing = bound.rebuilt()
+        thing.load_state_dict(bound.thing.state_dict(), strict=False)
+        bound.output_of(parts[0], flags, thing)
+        out = bound.output_of(parts[1], flags, thing)
+        return out is not None and bound.output is not None and same(out, bound.output[:, -1:])
+    return False
 
 
 def _continued(bound: Bound, names: list[str], flags: dict[str, Any], cut: int) -> Finding | Note | None:

@@ -17,15 +17,18 @@ def by_line(trace: Trace) -> dict[int, list[Node]]:
     return found
 
 
-def odd_line(whole: Trace, part: Trace, tokens: range, total: int, skipped: int = 0) -> int | None:
+def odd_line(whole: Trace, part: Trace, tokens: range, total: int, chunks: int = 1) -> int | None:
     """The first line whose result for these tokens is not their part of its result for all of them.
 
-    With `skipped` chunks before, every line has run that many times before.
+    Of several `chunks`, in each of which every line has run, these are the tokens of the second.
     """
     once, several = by_line(whole), by_line(part)
     for line, nodes in several.items():
         first = once.get(line, [])
-        alike = zip(first, nodes[skipped * len(first) :], strict=False)
+        count = len(nodes) // chunks
+        later = nodes if chunks == 1 else nodes[count : 2 * count]
+        same_steps = [n.op for n in first] == [n.op for n in later]
+        alike = zip(first, later, strict=True) if same_steps else zip(first[-1:], later[-1:], strict=False)
         if not all(_is_part(after.value, before.value, tokens, total) for before, after in alike):
             return line
     return None

@@ -61,7 +61,8 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
         words = f"without any mask argument, {int(scores.empty[0, 0].sum())} rows of weights in a table are NaN"
         yield Finding("mask-nan", words, core.pattern_line(False, nan=True) or core.mask_line() or core.softmax_line)
     if scores.after == "random":
-        yield Finding("dropout-in-eval", "weights are dropped at random after eval()", core.trace.dropout_line())
+        line = bound.case.keyword_line(core.trace.dropout_line(), "drop|training")
+        yield Finding("dropout-in-eval", "weights are dropped at random after eval()", line)
     if scores.after == "masked":
         yield Finding("mask-after-softmax", "weights are replaced after the softmax", core.after_softmax_line())
     if scores.leaks:
@@ -237,7 +238,8 @@ def built_in_mask(bound: Bound, reading: AttentionReading) -> Found:
     if kind == "causal":
         yield Note("variant", "a built-in causal mask")
     elif kind in ("future", "later"):
-        yield Finding("causal-inverted", "a token sees the tokens after it and not those before", made or line)
+        where = made or triangle_line(bound.case, reading) or line
+        yield Finding("causal-inverted", "a token sees the tokens after it and not those before", where)
     elif kind == "strict":
         where = triangle_line(bound.case, reading) or made or line
         yield Finding("causal-off-by-one", "a token does not see itself", where)

@@ -466,7 +466,7 @@ class Case:
         tree = ast.parse(self.source)
         functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name != "__init__"]
         functions.sort(key=lambda n: n.name not in ("forward", "__call__"))
-        found = (min((n.lineno for n in ast.walk(f) if _writes_state(n)), default=None) for f in functions)
+        found = (min(map(_line_of, filter(_writes_state, ast.walk(f))), default=None) for f in functions)
         return next((line for line in found if line is not None), None)
 
     def uncalled_method(self, pattern: str) -> tuple[str, int] | None:
@@ -629,6 +629,10 @@ class Case:
         if self.loaded is not None:
             return self.loaded.line(line)
         return "" if line is None or self.filename is None else linecache.getline(self.filename, line).strip()
+
+
+def _line_of(node: ast.AST) -> int:
+    return int(getattr(node, "lineno", 0))
 
 
 def _writes_state(node: ast.AST) -> bool:

@@ -270,8 +270,8 @@ class MaskTrial:
         tried.meaning = self._meaning(core, meant, tried.mask)
         tried.raised = tried.meaning in ("keep", "drop") and _are_even(core.weights)
         moved = tried.meaning in ("wrong sample", "transposed", "queries")
-        after = tried.meaning == "after"
-        tried.line = core.after_softmax_line() if after else core.mask_line(self.bound.trace, moves=moved)
+        late = tried.meaning == "after"
+        tried.line = core.after_softmax_line() if late else core.mask_line(self.bound.trace, moves=moved)
         before, after = self.bound.output, other.output
         if tried.meaning in ("keep", "drop") and self._changes_weights(core, tried.seen):
             tried.meaning = "rescaled"

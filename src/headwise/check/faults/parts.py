@@ -25,8 +25,8 @@ def odd_line(whole: Trace, part: Trace, tokens: range, total: int, chunks: int =
     once, several = by_line(whole), by_line(part)
     for line, nodes in several.items():
         first = once.get(line, [])
-        count = len(nodes) // chunks
-        later = nodes if chunks == 1 else nodes[count : 2 * count]
+        ran_once = chunks == 1 or len(nodes) == len(first)
+        later = nodes if ran_once else nodes[len(nodes) // chunks :][: len(nodes) // chunks]
         same_steps = [n.op for n in first] == [n.op for n in later]
         alike = zip(first, later, strict=True) if same_steps else zip(first[-1:], later[-1:], strict=False)
         if not all(_is_part(after.value, before.value, tokens, total) for before, after in alike):

@@ -340,7 +340,7 @@ def _line_of_second_use(bound: Bound, idle: str, live: set[str]) -> int | None:
     layers = [(name, getattr(bound.thing, name, None)) for name in twins]
     hooks = [
         layer.register_forward_hook(
-            lambda *_, name=name: lines.setdefault(name, []).append(learner_line(bound.case.filename))  # type: ignore[misc]
+            lambda *_, name=name: lines.setdefault(name, []).append(learner_line(bound.case.filename))
         )
         for name, layer in layers
         if isinstance(layer, nn.Module)

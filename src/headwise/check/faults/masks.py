@@ -93,7 +93,7 @@ def _against_words(argument: MaskArgument, bound: Bound, reading: AttentionReadi
 def _line_of_meaning(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> int | None:
     """The line that applies a mask, or that makes one out of it; numbers show more steps than bits."""
     tried = argument.first(argument.meaning)
-    if tried is None:
+    if tried is None or tried.meant is None:
         return None
     numbers = MaskTrial(bound, reading, argument.name)(tried.shape, tried.mask.double(), tried.meant)
     return numbers.line if numbers.meaning == tried.meaning else tried.line

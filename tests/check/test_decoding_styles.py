@@ -67,3 +67,19 @@ def test_a_default_that_calls_change_is_found(tmp_path):
     first = judge_file(path, thorough=False).wrong[0]
     assert (first.name, "default of past" in first.detail) == ("remembers-calls", True)
     assert "def forward" in path.read_text().splitlines()[first.line - 1]
+
+
+def test_a_rate_of_dropout_that_acts_twice_is_fragile(tmp_path):
+    source = decoding_styles.WINDOW.replace("span=7", "span=7, weight_drop=0.0, out_drop=0.0")
+    source = source.replace(
+        "self.heads, self.span =",
+        "self.wd, self.od = nn.Dropout(weight_drop), nn.Dropout(out_drop)\n        self.heads, self.span =",
+    )
+    once = "        y = self.wd(y)\n        return self.od(self.proj("
+    source = source.replace("        return self.proj(", once).replace(".reshape(B, T, E))", ".reshape(B, T, E)))")
+    path = tmp_path / "answer.py"
+    found = []
+    for text in (source, source.replace("self.od(", "self.wd(self.od(").replace("E)))", "E))))")):
+        path.write_text(text)
+        found.append({f.name for f in judge_file(path, thorough=False).findings})
+    assert ["dropout-twice" in names for names in found] == [False, True]

@@ -72,6 +72,20 @@ def dropout(bound: Bound, reading: AttentionReading | None) -> Found:
     if unused is not None:
         line = _line_of_missing_dropout(bound, reading, unused, len(names))
         yield Finding("dropout-unused", f"with {unused}=0.5, two calls in training mode agree", line)
+    for name in names if len(names) > 1 else ():
+        places = _dropout_lines(bound, name)
+        if len(places) > 1:
+            yield Finding("dropout-twice", f"{name} acts on lines {places[0]} and {places[1]}", places[1])
+
+
+def _dropout_lines(bound: Bound, name: str) -> list[int]:
+    """The lines that draw random numbers in training where only this argument asks for dropout."""
+    with contextlib.suppress(Exception):
+        thing = bound.rebuilt(**{name: 0.5})
+        _train(thing)
+        nodes = bound.called(thing=thing).trace.nodes
+        return list(dict.fromkeys(n.line for n in nodes if n.op in RANDOM and n.line is not None))
+    return []
 
 
 def _line_of_missing_dropout(bound: Bound, reading: AttentionReading | None, name: str, count: int) -> int | None:

@@ -83,3 +83,25 @@ def test_a_rate_of_dropout_that_acts_twice_is_fragile(tmp_path):
         path.write_text(text)
         found.append({f.name for f in judge_file(path, thorough=False).findings})
     assert ["dropout-twice" in names for names in found] == [False, True]
+
+
+def test_dropout_in_evaluation_is_blamed_on_the_keyword_of_a_call_over_several_lines(tmp_path):
+    source = decoding_styles.WINDOW.replace("span=7", "span=7, dropout=0.0")
+    source = source.replace("self.heads, self.span =", "self.p = dropout\n        self.heads, self.span =")
+    path = tmp_path / "answer.py"
+    call = "attn_mask=near,\n            dropout_p=self.p,\n        )"
+    path.write_text(source.replace("attn_mask=near)", call))
+    first = judge_file(path, thorough=False).wrong[0]
+    assert (first.name, first.text.strip()) == ("dropout-in-eval", "dropout_p=self.p,")
+
+
+def test_weights_that_are_mixed_up_on_the_way_out_are_blamed_on_that_line(tmp_path):
+    source = decoding_styles.TABLE.replace(
+        "        return self.out(", "        p = scores.softmax(-1)\n        y = self.out("
+    )
+    source += "        shown = p.view(self.num_heads, B, N, N).mean(0)\n        return y, shown\n"
+    path = tmp_path / "answer.py"
+    path.write_text(source)
+    first = judge_file(path, thorough=False).wrong[0]
+    assert first.name == "weights-returned"
+    assert first.text.strip().startswith("shown =")

@@ -61,6 +61,10 @@ class Built:
         config = self.config.changed(sizes, changes)
         return _construct(cls, {k: config if v is self.config else v for k, v in self.arguments.items()})
 
+    def changed(self, cls: type, changes: dict[str, Any]) -> "Built":
+        """The same way to make it, with some arguments changed; not for a configuration."""
+        return replace(_built(cls, self.arguments | changes, self.natural), guessed=self.guessed)
+
     def resized(self, cls: Callable[..., Any], old: CallSizes, new: CallSizes) -> "Built | None":
         """The same way to make it, with other sizes; None where no argument is a size."""
         changed = {name: _resized(name, value, old, new) for name, value in self.arguments.items()}

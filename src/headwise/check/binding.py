@@ -209,11 +209,12 @@ class Bound(Instance):
         finally:
             restore(kept)
 
-    def of_length(self, T: int, seed: int = 9) -> "Bound":
-        """The same object called and traced with an input of another length."""
+    def of_length(self, T: int, seed: int = 9, thing: Any = None) -> "Bound":
+        """The same object, or another one, called and traced with an input of another length."""
         sizes = replace(self.sizes, T=T, S=T)
         form = self.form_at(self.thing, sizes)
-        return self.called(sizes=sizes, form=form, inputs=make_inputs(form, sizes, seed=seed))
+        thing = self.thing if thing is None else thing
+        return self.called(sizes=sizes, form=form, thing=thing, inputs=make_inputs(form, sizes, seed=seed))
 
     def _built_at(self, sizes: CallSizes) -> Built | None:
         target = self.case.target

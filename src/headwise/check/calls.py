@@ -6,6 +6,7 @@
 
 import ast
 import contextlib
+import copy
 import inspect
 import itertools
 import math
@@ -323,8 +324,15 @@ class CallForm:
         return ", ".join([*self.roles, *self.masks])
 
     def call(self, thing: Any, inputs: Inputs, masks: dict[str, Any] | None = None, as_is: bool = False) -> Any:
-        """What a call returns. It gets copies of the inputs, because learners write in place, unless `as_is`."""
-        inputs = inputs if as_is else inputs.copied()
+        """What a call returns. It gets copies of the inputs, because learners write in place, unless `as_is`.
+
+        Lists and dictionaries that are defaults of its arguments are emptied again: every call is the first.
+        """
+        with restored_defaults(thing):
+            return self.unguarded(thing, inputs if as_is else inputs.copied(), masks)
+
+    def unguarded(self, thing: Any, inputs: Inputs, masks: dict[str, Any] | None = None) -> Any:
+        """The same with the inputs themselves, and whatever the call does to its defaults stays."""
         given: dict[str, Any] = tree_map(lambda leaf: self._fitted(leaf, inputs.query), dict(self.fixed))
         for name, role in self.roles.items():
             given[name] = lay_out(getattr(inputs, SOURCE.get(role, role)), self.layout)
@@ -640,6 +648,23 @@ class Repairs(TorchFunctionMode):
 
 def _is_gpu(device: Any) -> bool:
     return str(device).startswith(("cuda", "mps")) and isinstance(device, str | torch.device)
+
+
+def mutable_defaults(thing: Any) -> dict[str, Any]:
+    """Lists, dictionaries and sets that are defaults of a call's arguments: all calls share them."""
+    return {p.name: p.default for p in signature(thing) if isinstance(p.default, list | dict | set)}
+
+
+@contextlib.contextmanager
+def restored_defaults(thing: Any) -> Iterator[None]:
+    """Afterwards, the defaults of a call's arguments hold what they held before."""
+    kept = [(default, copy.copy(default)) for default in mutable_defaults(thing).values()]
+    try:
+        yield
+    finally:
+        for default, before in kept:
+            default.clear()
+            (default.extend if isinstance(default, list) else default.update)(before)
 
 
 @contextlib.contextmanager

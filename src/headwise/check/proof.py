@@ -23,6 +23,7 @@ class Recipe:
 
     split: str = "heads"  # or view: no transpose
     scale: float | None = None  # 1/√D unless given
+    cap: float = 0.0  # scores are cap · tanh(scores / cap); 0 for none
     axis: str = "keys"  # or queries, heads, batch
     after_factor: float = 1.0  # weights multiplied after the softmax
     masked_after: bool = False  # the mask zeroes weights instead of scores
@@ -64,6 +65,7 @@ def attention(
         )
     q, k, v = (split(m(x), num_heads, recipe.split) for m, x in zip(maps[:3], (query, key, value), strict=True))
     scores = q @ k.transpose(-2, -1) * (1 / math.sqrt(q.shape[-1]) if recipe.scale is None else recipe.scale)
+    scores = recipe.cap * (scores / recipe.cap).tanh() if recipe.cap else scores
     scores = scores if bias is None else scores + bias
     if visible is not None and not recipe.masked_after:
         scores = scores.masked_fill(~visible, -math.inf)
@@ -101,7 +103,7 @@ def recipe(reading: AttentionReading) -> tuple[Recipe, Maps] | None:
         return None
     query, key, value = (reference.Linear(p.fit.weight, p.fit.bias) for p in parts)
     made = Recipe(
-        splits.pop(), scores.factor, scores.axis, scores.after_factor if scores.after != "random" else 1.0,
+        splits.pop(), scores.factor, scores.cap, scores.axis, scores.after_factor if scores.after != "random" else 1.0,
         scores.after == "masked", "heads" if out.merge == "mean" else out.merge, out.residual,
     )  # fmt: skip
     return made, (query, key, value, reference.Linear(out.fit.weight, out.fit.bias))
@@ -145,7 +147,7 @@ def reference_output(bound: Bound, reading: AttentionReading) -> Tensor | None:
         return None
     D, H = reading.core.query.shape[-1], reading.core.heads.shape[1]
     scale = D**-0.5 / abs(math.prod(factor for factor in factors if factor is not None))
-    plain = Recipe(scale=scale, residual=made[0].residual)
+    plain = Recipe(scale=scale, cap=made[0].cap, residual=made[0].residual)
     return attention(*bound.inputs, made[1], H, plain, visible=scores.visible[:1], bias=scores.bias)[0]
 
 
@@ -179,6 +181,6 @@ def _is_same_map(a: Projection, b: Projection | None) -> bool:
 def _are_same_scores(a: Scores | None, b: Scores | None) -> bool:
     if a is None or b is None:
         return a is b
-    if (a.axis, a.after, a.swapped, a.leaks) != (b.axis, b.after, b.swapped, b.leaks):
+    if (a.axis, a.after, a.swapped, a.leaks) != (b.axis, b.after, b.swapped, b.leaks) or abs(a.cap - b.cap) > ALIKE:
         return False
     return abs(a.factor - b.factor) <= ALIKE * abs(a.factor) and torch.equal(a.visible, b.visible)

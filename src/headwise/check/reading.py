@@ -59,6 +59,7 @@ class Scores:
     swapped: bool = False  # rows belong to the second operand
     leaks: bool = False  # future scores are one constant that is not small: a causal mask that hides nothing
     by_head: bool = False  # every head has its own factor
+    cap: float = 0.0  # scores are cap · tanh(scores / cap); 0 for none
     relative: bool = False  # a term that depends on query and distance is added
     relative_is_linear: bool = False  # that term is linear in query and key at every pair of positions
     after: str = ""  # what happened after the softmax: masked, scaled, random
@@ -408,6 +409,7 @@ def _of_product(weights: Tensor, visible: Tensor, axis: Axis, core: Core) -> Sco
     for swapped, product in ((False, raw), (True, raw.mT)):
         if product.shape == weights.shape:
             found = _explained(weights, product, visible, axis)
+            found = found or _capped(weights, product, visible, axis, core)
             found = found or _with_relative(weights, product, visible, axis, core)
             if found is not None:
                 found.swapped = swapped
@@ -467,6 +469,18 @@ def _with_bias(logits: Tensor, raw: Tensor, visible: Tensor, axis: Axis) -> Scor
     a, b = _centered(logits, visible, axis), _centered(raw, visible, axis)
     factor = multiple(a - a.mean(0), b - b.mean(0))
     return None if factor is None else Scores(factor, AXES[axis], visible, bias=(a - factor * b).mean(0))
+
+
+def _capped(weights: Tensor, raw: Tensor, visible: Tensor, axis: Axis, core: Core) -> Scores | None:
+    """The softmax of cap · tanh(scores / cap), as in Gemma 2."""
+    logits = _centered(weights.clamp_min(1e-300).log(), visible, axis)
+    squashed = (n.value for n in core.before_softmax() if n.op == "tanh" and n.value.numel() == raw.numel())
+    for tanh in (value.reshape(raw.shape) for value in squashed):
+        cap = multiple(logits, _centered(tanh, visible, axis))
+        inside = None if cap is None else multiple(tanh.atanh()[visible], raw[visible])
+        if cap is not None and inside is not None:
+            return Scores(cap * inside, AXES[axis], visible, cap=cap)
+    return None
 
 
 def _with_relative(weights: Tensor, raw: Tensor, visible: Tensor, axis: Axis, core: Core) -> Scores | None:

@@ -24,6 +24,7 @@ SOFTMAX = {"_softmax", "_safe_softmax"}
 KEEP_OPERANDS = PRODUCTS | SOFTMAX | {"exp", "masked_fill", "masked_fill_", "where"}
 VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias", "unsafe_split", "split", "chunk", "unflatten"}
 MOVES = {"transpose", "permute", "repeat", "expand", "repeat_interleave", "t", "roll", "flip", "select"}
+PARTS = {"slice", "select", "narrow", "index", "split", "unsafe_split", "split_with_sizes"}
 SWAPS = {"transpose", "permute", "t", "movedim", "swapaxes"}
 ARITHMETIC = {"add", "sub", "mul", "neg", "cat", "stack", "addcmul", "add_", "sub_", "mul_"}
 REPEATS = {"repeat", "expand", "repeat_interleave", "index_select", "index"}
@@ -115,6 +116,11 @@ class Trace(TorchDispatchMode):
         self._sdpa.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.is_inference_mode_enabled():  # there, `einsum` and its like arrive whole
+            with self:
+                parts = func.decompose(*args, **(kwargs or {}))
+            if parts is not NotImplemented:
+                return parts
         name, plain = func.overloadpacket.__name__, tree_leaves(args)
         given = [leaf for leaf in (*plain, *tree_leaves(kwargs or {})) if isinstance(leaf, Tensor)]
         operands = [t.detach().clone() for t in given] if name in KEEP_OPERANDS else []
@@ -196,7 +202,7 @@ class Trace(TorchDispatchMode):
             if node.op.rstrip("_") == "div" and node.value.dim() >= 2 and len(node.parents) >= 2:
                 above, below = (self.nodes[p] for p in node.parents[:2])
                 summed = next((n for n in self.ancestors([below.index], {"exp"}) if n.op == "sum"), None)
-                exponential = any(n.op == "exp" for n in self.ancestors([above.index], {"exp"}))
+                exponential = any(n.op == "exp" for n in self.ancestors([above.index], {"exp", *PRODUCTS}))
                 if summed is not None and exponential and not _sums_to_one(node.value):
                     return node
         return None
@@ -341,7 +347,35 @@ def find_attention(trace: Trace) -> AttentionNodes | None:
         found.scores += sorted((s for s in scores if s not in found.scores), key=lambda n: n.index)
         found.products += [product for product, _ in first]
         found.sides += [side for _, side in first]
-    return found if found.softmax else None
+    return found if found.softmax else _normalized_later(trace)
+
+
+def _normalized_later(trace: Trace) -> AttentionNodes | None:
+    """Exponentials that meet the values first and are divided by their sum afterwards, as in an online softmax."""
+    for node in (n for n in trace.nodes if n.op == "exp" and tuple(n.value.shape[-2:]) == trace.tokens):
+        scores = [n for n in trace.ancestors(node.parents, PRODUCTS) if n.op in PRODUCTS]
+        for product, side in _first_products(trace, node) if scores else ():
+            weights = product.operands[side - 2] if side == 0 else product.operands[side - 2].mT
+            weights = weights / weights.sum(-1, keepdim=True)
+            made = product.value.new_tensor(0) if side else weights @ product.operands[-1]
+            divided = next((n for n in _quotients(trace, product) if _equal_numbers(n.value, made)), None)
+            if side == 0 and divided is not None:
+                operands = [*product.operands[:-2], weights, product.operands[-1]]
+                met = replace(product, index=divided.index, value=made, operands=operands)
+                softmax = replace(node, value=node.value / node.value.sum(-1, keepdim=True))
+                return AttentionNodes(trace, [softmax], sorted(scores, key=lambda n: n.index), [met], [side])
+    return None
+
+
+def _quotients(trace: Trace, product: Node) -> list[Node]:
+    """Divisions of something that depends on a product."""
+    reached = trace.reaches(product.index)
+    return [n for n in trace.nodes if n.index in reached and n.op.rstrip("_") == "div"]
+
+
+def _equal_numbers(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same numbers in the same order, whatever their shapes."""
+    return a.numel() == b.numel() and torch.allclose(a.flatten(), b.flatten())
 
 
 def _tables(trace: Trace, nodes: list[Node]) -> list[Node]:
@@ -572,6 +606,11 @@ class Core:
         own = (self._own_line(name, n) for n in self.behind(name) if n.line is not None)
         return next((line for line in own if line is not None), product.outer or product.line)
 
+    def taken_line(self, name: str) -> int | None:
+        """The last line between projection and product that takes a part of queries, keys or values."""
+        behind = (n for n in self.behind(name, PRODUCTS) if n.op in PARTS and n.line not in (None, self.score_line))
+        return next((n.line for n in behind if n.value.numel() < self.trace.nodes[n.parents[0]].value.numel()), None)
+
     def turned_line(self) -> int | None:
         """The last line between the scores and their product with the values that swaps queries and keys."""
         start, end = self.nodes.scores[0].index, self.nodes.products[0].index
@@ -719,7 +758,8 @@ class Core:
                 return (moved or filled)[-1]
         masking = ("masked_fill", "where", "tril", "triu")
         last = next((n.line for n in reversed(before) if n.op.rstrip("_") in masking and n.line), None)
-        return last or (new[-1].line if new else None)
+        made = new[-1].line if new else None
+        return made if made is not None and last in usual else last or made
 
     def pattern_line(self, inverted: bool, nan: bool = False) -> int | None:
         """The line that made the wrong pattern of a mask: its table, or, where a right one was inverted, the masking.
@@ -747,6 +787,12 @@ class Core:
         """A masking operation before the softmax that hides nothing."""
         fills = (n for n in self.before_softmax() if n.op.rstrip("_") == "masked_fill" and len(n.operands) > 1)
         return next((n for n in fills if not bool(n.operands[1].any())), None)
+
+    def sliced_mask_line(self) -> int | None:
+        """The last line that takes a part of a stored table, before a masking operation that hides nothing."""
+        idle = self.idle_mask()
+        behind = [] if idle is None else self.trace.ancestors(idle.operand_nodes[1:2])
+        return next((n.line for n in behind if n.op in PARTS and n.line is not None), None)
 
     def is_of_positions(self, masking: Node) -> bool:
         """Whether the mask of this operation was made from the numbers of the positions, or is a triangle."""

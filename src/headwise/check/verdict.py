@@ -16,11 +16,12 @@ from headwise.check.challenge import Evidence
 from headwise.check.code.loader import Case, candidates, load
 from headwise.check.code.source import MULTI
 from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Examination, own_fault
+from headwise.check.faults.chunks import in_one_chunk
 from headwise.check.faults.crashes import judge_unbound
 from headwise.check.faults.questions import SINGLE, WEIGHTLESS
 from headwise.check.mistakes import settled
 from headwise.check.proof import TOLERANCE, prediction_error, reference_output
-from headwise.check.reading import AttentionReading, read
+from headwise.check.reading import AttentionReading
 from headwise.check.report import Report
 from headwise.check.templates import write
 from headwise.check.unfinished.fragments import core_report, fragments, is_core
@@ -92,7 +93,8 @@ def _judge_bound(bound: Bound) -> Report:
     report = Report("unknown", bound.built.text, f"{name}({bound.form.words()}){layout}")
     try:
         bound.case.progress("comparing")
-        reading = read(bound)
+        bound, reading = in_one_chunk(bound)
+        report.subject = bound.built.text
         found = Examination()
         found.ask(bound, reading, FAULTS)
         if not found.wrong:

@@ -71,7 +71,7 @@ SETTINGS = (
         "contextdim crossdim dcontext crossattentiondim innerdim totaldim model qsize fdim featdim hdim encdim decdim "
         "dimquery latentdim ninp inplanes encoderdim decoderdim modelwidth tokendim dtoken nmodel",
     ),
-    Meaning("batch", "batchsize batch maxbatchsize bs nbatch bsz"),
+    Meaning("batch", "batchsize batch maxbatchsize maxbatch bs nbatch bsz"),
     Meaning("dropout", "p dp", r"drop|^p(attn|proj|resid)$|^(attn|attention|proj|resid|out)p$"),
     Meaning("bias", "", r"bias"),
     Meaning("kv_heads", "", r"kvhead|keyvaluehead"),

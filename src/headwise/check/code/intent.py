@@ -22,13 +22,14 @@ HIDDEN = (
     r"|invisible|disallowed|excluded?)"
 )
 BATCH = r"(?:batch\w*|bs|bsz|b|n)"
+ADDED = re.compile(r"\badd(ed|itive)\b|\bnegative\b|-\s*inf|-\s*1e\d", re.IGNORECASE)
 PHRASE = re.compile(rf"\b({ON}|{OFF})\b{LINK}{FILLER}{NOT}{FILLER}\W{{0,3}}({SEEN}|{HIDDEN})\b", re.IGNORECASE)
 
 
 class Stated(NamedTuple):
     """A convention for a mask, and the line that states it."""
 
-    meaning: str  # keep: 1 is visible; drop: 1 is hidden; or a shape
+    meaning: str  # keep: 1 is visible; drop: 1 is hidden; additive: 0 is visible; or a shape
     line: int  # 0 for the text between the code of a notebook
 
     @property
@@ -69,6 +70,18 @@ def stated_shape(case: Case, name: str) -> Stated | None:
     return found[0] if len({stated.meaning for stated in found}) == 1 else None
 
 
+def stated_window(case: Case, sizes: dict[str, int]) -> tuple[str, int, int] | None:
+    """The argument that a window is named for, how many keys a token sees, and the line that says so."""
+    for name, size in sizes.items():
+        said = (
+            rf"itself\W+(?:and\W+)?(?:the\W+)?{name}\W+1\b|{name}`?\s*-\s*1`?\s+(?:tokens|keys|positions)\b.*\bbefore"
+        )
+        for line, text in _statements(case):
+            if re.search(said, text):
+                return name, size, line
+    return None
+
+
 def _computes(text: str, name: str) -> bool:
     """Whether there is code before a comment that does more than take this argument or ask whether it is there."""
     code = text.partition("#")[0].strip() if "#" in text else ""
@@ -78,7 +91,10 @@ def _computes(text: str, name: str) -> bool:
 def states_batch_first(case: Case, names: Iterable[str]) -> int | None:
     """The line that says of an input that its batch comes first; None where none does, or another says the opposite."""
     inputs = "|".join(map(re.escape, names))
-    first = [n for n, text in _statements(case) if re.search(rf"\b({inputs})\b.*[(\[]\s*{BATCH}\s*,", text, re.I)]
+    said = rf"\b({inputs})\b.*[(\[]\s*{BATCH}\s*,|\bbatch[- ]first\b"
+    first = [
+        n for n, text in _statements(case) if re.search(said, text, re.I) and not re.search("not batch", text, re.I)
+    ]
     second = [n for n, text in _statements(case) if re.search(rf"[(\[]\s*\w+\s*,\s*{BATCH}\s*,", text, re.I)]
     return first[0] if first and not second else None
 
@@ -114,10 +130,11 @@ def _words(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _meaning(text: str) -> str | None:
-    """keep or drop, if the line says so and nothing else."""
+    """keep, drop or additive, if the line says so and nothing else."""
     meanings = set()
     for value, negated, verb in PHRASE.findall(text):
         visible = bool(re.fullmatch(SEEN, verb, re.IGNORECASE)) != bool(negated.strip())
         on = bool(re.fullmatch(ON, value, re.IGNORECASE))
-        meanings.add("keep" if visible == on else "drop")
+        added = visible and not on and ADDED.search(text) is not None  # 0 keeps, a negative number hides
+        meanings.add("additive" if added else "keep" if visible == on else "drop")
     return meanings.pop() if len(meanings) == 1 else None

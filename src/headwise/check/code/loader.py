@@ -465,11 +465,9 @@ class Case:
         """The first line outside the constructor that assigns an attribute of self, or appends to one."""
         tree = ast.parse(self.source)
         functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name != "__init__"]
-        stored = r"self\.\w+(\[.*\])?\s*(=(?!=)|\+=|\.append\(|\.copy_\()|self\.\w+,.*[^=]=[^=]"
-        lines = self.source.splitlines()
-        spans = ((n.lineno, n.end_lineno or n.lineno) for n in functions)
-        found = (i for first, last in spans for i in range(first, last + 1) if re.search(stored, lines[i - 1]))
-        return next(found, None)
+        functions.sort(key=lambda n: n.name not in ("forward", "__call__"))
+        found = (min(map(_line_of, filter(_writes_state, ast.walk(f))), default=None) for f in functions)
+        return next((line for line in found if line is not None), None)
 
     def uncalled_method(self, pattern: str) -> tuple[str, int] | None:
         """A method whose name matches and that nothing in the file mentions, with its line."""
@@ -511,6 +509,21 @@ class Case:
             return around[-1].body[-1].lineno  # after which it should stand
         found = [n for n in found if not several or len(list(_returned_values(n))) > 1]
         return max((n.lineno for n in found), default=None)
+
+    def keyword_line(self, line: int | None, pattern: str) -> int | None:
+        """The line of a keyword argument with such a name, in a call that starts on this line; otherwise the line."""
+        calls = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.Call) and n.lineno == line]
+        named = (k for call in calls for k in call.keywords if k.arg is not None and re.search(pattern, k.arg))
+        return next((k.lineno for k in named), line)
+
+    def packing_line(self) -> int | None:
+        """The line that puts several values together under a name that forward returns beside the output."""
+        line = self.return_line(several=True)
+        nodes = [*ast.walk(ast.parse(self.source))]
+        returned = {n.id for n in nodes if isinstance(n, ast.Name) and n.lineno == line}
+        packed = [n for n in nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Tuple | ast.List)]
+        found = [n.lineno for n in packed if {getattr(target, "id", "") for target in n.targets} & returned]
+        return max(found, default=None)
 
     def idle_line(self) -> int | None:
         """The first line that does nothing, as `scores = scores` or `scores`: something is missing there."""
@@ -616,6 +629,27 @@ class Case:
         if self.loaded is not None:
             return self.loaded.line(line)
         return "" if line is None or self.filename is None else linecache.getline(self.filename, line).strip()
+
+
+def _line_of(node: ast.AST) -> int:
+    return int(getattr(node, "lineno", 0))
+
+
+def _writes_state(node: ast.AST) -> bool:
+    """Whether a statement assigns an attribute of self or a part of one, appends to it, or copies into it."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in ("append", "extend", "update", "copy_") and _is_of_self(node.func.value)
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    targets = [node.target] if isinstance(node, ast.AugAssign) else targets
+    flat = [t for target in targets for t in (target.elts if isinstance(target, ast.Tuple | ast.List) else [target])]
+    return any(_is_of_self(target) for target in flat)
+
+
+def _is_of_self(node: ast.expr) -> bool:
+    """Whether this is `self.name`, or a part of it such as `self.name[0]`."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self"
 
 
 def _returned_values(statement: ast.Return) -> Iterator[ast.expr]:

@@ -9,7 +9,19 @@ import traceback
 from collections.abc import Iterable
 
 from headwise.check.binding import Bound
-from headwise.check.faults import behavior, crashes, masks, options, portability, sizes, speed, stages, training
+from headwise.check.faults import (
+    behavior,
+    chunks,
+    crashes,
+    decoding,
+    masks,
+    options,
+    portability,
+    sizes,
+    speed,
+    stages,
+    training,
+)
 from headwise.check.faults.questions import Fault
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading
@@ -40,6 +52,7 @@ FAULTS: tuple[Fault, ...] = (
     masks.half_precision_masks,
     options.without_keys,
     behavior.unmodified_inputs,
+    decoding.changed_defaults,
     behavior.repeated_calls,
     training.dropout,
     training.training_mode,
@@ -63,7 +76,10 @@ IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
     options.options,
     options.own_defaults,
     options.constructor_options,
+    chunks.chunks,
     options.caches,
+    decoding.extended_cache,
+    decoding.positioned_cache,
     behavior.globals_in_place_of_arguments,
     sizes.other_lengths,
     sizes.other_sizes,
@@ -87,6 +103,8 @@ CERTIFICATE: dict[str, tuple[Fault, ...]] = {
         options.own_defaults,
         options.constructor_options,
         options.caches,
+        decoding.extended_cache,
+        decoding.positioned_cache,
         masks.call_switch,
         masks.constructor_switch,
     ),
@@ -102,6 +120,7 @@ CERTIFICATE: dict[str, tuple[Fault, ...]] = {
     "returned weights are the ones that were used": (behavior.returned_weights,),
     "a second call gives the same result, and inputs are not modified": (
         behavior.unmodified_inputs,
+        decoding.changed_defaults,
         behavior.repeated_calls,
     ),
     "other lengths and batch sizes": (
@@ -109,6 +128,7 @@ CERTIFICATE: dict[str, tuple[Fault, ...]] = {
         sizes.small_batch,
         sizes.other_length,
         sizes.other_lengths,
+        chunks.chunks,
     ),
     "nothing is read from outside the class": (
         crashes.supplied,

@@ -45,7 +45,10 @@ def stated_layout(bound: Bound, reading: AttentionReading | None) -> Found:
     if line is not None:
         place = f"line {line}" if line else "the text"
         words = f"the code reads (tokens, batch, width), {place} says (batch, tokens, width)"
-        yield Finding("batch-second", words, bound.case.line_with(r"\.(shape|size\(\))"))
+        inner = dict(bound.thing.named_modules()) if isinstance(bound.thing, nn.Module) else {}
+        layers = [n for n, m in inner.items() if isinstance(m, nn.MultiheadAttention) and not m.batch_first]
+        made = bound.case.line_of_attribute(layers[0]) if layers else None
+        yield Finding("batch-second", words, made or bound.case.line_with(r"\.(shape|size\(\))"))
 
 
 def repeated_calls(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -176,7 +179,7 @@ def judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
             made = reading.core.trace.returned[index] if index < len(reading.core.trace.returned) else None
             inside = None if made is None else reading.core.trace.nodes[made].line
             line = bound.case.return_line(inside, several=True) or bound.case.return_line(several=True)
-            line = line or reading.core.trace.last_line()
+            line = _line_beside_output(bound, reading, made) or line or reading.core.trace.last_line()
             words = f"rows of what is returned sum to {float(sums[0]):.4g}, {float(sums[1]):.4g}, …"
             if torch.allclose(sums, torch.ones_like(sums)):
                 words = "their rows sum to one, but they are not the weights multiplied with the values"
@@ -188,6 +191,15 @@ def judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
             )
             return
     yield Note("good", "rows sum to one")
+
+
+def _line_beside_output(bound: Bound, reading: AttentionReading, made: int | None) -> int | None:
+    """The line that computes a returned table, where that is no step on the way to the output."""
+    trace = reading.core.trace
+    size = 0 if bound.output is None else bound.output.numel()
+    ends = [n for n in trace.returned if n is not None and n != made and trace.nodes[n].value.numel() == size]
+    behind = {node.index for node in trace.ancestors(ends)}
+    return None if made is None or not ends or made in behind else trace.nodes[made].line
 
 
 def returned_tables(bound: Bound, reading: AttentionReading) -> list[tuple[int, Tensor]]:

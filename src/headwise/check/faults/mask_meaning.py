@@ -18,11 +18,25 @@ from headwise.check.calls import call_parameters
 from headwise.check.fits import same, side_by_side
 from headwise.check.reading import AttentionReading
 from headwise.check.trace import Core, error_line, find_attention
-from headwise.check.vocabulary import call_role
+from headwise.check.vocabulary import call_role, plain
 
 SECONDS = 6.0  # for one argument; a typical one takes half a second
 LENGTHS = "(B,) lengths"
-MEANING = {"keep": "1 = keep", "drop": "1 = mask out", "additive": "added to the scores"}
+LENGTH_MEANINGS = (
+    "keep",
+    "after",
+    "one more",
+    "one less",
+    "wrong sample",
+    "prefix",
+    "queries",
+)  # that are certain for a list of lengths
+IDS = "(B,T) numbers of documents"
+DOCUMENTS = re.compile(r"(doc|document|seg|segment|sample|seq|sequence|pack\w*)(ids?|idx|index|indices|s)")
+MEANING = {
+    "keep": "1 = keep", "drop": "1 = mask out", "additive": "added to the scores",
+    "prefix": "how many first tokens of each sample see each other",
+}  # fmt: skip
 
 
 @dataclass
@@ -56,6 +70,11 @@ class MaskArgument:
         usual = [t.meaning for t in self.tried if t.meaning in MEANING]
         return max(MEANING, key=usual.count) if usual else ""
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether lengths or numbers of documents do something that is wrong for them."""
+        return any(t.shape in (LENGTHS, IDS) and t.meaning in ("queries", "uncausal", "after") for t in self.tried)
+
     def shapes(self) -> list[str]:
         """The shapes that work with this meaning."""
         return list(dict.fromkeys(t.shape for t in self.tried if t.meaning == self.meaning and t.error is None))
@@ -68,8 +87,10 @@ class MaskArgument:
         """`mask: 1 = keep, shapes (B,1,T,S) (T,S)`"""
         if not self.tried:
             return f"{self.name}: not judged, {self.layout}"
-        if self.shapes() == [LENGTHS]:
+        if self.shapes() == [LENGTHS] and self.meaning == "keep":
             return f"{self.name}: how many keys of each sample are real"
+        if self.shapes() == [IDS]:
+            return f"{self.name}: the document that every token belongs to"
         meaning = MEANING.get(self.meaning, "what it does could not be determined")
         return f"{self.name}: {meaning}" + (f", shapes {' '.join(self.shapes())}" if self.shapes() else "")
 
@@ -83,7 +104,7 @@ def measured(bound: Bound, reading: AttentionReading | None) -> list[MaskArgumen
         names = [name for name in bound.form.masks[:3] if name not in flags]
         reading.mask_arguments = [_measure(bound, reading, name) for name in names]
         others = (_measure(bound, reading, name) for name in _unknown_arguments(bound))
-        reading.mask_arguments += [argument for argument in others if argument.meaning]
+        reading.mask_arguments += [argument for argument in others if argument.meaning or argument.is_certain]
     return reading.mask_arguments
 
 
@@ -104,6 +125,9 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
     if bound.form.layout not in ("batch first", "batch second"):
         return argument
     trial = MaskTrial(bound, reading, name)
+    if DOCUMENTS.fullmatch(plain(name)):
+        argument.tried.append(_of_documents(trial))
+        return argument
     deadline = time.process_time() + SECONDS
     for shape, mask, meant in shaped_masks(*reading.core.weights.shape):
         if time.process_time() > deadline:
@@ -118,16 +142,55 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
             added = trial(shape, torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -1e9), meant)
             if added.meaning == "keep":
                 added.meaning = _added_meaning(trial, shape, mask, meant)
-                argument.tried.append(added)
+            argument.tried += [added] if added.meaning in ("additive", "scaled", "rescaled") else []
     if not argument.meaning:
         B, H, T, S = reading.core.weights.shape
         lengths = 1 + torch.arange(B) % (S - 1)
         meant = (torch.arange(S) < lengths[:, None])[:, None, None].expand(B, H, T, S)
         tried = trial(LENGTHS, lengths, meant)
-        if off := _near_length(tried, lengths):
+        if prefix := _of_prefix(tried, lengths, reading, name):
+            tried.meaning, tried.line = prefix, _widening_line(tried, bound, name) or tried.line
+        elif off := _near_length(tried, lengths):
             tried.meaning, tried.line = off, _compared_line(tried, bound, name) or tried.line
-        argument.tried += [tried] if tried.meaning in ("keep", "one more", "one less", "wrong sample") else []
+        argument.tried += [tried] if tried.meaning in LENGTH_MEANINGS else []
     return argument
+
+
+def _of_documents(trial: "MaskTrial") -> TriedMask:
+    """Numbers of documents, several of which share a sample: a token sees its own document only."""
+    B, H, T, S = trial.reading.core.weights.shape
+    starts = 1 + torch.arange(B)[:, None] % (T - 1)
+    ids = (torch.arange(T) >= starts).long() + (torch.arange(T) >= starts + 2).long()
+    tried = trial(IDS, ids, (ids[:, :, None] == ids[:, None])[:, None].expand(B, H, T, S))
+    if tried.meaning == "uncausal":
+        tried.line = _last_new_line(trial.bound, {trial.name: ids}) or tried.line
+    return tried
+
+
+def _last_new_line(bound: Bound, given: dict[str, Tensor]) -> int | None:
+    """The last line that computes something in a call with these arguments, and nothing without."""
+    usual = {n.line for n in bound.trace.nodes}
+    new = [n.line for n in bound.called(given).trace.nodes if n.line is not None and n.line not in usual]
+    return new[-1] if new else None
+
+
+def _of_prefix(tried: TriedMask, lengths: Tensor, reading: AttentionReading, name: str) -> str:
+    """prefix where the first tokens see each other and the rest is causal; queries where they see all."""
+    if tried.seen is None or "prefix" not in plain(name) or reading.pattern != "causal":
+        return ""
+    first = torch.arange(tried.seen.shape[-1]) < lengths[:, None]
+    causal = reading.visible
+    if agree(tried.seen, causal | first[:, None, None, :]):
+        return "prefix"
+    return "queries" if agree(tried.seen, causal | first[:, None, :, None]) else ""
+
+
+def _widening_line(tried: TriedMask, bound: Bound, name: str) -> int | None:
+    """The last line that gives a table of yes and no another axis."""
+    nodes = bound.called({name: tried.mask.clone()}).trace.nodes
+    usual = {n.line for n in bound.trace.nodes}
+    wider = [n.line for n in nodes if n.op == "unsqueeze" and n.value.dtype == torch.bool and n.line not in usual]
+    return wider[-1] if wider else None
 
 
 def _added_meaning(trial: "MaskTrial", shape: str, mask: Tensor, meant: Tensor) -> str:
@@ -209,9 +272,12 @@ class MaskTrial:
         tried.meaning = self._meaning(core, meant, tried.mask)
         tried.raised = tried.meaning in ("keep", "drop") and _are_even(core.weights)
         moved = tried.meaning in ("wrong sample", "transposed", "queries")
-        tried.line = core.mask_line(self.bound.trace, moves=moved)
+        late = tried.meaning == "after"
+        tried.line = core.after_softmax_line() if late else core.mask_line(self.bound.trace, moves=moved)
         before, after = self.bound.output, other.output
-        if tried.meaning in MEANING and not self._is_explained(core, after):
+        if tried.meaning in ("keep", "drop") and self._changes_weights(core, tried.seen):
+            tried.meaning = "rescaled"
+        elif tried.meaning in MEANING and not self._is_explained(core, after):
             tried.meaning = "other"  # the weights are right, but not what is made of them
         if tried.meaning != "none":
             return tried
@@ -231,6 +297,16 @@ class MaskTrial:
         nodes = find_attention(other.trace)
         cores = () if nodes is None else nodes.arrangements(*other.inputs.query.shape[:2])
         return next((core for core in cores if core.order == self.reading.core.order), None)
+
+    def _changes_weights(self, core: Core, seen: Tensor) -> bool:
+        """Whether visible keys have other weights, relative to each other, than without the mask."""
+        scores = self.reading.scores
+        if scores is None or scores.axis != "keys" or scores.after or scores.leaks:
+            return False
+        usual = self._usual()[1].nan_to_num() * seen
+        rows = (seen.sum(-1) > 1) & torch.isfinite(core.weights).all(-1) & (usual.sum(-1) > 1e-12)
+        expected = usual[rows] / usual[rows].sum(-1, keepdim=True)
+        return bool(rows.any()) and not same(core.weights[rows], expected, 1e-4) and not _are_even(core.weights)
 
     def _is_explained(self, core: Core, output: Tensor | None) -> bool:
         """Whether the output follows from these weights as it did without a mask."""

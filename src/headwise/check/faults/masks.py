@@ -37,7 +37,7 @@ WRONG_MEANING = {
     "after": "mask-after-softmax", "discarded": "mask-discarded", "wrong sample": "mask-wrong-sample",
     "transposed": "mask-transposed", "scaled": "mask-scaled", "queries": "mask-on-queries",
     "some heads": "mask-some-heads", "uncausal": "mask-replaces-causal", "either": "masks-combined",
-    "one more": "mask-off-by-one", "one less": "mask-off-by-one",
+    "rescaled": "mask-rescales", "one more": "mask-off-by-one", "one less": "mask-off-by-one",
 }  # fmt: skip
 # A comment that says the mask is left out; 忽略, 省略 and 未使用 mean ignored, omitted and unused.
 LEFT_OUT = re.compile(
@@ -64,7 +64,7 @@ def mask_arguments(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Note("absent", "it takes none")
     for argument in measured(bound, reading):
         assert reading is not None  # noqa: S101 - otherwise nothing is measured
-        yield from _against_words(argument, bound)
+        yield from _against_words(argument, bound, reading)
         found = [*misused(argument, bound, reading), *_overwritten(argument), *_raised(argument)]
         found += _without_own_branch(argument, bound) if argument.meaning and not found else []
         if not argument.meaning and not found:
@@ -80,15 +80,23 @@ def mask_arguments(bound: Bound, reading: AttentionReading | None) -> Found:
             yield Note("untried", f"what the argument {argument.name} does")
 
 
-def _against_words(argument: MaskArgument, bound: Bound) -> Iterator[Finding]:
+def _against_words(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Iterator[Finding]:
     """A mask must mean what the file says about it."""
     stated = stated_meaning(bound.case, argument.name)
     if stated is None or argument.meaning not in MEANING or argument.meaning == stated.meaning:
         return
     found, said = MEANING[argument.meaning], MEANING[stated.meaning]
     words = f"argument {argument.name}: {found}, where {stated.place} says {said}"
+    yield Finding("mask-convention", words, _line_of_meaning(argument, bound, reading))
+
+
+def _line_of_meaning(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> int | None:
+    """The line that applies a mask, or that makes one out of it; numbers show more steps than bits."""
     tried = argument.first(argument.meaning)
-    yield Finding("mask-convention", words, tried.line if tried is not None else None)
+    if tried is None or tried.meant is None:
+        return None
+    numbers = MaskTrial(bound, reading, argument.name)(tried.shape, tried.mask.double(), tried.meant)
+    return numbers.line if numbers.meaning == tried.meaning else tried.line
 
 
 def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
@@ -98,7 +106,8 @@ def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
     if stated is not None and tried and all(t.error is not None for t in tried):
         words = f"argument {argument.name}, shape {stated.meaning}, as {stated.place} says"
         words += f": {type(tried[0].error).__name__}: {tried[0].error}"
-        return [Finding("mask-crashes", words.splitlines()[0][:200], tried[0].line)]
+        line = _widened_before(bound, argument, tried[0]) or tried[0].line
+        return [Finding("mask-crashes", words.splitlines()[0][:200], line)]
     if (table := _lost_queries(argument)) is not None:
         words = f"argument {argument.name}: shape (B,1,S) works, shape (B,T,S) raises {type(table.error).__name__}"
         line = _moving_line(bound, argument)
@@ -125,6 +134,15 @@ def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
             words = f"argument {argument.name}, shape {leaks.shape}, of booleans: hidden keys keep some weight"
             return [Finding("mask-leaks", words, bound.case.line_with(r"masked_fill|where\(") or leaks.line)]
     return []
+
+
+def _widened_before(bound: Bound, argument: MaskArgument, tried: TriedMask) -> int | None:
+    """The last line that gives a mask another axis, in a call that then raises."""
+    with contextlib.suppress(Exception):
+        bound.called({argument.name: tried.mask.clone()})
+    nodes = [] if bound.last_trace is None else bound.last_trace.nodes
+    wider = [n.line for n in nodes if n.op == "unsqueeze" and n.line is not None and n.line not in _lines(bound)]
+    return wider[-1] if wider else None
 
 
 def _lost_queries(argument: MaskArgument) -> TriedMask | None:
@@ -475,7 +493,9 @@ def _masked_beside(bound: Bound, reading: AttentionReading, other: Bound, name: 
     core = MaskTrial(bound, reading, usable[0].name).same_arrangement(both)
     visible = (tried.meant if usable[0].meaning == "keep" else ~tried.meant) & torch.ones_like(tried.meant).tril()
     if core is not None and not agree(core.weights.nan_to_num() > 1e-30, visible):
-        line = bound.case.line_with(rf"\b(if|elif)\b.*\b{usable[0].name}\b") or core.mask_line(bound.trace)
+        skipped = _lines(other) - _lines(both)  # lines that made the causal mask
+        line = bound.case.line_with(rf"\b(if|elif)\b.*\b{usable[0].name}\b") if skipped else None
+        line = line or core.mask_line(other.trace)
         yield Finding("masks-combined", f"{usable[0].name} beside {name}=True", line)
 
 

@@ -18,6 +18,7 @@ from headwise.check.calls import PLAIN, FunctionWithWeights, Inputs, leaves, mak
 from headwise.check.faults.behavior import ASKS, judged_weights
 from headwise.check.faults.mask_meaning import MaskTrial, is_boolean, measured
 from headwise.check.faults.masks import CAUSAL_FLAGS, is_causal_switch
+from headwise.check.faults.parts import odd_line
 from headwise.check.faults.questions import triangle_line
 from headwise.check.faults.stages import STAGES, stage_findings
 from headwise.check.faults.training import unused_twins, wrong_slope
@@ -27,6 +28,8 @@ from headwise.check.reading import AttentionReading, read
 from headwise.check.trace import error_line, is_deliberate
 from headwise.check.vocabulary import call_role, plain
 
+# Where in the text the first token of a call stands.
+POSITION = re.compile(r"start|startpos(ition)?|(pos(ition)?)?offset|(input|cur|current)pos|(cache|past)len(gth)?")
 INPUT_ROLES = ("query", "key", "value", "self", "memory")
 
 
@@ -59,20 +62,20 @@ def options(bound: Bound, reading: AttentionReading | None) -> Found:
     """Every other optional argument must run and leave the result as it is, or do something that is known."""
     found = False
     masks = _known_masks(bound, reading)
-    for p in (p for p in _others(bound) if p.name not in masks):
+    for p in (p for p in optional_arguments(bound) if p.name not in masks):
         found = True
         if is_boolean(p):
             yield from _switched(bound, p)
         elif bound.case.never_reads(p.name):
             yield Note("good", f"{p.name}, which is never read")
-        elif not is_cache(p.name):
+        elif not is_cache(p.name) and not is_position(p):
             known = _is_added(bound, reading, p.name) or _changes_nothing(bound, p) or _weighs_heads(bound, reading, p)
             yield Note("good" if known else "untried", p.name if known else f"the argument {p.name}")
     if not found and not bound.form.masks:
         yield Note("absent", "it takes none")
 
 
-def _others(bound: Bound) -> list[inspect.Parameter]:
+def optional_arguments(bound: Bound) -> list[inspect.Parameter]:
     """Optional arguments that are neither inputs nor masks."""
     if isinstance(bound.thing, FunctionWithWeights):
         return []
@@ -292,9 +295,14 @@ def is_cache(name: str) -> bool:
     return "cache" in word or "past" in word or word in ("kv", "memory", "state")
 
 
+def is_position(p: inspect.Parameter) -> bool:
+    """Whether an argument is the position of the first token, zero by default."""
+    return type(p.default) is int and POSITION.fullmatch(plain(p.name)) is not None
+
+
 def caches(bound: Bound, reading: AttentionReading | None) -> Found:
     """A cache that a call returns, given to the next call, must give the same result."""
-    parameters = _others(bound)
+    parameters = optional_arguments(bound)
     names = [p.name for p in parameters if is_cache(p.name) and not is_boolean(p)]
     flags = {p.name: True for p in parameters if is_boolean(p) and "cache" in plain(p.name)}
     if not names and flags:
@@ -302,7 +310,7 @@ def caches(bound: Bound, reading: AttentionReading | None) -> Found:
     if not names or call_role(names[0]) in INPUT_ROLES:
         return
     if bound.case.never_reads(names[0]):
-        if any(_cache_candidates(bound.returned, bound.sizes.T)):
+        if any(cache_candidates(bound.returned, bound.sizes.T)):
             words = f"a cache is returned, and the argument {names[0]} is never read"
             yield Finding("cache-differs", words, bound.case.line_with(rf"\b{names[0]}\b"))
         return
@@ -335,11 +343,27 @@ def _kept_inside(bound: Bound, flags: dict[str, Any]) -> Found:
         yield Note("good", f"{next(iter(flags))}: same result token by token")
     else:
         gap = float((out - whole[:, cut:]).abs().nan_to_num().max())
+        if _is_right_when_new(bound, flags, parts):
+            words = f"a call without {next(iter(flags))} leaves its tokens to the next call with it"
+            yield Finding("remembers-calls", words, bound.case.line_of_state())
+            return
         seen = read(last)
-        line = None if seen is None else triangle_line(bound.case, seen) or seen.core.mask_line()
+        line = odd_line(bound.trace, last.trace, range(cut, cut + 1), bound.sizes.T)
+        line = line or (None if seen is None else triangle_line(bound.case, seen) or seen.core.mask_line())
         yield Finding(
             "cache-differs", f"after {cut} tokens in the cache, the next one differs by up to {gap:.3g}", line
         )
+
+
+def _is_right_when_new(bound: Bound, flags: dict[str, Any], parts: list[Inputs]) -> bool:
+    """Whether the last token after the others gets the right result from an object that was never called before."""
+    with contextlib.suppress(Exception):  # it cannot be made again
+        thing = bound.rebuilt()
+        thing.load_state_dict(bound.thing.state_dict(), strict=False)
+        bound.output_of(parts[0], flags, thing)
+        out = bound.output_of(parts[1], flags, thing)
+        return out is not None and bound.output is not None and same(out, bound.output[:, -1:])
+    return False
 
 
 def _continued(bound: Bound, names: list[str], flags: dict[str, Any], cut: int) -> Finding | Note | None:
@@ -351,7 +375,7 @@ def _continued(bound: Bound, names: list[str], flags: dict[str, Any], cut: int) 
         returned = bound.call(first, flags)
     except Exception:
         return None
-    for held in _cache_candidates(returned, cut):
+    for held in cache_candidates(returned, cut):
         several = isinstance(held, tuple | list) and len(held) == len(names) > 1
         given = flags | (dict(zip(names, held, strict=True)) if several else {names[0]: held})
         out = bound.output_of(rest, given)  # None, perhaps because the argument takes something else
@@ -380,7 +404,9 @@ def _hidden_from_last(bound: Bound, rest: Inputs, given: dict[str, Any]) -> Find
     if not unseen:
         return None
     words = f"after a cache of {bound.sizes.T - 1} tokens, the next one does not see key {unseen[0]}"
-    return Finding("causal-cache", words, _row_line(bound, seen) or seen.core.mask_line())
+    T = bound.sizes.T
+    line = odd_line(bound.trace, seen.core.trace, range(T - 1, T), T)
+    return Finding("causal-cache", words, line or _row_line(bound, seen) or seen.core.mask_line())
 
 
 def _row_line(bound: Bound, seen: AttentionReading) -> int | None:
@@ -399,7 +425,7 @@ def _refused(bound: Bound, names: list[str], flags: dict[str, Any]) -> Finding |
     if flags and isinstance(returned, tuple | list) and any(part is None for part in returned):
         line = bound.case.return_line(several=True)
         return Finding("cache-differs", f"with {next(iter(flags))}=True, None is returned in place of a cache", line)
-    held = [part for part in _cache_candidates(returned, cut) if any(part is own for own in returned)]
+    held = [part for part in cache_candidates(returned, cut) if any(part is own for own in returned)]
     if len(held) != 1 or len(names) != 1:
         return None
     words = f"passing the cache from a call of {cut} tokens to the next call"
@@ -432,7 +458,7 @@ def _alone(bound: Bound, rest: Inputs, flags: dict[str, Any]) -> Tensor:
     return torch.empty(0) if out is None else out
 
 
-def _cache_candidates(returned: Any, length: int) -> Iterator[Any]:
+def cache_candidates(returned: Any, length: int) -> Iterator[Any]:
     """Parts of what was returned that hold keys and values of this length."""
     parts = list(returned) if isinstance(returned, tuple | list) else []
     parts = list(returned.values()) if isinstance(returned, dict) else parts

@@ -25,6 +25,8 @@ OUTPUT_LAYER = re.compile(
     r"self\.(\w*proj\w*|\w*out\w*|w_?o|dense|fc_?o\w*|o|linear)\s*=\s*[\w.]*Linear\(\s*([\w.]+)\s*,\s*(\2)\s*[,)]",
     re.IGNORECASE,
 )
+# The sizes that the self-attention of BERT and its descendants keeps; their output projection is in another class.
+BERT_SIZES = ("num_attention_heads", "attention_head_size", "all_head_size")
 OUTPUT_CLASS = re.compile(r"\w*(Self|Attention|Attn)\w*Output\b")
 
 
@@ -168,6 +170,8 @@ def output_projection(bound: Bound, reading: AttentionReading) -> Found:
 def _projecting_class(bound: Bound) -> str | None:
     """Another class of the file that calls this one and projects its output, as in BERT."""
     name = getattr(bound.case.target, "__name__", "")
+    if set(BERT_SIZES) <= set(vars(bound.thing)) and "SelfAttention" in name:
+        return "a class of its own, as in BERT"
     if bound.case.filename is None or not name or not Path(bound.case.filename).is_file():
         return None
     try:

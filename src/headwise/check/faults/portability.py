@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import importlib
+import re
 import signal
 import sys
 import threading
@@ -25,6 +26,7 @@ from headwise.check.trace import error_line, is_deliberate
 
 COMPILING = 6.0  # seconds of processor time
 DYNAMO = "torch._dynamo"
+HALF = re.compile(r"half|b?float16|\bb?fp?16\b|mixed precision", re.IGNORECASE)
 BEYOND = 3  # tokens more than a stored mask holds
 
 
@@ -54,7 +56,15 @@ def half_precision(bound: Bound, reading: AttentionReading | None, masks: dict[s
         if "overflow" in words:
             yield Finding("half-fill", "the largest float16 is 65504", line)
         elif "dtype" in words or "Half" in words or "same type" in words:
-            yield Finding("half-fails", words.splitlines()[0][:120], line)
+            severity = "wrong" if masks is None and _promises_half(bound) else ""
+            yield Finding("half-fails", words.splitlines()[0][:120], line, severity=severity)
+
+
+def _promises_half(bound: Bound) -> bool:
+    """Whether the docstring or the name of the class says that it is made for half precision."""
+    target = bound.case.target
+    words = f"{getattr(target, '__name__', '')} {vars(target).get('__doc__') if isinstance(target, type) else ''}"
+    return HALF.search(words) is not None
 
 
 def unregistered_state(bound: Bound, reading: AttentionReading | None) -> Found:

@@ -21,7 +21,7 @@ from headwise.check.faults.questions import (
     of_stages,
     role_in,
 )
-from headwise.check.fits import Fit, same
+from headwise.check.fits import Fit, same, unused_rows
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import NONLINEAR, AttentionReading, Projection, multiple
 from headwise.check.trace import PRODUCTS
@@ -85,11 +85,11 @@ def rotary_positions(bound: Bound, reading: AttentionReading) -> Found:
         if side.then or side.norm:
             yield Note("doubt", "queries and keys are treated differently by position")
         else:
-            yield Finding(
-                "rotary-one-side",
-                f"{turned} are rotated by their position, {still} are not",
-                reading.core.last_step("key" if key is None else "query"),
-            )
+            line = reading.core.last_step("key" if key is None else "query")
+            if parts["value"].position == "rotary":  # rotated in their place
+                line = reading.core.same_step_line("value", "query" if key is None else "key") or line
+            words = f"{turned} are rotated by their position, {still} are not"
+            yield Finding("rotary-one-side", words, line)
         return
     H, T = reading.core.query.shape[1], min(len(query), len(key))
     a, b = query.unflatten(1, (H, -1)), key.unflatten(1, (H, -1))
@@ -102,7 +102,12 @@ def rotary_positions(bound: Bound, reading: AttentionReading) -> Found:
     elif ROTARY.search(bound.case.source):
         gap = float((near[1] - near[0]).norm() / near[0].norm())
         words = f"moved by one position, two tokens get scores that differ by {gap:.1%}"
-        yield Finding("rotary-absolute", words, reading.core.step_line("query"))
+        alone = all(
+            same(torch.einsum("hde,hdf->hef", m[1], m[0]), torch.einsum("hde,hdf->hef", m[2], m[1]), 1e-5)
+            for m in (a, b)
+        )
+        words += "; queries and keys are each rotated by their distance, but in different pairs" if alone else ""
+        yield Finding("rotary-absolute", words, reading.core.step_line("key" if alone else "query"))
     else:
         yield Note("doubt", "the map depends on the position, and not only on the distance")
     if parts["value"].position == "rotary" and re.search(r"rot\w*value|value\w*rot", bound.case.source, re.IGNORECASE):
@@ -444,8 +449,20 @@ def shared_heads(bound: Bound, reading: AttentionReading) -> Found:
         yield Finding("heads-share-weights", "all heads use the same query")
     elif shared["key"] and shared["value"]:
         yield Note("variant", "one key/value head for all queries (multi-query)")
+    elif alike := next((name for name in ("key", "value") if shared[name] and _leaves_rows(bound, parts, name)), None):
+        words = f"all heads use the same {alike}; other rows of {parts[alike].role.names[0]} are never read"
+        line = reading.core.taken_line(alike) or reading.core.use_line(alike)
+        yield Finding("heads-share-weights", words, line)
     elif sliced:
         yield Note("variant", "every head reads only its own slice of the input")
+
+
+def _leaves_rows(bound: Bound, parts: dict[str, Projection], name: str) -> bool:
+    """Whether a parameter that makes this one of the three has rows that no projection reads."""
+    held = tensors(bound.thing)
+    names = [n for n in parts[name].role.names if held[n].dim() == 2]
+    grouped = bool(bound.built.names_with_role("kv_heads"))  # then it may be a matter of groups, which has its names
+    return not grouped and any(unused_rows([part.weight for part in parts.values()], held[n]) for n in names)
 
 
 def _is_shared(part: Projection, H: int) -> bool:

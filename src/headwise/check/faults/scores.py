@@ -14,7 +14,8 @@ from headwise.check.calls import modules, signature, tensors
 from headwise.check.faults.questions import PARTIAL, asked_heads, near, of_stages, triangle_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
-from headwise.check.reading import AttentionReading, pattern, read
+from headwise.check.reading import AttentionReading, Scores, pattern, read
+from headwise.check.trace import VIEWS, Core, Node
 
 OTHER_AXES = ("scale-length", "scale-batch")  # the right formula for the size of another axis
 
@@ -60,7 +61,8 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
         words = f"without any mask argument, {int(scores.empty[0, 0].sum())} rows of weights in a table are NaN"
         yield Finding("mask-nan", words, core.pattern_line(False, nan=True) or core.mask_line() or core.softmax_line)
     if scores.after == "random":
-        yield Finding("dropout-in-eval", "weights are dropped at random after eval()", core.trace.dropout_line())
+        line = bound.case.keyword_line(core.trace.dropout_line(), "drop|training")
+        yield Finding("dropout-in-eval", "weights are dropped at random after eval()", line)
     if scores.after == "masked":
         yield Finding("mask-after-softmax", "weights are replaced after the softmax", core.after_softmax_line())
     if scores.leaks:
@@ -69,19 +71,44 @@ def softmax(bound: Bound, reading: AttentionReading) -> Found:
         yield Note("variant", "a relative position term is added to the scores")
         if not scores.relative_is_linear:
             yield Note("untried", "the term that is added to the scores")
+    if scores.cap:
+        yield Note("variant", f"scores are capped at ±{scores.cap:.4g} by a tanh")
     if scores.bias is not None:
         yield Note("variant", "a bias by position is added to the scores")
         if _grows_with_distance(scores.bias, scores.visible[0]):
             words = "the bias grows with the distance, so that far tokens get more weight"
             yield Finding("bias-sign", words, core.bias_line())
+        elif (viewed := _viewed_bias(scores, core)) is not None:
+            words = "its table is (queries, keys, heads), and it is added as (heads, queries, keys) in the same order"
+            yield Finding("bias-view", words, viewed.line)
+
+
+def _viewed_bias(scores: Scores, core: Core) -> Node | None:
+    """The view that gives a table (T, S, H) the shape of (H, T, S) where its axes should be permuted."""
+    bias, nodes = scores.bias, core.trace.nodes
+    assert bias is not None  # noqa: S101 - the caller has asked
+    H, T, S = bias.shape
+    for table in (n for n in nodes if n.op in ("embedding", "index") and n.value.shape[-3:] == (T, S, H)):
+        held = table.value.reshape(-1, T, S, H)[0].to(bias.dtype)
+        right, viewed = (_row_centered(x, scores.visible[0]) for x in (held.permute(2, 0, 1), held.reshape(H, T, S)))
+        if H > 1 and same(bias, viewed, 1e-6) and not same(bias, right, 1e-6):
+            reached = core.trace.reaches(table.index)
+            views = (n for n in nodes if n.index in reached and n.op in VIEWS and n.value.shape[-3:] == (H, T, S))
+            return next(views, table)
+    return None
+
+
+def _row_centered(bias: Tensor, visible: Tensor) -> Tensor:
+    """A table minus the mean of every row, which a softmax cannot tell from it."""
+    count = visible.sum(-1, keepdim=True).clamp_min(1)
+    return (bias - (bias * visible).sum(-1, keepdim=True) / count) * visible
 
 
 def _grows_with_distance(bias: Tensor, visible: Tensor) -> bool:
     """Whether a bias (H, T, S) is a positive multiple of the distance in every head, where a key is visible."""
     H, T, S = bias.shape
     away = (torch.arange(T)[:, None] - torch.arange(S)).abs().to(bias.dtype).expand(H, T, S)
-    count = visible.sum(-1, keepdim=True).clamp_min(1)
-    away = (away - (away * visible).sum(-1, keepdim=True) / count) * visible
+    away = _row_centered(away, visible)
     slope = (away * bias).sum((1, 2)) / (away * away).sum((1, 2)).clamp_min(1e-300)
     return bool((slope > 1e-9).all()) and same(bias * visible, slope[:, None, None] * away, 1e-6)
 
@@ -211,7 +238,8 @@ def built_in_mask(bound: Bound, reading: AttentionReading) -> Found:
     if kind == "causal":
         yield Note("variant", "a built-in causal mask")
     elif kind in ("future", "later"):
-        yield Finding("causal-inverted", "a token sees the tokens after it and not those before", made or line)
+        where = made or triangle_line(bound.case, reading) or line
+        yield Finding("causal-inverted", "a token sees the tokens after it and not those before", where)
     elif kind == "strict":
         where = triangle_line(bound.case, reading) or made or line
         yield Finding("causal-off-by-one", "a token does not see itself", where)

@@ -12,13 +12,14 @@ from torch import nn
 from headwise.check.arguments import OTHER_SIZES, CallSizes, constructor_role, parameters_of, plain
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, make_inputs, tokens_of
+from headwise.check.code.intent import stated_window
 from headwise.check.faults.scores import is_of_distance
 from headwise.check.faults.stages import stage_findings
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.proof import TOLERANCE, expected_output, prediction_error
 from headwise.check.reading import AttentionReading, Projection, read
-from headwise.check.trace import error_line, find_attention, is_deliberate
+from headwise.check.trace import Core, error_line, find_attention, is_deliberate
 
 GROUPED = re.compile(r"group|gqa", re.IGNORECASE)
 GROUPS = 2  # key/value heads for six query heads
@@ -92,11 +93,24 @@ def other_lengths(bound: Bound, reading: AttentionReading | None) -> Found:
             if is_deliberate(error) or bound.form.fixed_tensor:
                 yield Note("untried", words)
             else:
-                yield Finding("size-fixed", words, error_line(error, bound.case.filename))
+                yield _left_behind(bound, words, length) or Finding(
+                    "size-fixed", words, error_line(error, bound.case.filename)
+                )
             return
-        yield from _judged_length(reading, other.inputs, other.output, length)
+        yield from _of_window(bound, other, list(_judged_length(reading, other, length)))
     yield Note("good", f"1, 2 and {bound.sizes.context} tokens")
     yield from _long_input(bound, reading)
+
+
+def _left_behind(bound: Bound, words: str, length: int) -> Finding | None:
+    """Whether only an earlier call makes this length fail: a new object takes it."""
+    try:
+        bound.of_length(length, thing=bound.rebuilt())
+    except Exception:  # it fails there as well
+        return None
+    line = bound.case.line_of_state()
+    said = f"after a call with {bound.sizes.T} tokens, {words}; a new object takes them"
+    return Finding("remembers-calls", said[:200], bound.case.enclosing_condition(line) or line)
 
 
 def _long_input(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -104,22 +118,43 @@ def _long_input(bound: Bound, reading: AttentionReading | None) -> Found:
     if bound.form.layout != PLAIN or bound.form.fixed or reading is None or reading.pattern not in ("full", "causal"):
         return
     inputs = make_inputs(bound.form, replace(bound.sizes, B=2, T=LONG, S=LONG), seed=9)
-    out = bound.output_of(inputs)
-    found = [] if out is None else list(_judged_length(reading, inputs, out, LONG))
-    if found and _is_window(bound, inputs):
-        yield Note("variant", "a window of visible keys")
-    else:
+    try:
+        other = bound.called(inputs=inputs)
+    except Exception:  # it does not take so many
+        return
+    found = [] if other.output is None else list(_judged_length(reading, other, LONG))
+    yield from _of_window(bound, other, found)
+
+
+def _of_window(bound: Bound, other: Bound, found: list[Finding | Note]) -> Found:
+    """What was found in a longer call; where a window explains it, that is a variant, as wide as the file says."""
+    core = _core(other) if found else None
+    table = None if core is None else core.weights[0, 0] > 0
+    ahead = table is not None and bool(table.triu(1).any())
+    causal = any(isinstance(f, Finding) and f.name == "causal-some-lengths" for f in found)
+    if core is None or table is None or not is_of_distance(table) or bool(table.all()) or (ahead and causal):
         yield from found
+        return
+    yield Note("variant", "a window of visible keys")
+    wide, stated = int(table[-1].sum()), stated_window(bound.case, _settings(bound))
+    if stated is not None and not ahead and wide != stated[1]:
+        words = f"a token sees {wide} keys, where line {stated[2]} says {stated[1]} with {stated[0]}={stated[1]}"
+        yield Finding("window-size", words, core.pattern_line(inverted=False) or core.mask_line())
 
 
-def _is_window(bound: Bound, inputs: Inputs) -> bool:
-    """Whether a key is visible by its distance from the query alone, in a call with these inputs."""
-    nodes = find_attention(bound.called(inputs=inputs).trace)
-    core = None if nodes is None else next(nodes.arrangements(*inputs.query.shape[:2]), None)
-    return core is not None and is_of_distance(core.weights[0, 0] > 0)
+def _settings(bound: Bound) -> dict[str, int]:
+    """The whole numbers that the constructor was given, defaults included."""
+    defaults = {p.name: p.default for p in parameters_of(bound.case.target)} | bound.built.arguments
+    return {name: value for name, value in defaults.items() if type(value) is int}
 
 
-def _judged_length(reading: AttentionReading | None, inputs: Inputs, out: torch.Tensor | None, length: int) -> Found:
+def _core(other: Bound) -> Core | None:
+    nodes = find_attention(other.trace)
+    return None if nodes is None else next(nodes.arrangements(*other.inputs.query.shape[:2]), None)
+
+
+def _judged_length(reading: AttentionReading | None, other: Bound, length: int) -> Found:
+    out, inputs = other.output, other.inputs
     if out is None:
         yield Finding("size-fixed", f"{length} tokens give another shape")
         return
@@ -128,7 +163,9 @@ def _judged_length(reading: AttentionReading | None, inputs: Inputs, out: torch.
     if expected is not None and not same(expected, out, 1e-6):
         gap = float((expected - out).abs().nan_to_num().max())
         name = "causal-some-lengths" if kind == "causal" else "size-fixed"
-        yield Finding(name, f"with {length} tokens, the result differs from the reference by up to {gap:.3g}")
+        core = _core(other) if kind == "causal" else None
+        line = None if core is None else core.pattern_line(inverted=False) or core.sliced_mask_line()
+        yield Finding(name, f"with {length} tokens, the result differs from the reference by up to {gap:.3g}", line)
     elif not torch.isfinite(out).all() and (reading is None or reading.scores is None or reading.scores.empty is None):
         yield Finding("size-fixed", f"with {length} tokens, the result is not finite")
 
@@ -198,7 +235,8 @@ def _judged_size(other: Bound, sizes: CallSizes, first: AttentionReading) -> Fou
 
 def _widths(bound: Bound) -> Found:
     """Where the constructor takes an input and an output width, or widths of keys and values, they may differ."""
-    roles = {constructor_role(name) for name in bound.built.arguments} if bound.built.config is None else set()
+    asked = bound.built.arguments if bound.built.config is None else bound.built.config.asked
+    roles = {constructor_role(name) for name in asked}
     sizes = OTHER_SIZES[0]
     if {"width", "out_width"} <= roles:
         yield from _different(bound, fitting(bound, replace(sizes, O=sizes.E + OUTPUT_WIDTH)), "")

@@ -55,7 +55,7 @@ def dropout(bound: Bound, reading: AttentionReading | None) -> Found:
     """Two calls after eval() must agree, also with dropout configured; in training, dropout must do something."""
     line = bound.trace.dropout_line()
     if line is not None and bound.repeats() is False:
-        line = bound.case.condition_around(line, "training") or line
+        line = bound.case.condition_around(line, "training") or bound.case.keyword_line(line, "drop|training")
         yield Finding("dropout-in-eval", "two calls with the same input differ", line)
         return
     dropping = _with_dropout(bound)
@@ -64,7 +64,7 @@ def dropout(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     if bound.repeats(dropping) is False:
         line = line or _line(bound, dropping)
-        line = bound.case.condition_around(line, "training") or line
+        line = bound.case.condition_around(line, "training") or bound.case.keyword_line(line, "drop|training")
         yield Finding("dropout-in-eval", "with dropout 0.5, two calls after eval() differ", line)
         return
     names = bound.built.names_with_role("dropout")
@@ -72,6 +72,20 @@ def dropout(bound: Bound, reading: AttentionReading | None) -> Found:
     if unused is not None:
         line = _line_of_missing_dropout(bound, reading, unused, len(names))
         yield Finding("dropout-unused", f"with {unused}=0.5, two calls in training mode agree", line)
+    for name in names if len(names) > 1 else ():
+        places = _dropout_lines(bound, name)
+        if len(places) > 1:
+            yield Finding("dropout-twice", f"{name} acts on lines {places[0]} and {places[1]}", places[1])
+
+
+def _dropout_lines(bound: Bound, name: str) -> list[int]:
+    """The lines that draw random numbers in training where only this argument asks for dropout."""
+    with contextlib.suppress(Exception):
+        thing = bound.rebuilt(**{name: 0.5})
+        _train(thing)
+        nodes = bound.called(thing=thing).trace.nodes
+        return list(dict.fromkeys(n.line for n in nodes if n.op in RANDOM and n.line is not None))
+    return []
 
 
 def _line_of_missing_dropout(bound: Bound, reading: AttentionReading | None, name: str, count: int) -> int | None:
@@ -310,6 +324,8 @@ def gradients(bound: Bound, reading: AttentionReading | None) -> Found:
         return
     if not named:
         yield Note("absent", "it has no weights")
+    elif out is not None and out.is_inference():  # unlike `no_grad`, that mode is for nothing else
+        yield Note("variant", "it is made for inference only (torch.inference_mode)")
     elif out is not None and not out.requires_grad:
         yield Finding("no-gradient", "the output does not require a gradient", _cut_line(bound))
     elif out is not None:
@@ -325,7 +341,28 @@ def unused_twins(bound: Bound, reading: AttentionReading | None) -> list[Finding
     live = {name.partition(".")[0] for name, tensor in named.items() if _matters(bound, tensor)}
     idle = [name for name in named if name.partition(".")[0] not in live]
     twins = [name for name in idle if _has_used_twin(name, set(named) - set(idle))]
-    return [Finding("unused-projection", _some(twins), _line_of_absence(bound, reading, twins[0]))] if twins else []
+    if not twins:
+        return []
+    line = _line_of_second_use(bound, twins[0].partition(".")[0], live) or _line_of_absence(bound, reading, twins[0])
+    return [Finding("unused-projection", _some(twins), line)]
+
+
+def _line_of_second_use(bound: Bound, idle: str, live: set[str]) -> int | None:
+    """The line that calls the twin of an idle layer a second time, in place of it."""
+    lines: dict[str, list[int | None]] = {}
+    twins = [name for name in live if _has_used_twin(idle, {name})]
+    layers = [(name, getattr(bound.thing, name, None)) for name in twins]
+    hooks = [
+        layer.register_forward_hook(
+            lambda *_, name=name: lines.setdefault(name, []).append(learner_line(bound.case.filename))
+        )
+        for name, layer in layers
+        if isinstance(layer, nn.Module)
+    ]
+    bound.output_of(bound.inputs)
+    for hook in hooks:
+        hook.remove()
+    return next((called[-1] for called in lines.values() if len(called) > 1), None)
 
 
 def _without_gradient(bound: Bound, named: dict[str, Tensor], reading: AttentionReading | None) -> Iterator[Finding]:
@@ -337,7 +374,9 @@ def _without_gradient(bound: Bound, named: dict[str, Tensor], reading: Attention
     unused = [name for name in dead if name not in cut]
     projections = [n for n in unused if role_in(n) or OUTPUT_NAME.search(n.partition(".")[0])]
     projections += [n for n in unused if n not in projections and _has_used_twin(n, set(named) - set(dead))]
-    projections += [n for n, t in named.items() if n not in dead and n not in cut and _has_idle_rows(t, reading)]
+    maps = [] if reading is None else [*reading.projections.values(), reading.output]
+    makers = {n for part in maps if part is not None for n in part.role.names}  # not a table of which few rows are read
+    projections += [n for n in makers & set(named) - set(dead) - set(cut) if _has_idle_rows(named[n], reading)]
     if projections:
         yield Finding("unused-projection", _some(projections), _line_of_absence(bound, reading, projections[0]))
     elif unused:
@@ -387,7 +426,7 @@ def wrong_slope(bound: Bound) -> list[Finding]:
         with bound.running(), torch.enable_grad():
             inputs = Inputs(*(leaves[id(x)] for x in bound.inputs))
             out = bound.form.result(bound.form.call(bound.thing, inputs, _copied(bound.given), as_is=True), inputs)
-            if out is None:
+            if out is None or out.is_inference():
                 return []
             if not out.requires_grad:
                 return [Finding("no-gradient", "the output does not require a gradient", _cut_line(bound))]

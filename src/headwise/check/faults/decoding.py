@@ -1,0 +1,111 @@
+"""Decoding in steps: a cache that grows over several calls, and state that one call leaves to the next."""
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from headwise.check.binding import Bound
+from headwise.check.calls import PLAIN, Inputs, mutable_defaults, restored_defaults, signature
+from headwise.check.faults.mask_meaning import is_boolean
+from headwise.check.faults.options import POSITION, cache_candidates, is_cache, is_position, optional_arguments
+from headwise.check.faults.parts import odd_line
+from headwise.check.fits import same
+from headwise.check.mistakes import Finding, Found, Note
+from headwise.check.reading import AttentionReading
+from headwise.check.trace import error_line
+from headwise.check.vocabulary import plain
+
+
+def extended_cache(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A cache that was extended by one call must serve the next one as well."""
+    parameters = optional_arguments(bound)
+    names = [p.name for p in parameters if is_cache(p.name) and not is_boolean(p)]
+    flags = {p.name: True for p in parameters if is_boolean(p) and "cache" in p.name.lower()}
+    if len(names) != 1 or bound.output is None or bound.case.never_reads(names[0]):
+        return
+    T = bound.sizes.T
+    for first in _caches(_returned(bound, slice(0, T - 2), flags), T - 2):
+        given = flags | {names[0]: first}
+        second = _returned(bound, slice(T - 2, T - 1), given)
+        kept = next((cache for held in (T - 1, 1) for cache in _caches(second, held)), None)  # 1: only the new token
+        if kept is not None:
+            yield from _last_token(bound, flags | {names[0]: kept})
+            return
+
+
+def _returned(bound: Bound, part: slice, given: dict[str, Any]) -> Any:
+    """What a call with some of the tokens returns; None where it raises: the protocol is another one."""
+    try:
+        return bound.call(Inputs(*(x[:, part] for x in bound.inputs)), given)
+    except Exception:
+        return None
+
+
+def _caches(returned: Any, length: int) -> Iterator[Any]:
+    """Parts of what was returned that hold keys and values of exactly this many tokens."""
+    for part in cache_candidates(returned, length):
+        held = [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
+        if len(held) == 2 and all(leaf.dim() >= 3 for leaf in held):
+            yield part
+
+
+def _last_token(bound: Bound, given: dict[str, Any]) -> Found:
+    """The last token with a cache that was extended once, compared with the call that had all tokens."""
+    whole, last = bound.output, Inputs(*(x[:, -1:] for x in bound.inputs))
+    assert whole is not None  # noqa: S101 - the caller has asked
+    try:
+        out = bound.form.result(bound.call(last, given), last)
+    except Exception as error:
+        words = f"with a cache that was extended once: {type(error).__name__}: {error}".splitlines()[0][:200]
+        yield Finding("cache-differs", words, error_line(error, bound.case.filename))
+        return
+    if out is not None and same(out, whole[:, -1:]):
+        yield Note("good", "a cache that was extended twice")
+    elif out is not None:
+        gap = float((out - whole[:, -1:]).abs().max())
+        words = f"with a cache that was extended once, the next token differs by up to {gap:.3g}"
+        yield Finding("cache-differs", words, bound.case.packing_line())
+
+
+def positioned_cache(bound: Bound, reading: AttentionReading | None) -> Found:
+    """With a cache inside and the position of the first token as an argument, steps must give what one call gives."""
+    names = [p.name for p in signature(bound.thing) if is_position(p)]
+    names += [n for n, value in bound.form.fixed.items() if POSITION.fullmatch(plain(n)) and type(value) is int]
+    if not names or bound.output is None or bound.form.layout != PLAIN:
+        return
+    cut, thing = bound.sizes.T - 1, copy.deepcopy(bound.thing)
+    first, last = (Inputs(*(x[:, part] for x in bound.inputs)) for part in (slice(0, cut), slice(cut, None)))
+    bound.output_of(first, {names[0]: 0}, thing)
+    try:
+        other = bound.called({names[0]: cut}, thing=thing, inputs=last)
+    except Exception as error:
+        yield Note("untried", f"{names[0]}={cut}: {type(error).__name__}: {error}".splitlines()[0][:160])
+        return
+    whole, alone = bound.output[:, cut:], bound.output_of(last)
+    if other.output is None or (alone is not None and same(other.output, alone)):
+        yield Note("untried", f"the argument {names[0]}")
+    elif same(other.output, whole):
+        yield Note("good", f"{names[0]}: same result token by token")
+    else:
+        gap = float((other.output - whole).abs().nan_to_num().max())
+        words = f"after {cut} tokens, with {names[0]}={cut}, the next one differs by up to {gap:.3g}"
+        line = odd_line(bound.trace, other.trace, range(cut, cut + 1), cut + 1)
+        yield Finding("cache-differs", words, line)
+
+
+def changed_defaults(bound: Bound, reading: AttentionReading | None) -> Found:
+    """A list or dictionary that is the default of an argument must not be changed by a call: all calls share it."""
+    defaults = mutable_defaults(bound.thing)
+    before = {name: copy.copy(default) for name, default in defaults.items()}
+    with contextlib.suppress(Exception), restored_defaults(bound.thing), bound.running(), torch.no_grad():
+        bound.form.unguarded(bound.thing, bound.inputs.copied())
+        changed = [name for name, default in defaults.items() if len(default) != len(before[name])]
+        if changed:
+            words = f"the default of {changed[0]} is one object for all calls, and a call changes it"
+            line = bound.case.line_with(rf"\bdef\b.*\b{changed[0]}\b|^\s*{changed[0]}\b.*=")
+            yield Finding("remembers-calls", words, line)

@@ -23,14 +23,14 @@ from headwise.check.trace import Node
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Claim:
     """What a positive verdict is about: the object that was judged, and what was read from its call."""
 
     bound: Bound
     reading: AttentionReading | None
 
 
-def serve(evidence: Evidence, requests: IO[bytes], answers: IO[bytes]) -> None:
+def serve(evidence: Claim, requests: IO[bytes], answers: IO[bytes]) -> None:
     """Offer to be asked, then answer until no more requests come."""
     bounds = [evidence.bound, *_resized(evidence.bound)]
     masks = evidence.reading.mask_arguments if evidence.reading is not None else None

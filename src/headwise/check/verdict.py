@@ -12,7 +12,7 @@ from headwise.check.assignment.comparison import find_assignment
 from headwise.check.assignment.deviations import add_unbound
 from headwise.check.binding import Bound, Failure, bind, bind_as_told
 from headwise.check.calls import PLAIN
-from headwise.check.challenge import Evidence
+from headwise.check.challenge import Claim
 from headwise.check.code.loader import Case, candidates, load
 from headwise.check.code.source import MULTI
 from headwise.check.faults import FAULTS, IF_NOTHING_IS_WRONG, ONLY_IF_RIGHT, Examination, own_fault
@@ -104,7 +104,7 @@ def _judge_bound(bound: Bound) -> Report:
         if report.verdict in ("right", "variant", "partial"):
             found.ask(bound, reading, ONLY_IF_RIGHT)
             report.findings = settled(found.findings)
-            report.evidence = Evidence(bound, reading)
+            report.evidence = Claim(bound, reading)
     except Exception as error:  # a fault of the checker must never read as a fault of the learner
         return Report("unknown", report.subject, report.call, doubts=[own_fault(error)])
     return report

@@ -33,6 +33,8 @@ def check_not_unpacked(layer: nn.Module, output: Tensor) -> None:
         frame = sys._getframe(4)  # above this one: forward, two frames of `nn.Module.__call__`, and the caller
     except ValueError:
         return
+    if frame.f_code.co_filename == MODULE_CALL and frame.f_back is not None:  # a module with hooks has a third one
+        frame = frame.f_back
     code, offset = frame.f_code, frame.f_lasti
     found = _places.get((id(code), offset))
     if found is None:
@@ -86,8 +88,9 @@ def _is_plain(layer: nn.Module, output: Tensor) -> bool:
     """Whether the caller gets this very tensor: torch calls the layer, no hook replaces it, and nothing traces it."""
     if not sys._getframe(3).f_code.co_filename == sys._getframe(4).f_code.co_filename == MODULE_CALL:
         return False
-    hooks = layer._forward_hooks or torch_module._global_forward_hooks
-    return not hooks and type(output) is Tensor and torch._C._functorch.peek_interpreter_stack() is None
+    hooks = (*layer._forward_hooks.values(), *torch_module._global_forward_hooks.values())
+    untouched = all(getattr(hook, "keeps_output", False) for hook in hooks)
+    return untouched and type(output) is Tensor and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def _named(frame: FrameType, names: Names) -> object:

@@ -36,6 +36,8 @@ def split_name(name: str, layers: Iterable[str]) -> tuple[str, int | None]:
 class Hook:
     """A hook of a module. A copy of the module gets one that does nothing."""
 
+    keeps_output = True  # it returns nothing, so callers get what the module returned
+
     def __init__(self, call: Callable[..., None] | None = None) -> None:
         self.call = call
 

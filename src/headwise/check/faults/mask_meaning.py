@@ -148,7 +148,7 @@ def _measure(bound: Bound, reading: AttentionReading, name: str) -> MaskArgument
         lengths = 1 + torch.arange(B) % (S - 1)
         meant = (torch.arange(S) < lengths[:, None])[:, None, None].expand(B, H, T, S)
         tried = trial(LENGTHS, lengths, meant)
-        if prefix := _of_prefix(tried, lengths, reading, name):
+        if prefix := of_prefix(tried, lengths, reading, name):
             tried.meaning, tried.line = prefix, _widening_line(tried, bound, name) or tried.line
         elif off := _near_length(tried, lengths):
             tried.meaning, tried.line = off, _compared_line(tried, bound, name) or tried.line
@@ -174,7 +174,7 @@ def _last_new_line(bound: Bound, given: dict[str, Tensor]) -> int | None:
     return new[-1] if new else None
 
 
-def _of_prefix(tried: TriedMask, lengths: Tensor, reading: AttentionReading, name: str) -> str:
+def of_prefix(tried: TriedMask, lengths: Tensor, reading: AttentionReading, name: str) -> str:
     """prefix where the first tokens see each other and the rest is causal; queries where they see all."""
     if tried.seen is None or "prefix" not in plain(name) or reading.pattern != "causal":
         return ""

@@ -170,7 +170,7 @@ def output_projection(bound: Bound, reading: AttentionReading) -> Found:
 def _projecting_class(bound: Bound) -> str | None:
     """Another class of the file that calls this one and projects its output, as in BERT."""
     name = getattr(bound.case.target, "__name__", "")
-    if set(BERT_SIZES) <= set(vars(bound.thing)) and "SelfAttention" in name:
+    if "SelfAttention" in name and all(re.search(rf"\bself\.{size} = ", bound.case.source) for size in BERT_SIZES):
         return "a class of its own, as in BERT"
     if bound.case.filename is None or not name or not Path(bound.case.filename).is_file():
         return None

@@ -135,7 +135,7 @@ def _of_window(bound: Bound, other: Bound, found: list[Finding | Note]) -> Found
     if core is None or table is None or not is_of_distance(table) or bool(table.all()) or (ahead and causal):
         yield from found
         return
-    yield Note("variant", "a window of visible keys")
+    yield Note("variant", "a fixed window of visible keys")
     wide, stated = int(table[-1].sum()), stated_window(bound.case, _settings(bound))
     if stated is not None and not ahead and wide != stated[1]:
         words = f"a token sees {wide} keys, where line {stated[2]} says {stated[1]} with {stated[0]}={stated[1]}"

@@ -3,6 +3,7 @@
 import decoding_styles
 import pytest
 
+import headwise
 from headwise.check.verdict import judge_file
 
 STYLES = [name for name in vars(decoding_styles) if name.isupper()]
@@ -44,6 +45,14 @@ def test_a_right_class_is_right(style, tmp_path):
     path.write_text(getattr(decoding_styles, style))
     report = judge_file(path, thorough=False)
     assert report.verdict in ("right", "variant"), (report.findings, report.doubts, report.certificate)
+
+
+@pytest.mark.parametrize("style", ["CAPPED", "BERT", "WINDOW", "PREFIX", "DOCUMENTS", "PLACED"])
+def test_a_right_class_is_confirmed_by_the_process_that_did_not_load_it(style, tmp_path):
+    path = tmp_path / "answer.py"
+    path.write_text(getattr(decoding_styles, style))
+    report = headwise.check(path)
+    assert report.verdict in ("right", "variant"), report.doubts
 
 
 @pytest.mark.parametrize(("style", "mistake", "old", "new", "blamed"), WRONG)

@@ -446,7 +446,8 @@ class Verification:
 
     def _sees_a_window(self, inputs: Inputs) -> bool:
         """Whether it is attention with a window for these inputs, which were too short to show it before."""
-        other = self.bound.called(inputs=inputs)
+        length = inputs.query.shape[1]
+        other = self.bound.called(inputs=inputs, sizes=replace(self.bound.sizes, T=length, S=length))
         reading = self._attention(other)
         _difference(other, reading)
         table = reading.visible[0, 0]

@@ -398,7 +398,9 @@ class Verification:
         try:
             found = line.slope()
         except UnansweredError:
-            return None  # as in a class that is made for inference
+            if "inference_mode" in self.bound.case.source:
+                return None  # made for inference, as the report says
+            raise
         expected = line.difference(STEP)
         if abs(found - expected) <= 1e-5 * (abs(found) + abs(expected)) + 1e-7:
             return "equal to finite differences"

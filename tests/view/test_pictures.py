@@ -17,7 +17,7 @@ from headwise import (
     window,
 )
 from headwise.view import pictures
-from headwise.view.pictures import KINDS, SIDE, levels, pixels, reach, span_at, tile, without_first
+from headwise.view.pictures import KINDS, SIDE, levels, pixels, reach, span_at, tile
 
 SETTINGS = {
     "causal": ((2, 2, 613, 613), causal()),
@@ -143,7 +143,7 @@ def test_the_map_without_its_first_key_follows_from_the_known_log_sum_exp(streng
     query[..., 0], key[..., 0] = 1.0, 0.0
     key[:, :, 0, 0] = strength * 5**0.5  # adds `strength` to the score of the first key
     weights = AttentionMap(query, key, Scoring(mask=causal()))
-    found = without_first(weights)
+    found = weights._without_first()
     expected = AttentionMap(query.double(), key.double(), Scoring(mask=causal())).without(sink(1))
     torch.testing.assert_close(found[:].double(), expected[:], atol=1e-6, rtol=2e-5)
     assert not found[0, :, 0].any()  # the first query has nothing else to see

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.errors import OptionError, ShapeError
-from headwise.masks.probes import sink
 from headwise.weights import AttentionMap, streaming
 from headwise.weights.readings import (
     DistanceReading,
@@ -41,7 +40,6 @@ SIDE = 256  # pixels along a tile
 KINDS = ("mass", "rest", "peak", "uniform")
 THUMBNAIL = 64  # pixels along the picture of a head in the atlas
 TOP = 8  # weights per row that are kept where not all can be
-CLEAR = 0.01  # if the first key leaves at least this much of a row, float32 gives the rest to five digits
 
 
 def levels(T: int, S: int) -> int:
@@ -97,23 +95,8 @@ def filled(
     """The cells, filled in one pass over the map, or over the map without its first key."""
     with torch.no_grad():
         weights = weights.detach()
-        streaming.read((without_first(weights) if without_sink else weights)._unpadded(), cells)
+        streaming.read((weights._without_first() if without_sink else weights)._unpadded(), cells)
     return cells
-
-
-def without_first(weights: AttentionMap) -> AttentionMap:
-    """`weights.without(sink(1))`, with its log-sum-exp derived from the known one: lse + log(1 − first weight).
-
-    Where the first key takes nearly the whole row, that difference would lose digits, so the row is recomputed.
-    """
-    rest = weights.without(sink(1))
-    first = int(weights.real_tokens().keys[0].int().argmax()) if weights.shape[3] else 0  # of the one sample
-    left = 1 - streaming.dense_weights(weights._normalised(), range(first, first + 1))[..., 0]  # (B, H, T)
-    rest._lse = weights.log_sum_exp() + left.clamp(min=0).log()
-    doubtful = (left < CLEAR).any(1).any(0).nonzero()[:, 0].cpu()
-    if len(doubtful):
-        rest._lse[:, :, doubtful.to(left.device)] = weights.select(rows=doubtful).without(sink(1)).log_sum_exp()
-    return rest
 
 
 class PooledCells(Reading):
@@ -334,7 +317,7 @@ class LayerStatistics:
             source = weights.detach()._unpadded()
             found = streaming.read(source, [*readings, *cells])
             second = [PooledReading(*size), *rest]
-            patterns = streaming.read(without_first(weights.detach())._normalised(), second)[0][0][0]
+            patterns = streaming.read(weights.detach()._without_first()._normalised(), second)[0][0][0]
         assert source.log_sum_exp is not None  # noqa: S101 - it is normalised
         thumbnails, entropy, peak, distance, received = (outputs[0][0] for outputs in found[:5])
         top_weights, top_keys = (output[0] for output in found[5]) if top else (None, None)

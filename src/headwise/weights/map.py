@@ -21,6 +21,7 @@ from headwise import shapes
 from headwise.errors import CheckpointError, HeadwiseError, MapIndexError, OptionError, StaleMapError, need
 from headwise.masks import Mask, prefix
 from headwise.masks.composite import plan_from_json, plan_to_json, put_together, take_apart
+from headwise.masks.probes import sink
 from headwise.weights import display, padding, readings, streaming, values
 from headwise.weights.indexing import AXES, LIMIT, axis_of, block_axes, brief, check_bytes, pointwise
 from headwise.weights.panel import (
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from headwise.weights.summary import Summary
 
 FORMAT = "headwise map 3"
+CLEAR = 0.01  # if the first key leaves at least this much of a row, float32 gives the rest to five digits
+TINY = 1e-30  # smaller masses may be rounded to 0
 WORKING_BYTES = 2**26  # buffers used while a dense tensor is filled
 
 Selector = int | slice | Sequence[int] | Tensor
@@ -228,6 +231,24 @@ class AttentionMap(TensorLike):
         mask = others if source.mask is None else source.mask & others
         scoring = dataclasses.replace(self._scoring, mask=mask)
         return self._of(dataclasses.replace(source, scoring=scoring, log_sum_exp=None))
+
+    def _without_first(self, left: Tensor | None = None) -> "AttentionMap":
+        """`without(sink(1))`, whose log-sum-exp is derived from the known one: lse + log(what the first key leaves).
+
+        Args:
+            left: the mass of all other keys, (B, H, T), where it is known. Otherwise it is 1 minus that of the first
+                key, and rows where the difference would lose digits are recomputed.
+        """
+        rest = self.without(sink(1))
+        if torch.compiler.is_compiling() or self._source().shards is not None:
+            return rest
+        least = CLEAR if left is None else TINY
+        left = (1 - self.mass(sink(1)) if left is None else left).to(self._source().precise)
+        rest._lse = self.log_sum_exp() + left.clamp(min=0).log()
+        doubtful = (left < least).any(1).any(0).nonzero()[:, 0].cpu()
+        if len(doubtful):
+            rest._lse[:, :, doubtful.to(left.device)] = self.select(rows=doubtful).without(sink(1)).log_sum_exp()
+        return rest
 
     # Statistics.
 

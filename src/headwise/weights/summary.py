@@ -86,6 +86,7 @@ FIRST_SINK, MIXED = "first-token sink", "mixed"
 KINDS = (FIRST_SINK, *(name for _, name, _ in READINGS), MIXED)
 # How much a kind says about a head, else 1.
 CLARITY = {FIRST_SINK: 0.7, "second sink": 0.7, "fixed-offset": 0.7, "local": 0.6, "broad": 0.5}
+OTHERS = "others"  # the mass of all keys but the first, which is not a number of its own
 ONE_KEY = ("sink", "previous", "self", "next")  # kinds of which each query has at most one key
 SEEN_BY = 4  # a second sink is seen by at least one in so many queries
 
@@ -191,10 +192,18 @@ def rows_of(
         if not cross:
             probes = {"previous": previous_token(), "self": offset(0), "next": offset(-1), "local": local(NEAR)}
         probes |= _token_probes(weights, ids, delimiters, query_ids, cross)
-        others = weights.without(sink(1))
         whole = Choice.of(weights, probes)
-        plain = _rows(weights, {"sink": sink(1), **probes}, whole, None, cross=cross, histogram=histogram)
-        without = _rows(others, probes, whole.without_first(), plain.second_sink, cross=cross, histogram=histogram)
+        plain = _rows(
+            weights, {"sink": sink(1), OTHERS: ~sink(1), **probes}, whole, None, cross=cross, histogram=histogram
+        )
+        without = _rows(
+            weights._without_first(plain.left),
+            probes,
+            whole.without_first(),
+            plain.second_sink,
+            cross=cross,
+            histogram=histogram,
+        )
         return plain, without
 
 
@@ -305,6 +314,7 @@ class RowStatistics(NamedTuple):
     second_sink: the key that receives most, the first one excluded, (B, H); -1 if there is none.
     histogram: the share of attention in every octave of distance, (B, H, octaves), if requested.
     queries: how many queries that share is a mean over, (B or 1,).
+    left: the share of attention that goes to all keys but the first, (B, H, T), if requested.
     """
 
     numbers: dict[str, Tensor]
@@ -315,6 +325,7 @@ class RowStatistics(NamedTuple):
     second_sink: Tensor
     histogram: Tensor | None
     queries: Tensor
+    left: Tensor | None = None
 
 
 def _rows(
@@ -332,6 +343,7 @@ def _rows(
         received=second is None,
     )  # fmt: skip
     assert panel.entropy is not None and panel.peak is not None  # noqa: S101, PT018
+    left = panel.masses.pop(OTHERS, None)
     counted, (peak, key) = choice.counted(), panel.peak
     if second is None:
         assert panel.received is not None  # noqa: S101
@@ -358,6 +370,7 @@ def _rows(
         second,
         panel.histogram,
         weights.real_tokens().queries.sum(-1),
+        left,
     )
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from headwise import OptionError, ShapeError, importance, load_builtin, patch, silence, watch
+from headwise import OptionError, ShapeError, evidence, importance, load_builtin, patch, silence, watch
 from headwise.study.importance import Importance, mean_cross_entropy
 from tiny_models import CAUSAL, H, V, states, tiny
 
@@ -172,3 +172,14 @@ def test_gradient_and_silencing_agree_on_the_built_in_model():
     model = load_builtin().gpt
     slopes, removed = (importance(model, tokens, by=by, controls=0) for by in ("gradient", "silence"))
     assert slopes.rank_correlation(removed) > 0.9
+
+
+def test_texts_and_unknown_layers_are_refused_in_words():
+    builtin = load_builtin()
+    with pytest.raises(OptionError, match=r"importance\(tokens='hello'\): expected token ids"):
+        importance(builtin.gpt, "hello")
+    found = importance(builtin.gpt, builtin.tokens("The captain looked at the sea."), controls=1)
+    with pytest.raises(OptionError, match=r"'blocks.9.attention'\]: not a layer of this model; there are \['blocks.0"):
+        found["blocks.9.attention"]
+    with pytest.raises(OptionError, match=r"one text is given; expected several"):
+        evidence(builtin, "one text")

@@ -144,3 +144,10 @@ def test_nothing_is_left_on_the_model(tokens):
     with silence(model, {"transformer.h.2.attn": 1}):
         quiet = logit_attribution(model, tokens)
     assert not quiet.heads["transformer.h.2.attn"][:, 1].any()
+
+
+def test_why_refuses_a_key_that_the_query_may_not_see():
+    builtin = load_builtin()
+    tokens = builtin.tokens("The captain looked at the sea.")
+    with pytest.raises(OptionError, match=r"query=2, key=4\): this query may not attend to this key"):
+        why(builtin.gpt, tokens, "blocks.5.attention", head=4, query=2, key=4)

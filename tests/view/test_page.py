@@ -103,7 +103,7 @@ def test_the_first_view_has_the_sentence_the_text_and_every_head(open_page, shor
     page = open_page(short)
     assert page.locator(".sentence").inner_text() == result.sentence
     assert page.locator("h1").inner_text() == page.title() == result.heading
-    assert "builtin" in result.heading
+    assert "built-in model" in result.heading
     assert "The captain looked at the sea" in result.heading
     assert page.locator(".head").count() == 56
     assert page.locator(".text").inner_text() == "".join(result.tokens)

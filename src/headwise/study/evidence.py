@@ -94,6 +94,8 @@ def evidence(
         raise OptionError(
             f"evidence({type(model).__name__}): expected a model with its tokenizer, from open_model(...)."
         )
+    if isinstance(texts, str):
+        raise OptionError("evidence(texts=...): one text is given; expected several. Pass [text].")
     kept = Evidence(check_size("count", count), {})
     numbered = texts.items() if isinstance(texts, Mapping) else enumerate(texts)
     for number, text in numbered:

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.errors import OptionError, ShapeError, need
-from headwise.shapes import check_size
+from headwise.shapes import brief, check_size
 from headwise.study.interventions import Intervention, checked_layers
 from headwise.study.outputs import derangement
 from headwise.study.watch import watch
@@ -60,6 +60,8 @@ class Importance(Mapping[str, Tensor]):
     passes: int
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self.effects:
+            raise OptionError(f"importance(...)[{name!r}]: not a layer of this model; there are {list(self.effects)}.")
         return self.effects[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -360,6 +362,11 @@ class _Removal:
 
 
 def _first_tensor(inputs: Mapping[str, Any]) -> Tensor:
+    if not isinstance(inputs, Mapping):
+        raise OptionError(
+            f"importance(tokens={brief(inputs)}): expected token ids (B, T), such as model.tokens(text), or keyword "
+            f"arguments of the model."
+        )
     for x in inputs.values():
         if isinstance(x, Tensor):
             return x

@@ -385,6 +385,11 @@ def why(model: nn.Module, tokens: Inputs, layer: str, head: int, query: int, key
         raise OptionError(
             f"why(head={head}, query={query}, key={key}): the map is (B, H, T, S) = {tuple(weights.shape)}."
         )
+    pair = weights._source().scores(slice(query, query + 1), slice(key, key + 1))[0, head]
+    if bool(pair.isneginf().all()):
+        raise OptionError(
+            f"why(query={query}, key={key}): this query may not attend to this key, so there is no score."
+        )
     if weights._scoring.softcap is not None or weights._scoring.score is not None:
         raise OptionError(f"why({layer!r}): this layer caps or changes its scores, so they are no sums of parts.")
     block = next(name for name, inside in stream.blocks.items() if layer in inside)

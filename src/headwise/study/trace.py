@@ -94,7 +94,8 @@ class AnswerTrace:
         if len(largest) > count:
             lines.append(f"and {len(largest) - count} passages with smaller shares")
         lines.append(f"answer: {self._text(*self.answer, width - 8)}")
-        lines.append(f"loss {self.loss:.3f}; after deleting {self.tests['passages']} of {len(self.passages)} passages:")
+        lines.append(f"loss {self.loss:.3f}; after deleting {self.tests['passages']} of {len(self.passages)} passages")
+        lines.append("(those that a method ranks first; the higher the loss, the better the method):")
         for method in self.scores:
             lines.append(f"  {method:<14} {self.tests[method]:8.3f}")
         random = self.tests["random"]

@@ -20,6 +20,7 @@ IDLE = 0.6  # of a head's weight on the first token, beyond which it is shown la
 WORD = 9  # columns of a word beside a picture
 TALL = 32  # lines of a terminal that has room for more than the necessary
 LEAST, MOST = 12, 32  # columns of a large picture
+LEGEND = "   "  # between entries, since a dot is an entry of its own
 LISTED = 12  # heads in a table without colors
 LARGEST = 24  # columns of a picture in the view of one layer
 SURVEYED = ("sink", "previous", "induction", "entropy", "peak", "distance")  # columns of a survey's table
@@ -160,9 +161,8 @@ class Cells:
         more += ["more color: more clearly", "pictures: without the first token"] if self.palette.depth else []
         hidden = max(len(summary) for summary in self.view.summaries) - self.shown
         more += [f"{hidden} more heads per layer"] if hidden else []
-        return wrapped(["rows: layers", *(["columns: heads"] if self._numbers() else []), *kinds, *more], self.width)[
-            :3
-        ]
+        axes = ["rows: layers", "columns: heads"] if self._numbers() else ["rows: layers"]
+        return wrapped([*axes, *kinds, *more], self.width, LEGEND)[:3]
 
 
 def letters_of(kinds: Iterable[str]) -> dict[str, str]:
@@ -244,7 +244,7 @@ def _letters(survey: Survey, width: int) -> list[str]:
     lines = [f"{layer:>5}  {' '.join(letters)}"[:width] for layer, letters in rows.items()]
     there = {head.summary.kind for head in survey.placed}
     legend = [f"{sign} {kind}" for kind, sign in KIND_LETTERS.items() if kind in there]
-    return [*lines, *wrapped([*legend, "capital: also attends mostly to the first token"], width)]
+    return [*lines, *wrapped([*legend, "capital: also attends mostly to the first token"], width, LEGEND)]
 
 
 def _table(heads: list[Head], width: int) -> list[str]:

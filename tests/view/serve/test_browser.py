@@ -197,7 +197,7 @@ def test_an_empty_text_is_refused_in_words(live, page):
 def test_it_begins_with_a_title_a_model_an_example_and_its_picture(live, page):
     page.goto(live.address)
     atlas(page, 56)
-    assert "builtin" in page.title()
+    assert "built-in model" in page.title()
     assert page.input_value(".ask-text").startswith("The captain looked")
     assert page.input_value(".live select") == "builtin"
     assert page.locator(".candidate").count() >= 8

@@ -105,7 +105,7 @@ DOT_PRODUCTS = Exercise(
             _average,
         ),
     ),
-    more="headwise steps shows the same on words; docs/steps.md has the pictures.",
+    more="headwise steps TEXT shows the same on words; docs/steps.md has the pictures.",
 )
 
 ONE_HEAD = Exercise(

@@ -5,6 +5,7 @@ import contextlib
 import difflib
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -85,8 +86,14 @@ def grade_file(exercise: Exercise, path: Path) -> Grade:
         except subprocess.TimeoutExpired:
             return _failed(exercise, f"it takes longer than {exercise.seconds:g} s")
         if not result.is_file():
-            last = (ran.stderr.strip().splitlines() or ["the process ended without a word"])[-1]
-            return _failed(exercise, f"the file cannot be run: {last}")
+            said = ran.stderr.strip().splitlines() or ["the process ended without a word"]
+            lines = [
+                found[1]
+                for found in map(re.compile(rf'File "{re.escape(str(path))}", line (\d+)').search, said)
+                if found
+            ]
+            where = f" (line {lines[-1]})" if lines else ""
+            return _failed(exercise, f"the file cannot be run: {said[-1]}{where}")
         return Grade.from_dict(json.loads(result.read_text(encoding="utf-8")))
 
 

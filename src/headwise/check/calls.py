@@ -294,7 +294,7 @@ class CallForm:
     batch: int = 0  # the batch size that fixed tensors were made for
     packed: str | None = None  # the one argument that takes all inputs, `*` for several without names
     keyed: bool = False  # it takes them as a dictionary
-    secret: int = 0  # added to the seeds of random inputs, so that nobody else can foresee them
+    secret: int = 0  # added to the seeds of random inputs, so that nobody else can predict them
 
     @property
     def cross(self) -> bool:

@@ -166,7 +166,7 @@ def judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Finding("weights-returned", words, bound.case.return_line(several=True))
         return
     if unknown:
-        yield Note("untried", "what is returned beside the output")
+        yield Note("untried", "what is returned besides the output")
     if reading is None or not tables:
         yield Note("absent", "none are returned")
         return

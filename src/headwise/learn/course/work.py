@@ -21,7 +21,7 @@ HEADER = """{quotes}Exercise {number} of {count}: {title} (difficulty {difficult
 
 {idea}
 
-Write the code, then run `headwise course {number}`. `headwise course {number} --hint` helps, three times for each step.
+Write the code, then run `headwise course {number}`. `headwise course {number} --hint` gives three hints for each step.
 {quotes}
 """
 
@@ -85,7 +85,7 @@ def grade_file(exercise: Exercise, path: Path) -> Grade:
         except subprocess.TimeoutExpired:
             return _failed(exercise, f"it takes longer than {exercise.seconds:g} s")
         if not result.is_file():
-            last = (ran.stderr.strip().splitlines() or ["the process ended without a word"])[-1]
+            last = (ran.stderr.strip().splitlines() or ["the process ended without a message"])[-1]
             return _failed(exercise, f"the file cannot be run: {last}")
         return Grade.from_dict(json.loads(result.read_text(encoding="utf-8")))
 

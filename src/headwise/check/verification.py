@@ -54,7 +54,7 @@ ESSENTIAL = (FRESH, SIZES, TOKENS)  # without these confirmed, nothing is called
 
 
 class UnconfirmedError(HeadwiseError):
-    """An answer that is not that of attention, or not that of the class which was described."""
+    """An answer that is not that of attention, or not that of the class that was described."""
 
 
 class UnansweredError(HeadwiseError):
@@ -135,7 +135,7 @@ class JudgedProcess:
 
 @dataclass
 class SourceCase(Case):
-    """The file as text: nothing of it was run here, and no line of it is blamed."""
+    """The file as text: none of it was run here, and no line of it is blamed."""
 
     path: str = ""
     written: str = ""

@@ -137,7 +137,7 @@ def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
 
 
 def _widened_before(bound: Bound, argument: MaskArgument, tried: TriedMask) -> int | None:
-    """The last line that gives a mask another axis, in a call that then raises."""
+    """The last line that adds an axis to a mask, in a call that then raises."""
     with contextlib.suppress(Exception):
         bound.called({argument.name: tried.mask.clone()})
     nodes = [] if bound.last_trace is None else bound.last_trace.nodes

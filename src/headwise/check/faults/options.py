@@ -211,7 +211,7 @@ def constructor_options(bound: Bound, reading: AttentionReading | None) -> Found
 
 
 def _built_with(bound: Bound, name: str, value: bool) -> Bound:
-    """The same class with one switch in another position, called; where the batch is says what its name says."""
+    """The same class with one switch in another position, called; `batch_first` also says where the batch is."""
     layout = bound.form.layout
     if plain(name) == "batchfirst":
         layout = PLAIN if value else "batch second"

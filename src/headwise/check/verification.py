@@ -366,7 +366,7 @@ class Verification:
         return ", ".join(self.masks)
 
     def _measured(self, offered: dict[str, Any]) -> MaskArgument:
-        """What an argument does to masks of every shape: those that are said to work must, no other may go astray."""
+        """What an argument does to masks of every shape: those that are said to work must, no other may be misused."""
         name, meaning, shapes = str(offered["name"]), str(offered["meaning"]), dict(offered["shapes"])
         argument = MaskArgument(name, self.bound.form.layout)
         trial = MaskTrial(self.bound, self.reading, name)

@@ -197,7 +197,7 @@ def _overwritten(argument: MaskArgument) -> Iterator[Finding]:
 
 
 def misused(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Iterator[Finding]:
-    """Masks that were tried and went astray."""
+    """Masks that were tried and applied wrongly."""
     by_sample = any(t.meaning in ("keep", "drop") and t.shape.startswith("(B") for t in argument.tried)
     for meaning, name in WRONG_MEANING.items():
         tried = argument.first(meaning)

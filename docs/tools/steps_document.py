@@ -43,12 +43,12 @@ step along an axis.
 
 `headwise steps "The quick brown fox"` runs one layer of the built-in model on real words. These are its attention
 weights after step 7, all heads side by side: a row is a word that looks, a column a word it looks at. Head 2 looks at
-the previous token, and several heads rest on the first one.
+the previous token, and several heads attend mostly to the first one.
 
 ![The attention weights of eight heads on "The quick brown fox"](images/steps_words.svg)
 
-With `--html fox.html`, the command writes a page on which every number says what it is made of, here a weight of head 2
-in step 7:
+With `--html fox.html`, the command writes a page that shows what each number is made of. Here it is a weight of head
+2 in step 7:
 
 ![The page of the ten steps on words, in dark mode](images/words_dark.png)
 """

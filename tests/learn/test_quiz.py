@@ -36,7 +36,7 @@ def pasted_for(exercise):
 def test_only_the_repaired_class_itself_is_accepted(exercise):
     assert exercise.replaced(exercise.source()) is None
     assert exercise.replaced(write(exercise.style)) is None
-    assert "it is not the one of the exercise" in exercise.replaced(pasted_for(exercise))
+    assert "it is not the one from the exercise" in exercise.replaced(pasted_for(exercise))
 
 
 def test_neighbors_have_different_kinds_of_mistakes():
@@ -71,7 +71,7 @@ def test_the_way_through(tmp_path, capsys):
     assert "WRONG" in capsys.readouterr().out
     (folder / "exercise_01.py").write_text(pasted_for(EXERCISES[0]))
     assert main(arguments) == 1, "a right class that is not this one"
-    assert "it is not the one of the exercise: " in capsys.readouterr().out
+    assert "it is not the one from the exercise: " in capsys.readouterr().out
     assert main([*arguments, "--restore"]) == 0
     assert (folder / "exercise_01.py").read_text() == EXERCISES[0].source()
     capsys.readouterr()

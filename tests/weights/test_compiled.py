@@ -96,7 +96,7 @@ def panel(weights):
 def test_every_statistic_equals_that_of_the_float64_tiles(name, length):
     weights, precise = made(name, *LENGTHS[length])
     assert compiled.refuses(weights._source()) is None
-    assert weights.explain() == "the compiled loop, in one walk over the weights"
+    assert weights.explain() == "the compiled loop, in one pass over the weights"
     assert "float64" in compiled.refuses(precise._source())
     (found, keys), (expected, expected_keys) = panel(weights), panel(precise)
     for statistic, value in found.items():

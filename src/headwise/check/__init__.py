@@ -139,7 +139,7 @@ def check_cell(shell: Any, line: str, cell: str) -> None:
 
 
 def _in_cell(finding: Finding, count: int | None) -> Finding:
-    """The finding with the number of its cell; its line counts the one of the magic, as notebooks do."""
+    """The finding with the number of its cell; its line number counts the line of the magic, as notebooks do."""
     return finding if finding.line is None else dataclasses.replace(finding, line=finding.line + 1, cell=count)
 
 

@@ -54,7 +54,7 @@ def _worked_before(trace: Trace, line: int) -> bool:
 
 
 def _idle_assignment(text: str, names: set[str], raised: int) -> int | None:
-    """The last line before an error that only gives a name in it the value of a name: something was left out there."""
+    """The last plain `a = b` before the line that raised, where that line uses `a`: something was left out there."""
     stored = [s for s in _statements(text) if isinstance(s, ast.Assign) and s.lineno < raised]
     function = max((s.lineno for s in _statements(text) if _is_around(s, raised)), default=0)
     idle = [s for s in stored if isinstance(s.value, ast.Name) and s.lineno > function]

@@ -294,7 +294,7 @@ class CallForm:
     batch: int = 0  # the batch size that fixed tensors were made for
     packed: str | None = None  # the one argument that takes all inputs, `*` for several without names
     keyed: bool = False  # it takes them as a dictionary
-    secret: int = 0  # added to the seeds of random inputs, so that nobody else can foresee them
+    secret: int = 0  # added to the seeds of random inputs, so that nobody else can predict them
 
     @property
     def cross(self) -> bool:
@@ -332,7 +332,7 @@ class CallForm:
             return self.unguarded(thing, inputs if as_is else inputs.copied(), masks)
 
     def unguarded(self, thing: Any, inputs: Inputs, masks: dict[str, Any] | None = None) -> Any:
-        """The same with the inputs themselves, and whatever the call does to its defaults stays."""
+        """The same with the inputs themselves; what the call does to its defaults stays."""
         given: dict[str, Any] = tree_map(lambda leaf: self._fitted(leaf, inputs.query), dict(self.fixed))
         for name, role in self.roles.items():
             given[name] = lay_out(getattr(inputs, SOURCE.get(role, role)), self.layout)

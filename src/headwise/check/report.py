@@ -17,7 +17,7 @@ WORDS = {
 MARKS = {"verified": "✓", "not judged": "?", "does not apply": "–", "failed": "✗"}
 LABEL = {"wrong": "WRONG", "fragile": "FRAGILE", "slow": "SLOW", "style": "STYLE"}
 INDENT = " " * 8
-OWN = "in its own process: "  # what follows is the word of the process that ran the file
+OWN = "in its own process: "  # what follows is known only from the process that ran the file
 EQUAL = "equals the reference with your own weights"
 
 

@@ -1,7 +1,7 @@
 """Runs a learner's file in a process of its own, inside a jail (`jail.py`), with little time and memory.
 
 This module holds both sides: `run` in the parent starts `python -m headwise.check.sandbox`, whose `main` builds the
-jail, judges the file and answers line by line. A report that calls the file right is not believed: the parent, which
+jail, judges the file and answers line by line. A report that calls the file right is not trusted: the parent, which
 never loads the file, then sends questions (`verification.py`) that the child must answer (`challenge.py`).
 """
 

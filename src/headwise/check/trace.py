@@ -453,7 +453,7 @@ def _square(mask: Tensor) -> Tensor | None:
 
 
 def _holds(value: Tensor, hidden: Tensor) -> bool:
-    """Whether a tensor is this table of yes and no, or its opposite."""
+    """Whether a tensor is this boolean table, or its opposite."""
     table = _square(value != 0) if value.dim() >= 2 and value.shape[-2:] == hidden.shape else None
     return table is not None and (torch.equal(table, hidden) or torch.equal(~table, hidden))
 
@@ -601,7 +601,7 @@ class Core:
         return None if made is None else self._own_line(name, made) or made.line
 
     def use_line(self, name: str) -> int | None:
-        """The last line on the way to this one of the three only; without one, the product that reads it."""
+        """The last line that leads only to this one of query, key and value; without one, the product that reads it."""
         product = self.nodes.products[0] if name == "value" else self.nodes.scores[0]
         own = (self._own_line(name, n) for n in self.behind(name) if n.line is not None)
         return next((line for line in own if line is not None), product.outer or product.line)

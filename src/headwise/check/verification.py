@@ -1,4 +1,4 @@
-"""The asking side of a challenge: confirms a verdict with values that the judged code cannot foresee.
+"""The asking side of a challenge: confirms a verdict with values that the judged code cannot predict.
 
 This process never loads the judged file. It sends fresh random values to the process that did (`challenge.py`), reads
 the attention from the answers as the checker reads a trace, and compares with the reference in float64. An item of the
@@ -54,7 +54,7 @@ ESSENTIAL = (FRESH, SIZES, TOKENS)  # without these confirmed, nothing is called
 
 
 class UnconfirmedError(HeadwiseError):
-    """An answer that is not that of attention, or not that of the class which was described."""
+    """An answer that is not that of attention, or not that of the class that was described."""
 
 
 class UnansweredError(HeadwiseError):
@@ -135,7 +135,7 @@ class JudgedProcess:
 
 @dataclass
 class SourceCase(Case):
-    """The file as text: nothing of it was run here, and no line of it is blamed."""
+    """The file as text: none of it was run here, and no line of it is blamed."""
 
     path: str = ""
     written: str = ""
@@ -328,7 +328,7 @@ class Verification:
         reading = read(bound)
         notes = _asked(stages.STAGES, bound, reading)
         if reading is None or reading.understood < 5 or bound.output is None:
-            raise UnconfirmedError("no attention was read from them")
+            raise UnconfirmedError("no attention could be read from them")
         _compare_core(reading)
         self.variants = list(dict.fromkeys([*self.variants, *(n.words for n in notes if n.kind == "variant")]))
         return reading
@@ -366,7 +366,7 @@ class Verification:
         return ", ".join(self.masks)
 
     def _measured(self, offered: dict[str, Any]) -> MaskArgument:
-        """What an argument does to masks of every shape: those that are said to work must, no other may go astray."""
+        """What an argument does to masks of every shape: those that are said to work must, no other may be misused."""
         name, meaning, shapes = str(offered["name"]), str(offered["meaning"]), dict(offered["shapes"])
         argument = MaskArgument(name, self.bound.form.layout)
         trial = MaskTrial(self.bound, self.reading, name)
@@ -381,7 +381,7 @@ class Verification:
             if shape in shapes and tried.meaning != meaning:
                 raise UnconfirmedError(f"a mask of shape {shape} does not do what its own process says")
             if not meaning and tried.meaning not in ("", "none"):
-                raise UnconfirmedError(f"its mask argument {name} does something else than hiding keys")
+                raise UnconfirmedError(f"its mask argument {name} does something other than hide keys")
             argument.tried.append(tried)
         astray = [finding.title for finding in masks.misused(argument, self.bound, self.reading)]
         if astray or not shapes.keys() <= {tried.shape for tried in argument.tried}:
@@ -426,7 +426,7 @@ class Verification:
             raise UnconfirmedError("a call changes its inputs")
         second = self.bound.output_of(self.bound.inputs)
         if not self.bound.gives(second):
-            raise UnconfirmedError("a second call gives another result")
+            raise UnconfirmedError("a second call gives a different result")
         return ""
 
     def _lengths(self) -> str | None:
@@ -494,7 +494,7 @@ def _compare_core(reading: AttentionReading) -> None:
     """What the heads read must be what the reference gives for these queries, keys and values."""
     core, scores = reading.core, reading.scores
     if scores is None or scores.axis != "keys":
-        raise UnconfirmedError("no softmax over keys was read from them")
+        raise UnconfirmedError("no softmax over keys could be read from them")
     query, key, value = (x.double() for x in (core.query, core.key, core.value))
     rows = torch.isfinite(core.weights).all(-1) & scores.visible.any(-1)
     expected = core.weights.double().nan_to_num() @ value
@@ -508,7 +508,7 @@ def _compare_core(reading: AttentionReading) -> None:
 
 
 def _our_masks(reading: AttentionReading, meaning: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """Masks of every shape, which nobody can foresee, and what they should mean as (B, H, T, S)."""
+    """Masks of every shape, which nobody can predict, and what they should mean as (B, H, T, S)."""
     B, H, T, S = reading.core.weights.shape
     generator = torch.Generator().manual_seed(secrets.randbits(48))
     made = {shape: (mask, meant) for shape, mask, meant in shaped_masks(B, H, T, S, generator)}

@@ -120,7 +120,7 @@ def write_file(option: str, path: Path, content: str | Callable[[Path], object],
 
 
 def check_file(option: str, path: Path | None) -> None:
-    """Raise, before any work is done, if the file that `option` names, if it names one, could not be written."""
+    """Raise, before any work is done, if `option` names a file that could not be written."""
     if path is None:
         return
     if path.is_dir():

@@ -141,7 +141,7 @@ def show(found: Grade) -> None:
 
 
 def hinted(progress: Progress, space: Workspace, exercise: Exercise) -> int:
-    """Print the next hint for the step that is next to do."""
+    """Print the next hint for the next step."""
     space.lay_out(exercise)
     part, level = progress.hint(exercise)
     print(f"{space.number(exercise)}. {exercise.title}, {part.name}: {LEVELS[level]} (hint {level} of 3)")
@@ -216,7 +216,7 @@ def _print_questions(asked: tuple[Question, ...], *, as_json: bool) -> int:
 
 
 def ask_all(asked: tuple[Question, ...], clock: float | None) -> int:
-    """Ask one question after the other in the terminal, until the time is over."""
+    """Ask one question after the other in the terminal, until time is up."""
     begun, made, count = time.monotonic(), 0, 0
     for question in asked:
         left = None if clock is None else clock - (time.monotonic() - begun) / 60

@@ -55,6 +55,4 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",") if part]
     except ValueError as error:
-        raise OptionError(
-            f"--lengths {text}: expected whole numbers with commas between them, such as 64,128."
-        ) from error
+        raise OptionError(f"--lengths {text}: expected whole numbers separated by commas, such as 64,128.") from error

@@ -88,7 +88,7 @@ def _read_words(options: argparse.Namespace) -> int:
         write_file("--html", options.html, words_page(steps), sys.stdout)
     else:
         print(words_text(steps, min(100, shutil.get_terminal_size((80, 24)).columns), options.head))
-        print("\nAdd --html steps.html for a page where every number can be hovered.")
+        print("\nAdd --html steps.html for a page that explains every number you point at.")
     return 0
 
 

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", nargs="?", help="the prompt, with the answer unless --new; - reads standard input")
     parser.add_argument("--file", type=Path, help="read the text from a file")
     answer = parser.add_mutually_exclusive_group()
-    answer.add_argument("--answer", metavar="SPAN", help="words of the text, at their last place, or tokens START:STOP")
+    answer.add_argument("--answer", metavar="SPAN", help="words of the text (last occurrence), or tokens START:STOP")
     answer.add_argument(
         "--new", type=int, metavar="N", help="let the model generate an answer of N tokens (default: 8)"
     )

@@ -19,7 +19,7 @@ APART = 3  # exercises between two of the same kind
 ROOM = 3  # lines that may change in addition to those of the shortest repair
 INTRODUCTION = '''"""Exercise {number} of {count}. One thing here is wrong. Fix it, then run `headwise quiz` again.
 
-Repair this class; another one, however right, does not count. `headwise quiz --hint` helps, up to three times;
+Repair this class; a different one does not count, even if it is right. `headwise quiz --hint` helps, up to three times;
 `headwise quiz --skip` moves on.
 """
 
@@ -63,7 +63,7 @@ class FaultyClass(NamedTuple):
         if gone <= most:
             return None
         return (
-            f"This class is right, but it is not the one of the exercise: {gone} of its {given.total()} lines are "
+            f"This class is right, but it is not the one from the exercise: {gone} of its {given.total()} lines are "
             f"gone, and a repair takes at most {most}. Repair it instead; `headwise quiz --restore` brings it back."
         )
 

@@ -7,7 +7,7 @@
 >>> 0 <= row["score"] <= 1 and "[" in row["text"]
 True
 
-A number says that a head does something; the places where it does it most say what. Any statistic of a map that gives
+A number says that a head does something; the places where it is largest show what. Any statistic of a map that gives
 one number per query will do: the largest weight, the mass on a probe, or one of the map by value. Parts of a corpus can
 be read anywhere: `a + b` is what one reading of both would have found.
 """

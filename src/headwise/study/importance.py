@@ -17,7 +17,7 @@ Attention weights say where a head looks. What it is worth is measured by removi
     patch      it becomes what it is in another run, by default for another sample of the batch
 
 A head is compared with controls: random subspaces of its layer's heads, as wide as one head, removed in the same way.
-A head that matters less than a random slice of its layer does not matter by being a head.
+If a head matters less than a random slice of its layer, its effect does not come from being a head.
 """
 
 import dataclasses
@@ -402,7 +402,7 @@ def next_token_loss(model: nn.Module, inputs: Any) -> Loss:
     cure = "Pass loss=, a function (output, tokens) -> (B,), one number for each sample."
     ids = inputs if isinstance(inputs, Tensor) else inputs.get("input_ids")
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
-        raise OptionError(f"importance: the inputs are no tokens (B, T), so there is no usual loss. {cure}")
+        raise OptionError(f"importance: the inputs are not tokens (B, T), so there is no default loss. {cure}")
     problem = why_not_predicting(model, inputs, ids)
     if problem is not None:
         raise OptionError(f"importance: {type(model).__name__} {problem}. {cure}")

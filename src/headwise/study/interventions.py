@@ -11,9 +11,10 @@
 ...     y = model(torch.randn(1, 10, 64))
 
 Each is a context. Several can be open at once, and apply in the order they were opened. Nothing is left on the model
-when a context closes, by an exception too. A context holds for calls of the thread or task that opened it, and of tasks
-started from there. A changed head still attends: maps that are watched inside are those the model computes itself. A
-name such as "attention@3" stands for one call of a layer that the model calls several times in a pass; see `watch`.
+when a context closes, even by an exception. A context applies to calls in the thread or task that opened it, and in
+tasks started from there. A changed head still attends: maps that are watched inside are those the model computes
+itself. A name such as "attention@3" stands for one call of a layer that the model calls several times in a pass; see
+`watch`.
 """
 
 import sys
@@ -57,7 +58,7 @@ class Intervention:
 
     def __enter__(self) -> Self:
         if self._is_open:
-            raise OptionError(f"this {self.verb} is open already; make another one for a context inside it.")
+            raise OptionError(f"this {self.verb} is already open; make another one to use inside it.")
         self._is_open = True
         things = {name: self._made(name) for name in self.heads}
         by_call = self._stack.enter_context(ByCall(self._model, self._layers, things, self.verb))

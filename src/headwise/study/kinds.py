@@ -7,7 +7,7 @@
 >>> [(row["layer"], row["head"]) for row in found.of("previous")[:1]]
 [('blocks.4.attention', 2)]
 
-Texts of random tokens leave a head nothing to go by but position and repetition. Definitions, each a mean over queries:
+In random tokens, a head has nothing to go by but position and repetition. Definitions, each a mean over queries:
 
     induction   weight on keys that follow an earlier copy of the query's token, in the second of two copies of random
                 tokens (Olsson et al. 2022, "prefix matching")

@@ -11,7 +11,7 @@
 torch.Size([1, 8, 8])
 
 A head reads z = Σ weight · value. What it adds to the model is z times its part of the output projection. That part is
-not looked up by name: the recorder sees which module receives what the heads read, and asks it what it does.
+not looked up by name: the recorder sees which module receives what the heads read, and tries what it does.
 """
 
 import threading

@@ -7,9 +7,9 @@
 torch.Size([1, 8])
 
 In a model whose blocks add to a stream (pre-norm: GPT-2, Llama, ours), the stream at a token is the embedding plus what
-every head and every feed-forward network of earlier layers wrote. Norms are frozen: each divides by what it divided by
-in this run, so that what follows is linear and parts sum to the whole. Nothing is looked up by name: that blocks add,
-what a norm does and which matrix makes the logits is found by running the model, checked, and refused where it fails.
+every head and every feed-forward network of earlier layers wrote. Norms are frozen: each divides by the same number
+as in this run, so that what follows is linear and parts sum to the whole. Nothing is looked up by name: running the
+model shows whether blocks add, what a norm does and which matrix makes the logits. Models that do not fit are refused.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ class Stream:
         odd = {*layers} ^ {*self.outputs}
         if odd:
             raise OptionError(
-                f"{min(odd)!r} was not called once in this run, so the residual stream is not a plain sum."
+                f"{min(odd)!r} was not called exactly once in this run, so the residual stream is not a plain sum."
             )
 
     @property
@@ -391,7 +391,7 @@ def why(model: nn.Module, tokens: Inputs, layer: str, head: int, query: int, key
             f"why(query={query}, key={key}): this query may not attend to this key, so there is no score."
         )
     if weights._scoring.softcap is not None or weights._scoring.score is not None:
-        raise OptionError(f"why({layer!r}): this layer caps or changes its scores, so they are no sums of parts.")
+        raise OptionError(f"why({layer!r}): this layer caps or changes its scores, so they are not sums of parts.")
     block = next(name for name, inside in stream.blocks.items() if layer in inside)
     norm = _norm_before(stream, layer)
     parts = {name: norm(part) for name, part in stream.parts_before(block).items()}

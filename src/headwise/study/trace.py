@@ -11,11 +11,11 @@ True
 
     rollout         r ← ½(r + mean over heads of Aᵀr), from the answer down through all layers (Abnar & Zuidema 2020)
     attention       the mean over layers and heads of the weights with which the answer's queries look at each token
-    contributions   the same for the share of each token in what heads write, which a weight on a small value is not
+    contributions   the same for the share of each token in what heads write, which is small for a small value
     gradient        Σ weight · ∂/∂weight of the answer's log-probability, over all layers, heads and queries, which is
                     ⟨value, ∂/∂value⟩: the fused backward pass has it (gradient × attention)
 
-All of it streams: no method needs a T×T matrix. None is the truth. So each is tested: the passages it ranks first are
+All of it streams: no method needs a T×T matrix. None is the truth, so each is tested: the passages it ranks first are
 deleted, and the answer's loss is compared with that after deleting as many random passages.
 """
 

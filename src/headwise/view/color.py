@@ -1,6 +1,6 @@
 """The color maps of every picture (terminal, notebook, page and plots), terminal colors, and PNG files.
 
-Zero is the background and more weight is more ink: darker on a light page, brighter on a dark one. Both color maps
+Zero is the background and more weight means more ink: darker on a light page, brighter on a dark one. Both color maps
 change in steps that look equal (equal distances in OKLab) and are ordered by lightness, so they read the same in
 grayscale and to color-blind readers. A weight w is drawn at √w along the color map, so that small weights stay visible.
 The page's script gets the tables from here.

@@ -1,4 +1,4 @@
-"""Passages in which a head did most what it is named for, quoted from the texts that it was surveyed on."""
+"""Passages in which the behavior a head is named for was strongest, quoted from the texts that it was surveyed on."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple

@@ -134,7 +134,7 @@ def _bars(head: SurveyedHead) -> str:
 
 
 def _evidence(survey: Survey, evidence: Mapping[str, Sequence[Passage]]) -> str:
-    """For each head, the passages in which it did most what it is named for."""
+    """For each head, the passages in which the behavior it is named for was strongest."""
     parts = []
     for head in survey.placed:
         lines = "".join(f"<li>{_passage(one)}</li>" for one in evidence.get(head.place, ()))

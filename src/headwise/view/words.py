@@ -36,7 +36,7 @@ def described(head: HeadSummary) -> str:
 
 
 def _target(trait: Trait) -> str:
-    """Where the attention goes, and how much of it; an entropy is no share of attention."""
+    """Where the attention goes, and how much of it; an entropy is not a share of attention."""
     target = TARGETS.get(trait.name, f"in the way called {trait.name}")
     return target if trait.name == "broad" else f"{target} ({trait.share * 100:.0f}\u00a0%)"
 

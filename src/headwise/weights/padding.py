@@ -1,7 +1,7 @@
 """Which tokens of a map are padding.
 
 A key that no query may see is padding: `padding(lengths)`, a dense mask, an additive mask and the `attention_mask` of
-transformers all say it this way (`Mask.pads`; what a window or a selection of blocks hides is no padding). In
+transformers all say it this way (`Mask.pads`; what a window or a selection of blocks hides is not padding). In
 self-attention, the query at the position of such a key is padding too. If there are more keys than queries, as with a
 cache, that needs a mask of positions, such as `causal()`; otherwise the keys may be of another text. For statistics, a
 padded query counts as one that sees no key, and the first token is the first that is not padding. The weights
@@ -31,7 +31,7 @@ class RealTokens(NamedTuple):
 
 
 class Excluded(Not):
-    """Keys that a statistic leaves out. They are hidden, and they are no padding."""
+    """Keys that a statistic leaves out. They are hidden, but they are not padding."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -102,7 +102,7 @@ def _seen(mask: Mask, source: Source) -> Tensor:
 
 
 def _among_keys(source: Source) -> bool:
-    """Whether the queries are some of the keys, as far as one can tell."""
+    """Whether the queries are some of the keys, as far as can be determined."""
     frame, scoring = source.frame, source.scoring
     placed = scoring.positions is not None or any(part.sees_self for part in _parts(source.mask))
     return not scoring.cross and (frame.T == frame.S or placed)

@@ -55,7 +55,7 @@ class Reading(abc.ABC):
         """What the compiled loop should add to the tensors of this reading, in place of `take`; None if it cannot.
 
         It is called after `start`, for the source that is walked over. It is not inherited: a subclass may sum other
-        things, so it says again what it sums.
+        things, so it must say again what it sums.
         """
         return None
 

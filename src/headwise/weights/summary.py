@@ -30,7 +30,7 @@ Without such queries the number is 0.
 
 A head is named only for what uniform attention would not do: if n is its number and e that of uniform attention,
 (n − e) / (1 − e) must reach a threshold. In a long text e is close to 0; among five words, attending to the previous
-one is not a trait. For `monotone`, e is at least what the best single key would give, so that a sink is no staircase.
+one is not a trait. For `monotone`, e is at least what the best single key would give, so a sink is not a staircase.
 A largest weight counts as a peak for `positional` if it is at least twice the mean of the others. A weight shows where
 a head attends. It does not prove that the model uses it.
 """

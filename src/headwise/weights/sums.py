@@ -30,7 +30,7 @@ class ProbeSum:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Largest:
-    """The largest log of a weight and its key: raises `best` (B·H, T) and `key`, or (B·H, T, k) in falling order."""
+    """The largest log of a weight and its key: raises `best` (B·H, T) and `key`, or (B·H, T, k) in decreasing order."""
 
     best: Tensor
     key: Tensor
@@ -55,7 +55,7 @@ class KeySum:
 class CellSum:
     """Σ w, or the largest w, over the cells of a picture `into` (B·H, R, C), float64.
 
-    `row` (T,) and `col` (S,) say where queries and keys fall, -1 for outside; `row` never falls.
+    `row` (T,) and `col` (S,) say where queries and keys fall, -1 for outside; `row` never decreases.
     """
 
     into: Tensor

@@ -166,7 +166,7 @@ def judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
         yield Finding("weights-returned", words, bound.case.return_line(several=True))
         return
     if unknown:
-        yield Note("untried", "what is returned beside the output")
+        yield Note("untried", "what is returned besides the output")
     if reading is None or not tables:
         yield Note("absent", "none are returned")
         return
@@ -194,7 +194,7 @@ def judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:
 
 
 def _line_beside_output(bound: Bound, reading: AttentionReading, made: int | None) -> int | None:
-    """The line that computes a returned table, where that is no step on the way to the output."""
+    """The line that computes a returned table, if that is not a step on the way to the output."""
     trace = reading.core.trace
     size = 0 if bound.output is None else bound.output.numel()
     ends = [n for n in trace.returned if n is not None and n != made and trace.nodes[n].value.numel() == size]

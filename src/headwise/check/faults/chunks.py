@@ -59,7 +59,7 @@ def chunks(bound: Bound, reading: AttentionReading | None) -> Found:
             yield Finding("chunks-differ", said, error_line(error, bound.case.filename))
             return
         if other.output is None or longer.output is None or not same(other.output, longer.output):
-            words = f"{words} give another result than in one chunk"
+            words = f"{words} give a different result than one chunk"
             yield Finding("chunks-differ", words, _line(longer, other, size))
             return
     yield Note("good", f"{next(iter(names))} does not change the result")

@@ -186,7 +186,7 @@ def of_prefix(tried: TriedMask, lengths: Tensor, reading: AttentionReading, name
 
 
 def _widening_line(tried: TriedMask, bound: Bound, name: str) -> int | None:
-    """The last line that gives a table of yes and no another axis."""
+    """The last line that adds an axis to a boolean table."""
     nodes = bound.called({name: tried.mask.clone()}).trace.nodes
     usual = {n.line for n in bound.trace.nodes}
     wider = [n.line for n in nodes if n.op == "unsqueeze" and n.value.dtype == torch.bool and n.line not in usual]

@@ -137,7 +137,7 @@ def _without_own_branch(argument: MaskArgument, bound: Bound) -> list[Finding]:
 
 
 def _widened_before(bound: Bound, argument: MaskArgument, tried: TriedMask) -> int | None:
-    """The last line that gives a mask another axis, in a call that then raises."""
+    """The last line that adds an axis to a mask, in a call that then raises."""
     with contextlib.suppress(Exception):
         bound.called({argument.name: tried.mask.clone()})
     nodes = [] if bound.last_trace is None else bound.last_trace.nodes
@@ -197,7 +197,7 @@ def _overwritten(argument: MaskArgument) -> Iterator[Finding]:
 
 
 def misused(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Iterator[Finding]:
-    """Masks that were tried and went astray."""
+    """Masks that were tried and applied wrongly."""
     by_sample = any(t.meaning in ("keep", "drop") and t.shape.startswith("(B") for t in argument.tried)
     for meaning, name in WRONG_MEANING.items():
         tried = argument.first(meaning)

@@ -211,7 +211,7 @@ def constructor_options(bound: Bound, reading: AttentionReading | None) -> Found
 
 
 def _built_with(bound: Bound, name: str, value: bool) -> Bound:
-    """The same class with one switch in another position, called; where the batch is says what its name says."""
+    """The same class with one switch in another position, called; `batch_first` also says where the batch is."""
     layout = bound.form.layout
     if plain(name) == "batchfirst":
         layout = PLAIN if value else "batch second"
@@ -344,7 +344,7 @@ def _kept_inside(bound: Bound, flags: dict[str, Any]) -> Found:
     else:
         gap = float((out - whole[:, cut:]).abs().nan_to_num().max())
         if _is_right_when_new(bound, flags, parts):
-            words = f"a call without {next(iter(flags))} leaves its tokens to the next call with it"
+            words = f"a call without {next(iter(flags))} leaves its tokens for the next call with it"
             yield Finding("remembers-calls", words, bound.case.line_of_state())
             return
         seen = read(last)

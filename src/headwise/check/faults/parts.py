@@ -35,7 +35,7 @@ def odd_line(whole: Trace, part: Trace, tokens: range, total: int, chunks: int =
 
 
 def _is_part(part: Tensor, whole: Tensor, tokens: range, total: int) -> bool:
-    """Whether a result is the whole one, or its part for these tokens along some axis; True if nobody can tell."""
+    """Whether a result is the whole one, or its part for these tokens along some axis; True if unknown."""
     if part.dim() != whole.dim():
         return True
     found = [whole] if part.shape == whole.shape else [*_slices(part, whole, tokens, total)]

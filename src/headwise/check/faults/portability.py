@@ -85,7 +85,7 @@ def unregistered_state(bound: Bound, reading: AttentionReading | None) -> Found:
 
 
 def _random(bound: Bound, names: list[str]) -> list[str]:
-    """Those of these matrices that are random: two new objects hold different ones."""
+    """The matrices among these that are random: two new objects hold different ones."""
     first, second = (dict(_held(_never_called(bound))) for _ in range(2))
     pairs = {name: (first.get(name), second.get(name)) for name in names}
     return [n for n, (a, b) in pairs.items() if a is not None and b is not None and a.dim() > 1 and not a.equal(b)]

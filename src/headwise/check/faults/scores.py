@@ -176,7 +176,7 @@ def _line_of_stored_scale(bound: Bound, reading: AttentionReading, right: float)
 
 
 def _number(value: Any) -> float | None:
-    """A single number, also in a tensor; None for anything else."""
+    """A single number, possibly in a tensor; None for anything else."""
     return float(value) if isinstance(value, int | float | Tensor) and torch.as_tensor(value).numel() == 1 else None
 
 

@@ -89,7 +89,7 @@ def _dropout_lines(bound: Bound, name: str) -> list[int]:
 
 
 def _line_of_missing_dropout(bound: Bound, reading: AttentionReading | None, name: str, count: int) -> int | None:
-    """Where a result is thrown away or dropout is called in vain, or else where it should be: at weights or output."""
+    """Where a result is thrown away or dropout has no effect, or else where it should be: at weights or output."""
     if bound.case.never_reads(name):
         return bound.case.line_with(rf"\b{name}\b")
     called = bound.case.line_with(r"(self\.\w*drop\w*|F\.dropout|functional\.dropout)\(") if count == 1 else None

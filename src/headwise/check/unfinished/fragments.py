@@ -175,7 +175,7 @@ def _converted(node: ast.AST) -> ast.AST:
 
 
 def _after_heads(call: ast.Call) -> list[str]:
-    """Attributes that stand behind the number of heads among the arguments: (..., self.h, self.d)."""
+    """Attributes that follow the number of heads among the arguments: (..., self.h, self.d)."""
     pairs = itertools.pairwise(call.args)
     return [
         after.attr  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ EXAMPLES = """examples:
 """
 NOTES = (
     "medians ± half the interquartile range",
-    "T^n: growth over the upper half of the lengths, ? if fitted to two only",
+    "T^n: growth over the upper half of the lengths, ? if fitted to only two",
     "ceiling: the shortest time this machine could need for the operations and bytes, as a share of the time measured",
 )
 LENGTHS = "128,256,512,1024,2048,4096"
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ladder",
         action="store_true",
-        help="compare a list of heads, a class and the layer: nothing else, in seconds; with --only or --weights, also",
+        help="compare only a list of heads, a class and the layer, in seconds; with --only or --weights, add this",
     )
     parser.add_argument("--weights", action="store_true", help="also measure the cost of weights and column sums")
     parser.add_argument("--list", action="store_true", help="list the implementations and their versions, then exit")

@@ -1,4 +1,4 @@
-"""The course: fourteen exercises from dot products to a decoder, graded by meaning, with hints and saved progress.
+"""The course: fourteen exercises from dot products to a decoder, graded by results, with hints and saved progress.
 
 The exercises are in `scores`, `heads`, `inputs` and `decoder`; `exercise` grades them, `work` keeps the learner's
 files, `progress` remembers, `interview` asks questions, `notebooks` and `page` write the same exercises elsewhere.

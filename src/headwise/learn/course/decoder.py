@@ -66,8 +66,9 @@ CACHE = Exercise(
     "Cache and grouped heads",
     difficulty=4,
     minutes=30,
-    idea="Token by token, the keys and values of the past never change: keep them, and each new token costs one row of "
-    "scores. What is kept is then what limits a server, so several query heads share one key/value head.",
+    idea="When a model writes token by token, the keys and values of the past never change. If you keep them, each new "
+    "token costs one row of scores. The size of this cache then limits a server, so several query heads share one "
+    "key/value head.",
     solution=source('''
         """Exercise 11: cache and grouped heads."""
 
@@ -213,7 +214,7 @@ BLOCK = Exercise(
         import torch
         from torch import Tensor, nn
 
-        from headwise import MultiHeadAttention  # or your own of exercise 7
+        from headwise import MultiHeadAttention  # or your own from exercise 7
 
 
         class Block(nn.Module):
@@ -354,7 +355,8 @@ GPT = Exercise(
     difficulty=4,
     minutes=40,
     idea="A decoder is an embedding, some blocks, and a projection to the vocabulary. Logits at position i predict "
-    "token i + 1, so a text of T tokens is T − 1 exercises at once. That is all a language model is trained on.",
+    "token i + 1, so a text of T tokens gives T − 1 training examples at once. That is all a language "
+    "model is trained on.",
     solution=source('''
         """Exercise 13: a tiny GPT. Run this file to train it on Aesop's fables, in a minute on one core."""
 
@@ -365,7 +367,7 @@ GPT = Exercise(
 
 
         class Block(nn.Module):
-            """Take over what you wrote in exercise 12."""
+            """Copy what you wrote in exercise 12."""
 
             def __init__(self, d_model: int, num_heads: int) -> None:
                 super().__init__()
@@ -489,8 +491,8 @@ READING = Exercise(
     "Reading its heads",
     difficulty=4,
     minutes=25,
-    idea="Weights are numbers that can be asked. The mean weight on the previous token finds heads that look one back; "
-    "the entropy tells sharp heads from diffuse ones. What a head attends to is not yet what it is for.",
+    idea="Attention weights can be measured. The mean weight on the previous token finds heads that look one token "
+    "back; the entropy tells sharp heads from diffuse ones. What a head attends to does not yet say what it is for.",
     solution=source('''
         """Exercise 14: reading heads."""
 
@@ -539,7 +541,7 @@ READING = Exercise(
         Part(
             "the entropy",
             "What is 0 · log 0 on a computer, and what should it be?",
-            "NaN, and it should be 0. torch.special.entr and torch.xlogy know that.",
+            "NaN, and it should be 0. torch.special.entr and torch.xlogy return 0.",
             "return torch.special.entr(weights).sum(-1).mean(-1)",
             _entropy,
         ),

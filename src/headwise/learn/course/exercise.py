@@ -1,4 +1,4 @@
-"""What an exercise is, and how an answer is graded: part by part, by meaning, in any style.
+"""What an exercise is, and how an answer is graded: part by part, by what it computes, in any style.
 
 A part that is a function is tried on tensors. A class goes to the checker, which finds its weights itself; the parts of
 such an exercise are steps of attention, and a finding of the checker fails the part whose step it concerns.

@@ -12,7 +12,7 @@ LIST = Exercise(
     difficulty=2,
     minutes=15,
     idea="One head gives a token one set of weights. Several small heads give it several, for the same cost: each "
-    "reads something else. Their outputs are put side by side, and a last matrix mixes them.",
+    "reads something different. Their outputs are put side by side, and a last matrix mixes them.",
     solution=source('''
         """Exercise 5: a list of heads."""
 
@@ -26,7 +26,7 @@ LIST = Exercise(
             """One causal head."""
 
             def __init__(self, d_model: int, d_head: int) -> None:
-                """Take over what you wrote in exercise 4."""
+                """Copy what you wrote in exercise 4."""
                 super().__init__()
                 self.query = nn.Linear(d_model, d_head, bias=False)
                 self.key = nn.Linear(d_model, d_head, bias=False)
@@ -181,7 +181,7 @@ _AT_ONCE = (
     ),
     Part(
         "the split",
-        "Is your split_heads of exercise 6 in use?",
+        "Do you use your split_heads from exercise 6?",
         "Cut the last axis into (num_heads, d_head), then move the heads beside the batch.",
         "query = self.query(x).view(B, T, H, D).transpose(1, 2)",
         steps=(2, 3),
@@ -202,7 +202,7 @@ _AT_ONCE = (
     ),
     Part(
         "the merge",
-        "Is your merge_heads of exercise 6 in use?",
+        "Do you use your merge_heads from exercise 6?",
         "Transpose back, then flatten the last two axes.",
         "merged = heads.transpose(1, 2).contiguous().view(B, T, H * D)",
         steps=(9,),

@@ -50,8 +50,9 @@ MASKS = Exercise(
     "Masks and padding",
     difficulty=3,
     minutes=20,
-    idea="Texts in a batch have different lengths, and the rest is padding that nobody may read. A mask argument that "
-    "broadcasts to (B, H, T, T) serves every case: (T, T) for a rule, (B, 1, 1, T) for padding, both with &.",
+    idea="Texts in a batch have different lengths, and the shorter ones end in padding that no token may "
+    "read. A mask argument that broadcasts to (B, H, T, T) serves every case: (T, T) for a rule, (B, 1, 1, T) "
+    "for padding, both with &.",
     solution=source('''
         """Exercise 8: masks and padding."""
 
@@ -131,7 +132,7 @@ MASKS = Exercise(
         Part(
             "a query that sees nothing",
             "What is the softmax of a row in which every score is −∞?",
-            "It is 0/0 = NaN. Setting the weights of hidden keys to 0 once more cures it.",
+            "It is 0/0 = NaN. Setting the weights of hidden keys to 0 once more fixes it.",
             "weights = weights.masked_fill(~mask, 0.0)",
             _sees_nothing,
         ),
@@ -167,8 +168,8 @@ CROSS = Exercise(
     "Cross-attention",
     difficulty=3,
     minutes=15,
-    idea="Queries may come from one text and keys and values from another: a translation reads its source. Nothing "
-    "changes except that there are T queries and S keys, so every shape that assumed T = S is found out.",
+    idea="Queries may come from one text and keys and values from another, as when a translation reads its source. "
+    "Nothing changes except that there are T queries and S keys, so code that assumed T = S now fails.",
     solution=source('''
         """Exercise 9: cross-attention."""
 
@@ -249,7 +250,7 @@ DROPOUT = Exercise(
     difficulty=2,
     minutes=10,
     idea="In training, some attention weights are set to 0 at random, so that no token relies on a single other one. "
-    "The others grow by 1 / (1 − p), so the average stays; in evaluation nothing happens.",
+    "The others grow by 1 / (1 − p), so the average stays the same; in evaluation nothing happens.",
     solution=source('''
         """Exercise 10: dropout."""
 

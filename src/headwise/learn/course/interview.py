@@ -281,7 +281,7 @@ QUESTIONS = (
         lambda _: (
             "Concatenated heads are side by side, so number 0 of the output would come from head 0 alone. W_o is the "
             "place where heads are mixed, and it lets every head write anywhere into the model. Without it the layer "
-            "is wrong by the definition and still trains, which is why the mistake is hard to notice."
+            "is wrong by definition but still trains, which is why the mistake is hard to notice."
         ),
         (
             Point("it mixes the heads", r"mix|combin|interact|across heads"),

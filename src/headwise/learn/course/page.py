@@ -25,8 +25,9 @@ code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-si
 """
 BODY = Template("""
 <h1>The course: from dot products to a decoder</h1>
-<p>$count exercises, about $hours hours. Write the code in a file or a notebook and have it graded by meaning: any
-style passes. <code>headwise course</code> hands out the files, grades them, gives hints and remembers.</p>
+<p>$count exercises, about $hours hours. Write the code in a file or a notebook and have it graded by what
+it computes: any style passes. <code>headwise course</code> hands out the files, grades them, gives hints and saves your
+progress.</p>
 <nav><ol>$contents</ol></nav>
 $exercises
 <h2 id="interview">The interview</h2>

@@ -77,7 +77,7 @@ DOT_PRODUCTS = Exercise(
             "the scores",
             "Which axis do the two tensors share, and which product sums over it?",
             "A matrix product sums over the last axis of the first and the first axis of the second, so the keys must "
-            "be turned.",
+            "be transposed.",
             "return query @ key.T",
             _scores,
         ),
@@ -154,7 +154,7 @@ ONE_HEAD = Exercise(
         Part(
             "the scores",
             "Keys are (B, T, d_head) now. Which two axes must change places before the product?",
-            "transpose(-2, -1) turns the last two axes and leaves the batch alone; .T would turn all of them.",
+            "transpose(-2, -1) swaps the last two axes and leaves the batch alone; .T would reverse all of them.",
             "scores = query @ key.transpose(-2, -1)",
             steps=(4,),
         ),

@@ -22,7 +22,7 @@ HEADER = """{quotes}Exercise {number} of {count}: {title} (difficulty {difficult
 
 {idea}
 
-Write the code, then run `headwise course {number}`. `headwise course {number} --hint` helps, three times for each step.
+Write the code, then run `headwise course {number}`. `headwise course {number} --hint` gives three hints for each step.
 {quotes}
 """
 
@@ -86,12 +86,8 @@ def grade_file(exercise: Exercise, path: Path) -> Grade:
         except subprocess.TimeoutExpired:
             return _failed(exercise, f"it takes longer than {exercise.seconds:g} s")
         if not result.is_file():
-            said = ran.stderr.strip().splitlines() or ["the process ended without a word"]
-            lines = [
-                found[1]
-                for found in map(re.compile(rf'File "{re.escape(str(path))}", line (\d+)').search, said)
-                if found
-            ]
+            said = ran.stderr.strip().splitlines() or ["the process ended without a message"]
+            lines = re.findall(rf'File "{re.escape(str(path))}", line (\d+)', ran.stderr)
             where = f" (line {lines[-1]})" if lines else ""
             return _failed(exercise, f"the file cannot be run: {said[-1]}{where}")
         return Grade.from_dict(json.loads(result.read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""The ten steps on words as one HTML file: every number can be hovered, and switches recompute it in the browser.
+"""The ten steps on words as one HTML file: point at a number to see what it is made of, and switches recompute it.
 
 The page holds the input, the projections and the heads of one layer. Its script is `page/words.js`; the
 Content-Security-Policy holds hashes of script and style, so nothing else runs, and words become text nodes only.

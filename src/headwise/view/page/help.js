@@ -9,7 +9,7 @@ const HELP = [
 
 const TERMS = [
   ["Weight", "the share of its attention that a token (the query) gives to another (the key). The weights of a row sum to 1. They show where a head attends, not what the model uses."],
-  ["Pictures", "every row is a token, every column a token that it may attend to. No ink is weight 0; more ink is more weight."],
+  ["Pictures", "every row is a token, every column a token that it may attend to. No ink means a weight of 0; more ink means more weight."],
   ["Scaled rows", "in the small pictures, each row is scaled to its largest value, so that patterns show even where attention is spread thin."],
   ["Many weights in a pixel", "are summed over keys and averaged over queries, so that a row of pixels sums to 1 at every zoom and thin stripes never fade."],
   ["First token", "many heads attend to it when they have nothing to do. “Without first token” leaves it out and rescales the other weights to sum to 1."],

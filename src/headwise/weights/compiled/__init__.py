@@ -1,4 +1,4 @@
-"""The compiled loop: sums of attention weights on the CPU, in one walk that never writes scores to memory.
+"""The compiled loop: sums of attention weights on the CPU, in one pass that never writes scores to memory.
 
 `walk.cpp` is the loop, `build.py` builds and loads it. What it does not support is computed tile by tile.
 """
@@ -17,8 +17,8 @@ from headwise.weights.source import Source
 from headwise.weights.structure import Structure, structure_of
 from headwise.weights.sums import CellSum, KeySum, Largest, OctaveSum, ProbeSum, RowSum, Sum
 
-ABOUT = "the compiled loop, in one walk over the weights"
-TASKS = 32  # so many at least, for many threads. It does not depend on their number, so that no sum does
+ABOUT = "the compiled loop, in one pass over the weights"
+TASKS = 32  # at least this many, for many threads; it does not depend on their number, so no sum does
 LEAST_ROWS = 1024  # of a task: with fewer, arranging the keys would take a noticeable part of its time
 STRIP = 64  # queries; a task is a multiple of the strips of the loop
 ALONE = 2**22  # with fewer multiply-adds, starting another thread takes longer than it saves

@@ -478,7 +478,7 @@ struct Worker {
         }
     }
 
-    void insert(float *found, int64_t *key, float x, int64_t j) const {  // in falling order
+    void insert(float *found, int64_t *key, float x, int64_t j) const {  // in decreasing order
         int64_t place = walk.top - 1;
         for (; place > 0 && found[place - 1] < x; place--) found[place] = found[place - 1], key[place] = key[place - 1];
         found[place] = x, key[place] = j;

@@ -6,7 +6,7 @@ const STAGES = { waiting: "waiting", running: "running the model", measuring: "m
 const headsText = (off) => (!off.length ? "all heads" : `without ${off.length > 8 ? plural(off.length, "head") : off.map((pair) => pair.join(".")).join(", ")}`);
 
 const EXAMPLE = "The captain looked at the sea, and the sea looked at the captain. The captain looked at the";
-const TYPED = 4000; // characters up to which the page updates while one types
+const TYPED = 4000; // characters up to which the page updates while you type
 const HARDEST = 8; // nats: the loss of a word in full color
 
 class Live {
@@ -38,9 +38,9 @@ class Live {
     const opener = el("label", { class: "act opener" }, "Open a file", this.picker);
     this.writer = el("button", { type: "button", class: "act write", text: "Continue the text", title: "Let the model write the next 16 tokens", onclick: () => this.write() });
     this.byLoss = el("input", { type: "checkbox", onchange: () => this.colorWords() });
-    const losses = el("label", { class: "check", title: `From no color for a loss of 0 to full color for ${HARDEST} nats: words that the model did not expect` }, this.byLoss, "color words by their loss");
+    const losses = el("label", { class: "check", title: `Color the words that the model did not expect: no color for a loss of 0, full color for ${HARDEST} nats` }, this.byLoss, "color words by their loss");
     fill(this.root, this.banner,
-      el("p", { class: "live-title" }, el("b", { text: "headwise" }), el("span", { class: "soft", text: " What does every attention head do with your text? Type, and the pictures follow." }), el("label", { class: "chooser" }, "Model", this.models)),
+      el("p", { class: "live-title" }, el("b", { text: "headwise" }), el("span", { class: "soft", text: " What does every attention head do with your text? Type, and the pictures update." }), el("label", { class: "chooser" }, "Model", this.models)),
       el("form", { class: "ask", onsubmit: (event) => event.preventDefault() }, this.text, el("div", { class: "ask-line" }, this.go, this.stopper, this.writer, opener, this.named, losses, this.progress, this.status)),
       el("div", { class: "results" }, this.outcome.root, this.silent.root));
   }

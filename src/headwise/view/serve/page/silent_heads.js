@@ -65,7 +65,7 @@ class SilentHeads {
     const place = this.current();
     const chips = this.pairs.map(([l, h]) => el("button", { type: "button", class: "chip off", text: `${l}.${h} ×`, "aria-label": `Switch head ${l}.${h} on again`, onclick: () => this.toggle(`${l}.${h}`) }));
     const many = this.places.size;
-    const mode = el("label", { class: "check", title: "Otherwise Shift-click, or the key o" }, el("input", { type: "checkbox", checked: this.clicking, onchange: (event) => this.setClicking(event.target.checked) }), "click a head to switch it off");
+    const mode = el("label", { class: "check", title: "You can also Shift-click a head, or press o" }, el("input", { type: "checkbox", checked: this.clicking, onchange: (event) => this.setClicking(event.target.checked) }), "click a head to switch it off");
     fill(this.root, el("h3", { text: "Switched off" }),
       el("p", { class: "chips" }, mode, ...chips),
       el("p", { class: "acts" },

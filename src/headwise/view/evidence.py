@@ -37,7 +37,7 @@ def passages(survey: Survey, model: TextModel, windows: Iterable[Sequence[int]])
         with torch.no_grad(), watch(model.module) as seen:
             model.read(tokens)
         for layer, name in enumerate(survey.layers):
-            if name in seen:  # not a later call of a module that is called several times
+            if name in seen:
                 for head, passage in _best(seen[name], tokens[0], words, layer, kinds):
                     found.setdefault(f"{layer}.{head}", []).append(passage)
     return {place: sorted(each, key=lambda one: -one.share)[:MOST] for place, each in found.items()}

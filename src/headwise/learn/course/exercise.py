@@ -70,7 +70,7 @@ class Exercise:
         solution: a model answer, from which the skeleton is made.
         parts: what is graded, in order.
         judged: the class that the checker judges, if there is one.
-        ignores: mistakes of the checker that this exercise has not come to yet.
+        ignores: mistakes of the checker that later exercises deal with.
         seconds: time limit for grading.
         more: where to read on.
     """

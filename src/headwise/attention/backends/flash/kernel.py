@@ -5,7 +5,7 @@ They run as an autograd function, and inside compiled graphs as operators of tor
 
 import functools
 import importlib
-import importlib.util
+import importlib.metadata
 from typing import Any
 
 import torch
@@ -13,17 +13,18 @@ from torch import Tensor
 
 from headwise.attention.backends.flash.lowering import FlashArguments
 
-LIBRARY = "flash_attn.cute.interface"
+PACKAGE, LIBRARY = "flash-attn-4", "flash_attn.cute.interface"
 Found = tuple[Tensor, Tensor]
 
 
 @functools.cache
 def installed() -> bool:
-    """Whether FlashAttention-4 is there. FlashAttention-2 has the same name, and another folder."""
+    """Whether FlashAttention-4 is there; looking for its module would import FlashAttention-2, which shares its name."""
     try:
-        return importlib.util.find_spec(LIBRARY.rpartition(".")[0]) is not None
-    except ImportError:
+        importlib.metadata.distribution(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
         return False
+    return True
 
 
 def library() -> Any:

@@ -19,7 +19,7 @@ Found = tuple[Tensor, Tensor]
 
 @functools.cache
 def installed() -> bool:
-    """Whether FlashAttention-4 is there; looking for its module would import FlashAttention-2, which shares its name."""
+    """Whether FlashAttention-4 is there. Looking for its module would import FlashAttention-2, its namesake."""
     try:
         importlib.metadata.distribution(PACKAGE)
     except importlib.metadata.PackageNotFoundError:

@@ -83,9 +83,10 @@ def component(named: tuple[Requirement, str | None]) -> dict[str, object]:
 
 
 def unlocked() -> dict[str, tuple[str, list[str]]]:
-    """Torch, which has a version and no hash: see lock.py."""
+    """Torch, see lock.py, and FlashAttention, which is for GPUs: they have a version and no hash."""
     lines = (lock.ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    return {"torch": (next(x for x in lines if x.startswith("torch==")).removeprefix("torch=="), [])}
+    versions = dict(line.split("==") for line in lines if "==" in line)
+    return {name: (versions[name], []) for name in ("torch", "flash-attn-4")}
 
 
 def model_component(version: str) -> dict[str, object]:

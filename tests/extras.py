@@ -37,6 +37,18 @@ import headwise
 model = headwise.load_builtin()
 assert "".join(model.stream("It was", 3, temperature=0))
 """,
+    "flash": """
+import os
+os.environ |= {"FLASH_ATTENTION_ARCH": "sm_90", "CUTE_DSL_ARCH": "sm_90a", "FLASH_ATTENTION_NUM_SMS": "132"}
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from headwise.attention.backends.flash import kernel
+assert kernel.installed()
+with FakeTensorMode(), torch.no_grad():  # compiles for a Hopper GPU, and needs none
+    heads = torch.empty(2, 6, 1031, 64, dtype=torch.bfloat16, device="cuda")
+    output, lse = kernel.forward(heads, heads, heads, None, None, None, 0.1, 0.0, 127, 0, 0)
+assert output.shape == heads.shape
+""",
     "huggingface": """
 import torch, transformers, headwise, headwise.huggingface
 config = transformers.GPT2Config(n_embd=12, n_head=3, n_layer=1, vocab_size=7, attn_implementation="headwise")

@@ -320,7 +320,7 @@ def test_a_long_window_runs_as_two_triangles_and_gives_what_the_reference_gives(
     made = [torch.randn(shape, device=CUDA).to(dtype).transpose(1, 2) for shape in shapes]
     tensors = [(x.contiguous() if layout == "heads first" else x).detach().requires_grad_() for x in made]
     mask = causal() & window(size - 1)
-    assert explain(*tensors, mask=mask).path == "triangles"
+    assert explain(*tensors, mask=mask).path in ("flash", "triangles")
     output, weights = attend(*tensors, mask=mask, return_weights=True)
     output.backward(slope(output))
     found = {}
@@ -377,3 +377,42 @@ def test_chosen_blocks_run_on_flex_attention():
     visible = mask.to_tensor(T, device=CUDA)
     truth, _ = reference.attend(q.double(), k.double(), v.double(), visible=visible)
     assert_close_to_truth(attend(q, k, v, mask=mask), truth, reference.attend(q, k, v, visible=visible)[0])
+
+
+FLASH_CALLS = {
+    "causal": lambda T: {"mask": causal()},
+    "window": lambda T: {"mask": window(127)},
+    "window ahead": lambda T: {"mask": window(60, 33)},
+    "sinks": lambda T: {"mask": window(127), "sinks": torch.randn(20, device=CUDA, requires_grad=True)},
+    "softcap": lambda T: {"mask": causal(), "softcap": 30.0},
+    "documents": lambda T: {"mask": causal() & documents(lengths=[T // 3, 1, T - T // 3 - 1]).to(CUDA)},
+    "padding": lambda T: {"mask": padding(torch.tensor([T, 0, T // 2], device=CUDA))},
+}
+
+
+@pytest.mark.parametrize("D", [64, 96, 128, 256])
+@pytest.mark.parametrize("kind", FLASH_CALLS)
+def test_flash_attention_4_matches_the_reference_forward_and_backward(kind, D):
+    from headwise.attention.backends.dense import Whole
+    from headwise.attention.backends.flash import FlashKernel, kernel, trial
+
+    if not kernel.installed():
+        pytest.skip("flash-attn-4 is not installed")
+    T = 1031
+    drawn = [torch.randn(3, T, n, D, device=CUDA, dtype=torch.bfloat16).transpose(1, 2) for n in (20, 5, 5)]
+    scoring = Scoring(**FLASH_CALLS[kind](T))
+    call = Call(*(x.requires_grad_() for x in drawn), scoring, 0.0)
+    how = FlashKernel().meaning(call)
+    if isinstance(how, str):
+        pytest.fail(how)
+    assert trial.failure(trial.Specialization.of(call, how, torch.bfloat16)) is None
+    output, lse = FlashKernel().run_with_lse(call)
+    inputs = [*drawn, *([] if scoring.sinks is None else [scoring.sinks])]
+    found = torch.autograd.grad(output, inputs, slope(output))
+    precise = [x.detach().double().requires_grad_() for x in inputs]
+    options = FLASH_CALLS[kind](T) | ({"sinks": precise[3]} if len(precise) > 3 else {})
+    truth = Whole().run(Call(*precise[:3], Scoring(**options), 0.0))
+    expected = torch.autograd.grad(truth, precise, slope(truth))
+    for one, other in zip((output, *found), (truth, *expected), strict=True):
+        assert (one - other).abs().max() < 0.02 * other.abs().max()
+    assert lse is None or lse.isfinite().all()

@@ -46,6 +46,7 @@ def test_explanation_says_why_each_faster_path_refused():
         "refused: float32: it is for 16 bit on the CPU",
         "refused: selected: the mask is not a choice of blocks, blocks(...) & ...",
         "refused: blocks: torch's own causal kernel is faster at this size",
+        "refused: flash: it is for CUDA",
         "refused: triangles: it is for CUDA",
         f"refused: flex: {told.refused['flex']}",
     ]

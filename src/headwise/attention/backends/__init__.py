@@ -7,6 +7,7 @@ import torch
 from headwise.attention.backends.base import Backend, Call
 from headwise.attention.backends.blocks import QueryBlocks
 from headwise.attention.backends.dense import RowByRow, Whole
+from headwise.attention.backends.flash import FlashKernel
 from headwise.attention.backends.flex import FlexKernel
 from headwise.attention.backends.sdpa import Ordinary, Sdpa
 from headwise.attention.backends.selected import SelectedBlocks
@@ -15,9 +16,10 @@ from headwise.attention.backends.triangles import Triangles
 from headwise.attention.backends.widened import SHORTEST, Widened
 
 BLOCKS, ORDINARY, SDPA, SELECTED, SHARED = QueryBlocks(), Ordinary(), Sdpa(), SelectedBlocks(), SharedKeys()
+FLASH = FlashKernel()
 WIDENED = Widened([SELECTED, BLOCKS, SDPA, SHARED])
 ON_CPU: tuple[Backend, ...] = (WIDENED, SELECTED, BLOCKS)
-BACKENDS: tuple[Backend, ...] = (*ON_CPU, Triangles(), FlexKernel(), SDPA, SHARED, RowByRow(), Whole())
+BACKENDS: tuple[Backend, ...] = (*ON_CPU, FLASH, Triangles(), FlexKernel(), SDPA, SHARED, RowByRow(), Whole())
 
 
 def choose(call: Call) -> Backend:
@@ -27,7 +29,9 @@ def choose(call: Call) -> Backend:
         # The table's own answer at a tenth of the cost, during which a GPU would wait for its next kernel. A compiled
         # graph must not look at the length, which would fix it.
         short = not torch.compiler.is_compiling() and query.size(2) < SHORTEST
-        if query.is_cuda or short or (WIDENED.refuses(call) and BLOCKS.refuses(call)):
+        if query.is_cuda:
+            return FLASH if FLASH.may_pay(call) and FLASH.refuses(call) is None else ORDINARY
+        if short or (WIDENED.refuses(call) and BLOCKS.refuses(call)):
             return ORDINARY
     for backend in BACKENDS:
         if backend.refuses(call) is None:

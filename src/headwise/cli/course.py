@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from headwise.cli import quiz
-from headwise.cli.console import add_json, check_positive, print_json, write_file
+from headwise.cli.console import add_json, can_ask, check_positive, print_json, write_file
 from headwise.errors import OptionError, printable
 from headwise.learn.course import EXERCISES, Exercise, Grade, card, find
 from headwise.learn.course.interview import QUESTIONS, Question, find_question, sizes
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
     parser.add_argument("exercise", nargs="?", help="its number or name (default: the first that is not solved)")
     parser.add_argument("--folder", type=Path, default=Path("course"), help="folder for your files")
-    parser.add_argument("--list", action="store_true", help="list the exercises and how far you are")
+    parser.add_argument("--list", action="store_true", help="list the exercises and how far you are, or the questions of the interview")
     parser.add_argument("--hint", action="store_true", help="a hint for the next step: a question, the idea, the line")
     parser.add_argument("--solution", action="store_true", help="compare your file with the model answer, after a try")
     parser.add_argument("--report", action="store_true", help="also print the checker's whole report")
@@ -191,7 +191,7 @@ def interview(options: argparse.Namespace) -> int:
         if len(asked) > 1:
             raise OptionError("--answer is for one question. Name it: --interview root --answer '...'.")
         return answered(asked[0], options.answer, as_json=options.json)
-    if options.json or not sys.stdin.isatty():
+    if options.json or options.list or not can_ask():
         return _print_questions(asked, as_json=options.json)
     return ask_all(asked, options.clock)
 

@@ -8,6 +8,7 @@ import errno
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -43,6 +44,7 @@ EXAMPLES = """examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Exit status: 0 success, 1 the checked code is wrong, 2 wrong usage or failure."""
     print_anywhere()
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's; no verb needs NumPy
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser(next((word for word in arguments if word in VERBS), None))
     options = parser.parse_args(arguments)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from headwise.cli import quiz
-from headwise.cli.console import add_json, can_ask, check_positive, print_json, write_file
+from headwise.cli.console import add_json, can_ask, check_positive, late_status, print_json, write_file
 from headwise.errors import OptionError, printable
 from headwise.learn.course import EXERCISES, Exercise, Grade, card, find
 from headwise.learn.course.interview import QUESTIONS, Question, find_question, sizes
@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
     parser.add_argument("exercise", nargs="?", help="its number or name (default: the first that is not solved)")
     parser.add_argument("--folder", type=Path, default=Path("course"), help="folder for your files")
-    parser.add_argument("--list", action="store_true", help="list the exercises and how far you are, or the questions of the interview")
+    parser.add_argument(
+        "--list", action="store_true", help="list the exercises and how far you are, or the questions of the interview"
+    )
     parser.add_argument("--hint", action="store_true", help="a hint for the next step: a question, the idea, the line")
     parser.add_argument("--solution", action="store_true", help="compare your file with the model answer, after a try")
     parser.add_argument("--report", action="store_true", help="also print the checker's whole report")
@@ -106,13 +108,14 @@ def introduced(space: Workspace, exercise: Exercise) -> int:
     print(f"{number}. {exercise.title}   {stars}   about {exercise.minutes} minutes\n")
     say(exercise.idea)
     print(f"\nWrite it in {space.path(exercise)}, then run: headwise course {number}")
-    print("Steps: " + "; ".join(part.name for part in exercise.parts) + ".")
+    say("Steps: " + "; ".join(part.name for part in exercise.parts) + ".")
     return 0
 
 
 def judged(progress: Progress, space: Workspace, exercise: Exercise, options: argparse.Namespace) -> int:
     """Grade the file, and hand out the next exercise if it is right."""
-    found = grade_file(exercise, space.path(exercise))
+    with late_status() as progress_shown:
+        found = grade_file(exercise, space.path(exercise), lambda words: progress_shown(f"grading: {words}"))
     progress.add(exercise, found)
     if options.json:
         print_json({"exercise": exercise.name, "right": found.right, "share": found.share, **found.to_dict()})
@@ -135,6 +138,8 @@ def judged(progress: Progress, space: Workspace, exercise: Exercise, options: ar
 
 def show(found: Grade) -> None:
     """Print the grade: one sentence, then every step."""
+    if found.note:
+        say(found.note)
     say(found.sentence())
     for result in found.results:
         print(f"  {'✓' if result.right else '·'} {result.name}")

@@ -450,7 +450,7 @@ GPT = Exercise(
             _learns,
         ),
     ),
-    seconds=180.0,
+    seconds=120.0,
     more="Run your file with python: it trains for a minute and writes a fable.",
 )
 

@@ -5,19 +5,26 @@ such an exercise are steps of attention, and a finding of the checker fails the 
 """
 
 import ast
+import contextlib
 import dataclasses
 import functools
+import os
 import textwrap
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+import headwise
 from headwise.check import Finding, Report, check
 
 Space = Mapping[str, Any]
 STUB = "raise NotImplementedError"
 COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
+CHECK_SECONDS = 20.0  # for the checker, which takes two
+INSTALLED = (str(Path(headwise.__file__).parent), str(Path(torch.__file__).parent), os.__file__[:-5], "<frozen")
+NOT_TRIED = "not tried, because the step before did not end"
 CACHE_STEP = 11  # counts as a step of its own
 # The step of attention that a mistake of the checker belongs to, by the first words of its name.
 STEPS = {
@@ -71,7 +78,7 @@ class Exercise:
         parts: what is graded, in order.
         judged: the class that the checker judges, if there is one.
         ignores: mistakes of the checker that later exercises deal with.
-        seconds: time limit for grading.
+        seconds: time limit for each part.
         more: where to read on.
     """
 
@@ -84,7 +91,7 @@ class Exercise:
     parts: tuple[Part, ...]
     judged: str | None = None
     ignores: tuple[str, ...] = ()
-    seconds: float = 60.0
+    seconds: float = 10.0
     more: str = ""
 
     @functools.cached_property
@@ -124,10 +131,11 @@ class PartResult:
 
 @dataclasses.dataclass(frozen=True)
 class Grade:
-    """The result of an exercise, part by part; `report` is what the checker says in full."""
+    """The result of an exercise, part by part; `report` is what the checker says in full, `note` what else happened."""
 
     results: tuple[PartResult, ...]
     report: str = ""
+    note: str = ""
 
     @property
     def right(self) -> bool:
@@ -160,59 +168,100 @@ class Grade:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
-        return {"results": [dataclasses.asdict(result) for result in self.results], "report": self.report}
+        results = [dataclasses.asdict(result) for result in self.results]
+        return {"results": results, "report": self.report, "note": self.note}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Grade":
         """The grade that `to_dict` wrote as `data`."""
-        return cls(tuple(PartResult(**result) for result in data["results"]), data["report"])
+        return cls(tuple(PartResult(**result) for result in data["results"]), data["report"], data["note"])
 
 
-def grade(exercise: Exercise, space: Space) -> Grade:
-    """Grade the names that an answer defines, such as `globals()` of a notebook. The code runs in this process."""
-    report = None
-    if exercise.judged is not None and exercise.judged in space:
-        with torch.random.fork_rng(devices=[]):
-            report = check(space[exercise.judged])
-    results = tuple(PartResult(part.name, *_judge(exercise, part, space, report)) for part in exercise.parts)
-    return Grade(results, "" if report is None else str(report))
+class TooLongError(WrongPartError):
+    """A part did not end."""
 
 
-def _judge(exercise: Exercise, part: Part, space: Space, report: Report | None) -> tuple[bool, str]:
-    if part.test is None:
-        words = _by_checker(exercise, part, space, report)
-        return words is None, words or ""
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            part.test(space)
-    except WrongPartError as failure:
-        return False, str(failure)
-    except NotImplementedError:
-        return False, "it is not written yet"
-    except Exception as error:  # whatever the learner's code raises
-        return False, f"it raises {type(error).__name__}: {error}{_place(error)}"
-    return True, ""
+def grade(
+    exercise: Exercise,
+    space: Space,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+    limited: Callable[[float], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Grade:
+    """Grade the names that an answer defines, such as `globals()` of a notebook. The code runs in this process.
+
+    Args:
+        exercise: what to grade.
+        space: the names.
+        progress: called with the name of every part before it is tried.
+        limited: makes a context that raises `TooLongError` after so many seconds. Later parts are then not tried.
+    """
+    judge = _Judge(exercise, space, limited)
+    results: list[PartResult] = []
+    stopped = ""
+    for part in exercise.parts:
+        progress(part.name)
+        try:
+            words = stopped or judge.words(part)
+        except TooLongError as failure:
+            words, stopped = str(failure), NOT_TRIED
+        results.append(PartResult(part.name, not words, words))
+    return Grade(tuple(results), "" if judge.report is None else str(judge.report))
 
 
-def _by_checker(exercise: Exercise, part: Part, space: Space, report: Report | None) -> str | None:
-    """What the checker has against this part, or None."""
-    if report is None:
-        return f"there is no class {exercise.judged}"
-    if report.verdict == "unfinished":
-        done = {int(step.partition(" ")[0]) for step in report.done}
-        return None if part.steps and set(part.steps) <= done else "it is not written yet"
-    found = [finding for finding in report.wrong if finding.name not in exercise.ignores]
-    own = [finding for finding in found if _step(finding) in part.steps]
-    if own:
-        return _words(own[0])
-    rest = [finding for finding in found if not any(_step(finding) in other.steps for other in exercise.parts)]
-    last = part is [other for other in exercise.parts if other.test is None][-1]
-    if rest and last:
-        return _words(rest[0])
-    if report.verdict == "unknown":
-        return "; ".join(report.doubts) or "the checker does not understand this class"
-    return None
+class _Judge:
+    """Says what is wrong with the parts of one answer; the checker is asked once, by the first part that needs it."""
+
+    def __init__(
+        self, exercise: Exercise, space: Space, limited: Callable[[float], contextlib.AbstractContextManager[Any]]
+    ) -> None:
+        self.exercise, self.space, self.limited = exercise, space, limited
+        self.report: Report | None = None
+
+    def words(self, part: Part) -> str:
+        """What is wrong with a part, or nothing."""
+        if part.test is None:
+            return self._by_checker(part)
+        try:
+            with self.limited(self.exercise.seconds), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                part.test(self.space)
+        except TooLongError:
+            raise
+        except WrongPartError as failure:
+            return str(failure)
+        except NotImplementedError:
+            return "it is not written yet"
+        except SystemExit:
+            return "it ends the program: exit() or quit()"
+        except Exception as error:  # whatever the learner's code raises
+            return f"it raises {type(error).__name__}: {error}{place(error)}"
+        return ""
+
+    def _checked(self) -> Report | None:
+        name = self.exercise.judged
+        if self.report is None and name in self.space:
+            with self.limited(CHECK_SECONDS), torch.random.fork_rng(devices=[]):
+                self.report = check(self.space[name])
+        return self.report
+
+    def _by_checker(self, part: Part) -> str:
+        report, parts = self._checked(), self.exercise.parts
+        if report is None:
+            return f"there is no class {self.exercise.judged}"
+        if report.verdict == "unfinished":
+            done = {int(step.partition(" ")[0]) for step in report.done}
+            return "" if part.steps and set(part.steps) <= done else "it is not written yet"
+        found = [finding for finding in report.wrong if finding.name not in self.exercise.ignores]
+        own = [finding for finding in found if _step(finding) in part.steps]
+        if own:
+            return _words(own[0])
+        rest = [finding for finding in found if not any(_step(finding) in other.steps for other in parts)]
+        if rest and part is [other for other in parts if other.test is None][-1]:
+            return _words(rest[0])
+        if report.verdict == "unknown":
+            return "; ".join(report.doubts) or "the checker does not understand this class"
+        return ""
 
 
 def _step(finding: Finding) -> int:
@@ -225,12 +274,12 @@ def _words(finding: Finding) -> str:
     return f"{finding.title}{detail}{where}"
 
 
-def _place(error: BaseException) -> str:
+def place(error: BaseException) -> str:
     """The line of the learner's code that raised the error."""
     frame, line = error.__traceback__, None
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
-        line = frame.tb_lineno if "headwise" not in name and "torch" not in name else line
+        line = line if name.startswith(INSTALLED) else frame.tb_lineno
         frame = frame.tb_next
     return "" if line is None else f" (line {line})"
 

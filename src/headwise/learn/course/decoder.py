@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.learn.course.exercise import CACHE_STEP, Exercise, Part, Space, WrongPartError, close, needs, source
+from headwise.learn.course.exercise import CACHE_STEP, Call, Exercise, Part, Space, WrongPartError, close, needs, source
 
 TEXT = "fables.txt"
 PAIRS = 2.34  # nats per letter of a model that knows only how often each letter follows another, on the fables
@@ -43,13 +43,17 @@ def _fewer(space: Space) -> None:
 
 def _token_by_token(space: Space) -> None:
     layer, x = _made(space, "GroupedAttention", 24, 6, 2), torch.randn(1, 5, 24)
-    with torch.no_grad():
-        whole, _ = layer(x)
-        cache, found = None, []
-        for token in x.split(1, dim=1):
-            output, cache = layer(token, cache)
-            found.append(output)
-    close(torch.cat(found, 1), whole, "the output token by token")
+    for sizes, what in (
+        ([1] * 5, "the output token by token"),
+        ([2, 1, 2], "the output in pieces of 2, 1 and 2 tokens"),
+    ):
+        with torch.no_grad():
+            whole, _ = layer(x)
+            cache, found = None, []
+            for piece in x.split(sizes, dim=1):
+                output, cache = layer(piece, cache)
+                found.append(output)
+        close(torch.cat(found, 1), whole, what)
 
 
 def _size(space: Space) -> None:
@@ -116,6 +120,7 @@ CACHE = Exercise(
                 return self.out((weights @ value).transpose(1, 2).reshape(B, T, -1)), cache
     '''),
     judged="GroupedAttention",
+    call=Call((24, 6, 2), ((2, 5, 24),), (2, 5, 24)),
     parts=(
         Part(
             "fewer key/value heads",
@@ -173,10 +178,10 @@ def _residual(space: Space) -> None:
 
 
 def _normed_first(space: Space) -> None:
-    block, x = _block(space), torch.randn(2, 5, 12)
+    block, x = _block(space).double(), torch.randn(2, 5, 12, dtype=torch.float64)
     with torch.no_grad():
-        added, larger = block(x) - x, block(1000 * x) - 1000 * x
-    if (larger - added).abs().max() > 0.1 * added.abs().max() + 0.05:
+        added, larger = block(1e3 * x) - 1e3 * x, block(1e6 * x) - 1e6 * x
+    if (larger - added).abs().max() > 0.1 * added.abs().max() + 0.01:
         raise WrongPartError(
             "what the block adds grows with the size of x: normalize the input of attention and feed-forward"
         )
@@ -195,10 +200,23 @@ def _mixes(space: Space) -> None:
 
 
 def _nonlinear(space: Space) -> None:
-    found = [m for m in _block(space).modules() if isinstance(m, nn.Linear) and m.out_features > 12]
-    hidden = [m.out_features for m in found if m.out_features != 36]
-    if not hidden and not any(p.dim() == 2 and max(p.shape) > 36 for p in _block(space).parameters()):
+    """Between constant norms, attention is affine in the constant, so that what bends is the feed-forward part."""
+    block = _block(space)
+    if not any(p.dim() == 2 and max(p.shape) > 36 for p in block.parameters()):
         raise WrongPartError("no matrix is wider than the model: the feed-forward part widens to 4 · d_model and back")
+    norms = [m for m in block.modules() if isinstance(m, nn.LayerNorm) and m.elementwise_affine and m.bias is not None]
+    x, constant = torch.zeros(1, 1, 12), torch.randn(12)
+    added = []
+    with torch.no_grad():
+        for sign in (-1, 0, 1):
+            for norm in norms:
+                norm.weight.zero_()
+                norm.bias.copy_(sign * constant)
+            added.append(block(x))
+    if norms and (added[0] + added[2] - 2 * added[1]).abs().max() < 1e-5:
+        raise WrongPartError(
+            "what the block adds is linear: a GELU is missing between its two matrices, or they are not used"
+        )
 
 
 BLOCK = Exercise(
@@ -281,6 +299,8 @@ def _logits(space: Space) -> None:
         raise WrongPartError(
             f"tokens (2, 7) give shape {tuple(found.shape)}; expected (2, 7, 17): a logit for every letter"
         )
+    if found.min() >= 0 and torch.allclose(found.sum(-1), torch.ones(2, 7), atol=1e-4):
+        raise WrongPartError("the model returns probabilities; cross_entropy takes logits, before the softmax")
 
 
 def _positions(space: Space) -> None:
@@ -299,6 +319,8 @@ def _decoder(space: Space) -> None:
         before, after = model(tokens), model(changed)
     if not torch.allclose(before[:, :4], after[:, :4], atol=1e-5):
         raise WrongPartError("logits 0 to 3 changed when letter 4 did: the model sees the future")
+    if torch.allclose(before[:, 6], after[:, 6], atol=1e-6):
+        raise WrongPartError("logits at 6 did not change when letter 4 did: the model does not read the past")
 
 
 class _Fixed(nn.Module):

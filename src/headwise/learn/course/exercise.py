@@ -7,12 +7,15 @@ such an exercise are steps of attention, and a finding of the checker fails the 
 import ast
 import contextlib
 import dataclasses
+import difflib
 import functools
 import os
+import re
 import textwrap
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,11 +27,15 @@ STUB = "raise NotImplementedError"
 COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
 CHECK_SECONDS = 20.0  # for the checker, which takes two
 INSTALLED = (str(Path(headwise.__file__).parent), str(Path(torch.__file__).parent), os.__file__[:-5], "<frozen")
+UNWRITTEN = "it is not written yet"
+NOT_REACHED = "not reached, because an earlier step fails"
+RESIDUAL = "the input is added to the output (residual)"
+ROLES = ("wrong-role", "no-qkv-proj", "one-projection")  # made where q, k and v are made, or where they are used
 NOT_TRIED = "not tried, because the step before did not end"
 CACHE_STEP = 11  # counts as a step of its own
 # The step of attention that a mistake of the checker belongs to, by the first words of its name.
 STEPS = {
-    "causal-cache": CACHE_STEP,
+    "causal-cache": CACHE_STEP, "layers-in-list": 1,
     "no-qkv-proj": 1, "one-projection": 1, "wrong-role": 1, "split": 2, "heads-share": 2, "attends-over": 3,
     "mask": 5, "causal": 5, "buffer": 5, "scale": 6, "softmax": 7, "dropout": 8, "merge": 9, "heads-averaged": 9,
     "too-wide": 9, "contiguous": 9, "no-out-proj": 10, "layers-in-forward": 10, "cache": CACHE_STEP,
@@ -64,6 +71,14 @@ class Part:
         return (self.question, self.idea, f"The line is: {self.line}")[level - 1]
 
 
+class Call(NamedTuple):
+    """One call of a class: sizes for its constructor, shapes of its inputs and of its output."""
+
+    sizes: tuple[int, ...]
+    inputs: tuple[tuple[int, ...], ...]
+    output: tuple[int, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Exercise:
     """One exercise of the course.
@@ -77,6 +92,7 @@ class Exercise:
         solution: a model answer, from which the skeleton is made.
         parts: what is graded, in order.
         judged: the class that the checker judges, if there is one.
+        call: one call of it as its docstring says: sizes for the constructor, shapes of the inputs and of the output.
         ignores: mistakes of the checker that later exercises deal with.
         seconds: time limit for each part.
         more: where to read on.
@@ -90,6 +106,7 @@ class Exercise:
     solution: str
     parts: tuple[Part, ...]
     judged: str | None = None
+    call: Call | None = None
     ignores: tuple[str, ...] = ()
     seconds: float = 10.0
     more: str = ""
@@ -222,46 +239,110 @@ class _Judge:
         """What is wrong with a part, or nothing."""
         if part.test is None:
             return self._by_checker(part)
+        words = self._tried(functools.partial(part.test, self.space))[0]
+        if words == UNWRITTEN or self.exercise.judged not in self.space:
+            return words
+        named = self._checked[1]
+        if words and named:
+            return f"{words}; a cause that the checker names: {next(iter(named.values()))}"
+        return words or named.get(part.name, "")
+
+    def _tried(self, test: Callable[[], None]) -> tuple[str, str]:
+        """What a test says, and the line of the learner that raised an error."""
         try:
             with self.limited(self.exercise.seconds), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
-                part.test(self.space)
+                test()
         except TooLongError:
             raise
         except WrongPartError as failure:
-            return str(failure)
+            return str(failure), ""
         except NotImplementedError:
-            return "it is not written yet"
+            return UNWRITTEN, ""
         except SystemExit:
-            return "it ends the program: exit() or quit()"
+            return "it ends the program: exit() or quit()", ""
         except Exception as error:  # whatever the learner's code raises
-            return f"it raises {type(error).__name__}: {error}{place(error)}"
-        return ""
+            return f"it raises {type(error).__name__}: {error}{place(error)}", _text(error)
+        return "", ""
 
-    def _checked(self) -> Report | None:
-        name = self.exercise.judged
-        if self.report is None and name in self.space:
-            with self.limited(CHECK_SECONDS), torch.random.fork_rng(devices=[]):
-                self.report = check(self.space[name])
-        return self.report
+    @functools.cached_property
+    def _checked(self) -> tuple[Report | None, dict[str, str]]:
+        """What the checker reports on the class, and what is wrong by the name of a part."""
+        name, call = self.exercise.judged, self.exercise.call
+        if name not in self.space:
+            return None, {}
+        with self.limited(CHECK_SECONDS), torch.random.fork_rng(devices=[]):
+            self.report = report = check(self.space[name])
+        words: dict[str, str] = {}
+        found = [finding for finding in report.wrong if finding.name not in self.exercise.ignores]
+        for finding in _causes(found):
+            words.setdefault(self._owner(_step(finding), finding.text, finding.name), _words(finding))
+        if not found and call is not None and report.verdict != "unfinished":
+            said, text = self._tried(functools.partial(_as_documented, self.space[name], call))
+            words |= {self._owner(0, text, "crashes"): said} if said else {}
+        if not words and RESIDUAL in report.variants:
+            words[self._asked[-1].name] = f"{RESIDUAL}; exercise 12 does that, around the layer"
+        return report, words
+
+    @property
+    def _asked(self) -> list[Part]:
+        """The parts that the checker judges."""
+        return [part for part in self.exercise.parts if part.test is None]
+
+    def _owner(self, step: int, text: str, mistake: str) -> str:
+        """The part that a mistake belongs to: by its step, or by the line it is on if it can be in several steps."""
+        roles = mistake.startswith(ROLES)
+        if not step or roles:
+            parts = [part for part in self._asked if not roles or {1, 4, 8} & {*part.steps}]
+            best = max(parts, key=lambda part: _likeness(part.line, text))
+            if _likeness(best.line, text) > 0.4:
+                return best.name
+        return next((part.name for part in self.exercise.parts if step in part.steps), self._asked[-1].name)
 
     def _by_checker(self, part: Part) -> str:
-        report, parts = self._checked(), self.exercise.parts
+        report, words = self._checked
         if report is None:
             return f"there is no class {self.exercise.judged}"
         if report.verdict == "unfinished":
             done = {int(step.partition(" ")[0]) for step in report.done}
-            return "" if part.steps and set(part.steps) <= done else "it is not written yet"
-        found = [finding for finding in report.wrong if finding.name not in self.exercise.ignores]
-        own = [finding for finding in found if _step(finding) in part.steps]
-        if own:
-            return _words(own[0])
-        rest = [finding for finding in found if not any(_step(finding) in other.steps for other in parts)]
-        if rest and part is [other for other in parts if other.test is None][-1]:
-            return _words(rest[0])
+            return "" if part.steps and set(part.steps) <= done else UNWRITTEN
+        if part.name in words:
+            return words[part.name]
         if report.verdict == "unknown":
             return "; ".join(report.doubts) or "the checker does not understand this class"
-        return ""
+        crashed = [p for p in self._asked if words.get(p.name, "").startswith(("it raises", "the call gives"))]
+        return NOT_REACHED if crashed and self._asked.index(part) > self._asked.index(crashed[0]) else ""
+
+
+def _causes(found: list[Finding]) -> list[Finding]:
+    """The findings without those that follow from another: a projection in a wrong role leaves another one unused."""
+    roles = [finding for finding in found if finding.name.startswith(ROLES)]
+    kept = [finding for finding in found if finding not in roles[1:]]
+    return [finding for finding in kept if finding.name != "unused-projection"] or kept
+
+
+def _as_documented(made: Callable[..., Any], call: Call) -> None:
+    """Call a class as its docstring says; the checker is content with any way to call it."""
+    layer = made(*call.sizes).eval()
+    with torch.no_grad():
+        found = layer(*(torch.randn(shape) for shape in call.inputs))
+    output = found[0] if isinstance(found, tuple) else found
+    if tuple(output.shape) != call.output:
+        given = ", ".join(map(str, call.inputs))
+        raise WrongPartError(f"the call gives shape {tuple(output.shape)} for {given}; expected {call.output}")
+
+
+def _text(error: BaseException) -> str:
+    """The learner's line that raised the error."""
+    found = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(INSTALLED)]
+    return (found[-1].line or "") if found else ""
+
+
+def _likeness(line: str, text: str) -> float:
+    """How much of a line of code is in another one, from 0 to 1, word by word."""
+    words, other = (re.findall(r"\w+|[@*/+-]", code) for code in (line, text.partition("#")[0]))
+    matched = difflib.SequenceMatcher(None, words, other).get_matching_blocks()
+    return 2 * sum(block.size for block in matched) / (len(words) + len(other) or 1)
 
 
 def _step(finding: Finding) -> int:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from headwise.learn.course.exercise import Exercise, Part, Space, WrongPartError, close, needs, source
+from headwise.learn.course.exercise import Call, Exercise, Part, Space, WrongPartError, close, needs, source
 
 LENGTHS = (4, 2, 5)
 
@@ -23,16 +23,6 @@ def _made(space: Space, name: str, *sizes: Any) -> torch.nn.Module:
     torch.manual_seed(0)
     made: torch.nn.Module = needs(space, name)(*sizes)
     return made.eval()
-
-
-def _padded(space: Space) -> None:
-    layer = _made(space, "MaskedAttention", 12, 3)
-    mask = torch.tensor([[j < length for j in range(5)] for length in LENGTHS])[:, None, None]
-    x = torch.randn(3, 5, 12)
-    with torch.no_grad():
-        whole = layer(x, mask)
-        alone = layer(x[1:2, :2], None)
-    close(whole[1:2, :2], alone, "the output of a padded text")
 
 
 def _sees_nothing(space: Space) -> None:
@@ -99,6 +89,7 @@ MASKS = Exercise(
                 return self.out((weights @ value).transpose(1, 2).reshape(B, T, E))
     '''),
     judged="MaskedAttention",
+    call=Call((12, 3), ((2, 5, 12),), (2, 5, 12)),
     parts=(
         Part(
             "the padding mask",
@@ -121,13 +112,6 @@ MASKS = Exercise(
             "Fill where the mask is False, before the softmax: ~mask.",
             "scores = scores.masked_fill(~mask, -math.inf)",
             steps=(5,),
-        ),
-        Part(
-            "a padded text",
-            "Does a text give the same numbers alone and with padding behind it?",
-            "With its padding hidden, nothing of it may reach the text.",
-            "scores = scores.masked_fill(~mask, -math.inf)",
-            _padded,
         ),
         Part(
             "a query that sees nothing",
@@ -203,6 +187,7 @@ CROSS = Exercise(
                 return self.out((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
     '''),
     judged="CrossAttention",
+    call=Call((12, 3), ((2, 5, 12), (2, 7, 12)), (2, 5, 12)),
     parts=(
         Part(
             "two lengths",
@@ -283,6 +268,7 @@ DROPOUT = Exercise(
                 return self.out((weights @ value).transpose(1, 2).reshape(B, T, E))
     '''),
     judged="DropoutAttention",
+    call=Call((12, 3), ((2, 5, 12),), (2, 5, 12)),
     parts=(
         Part(
             "the layer itself",

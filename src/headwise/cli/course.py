@@ -30,6 +30,7 @@ EXAMPLES = """examples:
 """
 WIDTH = 78
 NO_OPTIONS = {"skip": False, "restore": False}  # of the quiz, which has them as a verb of its own
+STATES = {"said": "✓", "perhaps": "?", "wrong": "✗", "missing": "·"}
 LEVELS = {1: "a question", 2: "the idea", 3: "the line"}
 
 
@@ -234,9 +235,10 @@ def ask_all(asked: tuple[Question, ...], clock: float | None) -> int:
         if answer is None:
             break
         if not question.code:
-            made, count = made + len(question.judge(answer)[0]), count + len(question.points)
+            found = question.judge(answer).values()
+            made, count = made + sum(point.state == "said" for point in found), count + len(found)
         answered(question, answer, as_json=False)
-    print(f"\nYour answers made {made} of {count} points, in {(time.monotonic() - begun) / 60:.0f} minutes.")
+    print(f"\nFound in your words: {made} of {count} points, in {(time.monotonic() - begun) / 60:.0f} minutes.")
     return 0
 
 
@@ -252,18 +254,19 @@ def read_answer(question: Question) -> str | None:
 
 
 def answered(question: Question, answer: str, *, as_json: bool) -> int:
-    """Say which points an answer makes, then the model answer and the follow-ups. Exit 0 if all are made, else 1."""
+    """Say which points an answer makes, then the model answer and the follow-ups. Exit 0 if all were found, else 1."""
     if question.code and answer.strip():
         return _code_answered(answer.strip(), as_json=as_json)
-    made, missing = question.judge(answer)
-    model = question.answer(sizes())
+    found, model = question.judge(answer), question.answer(sizes())
+    states = {state: [name for name, point in found.items() if point.state == state] for state in STATES}
     if as_json:
-        print_json({"name": question.name, "made": made, "missing": missing, "answer": model})
-        return 1 if missing else 0
-    for point in made:
-        say(f"✓ {point}", "  ")
-    for point in missing:
-        say(f"· {point}", "  ")
+        print_json({"name": question.name, "answer": model, **states})
+        return 0 if len(states["said"]) == len(found) else 1
+    for name, point in found.items() if answer.strip() else ():
+        said = f" You wrote: {point.sentence}" if point.state in ("perhaps", "wrong") else ""
+        say(f"{STATES[point.state]} {name}.{said}", "  ")
+    if any(states[state] for state in ("perhaps", "missing")) and answer.strip():
+        print("  ✓ found in your words, ? perhaps, · not found. You are the judge: compare.")
     if question.code:
         print(f"Model answer:\n\n{model}")
     else:
@@ -272,7 +275,7 @@ def answered(question: Question, answer: str, *, as_json: bool) -> int:
         following = find_question(name)
         if following is not None:
             say(f"Follow-up ({name}): {following.question}")
-    return 1 if missing else 0
+    return 0 if len(states["said"]) == len(found) else 1
 
 
 def _code_answered(answer: str, *, as_json: bool) -> int:

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[1] / "examples" / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 WANTED = {
     "course": ["In [4], line 18: scores = Q @ K.transpose", "WHAT EVERY HEAD READS", "None of five steps is right"],
-    "book": ["┼─ concat", "textbook list, 4", "RIGHT"],
+    "book": ["┼─ concat", "textbook list", "RIGHT"],
     "homework": ["CHECKLIST", "(4, 12, 100, 100)", "RIGHT"],
     "interview": ["Why several heads instead", "RIGHT", "1,050,624", "one thing is wrong"],
     "handbook": ["CONCATENATED", "without head 4.2", "gpt2-xl"],

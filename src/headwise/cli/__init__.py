@@ -8,6 +8,7 @@ import errno
 import importlib
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Sequence
 from types import ModuleType
@@ -90,7 +91,8 @@ def _parser(asked: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="show the versions of headwise and torch, then exit")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for name, summary in VERBS.items():
-        verb = verbs.add_parser(name, help=summary, description=summary, formatter_class=HelpFormatter)
+        described = textwrap.fill(summary, 79)
+        verb = verbs.add_parser(name, help=summary, description=described, formatter_class=HelpFormatter)
         if name == asked:
             module = module_of(name)
             verb.epilog = module.EXAMPLES

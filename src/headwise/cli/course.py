@@ -24,7 +24,7 @@ EXAMPLES = """examples:
   headwise course --list
   headwise course --card
   headwise course 4 --hint
-  headwise course --interview root --answer "d_k: scores grow, saturate the softmax; gradients vanish"
+  headwise course --interview --list
   headwise course --html course.html
   headwise course --notebook course.ipynb
 """
@@ -216,7 +216,7 @@ def _print_questions(asked: tuple[Question, ...], *, as_json: bool) -> int:
         return 0
     for question in asked:
         say(f"{question.name}: {question.question} ({question.minutes:g} min)")
-    print("\nAnswer one: headwise course --interview NAME --answer 'words, or a file with code'.")
+    print("\nAnswer one: headwise course --interview NAME --answer 'words, or a file'.")
     print("An empty answer, --answer '', shows the model answer.")
     return 0
 

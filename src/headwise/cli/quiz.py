@@ -1,6 +1,7 @@
 """`headwise quiz`: find the mistake."""
 
 import argparse
+import textwrap
 from pathlib import Path
 
 from headwise.check import MISTAKES, sandbox
@@ -47,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
         return begun(quiz, exercise)
     if options.hint:
         level, words = quiz.hint(exercise)
-        print(f"Exercise {exercise.number}, hint {level} of 3: {words}")
+        print(textwrap.fill(f"Exercise {exercise.number}, hint {level} of 3: {words}", 78))
         return 0
     if options.restore:
         quiz.restore(exercise)

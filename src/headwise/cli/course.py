@@ -99,7 +99,9 @@ def _current(progress: Progress) -> Exercise | None:
 
 def say(text: str, indent: str = "") -> None:
     """Print a paragraph in at most 80 columns."""
-    print(textwrap.fill(printable(text), WIDTH, initial_indent=indent, subsequent_indent=indent))
+    print(
+        textwrap.fill(printable(text), WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    )
 
 
 def introduced(space: Workspace, exercise: Exercise) -> int:

@@ -107,7 +107,7 @@ POINTS = {
                 r".",
             ),
             r"length|linear|token|context|\bn\b|\bT\b",
-            unless=r"(n|T|L)[ ·*]*d[_a-z]*(\^|\*\*)?(2|²)[^,;+]*$|\bnot quadratic|width|d_model squared",
+            unless=r"\bnot quadratic|width|d_model squared",
         ),
         Point(
             "the projections are quadratic in the width",

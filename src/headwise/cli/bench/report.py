@@ -120,7 +120,7 @@ def ladder(rows: list[dict[str, Any]]) -> Table:
     by: dict[tuple[int, int, str], dict[str, dict[str, Any]]] = {}
     for row in rows:
         by.setdefault((row["tokens"], row["heads"], row["name"]), {})[row["mode"]] = row
-    lengths, counts = ({key[place] for key in by} for place in (0, 1))
+    lengths, counts = {tokens for tokens, _, _ in by}, {heads for _, heads, _ in by}
     made = []
     for (tokens, heads, name), found in by.items():
         cells = [", ".join([name, *([_heads(heads)] * (len(counts) > 1)), *([_tokens(tokens)] * (len(lengths) > 1))])]

@@ -269,7 +269,7 @@ class _Judge:
     def _checked(self) -> tuple[Report | None, dict[str, str]]:
         """What the checker reports on the class, and what is wrong by the name of a part."""
         name, call = self.exercise.judged, self.exercise.call
-        if name not in self.space:
+        if name is None or name not in self.space:
             return None, {}
         with self.limited(CHECK_SECONDS), torch.random.fork_rng(devices=[]):
             self.report = report = check(self.space[name])

@@ -11,8 +11,9 @@ import torch
 from course_answers import SAME, WRONG
 from headwise.cli import main
 from headwise.learn.course import EXERCISES, find, grade, train_and_write
-from headwise.learn.course import decoder as decoder_exercises
-from headwise.learn.course.exercise import NOT_TRIED, skeleton_of
+from headwise.learn.course import gpt as gpt_exercises
+from headwise.learn.course.exercise import skeleton_of
+from headwise.learn.course.grading import NOT_TRIED
 from headwise.learn.course.work import Workspace, code_of, compared, grade_file
 
 # The same function in other styles than the model answer.
@@ -62,8 +63,8 @@ def names_in(source, path):
 
 @pytest.fixture(autouse=True)
 def short_training(monkeypatch):
-    monkeypatch.setattr(decoder_exercises, "STEPS", 60)
-    monkeypatch.setattr(decoder_exercises, "PAIRS", 3.2)
+    monkeypatch.setattr(gpt_exercises, "STEPS", 60)
+    monkeypatch.setattr(gpt_exercises, "PAIRS", 3.2)
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)

@@ -1,10 +1,9 @@
 """Exercises 8 to 10: masks and padding, cross-attention, dropout."""
 
-from typing import Any
-
 import torch
 
-from headwise.learn.course.exercise import Call, Exercise, Part, Space, WrongPartError, close, needs, source
+from headwise.learn.course.exercise import Call, Exercise, Part, Space, WrongPartError, close, made, needs
+from headwise.learn.course.pieces import source
 
 LENGTHS = (4, 2, 5)
 
@@ -19,14 +18,8 @@ def _padding(space: Space) -> None:
     close(found, wanted[:, None, None], "padding_mask(torch.tensor([4, 2, 5]), 5)")
 
 
-def _made(space: Space, name: str, *sizes: Any) -> torch.nn.Module:
-    torch.manual_seed(0)
-    made: torch.nn.Module = needs(space, name)(*sizes)
-    return made.eval()
-
-
 def _sees_nothing(space: Space) -> None:
-    layer = _made(space, "MaskedAttention", 12, 3)
+    layer = made(space, "MaskedAttention", 12, 3)
     mask = torch.ones(1, 1, 5, 5, dtype=torch.bool)
     mask[..., 2, :] = False
     with torch.no_grad():
@@ -46,10 +39,7 @@ MASKS = Exercise(
     solution=source('''
         """Exercise 8: masks and padding."""
 
-        import math
-
-        import torch
-        from torch import Tensor, nn
+        $imports
 
 
         def padding_mask(lengths: Tensor, longest: int) -> Tensor:
@@ -66,8 +56,7 @@ MASKS = Exercise(
             def __init__(self, d_model: int, num_heads: int) -> None:
                 """Make the four projections of exercise 7."""
                 super().__init__()
-                self.num_heads = num_heads
-                self.query, self.key, self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+                $four_layers
 
             def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
                 """mask: True where a query may see a key; anything that broadcasts to (B, H, T, T). None hides nothing.
@@ -75,12 +64,7 @@ MASKS = Exercise(
                 A query that sees no key reads nothing: its heads are 0, not NaN.
                 x (B, T, d_model) → (B, T, d_model)
                 """
-                B, T, E = x.shape
-                H, D = self.num_heads, E // self.num_heads
-                query, key, value = (
-                    project(x).view(B, T, H, D).transpose(1, 2) for project in (self.query, self.key, self.value)
-                )
-                scores = query @ key.transpose(-2, -1) / math.sqrt(D)
+                $scores_of_all_heads
                 if mask is not None:
                     scores = scores.masked_fill(~mask, -math.inf)
                 weights = scores.softmax(-1)
@@ -126,7 +110,7 @@ MASKS = Exercise(
 
 
 def _lengths(space: Space) -> None:
-    layer = _made(space, "CrossAttention", 12, 3)
+    layer = made(space, "CrossAttention", 12, 3)
     with torch.no_grad():
         found = layer(torch.randn(2, 5, 12), torch.randn(2, 7, 12))
     if tuple(found.shape) != (2, 5, 12):
@@ -134,7 +118,7 @@ def _lengths(space: Space) -> None:
 
 
 def _reads_memory(space: Space) -> None:
-    layer = _made(space, "CrossAttention", 12, 3)
+    layer = made(space, "CrossAttention", 12, 3)
     x, memory = torch.randn(2, 5, 12), torch.randn(2, 7, 12)
     other = x.clone()
     other[:, 3] += 1
@@ -157,10 +141,7 @@ CROSS = Exercise(
     solution=source('''
         """Exercise 9: cross-attention."""
 
-        import math
-
-        import torch
-        from torch import Tensor, nn
+        $imports
 
 
         class CrossAttention(nn.Module):
@@ -169,8 +150,7 @@ CROSS = Exercise(
             def __init__(self, d_model: int, num_heads: int) -> None:
                 """Make the four projections."""
                 super().__init__()
-                self.num_heads = num_heads
-                self.query, self.key, self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+                $four_layers
 
             def split(self, x: Tensor) -> Tensor:
                 """(B, any length, H·D) → (B, H, any length, D)"""
@@ -216,14 +196,14 @@ CROSS = Exercise(
 
 
 def _still(space: Space) -> None:
-    layer, x = _made(space, "DropoutAttention", 12, 3, 0.5), torch.randn(2, 5, 12)
+    layer, x = made(space, "DropoutAttention", 12, 3, 0.5), torch.randn(2, 5, 12)
     with torch.no_grad():
         if not torch.equal(layer(x), layer(x)):
             raise WrongPartError("two calls differ in evaluation mode")
 
 
 def _drops(space: Space) -> None:
-    layer, x = _made(space, "DropoutAttention", 12, 3, 0.5).train(), torch.randn(2, 5, 12)
+    layer, x = made(space, "DropoutAttention", 12, 3, 0.5).train(), torch.randn(2, 5, 12)
     with torch.no_grad():
         if torch.equal(layer(x), layer(x)):
             raise WrongPartError("two calls agree in training mode, with dropout=0.5")
@@ -239,10 +219,7 @@ DROPOUT = Exercise(
     solution=source('''
         """Exercise 10: dropout."""
 
-        import math
-
-        import torch
-        from torch import Tensor, nn
+        $imports
 
 
         class DropoutAttention(nn.Module):
@@ -251,18 +228,12 @@ DROPOUT = Exercise(
             def __init__(self, d_model: int, num_heads: int, dropout: float = 0.1) -> None:
                 """Make the four projections, and a module that drops out weights."""
                 super().__init__()
-                self.num_heads = num_heads
-                self.query, self.key, self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+                $four_layers
                 self.dropout = nn.Dropout(dropout)
 
             def forward(self, x: Tensor) -> Tensor:
                 """x (B, T, d_model) → (B, T, d_model)"""
-                B, T, E = x.shape
-                H, D = self.num_heads, E // self.num_heads
-                query, key, value = (
-                    project(x).view(B, T, H, D).transpose(1, 2) for project in (self.query, self.key, self.value)
-                )
-                scores = query @ key.transpose(-2, -1) / math.sqrt(D)
+                $scores_of_all_heads
                 future = torch.ones(T, T, dtype=torch.bool, device=x.device).triu(1)
                 weights = self.dropout(scores.masked_fill(future, -math.inf).softmax(-1))
                 return self.out((weights @ value).transpose(1, 2).reshape(B, T, E))

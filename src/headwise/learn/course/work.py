@@ -14,17 +14,9 @@ from typing import Any
 
 from headwise.check import sandbox
 from headwise.errors import OptionError
-from headwise.learn.course import decoder
-from headwise.learn.course.exercise import (
-    CHECK_SECONDS,
-    Exercise,
-    Grade,
-    PartResult,
-    Space,
-    TooLongError,
-    grade,
-    place,
-)
+from headwise.learn.course import gpt
+from headwise.learn.course.exercise import Exercise, Space
+from headwise.learn.course.grading import CHECK_SECONDS, Grade, PartResult, TooLongError, grade, place
 
 LOADING = 10.0  # seconds for the statements of a file
 
@@ -192,8 +184,8 @@ def train_and_write(space: dict[str, Any], seconds: float = 60.0, prompt: str = 
     """
     import torch
 
-    text = decoder.fables()
-    alphabet, tokens = sorted(set(text)), decoder.letters(text)
+    text = gpt.fables()
+    alphabet, tokens = sorted(set(text)), gpt.letters(text)
     torch.manual_seed(0)
     context, end = 64, time.monotonic() + seconds
     model = space["TinyGPT"](len(alphabet), 64, 4, 2, context)

@@ -8,9 +8,6 @@ import pytest
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("rich")
-nbclient = pytest.importorskip("nbclient")
-nbformat = pytest.importorskip("nbformat")
-pytest.importorskip("ipykernel")
 FOLDER = Path(__file__).parents[1] / "examples" / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 WANTED = {
@@ -23,11 +20,13 @@ WANTED = {
 }
 
 
-def run(cells, folder, monkeypatch):
-    """What a kernel of this Python prints for code cells."""
+def run(path, folder, monkeypatch):
+    """What a kernel of this Python prints for the cells of a notebook."""
+    pytest.importorskip("ipykernel")
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
     monkeypatch.setenv("PYTHONPATH", str(FOLDER.parents[1] / "src"))
-    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": ""}})
+    notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(folder)}})
     client.create_kernel_manager().kernel_spec.argv[0] = sys.executable
     client.execute()
@@ -37,7 +36,7 @@ def run(cells, folder, monkeypatch):
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_every_cell_of_a_notebook_runs(path, tmp_path, monkeypatch):
-    out = run(nbformat.read(path, as_version=4).cells, tmp_path, monkeypatch)
+    out = run(path, tmp_path, monkeypatch)
     for words in WANTED[path.stem]:
         assert words in out
 

@@ -84,7 +84,7 @@ def confined(
     """Run a task in a process of its own, inside the jail; returns its exit status and the last line of its errors.
 
     Args:
-        task: "module:function"; it is called in the child as `function(request, Line(...))`.
+        task: "module:function"; it is called in the child as `function(request, TaskChannel(...))`.
         request: what the task is given, as JSON.
         listener: hears what the task tells.
         places: files and folders that it may read.
@@ -272,7 +272,7 @@ class TooLong(BaseException):
     """Raised by the alarm. A learner's `except Exception` does not catch it."""
 
 
-class Line:
+class TaskChannel:
     """What connects a task in the child with its listener."""
 
     def __init__(self, channel: int, requests: int, layers: list[str], seconds: float) -> None:
@@ -291,7 +291,7 @@ def main() -> None:
     seconds = around["seconds"]
     jail.limit(seconds)
     layers = jail.enter(around["home"], around["readable"], starts_processes=around["starts_processes"])
-    line = Line(around["channel"], around["requests"], layers, seconds)
+    line = TaskChannel(around["channel"], around["requests"], layers, seconds)
     _close_network()
     _mute()
     line.tell("jail", layers)
@@ -303,7 +303,7 @@ def main() -> None:
     os._exit(0)  # without the threads and exit handlers of the file
 
 
-def judge(request: dict[str, Any], line: Line) -> None:
+def judge(request: dict[str, Any], line: TaskChannel) -> None:
     """The task of a check: judge the file and report, then answer questions about it."""
     if request.pop("require_jail") and (open_doors := jail.missing(line.layers)):
         words = f"a jail is required, and on this system the code could {' and '.join(open_doors)}"

@@ -3,7 +3,16 @@
 import torch
 from torch import nn
 
-from headwise.learn.course.exercise import CACHE_STEP, Call, Exercise, Part, Space, WrongPartError, close, made
+from headwise.learn.course.exercise import (
+    CACHE_STEP,
+    DocumentedCall,
+    Exercise,
+    Part,
+    Space,
+    WrongPartError,
+    close,
+    made,
+)
 from headwise.learn.course.pieces import source
 
 
@@ -93,7 +102,7 @@ CACHE = Exercise(
                 return self.out((weights @ value).transpose(1, 2).reshape(B, T, -1)), cache
     '''),
     judged="GroupedAttention",
-    call=Call((24, 6, 2), ((2, 5, 24),), (2, 5, 24)),
+    call=DocumentedCall((24, 6, 2), ((2, 5, 24),), (2, 5, 24)),
     parts=(
         Part(
             "fewer key/value heads",

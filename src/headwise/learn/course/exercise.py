@@ -42,7 +42,7 @@ class Part:
         return (self.question, self.idea, f"The line is: {self.line}")[level - 1]
 
 
-class Call(NamedTuple):
+class DocumentedCall(NamedTuple):
     """One call of a class: sizes for its constructor, shapes of its inputs and of its output."""
 
     sizes: tuple[int, ...]
@@ -77,7 +77,7 @@ class Exercise:
     solution: str
     parts: tuple[Part, ...]
     judged: str | None = None
-    call: Call | None = None
+    call: DocumentedCall | None = None
     ignores: tuple[str, ...] = ()
     seconds: float = 10.0
     more: str = ""

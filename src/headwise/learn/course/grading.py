@@ -19,7 +19,7 @@ import torch
 
 import headwise
 from headwise.check import Finding, Report, check
-from headwise.learn.course.exercise import CACHE_STEP, Call, Exercise, Part, Space, WrongPartError
+from headwise.learn.course.exercise import CACHE_STEP, DocumentedCall, Exercise, Part, Space, WrongPartError
 
 COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
 CHECK_SECONDS = 20.0  # for the checker, which takes two
@@ -95,7 +95,7 @@ class Grade:
         return cls(tuple(PartResult(**result) for result in data["results"]), data["report"], data["note"])
 
 
-class TooLongError(WrongPartError):
+class EndlessPartError(WrongPartError):
     """A part did not end."""
 
 
@@ -112,7 +112,7 @@ def grade(
         exercise: what to grade.
         space: the names.
         progress: called with the name of every part before it is tried.
-        limited: makes a context that raises `TooLongError` after so many seconds. Later parts are then not tried.
+        limited: makes a context that raises `EndlessPartError` after so many seconds. Later parts are then not tried.
     """
     judge = _Judge(exercise, space, limited)
     results: list[PartResult] = []
@@ -121,7 +121,7 @@ def grade(
         progress(part.name)
         try:
             words = stopped or judge.words(part)
-        except TooLongError as failure:
+        except EndlessPartError as failure:
             words, stopped = str(failure), NOT_TRIED
         results.append(PartResult(part.name, not words, words))
     return Grade(tuple(results), "" if judge.report is None else str(judge.report))
@@ -154,7 +154,7 @@ class _Judge:
             with self.limited(self.exercise.seconds), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 test()
-        except TooLongError:
+        except EndlessPartError:
             raise
         except WrongPartError as failure:
             return str(failure), ""
@@ -222,8 +222,8 @@ def _causes(found: list[Finding]) -> list[Finding]:
     return [finding for finding in kept if finding.name != "unused-projection"] or kept
 
 
-def _as_documented(made: Callable[..., Any], call: Call) -> None:
-    """Call a class as its docstring says; the checker is content with any way to call it."""
+def _as_documented(made: Callable[..., Any], call: DocumentedCall) -> None:
+    """DocumentedCall a class as its docstring says; the checker is content with any way to call it."""
     layer = made(*call.sizes).eval()
     with torch.no_grad():
         found = layer(*(torch.randn(shape) for shape in call.inputs))

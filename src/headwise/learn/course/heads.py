@@ -2,7 +2,7 @@
 
 import torch
 
-from headwise.learn.course.exercise import Call, Exercise, Part, Space, WrongPartError, close, needs
+from headwise.learn.course.exercise import DocumentedCall, Exercise, Part, Space, WrongPartError, close, needs
 from headwise.learn.course.pieces import source
 
 B, T, H, D = 2, 5, 3, 7
@@ -49,7 +49,7 @@ LIST = Exercise(
                 return self.out(torch.cat([head(x) for head in self.heads], dim=-1))
     '''),
     judged="HeadList",
-    call=Call((12, 3), ((2, 5, 12),), (2, 5, 12)),
+    call=DocumentedCall((12, 3), ((2, 5, 12),), (2, 5, 12)),
     parts=(
         Part(
             "the heads",
@@ -235,7 +235,7 @@ AT_ONCE = Exercise(
                 return self.out(merged)
     '''),
     judged="MultiHeadAttention",
-    call=Call((12, 3), ((2, 5, 12),), (2, 5, 12)),
+    call=DocumentedCall((12, 3), ((2, 5, 12),), (2, 5, 12)),
     parts=_AT_ONCE,
     more="headwise.MultiHeadAttention is this layer at the speed of the fastest kernel: docs/layer.md.",
 )

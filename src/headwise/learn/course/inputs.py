@@ -2,7 +2,7 @@
 
 import torch
 
-from headwise.learn.course.exercise import Call, Exercise, Part, Space, WrongPartError, close, made, needs
+from headwise.learn.course.exercise import DocumentedCall, Exercise, Part, Space, WrongPartError, close, made, needs
 from headwise.learn.course.pieces import source
 
 LENGTHS = (4, 2, 5)
@@ -73,7 +73,7 @@ MASKS = Exercise(
                 return self.out((weights @ value).transpose(1, 2).reshape(B, T, E))
     '''),
     judged="MaskedAttention",
-    call=Call((12, 3), ((2, 5, 12),), (2, 5, 12)),
+    call=DocumentedCall((12, 3), ((2, 5, 12),), (2, 5, 12)),
     parts=(
         Part(
             "the padding mask",
@@ -167,7 +167,7 @@ CROSS = Exercise(
                 return self.out((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
     '''),
     judged="CrossAttention",
-    call=Call((12, 3), ((2, 5, 12), (2, 7, 12)), (2, 5, 12)),
+    call=DocumentedCall((12, 3), ((2, 5, 12), (2, 7, 12)), (2, 5, 12)),
     parts=(
         Part(
             "two lengths",
@@ -239,7 +239,7 @@ DROPOUT = Exercise(
                 return self.out((weights @ value).transpose(1, 2).reshape(B, T, E))
     '''),
     judged="DropoutAttention",
-    call=Call((12, 3), ((2, 5, 12),), (2, 5, 12)),
+    call=DocumentedCall((12, 3), ((2, 5, 12),), (2, 5, 12)),
     parts=(
         Part(
             "the layer itself",

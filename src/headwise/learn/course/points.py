@@ -5,7 +5,7 @@ import re
 from typing import NamedTuple
 
 
-class Found(NamedTuple):
+class PointFound(NamedTuple):
     """Whether an answer makes a point: "said", "perhaps", "wrong" or "missing", and the sentence that decides it."""
 
     state: str
@@ -33,19 +33,19 @@ class Point:
     unless: str = r"(?!)"
     number: int | None = None
 
-    def found_in(self, answer: str) -> Found:
+    def found_in(self, answer: str) -> PointFound:
         """Whether an answer makes this point."""
         sentences = re.split(r"(?<=[.!?;])\s+|\n+", answer)
         for sentence in sentences:
             if self._said(sentence):
-                return Found("said", sentence)
+                return PointFound("said", sentence)
         if self.number is not None and _numbers(answer):
-            return Found("wrong", next(sentence for sentence in reversed(sentences) if _numbers(sentence)))
+            return PointFound("wrong", next(sentence for sentence in reversed(sentences) if _numbers(sentence)))
         for pattern in (self.unless, self.topic):
             for sentence in sentences:
                 if re.search(pattern, sentence, re.IGNORECASE):
-                    return Found("perhaps", sentence)
-        return Found("missing")
+                    return PointFound("perhaps", sentence)
+        return PointFound("missing")
 
     def _said(self, sentence: str) -> bool:
         if self.number is not None:

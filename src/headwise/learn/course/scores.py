@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from headwise.learn.course.exercise import Call, Exercise, Part, Space, WrongPartError, close, needs
+from headwise.learn.course.exercise import DocumentedCall, Exercise, Part, Space, WrongPartError, close, needs
 from headwise.learn.course.pieces import source
 
 T, S, D, DV = 3, 5, 7, 2
@@ -141,7 +141,7 @@ ONE_HEAD = Exercise(
                 return scores.softmax(-1) @ value
     '''),
     judged="Head",
-    call=Call((13, 7), ((2, 5, 13),), (2, 5, 7)),
+    call=DocumentedCall((13, 7), ((2, 5, 13),), (2, 5, 7)),
     ignores=("scale-missing",),
     parts=(
         Part(
@@ -226,7 +226,7 @@ SCALE = Exercise(
                 return scores.softmax(-1) @ value
     '''),
     judged="ScaledHead",
-    call=Call((13, 7), ((2, 5, 13),), (2, 5, 7)),
+    call=DocumentedCall((13, 7), ((2, 5, 13),), (2, 5, 7)),
     parts=(
         Part(
             "the measurement",
@@ -311,7 +311,7 @@ MASK = Exercise(
                 return scores.softmax(-1) @ value
     '''),
     judged="CausalHead",
-    call=Call((13, 7), ((2, 5, 13),), (2, 5, 7)),
+    call=DocumentedCall((13, 7), ((2, 5, 13),), (2, 5, 7)),
     parts=(
         Part(
             "the triangle",

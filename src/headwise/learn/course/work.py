@@ -16,7 +16,7 @@ from headwise.check import sandbox
 from headwise.errors import OptionError
 from headwise.learn.course import gpt
 from headwise.learn.course.exercise import Exercise, Space
-from headwise.learn.course.grading import CHECK_SECONDS, Grade, PartResult, TooLongError, grade, place
+from headwise.learn.course.grading import CHECK_SECONDS, EndlessPartError, Grade, PartResult, grade, place
 
 LOADING = 10.0  # seconds for the statements of a file
 
@@ -105,7 +105,7 @@ class _Grading(sandbox.Listener):
             self.grade, self.done = Grade.from_dict(told["grade"]), True
 
 
-def grade_here(request: dict[str, Any], line: sandbox.Line) -> None:
+def grade_here(request: dict[str, Any], line: sandbox.TaskChannel) -> None:
     """The task in the child: load the file, as far as it goes, and grade what it defines."""
     import torch
 
@@ -122,12 +122,12 @@ def grade_here(request: dict[str, Any], line: sandbox.Line) -> None:
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise `TooLongError`, with the line that was running, after so many seconds."""
+    """Raise `EndlessPartError`, with the line that was running, after so many seconds."""
     left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     except sandbox.TooLong as error:
-        raise TooLongError(f"still running after {seconds:g} s, an endless loop?{place(error)}") from None
+        raise EndlessPartError(f"still running after {seconds:g} s, an endless loop?{place(error)}") from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, left)
 
@@ -143,7 +143,7 @@ def names_in(path: Path) -> tuple[Space, str]:
     try:
         with limited(LOADING):
             spec.loader.exec_module(module)
-    except TooLongError as failure:
+    except EndlessPartError as failure:
         return vars(module), f"Your file does not end: {failure}."
     except SyntaxError as error:
         return {}, f"Your file is not Python yet: {error.msg} (line {error.lineno})."

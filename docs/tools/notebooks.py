@@ -12,6 +12,19 @@ FOLDER = Path(__file__).parents[2] / "examples" / "notebooks"
 Cells = list[tuple[str, str]]
 MD, PY = "markdown", "code"
 
+JUDGED = """%%headwise_check
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads, self.d_k = num_heads, d_model // num_heads
+        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d_model, d_model) for _ in range(4))
+"""
+
 COURSE: Cells = [
     (
         MD,
@@ -30,18 +43,8 @@ COURSE: Cells = [
     (PY, "%load_ext headwise.check"),
     (
         PY,
-        """%%headwise_check
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
-class MultiHeadAttention(nn.Module):
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.num_heads, self.d_k = num_heads, d_model // num_heads
-        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d_model, d_model) for _ in range(4))
-
+        JUDGED
+        + """
     def split_heads(self, x):
         return x.view(x.size(0), x.size(1), self.num_heads, self.d_k).transpose(1, 2)
 
@@ -194,17 +197,8 @@ INTERVIEW: Cells = [
     (PY, "%load_ext headwise.check"),
     (
         PY,
-        """%%headwise_check
-import torch
-from torch import nn
-
-
-class MultiHeadAttention(nn.Module):
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.num_heads, self.d_k = num_heads, d_model // num_heads
-        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d_model, d_model) for _ in range(4))
-
+        JUDGED
+        + """
     def forward(self, Q, K, V, mask=None):
         q, k, v = (
             project(x).view(x.size(0), -1, self.num_heads, self.d_k).transpose(1, 2)

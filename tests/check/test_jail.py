@@ -138,7 +138,8 @@ def test_a_required_jail_that_cannot_be_built_refuses_to_run(tmp_path, monkeypat
     )
     reading, writing = os.pipe()
     request = {"channel": writing, "requests": 0, "seconds": 20, "home": str(tmp_path), "readable": [],
-               "require_jail": True, "file": str(path), "thorough": False}  # fmt: skip
+               "starts_processes": False, "task": "headwise.check.sandbox:judge",
+               "request": {"require_jail": True, "file": str(path)}}  # fmt: skip
     subprocess.run([sys.executable, "-c", child, json.dumps(request)], pass_fds=(writing,), check=True)
     os.close(writing)
     with os.fdopen(reading) as channel:

@@ -1,6 +1,7 @@
 """The checker's own parts, one by one."""
 
 import json
+import types
 
 import pytest
 import torch
@@ -149,7 +150,9 @@ def test_magic_runs_the_cell_and_judges_its_class(capsys):
 
 def test_magic_names_the_cell_and_the_line_in_it(capsys, tmp_path):
     class NumberedShell(Shell):
-        execution_count = 7
+        def __init__(self):
+            super().__init__()
+            self.user_ns["In"] = ["", "import torch", "%%headwise_check\n..."]
 
         def run_cell(self, cell):
             path = tmp_path / "cell.py"
@@ -159,7 +162,16 @@ def test_magic_names_the_cell_and_the_line_in_it(capsys, tmp_path):
     cell = write("separate", "scale-missing")
     (line,) = [n for n, text in enumerate(cell.splitlines(), 2) if "scores = torch.matmul" in text]
     check_cell(NumberedShell(), "", cell)
-    assert f"code cell 7, line {line}: scores = torch.matmul" in capsys.readouterr().out
+    assert f"In [2], line {line}: scores = torch.matmul" in capsys.readouterr().out
+
+
+def test_magic_does_not_judge_an_older_class_when_its_cell_fails(capsys):
+    class Failing(Shell):
+        def run_cell(self, cell):
+            return types.SimpleNamespace(success=False)
+
+    check_cell(Failing(), "KeepMask", "class KeepMask(:\n    pass")
+    assert capsys.readouterr().out == ""
 
 
 def test_magic_says_what_it_misses(capsys):

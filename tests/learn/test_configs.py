@@ -142,7 +142,7 @@ def test_no_two_models_share_a_name():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right"), [("llama-3.1-8", "llama-3.1-8b"), ("gpt2-smal", "gpt2-small"), ("qwen", "qwen-3-0.6b")]
+    ("wrong", "right"), [("llama-3.1-8", "llama-3.1-8b"), ("gpt2-smal", "gpt2"), ("qwen", "qwen-3-0.6b")]
 )
 def test_unknown_model_is_refused_with_the_nearest_names_and_all(wrong, right):
     with pytest.raises(
@@ -164,3 +164,8 @@ def test_options_say_what_the_ten_steps_leave_out():
 @pytest.mark.parametrize(("heads", "kv", "kind"), [(6, 6, "MHA"), (6, 3, "GQA"), (6, 1, "MQA"), (1, 1, "MHA")])
 def test_kind_is_named_by_key_value_heads(heads, kv, kind):
     assert configs.kind_of(heads, kv) == kind
+
+
+def test_only_names_of_the_list_are_suggested():
+    with pytest.raises(OptionError, match=r"no model is called 'gpt9'. Did you mean gpt3 or gpt2\? Known: "):
+        find("gpt9")

@@ -1,13 +1,15 @@
 """The quiz: every exercise is a wrong class that the checker names, and repairing it is progress."""
 
 import json
+import re
 
 import pytest
 
 from headwise import check
+from headwise.check import MISTAKES
 from headwise.check.templates import write
 from headwise.cli import main
-from headwise.learn.quiz import EXERCISES, Quiz
+from headwise.learn.quiz import ANY_QUESTION, EXERCISES, QUESTIONS, Quiz
 
 
 @pytest.mark.parametrize("exercise", EXERCISES[::5], ids=lambda x: x.mistake)
@@ -46,11 +48,25 @@ def test_neighbors_have_different_kinds_of_mistakes():
     assert {exercise.style for exercise in EXERCISES[:6]} >= {"separate", "fused", "listed"}
 
 
+def triples(text):
+    """Three words in a row, by which a question would give the answer away."""
+    words = re.findall(r"[\w√]+", text.lower())
+    return set(zip(words, words[1:], words[2:], strict=False))
+
+
+def test_a_mistake_without_a_question_gets_a_general_one(monkeypatch):
+    monkeypatch.delitem(QUESTIONS, EXERCISES[0].mistake)
+    assert EXERCISES[0].hint(1) == ANY_QUESTION
+
+
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda x: x.mistake)
 def test_hints_go_from_a_question_to_the_line(exercise):
     question, idea, line = (exercise.hint(level) for level in (1, 2, 3))
-    assert question.startswith("What in this class could have this effect? ")
-    assert idea != question
+    assert question == QUESTIONS[exercise.mistake]
+    assert question.endswith("?")
+    mistake = MISTAKES[exercise.mistake]
+    assert not triples(question) & (triples(mistake.title) | triples(mistake.hint) | triples(mistake.why))
+    assert idea == mistake.hint
     number = int(line.removeprefix("Look at line ").removesuffix("."))
     wrong = exercise.source().splitlines()[number - 1]
     assert wrong.strip()
@@ -63,12 +79,20 @@ def test_the_way_through(tmp_path, capsys):
     assert main(arguments) == 0
     assert "exercise_01.py: one thing is wrong" in capsys.readouterr().out
     assert main([*arguments, "--hint"]) == 0
-    assert "Exercise 1, hint 1 of 3: What in this class could have this effect? " in capsys.readouterr().out
+    assert "Exercise 1, hint 1 of 3: Compute a sample alone, then together with others. " in capsys.readouterr().out
     assert main(arguments) == 0
     assert "one thing is wrong" in capsys.readouterr().out, "nothing is given away before it was tried"
     (folder / "exercise_01.py").write_text(EXERCISES[0].source() + "\n# a try\n")
     assert main(arguments) == 1, "not repaired yet"
-    assert "WRONG" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Not yet: the mistake is still there." in shown
+    assert "batch" not in shown
+    assert main([*arguments, "--report"]) == 1
+    assert "scores are scaled by the batch size" in capsys.readouterr().out
+    source = EXERCISES[0].source()
+    (folder / "exercise_01.py").write_text(source.replace("sqrt(batch)", "sqrt(self.head_dim)").replace("=-1", "=-2"))
+    assert main(arguments) == 1, "another mistake was made"
+    assert "the softmax runs over the wrong axis" in capsys.readouterr().out
     (folder / "exercise_01.py").write_text(pasted_for(EXERCISES[0]))
     assert main(arguments) == 1, "a right class that is not this one"
     assert "it is not the one from the exercise: " in capsys.readouterr().out
@@ -85,10 +109,10 @@ def test_the_way_through(tmp_path, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["solved"] == [EXERCISES[0].mistake]
     assert told["skipped"] == [EXERCISES[1].mistake]
-    assert told["tries"] == {EXERCISES[0].mistake: 3}
+    assert told["tries"] == {EXERCISES[0].mistake: 5}
     assert main([*arguments, "--list"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].startswith("  1  solved, 3 tries: ")
+    assert shown[0].startswith("  1  solved, 5 tries: ")
     assert shown[2] == "  3  to do"
 
 

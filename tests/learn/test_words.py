@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from headwise import MultiHeadAttention, OptionError, load_builtin, watch
+from headwise import MultiHeadAttention, OptionError, alibi, load_builtin, watch
 from headwise.cli import main
 from headwise.learn.words import page as page_module
 from headwise.learn.words import word_steps, words_page, words_text
@@ -66,6 +66,50 @@ def test_any_transformers_model_is_read(kind):
         model(torch.tensor([[ord(letter) for letter in "fox"]]))
     torch.testing.assert_close(found.weights(), list(seen.values())[1][0], rtol=1e-3, atol=1e-4)
     assert any("share a key/value head" in note for note in found.notes) == (kind == "Llama")
+
+
+SIZES = {
+    "hidden_size": 24,
+    "num_attention_heads": 4,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "vocab_size": 131,
+}
+OTHERS = {
+    "Bert": {},  # sees both directions
+    "OPT": {"ffn_dim": 32, "word_embed_proj_dim": 24, "do_layer_norm_before": False},  # norm after
+    "Phi3": {"num_key_value_heads": 2, "pad_token_id": 0},  # no bias, fused, grouped, rotary
+    "Gemma2": {"num_key_value_heads": 2, "head_dim": 8},  # another scale, and a cap
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_weights_are_those_of_the_model_or_a_note_says_that_they_differ(kind):
+    transformers = pytest.importorskip("transformers")
+    import headwise.huggingface  # noqa: F401
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(attn_implementation="headwise", **SIZES, **OTHERS[kind])
+    ending = "Model" if kind == "Bert" else "ForCausalLM"
+    model = getattr(transformers, f"{kind}{ending}")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)  # so that scores differ enough to tell
+    found = word_steps("foxes", open_model(model, tokenizer=lambda text: [ord(letter) for letter in text]), layer=1)
+    with torch.no_grad(), watch(model) as seen:
+        model(torch.tensor([[ord(letter) for letter in "foxes"]]))
+    agrees = torch.allclose(found.weights(), list(seen.values())[1][0], rtol=1e-3, atol=1e-3)
+    assert agrees != any("its own weights differ" in note for note in found.notes)
+    assert agrees == (kind != "Gemma2")
+    assert found.visible.all() == (kind == "Bert")
+
+
+def test_a_bias_by_distance_is_noted():
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(24, 3, causal=True, position=alibi(3))
+    module = torch.nn.Sequential(torch.nn.Embedding(131, 24), layer)
+    opened = open_model(module, tokenizer=lambda text: [ord(letter) for letter in text])
+    assert "its own weights differ from these" in word_steps("fox", opened).notes[-1]
 
 
 def test_a_layer_that_does_more_to_its_scores_says_so():
@@ -194,6 +238,22 @@ def test_switches_recompute_in_the_browser(page, steps):
     assert torch.allclose(torch.tensor(numbers(page)), two.flatten(), atol=0.0051)
     assert page.locator("#lane .shape").nth(1).text_content() == "(1, 6, 2, 128)"
     page.locator("#reset").click()
+
+
+def test_a_switch_that_would_do_nothing_is_off(browser, steps, tmp_path):
+    import dataclasses
+
+    path = tmp_path / "both.html"
+    path.write_text(words_page(dataclasses.replace(steps, visible=torch.ones_like(steps.visible))), encoding="utf-8")
+    context = browser.new_context(viewport={"width": 390, "height": 800})
+    opened = context.new_page()
+    opened.goto(f"file://{path}#8")
+    assert opened.locator("#mask").is_disabled()
+    assert "hides nothing" in opened.locator("#mask").get_attribute("title")
+    opened.locator("#picture canvas").first.hover(position={"x": 40, "y": 30})
+    terms = opened.locator("#made .terms")
+    assert terms.evaluate("x => x.scrollHeight <= x.clientHeight"), "six terms fit on a phone"
+    context.close()
 
 
 def test_the_slider_and_the_keys_move_through_the_steps(page):

@@ -126,21 +126,25 @@ def load_ipython_extension(shell: Any) -> None:
 
 def check_cell(shell: Any, line: str, cell: str) -> None:
     """Run a notebook cell, then print a report on the class named in the line, or on the last class it defines."""
-    shell.run_cell(cell)
+    ran = shell.run_cell(cell)
+    if getattr(ran, "success", True) is False:  # the notebook has shown why; the class may be an older one
+        return
     name = line.strip() or last_class(cell)
     if name is None or name not in shell.user_ns:
         print("%%headwise_check: this cell defines no class; name one, as in %%headwise_check MyAttention")
         return
     report = check(shell.user_ns[name])
     if name in classes_of(cell):
-        count = getattr(shell, "execution_count", None)
+        count = len(shell.user_ns.get("In", [""])) - 1  # IPython stores the input of a cell before it runs
         report.findings = [_in_cell(finding, count) for finding in report.findings]
     print(report)
 
 
-def _in_cell(finding: Finding, count: int | None) -> Finding:
-    """The finding with the number of its cell; its line number counts the line of the magic, as notebooks do."""
-    return finding if finding.line is None else dataclasses.replace(finding, line=finding.line + 1, cell=count)
+def _in_cell(finding: Finding, count: int) -> Finding:
+    """The finding with the n of `In [n]`; its line number counts the line of the magic, as notebooks do."""
+    if finding.line is None:
+        return finding
+    return dataclasses.replace(finding, line=finding.line + 1, execution_count=count or None)
 
 
 def classes_of(cell: str) -> list[str]:

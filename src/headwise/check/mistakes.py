@@ -462,9 +462,13 @@ class Finding:
 
 
 def place(line: int, cell: int | None = None, execution_count: int | None = None) -> str:
-    """A line in words. Cells are counted among the code cells; the `In [n]` beside one is added where it differs."""
+    """A line in words. Cells are counted among the code cells; the `In [n]` beside one is added where it differs.
+
+    >>> place(3), place(3, cell=7), place(3, cell=7, execution_count=9), place(3, execution_count=9)
+    ('line 3', 'code cell 7, line 3', 'code cell 7 (In [9]), line 3', 'In [9], line 3')
+    """
     if cell is None:
-        return f"line {line}"
+        return f"line {line}" if execution_count is None else f"In [{execution_count}], line {line}"
     shown = "" if execution_count in (None, cell) else f" (In [{execution_count}])"
     return f"code cell {cell}{shown}, line {line}"
 

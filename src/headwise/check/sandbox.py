@@ -1,8 +1,9 @@
 """Runs a learner's file in a process of its own, inside a jail (`jail.py`), with little time and memory.
 
-This module holds both sides: `run` in the parent starts `python -m headwise.check.sandbox`, whose `main` builds the
-jail, judges the file and answers line by line. A report that calls the file right is not trusted: the parent, which
-never loads the file, then sends questions (`verification.py`) that the child must answer (`challenge.py`).
+This module holds both sides: `confined` in the parent starts a child, whose `main` builds the jail and runs a task
+there, which answers line by line. `run` does so for a check, `headwise course` for grading. A report that calls the
+file right is not trusted: the parent, which never loads the file, then sends questions (`verification.py`) that the
+child must answer (`challenge.py`).
 """
 
 import compileall
@@ -31,6 +32,7 @@ SECONDS = 60.0  # for everything; a typical file takes three
 GRACE = 5.0  # more, before the process is killed
 LONGEST = 4 * 2**20  # bytes of answer
 SUBJECT = re.compile(r"[\w.-]{1,80}(\(.{0,400}\).{0,80})?")
+CHILD = "from headwise.check.sandbox import main; main()"
 KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SYSTEMROOT")
 
 
@@ -57,18 +59,48 @@ def run(
         answer.solution = _solution(form) if solution else ""
         return answer
     against = None if against is None else str(Path(against).resolve())
+    request = {
+        "require_jail": require_jail, "file": str(path.resolve()), "name": name, "build": build, "call": call,
+        "thorough": thorough, "solution": solution, "form": form, "against": against,
+    }  # fmt: skip
+    talk = Conversation(path, progress)
+    code, error = confined(
+        "headwise.check.sandbox:judge", request, talk, readable(path, against), seconds, starts_processes=thorough
+    )
+    report = talk.report or _died(path, code, talk.stage, error, seconds)
+    report.jail = talk.jail or []
+    return report
+
+
+def confined(
+    task: str,
+    request: dict[str, Any],
+    listener: "Listener",
+    places: list[str],
+    seconds: float,
+    *,
+    starts_processes: bool = False,
+) -> tuple[int | None, str]:
+    """Run a task in a process of its own, inside the jail; returns its exit status and the last line of its errors.
+
+    Args:
+        task: "module:function"; it is called in the child as `function(request, TaskChannel(...))`.
+        request: what the task is given, as JSON.
+        listener: hears what the task tells.
+        places: files and folders that it may read.
+        seconds: time limit.
+        starts_processes: whether it may start processes.
+    """
     _compile()
     with tempfile.TemporaryDirectory(prefix="headwise-check-") as home:
         reading, writing = os.pipe()
         asked, asking = os.pipe()
-        request = {
-            "channel": writing, "requests": asked, "seconds": seconds, "home": home,
-            "readable": _readable(path, against), "require_jail": require_jail, "file": str(path.resolve()),
-            "name": name, "build": build, "call": call, "thorough": thorough, "solution": solution,
-            "form": form, "against": against,
+        around = {
+            "task": task, "request": request, "channel": writing, "requests": asked, "seconds": seconds, "home": home,
+            "readable": places, "starts_processes": starts_processes,
         }  # fmt: skip
         process = subprocess.Popen(  # noqa: S603 - this interpreter, our module
-            [sys.executable, "-P", "-m", "headwise.check.sandbox", json.dumps(request)],
+            [sys.executable, "-P", "-c", CHILD, json.dumps(around)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -80,17 +112,15 @@ def run(
         os.close(writing)
         os.close(asked)
         with os.fdopen(reading, "rb") as answers, os.fdopen(asking, "wb") as requests:
-            talk = Conversation(path, answers, requests, progress)
-            talk.start()
-            error = _wait(process, seconds + GRACE, talk)
+            listener.answers, listener.requests = answers, requests
+            listener.start()
+            error = _wait(process, seconds + GRACE, listener)
             _kill(process)
-            talk.join(2.0)
-    report = talk.report or _died(path, process.returncode, talk.stage, error, seconds)
-    report.jail = talk.jail or []
-    return report
+            listener.join(2.0)
+    return process.returncode, error
 
 
-def _readable(path: Path, against: str | None) -> list[str]:
+def readable(path: Path, against: str | None = None) -> list[str]:
     """The files and folders that the learner's file may read: its project, and that of the reference."""
     files = [path.resolve(), *([] if against is None else [Path(against.rpartition(":")[0] or against)])]
     places = [str(place) for file in files for place in (file, *search_folders(file))]
@@ -125,35 +155,54 @@ def _environment(home: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-class Conversation(threading.Thread):
-    """Listens to the child until it has reported; a report that it is right is confirmed by questions of ours."""
+class Listener(threading.Thread):
+    """Hears what the child tells, one JSON object per line, until it has heard enough."""
 
-    def __init__(
-        self, path: Path, answers: IO[bytes], requests: IO[bytes], progress: Callable[[str], None] = lambda _: None
-    ) -> None:
+    answers: IO[bytes]
+    requests: IO[bytes]
+
+    def __init__(self, progress: Callable[[str], None] = lambda _: None) -> None:
         super().__init__(daemon=True)
-        self.path, self.answers, self.requests, self.progress = path, answers, requests, progress
-        self.stage = "starting"
+        self.progress, self.stage = progress, "starting"
         self.jail: list[str] | None = None
+        self.done = False
+
+    def run(self) -> None:
+        """Listen. Whatever is no message of the expected shape is dropped."""
+        while not self.done and (line := self.answers.readline(LONGEST)):
+            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                self.take(json.loads(line))
+
+    def take(self, told: dict[str, Any]) -> None:
+        """Keep one message."""
+        if "jail" in told and self.jail is None:  # the first message, sent before the file is read
+            self.jail = [str(layer) for layer in told["jail"]]
+        elif "progress" in told:
+            self.stage = str(told["progress"])[:80]
+            self.progress(self.stage)
+
+
+class Conversation(Listener):
+    """Listens to a check until it has reported; a report that the file is right is confirmed by questions of ours."""
+
+    def __init__(self, path: Path, progress: Callable[[str], None] = lambda _: None) -> None:
+        super().__init__(progress)
+        self.path = path
         self.report: Report | None = None
 
     def run(self) -> None:
         """Receive progress and report. The first report counts: nothing after it is read, except answers."""
         ready = threading.Thread(target=_import_verification)
         ready.start()
-        while self.report is None and (line := self.answers.readline(LONGEST)):
-            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                self._take(json.loads(line))
+        super().run()
         ready.join()
 
-    def _take(self, told: dict[str, Any]) -> None:
-        if "jail" in told and self.jail is None:  # the first message, sent before the file is read
-            self.jail = [str(layer) for layer in told["jail"]]
-        elif "progress" in told:
-            self.stage = str(told["progress"])[:80]
-            self.progress(self.stage)
-        elif "report" in told:
+    def take(self, told: dict[str, Any]) -> None:
+        """Keep one message."""
+        super().take(told)
+        if "report" in told:
             self.report = self._checked(self._named(Report.from_dict(told["report"])))
+            self.done = True
 
     def _named(self, report: Report) -> Report:
         """The report with a subject that is a name with arguments, whatever the child calls it."""
@@ -223,36 +272,50 @@ class TooLong(BaseException):
     """Raised by the alarm. A learner's `except Exception` does not catch it."""
 
 
+class TaskChannel:
+    """What connects a task in the child with its listener."""
+
+    def __init__(self, channel: int, requests: int, layers: list[str], seconds: float) -> None:
+        self.channel, self.requests = os.fdopen(channel, "wb"), os.fdopen(requests, "rb")
+        self.layers, self.seconds = layers, seconds
+
+    def tell(self, kind: str, value: Any) -> None:
+        """Send one message."""
+        self.channel.write(json.dumps({kind: value}).encode() + b"\n")
+        self.channel.flush()
+
+
 def main() -> None:
-    """Read the request, set the limits, judge, and answer with one JSON line, whatever the file does."""
-    request = json.loads(sys.argv[1])
-    seconds = request.pop("seconds")
+    """Build the jail, then run the task, whatever it does. After its time `TooLong` is raised in it."""
+    around = json.loads(sys.argv[1])
+    seconds = around["seconds"]
     jail.limit(seconds)
-    layers = jail.enter(request.pop("home"), request.pop("readable"), starts_processes=request["thorough"])
-    channel, requests = os.fdopen(int(request.pop("channel")), "wb"), os.fdopen(int(request.pop("requests")), "rb")
+    layers = jail.enter(around["home"], around["readable"], starts_processes=around["starts_processes"])
+    line = TaskChannel(around["channel"], around["requests"], layers, seconds)
     _close_network()
     _mute()
-
-    def tell(kind: str, value: Any) -> None:
-        channel.write(json.dumps({kind: value}).encode() + b"\n")
-        channel.flush()
-
-    tell("jail", layers)
-    tell("progress", "starting")
-    if request.pop("require_jail") and (open_doors := jail.missing(layers)):
-        words = f"a jail is required, and on this system the code could {' and '.join(open_doors)}"
-        tell("report", Report("unknown", subject=Path(request["file"]).name, doubts=[words]).to_dict())
-        os._exit(0)
+    line.tell("jail", layers)
+    line.tell("progress", "starting")
     signal.signal(signal.SIGALRM, _raise_too_long)
     signal.setitimer(signal.ITIMER_REAL, seconds)
-    report = _judged(request, seconds, tell)
-    tell("report", report.to_dict())
+    module, _, function = around["task"].partition(":")
+    getattr(importlib.import_module(module), function)(around["request"], line)
+    os._exit(0)  # without the threads and exit handlers of the file
+
+
+def judge(request: dict[str, Any], line: TaskChannel) -> None:
+    """The task of a check: judge the file and report, then answer questions about it."""
+    if request.pop("require_jail") and (open_doors := jail.missing(line.layers)):
+        words = f"a jail is required, and on this system the code could {' and '.join(open_doors)}"
+        line.tell("report", Report("unknown", subject=Path(request["file"]).name, doubts=[words]).to_dict())
+        return
+    report = _judged(request, line.seconds, line.tell)
+    line.tell("report", report.to_dict())
     if report.evidence is not None:
         from headwise.check.challenge import serve
 
         with contextlib.suppress(TooLong):
-            serve(report.evidence, requests, channel)
-    os._exit(0)  # without the threads and exit handlers of the file
+            serve(report.evidence, line.requests, line.channel)
 
 
 def _raise_too_long(*_: Any) -> None:

@@ -8,6 +8,8 @@ import errno
 import importlib
 import os
 import sys
+import textwrap
+import warnings
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -43,6 +45,7 @@ EXAMPLES = """examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Exit status: 0 success, 1 the checked code is wrong, 2 wrong usage or failure."""
     print_anywhere()
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's; no verb needs NumPy
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser(next((word for word in arguments if word in VERBS), None))
     options = parser.parse_args(arguments)
@@ -88,7 +91,8 @@ def _parser(asked: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="show the versions of headwise and torch, then exit")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for name, summary in VERBS.items():
-        verb = verbs.add_parser(name, help=summary, description=summary, formatter_class=HelpFormatter)
+        described = textwrap.fill(summary, 79)
+        verb = verbs.add_parser(name, help=summary, description=described, formatter_class=HelpFormatter)
         if name == asked:
             module = module_of(name)
             verb.epilog = module.EXAMPLES

@@ -84,6 +84,11 @@ def say(text: str) -> None:
     print(printable(text, lines=True), file=sys.stderr, flush=True)
 
 
+def can_ask() -> bool:
+    """Whether somebody can type an answer. In a notebook, `!headwise` has a terminal but no keyboard."""
+    return sys.stdin.isatty() and "JPY_PARENT_PID" not in os.environ
+
+
 def standard_input() -> str:
     """The text piped in, without the newline that a shell adds."""
     try:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from headwise.cli import quiz
-from headwise.cli.console import add_json, check_positive, print_json, write_file
+from headwise.cli.console import add_json, can_ask, check_positive, late_status, print_json, write_file
 from headwise.errors import OptionError, printable
 from headwise.learn.course import EXERCISES, Exercise, Grade, card, find
 from headwise.learn.course.interview import QUESTIONS, Question, find_question, sizes
@@ -24,12 +24,13 @@ EXAMPLES = """examples:
   headwise course --list
   headwise course --card
   headwise course 4 --hint
-  headwise course --interview root --answer "d_k: scores grow, saturate the softmax; gradients vanish"
+  headwise course --interview --list
   headwise course --html course.html
   headwise course --notebook course.ipynb
 """
 WIDTH = 78
 NO_OPTIONS = {"skip": False, "restore": False}  # of the quiz, which has them as a verb of its own
+STATES = {"said": "✓", "perhaps": "?", "wrong": "✗", "missing": "·"}
 LEVELS = {1: "a question", 2: "the idea", 3: "the line"}
 
 
@@ -37,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this verb."""
     parser.add_argument("exercise", nargs="?", help="its number or name (default: the first that is not solved)")
     parser.add_argument("--folder", type=Path, default=Path("course"), help="folder for your files")
-    parser.add_argument("--list", action="store_true", help="list the exercises and how far you are")
+    parser.add_argument(
+        "--list", action="store_true", help="list the exercises and how far you are, or the questions of the interview"
+    )
     parser.add_argument("--hint", action="store_true", help="a hint for the next step: a question, the idea, the line")
     parser.add_argument("--solution", action="store_true", help="compare your file with the model answer, after a try")
     parser.add_argument("--report", action="store_true", help="also print the checker's whole report")
@@ -96,7 +99,9 @@ def _current(progress: Progress) -> Exercise | None:
 
 def say(text: str, indent: str = "") -> None:
     """Print a paragraph in at most 80 columns."""
-    print(textwrap.fill(printable(text), WIDTH, initial_indent=indent, subsequent_indent=indent))
+    print(
+        textwrap.fill(printable(text), WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    )
 
 
 def introduced(space: Workspace, exercise: Exercise) -> int:
@@ -106,13 +111,14 @@ def introduced(space: Workspace, exercise: Exercise) -> int:
     print(f"{number}. {exercise.title}   {stars}   about {exercise.minutes} minutes\n")
     say(exercise.idea)
     print(f"\nWrite it in {space.path(exercise)}, then run: headwise course {number}")
-    print("Steps: " + "; ".join(part.name for part in exercise.parts) + ".")
+    say("Steps: " + "; ".join(part.name for part in exercise.parts) + ".")
     return 0
 
 
 def judged(progress: Progress, space: Workspace, exercise: Exercise, options: argparse.Namespace) -> int:
     """Grade the file, and hand out the next exercise if it is right."""
-    found = grade_file(exercise, space.path(exercise))
+    with late_status() as progress_shown:
+        found = grade_file(exercise, space.path(exercise), lambda words: progress_shown(f"grading: {words}"))
     progress.add(exercise, found)
     if options.json:
         print_json({"exercise": exercise.name, "right": found.right, "share": found.share, **found.to_dict()})
@@ -135,6 +141,8 @@ def judged(progress: Progress, space: Workspace, exercise: Exercise, options: ar
 
 def show(found: Grade) -> None:
     """Print the grade: one sentence, then every step."""
+    if found.note:
+        say(found.note)
     say(found.sentence())
     for result in found.results:
         print(f"  {'✓' if result.right else '·'} {result.name}")
@@ -191,7 +199,7 @@ def interview(options: argparse.Namespace) -> int:
         if len(asked) > 1:
             raise OptionError("--answer is for one question. Name it: --interview root --answer '...'.")
         return answered(asked[0], options.answer, as_json=options.json)
-    if options.json or not sys.stdin.isatty():
+    if options.json or options.list or not can_ask():
         return _print_questions(asked, as_json=options.json)
     return ask_all(asked, options.clock)
 
@@ -210,7 +218,7 @@ def _print_questions(asked: tuple[Question, ...], *, as_json: bool) -> int:
         return 0
     for question in asked:
         say(f"{question.name}: {question.question} ({question.minutes:g} min)")
-    print("\nAnswer one: headwise course --interview NAME --answer 'words, or a file with code'.")
+    print("\nAnswer one: headwise course --interview NAME --answer 'words, or a file'.")
     print("An empty answer, --answer '', shows the model answer.")
     return 0
 
@@ -229,9 +237,10 @@ def ask_all(asked: tuple[Question, ...], clock: float | None) -> int:
         if answer is None:
             break
         if not question.code:
-            made, count = made + len(question.judge(answer)[0]), count + len(question.points)
+            found = question.judge(answer).values()
+            made, count = made + sum(point.state == "said" for point in found), count + len(found)
         answered(question, answer, as_json=False)
-    print(f"\nYour answers made {made} of {count} points, in {(time.monotonic() - begun) / 60:.0f} minutes.")
+    print(f"\nFound in your words: {made} of {count} points, in {(time.monotonic() - begun) / 60:.0f} minutes.")
     return 0
 
 
@@ -247,18 +256,19 @@ def read_answer(question: Question) -> str | None:
 
 
 def answered(question: Question, answer: str, *, as_json: bool) -> int:
-    """Say which points an answer makes, then the model answer and the follow-ups. Exit 0 if all are made, else 1."""
+    """Say which points an answer makes, then the model answer and the follow-ups. Exit 0 if all were found, else 1."""
     if question.code and answer.strip():
         return _code_answered(answer.strip(), as_json=as_json)
-    made, missing = question.judge(answer)
-    model = question.answer(sizes())
+    found, model = question.judge(answer), question.answer(sizes())
+    states = {state: [name for name, point in found.items() if point.state == state] for state in STATES}
     if as_json:
-        print_json({"name": question.name, "made": made, "missing": missing, "answer": model})
-        return 1 if missing else 0
-    for point in made:
-        say(f"✓ {point}", "  ")
-    for point in missing:
-        say(f"· {point}", "  ")
+        print_json({"name": question.name, "answer": model, **states})
+        return 0 if len(states["said"]) == len(found) else 1
+    for name, point in found.items() if answer.strip() else ():
+        said = f" You wrote: {point.sentence}" if point.state in ("perhaps", "wrong") else ""
+        say(f"{STATES[point.state]} {name}.{said}", "  ")
+    if any(states[state] for state in ("perhaps", "missing")) and answer.strip():
+        print("  ✓ found in your words, ? perhaps, · not found. You are the judge: compare.")
     if question.code:
         print(f"Model answer:\n\n{model}")
     else:
@@ -267,7 +277,7 @@ def answered(question: Question, answer: str, *, as_json: bool) -> int:
         following = find_question(name)
         if following is not None:
             say(f"Follow-up ({name}): {following.question}")
-    return 1 if missing else 0
+    return 0 if len(states["said"]) == len(found) else 1
 
 
 def _code_answered(answer: str, *, as_json: bool) -> int:

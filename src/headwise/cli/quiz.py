@@ -1,6 +1,7 @@
 """`headwise quiz`: find the mistake."""
 
 import argparse
+import textwrap
 from pathlib import Path
 
 from headwise.check import MISTAKES, sandbox
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hint", action="store_true", help="a hint for the current exercise: a question, the idea, the line"
     )
     parser.add_argument("--restore", action="store_true", help="bring back the file of the current exercise as it was")
+    parser.add_argument("--report", action="store_true", help="print the checker's report, which names the mistake")
     parser.add_argument("--skip", action="store_true", help="skip the current exercise")
     parser.add_argument("--list", action="store_true", help="list solved and remaining exercises")
     add_json(parser, "text")
@@ -46,12 +48,12 @@ def run(options: argparse.Namespace) -> int:
         return begun(quiz, exercise)
     if options.hint:
         level, words = quiz.hint(exercise)
-        print(f"Exercise {exercise.number}, hint {level} of 3: {words}")
+        print(textwrap.fill(f"Exercise {exercise.number}, hint {level} of 3: {words}", 78))
         return 0
     if options.restore:
         quiz.restore(exercise)
         return begun(quiz, exercise)
-    return judged(quiz, exercise) if quiz.touched(exercise) else begun(quiz, exercise)
+    return judged(quiz, exercise, whole=options.report) if quiz.touched(exercise) else begun(quiz, exercise)
 
 
 def begun(quiz: Quiz, exercise: FaultyClass) -> int:
@@ -61,12 +63,15 @@ def begun(quiz: Quiz, exercise: FaultyClass) -> int:
     return 0
 
 
-def judged(quiz: Quiz, exercise: FaultyClass) -> int:
-    """Print the checker's report, or the next exercise if the answer is right."""
+def judged(quiz: Quiz, exercise: FaultyClass, *, whole: bool) -> int:
+    """Say whether the answer is right, and hand out the next exercise if it is; `whole`: print the whole report."""
     print(f"checking {exercise.path(quiz.folder)} ...")
     report = quiz.judge(exercise, sandbox.run)
     if report.exit_code != 0:
-        show(report)
+        if whole or exercise.mistake not in {finding.name for finding in report.findings}:
+            show(report)  # another mistake than that of the exercise gives nothing away
+        else:
+            print("Not yet: the mistake is still there. For help: headwise quiz --hint, or headwise quiz --report.")
         return int(report.exit_code)
     replaced = quiz.replaced(exercise)
     if replaced is not None:

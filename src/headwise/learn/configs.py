@@ -347,7 +347,7 @@ def find(name: str) -> Config:
     by_name = {known: config for config in _ALL for known in (config.name, *config.aliases)}
     if wanted in by_name:
         return by_name[wanted]
-    near = difflib.get_close_matches(wanted, by_name, n=3, cutoff=0.5)
-    near += [known for known in CONFIGS if wanted and wanted in known and known not in near]
+    close = [by_name[known].name for known in difflib.get_close_matches(wanted, by_name, n=3, cutoff=0.5)]
+    near = list(dict.fromkeys([*close, *(known for known in CONFIGS if wanted and wanted in known)]))
     guess = f" Did you mean {' or '.join(near[:4])}?" if near else ""
     raise OptionError(f"no model is called {name!r}.{guess} Known: {', '.join(CONFIGS)}.")

@@ -17,6 +17,45 @@ FORMAT = 2
 STYLES = ("separate", "fused", "listed", "einsum")
 APART = 3  # exercises between two of the same kind
 ROOM = 3  # lines that may change in addition to those of the shortest repair
+ANY_QUESTION = "What changes between one sample and two, with a mask and without, in training and in evaluation?"
+QUESTIONS = {  # the first hint: where to look, without the cure
+    "attends-over-heads": "What do the rows and the columns of the weights stand for?",
+    "buffer-not-sliced": "Does it run on a text that is shorter than the longest one?",
+    "causal-inverted": "Change the last token only. Which outputs change?",
+    "causal-off-by-one": "What exactly does the first token see, and what does the second?",
+    "contiguous": "Which operation does torch complain about when you call it?",
+    "dropout-in-eval": "Call it twice after eval(). Do the results agree?",
+    "heads-averaged": "Can the last projection still tell which head said what?",
+    "heads-share-weights": "Do any two heads ever attend differently?",
+    "layers-in-forward": "Would an optimizer find every weight, and do two calls agree?",
+    "layers-in-list": "How many parameters does it report, and how many should it have?",
+    "mask-after-softmax": "Hide half of the keys. What do the remaining weights of a row add up to?",
+    "mask-crashes": "Have you called it with everything that its signature allows?",
+    "mask-discarded": "Print the scores before and after the mask. Do they differ?",
+    "mask-ignored": "Does the output change at all when you pass a mask?",
+    "mask-leaks": "Change a token that is hidden. Does the output change?",
+    "mask-wrong-sample": "Hide a key in one sample of a batch only. Which samples change?",
+    "merge-view": "Which tokens do the numbers of one output come from?",
+    "missing-attribute": "Does forward find everything that it asks self for?",
+    "missing-import": "Does the file run at all in an empty Python session?",
+    "missing-super": "Can you construct the class at all?",
+    "no-gradient": "Which parameters have a gradient after backward()?",
+    "no-out-proj": "Which number of the output depends on more than one head?",
+    "no-qkv-proj": "Where could this layer learn what a token looks for?",
+    "one-projection": "How many different matrices make q, k and v?",
+    "scale-after-softmax": "What do the weights of one row add up to?",
+    "scale-batch": "Compute a sample alone, then together with others. Does it keep its weights?",
+    "scale-d_model": "How many numbers are summed in one score?",
+    "scale-length": "Do the weights of the first tokens stay the same when the text becomes longer?",
+    "scale-missing": "In which range are the scores if a head is 64 wide, and what does the softmax make of them?",
+    "scale-multiplied": "If heads become wider, do the scores that reach the softmax keep their range?",
+    "scale-no-sqrt": "If heads become wider, do the scores that reach the softmax keep their spread?",
+    "softmax-axis": "What does the axis count along which the weights sum to 1?",
+    "split-view": "Which tokens do the numbers of head 0 for token 0 come from?",
+    "too-wide": "How wide is the result, and how wide should it be?",
+    "undefined-name": "Is every name in forward defined somewhere above it?",
+    "wrong-role": "Pass three different tensors. Which of them does each projection see?",
+}
 INTRODUCTION = '''"""Exercise {number} of {count}. One thing here is wrong. Fix it, then run `headwise quiz` again.
 
 Repair this class; a different one does not count, even if it is right. `headwise quiz --hint` helps, up to three times;
@@ -45,7 +84,7 @@ class FaultyClass(NamedTuple):
         """A hint: from 1, a question, to 3, the line."""
         mistake = MISTAKES[self.mistake]
         if level == 1:
-            return f"What in this class could have this effect? {mistake.why}"
+            return QUESTIONS.get(self.mistake, ANY_QUESTION)
         return mistake.hint if level == 2 else f"Look at line {self.lines()[0]}."
 
     def lines(self) -> list[int]:

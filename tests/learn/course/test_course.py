@@ -1,55 +1,21 @@
 """The course from beginning to end: right answers in other styles pass, typical wrong ones are told what is wrong."""
 
+import dataclasses
 import json
 import linecache
+import sys
 
 import pytest
 import torch
 
+from course_answers import SAME, WRONG
 from headwise.cli import main
 from headwise.learn.course import EXERCISES, find, grade, train_and_write
-from headwise.learn.course import decoder as decoder_exercises
+from headwise.learn.course import gpt as gpt_exercises
 from headwise.learn.course.exercise import skeleton_of
+from headwise.learn.course.grading import NOT_TRIED
 from headwise.learn.course.work import Workspace, code_of, compared, grade_file
 
-# What learners write: an exercise, what they change in the model answer, the part that is then wrong, and the words.
-WRONG = [
-    ("dot-products", "query @ key.T", "query @ key", "the scores", "raises RuntimeError"),
-    ("dot-products", "sum(-1", "sum(0", "the softmax", "softmax(scores)[1, 4] is"),
-    ("dot-products", "scores - scores.max(-1, keepdim=True).values", "scores", "the softmax of large scores", "is nan"),
-    ("dot-products", "@ value", "@ value.cumsum(0)", "the average of the values", "expected"),
-    ("one-head", "self.key(x), self", "self.query(x), self", "the three projections", "the wrong role"),
-    ("one-head", "softmax(-1)", "softmax(-2)", "the softmax", "the softmax runs over the wrong axis"),
-    ("scale", ".sum(-1).std()", ".std()", "the measurement", "spread(4) is"),
-    ("scale", " / math.sqrt(query.shape[-1])", "", "the scale", "scores are not scaled"),
-    ("scale", "math.sqrt(query.shape[-1])", "math.sqrt(x.shape[-1])", "the scale", "square root of the model width"),
-    ("mask", ".tril()", ".triu()", "the triangle", "causal_mask(5)[0, 1] is 1; expected 0"),
-    ("mask", "-math.inf", "0.0", "the future is hidden", "they see the future"),
-    ("list-of-heads", "self.out(torch.cat([head(x) for head in self.heads], dim=-1))",
-     "torch.cat([head(x) for head in self.heads], dim=-1)", "the output projection", "output projection"),
-    ("split-and-merge", "x.view(B, T, num_heads, E // num_heads).transpose(1, 2)",
-     "x.view(B, num_heads, T, E // num_heads)", "the numbers of the split", "expected"),
-    ("split-and-merge", ".transpose(1, 2).contiguous().view(B, T, H * D)", ".transpose(1, 2).view(B, T, H * D)",
-     "the merge", "raises RuntimeError"),
-    ("all-heads-at-once", "math.sqrt(D)", "math.sqrt(E)", "scores, scale and mask", "square root of the model width"),
-    ("all-heads-at-once", "triu(1)", "triu(2)", "scores, scale and mask", "mask"),
-    ("all-heads-at-once", "transpose(1, 2).contiguous().view(B, T, E)", "contiguous().view(B, T, E)", "the merge",
-     "heads are merged by a view"),
-    ("masks-and-padding", "masked_fill(~mask, -math.inf)", "masked_fill(mask, -math.inf)", "the mask argument", "mask"),
-    ("masks-and-padding", "weights = weights.masked_fill(~mask, 0.0)", "pass", "a query that sees nothing", "NaN"),
-    ("cross-attention", "self.split(self.value(memory))", "self.split(self.value(x))", "two lengths", "raises"),
-    ("dropout", "self.dropout(scores.masked_fill(future, -math.inf).softmax(-1))",
-     "nn.functional.dropout(scores.masked_fill(future, -math.inf).softmax(-1), 0.1)", "quiet in evaluation", "differ"),
-    ("cache-and-grouped-heads", "triu(S - T + 1)", "triu(1)", "token by token", "the output token by token"),
-    ("cache-and-grouped-heads", "repeat_interleave(group, 1), value.repeat_interleave(group, 1)",
-     "repeat(1, group, 1, 1), value.repeat(1, group, 1, 1)", "the layer without a cache", ""),
-    ("block", "x = x + self.attention", "x = self.attention", "the residual stream", "with all projections at 0"),
-    ("block", "causal=True", "causal=False", "the attention", "tokens 0 and 1 changed"),
-    ("tiny-gpt", "(tokens) + self.positions(positions)", "(tokens)", "the positions", "does not know positions"),
-    ("tiny-gpt", "tokens[:, 1:]", "tokens[:, :-1]", "the loss", "logits at i predict letter i + 1"),
-    ("reading-heads", "torch.special.entr(weights)", "(-weights * weights.log())", "the entropy", "0 · log 0"),
-    ("reading-heads", "diagonal(-1", "diagonal(0", "the previous token", "previous_token(weights)[0] is"),
-]  # fmt: skip
 # The same function in other styles than the model answer.
 STYLES = {
     "dot-products": """
@@ -97,8 +63,8 @@ def names_in(source, path):
 
 @pytest.fixture(autouse=True)
 def short_training(monkeypatch):
-    monkeypatch.setattr(decoder_exercises, "STEPS", 60)
-    monkeypatch.setattr(decoder_exercises, "PAIRS", 3.2)
+    monkeypatch.setattr(gpt_exercises, "STEPS", 60)
+    monkeypatch.setattr(gpt_exercises, "PAIRS", 3.2)
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
@@ -116,6 +82,12 @@ def test_any_style_passes(name, tmp_path):
     assert found.right, found.sentence()
 
 
+@pytest.mark.parametrize(("name", "right", "other"), SAME, ids=lambda text: text[:24])
+def test_another_order_that_means_the_same_passes(name, right, other, tmp_path):
+    found = grade(find(name), names_in(find(name).solution.replace(right, other, 1), tmp_path / "answer.py"))
+    assert found.right, found.sentence()
+
+
 @pytest.mark.parametrize(("name", "right", "wrong", "part", "words"), WRONG, ids=lambda text: text[:24])
 def test_a_typical_mistake_is_found_in_its_own_part(name, right, wrong, part, words, tmp_path):
     exercise = find(name)
@@ -129,8 +101,9 @@ def test_a_typical_mistake_is_found_in_its_own_part(name, right, wrong, part, wo
     assert all(earlier), "credit for what is right"
 
 
-def test_every_exercise_has_at_least_one_typical_mistake_among_the_tests():
-    assert {name for name, *_ in WRONG} == {exercise.name for exercise in EXERCISES}
+def test_every_step_of_every_exercise_has_a_typical_mistake_among_the_tests():
+    steps = {(exercise.name, part.name) for exercise in EXERCISES for part in exercise.parts}
+    assert {(name, part) for name, _, _, part, _ in WRONG} == steps
 
 
 def test_hints_lead_from_a_question_to_a_line_of_the_model_answer():
@@ -165,9 +138,12 @@ def test_the_whole_course_in_the_terminal(tmp_path, monkeypatch, capsys):
         assert path.is_file()
         assert main(["course", str(number), "--solution"]) == 2, "not before a try"
         capsys.readouterr()
-        path.write_text(space.introduced(exercise, exercise.skeleton.replace("NotImplementedError", "KeyError")))
+        right, wrong, part, words = next(rest for name, *rest in WRONG if name == exercise.name)
+        path.write_text(space.introduced(exercise, exercise.solution.replace(right, wrong, 1)))
         assert main(["course"]) == 1
-        assert "the next is " in capsys.readouterr().out
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"the next is {part}: " in shown
+        assert words in shown
         for level in ("a question", "the idea", "the line"):
             assert main(["course", "--hint"]) == 0
             assert level in capsys.readouterr().out
@@ -189,27 +165,68 @@ def in_this_process(monkeypatch):
     """Grade files here: starting torch for each of them would take a minute."""
     from headwise.cli import course
 
-    def graded(exercise, path):
+    def graded(exercise, path, progress):
         return grade(exercise, names_in(path.read_text(encoding="utf-8"), path))
 
     monkeypatch.setattr(course, "grade_file", graded)
 
 
+def graded_file(tmp_path, source, name="split-and-merge", **changes):
+    path = tmp_path / "answer.py"
+    path.write_text(source)
+    return grade_file(dataclasses.replace(find(name), **changes), path)
+
+
 def test_a_file_is_graded_in_a_process_of_its_own(tmp_path):
+    assert graded_file(tmp_path, "print('noise')\n" + find("split-and-merge").solution).right
+
+
+def test_a_file_that_is_not_python_yet_is_named(tmp_path):
+    found = graded_file(tmp_path, "def split_heads(x, num_heads):\n")
+    assert found.note.startswith("Your file is not Python yet: expected an indented block")
+    assert found.note.endswith("(line 1).")
+    assert found.share == 0
+
+
+def test_a_file_that_stops_is_graded_as_far_as_it_goes(tmp_path):
+    found = graded_file(tmp_path, find("split-and-merge").solution + "\nprint(heads)\n")
+    lines = find("split-and-merge").solution.count("\n") + 2
+    assert found.note == f"Your file stops with NameError: name 'heads' is not defined (line {lines})."
+    assert found.right
+
+
+def test_an_endless_loop_is_stopped_with_its_line_and_the_credit_of_the_steps_before(tmp_path):
+    loop = "    while True:\n        heads = heads\n"
+    head, _, tail = find("split-and-merge").solution.partition("    B, H, T, D = heads.shape\n")
+    told = []
     path = tmp_path / "answer.py"
-    path.write_text("print('noise')\n" + find("split-and-merge").solution)
-    assert grade_file(find("split-and-merge"), path).right
-    path.write_text("def split_heads(x, num_heads):\n")
-    assert "the file cannot be run: IndentationError" in grade_file(find("split-and-merge"), path).next.words
+    path.write_text(head + loop + tail)
+    found = grade_file(dataclasses.replace(find("split-and-merge"), seconds=0.5), path, told.append)
+    line = head.count("\n") + 1
+    assert [result.right for result in found.results] == [True, True, False]
+    assert found.next.words.startswith("still running after 0.5 s, an endless loop? (line ")
+    assert found.next.words[-3:-1] in (str(line), str(line + 1))
+    assert "the merge" in told
 
 
-def test_a_file_that_never_ends_is_stopped(tmp_path):
-    import dataclasses
+def test_steps_after_an_endless_one_are_not_tried(tmp_path):
+    source = "def scores(query, key):\n    while True: pass\n"
+    found = graded_file(tmp_path, source, "dot-products", seconds=0.3)
+    assert [result.words for result in found.results][1:] == [NOT_TRIED] * 3
 
-    path = tmp_path / "answer.py"
-    path.write_text("while True: pass\n")
-    quick = dataclasses.replace(find("split-and-merge"), seconds=0.5)
-    assert grade_file(quick, path).next.words == "it takes longer than 0.5 s"
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the jail needs Linux")
+def test_a_file_is_graded_inside_the_jail(tmp_path):
+    secret = tmp_path / "home" / "secret"
+    secret.parent.mkdir()
+    secret.write_text("x")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    tries = f"open({str(secret)!r}, 'a')", "import socket; socket.create_connection(('127.0.0.1', 1))"
+    for line in tries:
+        note = graded_file(folder, f"{line}\n").note
+        assert "PermissionError" in note or "OSError" in note, note
+    assert secret.read_text() == "x"
 
 
 def test_comparison_shows_where_two_answers_differ():

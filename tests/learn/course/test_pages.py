@@ -53,10 +53,10 @@ def test_the_html_page_is_whole_and_needs_nothing_else(tmp_path, capsys):
 
 
 def test_the_solved_notebook_grades_itself_right(capsys, monkeypatch):
-    from headwise.learn.course import decoder
+    from headwise.learn.course import gpt
 
-    monkeypatch.setattr(decoder, "STEPS", 60)
-    monkeypatch.setattr(decoder, "PAIRS", 3.2)
+    monkeypatch.setattr(gpt, "STEPS", 60)
+    monkeypatch.setattr(gpt, "PAIRS", 3.2)
     cells = course_notebook(EXERCISES, solved=True)["cells"]
     assert json.loads(json.dumps(cells)) == cells
     space = {"__name__": "notebook"}

@@ -115,19 +115,21 @@ def _law(part: dict[str, Any], name: str, key: str, form: str) -> str:
 
 
 def ladder(rows: list[dict[str, Any]]) -> Table:
-    """One row for every rung, length and number of heads."""
+    """One row for every rung, length and number of heads; what they share is in the title."""
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     by: dict[tuple[int, int, str], dict[str, dict[str, Any]]] = {}
     for row in rows:
         by.setdefault((row["tokens"], row["heads"], row["name"]), {})[row["mode"]] = row
+    lengths, counts = {tokens for tokens, _, _ in by}, {heads for _, heads, _ in by}
     made = []
     for (tokens, heads, name), found in by.items():
-        cells = [f"{name}, {heads} head{'s' * (heads > 1)}, {_tokens(tokens)}"]
+        cells = [", ".join([name, *([_heads(heads)] * (len(counts) > 1)), *([_tokens(tokens)] * (len(lengths) > 1))])]
         for row in (found[mode] for mode in modes):
             cells += [_time(row), digits(row["MiB"]), str(row["launches"])]
         made.append(cells)
+    shared = [*map(_heads, counts if len(counts) == 1 else ()), *map(_tokens, lengths if len(lengths) == 1 else ())]
     title = f"why the class is faster: {', then '.join(modes)}"
-    return Table(title, ["", *["ms", "MiB", "launches"] * len(modes)], made)
+    return Table(", ".join([title, *shared]), ["", *["ms", "MiB", "launches"] * len(modes)], made)
 
 
 def digits(n: float) -> str:
@@ -137,6 +139,10 @@ def digits(n: float) -> str:
     ('0.0123', '12.3', '1,234', '0')
     """
     return f"{n:,.0f}" if n >= 100 else f"{n:.3g}"
+
+
+def _heads(n: int) -> str:
+    return f"{n} head{'s' * (n > 1)}"
 
 
 def _tokens(n: int) -> str:

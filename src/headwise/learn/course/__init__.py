@@ -1,19 +1,21 @@
 """The course: fourteen exercises from dot products to a decoder, graded by results, with hints and saved progress.
 
-The exercises are in `scores`, `heads`, `inputs` and `decoder`; `exercise` grades them, `work` keeps the learner's
-files, `progress` remembers, `interview` asks questions, `notebooks` and `page` write the same exercises elsewhere.
+The exercises are in `scores`, `heads`, `inputs`, `decoder` and `gpt`; `grading` judges answers, `work` keeps the
+learner's files, `progress` remembers, `interview` asks questions, `notebooks` and `page` write the exercises elsewhere.
 """
 
 from headwise.errors import OptionError
 from headwise.learn.course.card import card, structure
 from headwise.learn.course.decoder import EXERCISES as DECODER
-from headwise.learn.course.exercise import Exercise, Grade, Part, PartResult, grade
+from headwise.learn.course.exercise import Exercise, Part
+from headwise.learn.course.gpt import EXERCISES as GPT
+from headwise.learn.course.grading import Grade, PartResult, grade
 from headwise.learn.course.heads import EXERCISES as HEADS
 from headwise.learn.course.inputs import EXERCISES as INPUTS
 from headwise.learn.course.scores import EXERCISES as SCORES
 from headwise.learn.course.work import train_and_write
 
-EXERCISES = (*SCORES, *HEADS, *INPUTS, *DECODER)
+EXERCISES = (*SCORES, *HEADS, *INPUTS, *DECODER, *GPT)
 
 __all__ = [
     "EXERCISES",

@@ -1,38 +1,23 @@
-"""Exercises 11 to 14: cache and grouped heads, a Transformer block, a tiny GPT, reading its heads."""
-
-import importlib.resources
-import math
-from typing import Any
+"""Exercises 11 and 12: cache and grouped heads, a Transformer block."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from headwise.learn.course.exercise import CACHE_STEP, Exercise, Part, Space, WrongPartError, close, needs, source
-
-TEXT = "fables.txt"
-PAIRS = 2.34  # nats per letter of a model that knows only how often each letter follows another, on the fables
-STEPS = 400  # that an answer is trained for; the model answer is then near 2.0
-
-
-def fables() -> str:
-    """The text that exercise 13 trains on: 100 KB of Aesop's fables, translated by V. S. Vernon Jones in 1912."""
-    return (importlib.resources.files("headwise.learn.course") / TEXT).read_text(encoding="utf-8")
-
-
-def letters(text: str) -> Tensor:
-    """The letters of a text as whole numbers, in the order of the alphabet that it uses."""
-    known = {letter: number for number, letter in enumerate(sorted(set(text)))}
-    return torch.tensor([known[letter] for letter in text])
-
-
-def _made(space: Space, name: str, *sizes: Any) -> nn.Module:
-    torch.manual_seed(0)
-    made: nn.Module = needs(space, name)(*sizes)
-    return made.eval()
+from headwise.learn.course.exercise import (
+    CACHE_STEP,
+    DocumentedCall,
+    Exercise,
+    Part,
+    Space,
+    WrongPartError,
+    close,
+    made,
+)
+from headwise.learn.course.pieces import source
 
 
 def _fewer(space: Space) -> None:
-    layer = _made(space, "GroupedAttention", 24, 6, 2)
+    layer = made(space, "GroupedAttention", 24, 6, 2)
     count = sum(p.numel() for p in layer.parameters())
     wanted = 2 * 24 * 4 * (6 + 2)
     if not wanted <= count <= wanted + 24 + 4 * (6 + 2 * 2):
@@ -42,18 +27,22 @@ def _fewer(space: Space) -> None:
 
 
 def _token_by_token(space: Space) -> None:
-    layer, x = _made(space, "GroupedAttention", 24, 6, 2), torch.randn(1, 5, 24)
-    with torch.no_grad():
-        whole, _ = layer(x)
-        cache, found = None, []
-        for token in x.split(1, dim=1):
-            output, cache = layer(token, cache)
-            found.append(output)
-    close(torch.cat(found, 1), whole, "the output token by token")
+    layer, x = made(space, "GroupedAttention", 24, 6, 2), torch.randn(1, 5, 24)
+    for sizes, what in (
+        ([1] * 5, "the output token by token"),
+        ([2, 1, 2], "the output in pieces of 2, 1 and 2 tokens"),
+    ):
+        with torch.no_grad():
+            whole, _ = layer(x)
+            cache, found = None, []
+            for piece in x.split(sizes, dim=1):
+                output, cache = layer(piece, cache)
+                found.append(output)
+        close(torch.cat(found, 1), whole, what)
 
 
 def _size(space: Space) -> None:
-    layer = _made(space, "GroupedAttention", 24, 6, 2)
+    layer = made(space, "GroupedAttention", 24, 6, 2)
     with torch.no_grad():
         _, cache = layer(torch.randn(1, 5, 24))
     sizes = [tuple(x.shape) for x in cache] if isinstance(cache, tuple | list) else []
@@ -72,10 +61,7 @@ CACHE = Exercise(
     solution=source('''
         """Exercise 11: cache and grouped heads."""
 
-        import math
-
-        import torch
-        from torch import Tensor, nn
+        $imports
 
         Cache = tuple[Tensor, Tensor]  # keys and values of the text so far, (B, Hkv, S, D) each
 
@@ -116,6 +102,7 @@ CACHE = Exercise(
                 return self.out((weights @ value).transpose(1, 2).reshape(B, T, -1)), cache
     '''),
     judged="GroupedAttention",
+    call=DocumentedCall((24, 6, 2), ((2, 5, 24),), (2, 5, 24)),
     parts=(
         Part(
             "fewer key/value heads",
@@ -152,7 +139,7 @@ CACHE = Exercise(
 
 
 def _block(space: Space) -> nn.Module:
-    return _made(space, "Block", 12, 3)
+    return made(space, "Block", 12, 3)
 
 
 def _keeps_shape(space: Space) -> None:
@@ -173,10 +160,10 @@ def _residual(space: Space) -> None:
 
 
 def _normed_first(space: Space) -> None:
-    block, x = _block(space), torch.randn(2, 5, 12)
+    block, x = _block(space).double(), torch.randn(2, 5, 12, dtype=torch.float64)
     with torch.no_grad():
-        added, larger = block(x) - x, block(1000 * x) - 1000 * x
-    if (larger - added).abs().max() > 0.1 * added.abs().max() + 0.05:
+        added, larger = block(1e3 * x) - 1e3 * x, block(1e6 * x) - 1e6 * x
+    if (larger - added).abs().max() > 0.1 * added.abs().max() + 0.01:
         raise WrongPartError(
             "what the block adds grows with the size of x: normalize the input of attention and feed-forward"
         )
@@ -195,10 +182,23 @@ def _mixes(space: Space) -> None:
 
 
 def _nonlinear(space: Space) -> None:
-    found = [m for m in _block(space).modules() if isinstance(m, nn.Linear) and m.out_features > 12]
-    hidden = [m.out_features for m in found if m.out_features != 36]
-    if not hidden and not any(p.dim() == 2 and max(p.shape) > 36 for p in _block(space).parameters()):
+    """Between constant norms, attention is affine in the constant, so that what bends is the feed-forward part."""
+    block = _block(space)
+    if not any(p.dim() == 2 and max(p.shape) > 36 for p in block.parameters()):
         raise WrongPartError("no matrix is wider than the model: the feed-forward part widens to 4 · d_model and back")
+    norms = [m for m in block.modules() if isinstance(m, nn.LayerNorm) and m.elementwise_affine and m.bias is not None]
+    x, constant = torch.zeros(1, 1, 12), torch.randn(12)
+    added = []
+    with torch.no_grad():
+        for sign in (-1, 0, 1):
+            for norm in norms:
+                norm.weight.zero_()
+                norm.bias.copy_(sign * constant)
+            added.append(block(x))
+    if norms and (added[0] + added[2] - 2 * added[1]).abs().max() < 1e-5:
+        raise WrongPartError(
+            "what the block adds is linear: a GELU is missing between its two matrices, or they are not used"
+        )
 
 
 BLOCK = Exercise(
@@ -223,14 +223,11 @@ BLOCK = Exercise(
             def __init__(self, d_model: int, num_heads: int) -> None:
                 """Two norms, a causal attention, and two linear layers with a GELU between them, 4 · d_model wide."""
                 super().__init__()
-                self.attention = MultiHeadAttention(d_model, num_heads, causal=True)
-                self.up, self.down = nn.Linear(d_model, 4 * d_model), nn.Linear(4 * d_model, d_model)
-                self.first_norm, self.second_norm = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+                $block_layers
 
             def forward(self, x: Tensor) -> Tensor:
                 """x (B, T, d_model) → (B, T, d_model)"""
-                x = x + self.attention(self.first_norm(x))
-                return x + self.down(nn.functional.gelu(self.up(self.second_norm(x))))
+                $block
     '''),
     parts=(
         Part(
@@ -272,288 +269,4 @@ BLOCK = Exercise(
     more="docs/gpt.md: the same block in the built-in model.",
 )
 
-
-def _logits(space: Space) -> None:
-    model = _made(space, "TinyGPT", 17, 12, 3, 2, 11)
-    with torch.no_grad():
-        found = model(torch.randint(17, (2, 7)))
-    if tuple(found.shape) != (2, 7, 17):
-        raise WrongPartError(
-            f"tokens (2, 7) give shape {tuple(found.shape)}; expected (2, 7, 17): a logit for every letter"
-        )
-
-
-def _positions(space: Space) -> None:
-    model = _made(space, "TinyGPT", 17, 12, 3, 2, 11)
-    with torch.no_grad():
-        found = model(torch.full((1, 7), 5))
-    if torch.allclose(found[0, 0], found[0, 6], atol=1e-4):
-        raise WrongPartError("seven equal letters give equal logits: the model does not know positions")
-
-
-def _decoder(space: Space) -> None:
-    model, tokens = _made(space, "TinyGPT", 17, 12, 3, 2, 11), torch.randint(17, (1, 7))
-    changed = tokens.clone()
-    changed[0, 4] = (changed[0, 4] + 1) % 17
-    with torch.no_grad():
-        before, after = model(tokens), model(changed)
-    if not torch.allclose(before[:, :4], after[:, :4], atol=1e-5):
-        raise WrongPartError("logits 0 to 3 changed when letter 4 did: the model sees the future")
-
-
-class _Fixed(nn.Module):
-    """Predicts that letter n + 1 follows letter n, for sure."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return 100.0 * nn.functional.one_hot((tokens + 1) % 17, 17).float()
-
-
-def _loss(space: Space) -> None:
-    loss = needs(space, "loss")
-    rising = torch.arange(8)[None]
-    found = float(loss(_Fixed(), rising))
-    if not found < 0.01:
-        raise WrongPartError(
-            f"a model that is always right has a loss of {found:.3g}; logits at i predict letter i + 1"
-        )
-    uniform = float(loss(lambda tokens: torch.zeros(*tokens.shape, 17), torch.randint(17, (2, 8))))
-    if not math.isclose(uniform, math.log(17), abs_tol=1e-3):
-        raise WrongPartError(
-            f"a model that does not know has a loss of {uniform:.3g}; expected log(17) = {math.log(17):.3g}"
-        )
-
-
-def _learns(space: Space) -> None:
-    found = trained(space, STEPS)[1]
-    if not found < PAIRS - 0.1:
-        raise WrongPartError(
-            f"after {STEPS} steps the loss is {found:.2f} per letter; counting pairs of letters gives {PAIRS}, so "
-            f"attention should do better than {PAIRS - 0.1:.2f}"
-        )
-
-
-def trained(space: Space, steps: int, width: int = 48, context: int = 48) -> tuple[nn.Module, float]:
-    """The learner's model trained on the fables for `steps` steps, and the mean loss of the last twenty."""
-    torch.manual_seed(0)
-    tokens = letters(fables())
-    model: nn.Module = needs(space, "TinyGPT")(int(tokens.max()) + 1, width, 4, 2, context)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-    losses = []
-    for _ in range(steps):
-        starts = torch.randint(len(tokens) - context, (12,))
-        value = needs(space, "loss")(model, torch.stack([tokens[i : i + context + 1] for i in starts.tolist()]))
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
-        losses.append(float(value.detach()))
-    return model, sum(losses[-20:]) / 20
-
-
-GPT = Exercise(
-    "tiny-gpt",
-    "A tiny GPT",
-    difficulty=4,
-    minutes=40,
-    idea="A decoder is an embedding, some blocks, and a projection to the vocabulary. Logits at position i predict "
-    "token i + 1, so a text of T tokens gives T − 1 training examples at once. That is all a language "
-    "model is trained on.",
-    solution=source('''
-        """Exercise 13: a tiny GPT. Run this file to train it on Aesop's fables, in a minute on one core."""
-
-        import torch
-        from torch import Tensor, nn
-
-        from headwise import MultiHeadAttention  # or your own
-
-
-        class Block(nn.Module):
-            """Copy what you wrote in exercise 12."""
-
-            def __init__(self, d_model: int, num_heads: int) -> None:
-                super().__init__()
-                self.attention = MultiHeadAttention(d_model, num_heads, causal=True)
-                self.up, self.down = nn.Linear(d_model, 4 * d_model), nn.Linear(4 * d_model, d_model)
-                self.first_norm, self.second_norm = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
-
-            def forward(self, x: Tensor) -> Tensor:
-                x = x + self.attention(self.first_norm(x))
-                return x + self.down(nn.functional.gelu(self.up(self.second_norm(x))))
-
-
-        class TinyGPT(nn.Module):
-            """Predicts the next letter."""
-
-            def __init__(self, vocabulary: int, d_model: int, num_heads: int, num_layers: int, context: int) -> None:
-                """Embeddings of letters and of positions, num_layers blocks, a norm, and a projection to letters."""
-                super().__init__()
-                self.letters = nn.Embedding(vocabulary, d_model)
-                self.positions = nn.Embedding(context, d_model)
-                self.blocks = nn.Sequential(*(Block(d_model, num_heads) for _ in range(num_layers)))
-                self.norm = nn.LayerNorm(d_model)
-                self.logits = nn.Linear(d_model, vocabulary)
-
-            def forward(self, tokens: Tensor) -> Tensor:
-                """tokens (B, T), whole numbers → logits (B, T, vocabulary) for the letter after each"""
-                positions = torch.arange(tokens.shape[1], device=tokens.device)
-                x = self.letters(tokens) + self.positions(positions)
-                return self.logits(self.norm(self.blocks(x)))
-
-
-        def loss(model: nn.Module, tokens: Tensor) -> Tensor:
-            """The mean cross-entropy of predicting every letter from those before it; the first is not predicted.
-
-            tokens (B, T) → one number
-            """
-            logits = model(tokens[:, :-1])
-            return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-
-
-        if __name__ == "__main__":
-            from headwise.learn.course import train_and_write
-
-            train_and_write(globals(), seconds=60)
-    '''),
-    parts=(
-        Part(
-            "the logits",
-            "How many numbers does the model give for every letter of the text?",
-            "One for every letter of the alphabet: the last layer projects d_model to the vocabulary.",
-            "return self.logits(self.norm(self.blocks(x)))",
-            _logits,
-        ),
-        Part(
-            "the positions",
-            "How could attention, which averages, know the order of the letters?",
-            "Add an embedding of the position 0, 1, 2, … to the embedding of the letter.",
-            "x = self.letters(tokens) + self.positions(positions)",
-            _positions,
-        ),
-        Part(
-            "the future stays hidden",
-            "Are all blocks causal?",
-            "If a logit could see the letter it predicts, training would learn to copy.",
-            "MultiHeadAttention(d_model, num_heads, causal=True)",
-            _decoder,
-        ),
-        Part(
-            "the loss",
-            "Which letter do the logits at position i predict?",
-            "Letter i + 1: leave out the last input and the first target, then cross_entropy over all of them.",
-            "return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())",
-            _loss,
-        ),
-        Part(
-            "it learns",
-            "Does the loss fall below what pairs of letters alone could give?",
-            "Check that every part is registered (nn.Sequential or nn.ModuleList), so that the optimizer sees it.",
-            "self.blocks = nn.Sequential(*(Block(d_model, num_heads) for _ in range(num_layers)))",
-            _learns,
-        ),
-    ),
-    seconds=180.0,
-    more="Run your file with python: it trains for a minute and writes a fable.",
-)
-
-
-def _weights() -> Tensor:
-    torch.manual_seed(1)
-    hidden = torch.ones(7, 7).triu(1).bool()
-    return torch.randn(3, 7, 7).masked_fill(hidden, -math.inf).softmax(-1)
-
-
-def _previous(space: Space) -> None:
-    weights = _weights()
-    wanted = weights.diagonal(-1, 1, 2).mean(-1)
-    close(needs(space, "previous_token")(weights), wanted, "previous_token(weights)")
-
-
-def _entropy(space: Space) -> None:
-    weights = _weights()
-    wanted = torch.special.entr(weights).sum(-1).mean(-1)
-    found = needs(space, "entropy")(weights)
-    if isinstance(found, Tensor) and found.isnan().any():
-        raise WrongPartError("entropy(weights) is NaN: 0 · log 0 counts as 0, and hidden keys have a weight of 0")
-    close(found, wanted, "entropy(weights)")
-
-
-def _found_head(space: Space) -> None:
-    from headwise.models import load_builtin
-
-    found = needs(space, "find_head")(load_builtin(), "It was a dark evening in November, and the rain fell upon it.")
-    if tuple(int(n) for n in found) != (4, 2):
-        raise WrongPartError(
-            f"find_head gives {found}; another head of the built-in model attends more to the previous token"
-        )
-
-
-READING = Exercise(
-    "reading-heads",
-    "Reading its heads",
-    difficulty=4,
-    minutes=25,
-    idea="Attention weights can be measured. The mean weight on the previous token finds heads that look one token "
-    "back; the entropy tells sharp heads from diffuse ones. What a head attends to does not yet say what it is for.",
-    solution=source('''
-        """Exercise 14: reading heads."""
-
-        import torch
-        from torch import Tensor
-
-        from headwise import watch
-
-
-        def previous_token(weights: Tensor) -> Tensor:
-            """The mean weight of every head on the previous token, over all queries but the first.
-
-            weights (H, T, T) → (H,)
-            """
-            return weights.diagonal(-1, dim1=1, dim2=2).mean(-1)
-
-
-        def entropy(weights: Tensor) -> Tensor:
-            """The mean entropy of every head, in nats: −Σ w · log w over keys, then the mean over queries.
-
-            weights (H, T, T), some of them 0 → (H,)
-            """
-            return torch.special.entr(weights).sum(-1).mean(-1)
-
-
-        def find_head(model, text: str) -> tuple[int, int]:
-            """The layer and head of the built-in model (headwise.load_builtin()) that looks most at the previous token.
-
-            model.tokens(text) gives token ids (1, T); `with watch(model.gpt) as seen:` collects the attention of every
-            layer, and list(seen.values())[layer][0] is its weights (H, T, T).
-            """
-            with torch.no_grad(), watch(model.gpt) as seen:
-                model.gpt(model.tokens(text))
-            shares = torch.stack([previous_token(weights[0]) for weights in seen.values()])  # (layers, H)
-            layer, head = divmod(int(shares.argmax()), shares.shape[1])
-            return layer, head
-    '''),
-    parts=(
-        Part(
-            "the previous token",
-            "Where in the matrix of a head are the weights of token i on token i − 1?",
-            "On the diagonal below the main one: diagonal(-1) over the last two axes.",
-            "return weights.diagonal(-1, dim1=1, dim2=2).mean(-1)",
-            _previous,
-        ),
-        Part(
-            "the entropy",
-            "What is 0 · log 0 on a computer, and what should it be?",
-            "NaN, and it should be 0. torch.special.entr and torch.xlogy return 0.",
-            "return torch.special.entr(weights).sum(-1).mean(-1)",
-            _entropy,
-        ),
-        Part(
-            "the head",
-            "Over which axes do you look for the largest share?",
-            "Stack the shares of all layers to (layers, heads) and take the argmax of the whole.",
-            "layer, head = divmod(int(shares.argmax()), shares.shape[1])",
-            _found_head,
-        ),
-    ),
-    more="headwise view shows every head of any model; docs/heads.md says what they do.",
-)
-
-EXERCISES = (CACHE, BLOCK, GPT, READING)
+EXERCISES = (CACHE, BLOCK)

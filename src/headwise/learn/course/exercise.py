@@ -1,31 +1,16 @@
-"""What an exercise is, and how an answer is graded: part by part, by what it computes, in any style.
-
-A part that is a function is tried on tensors. A class goes to the checker, which finds its weights itself; the parts of
-such an exercise are steps of attention, and a finding of the checker fails the part whose step it concerns.
-"""
+"""What an exercise is: its idea, its model answer, and its parts with their hints and tests."""
 
 import ast
 import dataclasses
 import functools
-import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from headwise.check import Finding, Report, check
-
 Space = Mapping[str, Any]
 STUB = "raise NotImplementedError"
-COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
 CACHE_STEP = 11  # counts as a step of its own
-# The step of attention that a mistake of the checker belongs to, by the first words of its name.
-STEPS = {
-    "causal-cache": CACHE_STEP,
-    "no-qkv-proj": 1, "one-projection": 1, "wrong-role": 1, "split": 2, "heads-share": 2, "attends-over": 3,
-    "mask": 5, "causal": 5, "buffer": 5, "scale": 6, "softmax": 7, "dropout": 8, "merge": 9, "heads-averaged": 9,
-    "too-wide": 9, "contiguous": 9, "no-out-proj": 10, "layers-in-forward": 10, "cache": CACHE_STEP,
-}  # fmt: skip
 
 
 class WrongPartError(Exception):
@@ -57,6 +42,14 @@ class Part:
         return (self.question, self.idea, f"The line is: {self.line}")[level - 1]
 
 
+class DocumentedCall(NamedTuple):
+    """One call of a class: sizes for its constructor, shapes of its inputs and of its output."""
+
+    sizes: tuple[int, ...]
+    inputs: tuple[tuple[int, ...], ...]
+    output: tuple[int, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Exercise:
     """One exercise of the course.
@@ -70,8 +63,9 @@ class Exercise:
         solution: a model answer, from which the skeleton is made.
         parts: what is graded, in order.
         judged: the class that the checker judges, if there is one.
+        call: one call of it as its docstring says: sizes for the constructor, shapes of the inputs and of the output.
         ignores: mistakes of the checker that later exercises deal with.
-        seconds: time limit for grading.
+        seconds: time limit for each part.
         more: where to read on.
     """
 
@@ -83,8 +77,9 @@ class Exercise:
     solution: str
     parts: tuple[Part, ...]
     judged: str | None = None
+    call: DocumentedCall | None = None
     ignores: tuple[str, ...] = ()
-    seconds: float = 60.0
+    seconds: float = 10.0
     more: str = ""
 
     @functools.cached_property
@@ -113,128 +108,6 @@ def skeleton_of(solution: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-@dataclasses.dataclass(frozen=True)
-class PartResult:
-    """Whether a part is right, and what is wrong with it."""
-
-    name: str
-    right: bool
-    words: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Grade:
-    """The result of an exercise, part by part; `report` is what the checker says in full."""
-
-    results: tuple[PartResult, ...]
-    report: str = ""
-
-    @property
-    def right(self) -> bool:
-        """Whether every part is right."""
-        return all(result.right for result in self.results)
-
-    @property
-    def next(self) -> PartResult | None:
-        """The first part that is not right."""
-        return next((result for result in self.results if not result.right), None)
-
-    @property
-    def share(self) -> float:
-        """The share of parts that are right."""
-        return sum(result.right for result in self.results) / len(self.results)
-
-    def sentence(self) -> str:
-        """The grade in words.
-
-        >>> Grade((PartResult("the scores", True), PartResult("the mask", False, "it hides the past"))).sentence()
-        'One of two steps is right; the next is the mask: it hides the past'
-        """
-        count, right, following = len(self.results), sum(r.right for r in self.results), self.next
-        if following is None:
-            return "Right: " + ("the only step." if count == 1 else f"all {COUNTS[count]} steps.")
-        steps = "step" if count == 1 else "steps"
-        verb = "is" if right < 2 else "are"
-        head = f"{COUNTS[right].capitalize()} of {COUNTS[count]} {steps} {verb} right"
-        return f"{head}; the next is {following.name}" + (f": {following.words}" if following.words else "")
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"results": [dataclasses.asdict(result) for result in self.results], "report": self.report}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "Grade":
-        """The grade that `to_dict` wrote as `data`."""
-        return cls(tuple(PartResult(**result) for result in data["results"]), data["report"])
-
-
-def grade(exercise: Exercise, space: Space) -> Grade:
-    """Grade the names that an answer defines, such as `globals()` of a notebook. The code runs in this process."""
-    report = None
-    if exercise.judged is not None and exercise.judged in space:
-        with torch.random.fork_rng(devices=[]):
-            report = check(space[exercise.judged])
-    results = tuple(PartResult(part.name, *_judge(exercise, part, space, report)) for part in exercise.parts)
-    return Grade(results, "" if report is None else str(report))
-
-
-def _judge(exercise: Exercise, part: Part, space: Space, report: Report | None) -> tuple[bool, str]:
-    if part.test is None:
-        words = _by_checker(exercise, part, space, report)
-        return words is None, words or ""
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            part.test(space)
-    except WrongPartError as failure:
-        return False, str(failure)
-    except NotImplementedError:
-        return False, "it is not written yet"
-    except Exception as error:  # whatever the learner's code raises
-        return False, f"it raises {type(error).__name__}: {error}{_place(error)}"
-    return True, ""
-
-
-def _by_checker(exercise: Exercise, part: Part, space: Space, report: Report | None) -> str | None:
-    """What the checker has against this part, or None."""
-    if report is None:
-        return f"there is no class {exercise.judged}"
-    if report.verdict == "unfinished":
-        done = {int(step.partition(" ")[0]) for step in report.done}
-        return None if part.steps and set(part.steps) <= done else "it is not written yet"
-    found = [finding for finding in report.wrong if finding.name not in exercise.ignores]
-    own = [finding for finding in found if _step(finding) in part.steps]
-    if own:
-        return _words(own[0])
-    rest = [finding for finding in found if not any(_step(finding) in other.steps for other in exercise.parts)]
-    last = part is [other for other in exercise.parts if other.test is None][-1]
-    if rest and last:
-        return _words(rest[0])
-    if report.verdict == "unknown":
-        return "; ".join(report.doubts) or "the checker does not understand this class"
-    return None
-
-
-def _step(finding: Finding) -> int:
-    return next((step for start, step in STEPS.items() if finding.name.startswith(start)), 0)
-
-
-def _words(finding: Finding) -> str:
-    where = "" if finding.line is None else f" ({finding.place})"
-    detail = f": {finding.detail}" if finding.detail else ""
-    return f"{finding.title}{detail}{where}"
-
-
-def _place(error: BaseException) -> str:
-    """The line of the learner's code that raised the error."""
-    frame, line = error.__traceback__, None
-    while frame is not None:
-        name = frame.tb_frame.f_code.co_filename
-        line = frame.tb_lineno if "headwise" not in name and "torch" not in name else line
-        frame = frame.tb_next
-    return "" if line is None else f" (line {line})"
-
-
 # What tests by meaning share ----------------------------------------------------------------------------------------
 
 
@@ -243,6 +116,13 @@ def needs(space: Space, name: str) -> Any:
     if name not in space:
         raise WrongPartError(f"{name} is not defined")
     return space[name]
+
+
+def made(space: Space, name: str, *sizes: Any) -> torch.nn.Module:
+    """The class `name` of the answer, made with these sizes, in evaluation mode."""
+    torch.manual_seed(0)
+    layer: torch.nn.Module = needs(space, name)(*sizes)
+    return layer.eval()
 
 
 def close(found: Any, wanted: torch.Tensor, what: str) -> None:
@@ -260,8 +140,3 @@ def close(found: Any, wanted: torch.Tensor, what: str) -> None:
         place = [int(i) for i in torch.unravel_index(torch.tensor(at), gap.shape)]
         got, should = found.flatten()[at].item(), wanted.flatten()[at].item()
         raise WrongPartError(f"{what}{place} is {got:.4g}; expected {should:.4g}")
-
-
-def source(text: str) -> str:
-    """A source in this file, without its indentation."""
-    return textwrap.dedent(text).lstrip("\n")

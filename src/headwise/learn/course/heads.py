@@ -2,7 +2,8 @@
 
 import torch
 
-from headwise.learn.course.exercise import Exercise, Part, Space, WrongPartError, close, needs, source
+from headwise.learn.course.exercise import DocumentedCall, Exercise, Part, Space, WrongPartError, close, needs
+from headwise.learn.course.pieces import source
 
 B, T, H, D = 2, 5, 3, 7
 
@@ -16,10 +17,7 @@ LIST = Exercise(
     solution=source('''
         """Exercise 5: a list of heads."""
 
-        import math
-
-        import torch
-        from torch import Tensor, nn
+        $imports
 
 
         class SmallHead(nn.Module):
@@ -28,14 +26,11 @@ LIST = Exercise(
             def __init__(self, d_model: int, d_head: int) -> None:
                 """Copy what you wrote in exercise 4."""
                 super().__init__()
-                self.query = nn.Linear(d_model, d_head, bias=False)
-                self.key = nn.Linear(d_model, d_head, bias=False)
-                self.value = nn.Linear(d_model, d_head, bias=False)
+                $three_layers
 
             def forward(self, x: Tensor) -> Tensor:
                 """x (B, T, d_model) → (B, T, d_head)"""
-                query, key, value = self.query(x), self.key(x), self.value(x)
-                scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+                $scaled_scores
                 future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
                 return scores.masked_fill(future, -math.inf).softmax(-1) @ value
 
@@ -54,6 +49,7 @@ LIST = Exercise(
                 return self.out(torch.cat([head(x) for head in self.heads], dim=-1))
     '''),
     judged="HeadList",
+    call=DocumentedCall((12, 3), ((2, 5, 12),), (2, 5, 12)),
     parts=(
         Part(
             "the heads",
@@ -98,11 +94,6 @@ def _split_numbers(space: Space) -> None:
 def _merge(space: Space) -> None:
     heads = torch.arange(B * H * T * D, dtype=torch.float32).view(B, H, T, D)
     close(needs(space, "merge_heads")(heads), torch.cat(heads.unbind(1), -1), "merge_heads(heads)")
-
-
-def _round_trip(space: Space) -> None:
-    x = torch.randn(B, T, H * D)
-    close(needs(space, "merge_heads")(needs(space, "split_heads")(x, H)), x, "merge_heads(split_heads(x))")
 
 
 SPLIT = Exercise(
@@ -159,13 +150,6 @@ SPLIT = Exercise(
             "and flatten copy by themselves.",
             "return heads.transpose(1, 2).contiguous().view(B, T, H * D)",
             _merge,
-        ),
-        Part(
-            "there and back",
-            "Is merge_heads(split_heads(x)) the same as x?",
-            "Both directions must agree on which numbers belong to head 0.",
-            "heads.transpose(1, 2)",
-            _round_trip,
         ),
     ),
     more="headwise steps measures what view, transpose and contiguous do to memory.",
@@ -226,10 +210,7 @@ AT_ONCE = Exercise(
     solution=source('''
         """Exercise 7: all heads at once."""
 
-        import math
-
-        import torch
-        from torch import Tensor, nn
+        $imports
 
 
         class MultiHeadAttention(nn.Module):
@@ -238,8 +219,7 @@ AT_ONCE = Exercise(
             def __init__(self, d_model: int, num_heads: int) -> None:
                 """Make four projections from d_model to d_model; every head is d_model // num_heads wide."""
                 super().__init__()
-                self.num_heads = num_heads
-                self.query, self.key, self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+                $four_layers
 
             def forward(self, x: Tensor) -> Tensor:
                 """x (B, T, d_model) → (B, T, d_model)"""
@@ -255,6 +235,7 @@ AT_ONCE = Exercise(
                 return self.out(merged)
     '''),
     judged="MultiHeadAttention",
+    call=DocumentedCall((12, 3), ((2, 5, 12),), (2, 5, 12)),
     parts=_AT_ONCE,
     more="headwise.MultiHeadAttention is this layer at the speed of the fastest kernel: docs/layer.md.",
 )

@@ -1,10 +1,9 @@
 """Exercises 8 to 10: masks and padding, cross-attention, dropout."""
 
-from typing import Any
-
 import torch
 
-from headwise.learn.course.exercise import Exercise, Part, Space, WrongPartError, close, needs, source
+from headwise.learn.course.exercise import DocumentedCall, Exercise, Part, Space, WrongPartError, close, made, needs
+from headwise.learn.course.pieces import source
 
 LENGTHS = (4, 2, 5)
 
@@ -19,24 +18,8 @@ def _padding(space: Space) -> None:
     close(found, wanted[:, None, None], "padding_mask(torch.tensor([4, 2, 5]), 5)")
 
 
-def _made(space: Space, name: str, *sizes: Any) -> torch.nn.Module:
-    torch.manual_seed(0)
-    made: torch.nn.Module = needs(space, name)(*sizes)
-    return made.eval()
-
-
-def _padded(space: Space) -> None:
-    layer = _made(space, "MaskedAttention", 12, 3)
-    mask = torch.tensor([[j < length for j in range(5)] for length in LENGTHS])[:, None, None]
-    x = torch.randn(3, 5, 12)
-    with torch.no_grad():
-        whole = layer(x, mask)
-        alone = layer(x[1:2, :2], None)
-    close(whole[1:2, :2], alone, "the output of a padded text")
-
-
 def _sees_nothing(space: Space) -> None:
-    layer = _made(space, "MaskedAttention", 12, 3)
+    layer = made(space, "MaskedAttention", 12, 3)
     mask = torch.ones(1, 1, 5, 5, dtype=torch.bool)
     mask[..., 2, :] = False
     with torch.no_grad():
@@ -56,10 +39,7 @@ MASKS = Exercise(
     solution=source('''
         """Exercise 8: masks and padding."""
 
-        import math
-
-        import torch
-        from torch import Tensor, nn
+        $imports
 
 
         def padding_mask(lengths: Tensor, longest: int) -> Tensor:
@@ -76,8 +56,7 @@ MASKS = Exercise(
             def __init__(self, d_model: int, num_heads: int) -> None:
                 """Make the four projections of exercise 7."""
                 super().__init__()
-                self.num_heads = num_heads
-                self.query, self.key, self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+                $four_layers
 
             def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
                 """mask: True where a query may see a key; anything that broadcasts to (B, H, T, T). None hides nothing.
@@ -85,12 +64,7 @@ MASKS = Exercise(
                 A query that sees no key reads nothing: its heads are 0, not NaN.
                 x (B, T, d_model) → (B, T, d_model)
                 """
-                B, T, E = x.shape
-                H, D = self.num_heads, E // self.num_heads
-                query, key, value = (
-                    project(x).view(B, T, H, D).transpose(1, 2) for project in (self.query, self.key, self.value)
-                )
-                scores = query @ key.transpose(-2, -1) / math.sqrt(D)
+                $scores_of_all_heads
                 if mask is not None:
                     scores = scores.masked_fill(~mask, -math.inf)
                 weights = scores.softmax(-1)
@@ -99,6 +73,7 @@ MASKS = Exercise(
                 return self.out((weights @ value).transpose(1, 2).reshape(B, T, E))
     '''),
     judged="MaskedAttention",
+    call=DocumentedCall((12, 3), ((2, 5, 12),), (2, 5, 12)),
     parts=(
         Part(
             "the padding mask",
@@ -123,13 +98,6 @@ MASKS = Exercise(
             steps=(5,),
         ),
         Part(
-            "a padded text",
-            "Does a text give the same numbers alone and with padding behind it?",
-            "With its padding hidden, nothing of it may reach the text.",
-            "scores = scores.masked_fill(~mask, -math.inf)",
-            _padded,
-        ),
-        Part(
             "a query that sees nothing",
             "What is the softmax of a row in which every score is −∞?",
             "It is 0/0 = NaN. Setting the weights of hidden keys to 0 once more fixes it.",
@@ -142,7 +110,7 @@ MASKS = Exercise(
 
 
 def _lengths(space: Space) -> None:
-    layer = _made(space, "CrossAttention", 12, 3)
+    layer = made(space, "CrossAttention", 12, 3)
     with torch.no_grad():
         found = layer(torch.randn(2, 5, 12), torch.randn(2, 7, 12))
     if tuple(found.shape) != (2, 5, 12):
@@ -150,7 +118,7 @@ def _lengths(space: Space) -> None:
 
 
 def _reads_memory(space: Space) -> None:
-    layer = _made(space, "CrossAttention", 12, 3)
+    layer = made(space, "CrossAttention", 12, 3)
     x, memory = torch.randn(2, 5, 12), torch.randn(2, 7, 12)
     other = x.clone()
     other[:, 3] += 1
@@ -173,10 +141,7 @@ CROSS = Exercise(
     solution=source('''
         """Exercise 9: cross-attention."""
 
-        import math
-
-        import torch
-        from torch import Tensor, nn
+        $imports
 
 
         class CrossAttention(nn.Module):
@@ -185,8 +150,7 @@ CROSS = Exercise(
             def __init__(self, d_model: int, num_heads: int) -> None:
                 """Make the four projections."""
                 super().__init__()
-                self.num_heads = num_heads
-                self.query, self.key, self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+                $four_layers
 
             def split(self, x: Tensor) -> Tensor:
                 """(B, any length, H·D) → (B, H, any length, D)"""
@@ -203,6 +167,7 @@ CROSS = Exercise(
                 return self.out((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
     '''),
     judged="CrossAttention",
+    call=DocumentedCall((12, 3), ((2, 5, 12), (2, 7, 12)), (2, 5, 12)),
     parts=(
         Part(
             "two lengths",
@@ -231,14 +196,14 @@ CROSS = Exercise(
 
 
 def _still(space: Space) -> None:
-    layer, x = _made(space, "DropoutAttention", 12, 3, 0.5), torch.randn(2, 5, 12)
+    layer, x = made(space, "DropoutAttention", 12, 3, 0.5), torch.randn(2, 5, 12)
     with torch.no_grad():
         if not torch.equal(layer(x), layer(x)):
             raise WrongPartError("two calls differ in evaluation mode")
 
 
 def _drops(space: Space) -> None:
-    layer, x = _made(space, "DropoutAttention", 12, 3, 0.5).train(), torch.randn(2, 5, 12)
+    layer, x = made(space, "DropoutAttention", 12, 3, 0.5).train(), torch.randn(2, 5, 12)
     with torch.no_grad():
         if torch.equal(layer(x), layer(x)):
             raise WrongPartError("two calls agree in training mode, with dropout=0.5")
@@ -254,10 +219,7 @@ DROPOUT = Exercise(
     solution=source('''
         """Exercise 10: dropout."""
 
-        import math
-
-        import torch
-        from torch import Tensor, nn
+        $imports
 
 
         class DropoutAttention(nn.Module):
@@ -266,23 +228,18 @@ DROPOUT = Exercise(
             def __init__(self, d_model: int, num_heads: int, dropout: float = 0.1) -> None:
                 """Make the four projections, and a module that drops out weights."""
                 super().__init__()
-                self.num_heads = num_heads
-                self.query, self.key, self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+                $four_layers
                 self.dropout = nn.Dropout(dropout)
 
             def forward(self, x: Tensor) -> Tensor:
                 """x (B, T, d_model) → (B, T, d_model)"""
-                B, T, E = x.shape
-                H, D = self.num_heads, E // self.num_heads
-                query, key, value = (
-                    project(x).view(B, T, H, D).transpose(1, 2) for project in (self.query, self.key, self.value)
-                )
-                scores = query @ key.transpose(-2, -1) / math.sqrt(D)
+                $scores_of_all_heads
                 future = torch.ones(T, T, dtype=torch.bool, device=x.device).triu(1)
                 weights = self.dropout(scores.masked_fill(future, -math.inf).softmax(-1))
                 return self.out((weights @ value).transpose(1, 2).reshape(B, T, E))
     '''),
     judged="DropoutAttention",
+    call=DocumentedCall((12, 3), ((2, 5, 12),), (2, 5, 12)),
     parts=(
         Part(
             "the layer itself",

@@ -1,32 +1,16 @@
 """Interview questions: an answer in code or in words, the points it makes, a model answer with numbers, follow-ups.
 
-Numbers come from `headwise.learn.Cost`, for the sizes that interviewers like: 512 wide, 8 heads.
+Numbers come from `headwise.learn.Cost`, for the sizes that interviewers like: 512 wide, 8 heads. Code is judged by the
+checker and numbers exactly; words are compared with `points`, which can only say what they found.
 """
 
 import dataclasses
-import re
 from collections.abc import Callable
 
 from headwise.learn.cost import Cost, answers, human
+from headwise.learn.course.points import POINTS, Point, PointFound
 
 D_MODEL, HEADS, TOKENS = 512, 8, 1024
-
-
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """Something that a good answer says.
-
-    Args:
-        name: what it is.
-        pattern: a regular expression of the words that people use for it.
-    """
-
-    name: str
-    pattern: str
-
-    def made_by(self, answer: str) -> bool:
-        """Whether an answer makes this point."""
-        return re.search(self.pattern, answer, re.IGNORECASE) is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +35,9 @@ class Question:
     minutes: float = 2.0
     code: bool = False
 
-    def judge(self, answer: str) -> tuple[list[str], list[str]]:
-        """The points that an answer makes, and those that it does not."""
-        made = [point.name for point in self.points if point.made_by(answer)]
-        return made, [point.name for point in self.points if point.name not in made]
+    def judge(self, answer: str) -> dict[str, PointFound]:
+        """For each point, whether an answer makes it."""
+        return {point.name: point.found_in(answer) for point in self.points}
 
 
 def sizes() -> Cost:
@@ -72,6 +55,10 @@ def _code(_: Cost) -> str:
     assignment = find_assignment("interview", None)
     assert assignment is not None  # noqa: S101 - the checker has this form
     return assignment.solution()
+
+
+def _grouped(cost: Cost) -> str:
+    return f"Groups of query heads share one key/value head. {_from_cost(2)(cost)}"
 
 
 def _parameters(cost: Cost) -> str:
@@ -133,64 +120,28 @@ QUESTIONS = (
         "several-heads",
         "Why several heads instead of one large one?",
         _from_cost(0),
-        (
-            Point(
-                "each head has weights of its own, so a token attends in several ways at once",
-                r"differ|several|own (weights|pattern|distribution)|sets? of \w+ weights|relation|subspace|parallel",
-            ),
-            Point(
-                "the cost is the same: parameters and operations do not grow",
-                r"same (cost|number|param|flop|comput)|no (extra|more)|cost|param|d_model ?/|divid",
-            ),
-            Point(
-                "the price: every head works in fewer dimensions",
-                r"rank|small(er)? dim|narrow|fewer dim|head_dim|lower[- ]dim|bottleneck|price|trade",
-            ),
-        ),
+        POINTS["several-heads"],
         ("root", "parameters"),
     ),
     Question(
         "complexity",
         "What is the computational complexity?",
         _from_cost(1),
-        (
-            Point(
-                "the scores are quadratic in the length", r"quadratic|T\^?2|T²|n\^?2|n²|L\^?2|seq\w*(\^2|²| squared)"
-            ),
-            Point(
-                "the projections are quadratic in the width", r"E²|d²|d\^?2|E\^?2|d_model(\^2|²|\*\*2)|width|projection"
-            ),
-            Point(
-                "which of the two dominates depends on the length",
-                r"domina|cross|longer|short|until|larger than|equal at|which is larger",
-            ),
-        ),
+        POINTS["complexity"],
         ("flops", "memory"),
     ),
     Question(
         "grouped",
         "How does this compare to grouped-query attention?",
-        _from_cost(2),
-        (
-            Point("several query heads share a key/value head", r"share|group|fewer (key|kv)|GQA"),
-            Point("the cache shrinks", r"cache|memory|bandwidth"),
-            Point("the scores cost the same", r"same (score|flop|cost|comput)|score|quality"),
-            Point("with one key/value head it is multi-query attention", r"multi-?query|MQA|\bone\b|single"),
-        ),
+        _grouped,
+        POINTS["grouped"],
         ("cache",),
     ),
     Question(
         "parameters",
         f"How many parameters does MultiHeadAttention({D_MODEL}, {HEADS}) have, with biases?",
         _parameters,
-        (
-            Point("four matrices of d_model × d_model", r"\b4\b|four"),
-            Point("and four biases", r"bias"),
-            Point("together 1,050,624", r"1[., ]?050[., ]?624|1\.05"),
-            Point(
-                "the number of heads does not change it", r"heads? (do|does|not|don)|regardless|independent|not depend"
-            ),
-        ),
+        POINTS["parameters"],
         ("flops",),
         minutes=3.0,
     ),
@@ -198,51 +149,28 @@ QUESTIONS = (
         "flops",
         f"How many operations is one forward pass over {TOKENS} tokens?",
         _flops,
-        (
-            Point("the projections: 8·T·E²", r"8|projection|linear"),
-            Point("the scores and weighted values: 4·T²·E", r"4 ?[·*]? ?T|T²|T\^2|quadratic|score"),
-            Point("a multiply-add counts as two", r"two|twice|2 ?[·*x]|multiply"),
-        ),
+        POINTS["flops"],
         ("complexity", "memory"),
     ),
     Question(
         "memory",
         "How much memory do the attention weights take, and what does a fused kernel do about it?",
         _memory,
-        (
-            Point("T² numbers for every head", r"T²|T\^2|quadratic|n²|n\^2"),
-            Point("training keeps them for the backward pass", r"backward|gradient|train|activation"),
-            Point(
-                "a fused kernel works in tiles and never stores them", r"tile|block|flash|fused|never|recompute|online"
-            ),
-        ),
+        POINTS["memory"],
         ("cache",),
     ),
     Question(
         "root",
         "Why divide by √d, and which d?",
         _root,
-        (
-            Point("a dot product of d terms spreads like √d", r"varian|standard dev|spread|grow"),
-            Point("large scores saturate the softmax", r"saturat|one-?hot|extreme|peak|sharp"),
-            Point("then the gradients vanish", r"gradient|vanish"),
-            Point("d is the width of a head", r"head[_ -]?dim|d_k|per head|of a head|d_model ?/"),
-        ),
+        POINTS["root"],
         ("several-heads",),
     ),
     Question(
         "cache",
         "What is the key/value cache, and what does it cost?",
         _cache,
-        (
-            Point(
-                "keys and values of the past are kept, because they never change",
-                r"keep|kept|store|reuse|past|previous",
-            ),
-            Point("a new token costs O(T) instead of O(T²)", r"O\(T\)|linear|recomput|one row|instead of"),
-            Point("its size: 2 · layers · key/value heads · width per token", r"2 ?[·*]|layers|per token|size"),
-            Point("reading it limits the speed", r"bandwidth|memory[- ]bound|read|limit"),
-        ),
+        POINTS["cache"],
         ("grouped",),
     ),
     Question(
@@ -254,12 +182,7 @@ QUESTIONS = (
             "(the largest number is 65,504), and a row of equal −1e9 becomes an even average over hidden keys. A row "
             "of −∞ becomes NaN, so it needs one more line."
         ),
-        (
-            Point("after the softmax, rows no longer sum to 1", r"sum|normali"),
-            Point("exp(−∞) is exactly 0", r"exp|exactly|zero"),
-            Point("−1e9 does not fit into float16", r"float16|fp16|half|overflow"),
-            Point("a row without a visible key becomes NaN", r"NaN|all masked|no key|fully"),
-        ),
+        POINTS["mask"],
     ),
     Question(
         "contiguous",
@@ -269,11 +192,7 @@ QUESTIONS = (
             "and no stride can join them, so view raises an error. contiguous() copies once into reading order; "
             "reshape and flatten do the same where they must."
         ),
-        (
-            Point("transpose changes strides, not memory", r"stride|memory|not move|without copy"),
-            Point("view cannot join axes that are not adjacent", r"adjacent|non-?contiguous|raise|error|cannot"),
-            Point("contiguous (or reshape) copies", r"cop(y|ies)|reshape"),
-        ),
+        POINTS["contiguous"],
     ),
     Question(
         "output-projection",
@@ -283,10 +202,7 @@ QUESTIONS = (
             "place where heads are mixed, and it lets every head write anywhere into the model. Without it the layer "
             "is wrong by definition but still trains, which is why the mistake is hard to notice."
         ),
-        (
-            Point("it mixes the heads", r"mix|combin|interact|across heads"),
-            Point("without it each output number belongs to one head", r"side by side|concat|separate|own slice|only"),
-        ),
+        POINTS["output-projection"],
     ),
 )
 

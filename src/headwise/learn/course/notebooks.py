@@ -7,12 +7,19 @@ from typing import Any
 from headwise.learn.course.exercise import Exercise
 
 INSTALL = """\
-# Install headwise once. In this repository: the line below. Elsewhere: %pip install headwise-0.1.0-py3-none-any.whl
+# Installs headwise once: from a wheel beside this notebook, or from the repository that the notebook is in.
+import os, pathlib, sys
+
 try:
     import headwise
 except ImportError:
-    %pip install --quiet ".[terminal,builtin]"
-    import headwise"""
+    folders = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
+    found = [*folders[0].glob("headwise-*.whl"), *(folder for folder in folders if (folder / "src/headwise").is_dir())]
+    if not found:
+        raise SystemExit("Put headwise-*.whl beside this notebook, or open the notebook in the repository.")
+    %pip install --quiet "{found[0]}[terminal,builtin]"
+    import headwise
+os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]  # where !headwise is found"""
 
 
 def notebook(cells: Sequence[tuple[str, str]]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from headwise.errors import OptionError
-from headwise.learn.course.exercise import Exercise, Grade, Part
+from headwise.learn.course.exercise import Exercise, Part
+from headwise.learn.course.grading import Grade
 from headwise.models.files import atomically
 
 FORMAT = "headwise course 1"

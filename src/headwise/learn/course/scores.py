@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from headwise.learn.course.exercise import Exercise, Part, Space, WrongPartError, close, needs, source
+from headwise.learn.course.exercise import DocumentedCall, Exercise, Part, Space, WrongPartError, close, needs
+from headwise.learn.course.pieces import source
 
 T, S, D, DV = 3, 5, 7, 2
 
@@ -128,9 +129,7 @@ ONE_HEAD = Exercise(
             def __init__(self, d_model: int, d_head: int) -> None:
                 """Make three projections from d_model to d_head, without bias: for queries, keys and values."""
                 super().__init__()
-                self.query = nn.Linear(d_model, d_head, bias=False)
-                self.key = nn.Linear(d_model, d_head, bias=False)
-                self.value = nn.Linear(d_model, d_head, bias=False)
+                $three_layers
 
             def forward(self, x: Tensor) -> Tensor:
                 """Every token reads the values of all tokens, weighted by the softmax of query · key.
@@ -142,6 +141,7 @@ ONE_HEAD = Exercise(
                 return scores.softmax(-1) @ value
     '''),
     judged="Head",
+    call=DocumentedCall((13, 7), ((2, 5, 13),), (2, 5, 7)),
     ignores=("scale-missing",),
     parts=(
         Part(
@@ -197,10 +197,7 @@ SCALE = Exercise(
     solution=source('''
         """Exercise 3: the scale."""
 
-        import math
-
-        import torch
-        from torch import Tensor, nn
+        $imports
 
 
         def spread(width: int) -> float:
@@ -218,20 +215,18 @@ SCALE = Exercise(
             def __init__(self, d_model: int, d_head: int) -> None:
                 """Make the three projections, as before."""
                 super().__init__()
-                self.query = nn.Linear(d_model, d_head, bias=False)
-                self.key = nn.Linear(d_model, d_head, bias=False)
-                self.value = nn.Linear(d_model, d_head, bias=False)
+                $three_layers
 
             def forward(self, x: Tensor) -> Tensor:
                 """As before, with scores that have the same spread for every d_head.
 
                 x (B, T, d_model) → (B, T, d_head)
                 """
-                query, key, value = self.query(x), self.key(x), self.value(x)
-                scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+                $scaled_scores
                 return scores.softmax(-1) @ value
     '''),
     judged="ScaledHead",
+    call=DocumentedCall((13, 7), ((2, 5, 13),), (2, 5, 7)),
     parts=(
         Part(
             "the measurement",
@@ -272,7 +267,7 @@ def _blind(space: Space) -> None:
     changed[:, 3:] += 1
     with torch.no_grad():
         before, after = head(x), head(changed)
-    if not torch.allclose(before[:, :3], after[:, :3], atol=1e-5):
+    if not torch.allclose(before[:, :3], after[:, :3], atol=1e-5, equal_nan=True):
         raise WrongPartError("tokens 0 to 2 changed when only tokens 3 and 4 did: they see the future")
 
 
@@ -286,10 +281,7 @@ MASK = Exercise(
     solution=source('''
         """Exercise 4: the mask."""
 
-        import math
-
-        import torch
-        from torch import Tensor, nn
+        $imports
 
 
         def causal_mask(length: int) -> Tensor:
@@ -306,22 +298,20 @@ MASK = Exercise(
             def __init__(self, d_model: int, d_head: int) -> None:
                 """Make the three projections, as before."""
                 super().__init__()
-                self.query = nn.Linear(d_model, d_head, bias=False)
-                self.key = nn.Linear(d_model, d_head, bias=False)
-                self.value = nn.Linear(d_model, d_head, bias=False)
+                $three_layers
 
             def forward(self, x: Tensor) -> Tensor:
                 """As before; token i reads tokens 0 to i.
 
                 x (B, T, d_model) → (B, T, d_head)
                 """
-                query, key, value = self.query(x), self.key(x), self.value(x)
-                scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+                $scaled_scores
                 visible = causal_mask(x.shape[1]).to(x.device)
                 scores = scores.masked_fill(~visible, -math.inf)
                 return scores.softmax(-1) @ value
     '''),
     judged="CausalHead",
+    call=DocumentedCall((13, 7), ((2, 5, 13),), (2, 5, 7)),
     parts=(
         Part(
             "the triangle",

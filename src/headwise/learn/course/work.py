@@ -2,21 +2,23 @@
 
 import ast
 import contextlib
+import dataclasses
 import difflib
 import importlib.util
-import json
-import re
-import subprocess
+import signal
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from headwise.check import sandbox
 from headwise.errors import OptionError
-from headwise.learn.course import decoder
-from headwise.learn.course.exercise import Exercise, Grade, PartResult, Space, grade
+from headwise.learn.course import gpt
+from headwise.learn.course.exercise import Exercise, Space
+from headwise.learn.course.grading import CHECK_SECONDS, EndlessPartError, Grade, PartResult, grade, place
+
+LOADING = 10.0  # seconds for the statements of a file
 
 HEADER = """{quotes}Exercise {number} of {count}: {title} (difficulty {difficulty} of 5, about {minutes} minutes).
 
@@ -74,38 +76,80 @@ class Workspace:
         return self.path(exercise).read_text(encoding="utf-8", errors="replace") != self.text(exercise)
 
 
-def grade_file(exercise: Exercise, path: Path) -> Grade:
-    """The grade of a file. It runs in a process of its own, with a time limit."""
+def grade_file(exercise: Exercise, path: Path, progress: Callable[[str], None] = lambda _: None) -> Grade:
+    """The grade of a file. It runs in a process of its own, in the jail of `headwise check`, with a time limit."""
     if not path.is_file():
         raise OptionError(f"there is no file {path}. Run `headwise course` to get it.")
-    with tempfile.TemporaryDirectory(prefix="headwise-course-") as folder:
-        result = Path(folder) / "grade.json"
-        command = [sys.executable, "-m", "headwise.learn.course.work", exercise.name, str(path), str(result)]
-        try:
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=exercise.seconds)  # noqa: S603
-        except subprocess.TimeoutExpired:
-            return _failed(exercise, f"it takes longer than {exercise.seconds:g} s")
-        if not result.is_file():
-            said = ran.stderr.strip().splitlines() or ["the process ended without a message"]
-            lines = re.findall(rf'File "{re.escape(str(path))}", line (\d+)', ran.stderr)
-            where = f" (line {lines[-1]})" if lines else ""
-            return _failed(exercise, f"the file cannot be run: {said[-1]}{where}")
-        return Grade.from_dict(json.loads(result.read_text(encoding="utf-8")))
-
-
-def _failed(exercise: Exercise, words: str) -> Grade:
+    heard, most = _Grading(progress), exercise.seconds + LOADING + CHECK_SECONDS
+    request = {"exercise": exercise.name, "seconds": exercise.seconds, "file": str(path.resolve())}
+    status, error = sandbox.confined(
+        "headwise.learn.course.work:grade_here", request, heard, sandbox.readable(path), most
+    )
+    if heard.grade is not None:
+        return heard.grade
+    ended = f"it was stopped after {most:g} s" if status == -signal.SIGKILL else f"it ended Python (status {status})"
+    said = error.strip().splitlines()[-1:]
+    words = ": ".join([f"{ended} while grading {heard.stage}", *said])
     return Grade(tuple(PartResult(part.name, False, words) for part in exercise.parts))
 
 
-def names_in(path: Path) -> Space:
-    """What a file defines, after it ran as a module."""
+class _Grading(sandbox.Listener):
+    """Hears the grade."""
+
+    grade: Grade | None = None
+
+    def take(self, told: dict[str, Any]) -> None:
+        """Keep one message."""
+        super().take(told)
+        if "grade" in told:
+            self.grade, self.done = Grade.from_dict(told["grade"]), True
+
+
+def grade_here(request: dict[str, Any], line: sandbox.TaskChannel) -> None:
+    """The task in the child: load the file, as far as it goes, and grade what it defines."""
+    import torch
+
+    from headwise.learn.course import find
+
+    torch.set_num_threads(1)
+    sys.dont_write_bytecode = True
+    line.tell("progress", "loading your file")
+    space, note = names_in(Path(request["file"]))
+    exercise = dataclasses.replace(find(request["exercise"]), seconds=request["seconds"])
+    found = grade(exercise, space, progress=lambda words: line.tell("progress", words), limited=limited)
+    line.tell("grade", dataclasses.replace(found, note=note).to_dict())
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise `EndlessPartError`, with the line that was running, after so many seconds."""
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except sandbox.TooLong as error:
+        raise EndlessPartError(f"still running after {seconds:g} s, an endless loop?{place(error)}") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left)
+
+
+def names_in(path: Path) -> tuple[Space, str]:
+    """What a file defines, after it ran as a module, and why it stopped if it did not run to its end."""
     spec = importlib.util.spec_from_file_location("answer", path)
     assert spec is not None  # noqa: S101 - for a path that ends in .py
     assert spec.loader is not None  # noqa: S101
     module = importlib.util.module_from_spec(spec)
     sys.modules["answer"] = module
-    spec.loader.exec_module(module)
-    return vars(module)
+    sys.path.insert(0, str(path.parent))
+    try:
+        with limited(LOADING):
+            spec.loader.exec_module(module)
+    except EndlessPartError as failure:
+        return vars(module), f"Your file does not end: {failure}."
+    except SyntaxError as error:
+        return {}, f"Your file is not Python yet: {error.msg} (line {error.lineno})."
+    except (Exception, SystemExit) as error:
+        return vars(module), f"Your file stops with {type(error).__name__}: {error}{place(error)}."
+    return vars(module), ""
 
 
 def compared(exercise: Exercise, answer: str) -> str:
@@ -140,8 +184,8 @@ def train_and_write(space: dict[str, Any], seconds: float = 60.0, prompt: str = 
     """
     import torch
 
-    text = decoder.fables()
-    alphabet, tokens = sorted(set(text)), decoder.letters(text)
+    text = gpt.fables()
+    alphabet, tokens = sorted(set(text)), gpt.letters(text)
     torch.manual_seed(0)
     context, end = 64, time.monotonic() + seconds
     model = space["TinyGPT"](len(alphabet), 64, 4, 2, context)
@@ -164,19 +208,3 @@ def train_and_write(space: dict[str, Any], seconds: float = 60.0, prompt: str = 
     written = "".join(alphabet[n] for n in ids)
     print(f"\n{written}")
     return written
-
-
-def _main(name: str, path: str, result: str) -> None:
-    import torch
-
-    from headwise.learn.course import find
-
-    torch.set_num_threads(1)
-    exercise = find(name)
-    with contextlib.redirect_stdout(None):
-        found = grade(exercise, names_in(Path(path)))
-    Path(result).write_text(json.dumps(found.to_dict()), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

@@ -34,6 +34,8 @@ const givenOutput = unpack(data.output), OUT = givenOutput.shape[1];
 const cuts = Object.fromEntries(Object.entries(data.cuts).map(([heads, cut]) =>
   [heads, Object.fromEntries(Object.entries(cut).map(([name, p]) => [name, unpack(p)]))]));
 
+const hides = data.visible.some((row) => row.includes(0));
+
 function isAsInModel() { return state.mask && state.scale && state.heads === data.own; }
 
 // All results for the present switches.
@@ -287,7 +289,7 @@ function toldSquare(step, h, t, s) {
   }
   if (step === 5) {
     const hidden = now.masked[h][at] === -Infinity;
-    return tell(`masked score(${pair})`, show(now.masked[h][at], 4), hidden ? `“${words[s]}” comes after “${words[t]}”, so it is hidden: −∞`
+    return tell(`masked score(${pair})`, show(now.masked[h][at], 4), hidden ? `“${words[s]}” ${s > t ? `comes after “${words[t]}”, so it is hidden` : "is hidden by the mask of this layer"}: −∞`
       : state.mask ? `“${words[t]}” may see “${words[s]}”: the score of step 4, unchanged` : "the mask is off: the score of step 4");
   }
   if (step === 6) {
@@ -406,7 +408,7 @@ function render() {
   $("code").textContent = step.code;
   $("key").textContent = state.step === 7 ? "More color means more weight; zero is the background."
     : "Blue is positive, orange is negative; zero is the background.";
-  $("mask").setAttribute("aria-pressed", state.mask);
+  $("mask").setAttribute("aria-pressed", state.mask && hides);
   $("scale").setAttribute("aria-pressed", state.scale);
   for (const button of $("heads").children) button.setAttribute("aria-pressed", Number(button.textContent) === state.heads);
   $("reset").classList.toggle("shown", !isAsInModel());
@@ -431,6 +433,8 @@ function align(figures) {
 function go(step) { state.step = Math.min(10, Math.max(1, step)); render(); }
 function change(what) { Object.assign(state, what); now = compute(); render(); }
 
+$("mask").disabled = !hides;
+$("mask").title = hides ? "" : "this layer hides nothing: every word sees every word";
 for (const word of words) $("text").append(make("b", "", word), document.createTextNode(" "));
 $("headline").textContent = data.headline;
 for (const count of Object.keys(cuts)) {

@@ -1,0 +1,266 @@
+"""How an answer is graded: part by part, by what it computes, in any style.
+
+A part that is a function is tried on tensors. A class goes to the checker, which finds its weights itself; the parts of
+such an exercise are steps of attention, and a finding of the checker fails the part whose step it concerns.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import os
+import re
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import headwise
+from headwise.check import Finding, Report, check
+from headwise.learn.course.exercise import CACHE_STEP, DocumentedCall, Exercise, Part, Space, WrongPartError
+
+COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight")
+CHECK_SECONDS = 20.0  # for the checker, which takes two
+INSTALLED = (str(Path(headwise.__file__).parent), str(Path(torch.__file__).parent), os.__file__[:-5], "<frozen")
+UNWRITTEN = "it is not written yet"
+NOT_REACHED = "not reached, because an earlier step fails"
+RESIDUAL = "the input is added to the output (residual)"
+ROLES = ("wrong-role", "no-qkv-proj", "one-projection")  # made where q, k and v are made, or where they are used
+NOT_TRIED = "not tried, because the step before did not end"
+# The step of attention that a mistake of the checker belongs to, by the first words of its name.
+STEPS = {
+    "causal-cache": CACHE_STEP, "layers-in-list": 1,
+    "no-qkv-proj": 1, "one-projection": 1, "wrong-role": 1, "split": 2, "heads-share": 2, "attends-over": 3,
+    "mask": 5, "causal": 5, "buffer": 5, "scale": 6, "softmax": 7, "dropout": 8, "merge": 9, "heads-averaged": 9,
+    "too-wide": 9, "contiguous": 9, "no-out-proj": 10, "layers-in-forward": 10, "cache": CACHE_STEP,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class PartResult:
+    """Whether a part is right, and what is wrong with it."""
+
+    name: str
+    right: bool
+    words: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Grade:
+    """The result of an exercise, part by part; `report` is what the checker says in full, `note` what else happened."""
+
+    results: tuple[PartResult, ...]
+    report: str = ""
+    note: str = ""
+
+    @property
+    def right(self) -> bool:
+        """Whether every part is right."""
+        return all(result.right for result in self.results)
+
+    @property
+    def next(self) -> PartResult | None:
+        """The first part that is not right."""
+        return next((result for result in self.results if not result.right), None)
+
+    @property
+    def share(self) -> float:
+        """The share of parts that are right."""
+        return sum(result.right for result in self.results) / len(self.results)
+
+    def sentence(self) -> str:
+        """The grade in words.
+
+        >>> Grade((PartResult("the scores", True), PartResult("the mask", False, "it hides the past"))).sentence()
+        'One of two steps is right; the next is the mask: it hides the past'
+        """
+        count, right, following = len(self.results), sum(r.right for r in self.results), self.next
+        if following is None:
+            return "Right: " + ("the only step." if count == 1 else f"all {COUNTS[count]} steps.")
+        steps = "step" if count == 1 else "steps"
+        verb = "is" if right < 2 else "are"
+        head = f"{COUNTS[right].capitalize()} of {COUNTS[count]} {steps} {verb} right"
+        return f"{head}; the next is {following.name}" + (f": {following.words}" if following.words else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        results = [dataclasses.asdict(result) for result in self.results]
+        return {"results": results, "report": self.report, "note": self.note}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Grade":
+        """The grade that `to_dict` wrote as `data`."""
+        return cls(tuple(PartResult(**result) for result in data["results"]), data["report"], data["note"])
+
+
+class EndlessPartError(WrongPartError):
+    """A part did not end."""
+
+
+def grade(
+    exercise: Exercise,
+    space: Space,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+    limited: Callable[[float], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Grade:
+    """Grade the names that an answer defines, such as `globals()` of a notebook. The code runs in this process.
+
+    Args:
+        exercise: what to grade.
+        space: the names.
+        progress: called with the name of every part before it is tried.
+        limited: makes a context that raises `EndlessPartError` after so many seconds. Later parts are then not tried.
+    """
+    judge = _Judge(exercise, space, limited)
+    results: list[PartResult] = []
+    stopped = ""
+    for part in exercise.parts:
+        progress(part.name)
+        try:
+            words = stopped or judge.words(part)
+        except EndlessPartError as failure:
+            words, stopped = str(failure), NOT_TRIED
+        results.append(PartResult(part.name, not words, words))
+    return Grade(tuple(results), "" if judge.report is None else str(judge.report))
+
+
+class _Judge:
+    """Says what is wrong with the parts of one answer; the checker is asked once, by the first part that needs it."""
+
+    def __init__(
+        self, exercise: Exercise, space: Space, limited: Callable[[float], contextlib.AbstractContextManager[Any]]
+    ) -> None:
+        self.exercise, self.space, self.limited = exercise, space, limited
+        self.report: Report | None = None
+
+    def words(self, part: Part) -> str:
+        """What is wrong with a part, or nothing."""
+        if part.test is None:
+            return self._by_checker(part)
+        words = self._tried(functools.partial(part.test, self.space))[0]
+        if words == UNWRITTEN or self.exercise.judged not in self.space:
+            return words
+        named = self._checked[1]
+        if words and named:
+            return f"{words}; a cause that the checker names: {next(iter(named.values()))}"
+        return words or named.get(part.name, "")
+
+    def _tried(self, test: Callable[[], None]) -> tuple[str, str]:
+        """What a test says, and the line of the learner that raised an error."""
+        try:
+            with self.limited(self.exercise.seconds), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                test()
+        except EndlessPartError:
+            raise
+        except WrongPartError as failure:
+            return str(failure), ""
+        except NotImplementedError:
+            return UNWRITTEN, ""
+        except SystemExit:
+            return "it ends the program: exit() or quit()", ""
+        except Exception as error:  # whatever the learner's code raises
+            return f"it raises {type(error).__name__}: {error}{place(error)}", _text(error)
+        return "", ""
+
+    @functools.cached_property
+    def _checked(self) -> tuple[Report | None, dict[str, str]]:
+        """What the checker reports on the class, and what is wrong by the name of a part."""
+        name, call = self.exercise.judged, self.exercise.call
+        if name is None or name not in self.space:
+            return None, {}
+        with self.limited(CHECK_SECONDS), torch.random.fork_rng(devices=[]):
+            self.report = report = check(self.space[name])
+        words: dict[str, str] = {}
+        found = [finding for finding in report.wrong if finding.name not in self.exercise.ignores]
+        for finding in _causes(found):
+            words.setdefault(self._owner(_step(finding), finding.text, finding.name), _words(finding))
+        if not found and call is not None and report.verdict != "unfinished":
+            said, text = self._tried(functools.partial(_as_documented, self.space[name], call))
+            words |= {self._owner(0, text, "crashes"): said} if said else {}
+        if not words and RESIDUAL in report.variants:
+            words[self._asked[-1].name] = f"{RESIDUAL}; exercise 12 does that, around the layer"
+        return report, words
+
+    @property
+    def _asked(self) -> list[Part]:
+        """The parts that the checker judges."""
+        return [part for part in self.exercise.parts if part.test is None]
+
+    def _owner(self, step: int, text: str, mistake: str) -> str:
+        """The part that a mistake belongs to: by its step, or by the line it is on if it can be in several steps."""
+        roles = mistake.startswith(ROLES)
+        if not step or roles:
+            parts = [part for part in self._asked if not roles or {1, 4, 8} & {*part.steps}]
+            best = max(parts, key=lambda part: _likeness(part.line, text))
+            if _likeness(best.line, text) > 0.4:
+                return best.name
+        return next((part.name for part in self.exercise.parts if step in part.steps), self._asked[-1].name)
+
+    def _by_checker(self, part: Part) -> str:
+        report, words = self._checked
+        if report is None:
+            return f"there is no class {self.exercise.judged}"
+        if report.verdict == "unfinished":
+            done = {int(step.partition(" ")[0]) for step in report.done}
+            return "" if part.steps and set(part.steps) <= done else UNWRITTEN
+        if part.name in words:
+            return words[part.name]
+        if report.verdict == "unknown":
+            return "; ".join(report.doubts) or "the checker does not understand this class"
+        crashed = [p for p in self._asked if words.get(p.name, "").startswith(("it raises", "the call gives"))]
+        return NOT_REACHED if crashed and self._asked.index(part) > self._asked.index(crashed[0]) else ""
+
+
+def _causes(found: list[Finding]) -> list[Finding]:
+    """The findings without those that follow from another: a projection in a wrong role leaves another one unused."""
+    roles = [finding for finding in found if finding.name.startswith(ROLES)]
+    kept = [finding for finding in found if finding not in roles[1:]]
+    return [finding for finding in kept if finding.name != "unused-projection"] or kept
+
+
+def _as_documented(made: Callable[..., Any], call: DocumentedCall) -> None:
+    """DocumentedCall a class as its docstring says; the checker is content with any way to call it."""
+    layer = made(*call.sizes).eval()
+    with torch.no_grad():
+        found = layer(*(torch.randn(shape) for shape in call.inputs))
+    output = found[0] if isinstance(found, tuple) else found
+    if tuple(output.shape) != call.output:
+        given = ", ".join(map(str, call.inputs))
+        raise WrongPartError(f"the call gives shape {tuple(output.shape)} for {given}; expected {call.output}")
+
+
+def _text(error: BaseException) -> str:
+    """The learner's line that raised the error."""
+    found = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(INSTALLED)]
+    return (found[-1].line or "") if found else ""
+
+
+def _likeness(line: str, text: str) -> float:
+    """How much of a line of code is in another one, from 0 to 1, word by word."""
+    words, other = (re.findall(r"\w+|[@*/+-]", code) for code in (line, text.partition("#")[0]))
+    matched = difflib.SequenceMatcher(None, words, other).get_matching_blocks()
+    return 2 * sum(block.size for block in matched) / (len(words) + len(other) or 1)
+
+
+def _step(finding: Finding) -> int:
+    return next((step for start, step in STEPS.items() if finding.name.startswith(start)), 0)
+
+
+def _words(finding: Finding) -> str:
+    where = "" if finding.line is None else f" ({finding.place})"
+    detail = f": {finding.detail}" if finding.detail else ""
+    return f"{finding.title}{detail}{where}"
+
+
+def place(error: BaseException) -> str:
+    """The line of the learner's code that raised the error."""
+    frame, line = error.__traceback__, None
+    while frame is not None:
+        name = frame.tb_frame.f_code.co_filename
+        line = line if name.startswith(INSTALLED) else frame.tb_lineno
+        frame = frame.tb_next
+    return "" if line is None else f" (line {line})"

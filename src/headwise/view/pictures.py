@@ -35,6 +35,7 @@ from headwise.weights.readings import (
 from headwise.weights.source import RowBlock, Source, row_blocks
 from headwise.weights.sums import CellSum, Sum
 from headwise.weights.tiles import Tile
+from headwise.weights.values import Contributions
 
 SIDE = 256  # pixels along a tile
 KINDS = ("mass", "rest", "peak", "uniform")
@@ -97,6 +98,11 @@ def filled(
         weights = weights.detach()
         streaming.read((weights._without_first() if without_sink else weights)._unpadded(), cells)
     return cells
+
+
+def pooled_contributions(shares: Contributions, span: int, keys: range | None = None, tall: int | None = None) -> Tensor:
+    """Contributions (H, rows, cols) in pixels as in `pixels`: summed over keys, averaged over queries."""
+    return shares._read(PooledCells(span, range(shares.shape[3]) if keys is None else keys, tall))[0]
 
 
 class PooledCells(Reading):

@@ -51,11 +51,11 @@ class Atlas {
 
   // Scaled rows need less contrast.
   get scale() {
-    return new Scale("share", this.app.store.get("rows") ? Math.max(0, this.app.contrast - 1) : this.app.contrast);
+    return this.app.scale(this.app.store.get("rows") ? Math.max(0, this.app.contrast - 1) : this.app.contrast);
   }
 
   drawLegend() {
-    fill(this.legend, legendOf(this.scale, this.app.store.get("rows") ? "weight, relative to the largest of its row" : "attention weight", this.app.dark));
+    fill(this.legend, legendOf(this.scale, `${MEASURES[this.app.measure].unit}${this.app.store.get("rows") ? ", relative to the largest of its row" : ""}`, this.app.dark));
   }
 
   paintAll() {
@@ -64,8 +64,10 @@ class Atlas {
 
   async draw(canvas, l, h) {
     const { store, data } = this.app;
-    const { manifest, source } = this.app.side;
-    const [picture, reach] = await Promise.all([source.thumbnail(l, h, Boolean(store.get("without"))), data.reach(new Subject(0, l, h))]);
+    const { manifest } = this.app.side;
+    const [turn, subject] = [(canvas.turn = (canvas.turn || 0) + 1), new Subject(0, l, h)];
+    const [picture, reach] = await Promise.all([data.source(subject).thumbnail(l, h, this.app.without), data.reach(subject)]);
+    if (turn !== canvas.turn || !picture) return;
     const values = store.get("rows") ? inRows(picture) : picture.values;
     const painted = paint(values, picture.cols, picture.rows, this.scale, this.app.dark);
     [canvas.width, canvas.height] = [picture.cols, picture.rows];
@@ -84,7 +86,7 @@ class Atlas {
     const [l, h] = place.split(".").map(Number);
     const head = this.app.side.manifest.layers[l].heads[h];
     const from = this.app.store.get("without") ? head.without_first : head.numbers;
-    return (name) => head.effect?.[name] ?? from[name] ?? head.numbers[name];
+    return (name) => (name === "importance" ? head.importance ?? 0 : from[name] ?? head.numbers[name]);
   }
 
   arrange() {
@@ -145,16 +147,17 @@ class Atlas {
     this.root.classList.toggle("colored", name !== "none");
     if (name === "none") return;
     const most = Math.max(...Array.from(this.cells.keys(), (place) => Math.abs(this.number(place)(name))), 1e-9);
-    const scale = name === "effect" ? new Scale("difference", this.app.contrast, most) : this.scale;
+    const worth = name === "importance";
+    const scale = worth ? new Scale("difference", this.app.contrast, most) : this.scale;
     for (const [place, cell] of this.cells) {
       const value = this.number(place)(name);
       const [filled, text] = [cell.querySelector(".bar-fill"), cell.querySelector(".bar-text")];
-      const share = name === "effect" ? 1 : name === "distance" ? value / most : value;
+      const share = worth ? 1 : name === "distance" ? value / most : value;
       filled.style.width = `${100 * clamp(share, 0, 1)}%`;
-      filled.style.background = scale.color(name === "effect" ? value : share, this.app.dark);
-      text.textContent = name === "distance" ? value.toFixed(1) : name === "effect" ? signed(value) : value.toFixed(2);
-      text.style.color = name === "effect" ? (scale.bright(value, this.app.dark) ? "#14181d" : "#f2f0eb") : "";
-      text.style.background = name === "effect" ? "none" : "";
+      filled.style.background = scale.color(worth ? value : share, this.app.dark);
+      text.textContent = name === "distance" ? value.toFixed(1) : worth ? signed(value) : value.toFixed(2);
+      text.style.color = worth ? (scale.bright(value, this.app.dark) ? "#14181d" : "#f2f0eb") : "";
+      text.style.background = worth ? "none" : "";
     }
   }
 
@@ -209,7 +212,7 @@ function inRows({ values, rows, cols }) {
   const found = new Float32Array(values.length);
   for (let row = 0; row < rows; row++) {
     const line = values.subarray(row * cols, (row + 1) * cols);
-    const most = line.reduce((a, b) => Math.max(a, b), 0);
+    const most = line.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
     if (most > 0) line.forEach((value, col) => (found[row * cols + col] = value / most));
   }
   return found;

@@ -35,7 +35,7 @@ class Stage {
   update(changed = null) {
     const { app, minus } = this;
     const subject = app.subject();
-    const kind = app.store.get("kind");
+    const { kind } = app;
     if (!(changed?.has("contrast") && changed.size === 1)) this.toolbar(subject, minus, kind); // the slider keeps the focus
     const comparable = minus && this.sameSize(minus);
     const show = !minus ? "a" : comparable ? app.store.get("show") : app.store.get("show") === "b" ? "b" : "both";
@@ -88,7 +88,7 @@ class Stage {
     map.show(who, than, kind).then(() => map === this.shown[0] && map.scale && this.drawLegend(map.scale, than ? [who, than] : null));
     map.exact = null;
     if (than || !who.single || kind === "uniform" || kind === "rest") return;
-    const { source } = this.app.sides[who.side];
+    const source = this.app.data.source(who);
     source.known?.(who.layer, who.head).then((rows) => {
       if (map.subject !== who || !rows) return;
       map.exact = new KnownWeights(rows, rows.k);
@@ -99,7 +99,7 @@ class Stage {
   moved() {
     for (const map of this.shown) map.redraw();
     if (!this.view.fitted) this.app.reading.follow(Math.round(this.view.y), Math.round(this.view.y + this.view.height / this.view.scale));
-    this.tellLimit(this.app.subject(), this.app.store.get("kind"));
+    this.tellLimit(this.app.subject(), this.app.kind);
     this.remember();
   }
 
@@ -122,8 +122,8 @@ class Stage {
     const { app } = this;
     const { manifest } = app.side;
     const title = el("h2", { class: "subject" }, el("b", { text: subject.title(manifest) }), el("span", { class: "soft", text: ` ${subject.about(manifest)}` }));
-    const offered = KINDS.filter(([name]) => (app.side.source.kinds || KINDS.map(([each]) => each)).includes(name));
-    const kinds = el("div", { class: "segments", role: "radiogroup", "aria-label": "What a pixel shows" }, ...offered.map(([name, text, about]) =>
+    const offered = KINDS.filter(([name]) => app.kinds.includes(name));
+    const kinds = offered.length < 2 ? null : el("div", { class: "segments", role: "radiogroup", "aria-label": "What a pixel shows" }, ...offered.map(([name, text, about]) =>
       el("button", { type: "button", role: "radio", "aria-checked": String(name === kind), text, title: about, onclick: () => app.store.set({ kind: name }) })));
     const average = this.chooser("Show", subject.id, this.averages(subject), (value) => app.store.set({ head: value }));
     const compare = this.chooser("Compare with", minus ? minus.id : "", this.others(), (value) => app.store.set({ with: value }));
@@ -134,7 +134,7 @@ class Stage {
       el("button", { type: "button", class: "icon", text: "−", "aria-label": "Zoom out", onclick: () => this.zoom(0.5) }),
       el("button", { type: "button", class: "icon", text: "+", "aria-label": "Zoom in", onclick: () => this.zoom(2) }),
       el("button", { type: "button", class: "icon", text: "⤢", "aria-label": "Show the whole map", title: "Whole map  0", onclick: () => this.whole() }));
-    fill(this.bar, el("div", { class: "bar-line" }, this.backButton(), title, zoom, this.stepButtons()), el("div", { class: "bar-line controls" }, kinds, app.contrastControl(), average, compare, ways));
+    fill(this.bar, el("div", { class: "bar-line" }, this.backButton(), title, zoom, this.stepButtons()), el("div", { class: "bar-line controls" }, app.measureControl(), kinds, app.contrastControl(), average, compare, ways));
   }
 
   backButton() {
@@ -212,7 +212,8 @@ class Stage {
     if (!found) return el("span", { class: "facts" }, el("span", { class: "soft", text: "This file holds sums of weights here, not single ones." }));
     if (found.hidden) return el("span", { class: "facts" }, figure("0", "this token may not attend to that one"));
     if (found.weight === null) return el("span", { class: "facts" }, figure(`≤ ${weightText(found.below)}`, "not among the 8 largest of its row; only those are in the file"));
-    const facts = [figure(weightText(found.weight), "weight"), figure(timesText(found.weight * found.visible), "uniform attention"), figure(`#${count(found.rank)}`, `of ${count(found.visible)} in its row`)];
+    const { measure } = this.app;
+    const facts = measure === "weights" ? [figure(weightText(found.weight), "weight"), figure(timesText(found.weight * found.visible), "uniform attention"), figure(`#${count(found.rank)}`, `of ${count(found.visible)} in its row`)] : [figure(measure === "contribution" ? signed(found.weight) : weightText(found.weight), MEASURES[measure].short), ...(found.plain === null ? [] : [figure(weightText(found.plain), "weight")])];
     if (Number.isFinite(found.logit)) facts.push(figure(found.logit.toFixed(2).replace("-", "−"), "logit"));
     if (other && other.weight !== null) facts.push(figure(signed(found.weight - other.weight), `against ${weightText(other.weight)}`));
     const made = el("span", { class: "facts", "data-weight": found.weight, "data-logit": found.logit }, ...facts);
@@ -230,7 +231,8 @@ class Stage {
 
   drawLegend(scale, pair) {
     const { manifest } = this.app.side;
-    const names = { share: this.app.store.get("kind") === "rest" ? "attention weight without the first token" : "attention weight", ratio: "multiple of uniform attention", difference: pair ? `${pair[0].name(manifest)} minus ${pair[1].name(this.app.sides[pair[1].side].manifest)}` : "" };
+    const { unit } = MEASURES[this.app.measure];
+    const names = { share: this.app.kind === "rest" ? `${unit} without the first token` : unit, ratio: "multiple of uniform attention", difference: pair ? `${pair[0].name(manifest)} minus ${pair[1].name(this.app.sides[pair[1].side].manifest)}` : unit };
     fill(this.legend, legendOf(scale, names[scale.name], this.app.dark), el("p", { class: "soft legend-name" }, el("span", { class: "hidden-key" }), " hidden by the mask"));
   }
 

@@ -58,7 +58,7 @@ def live(browser: Any, address: str, into: Path) -> None:
     page.goto(address)
     page.wait_for_selector("#headwise .head")
     page.click(".sweep")
-    page.get_by_text("Bars: what switching").wait_for(timeout=120_000)
+    page.get_by_text("Bars: what removing").wait_for(timeout=120_000)
     page.get_by_label("color words by their loss").check()
     page.wait_for_timeout(500)
     small(into / "live_light.png", page.screenshot())

@@ -285,7 +285,7 @@ def test_everything_can_be_done_by_keys(open_page, short, result):
     until(page, f"Math.abs(document.querySelector('.facts').dataset.weight - {expected}) < 1e-7")
     page.keyboard.press("Enter")
     assert page.evaluate("document.getElementById('headwise').headwise.locked()") == cell["query"]
-    for key, kind in (("r", "rest"), ("p", "peak"), ("u", "uniform")):
+    for key, kind in (("r", "rest"), ("u", "uniform")):
         page.keyboard.press(key)
         assert page.evaluate("document.getElementById('headwise').headwise.store.get('kind')") == kind
     page.keyboard.press("]")
@@ -329,13 +329,13 @@ def test_hostile_tokens_are_text_and_never_run(open_page, tmp_path):
 
 
 def test_two_pages_side_by_side_keep_their_own_state(browser, open_page, short, tmp_path):
-    first = open_page(short, "#view=map&head=1.4&kind=peak")
+    first = open_page(short, "#view=map&head=1.4&kind=uniform")
     second = open_page(short, "#view=map&head=3.0")
     settled(first)
     settled(second)
     assert first.locator(".subject").inner_text().startswith("Head 1.4")
     assert second.locator(".subject").inner_text().startswith("Head 3.0")
-    assert first.locator('[role="radio"][aria-checked="true"]').inner_text() == "Largest"
+    assert first.locator('[role="radio"][aria-checked="true"]').last.inner_text() == "× uniform"
 
 
 def test_heads_averages_and_texts_can_be_compared(open_page, tmp_path, result):

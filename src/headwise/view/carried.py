@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
+from headwise.masks.probes import sink
 from headwise.study.outputs import HeadOutputs, Outputs
+from headwise.view.pictures import THUMBNAIL, Window, pooled_contributions, whole_tile
 from headwise.weights import AttentionMap
 from headwise.weights.values import Contributions, value_norms
 
@@ -82,6 +84,41 @@ class Carried:
         return part.contributions(
             value[:, chosen // (H // value.shape[1])], read, None if out is None else out[chosen].to(read.dtype)
         )
+
+    def tile(self, head: int, level: int, row: int, col: int, queries: Tensor | None = None) -> Tensor:
+        """A tile of contributions, as `pictures.tile` is one of weights."""
+        window = Window.of(*self.weights.shape[2:], level, row, col)
+        shares = self.contributions([head], window.rows if queries is None else queries)
+        tall = None if queries is None else 1
+        return whole_tile(pooled_contributions(shares, window.span, window.keys, tall)[0])
+
+    def thumbnails(self, measure: str, queries: Tensor | None, *, without_first: bool = False) -> Tensor:
+        """Small pictures of all heads, (H, rows, cols), from all queries or from some."""
+        if measure == "contribution":
+            T, S = self.weights.shape[2:]
+            T = T if queries is None else len(queries)
+            return self.contributions(rows=queries).pooled(min(THUMBNAIL, T), min(THUMBNAIL, S))[0]
+        weights = self.by_value.select(rows=queries)
+        weights = weights.without(sink(1)) if without_first else weights
+        return weights.pooled(*(min(THUMBNAIL, size) for size in weights.shape[2:]))[0]
+
+    def row(self, measure: str, head: int, query: int) -> Tensor:
+        """The shares of all keys for one query, (S,)."""
+        if measure == "value":
+            return self.by_value.select(heads=[head], rows=[query])[0, 0, 0]
+        return self.contributions([head], torch.tensor([query]))[0, 0, 0]
+
+    def rows(self, measure: str, query: int) -> Tensor:
+        """The shares of all keys for one query in every head, (H, S)."""
+        if measure == "value":
+            return self.by_value.select(rows=[query])[0, :, 0]
+        return self.contributions(rows=torch.tensor([query]))[0, :, 0]
+
+    def column(self, measure: str, head: int, key: int) -> Tensor:
+        """The shares of one key for all queries, (T,)."""
+        if measure == "value":
+            return self.by_value.select(heads=[head])[0, 0, :, key]
+        return self.contributions([head])[0, 0, :, key]
 
 
 def carried(maps: Mapping[str, AttentionMap], outputs: Outputs) -> tuple[Carried, ...] | None:

@@ -73,12 +73,30 @@ def tile(
     if weights.shape[0] != 1:
         raise ShapeError(f"the map has {weights.shape[0]} samples: take one with weights.select(batch=[0]).")
     T, S = weights.shape[2:]
-    span, count = span_at(level, T, S), 2**level
-    if not (0 <= row < count and 0 <= col < count):
-        raise OptionError(f"tile ({row}, {col}) of level {level}: there are {count} × {count}, counted from 0.")
-    queries_of, keys_of = (slice(index * SIDE * span, (index + 1) * SIDE * span) for index in (row, col))
-    part = weights.select(heads=[head], rows=queries_of if queries is None else queries)
-    found = pixels(part, span, range(S)[keys_of], kind, tall=None if queries is None else 1)[0]
+    window = Window.of(T, S, level, row, col)
+    part = weights.select(heads=[head], rows=window.rows if queries is None else queries)
+    return whole_tile(pixels(part, window.span, window.keys, kind, tall=None if queries is None else 1)[0])
+
+
+class Window(NamedTuple):
+    """What a tile shows: queries, keys, and how many of each there are in a pixel."""
+
+    span: int
+    rows: slice
+    keys: range
+
+    @classmethod
+    def of(cls, T: int, S: int, level: int, row: int, col: int) -> "Window":
+        """That of a tile of a map of T × S; refused if there is no such tile."""
+        span, count = span_at(level, T, S), 2**level
+        if not (0 <= row < count and 0 <= col < count):
+            raise OptionError(f"tile ({row}, {col}) of level {level}: there are {count} × {count}, counted from 0.")
+        rows, keys = (slice(index * SIDE * span, (index + 1) * SIDE * span) for index in (row, col))
+        return cls(span, rows, range(S)[keys])
+
+
+def whole_tile(found: Tensor) -> Tensor:
+    """A picture of at most 256 × 256 pixels, with zeros up to that size."""
     return F.pad(found, (0, SIDE - found.shape[1], 0, SIDE - found.shape[0]))
 
 
@@ -100,7 +118,9 @@ def filled(
     return cells
 
 
-def pooled_contributions(shares: Contributions, span: int, keys: range | None = None, tall: int | None = None) -> Tensor:
+def pooled_contributions(
+    shares: Contributions, span: int, keys: range | None = None, tall: int | None = None
+) -> Tensor:
     """Contributions (H, rows, cols) in pixels as in `pixels`: summed over keys, averaged over queries."""
     return shares._read(PooledCells(span, range(shares.shape[3]) if keys is None else keys, tall))[0]
 

@@ -86,7 +86,7 @@ class View:
         self.query_ids = None if query_ids is None else torch.as_tensor(query_ids).flatten()
         self.starts = starts if starts is None or list(starts) != list(range(self.T)) else None
         self.model = model  # its name, if known
-        self.queries, self.progress = _spread(self.T, queries), progress
+        self.queries, self.progress = spread(self.T, queries), progress
         self.carried = carried  # what the weights carry, layer by layer, if known
         self.importance = importance
 
@@ -286,7 +286,7 @@ def _words(tokens: Sequence[str] | None, count: int, name: str) -> list[str]:
     return [str(token) for token in tokens]
 
 
-def _spread(T: int, queries: int | None) -> Tensor | None:
+def spread(T: int, queries: int | None) -> Tensor | None:
     """Evenly spaced positions of so many of T queries, including the last; None for all."""
     if queries is None or check_size("queries", queries) >= T:
         return None
@@ -448,9 +448,7 @@ def _watched(model: nn.Module, run: Callable[[], object], wanted: Wanted, length
     return Seen(maps, known)
 
 
-def _watch(
-    model: nn.Module, layers: Layers, each: Callable[[AttentionMap], AttentionMap], *, outputs: bool
-) -> Watched:
+def _watch(model: nn.Module, layers: Layers, each: Callable[[AttentionMap], AttentionMap], *, outputs: bool) -> Watched:
     """Watch the whole model; if some of its attention cannot be watched, the caller must choose the layers."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error" if layers is None else "ignore", message=".*computes attention in its own code")

@@ -243,7 +243,7 @@ def test_a_sweep_colors_every_head_by_what_it_adds_to_the_loss(live, page):
     ask(page, TEXT, "small")
     atlas(page, 6)
     page.click(".sweep")
-    wait(page, "document.querySelector('.status').textContent.startsWith('Bars: what switching')")
+    wait(page, "document.querySelector('.status').textContent.startsWith('Bars: what removing')")
     told = page.locator(".head .bar-text").all_inner_texts()
     page.get_by_label("click a head to switch it off").check()
     page.click("#headwise .head[data-place='1.2']")

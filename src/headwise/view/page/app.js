@@ -106,9 +106,11 @@ class App {
     return this.measures.includes(this.store.get("what")) ? this.store.get("what") : "weights";
   }
 
-  // The kinds of pictures that there are of it, and the chosen one.
+  // The kinds of pictures that there are of it, and the chosen one. Where every weight has a pixel of its own even in
+  // the whole map, the largest weight of a pixel is that weight.
   get kinds() {
-    return this.side.source.as(this.measure).kinds || KINDS.map(([name]) => name);
+    const known = this.side.source.as(this.measure).kinds || KINDS.map(([name]) => name);
+    return this.stage?.single ? known.filter((name) => name !== "peak") : known;
   }
 
   get kind() {

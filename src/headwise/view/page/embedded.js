@@ -79,9 +79,7 @@ class EmbeddedSource {
 
   // A small picture: of all weights, or without the first token.
   async thumbnail(layer, head, without = false) {
-    const { shape, values } = await this.sections.get(`${without ? "patterns" : "thumbnails"}/${layer}`);
-    const size = shape[1] * shape[2];
-    return { rows: shape[1], cols: shape[2], values: values.subarray(head * size, (head + 1) * size) };
+    return pictureIn(await this.sections.get(`${without ? "patterns" : "thumbnails"}/${layer}`), head);
   }
 
   // Numbers along the edges, in bins of `bin`: entropy, largest weight and distance by query, received weight by key.
@@ -170,6 +168,11 @@ class EmbeddedSource {
     const weight = row.weights[place];
     return { weight, logit: logs ? Math.log(weight) + logs.values[query] : null, rank: row.weights.indexOf(weight) + 1, visible };
   }
+}
+
+// The picture of one head among those of its layer.
+function pictureIn({ shape: [, rows, cols], values }, head) {
+  return { rows, cols, values: values.subarray(head * rows * cols, (head + 1) * rows * cols) };
 }
 
 // The largest weight of a row besides the first.

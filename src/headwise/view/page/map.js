@@ -56,6 +56,7 @@ class HeadMap {
     this.root.style.height = `${height}px`;
     [this.width, this.height] = [width, height];
     this.view.resize(Math.max(40, width - this.pads.left - this.pads.right), Math.max(40, height - this.pads.top - this.pads.bottom));
+    this.app.stage.tellZoom();
     this.redraw();
   }
 

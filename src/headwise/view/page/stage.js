@@ -1,7 +1,7 @@
 // The map view: which head is shown, what it is compared with, how, and what is under the cursor.
 
 const KINDS = [
-  ["mass", "Weights", "attention weights; a pixel that covers several shows their sum over keys, averaged over queries"],
+  ["mass", "All tokens", "every token counts; a pixel that covers several shows their sum over keys, averaged over queries"],
   ["rest", "Without first token", "the first token left out, the other weights rescaled to sum to 1"],
   ["peak", "Largest", "the largest weight under each pixel"],
   ["uniform", "× uniform", "the weight as a multiple of uniform attention"],
@@ -45,6 +45,7 @@ class Stage {
     this.view.limit = Math.min(...wanted.flat().filter(Boolean).map((who) => this.closest(who, kind)));
     this.view.settle();
     this.tellLimit(subject, kind);
+    this.tellZoom();
     this.tell(this.shown[0].cursor);
   }
 
@@ -100,6 +101,7 @@ class Stage {
     for (const map of this.shown) map.redraw();
     if (!this.view.fitted) this.app.reading.follow(Math.round(this.view.y), Math.round(this.view.y + this.view.height / this.view.scale));
     this.tellLimit(this.app.subject(), this.app.kind);
+    this.tellZoom();
     this.remember();
   }
 
@@ -123,6 +125,7 @@ class Stage {
     const { manifest } = app.side;
     const title = el("h2", { class: "subject" }, el("b", { text: subject.title(manifest) }), el("span", { class: "soft", text: ` ${subject.about(manifest)}` }));
     const offered = KINDS.filter(([name]) => app.kinds.includes(name));
+    this.offered = String(app.kinds);
     const kinds = offered.length < 2 ? null : el("div", { class: "segments", role: "radiogroup", "aria-label": "What a pixel shows" }, ...offered.map(([name, text, about]) =>
       el("button", { type: "button", role: "radio", "aria-checked": String(name === kind), text, title: about, onclick: () => app.store.set({ kind: name }) })));
     const average = this.chooser("Show", subject.id, this.averages(subject), (value) => app.store.set({ head: value }));
@@ -130,10 +133,12 @@ class Stage {
     const ways = minus && el("div", { class: "segments", role: "radiogroup", "aria-label": "How to compare" }, ...[["difference", "Difference"], ["both", "Side by side"], ["a", "This"], ["b", "Other"]]
       .filter(([name]) => name !== "difference" || this.sameSize(minus))
       .map(([name, text]) => el("button", { type: "button", role: "radio", "aria-checked": String(app.store.get("show") === name), text, onclick: () => app.store.set({ show: name }) })));
-    const zoom = el("span", { class: "steps" },
-      el("button", { type: "button", class: "icon", text: "−", "aria-label": "Zoom out", onclick: () => this.zoom(0.5) }),
-      el("button", { type: "button", class: "icon", text: "+", "aria-label": "Zoom in", onclick: () => this.zoom(2) }),
-      el("button", { type: "button", class: "icon", text: "⤢", "aria-label": "Show the whole map", title: "Whole map  0", onclick: () => this.whole() }));
+    this.zooms = {
+      out: el("button", { type: "button", class: "icon", text: "−", "aria-label": "Zoom out", onclick: () => this.zoom(0.5) }),
+      in: el("button", { type: "button", class: "icon", text: "+", "aria-label": "Zoom in", onclick: () => this.zoom(2) }),
+      all: el("button", { type: "button", class: "icon", text: "⤢", "aria-label": "Show the whole map", title: "Whole map  0", onclick: () => this.whole() }),
+    };
+    const zoom = el("span", { class: "steps" }, ...Object.values(this.zooms));
     fill(this.bar, el("div", { class: "bar-line" }, this.backButton(), title, zoom, this.stepButtons()), el("div", { class: "bar-line controls" }, app.measureControl(), kinds, app.contrastControl(), average, compare, ways));
   }
 
@@ -146,6 +151,20 @@ class Stage {
     return el("span", { class: "steps" },
       el("button", { type: "button", class: "icon", text: "‹", "aria-label": "Previous head", title: "Previous head  [", onclick: () => app.step(-1) }),
       el("button", { type: "button", class: "icon", text: "›", "aria-label": "Next head", title: "Next head  ]", onclick: () => app.step(1) }));
+  }
+
+  // Whether every weight has at least a pixel, however far one zooms out.
+  get single() {
+    return Boolean(this.view) && this.view.width > 1 && this.view.fit * (window.devicePixelRatio || 1) > 0.99;
+  }
+
+  // Controls that would do nothing are off, or not there.
+  tellZoom() {
+    if (!this.zooms) return;
+    if (this.offered !== String(this.app.kinds)) this.toolbar(this.app.subject(), this.minus, this.app.kind);
+    const { fitted, scale, closest } = this.view;
+    this.zooms.out.disabled = this.zooms.all.disabled = fitted;
+    this.zooms.in.disabled = scale >= closest * 0.999;
   }
 
   zoom(factor) {

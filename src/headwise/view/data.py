@@ -14,8 +14,9 @@ What weights carry (see `carried`) has sections of its own: `contribution/L.H`, 
 them, and for a long text `value/L.H` and the small pictures `value/L` and `contribution/L`.
 
 The bytes of a section are sorted by significance (all first bytes, then all second ones), because they compress better
-that way. Pictures take one byte per pixel: the square root of a weight, the logarithm of a ratio, or the root of a share
-that may be negative. So do weights that would take too much room as floats; fewer steps of that byte compress better.
+that way. Pictures take one byte per pixel: the square root of a weight, the logarithm of a ratio, or the root of a
+share that may be negative. So do weights that would take too much room as floats; fewer steps of that byte compress
+better.
 """
 
 import base64

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from headwise.errors import OptionError
-from headwise.view.color import page_tables
 from headwise.view.carried import MEASURES, Carried
+from headwise.view.color import page_tables
 from headwise.view.data import PageData, Section, clearest, plain, ratios, shares, signed, whole_numbers
 from headwise.view.pictures import LayerStatistics, PooledCells, filled, levels, pooled_contributions, span_at
 from headwise.view.result import View
@@ -31,8 +31,8 @@ from headwise.view.tokens import page_rules
 from headwise.weights import AttentionMap
 
 SCRIPTS = (
-    "dom", "tokens", "color", "sections", "picture", "embedded", "carried", "subject", "store", "atlas", "table", "viewport",
-    "tiles", "map", "gestures", "reading", "lines", "stage", "saving", "help", "app", "main",
+    "dom", "tokens", "color", "sections", "picture", "embedded", "carried", "subject", "store", "atlas", "table",
+    "viewport", "tiles", "map", "gestures", "reading", "lines", "stage", "saving", "help", "app", "main",
 )  # fmt: skip
 SMALLEST = 200_000  # bytes: the page without data, and little more
 SLACK = 0.97  # share of the budget for data; names and escapes take the rest

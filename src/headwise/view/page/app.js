@@ -1,5 +1,6 @@
 // The whole page: the sentence, the text, and the atlas, the table or the map.
 
+const SINK = "first-token sink"; // the kind of heads that attend mostly to the first token
 const VIEWS = [["atlas", "Heads", "All heads as pictures"], ["words", "Text", "One head as lines between words"], ["map", "Map", "One head as a map of weights"], ["table", "Table", "All heads as numbers"]];
 
 class App {
@@ -133,8 +134,11 @@ class App {
   }
 
   tellShown() {
-    const table = this.store.get("view") === "table";
-    this.shown.textContent = table ? "Shown: numbers of attention weights." : `Shown: ${MEASURES[this.measure].told}${this.without && this.store.get("view") !== "map" ? " The first token is left out." : ""}`;
+    const view = this.store.get("view");
+    const without = view === "map" ? this.kind === "rest" : this.without;
+    const sinks = this.side.manifest.layers.flatMap(({ heads }) => heads).filter(({ traits }) => traits.some(([name]) => name === SINK)).length;
+    const left = !without ? "" : ` The first token${sinks ? `, to which ${plural(sinks, "head")} attend${sinks === 1 ? "s" : ""} mostly,` : ""} is left out.`;
+    this.shown.textContent = `Shown: ${view === "table" ? "numbers of attention weights." : MEASURES[this.measure].told}${left}`;
   }
 
   subject() {

@@ -43,7 +43,10 @@ class Atlas {
   // What a head does, in one line above the pictures.
   tell(cell) {
     const { manifest } = this.app.side;
-    if (!cell) return fill(this.told, manifest.layers.length > 1 ? "Each picture is one head: a row for every token, inked where that token attends. Layers run from top to bottom." : "Each picture is one head: a row for every token, inked where that token attends.");
+    if (!cell) {
+      const inked = this.app.measure === "contribution" ? "colored by how much each attended token contributes" : "inked where that token attends";
+      return fill(this.told, `Each picture is one head: a row for every token, ${inked}.${manifest.layers.length > 1 ? " Layers run from top to bottom." : ""}`);
+    }
     const [l, h] = cell.dataset.place.split(".").map(Number);
     const head = manifest.layers[l].heads[h];
     return fill(this.told, el("b", { text: `Head ${l}.${head.head}` }), ` ${head.about}`);
@@ -96,6 +99,7 @@ class Atlas {
     if (sort === "place") fill(this.body, ...manifest.layers.map((layer, l) => this.layer(layer, l)));
     else fill(this.body, ...this.sorted(sort).map((place) => this.cells.get(place)));
     this.body.classList.toggle("flat", sort !== "place");
+    this.tell(null);
     this.fit();
     this.mark();
     this.paintAll();
@@ -219,5 +223,5 @@ function inRows({ values, rows, cols }) {
 }
 
 // What a head does besides attending to the first token, short enough for a picture, and its number.
-const traitName = (head) => (head.traits.length ? head.traits.at(-1)[0] : "mixed");
+const traitName = (head) => (head.traits.length ? head.traits.at(-1)[0].replace(SINK, "sink").replace("previous-token", "previous") : "mixed");
 const traitNumber = (head) => (head.traits.length ? head.traits.at(-1)[1].toFixed(2).replace(/^0/, "") : "");

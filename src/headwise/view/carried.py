@@ -87,7 +87,8 @@ class Carried:
 
     def tile(self, head: int, level: int, row: int, col: int, queries: Tensor | None = None) -> Tensor:
         """A tile of contributions, as `pictures.tile` is one of weights."""
-        window = Window.of(*self.weights.shape[2:], level, row, col)
+        T, S = self.weights.shape[2:]
+        window = Window.of(T, S, level, row, col)
         shares = self.contributions([head], window.rows if queries is None else queries)
         tall = None if queries is None else 1
         return whole_tile(pooled_contributions(shares, window.span, window.keys, tall)[0])

@@ -386,12 +386,12 @@ def collected(model: Any, tokens: Any, wanted: Wanted) -> Collected:
     if not isinstance(tokens, Mapping):
         ids = _token_ids(tokens)
         found = _watched(model, lambda: model(ids), wanted, ids.shape[1])
-        sides, inputs = TokenSides(ids), ids
-    else:
-        lengths = [x.shape[1] for x in tokens.values() if isinstance(x, Tensor) and x.dim() > 1]
-        found = _watched(model, lambda: model(**tokens), wanted, max(lengths, default=0))
-        sides, inputs = TokenSides.of(found.maps, tokens), tokens
-    return Collected(found.maps, sides, None, None, name, found.carried, wanted.measured(model, inputs))
+        importance = wanted.measured(model, ids)
+        return Collected(found.maps, TokenSides(ids), None, None, name, found.carried, importance)
+    lengths = [x.shape[1] for x in tokens.values() if isinstance(x, Tensor) and x.dim() > 1]
+    found = _watched(model, lambda: model(**tokens), wanted, max(lengths, default=0))
+    sides, importance = TokenSides.of(found.maps, tokens), wanted.measured(model, tokens)
+    return Collected(found.maps, sides, None, None, name, found.carried, importance)
 
 
 class TokenSides(NamedTuple):

@@ -17,6 +17,7 @@ class Atlas {
     this.legend = el("div", { class: "legend" });
     this.root = el("section", { class: "atlas", "aria-label": "All heads" }, el("div", { class: "atlas-line" }, this.told, this.legend), this.body);
     this.cells = new Map();
+    new ResizeObserver(() => this.root.clientWidth !== this.fitted && this.fit()).observe(this.root); // a frame may have no size at first
     this.body.addEventListener("pointerover", (event) => this.tell(event.target.closest?.(".head")));
     this.body.addEventListener("pointerleave", () => this.tell(null));
     this.body.addEventListener("focusin", (event) => this.tell(event.target.closest?.(".head")));
@@ -125,6 +126,7 @@ class Atlas {
     const { manifest } = this.app.side;
     const heads = Math.max(...manifest.layers.map((layer) => layer.heads.length));
     const layers = manifest.layers.length;
+    this.fitted = this.root.clientWidth;
     const [width, height] = [this.root.clientWidth || 800, Math.max(280, this.app.roomFor(this.body) - 16)];
     const shared = Math.max(...manifest.layers.map((layer) => layer.shared)) > 1;
     const bar = this.app.store.get("color") === "none" ? 0 : 16;

@@ -188,7 +188,8 @@ class Reading {
 
   // A word and its position, which tells it from other copies.
   placed(labels, at) {
-    return el("span", {}, el("bdi", { text: wordOf(labels[at]) }), el("span", { class: "soft place", text: ` ${count(at)}` }));
+    const place = labels[at] === String(at) ? null : el("span", { class: "soft place", text: ` ${count(at)}` });
+    return el("span", {}, el("bdi", { text: wordOf(labels[at]) }), place);
   }
 
   tell(at, subject, row, column, ranking) {

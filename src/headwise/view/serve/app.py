@@ -161,15 +161,13 @@ class Server:
 
     async def thumbnails(self, request: Request) -> Response:
         """Small pictures of the heads of a layer, of what its weights carry."""
-        run, shown = self._run(request), self._shown(request)
-        if shown.carried is None:
+        run, (measure, carried) = self._run(request), self._shown(request)
+        if carried is None:
             raise Refusal(422, "measure: expected value or contribution; the manifest has the pictures of weights.")
         without = request.query_params.get("without", "0") == "1"
         queries = spread(run.T, FIRST if run.T > LONG else None)
-        found = await self._computed(
-            request, lambda: shown.carried.thumbnails(shown.measure, queries, without_first=without)
-        )
-        return JSONResponse((signed(found) if shown.measure == "contribution" else shares(found)).to_dict())
+        found = await self._computed(request, lambda: carried.thumbnails(measure, queries, without_first=without))
+        return JSONResponse((signed(found) if measure == "contribution" else shares(found)).to_dict())
 
     async def losses(self, request: Request) -> Response:
         """The loss of every token."""

@@ -3,9 +3,8 @@
     python docs/tools/notebook_trial.py --into FOLDER    # pictures, the notebook and its HTML are kept there
 
 It needs jupyterlab, nbconvert, Chromium and playwright, and prints one line for each thing that it tried. A notebook is
-opened three times: as it was run, again after it was saved, and as one from somebody else, which Jupyter does not trust
-and whose frames it removes. VS Code and Colab also remove or isolate what they do not trust, so the last case stands for
-them: what is left must still be the static picture.
+opened three times: as it was run, again after it was saved, and as one from somebody else, which Jupyter does not
+trust and whose frames it removes. Other viewers remove them too; what is left must be the static picture.
 """
 
 import argparse
@@ -38,7 +37,14 @@ FRAMES = 3  # outputs that are pages
 def notebook(cells: tuple[str, ...] = CELLS) -> dict[str, Any]:
     """A notebook that was not run."""
     made = [
-        {"cell_type": "code", "id": f"cell-{i}", "metadata": {}, "source": source, "outputs": [], "execution_count": None}
+        {
+            "cell_type": "code",
+            "id": f"cell-{i}",
+            "metadata": {},
+            "source": source,
+            "outputs": [],
+            "execution_count": None,
+        }
         for i, source in enumerate(cells)
     ]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}

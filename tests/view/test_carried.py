@@ -129,3 +129,46 @@ def test_the_first_token_that_is_left_out_is_not_padding():
     mask = headwise.padding(torch.tensor([[False] * 4 + [True] * 7])) & causal()
     weights = headwise.AttentionMap(torch.randn(1, 2, 11, 5), torch.randn(1, 2, 11, 5), headwise.Scoring(mask=mask))
     assert embedded(view(weights), 5_000_000).manifest["first"] == 4
+
+
+@pytest.fixture(scope="module")
+def translator():
+    transformers = pytest.importorskip("transformers")
+    import headwise.huggingface  # noqa: F401 - registers attn_implementation="headwise"
+
+    sizes = {"d_model": 21, "encoder_layers": 2, "decoder_layers": 2, "vocab_size": 50}
+    heads = {f"{side}_{what}": size for side in ("encoder", "decoder") for what, size in
+             (("attention_heads", 3), ("ffn_dim", 11))}  # fmt: skip
+    config = transformers.BartConfig(**sizes, **heads)
+    return transformers.BartForConditionalGeneration._from_config(config, attn_implementation="headwise").eval()
+
+
+INPUTS = {"input_ids": torch.arange(4, 11)[None], "decoder_input_ids": torch.arange(4, 9)[None]}
+
+
+def test_layers_of_an_encoder_and_a_decoder_are_chosen_by_size(translator):
+    from headwise import ShapeError
+
+    with pytest.raises(ShapeError, match=r"5 queries × 7 keys: 'model.decoder.layers.0.encoder_attn' and 1 more"):
+        view(translator, INPUTS)
+    cross = view(translator, INPUTS, layers=lambda name: "encoder_attn" in name)
+    shares = cross.carried[1].contributions()
+    assert shares.shape == (1, 3, 5, 7)
+    torch.testing.assert_close(shares[0].sum(-1), torch.ones(3, 5, dtype=shares[0].dtype))
+    assert embedded(cross, 5_000_000).sections["contribution/1.2"].shape == (5, 7)
+
+
+def test_importance_without_a_default_loss_says_how_to_give_one(translator):
+    def chosen(name):
+        return "encoder_attn" in name
+
+    with pytest.raises(OptionError, match="pass what headwise.importance"):
+        view(translator, INPUTS, layers=chosen, importance=True)
+
+    def loss(output, _):
+        return output.logits[:, -1].logsumexp(-1)
+
+    known = importance(translator, INPUTS, loss=loss, controls=0)
+    assert view(translator, INPUTS, layers=chosen, importance=known).worth(1, 2) == pytest.approx(
+        float(known["model.decoder.layers.1.encoder_attn"][0, 2])
+    )

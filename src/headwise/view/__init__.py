@@ -54,7 +54,7 @@ def view(
             default. The cost is that many times T instead of T times T.
         values: also keep what the weights carry, so that the page can show it; by default up to 1,024 tokens.
         importance: also measure what each head is worth to the loss, and color the heads by it: True for one backward
-            pass, the name of another way ("silence", "mean"), or a result of `headwise.study.importance`.
+            pass, the name of another way ("silence", "mean"), or what `headwise.importance` returns.
         progress: called with the name of the stage, the number of layers done, and the number of layers.
     """
     found = collected(model, tokens, Wanted(layers, values, importance, progress))

@@ -74,11 +74,7 @@ class View:
         self.names = tuple(maps)
         self.maps = tuple(weights.detach() for weights in maps.values())
         if any(weights.shape[0] != 1 for weights in self.maps) or len({weights.shape[2:] for weights in self.maps}) > 1:
-            raise ShapeError(
-                f"maps of shapes {[tuple(weights.shape) for weights in self.maps]}: expected one sample, and the same "
-                f"number of queries and keys in every layer. Take one sample with weights.select(batch=[0]), or some "
-                f"layers with view(..., layers=...)."
-            )
+            raise ShapeError(_sizes_told(self.names, self.maps))
         self.T, self.S = self.maps[0].shape[2:]
         self.tokens = _words(tokens, self.T, "tokens")
         self.keys = self.tokens if keys is None and self.S == self.T else _words(keys, self.S, "keys")
@@ -273,6 +269,37 @@ class View:
         return drawn(self, 80, Palette(0))
 
 
+def _sizes_told(names: Sequence[str], maps: Sequence[AttentionMap]) -> str:
+    """Why these maps cannot be shown together, and how to choose some that can."""
+    samples = max(weights.shape[0] for weights in maps)
+    if samples > 1:
+        return f"maps of {samples} samples: expected one sample. Take one with weights.select(batch=[0])."
+    groups: dict[tuple[int, int], list[str]] = {}
+    for name, weights in zip(names, maps, strict=True):
+        T, S = weights.shape[2:]
+        groups.setdefault((T, S), []).append(name)
+    sizes = "; ".join(f"{T} queries × {S} keys: {_some(found)}" for (T, S), found in groups.items())
+    return (
+        f"layers of different sizes cannot be viewed together ({sizes}). Choose those of one size with "
+        f"view(..., layers=[...])."
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of these names, and how many more there are."""
+    return repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def shown_name(model: TextModel) -> str:
+    """The name of a model in headings, which says if only its encoder is read."""
+    return f"{model.name} (encoder)" if is_encoder_of_two(model) else model.name
+
+
+def is_encoder_of_two(model: TextModel) -> bool:
+    """Whether a model is the encoder of an encoder–decoder model, which `open_model` opens."""
+    return bool(getattr(getattr(model.module, "config", None), "is_encoder_decoder", False))
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
@@ -349,11 +376,17 @@ class Wanted(NamedTuple):
         way = "gradient" if way is True else way
         if way not in WAYS:
             raise OptionError(
-                f"view(importance={way!r}): expected True, a result of headwise.study.importance, or one of "
+                f"view(importance={way!r}): expected True, what headwise.importance returns, or one of "
                 f"{', '.join(map(repr, WAYS))}."
             )
-        with evaluating(model):
-            return importance_of(model, tokens, by=way, controls=0)
+        try:
+            with evaluating(model):
+                return importance_of(model, tokens, by=way, controls=0)
+        except OptionError as error:
+            raise OptionError(
+                f"view(importance={self.importance!r}): {error} Then pass what headwise.importance(model, tokens, "
+                f"loss=...) returns as importance=."
+            ) from error
 
 
 @contextlib.contextmanager
@@ -375,7 +408,7 @@ def collected(model: Any, tokens: Any, wanted: Wanted) -> Collected:
         found = _watched(model.module, lambda: model.read(ids), wanted, ids.shape[1])
         words, starts = zip(*model.codec.characters(ids.flatten().tolist()), strict=True)
         importance = wanted.measured(model.module, ids)
-        return Collected(found.maps, TokenSides(ids), words, starts, model.name, found.carried, importance)
+        return Collected(found.maps, TokenSides(ids), words, starts, shown_name(model), found.carried, importance)
     if not isinstance(model, nn.Module):
         if wanted.values or wanted.importance:
             raise OptionError("view(maps): values and importance need the model: pass it and its tokens instead.")

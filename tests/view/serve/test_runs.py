@@ -181,12 +181,12 @@ def test_what_a_text_gives_with_all_heads_is_computed_once(client, monkeypatch):
     assert len(runs) == 3
 
 
-def opened(kind, maker, folder):
+def opened(kind, maker, folder, **more):
     """A small transformers model, from a folder on disk."""
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 16}
     tokenizer = load_builtin().tokenizer
-    config = transformers.AutoConfig.for_model(kind, vocab_size=tokenizer.get_vocab_size(), **sizes)
+    config = transformers.AutoConfig.for_model(kind, vocab_size=tokenizer.get_vocab_size(), **sizes, **more)
     getattr(transformers, maker).from_config(config).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     return headwise.models.open_model(folder)
@@ -213,6 +213,18 @@ def test_an_encoder_has_maps_and_says_why_there_is_no_loss(client_of, tmp_path):
     assert "does not generate text" in told["outcome"]["missing"]
     answer = client.post("/api/runs", json={"text": "the sea " * 600, "model": "encoder"})
     assert refused(answer, 413, "the limit is 512")
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_of_an_encoder_and_a_decoder_the_encoder_is_shown_and_named(client_of, tmp_path, kind):
+    more = {"encoder_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 3} if kind == "bart" else {}
+    client = client_of(two=opened(kind, "AutoModelForSeq2SeqLM", tmp_path, **more))
+    told = looked(client, model="two")
+    assert "encoder of an encoder–decoder model" in told["outcome"]["missing"]
+    found = manifest(client, told["id"])
+    assert "of the model two (encoder) do with" in found["title"]
+    assert found["measures"] == ["weights", "value", "contribution"]
+    assert refused(client.post("/api/continuation", json={"text": "a", "model": "two"}), 422, "does not generate")
 
 
 # Ends.

@@ -91,10 +91,10 @@ class App {
 
   // What the reader should know about this file.
   notes() {
-    const { embedded, T } = this.side.manifest;
+    const { embedded, model, T } = this.side.manifest;
     if (!embedded || embedded.weights === "float32" || embedded.weights === "float16") return null;
     const text = embedded.weights ? `This file stores every weight in one byte: a weight of 0.5 to within ${(Math.SQRT1_2 / embedded.steps).toFixed(3)}, of 0.01 to within ${(0.1 / embedded.steps).toFixed(4)}.`
-      : `${count(T)} tokens are too many to store every weight: this file has pictures of all heads, and the largest weights of ${plural(embedded.keys.length, "head")}.`;
+      : `${count(T)} tokens are too many to store every weight: this file has pictures of all heads, and the largest weights of ${plural(embedded.keys.length, "head")}.${model && this.measures.length < 2 ? " With values=True or --values it would also show what the weights carry." : ""}`;
     return el("p", { class: "soft note", text });
   }
 

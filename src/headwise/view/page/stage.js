@@ -266,7 +266,7 @@ class Stage {
     if (depth >= levels) return;
     const atEnd = this.view && this.view.scale * span * (window.devicePixelRatio || 1) > 8;
     const known = rows === "top" ? " The 8 largest weights of every row are drawn as single cells." : "";
-    const command = model === "builtin" ? "headwise serve" : `headwise serve --model ${model || "FOLDER"}`;
+    const command = model === "builtin" ? "headwise serve" : `headwise serve --model ${(model || "FOLDER").replace(/ \(encoder\)$/, "")}`;
     fill(this.limit, `One pixel of this file covers ${count(span)} × ${count(span)} weights.${known} For every single weight, run `, el("code", { text: command }), " and open the text there.");
     this.limit.classList.toggle("at-end", Boolean(atEnd));
   }

@@ -18,6 +18,7 @@ from headwise.study.interventions import silence
 from headwise.study.passes import split_name
 from headwise.study.watch import attention_layers, watch
 from headwise.view.carried import Carried, carried
+from headwise.view.result import is_encoder_of_two
 from headwise.view.serve.requests import Refusal
 from headwise.weights import AttentionMap
 
@@ -27,6 +28,12 @@ LIKELIEST = 10
 SILENCED = 2048  # tokens up to which every head is silenced; beyond, its worth is estimated from the gradient
 PROBED = 8  # tokens with which a model is asked whether it predicts the next one
 PREPARED = 5  # passes, about, that `importance` makes besides those that it counts
+
+SILENT = "This model does not generate text, so there is no loss and no next token."
+ENCODER = (
+    "This is the encoder of an encoder–decoder model: it reads the text and predicts no token, so there is no loss. "
+    "headwise.view(model, inputs, layers=...) shows the decoder in Python."
+)
 
 HeadPairs = Sequence[tuple[int, int]]
 
@@ -225,7 +232,7 @@ def outcome(model: TextModel, ids: Tensor) -> Outcome:
         return _builtin_outcome(model, ids)
     if not hasattr(model.module, "lm_head") and getattr(model.module, "get_output_embeddings", lambda: None)() is None:
         model.read(ids)
-        return Outcome(None, missing="This model does not generate text, so there is no loss and no next token.")
+        return Outcome(None, missing=ENCODER if is_encoder_of_two(model) else SILENT)
     return _transformers_outcome(model, ids)
 
 

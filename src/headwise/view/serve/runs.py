@@ -25,7 +25,7 @@ from headwise.models import TextModel
 from headwise.view.carried import Carried
 from headwise.view.data import WAYS, PageData
 from headwise.view.pictures import LayerStatistics
-from headwise.view.result import View, strongest
+from headwise.view.result import View, is_encoder_of_two, strongest
 from headwise.view.serve.models import (
     Cancelled,
     HeadPairs,
@@ -76,7 +76,8 @@ class Run:
         off: pairs of layer and head that are switched off.
         wants_maps: False for the outcome only.
         note: what the user should know about this text and this model.
-        wants_sweep: whether to switch off every head in turn.
+        wants_sweep: whether to measure what each head is worth.
+        title: what the page calls the model; its name by default.
     """
 
     def __init__(
@@ -88,9 +89,10 @@ class Run:
         wants_maps: bool = True,
         note: str = "",
         wants_sweep: bool = False,
+        title: str = "",
     ) -> None:
         self.id = secrets.token_urlsafe(12)
-        self.model, self.ids, self.off = model, ids, tuple(off)
+        self.model, self.title, self.ids, self.off = model, title or model, ids, tuple(off)
         self.tokens, self.starts = [text for text, _ in tokens], [start for _, start in tokens]
         self.wants_maps, self.note, self.wants_sweep = wants_maps, note, wants_sweep
         self.worth: Worth | None = None  # of its heads, if that was asked for
@@ -163,7 +165,7 @@ class Run:
             self.tokens,
             self.ids,
             starts=self.starts,
-            model=self.model,
+            model=self.title,
             queries=count,
             carried=self.carried,
         )
@@ -243,7 +245,8 @@ class Runs:
         self._check_length(model, ids.shape[1])
         check_off(model, request.off)
         words = model.codec.characters(ids.flatten().tolist())
-        run = Run(name, ids, words, request.off, request.maps, _note(model, ids.shape[1]), request.sweep)
+        title = f"{name} (encoder)" if is_encoder_of_two(model) else name
+        run = Run(name, ids, words, request.off, request.maps, _note(model, ids.shape[1]), request.sweep, title)
         with self._changed:
             self._check_queue()
             self._kept[run.id] = run

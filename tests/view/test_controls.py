@@ -222,3 +222,14 @@ def test_heads_are_colored_by_what_they_are_worth(open_view, builtin):
     page.keyboard.press("4")
     head = page.locator("tbody tr", has=page.get_by_role("button", name="3.5", exact=True))
     assert re.search(r"[+−]0\.\d{3}", head.inner_text())
+
+
+def test_the_token_that_is_left_out_is_the_first_that_is_not_padding(open_view):
+    mask = headwise.padding(torch.tensor([[False] * 4 + [True] * 19])) & headwise.causal()
+    weights = headwise.AttentionMap(torch.randn(1, 1, 23, 5), torch.randn(1, 1, 23, 5), headwise.Scoring(mask=mask))
+    page = open_view(view(weights))
+    found = page.evaluate(f"{APP}.side.source.tile(0, 0, 0, 0, 0, 'rest').then(found => Array.from(found))")
+    expected = weights.without(headwise.sink(1))[0, 0]
+    real = torch.tensor(found).view(256, 256)[5:23, :23]  # the first real token has nothing else to attend to
+    torch.testing.assert_close(real, expected[5:], atol=1e-6, rtol=1e-4)
+    assert not real[:, 4].any()

@@ -252,6 +252,21 @@ def test_a_sweep_colors_every_head_by_what_it_adds_to_the_loss(live, page):
     assert float(told[5].replace("−", "-")) == pytest.approx(change, abs=0.0015)
 
 
+def test_what_weights_carry_is_shown_of_a_live_run(live, page):
+    page.goto(live.address)
+    ask(page, TEXT)
+    atlas(page, 56)
+    weights = page.evaluate("document.querySelector('.head[data-place=\\'4.2\\'] canvas').toDataURL()")
+    page.get_by_role("radio", name="Contributions").click()
+    assert page.inner_text(".shown").startswith("Shown: contributions")
+    wait(page, f"document.querySelector('.head[data-place=\\'4.2\\'] canvas').toDataURL() !== {weights!r}")
+    page.click("#headwise .head[data-place='4.2']")
+    run = live.runs[page.evaluate("window.headwiseLive.id")]
+    expected = float(run.carried[4].contributions()[0, 2, 9, 8])
+    value = "document.getElementById('headwise').headwise.stage.shown[0].tiles?.value(9, 8)"
+    wait(page, f"Math.abs({value} - {expected}) < 1e-4")
+
+
 def test_a_word_ranks_the_heads_of_the_model(live, page):
     page.goto(live.address)
     ask(page, TEXT)

@@ -573,11 +573,11 @@ def test_contrast_and_scaled_rows_change_the_pictures_and_the_legend(open_page, 
     ink = """Array.from(document.querySelectorAll('.picture canvas'), (one) => one.toDataURL()).join("")"""
     page.wait_for_timeout(200)
     page.evaluate(f"window.before = {ink}")
-    ticks = page.locator(".atlas .tick").all_inner_texts()
+    ticks = page.locator(".options .tick").all_inner_texts()
     page.locator(".contrast input").focus()
     page.keyboard.press("End")
     until(page, f"{ink} !== window.before")
-    assert page.locator(".atlas .tick").all_inner_texts() != ticks
+    assert page.locator(".options .tick").all_inner_texts() != ticks
     assert page.evaluate("document.activeElement.type") == "range", "the slider keeps the focus"
     page.evaluate(f"window.before = {ink}")
     page.locator(".check", has_text="scale each row").click()

@@ -245,7 +245,7 @@ class App {
       atlas ? this.contrastControl() : null,
       this.stage.chooser("Sort by", store.get("sort"), [["place", "layer and head"], ...stats], (value) => store.set({ sort: value })),
       atlas ? this.stage.chooser("Bars", store.get("color"), [["none", "none"], ...stats], (value) => store.set({ color: value })) : null,
-      el("span", { class: "soft about", text: about }));
+      el("span", { class: "soft about", text: about }), atlas ? this.atlas.legend : null);
     if (atlas) this.atlas.drawLegend();
   }
 

@@ -3,7 +3,7 @@
 const GAP = 7;
 const CAPTION = 33; // pixels below a picture: its name and what the head does
 const NARROWEST = 60; // pixels: below this width a caption does not fit
-const ROOMY = 76; // pixels: below this width only a name fits into the empty corner of a causal map
+const ROOMY = 64; // pixels: below this width only a name fits into the empty corner of a causal map
 const NAMED = 38; // pixels: below this width not even a name does
 const LARGEST = 132;
 const SMALLEST = 13;
@@ -15,7 +15,7 @@ class Atlas {
     this.body = el("div", { class: "atlas-body" });
     this.told = el("p", { class: "atlas-tell soft", "aria-hidden": "true" });
     this.legend = el("div", { class: "legend" });
-    this.root = el("section", { class: "atlas", "aria-label": "All heads" }, el("div", { class: "atlas-line" }, this.told, this.legend), this.body);
+    this.root = el("section", { class: "atlas", "aria-label": "All heads" }, this.told, this.body);
     this.cells = new Map();
     new ResizeObserver(() => this.root.clientWidth !== this.fitted && this.fit()).observe(this.root); // a frame may have no size at first
     this.body.addEventListener("pointerover", (event) => this.tell(event.target.closest?.(".head")));
@@ -59,7 +59,7 @@ class Atlas {
   }
 
   drawLegend() {
-    fill(this.legend, legendOf(this.scale, `${MEASURES[this.app.measure].unit}${this.app.store.get("rows") ? ", relative to the largest of its row" : ""}`, this.app.dark));
+    fill(this.legend, legendOf(this.scale, `${MEASURES[this.app.measure].unit}${this.app.store.get("rows") ? ", relative to its row’s largest" : ""}`, this.app.dark));
   }
 
   paintAll() {
@@ -161,7 +161,7 @@ class Atlas {
       const share = worth ? 1 : name === "distance" ? value / most : value;
       filled.style.width = `${100 * clamp(share, 0, 1)}%`;
       filled.style.background = scale.color(worth ? value : share, this.app.dark);
-      text.textContent = name === "distance" ? value.toFixed(1) : worth ? signed(value) : value.toFixed(2);
+      text.textContent = name === "distance" ? value.toFixed(1) : worth ? (Math.abs(value) < 0.0005 ? "0" : signed(value)) : value.toFixed(2);
       text.style.color = worth ? (scale.bright(value, this.app.dark) ? "#14181d" : "#f2f0eb") : "";
       text.style.background = worth ? "none" : "";
     }

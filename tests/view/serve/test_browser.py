@@ -57,7 +57,7 @@ def test_a_text_is_typed_and_the_atlas_appears(live, page):
     atlas(page, 56)
     assert "7 layers × 8 heads · 16 tokens" in page.inner_text(".sentence")
     assert "nats per token" in page.inner_text(".loss")
-    assert page.locator(".next tbody td").count() >= 8
+    assert page.locator(".next tbody td").count() >= 6
     page.click("#headwise .head[data-place='1.4']")
     wait(page, "document.getElementById('headwise').headwise.stage.shown[0].tiles?.value(5, 4) > 0.1")
     found = page.evaluate("document.getElementById('headwise').headwise.stage.shown[0].tiles.value(5, 4)")

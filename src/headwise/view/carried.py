@@ -19,7 +19,7 @@ from torch import Tensor
 from headwise.errors import HeadwiseError
 from headwise.masks.probes import sink
 from headwise.study.outputs import HeadOutputs, Outputs
-from headwise.view.pictures import THUMBNAIL, Window, pooled_contributions, whole_tile
+from headwise.view.pictures import THUMBNAIL, TileWindow, pooled_contributions, whole_tile
 from headwise.weights import AttentionMap
 from headwise.weights.values import Contributions, value_norms
 
@@ -88,7 +88,7 @@ class Carried:
     def tile(self, head: int, level: int, row: int, col: int, queries: Tensor | None = None) -> Tensor:
         """A tile of contributions, as `pictures.tile` is one of weights."""
         T, S = self.weights.shape[2:]
-        window = Window.of(T, S, level, row, col)
+        window = TileWindow.of(T, S, level, row, col)
         shares = self.contributions([head], window.rows if queries is None else queries)
         tall = None if queries is None else 1
         return whole_tile(pooled_contributions(shares, window.span, window.keys, tall)[0])

@@ -73,12 +73,12 @@ def tile(
     if weights.shape[0] != 1:
         raise ShapeError(f"the map has {weights.shape[0]} samples: take one with weights.select(batch=[0]).")
     T, S = weights.shape[2:]
-    window = Window.of(T, S, level, row, col)
+    window = TileWindow.of(T, S, level, row, col)
     part = weights.select(heads=[head], rows=window.rows if queries is None else queries)
     return whole_tile(pixels(part, window.span, window.keys, kind, tall=None if queries is None else 1)[0])
 
 
-class Window(NamedTuple):
+class TileWindow(NamedTuple):
     """What a tile shows: queries, keys, and how many of each there are in a pixel."""
 
     span: int
@@ -86,7 +86,7 @@ class Window(NamedTuple):
     keys: range
 
     @classmethod
-    def of(cls, T: int, S: int, level: int, row: int, col: int) -> "Window":
+    def of(cls, T: int, S: int, level: int, row: int, col: int) -> "TileWindow":
         """That of a tile of a map of T × S; refused if there is no such tile."""
         span, count = span_at(level, T, S), 2**level
         if not (0 <= row < count and 0 <= col < count):

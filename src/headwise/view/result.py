@@ -195,7 +195,7 @@ class View:
             raise OptionError(f"head {layer}.{head}: layer {layer} has {heads} heads, 0 to {heads - 1}.")
 
     def worth(self, layer: int, head: int) -> float | None:
-        """What removing a head, by its index in its map, adds to the loss; None if that was not measured."""
+        """What removing the `head` of this index in the map of a `layer` adds to the loss; None if not measured."""
         found = None if self.importance is None else self.importance.effects.get(self.names[layer])
         return None if found is None else float(found[:, head].mean())
 

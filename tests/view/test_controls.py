@@ -233,3 +233,11 @@ def test_the_token_that_is_left_out_is_the_first_that_is_not_padding(open_view):
     real = torch.tensor(found).view(256, 256)[5:23, :23]  # the first real token has nothing else to attend to
     torch.testing.assert_close(real, expected[5:], atol=1e-6, rtol=1e-4)
     assert not real[:, 4].any()
+
+
+def test_a_comparison_says_what_is_subtracted_from_what(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map&head=4.2&with=3.7")
+    assert page.locator(".subject").inner_text().startswith("Heads 4.2 minus 3.7")
+    assert "the difference of two heads (4.2 minus 3.7)" in page.locator(".shown").inner_text()
+    page.get_by_role("radio", name="Other").click()
+    assert page.locator(".shown").inner_text().startswith("Shown: attention weights")

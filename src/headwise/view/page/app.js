@@ -138,7 +138,9 @@ class App {
     const without = view === "map" ? this.kind === "rest" : this.without;
     const sinks = this.side.manifest.layers.flatMap(({ heads }) => heads).filter(({ traits }) => traits.some(([name]) => name === SINK)).length;
     const left = !without ? "" : ` The first token${sinks ? `, to which ${plural(sinks, "head")} attend${sinks === 1 ? "s" : ""} mostly,` : ""} is left out.`;
-    this.shown.textContent = `Shown: ${view === "table" ? "numbers of attention weights." : MEASURES[this.measure].told}${left}`;
+    const difference = view === "map" ? this.stage.difference : null;
+    const what = view === "table" ? "numbers of attention weights." : MEASURES[this.measure].told;
+    this.shown.textContent = `Shown: ${difference ? `the difference of two heads (${difference}), of ` : ""}${what}${left}`;
   }
 
   subject() {

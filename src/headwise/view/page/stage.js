@@ -24,6 +24,13 @@ class Stage {
     return Subject.parse(this.app.store.get("with"), this.app.sides);
   }
 
+  // The names of the two heads whose difference is shown; null if none is.
+  get difference() {
+    const { minus, app } = this;
+    if (!minus || !this.sameSize(minus) || app.store.get("show") !== "difference") return null;
+    return `${app.subject().name(app.side.manifest)} minus ${minus.name(app.sides[minus.side].manifest)}${minus.side ? " of the other" : ""}`;
+  }
+
   build() {
     const { manifest } = this.app.side;
     this.view = new Viewport(manifest.T, manifest.S);
@@ -123,7 +130,8 @@ class Stage {
   toolbar(subject, minus, kind) {
     const { app } = this;
     const { manifest } = app.side;
-    const title = el("h2", { class: "subject" }, el("b", { text: subject.title(manifest) }), el("span", { class: "soft", text: ` ${subject.about(manifest)}` }));
+    const { difference } = this;
+    const title = el("h2", { class: "subject" }, el("b", { text: difference ? `Heads ${difference}` : subject.title(manifest) }), el("span", { class: "soft", text: difference ? "" : ` ${subject.about(manifest)}` }));
     const offered = KINDS.filter(([name]) => app.kinds.includes(name));
     this.offered = String(app.kinds);
     const kinds = offered.length < 2 ? null : el("div", { class: "segments", role: "radiogroup", "aria-label": "What a pixel shows" }, ...offered.map(([name, text, about]) =>
@@ -251,7 +259,7 @@ class Stage {
   drawLegend(scale, pair) {
     const { manifest } = this.app.side;
     const { unit } = MEASURES[this.app.measure];
-    const names = { share: this.app.kind === "rest" ? `${unit} without the first token` : unit, ratio: "multiple of uniform attention", difference: pair ? `${pair[0].name(manifest)} minus ${pair[1].name(this.app.sides[pair[1].side].manifest)}` : unit };
+    const names = { share: this.app.kind === "rest" ? `${unit} without the first token` : unit, ratio: "multiple of uniform attention", difference: pair ? this.difference : unit };
     fill(this.legend, legendOf(scale, names[scale.name], this.app.dark), el("p", { class: "soft legend-name" }, el("span", { class: "hidden-key" }), " hidden by the mask"));
   }
 

@@ -17,6 +17,7 @@ class Live {
     this.outcome = new OutcomePanel(this);
     this.silent = new SilentHeads(this);
     this.build();
+    new ResizeObserver(() => this.app?.atlas.fit()).observe(root); // it takes room from the pictures below it
     this.start();
   }
 

@@ -4,14 +4,16 @@ All requests go over a real socket, like those of a browser. Tiles are checked a
 
     python benchmarks/serve.py                              # the built-in model's sizes, 2 of its 7 layers
     python benchmarks/serve.py --tokens 16384 --layers 7
+    python benchmarks/serve.py --first                      # only the first picture of the built-in model, and a cancel
 """
 
 import array
 import contextlib
 import re
+import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import harness
@@ -142,12 +144,54 @@ def measured(tokens: int, layers: int, seconds: float) -> list[dict[str, object]
     return rows
 
 
+def first_pictures(lengths: Sequence[int] = (100, 1000, 16384)) -> list[dict[str, object]]:
+    """From sending a text to having its page, with the built-in model: wall time, and process time in forward passes.
+
+    The last row is the wall time from cancelling a run of the longest text to having the page of a short one.
+    """
+    model, rows = load_builtin(), []
+    with serving(model, max(lengths)) as (server, client):
+        for tokens in lengths:
+            ids = torch.randint(5, 4000, (tokens,)).tolist()
+            found = [first_picture(client, ids) for _ in range(5 if tokens <= 2000 else 1)]
+            begin = time.process_time()
+            with torch.no_grad():
+                model.read(torch.tensor([ids]))
+            forward = time.process_time() - begin
+            wall, worked = (statistics.median(column) for column in zip(*found, strict=True))
+            rows.append({"tokens": tokens, "seconds": round(wall, 3), "forward passes": round(worked / forward, 1)})
+        with server.runs:  # stops background refinement
+            id = client.post("/api/runs", json={"ids": ids, "model": "long"}).json()["id"]
+            time.sleep(1)
+            client.delete(f"/api/runs/{id}").raise_for_status()
+            wall, _ = first_picture(client, ids[: lengths[0]])
+        rows.append({"tokens": lengths[0], "seconds": round(wall, 3), "after a cancel": True})
+    return rows
+
+
+def first_picture(client: httpx.Client, ids: list[int]) -> tuple[float, float]:
+    """Wall time and process time from sending a text to having its page."""
+    begin, worked = time.perf_counter(), time.process_time()
+    id = client.post("/api/runs", json={"ids": ids, "model": "long"}).json()["id"]
+    told, _ = followed(client, id, ("refining", "finished", "failed"))
+    assert told["error"] is None, told
+    client.get(f"/api/runs/{id}/manifest").raise_for_status()
+    found = time.perf_counter() - begin, time.process_time() - worked
+    client.delete(f"/api/runs/{id}")
+    return found
+
+
 def main() -> None:
     """Measure, then print a table and one JSON line."""
     parser = harness.parser(__doc__)
+    parser.add_argument("--first", action="store_true", help="measure only the first picture, with the built-in model")
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 16384, 32768])
     parser.add_argument("--layers", type=int, default=2)
     options = parser.parse_args()
+    if options.first:
+        for row in first_pictures():
+            print(*(f"{name}: {value}" for name, value in row.items()), sep="  ")
+        return
     rows = []
     for tokens in options.tokens:
         found = measured(tokens, options.layers, options.seconds)

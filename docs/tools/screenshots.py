@@ -1,7 +1,7 @@
 """Takes the pictures of the page, the terminal and the server that the documentation shows.
 
-    python docs/tools/screenshots.py                                  # into docs/images
-    python docs/tools/screenshots.py --page old.html --into FOLDER    # the same views of a page that exists
+    python docs/tools/screenshots.py                    # into docs/images
+    python docs/tools/screenshots.py --before COMMIT    # the same views of an earlier commit, into images/before
 
 It needs Chromium, playwright and Pillow, which reduces the pictures to 96 colors.
 """
@@ -9,9 +9,11 @@ It needs Chromium, playwright and Pillow, which reduces the pictures to 96 color
 import argparse
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,16 +31,22 @@ from headwise.view.terminal import drawn
 TEXT = "The captain looked at the sea, and the sea looked at the captain. Then the captain laughed."
 IMAGES = Path(__file__).parent.parent / "images"
 SIZE = {"width": 1280, "height": 800}
-VIEWS = {"heads": "", "text": "#view=words&head=4.2", "map": "#view=map&head=4.2"}
+PHONE = {"width": 390, "height": 780}
+VIEWS = {"heads": "", "text": "#view=words&head=4.2", "map": "#view=map&head=4.2", "table": "#view=table"}
+CARRIED = {"contributions": "#what=contribution&color=importance", "carried": "#view=map&head=5.4&what=value"}
 HOVERED = '.word[data-i="11"]'
+BEFORE = ("heads", "map", "table")  # what the first page had
+SAVED = "import sys, headwise; headwise.view(headwise.load_builtin(), sys.argv[1]).save(sys.argv[2])"
+THEMES = ("light", "dark")
 
 
-def pages(browser: Any, page: Path, into: Path) -> None:
-    """Every view of a page in both themes, and the ranking of heads for a word."""
-    for theme in ("light", "dark"):
-        for name, fragment in VIEWS.items():
+def pages(browser: Any, page: Path, into: Path, views: dict[str, str]) -> None:
+    """Views of a page in both themes, the ranking of heads for a word, and a phone."""
+    for theme in THEMES:
+        for name, fragment in views.items():
             shot(browser, f"{page.as_uri()}{fragment}", into / f"{name}_{theme}.png", theme)
-    shot(browser, page.as_uri(), into / "word_dark.png", "dark", hovered=HOVERED)
+        shot(browser, page.as_uri(), into / f"word_{theme}.png", theme, hovered=HOVERED)
+        shot(browser, f"{page.as_uri()}{VIEWS['map']}", into / f"phone_{theme}.png", theme, size=PHONE)
 
 
 def terminals(browser: Any, view: View, into: Path, folder: Path) -> None:
@@ -53,21 +61,43 @@ def terminals(browser: Any, view: View, into: Path, folder: Path) -> None:
 
 
 def live(browser: Any, address: str, into: Path) -> None:
-    """The server's page after a sweep over all heads."""
-    page = browser.new_page(viewport=SIZE, color_scheme="light")
-    page.goto(address)
-    page.wait_for_selector("#headwise .head")
-    page.click(".sweep")
-    page.get_by_text("Bars: what switching").wait_for(timeout=120_000)
-    page.get_by_label("color words by their loss").check()
-    page.wait_for_timeout(500)
-    small(into / "live_light.png", page.screenshot())
-    page.close()
+    """The server's page after a sweep over all heads, where it has one."""
+    for theme in THEMES:
+        page = browser.new_page(viewport=SIZE, color_scheme=theme)
+        page.goto(address)
+        page.wait_for_selector(".ask-text")
+        if not page.locator(".sweep, .write").count():  # an earlier page, which waits for a text
+            page.fill(".ask-text", TEXT)
+            page.click(".go")
+        page.wait_for_selector("#headwise .head", timeout=60_000)
+        if page.locator(".sweep").count():
+            page.click(".sweep")
+            page.get_by_text("Bars: what removing").wait_for(timeout=120_000)
+            page.get_by_label("color words by their loss").check()
+        page.wait_for_timeout(500)
+        small(into / f"live_{theme}.png", page.screenshot())
+        page.close()
 
 
-def shot(browser: Any, url: str, path: Path, theme: str, hovered: str | None = None) -> None:
+def before(browser: Any, commit: str, into: Path, folder: Path) -> None:
+    """The same views, as the code of an earlier commit draws them."""
+    git = shutil.which("git") or "git"
+    archive = subprocess.run([git, "archive", commit, "src"], check=True, capture_output=True).stdout  # noqa: S603
+    with tarfile.open(fileobj=io.BytesIO(archive)) as held:
+        held.extractall(folder / "old", filter="data")
+    environment = {**os.environ, "PYTHONPATH": str(folder / "old" / "src")}
+    page = folder / "old.html"
+    subprocess.run([sys.executable, "-c", SAVED, TEXT, str(page)], check=True, env=environment)  # noqa: S603
+    pages(browser, page, into, {name: VIEWS[name] for name in BEFORE})
+    with server(environment) as address:
+        live(browser, address, into)
+
+
+def shot(
+    browser: Any, url: str, path: Path, theme: str, hovered: str | None = None, size: dict[str, int] = SIZE
+) -> None:
     """One picture of a page in one theme."""
-    page = browser.new_page(viewport=SIZE, color_scheme=theme, reduced_motion="reduce")
+    page = browser.new_page(viewport=size, color_scheme=theme, reduced_motion="reduce")
     page.goto(url)
     page.wait_for_timeout(700)
     if hovered:
@@ -84,10 +114,10 @@ def small(path: Path, picture: bytes) -> None:
 
 
 @contextmanager
-def server() -> Iterator[str]:
+def server(environment: dict[str, str] | None = None) -> Iterator[str]:
     """The address of a server in a process of its own."""
     command = [sys.executable, "-m", "headwise", "serve", "--port", "0", "--no-open", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own command
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:  # noqa: S603
         try:
             line = process.stdout.readline() if process.stdout else "{}"
             yield json.loads(line)["address"]
@@ -98,22 +128,27 @@ def server() -> Iterator[str]:
 def main() -> None:
     """Take all pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", type=Path, help="a page to take pictures of, instead of a new one")
-    parser.add_argument("--into", type=Path, default=IMAGES, help="the folder of the pictures")
+    parser.add_argument("--before", metavar="COMMIT", help="take the pictures of an earlier commit instead")
+    parser.add_argument("--into", type=Path, help="the folder of the pictures")
     options = parser.parse_args()
-    options.into.mkdir(parents=True, exist_ok=True)
+    into = options.into or (IMAGES / "before" if options.before else IMAGES)
+    into.mkdir(parents=True, exist_ok=True)
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as name, sync_playwright() as running:
         browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        if options.page is not None:
-            pages(browser, options.page.resolve(), options.into)
+        if options.before:
+            before(browser, options.before, into, Path(name))
         else:
             view = headwise.view(headwise.load_builtin(), TEXT)
-            pages(browser, view.save(Path(name) / "heads.html"), options.into)
-            terminals(browser, view, options.into, Path(name))
+            pages(browser, view.save(Path(name) / "heads.html"), into, VIEWS)
+            worth = headwise.view(headwise.load_builtin(), TEXT, importance=True).save(Path(name) / "worth.html")
+            for theme in THEMES:
+                for shown, fragment in CARRIED.items():
+                    shot(browser, f"{worth.as_uri()}{fragment}", into / f"{shown}_{theme}.png", theme)
+            terminals(browser, view, into, Path(name))
             with server() as address:
-                live(browser, address, options.into)
+                live(browser, address, into)
         browser.close()
 
 

@@ -187,8 +187,8 @@ def test_the_server_switches_heads_of_one_call_off():
     pytest.importorskip("transformers")
     module, name = albert()
     model = TextModel("albert", module, TokenCodec(lambda text: [3]))
-    maps, _ = run_model(model, IDS)
-    without, _ = run_model(model, IDS, [(2, 1)])
+    maps = run_model(model, IDS).maps
+    without = run_model(model, IDS, [(2, 1)]).maps
     assert list(maps) == [f"{name}@{i}" for i in range(CALLS)]
     assert torch.equal(without[f"{name}@2"][:], maps[f"{name}@2"][:])
     assert not torch.allclose(without[f"{name}@3"][:], maps[f"{name}@3"][:])

@@ -64,6 +64,53 @@ def test_the_page_in_the_frame_draws(browser, tmp_path):
     page.close()
 
 
+# The strictest policy that VS Code puts on outputs (notebook.experimental.enableCsp), which frames inherit.
+EDITOR = (
+    "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src https: data:; "
+    "connect-src https:; child-src https: data:"
+)
+
+
+def in_editor(shown):
+    return f'<!doctype html><meta http-equiv="Content-Security-Policy" content="{EDITOR}">{shown}'
+
+
+def in_a_frame(shown):
+    """As Colab does: the whole output is in a frame of another origin."""
+    return (
+        f'<!doctype html><iframe sandbox="allow-scripts" width=900 height=900 srcdoc="{html.escape(shown)}"></iframe>'
+    )
+
+
+def in_a_hidden_part(shown):
+    """As JupyterLab does below the window: an output gets its size long after it was inserted."""
+    return f'<!doctype html><div id="part" style="display: none; width: 640px">{shown}</div>'
+
+
+@pytest.mark.parametrize("around", [in_editor, in_a_frame, in_a_hidden_part])
+def test_the_page_draws_in_what_notebooks_put_around_it(browser, tmp_path, around):
+    path = tmp_path / "notebook.html"
+    path.write_text(around(view([random_map(H=7)] * 2, words=HOSTILE)._repr_html_()), encoding="utf-8")
+    page = browser.new_page(viewport={"width": 1000, "height": 900})
+    page.goto(f"file://{path}")
+    if around is in_a_hidden_part:
+        page.evaluate("document.getElementById('part').style.display = 'block'")
+    inside = page.frame_locator("iframe")
+    inside = inside.frame_locator("iframe") if around is in_a_frame else inside
+    inside.locator(".head canvas").last.wait_for()
+    page.wait_for_timeout(200)
+    box = inside.locator(".head").last.bounding_box()
+    frame = inside.locator("html").bounding_box()
+    assert box["x"] + box["width"] <= frame["x"] + frame["width"], "no picture is cut off"
+    assert inside.locator(".head").count() == 14
+    page.close()
+
+
+def test_an_output_is_smaller_than_a_notebook_may_hold():
+    shown = view(load_builtin(), "The captain looked at the sea. " * 90)._repr_html_()
+    assert len(shown) < 3_000_000
+
+
 def test_watched_layers_are_shown_as_one_view():
     model = load_builtin()
     with torch.no_grad(), watch(model.gpt) as seen:

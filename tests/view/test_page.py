@@ -285,7 +285,7 @@ def test_everything_can_be_done_by_keys(open_page, short, result):
     until(page, f"Math.abs(document.querySelector('.facts').dataset.weight - {expected}) < 1e-7")
     page.keyboard.press("Enter")
     assert page.evaluate("document.getElementById('headwise').headwise.locked()") == cell["query"]
-    for key, kind in (("r", "rest"), ("p", "peak"), ("u", "uniform")):
+    for key, kind in (("r", "rest"), ("u", "uniform")):
         page.keyboard.press(key)
         assert page.evaluate("document.getElementById('headwise').headwise.store.get('kind')") == kind
     page.keyboard.press("]")
@@ -329,13 +329,13 @@ def test_hostile_tokens_are_text_and_never_run(open_page, tmp_path):
 
 
 def test_two_pages_side_by_side_keep_their_own_state(browser, open_page, short, tmp_path):
-    first = open_page(short, "#view=map&head=1.4&kind=peak")
+    first = open_page(short, "#view=map&head=1.4&kind=uniform")
     second = open_page(short, "#view=map&head=3.0")
     settled(first)
     settled(second)
     assert first.locator(".subject").inner_text().startswith("Head 1.4")
     assert second.locator(".subject").inner_text().startswith("Head 3.0")
-    assert first.locator('[role="radio"][aria-checked="true"]').inner_text() == "Largest"
+    assert first.locator('[role="radio"][aria-checked="true"]').last.inner_text() == "× uniform"
 
 
 def test_heads_averages_and_texts_can_be_compared(open_page, tmp_path, result):
@@ -573,11 +573,11 @@ def test_contrast_and_scaled_rows_change_the_pictures_and_the_legend(open_page, 
     ink = """Array.from(document.querySelectorAll('.picture canvas'), (one) => one.toDataURL()).join("")"""
     page.wait_for_timeout(200)
     page.evaluate(f"window.before = {ink}")
-    ticks = page.locator(".atlas .tick").all_inner_texts()
+    ticks = page.locator(".options .tick").all_inner_texts()
     page.locator(".contrast input").focus()
     page.keyboard.press("End")
     until(page, f"{ink} !== window.before")
-    assert page.locator(".atlas .tick").all_inner_texts() != ticks
+    assert page.locator(".options .tick").all_inner_texts() != ticks
     assert page.evaluate("document.activeElement.type") == "range", "the slider keeps the focus"
     page.evaluate(f"window.before = {ink}")
     page.locator(".check", has_text="scale each row").click()

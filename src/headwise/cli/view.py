@@ -23,6 +23,7 @@ EXAMPLES = """examples:
   headwise view "To be, or not to be, that is the question." --layer 3 --plain
   headwise view "To be, or not to be, that is the question." --head 3.0
   headwise view "Once upon a time" --html once.html
+  headwise view "Once upon a time" --html once.html --importance
   headwise view "Once upon a time" --json
 """
 PAGE = Path("heads.html")
@@ -43,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head", type=_place, metavar="L.H", help="explore one head full screen: head H of layer L")
     parser.add_argument("--html", type=Path, metavar="PATH", help=f"path of the page (default: {PAGE})")
     parser.add_argument("--no-html", action="store_true", help="do not write a page")
+    parser.add_argument(
+        "--importance", action="store_true", help="measure what each head is worth to the loss; color the page by it"
+    )
+    parser.add_argument(
+        "--values", action="store_true", help="show what the weights carry, too (done anyway up to 1,024 tokens)"
+    )
     parser.add_argument("--exact", action="store_true", help=f"use every query, not {QUERIES}, above {LONG:,} tokens")
     parser.add_argument("--plain", action="store_true", help="plain text, without colors or keyboard control")
     add_json(parser, "pictures")
@@ -133,7 +140,14 @@ def _look(model: TextModel, ids: Tensor, options: argparse.Namespace) -> View:
     if some:
         _say(f"numbers are from {QUERIES} of {count:,} queries, evenly spaced; --exact uses all, and takes longer.")
     progress: dict[str, Any] = {"progress": _progress} if count >= SLOW else {}
-    sight = view(model, ids, queries=QUERIES if some else None, **progress)
+    sight = view(
+        model,
+        ids,
+        queries=QUERIES if some else None,
+        values=options.values or None,
+        importance=options.importance,
+        **progress,
+    )
     if options.head is None and progress:  # everything slow, before anything is printed
         sight.pairs()
         _ = sight.summaries

@@ -202,6 +202,11 @@ def importance(
 # How it is measured ------------------------------------------------------------------------------------------------
 
 
+def batch_of(length: int) -> int:
+    """How many samples of so many tokens one pass holds."""
+    return min(ROWS, max(1, TOKENS // max(1, length)))
+
+
 class _Study:
     """A model, its samples and its loss, ready to remove heads."""
 
@@ -214,7 +219,7 @@ class _Study:
         self.samples, length = shown.shape[0], shown[0].numel()
         self.device = shown.device
         self.controls = controls if controls == 0 else check_size("controls", controls)
-        self.batch = min(ROWS, max(1, TOKENS // max(1, length))) if batch is None else check_size("batch", batch)
+        self.batch = batch_of(length) if batch is None else check_size("batch", batch)
         self.loss = next_token_loss(model, self.rows(torch.arange(1))) if loss is None else loss
         self.widths = self._widths()
 

@@ -10,9 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from headwise.models import TextModel
+from headwise.study.importance import Importance
 from headwise.study.survey import Survey
 from headwise.study.watch import Watched
-from headwise.view.result import Pair, Progress, View, collected, silent
+from headwise.view.result import Pair, Progress, View, Wanted, collected, silent
 from headwise.weights import AttentionMap, display
 from headwise.weights.summary import Head, Summary
 
@@ -29,6 +30,8 @@ def view(
     keys: Sequence[str] | None = None,
     layers: Collection[str] | Callable[[str], bool] | None = None,
     queries: int | None = None,
+    values: bool | None = None,
+    importance: bool | str | Importance = False,
     progress: Progress = silent,
 ) -> View:
     """What every head of a model does with one text.
@@ -49,9 +52,12 @@ def view(
             has layers of different sizes, and only layers of one size can be viewed together.
         queries: compute numbers and small pictures from this many queries, evenly spaced, and say so; from all by
             default. The cost is that many times T instead of T times T.
+        values: also keep what the weights carry, so that the page can show it; by default up to 1,024 tokens.
+        importance: also measure what each head is worth to the loss, and color the heads by it: True for one backward
+            pass, the name of another way ("silence", "mean"), or what `headwise.importance` returns.
         progress: called with the name of the stage, the number of layers done, and the number of layers.
     """
-    found = collected(model, tokens, layers, progress)
+    found = collected(model, tokens, Wanted(layers, values, importance, progress))
     starts = found.starts if words is None else None
     words = found.words if words is None else words
     return View(
@@ -63,6 +69,8 @@ def view(
         starts=starts,
         model=found.model,
         queries=queries,
+        carried=found.carried,
+        importance=found.importance,
         progress=progress,
     )
 

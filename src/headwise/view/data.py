@@ -8,10 +8,15 @@ file that has no server behind it.
     rows/L         entropy, largest weight, distance by query   keys/L.H      the 8 largest weights of every row:
     received/L     attention received by key                    values/L.H    their keys and their values
     reach/N        first, last, number of keys a query sees     logs/L.H      log-sum-exp by row, for logits
+                                                                norms/L       what each key passes on, by head
+
+What weights carry (see `carried`) has sections of its own: `contribution/L.H`, all shares of a head or a picture of
+them, and for a long text `value/L.H` and the small pictures `value/L` and `contribution/L`.
 
 The bytes of a section are sorted by significance (all first bytes, then all second ones), because they compress better
-that way. Pictures take one byte per pixel: the square root of a weight, or the logarithm of a ratio. So do weights that
-would take too much room as floats; fewer steps of that byte compress better.
+that way. Pictures take one byte per pixel: the square root of a weight, the logarithm of a ratio, or the root of a
+share that may be negative. So do weights that would take too much room as floats; fewer steps of that byte compress
+better.
 """
 
 import base64
@@ -48,9 +53,16 @@ ABOUT = {
     "second_sink": "weight on the key, other than the first, that receives most",
     "monotone": "largest weight of queries on a staircase that never goes back",
 }
+WAYS = {
+    "gradient": "estimated from the gradient",
+    "silence": "its output set to zero",
+    "mean": "its output replaced by its mean",
+    "patch": "its output taken from another text",
+}
 TYPES = {torch.uint8: "u1", torch.uint16: "u2", torch.uint32: "u4", torch.float16: "f2", torch.float32: "f4"}
 OCTAVE = 12  # steps of a logarithmic byte that double the number
 EVEN = 128  # the byte of a ratio of 1
+MIDDLE = 127  # steps on either side of 0 of a number that has a sign
 
 
 class Section(NamedTuple):
@@ -95,6 +107,13 @@ def ratios(picture: Tensor) -> Section:
     """Non-negative numbers in a byte each: 0 for 0, else the logarithm, with 12 steps per octave and 1 at 128."""
     codes = (picture.clamp(min=1e-30).log2() * OCTAVE + EVEN).round().clamp(1, 255)
     return plain(torch.where(picture > 0, codes, 0).to(torch.uint8))._replace(code="log")
+
+
+def signed(picture: Tensor) -> Section:
+    """Numbers of either sign in a byte each: 128 for 0, and the root of their size, relative to the largest."""
+    most = max(float(picture.abs().max()) if picture.numel() else 0.0, 1e-6)
+    codes = (picture.abs() / most).sqrt() * picture.sign() * MIDDLE + MIDDLE + 1
+    return plain(codes.round().to(torch.uint8))._replace(code=f"signed {most:.6g}")
 
 
 def _compressed(data: Tensor) -> bytes:
@@ -185,8 +204,23 @@ def manifest(view: View, title: str = "") -> dict[str, Any]:
         "S": view.S,
         "levels": levels(view.T, view.S),
         "clearest": [list(place) for place in clearest(view)],
-        "about": {name: text for name, text in ABOUT.items() if name in statistics},
+        "about": {name: text for name, text in ABOUT.items() if name in statistics} | worth(view),
+        "measures": list(view.measures),
+        "first": first_key(view),
     }
+
+
+def first_key(view: View) -> int:
+    """The first key that is not padding, which pictures without the first token leave out."""
+    real = view.maps[0]._real_keys()
+    return 0 if real is None else int(real[0].int().argmax())
+
+
+def worth(view: View) -> dict[str, str]:
+    """What the importance of the heads is, if it was measured."""
+    if view.importance is None:
+        return {}
+    return {"importance": f"what removing the head adds to the loss, in nats per token ({WAYS[view.importance.by]})"}
 
 
 def clearest(view: View) -> list[tuple[int, int]]:

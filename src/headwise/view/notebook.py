@@ -29,7 +29,8 @@ LEGEND = (
     "square-root scale, without the first token. Attention is not importance."
 )
 FRAME_BUDGET = 2_000_000  # bytes of an interactive page, which a saved notebook holds
-TALL = 760  # pixels of its frame
+TALL = 820  # pixels of its frame
+STATIC = "A static picture of every head, for viewers that do not show the frame"
 # Inside the frame the page is used with its own scripts only, as its policy says; it cannot reach the notebook.
 FRAME = (
     '<iframe title="{title}" sandbox="allow-scripts allow-downloads allow-modals" loading="lazy" '
@@ -41,7 +42,7 @@ def view_html(view: View) -> str:
     """The interactive page in a frame, and the static picture for where frames are not shown."""
     page = escape(standalone(view, budget=FRAME_BUDGET))
     frame = FRAME.format(title=escape(view.heading), tall=TALL, page=page)
-    return f"<div>{frame}<details><summary>Static picture</summary>{static_html(view)}</details></div>"
+    return f"<div>{frame}<details><summary>{STATIC}</summary>{static_html(view)}</details></div>"
 
 
 def static_html(view: View) -> str:

@@ -22,16 +22,17 @@ import torch
 from torch import Tensor
 
 from headwise.errors import OptionError
+from headwise.view.carried import MEASURES, Carried
 from headwise.view.color import page_tables
-from headwise.view.data import PageData, Section, clearest, plain, ratios, shares, whole_numbers
-from headwise.view.pictures import LayerStatistics, PooledCells, levels, span_at
+from headwise.view.data import PageData, Section, clearest, plain, ratios, shares, signed, whole_numbers
+from headwise.view.pictures import LayerStatistics, PooledCells, filled, levels, pooled_contributions, span_at
 from headwise.view.result import View
 from headwise.view.tokens import page_rules
 from headwise.weights import AttentionMap
 
 SCRIPTS = (
-    "dom", "tokens", "color", "sections", "picture", "embedded", "subject", "store", "atlas", "table", "viewport",
-    "tiles", "map", "gestures", "reading", "lines", "stage", "saving", "help", "app", "main",
+    "dom", "tokens", "color", "sections", "picture", "embedded", "carried", "subject", "store", "atlas", "table",
+    "viewport", "tiles", "map", "gestures", "reading", "lines", "stage", "saving", "help", "app", "main",
 )  # fmt: skip
 SMALLEST = 200_000  # bytes: the page without data, and little more
 SLACK = 0.97  # share of the budget for data; names and escapes take the rest
@@ -47,6 +48,7 @@ COARSEST = 2  # how often a picture of 256 pixels may be halved
 STEPS = 63  # shades of pictures: more take more room and look the same
 SPARSE = 4  # times less room than usual, at best, for a picture
 PIXEL = 0.22  # bytes that a pixel of a picture takes, from experience; half of them are hidden
+CELLS = (1, 2, 4, 8)  # queries and keys in a pixel of a picture of contributions, the finest first
 KEYS, KINDS = ("keys", "values", "logs"), ("mass", "rest", "peak", "uniform")
 
 
@@ -132,8 +134,37 @@ def _with_weights(base: PageData, budget: int) -> PageData | None:
                 if isinstance(precision, torch.dtype):
                     data.sections[f"logs/{layer}.{head}"] = plain(statistics[layer].log_sum_exp[head].float())
         if data.size <= budget:
+            _add_carried(data, budget)
             return data
     return None
+
+
+def _add_carried(data: PageData, budget: int) -> None:
+    """What the weights of a short text carry: sizes, from which the page weighs every weight, and contributions.
+
+    Where not all contributions fit, there are pictures of them; where these do not fit, the page does not offer them.
+    """
+    view = data.view
+    if view.carried is None:
+        return
+    data.sections |= {f"norms/{layer}": plain(found.norms.float()) for layer, found in enumerate(view.carried)}
+    tried = (_contributed(view, span, budget - data.size) for span in CELLS)
+    found = next((sections for sections in tried if sections is not None), {})
+    data.sections |= found
+    data.manifest["measures"] = list(MEASURES if found else MEASURES[:2])
+
+
+def _contributed(view: View, span: int, room: float) -> dict[str, Section] | None:
+    """The contributions to every head in cells of `span` queries and keys; None if they do not fit."""
+    sections: dict[str, Section] = {}
+    taken, layers = 0, view.carried or ()
+    for done, found in enumerate(layers, 1):
+        for head, picture in enumerate(pooled_contributions(found.contributions(), span)):
+            section = sections[f"contribution/{done - 1}.{head}"] = signed(picture)
+            taken += section.size + MANIFEST // 100
+        if taken * len(layers) / done > room:
+            return None
+    return sections
 
 
 def _told(precision: torch.dtype | int) -> dict[str, object]:
@@ -188,6 +219,8 @@ class Pyramids:
             self._measure(layer, weights)
             self.view.progress("drawing", layer + 1, len(self.view.maps))
         kinds = [kind for kind in KINDS if self._add(kind, self.coarsest)]
+        carried = MEASURES[1:] if self.view.carried is not None else ()
+        self.data.manifest["measures"] = [MEASURES[0], *(measure for measure in carried if self._add(measure, 0))]
         room = self.budget - self.data.size
         single = self._add_keys(room / 2)
         for level in range(self.coarsest + 1, self.finest + 1):
@@ -213,6 +246,16 @@ class Pyramids:
             mass, rest = mass.halved(), rest.halved()
         for head in chosen:
             self.keys[f"{layer}.{head}"] = _largest(f"{layer}.{head}", statistics, head)
+        if self.view.carried is not None:
+            self._measure_carried(layer, self.view.carried[layer], coarse)
+
+    def _measure_carried(self, layer: int, found: Carried, span: int) -> None:
+        """Pictures of what the weights of a layer carry."""
+        (weighed,) = filled(found.by_value, [PooledCells(span, range(self.view.S))])
+        shared = pooled_contributions(found.contributions(), span)
+        for head, (by_value, share) in enumerate(zip(weighed.values(), shared, strict=True)):
+            self.offers.setdefault(("value", 0), {})[f"value/{layer}.{head}"] = shares(by_value, STEPS)
+            self.offers.setdefault(("contribution", 0), {})[f"contribution/{layer}.{head}"] = signed(share)
 
     def _offer(self, kind: str, level: int, layer: int, cells: PooledCells) -> None:
         found = self.offers.setdefault((kind, level), {})

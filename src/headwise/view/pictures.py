@@ -35,6 +35,7 @@ from headwise.weights.readings import (
 from headwise.weights.source import RowBlock, Source, row_blocks
 from headwise.weights.sums import CellSum, Sum
 from headwise.weights.tiles import Tile
+from headwise.weights.values import Contributions
 
 SIDE = 256  # pixels along a tile
 KINDS = ("mass", "rest", "peak", "uniform")
@@ -72,12 +73,30 @@ def tile(
     if weights.shape[0] != 1:
         raise ShapeError(f"the map has {weights.shape[0]} samples: take one with weights.select(batch=[0]).")
     T, S = weights.shape[2:]
-    span, count = span_at(level, T, S), 2**level
-    if not (0 <= row < count and 0 <= col < count):
-        raise OptionError(f"tile ({row}, {col}) of level {level}: there are {count} × {count}, counted from 0.")
-    queries_of, keys_of = (slice(index * SIDE * span, (index + 1) * SIDE * span) for index in (row, col))
-    part = weights.select(heads=[head], rows=queries_of if queries is None else queries)
-    found = pixels(part, span, range(S)[keys_of], kind, tall=None if queries is None else 1)[0]
+    window = TileWindow.of(T, S, level, row, col)
+    part = weights.select(heads=[head], rows=window.rows if queries is None else queries)
+    return whole_tile(pixels(part, window.span, window.keys, kind, tall=None if queries is None else 1)[0])
+
+
+class TileWindow(NamedTuple):
+    """What a tile shows: queries, keys, and how many of each there are in a pixel."""
+
+    span: int
+    rows: slice
+    keys: range
+
+    @classmethod
+    def of(cls, T: int, S: int, level: int, row: int, col: int) -> "TileWindow":
+        """That of a tile of a map of T × S; refused if there is no such tile."""
+        span, count = span_at(level, T, S), 2**level
+        if not (0 <= row < count and 0 <= col < count):
+            raise OptionError(f"tile ({row}, {col}) of level {level}: there are {count} × {count}, counted from 0.")
+        rows, keys = (slice(index * SIDE * span, (index + 1) * SIDE * span) for index in (row, col))
+        return cls(span, rows, range(S)[keys])
+
+
+def whole_tile(found: Tensor) -> Tensor:
+    """A picture of at most 256 × 256 pixels, with zeros up to that size."""
     return F.pad(found, (0, SIDE - found.shape[1], 0, SIDE - found.shape[0]))
 
 
@@ -97,6 +116,13 @@ def filled(
         weights = weights.detach()
         streaming.read((weights._without_first() if without_sink else weights)._unpadded(), cells)
     return cells
+
+
+def pooled_contributions(
+    shares: Contributions, span: int, keys: range | None = None, tall: int | None = None
+) -> Tensor:
+    """Contributions (H, rows, cols) in pixels as in `pixels`: summed over keys, averaged over queries."""
+    return shares._read(PooledCells(span, range(shares.shape[3]) if keys is None else keys, tall))[0]
 
 
 class PooledCells(Reading):

@@ -1,9 +1,10 @@
 """`View`: what the heads of a model do with one text, and where its attention maps come from."""
 
+import contextlib
 import functools
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +16,11 @@ from headwise.masks import Grid
 from headwise.masks.probes import offset, previous_token, sink
 from headwise.models import TextModel
 from headwise.models.files import atomically
-from headwise.shapes import check_size
+from headwise.shapes import check_flag, check_size
+from headwise.study.importance import WAYS, Importance
+from headwise.study.importance import importance as importance_of
 from headwise.study.watch import Watched, watch
+from headwise.view.carried import MEASURES, Carried, carried
 from headwise.view.pictures import Cell, cell
 from headwise.view.tokens import labels, readable
 from headwise.weights import AttentionMap, Scoring
@@ -29,6 +33,7 @@ MOST_PAIRS = 32  # kept; `pairs` returns the first of them
 Progress = Callable[[str, int, int], None]
 Layers = Collection[str] | Callable[[str], bool] | None
 LOG_ZERO = -1e4  # in place of log 0: its exponential is 0 in every precision
+VALUES = 1024  # tokens up to which what weights carry is kept without being asked for
 NEAR_ONE = 0.02  # how far the sum of a row may be from 1; half precision rounds
 
 
@@ -60,6 +65,8 @@ class View:
         starts: Sequence[int] | None = None,
         model: str = "",
         queries: int | None = None,
+        carried: tuple[Carried, ...] | None = None,
+        importance: Importance | None = None,
         progress: Progress = silent,
     ) -> None:
         if not maps:
@@ -67,11 +74,7 @@ class View:
         self.names = tuple(maps)
         self.maps = tuple(weights.detach() for weights in maps.values())
         if any(weights.shape[0] != 1 for weights in self.maps) or len({weights.shape[2:] for weights in self.maps}) > 1:
-            raise ShapeError(
-                f"maps of shapes {[tuple(weights.shape) for weights in self.maps]}: expected one sample, and the same "
-                f"number of queries and keys in every layer. Take one sample with weights.select(batch=[0]), or some "
-                f"layers with view(..., layers=...)."
-            )
+            raise ShapeError(_sizes_told(self.names, self.maps))
         self.T, self.S = self.maps[0].shape[2:]
         self.tokens = _words(tokens, self.T, "tokens")
         self.keys = self.tokens if keys is None and self.S == self.T else _words(keys, self.S, "keys")
@@ -79,7 +82,14 @@ class View:
         self.query_ids = None if query_ids is None else torch.as_tensor(query_ids).flatten()
         self.starts = starts if starts is None or list(starts) != list(range(self.T)) else None
         self.model = model  # its name, if known
-        self.queries, self.progress = _spread(self.T, queries), progress
+        self.queries, self.progress = spread(self.T, queries), progress
+        self.carried = carried  # what the weights carry, layer by layer, if known
+        self.importance = importance
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What can be shown: weights, and what they carry if it is known; see `headwise.view.carried`."""
+        return MEASURES if self.carried is not None else MEASURES[:1]
 
     @functools.cached_property
     def labels(self) -> list[str]:
@@ -184,6 +194,11 @@ class View:
         if head is not None and not 0 <= head < heads:
             raise OptionError(f"head {layer}.{head}: layer {layer} has {heads} heads, 0 to {heads - 1}.")
 
+    def worth(self, layer: int, head: int) -> float | None:
+        """What removing the `head` of this index in the map of a `layer` adds to the loss; None if not measured."""
+        found = None if self.importance is None else self.importance.effects.get(self.names[layer])
+        return None if found is None else float(found[:, head].mean())
+
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain data, ready for JSON."""
         return {
@@ -200,11 +215,12 @@ class View:
                             "reading": head.reading,
                             "numbers": head.numbers,
                             "without_first": head.without_first,
+                            **({} if self.importance is None else {"importance": self.worth(layer, index)}),
                         }
-                        for head in summary
+                        for index, head in enumerate(summary)
                     ],
                 }
-                for name, summary in zip(self.names, self.summaries, strict=True)
+                for layer, (name, summary) in enumerate(zip(self.names, self.summaries, strict=True))
             ],
             "pairs": [pair._asdict() for pair in self.pairs()],
         }
@@ -253,6 +269,37 @@ class View:
         return drawn(self, 80, Palette(0))
 
 
+def _sizes_told(names: Sequence[str], maps: Sequence[AttentionMap]) -> str:
+    """Why these maps cannot be shown together, and how to choose some that can."""
+    samples = max(weights.shape[0] for weights in maps)
+    if samples > 1:
+        return f"maps of {samples} samples: expected one sample. Take one with weights.select(batch=[0])."
+    groups: dict[tuple[int, int], list[str]] = {}
+    for name, weights in zip(names, maps, strict=True):
+        T, S = weights.shape[2:]
+        groups.setdefault((T, S), []).append(name)
+    sizes = "; ".join(f"{T} queries × {S} keys: {_some(found)}" for (T, S), found in groups.items())
+    return (
+        f"layers of different sizes cannot be viewed together ({sizes}). Choose those of one size with "
+        f"view(..., layers=[...])."
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of these names, and how many more there are."""
+    return repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def shown_name(model: TextModel) -> str:
+    """The name of a model in headings, which says if only its encoder is read."""
+    return f"{model.name} (encoder)" if is_encoder_of_two(model) else model.name
+
+
+def is_encoder_of_two(model: TextModel) -> bool:
+    """Whether a model is the encoder of an encoder–decoder model, which `open_model` opens."""
+    return bool(getattr(getattr(model.module, "config", None), "is_encoder_decoder", False))
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
@@ -266,7 +313,7 @@ def _words(tokens: Sequence[str] | None, count: int, name: str) -> list[str]:
     return [str(token) for token in tokens]
 
 
-def _spread(T: int, queries: int | None) -> Tensor | None:
+def spread(T: int, queries: int | None) -> Tensor | None:
     """Evenly spaced positions of so many of T queries, including the last; None for all."""
     if queries is None or check_size("queries", queries) >= T:
         return None
@@ -300,26 +347,84 @@ class Collected(NamedTuple):
     words: Sequence[str] | None = None
     starts: Sequence[int] | None = None
     model: str = ""
+    carried: tuple[Carried, ...] | None = None
+    importance: Importance | None = None
 
 
-def collected(model: Any, tokens: Any, layers: Layers, progress: Progress) -> Collected:
+class Wanted(NamedTuple):
+    """What to collect of a model besides its maps.
+
+    layers: names of layers, or a function that selects them; None for all.
+    values: whether to keep what the weights carry; None for short texts only.
+    importance: whether to measure what each head is worth, or how.
+    progress: is told what is being done.
+    """
+
+    layers: Layers = None
+    values: bool | None = None
+    importance: bool | str | Importance = False
+    progress: Progress = silent
+
+    def keeps_values(self, length: int) -> bool:
+        return length <= VALUES if self.values is None else check_flag("values", self.values)
+
+    def measured(self, model: nn.Module, tokens: Tensor | Mapping[str, Any]) -> Importance | None:
+        """What each head is worth to the loss on these tokens, if that is asked for."""
+        way = self.importance
+        if isinstance(way, Importance) or way is False:
+            return way or None
+        way = "gradient" if way is True else way
+        if way not in WAYS:
+            raise OptionError(
+                f"view(importance={way!r}): expected True, what headwise.importance returns, or one of "
+                f"{', '.join(map(repr, WAYS))}."
+            )
+        try:
+            with evaluating(model):
+                return importance_of(model, tokens, by=way, controls=0)
+        except OptionError as error:
+            raise OptionError(
+                f"view(importance={self.importance!r}): {error} Then pass what headwise.importance(model, tokens, "
+                f"loss=...) returns as importance=."
+            ) from error
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation, and back into what it was in."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def collected(model: Any, tokens: Any, wanted: Wanted) -> Collected:
     """The maps of one run of a model, or those given."""
     if isinstance(model, TextModel):
         ids = model.tokens(tokens, most=10**9) if isinstance(tokens, str) else _token_ids(tokens)
         _check_length(model, ids)
-        maps = _watched(model.module, lambda: model.read(ids), layers, progress)
+        found = _watched(model.module, lambda: model.read(ids), wanted, ids.shape[1])
         words, starts = zip(*model.codec.characters(ids.flatten().tolist()), strict=True)
-        return Collected(maps, TokenSides(ids), words, starts, model.name)
+        importance = wanted.measured(model.module, ids)
+        return Collected(found.maps, TokenSides(ids), words, starts, shown_name(model), found.carried, importance)
     if not isinstance(model, nn.Module):
+        if wanted.values or wanted.importance:
+            raise OptionError("view(maps): values and importance need the model: pass it and its tokens instead.")
         return Collected(_named(model), TokenSides(None if tokens is None else _token_ids(tokens)))
     name = type(model).__name__
     if tokens is None or isinstance(tokens, str):
         raise OptionError(f"view({name}): pass token ids, such as tokenizer(text).input_ids.")
     if not isinstance(tokens, Mapping):
         ids = _token_ids(tokens)
-        return Collected(_watched(model, lambda: model(ids), layers, progress), TokenSides(ids), model=name)
-    maps = _watched(model, lambda: model(**tokens), layers, progress)
-    return Collected(maps, TokenSides.of(maps, tokens), model=name)
+        found = _watched(model, lambda: model(ids), wanted, ids.shape[1])
+        importance = wanted.measured(model, ids)
+        return Collected(found.maps, TokenSides(ids), None, None, name, found.carried, importance)
+    lengths = [x.shape[1] for x in tokens.values() if isinstance(x, Tensor) and x.dim() > 1]
+    found = _watched(model, lambda: model(**tokens), wanted, max(lengths, default=0))
+    sides, importance = TokenSides.of(found.maps, tokens), wanted.measured(model, tokens)
+    return Collected(found.maps, sides, None, None, name, found.carried, importance)
 
 
 class TokenSides(NamedTuple):
@@ -339,40 +444,49 @@ class TokenSides(NamedTuple):
         return cls(*(None if ids is None else _token_ids(ids) for ids in (keys, asked)))
 
 
-def _watched(
-    model: nn.Module, run: Callable[[], object], layers: Layers, progress: Progress
-) -> dict[str, AttentionMap]:
-    """The maps of one run by layer; the last one of a layer that is called several times."""
+class Seen(NamedTuple):
+    """The maps of a run by layer, and what their weights carry."""
+
+    maps: Mapping[str, AttentionMap]
+    carried: tuple[Carried, ...] | None
+
+
+def _watched(model: nn.Module, run: Callable[[], object], wanted: Wanted, length: int) -> Seen:
+    """What is seen of one run; the last call of a layer that is called several times."""
     found = 0
 
     def count(weights: AttentionMap) -> AttentionMap:
         nonlocal found
         found += 1
-        progress("reading", min(found, total), total)
+        wanted.progress("reading", min(found, total), total)
         return weights
 
-    training = model.training
+    keeps = wanted.keeps_values(length)
     try:
-        with torch.no_grad(), _watch(model, layers, count) as seen:
+        with torch.no_grad(), evaluating(model), _watch(model, wanted.layers, count, outputs=keeps) as seen:
             total = len(seen._layers)
-            model.eval()
             run()
     except IndexError as error:
         raise ShapeError(
             f"view({type(model).__name__}): {error}. Is the text longer than the model can read, or are there ids that "
             "its embedding does not have?"
         ) from error
-    finally:
-        model.train(training)
-    return dict(seen)
+    maps = dict(seen)
+    known = carried(maps, seen.outputs) if keeps else None
+    if wanted.values and known is None:
+        raise OptionError(
+            f"view({type(model).__name__}, values=True): the values of some layers are not known, because they are "
+            f"gated or made from latents. View the weights alone, or other layers with layers=[...]."
+        )
+    return Seen(maps, known)
 
 
-def _watch(model: nn.Module, layers: Layers, each: Callable[[AttentionMap], AttentionMap]) -> Watched:
+def _watch(model: nn.Module, layers: Layers, each: Callable[[AttentionMap], AttentionMap], *, outputs: bool) -> Watched:
     """Watch the whole model; if some of its attention cannot be watched, the caller must choose the layers."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error" if layers is None else "ignore", message=".*computes attention in its own code")
         try:
-            return watch(model, layers=layers, statistics=each)
+            return watch(model, layers=layers, statistics=each, outputs=outputs)
         except UserWarning as warning:
             raise OptionError(f"view: {warning} Choose the layers to view with layers=[...].") from warning
 

@@ -30,7 +30,8 @@ NAMED = 10  # skipped documents that are listed
 def drawn(view: View, width: int, palette: Palette, height: int = HEIGHT) -> str:
     """What the heads do with the text, in a terminal of this size."""
     room = height - 2
-    lines = [*_heading(view, width, palette, 1 if height < TALL else 3), ""]
+    titles, facts = (2, 3) if palette.depth == 0 or height >= TALL else (1, 2)
+    lines = [*_heading(view, width, palette, titles, facts), ""]
     cells = Cells(view, width, palette)
     if palette.depth == 0:
         rest = cells.lines(max(2, room - len(lines) - 2))
@@ -43,10 +44,10 @@ def drawn(view: View, width: int, palette: Palette, height: int = HEIGHT) -> str
     return "\n".join([*lines, *pictures, "", *rest])
 
 
-def _heading(view: View, width: int, palette: Palette, most: int) -> list[str]:
-    """What is shown, and at most so many lines of the sentence that counts heads by kind."""
-    first = wrapped(view.heading.split(" "), width, " ")[:2]
-    return [*map(palette.strong, first), *map(palette.faint, wrapped(view.sentence.split(" · "), width)[:most])]
+def _heading(view: View, width: int, palette: Palette, titles: int, facts: int) -> list[str]:
+    """What is shown, in one line or two, and at most so many lines of the sentence that counts heads by kind."""
+    first = [cut(view.heading, width)] if titles == 1 else wrapped(view.heading.split(" "), width, " ")[:titles]
+    return [*map(palette.strong, first), *map(palette.faint, wrapped(view.sentence.split(" · "), width)[:facts])]
 
 
 def _large(view: View, width: int, room: int, palette: Palette) -> list[str]:
@@ -104,9 +105,14 @@ def _listed(view: View, width: int, most: int) -> list[str]:
     heads = [head for head in _distinct(view) if head.trait][: min(max(1, most), LISTED)]
     pairs = [example(view, head) for head in heads]
     size = min(max(map(wide, pairs), default=0), max(16, width // 3))
-    lines = [f"{'head':>5}  {fill('what it does', width - size - 9)}  strongest pair".rstrip()]
+    room = width - size - 9  # for what a head does, which is wrapped: its end often says most
+    lines = [f"{'head':>5}  {fill('what it does', room)}  strongest pair".rstrip()]
     for head, pair in zip(heads, pairs, strict=True):
-        lines.append(f"{head.place:>5}  {fill(described(head.summary), width - size - 9)}  {cut(pair, size)}".rstrip())
+        first, *rest = wrapped(described(head.summary).split(" "), room, " ")
+        if len(lines) > max(1, most - len(rest)):
+            break
+        lines.append(f"{head.place:>5}  {fill(first, room)}  {cut(pair, size)}".rstrip())
+        lines += [f"{'':>5}  {line}" for line in rest]
     return lines if heads else ["no head has a clear pattern in this text"]
 
 
@@ -158,7 +164,7 @@ class Cells:
     def _legend(self) -> list[str]:
         kinds = [f"{sign} {kind}" for kind, sign in self.letters.items()]
         more = ["capital: also attends mostly to the first token"]
-        more += ["more color: more clearly", "pictures: without the first token"] if self.palette.depth else []
+        more += ["pictures: without the first token", "more color: more clearly"] if self.palette.depth else []
         hidden = max(len(summary) for summary in self.view.summaries) - self.shown
         more += [f"{hidden} more heads per layer"] if hidden else []
         axes = ["rows: layers", "columns: heads"] if self._numbers() else ["rows: layers"]

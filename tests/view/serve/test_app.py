@@ -15,6 +15,7 @@ from headwise.view.serve import app
 from headwise.view.serve.requests import Limits
 from serving import looked, refused, small_model
 
+WEIGHTS = app.Shown("weights", None)
 LONG = "The captain looked at the sea and the sea looked back. " * 45  # 542 tokens
 
 
@@ -69,7 +70,7 @@ def test_every_kind_is_that_of_the_tiling(client, look, kind):
 def test_a_wide_tile_comes_from_one_query_for_each_row_of_pixels_and_says_so(kind):
     T = 9000  # pixels of 64 queries
     weights = AttentionMap(torch.randn(1, 2, T, 5) * 2, torch.randn(1, 2, T, 5), Scoring(mask=causal()))
-    quick = app.tile_data(weights, 1, 0, 0, 0, kind, exact=False)
+    quick = app.tile_data(weights, app.TileWanted(1, 0, 0, 0, kind, exact=False), WEIGHTS)
     pixels = -(-T // 64)
     assert (quick.rows, quick.of) == (pixels, T)
     rows = (torch.arange(pixels) * 64 + 32).clamp(max=T - 1)
@@ -90,7 +91,7 @@ def test_a_wide_tile_comes_from_one_query_for_each_row_of_pixels_and_says_so(kin
 def test_a_wide_tile_is_exact_when_asked_for():
     T = 4200  # pixels of 32 queries
     weights = AttentionMap(torch.randn(1, 1, T, 5) * 2, torch.randn(1, 1, T, 5), Scoring(mask=causal()))
-    exact = app.tile_data(weights, 0, 0, 0, 0, "mass", exact=True)
+    exact = app.tile_data(weights, app.TileWanted(0, 0, 0, 0, "mass", exact=True), WEIGHTS)
     assert (exact.rows, exact.of) == (T, T)
     found = torch.tensor(array.array("f", exact.data)).view(SIDE, SIDE)
     expected = torch.zeros(SIDE, SIDE)
@@ -102,7 +103,7 @@ def test_a_wide_tile_is_exact_when_asked_for():
 def test_a_tile_beyond_the_last_query_is_empty_and_quick():
     T = 4200
     weights = AttentionMap(torch.randn(1, 1, T, 5), torch.randn(1, 1, T, 5), Scoring(mask=causal()))
-    found = app.tile_data(weights, 0, 2, 3, 0, "mass", exact=False)
+    found = app.tile_data(weights, app.TileWanted(0, 2, 3, 0, "mass", exact=False), WEIGHTS)
     assert (found.rows, found.of) == (0, 0)
     assert not any(found.data)
 
@@ -190,3 +191,54 @@ def test_more_questions_than_may_wait_are_refused(client_of, monkeypatch):
     for thread in threads:
         thread.join()
     assert sorted(statuses) == [200, 200, 429, 429]
+
+
+# What weights carry.
+
+
+@pytest.fixture(scope="module")
+def outputs():
+    """What the heads of the run read, layer by layer."""
+    model = small_model()
+    with torch.no_grad(), headwise.watch(model.gpt, outputs=True) as seen:
+        model.gpt(model.tokens(LONG))
+        return list(seen.outputs.values())
+
+
+@pytest.mark.parametrize("measure", ["value", "contribution"])
+def test_tiles_rows_columns_and_cells_of_what_weights_carry_are_those_of_the_definition(client, look, outputs, measure):
+    layer, head, query, key = 1, 2, 401, 307
+    whole = outputs[layer].by_value() if measure == "value" else outputs[layer].contributions()
+    expected = whole[0, head].float()
+    place = f"layer={layer}&head={head}&measure={measure}"
+    found = picture(client.get(f"{look}/tile?{place}&level=2&row=1&col=1"))
+    part = expected[SIDE : 2 * SIDE, SIDE : 2 * SIDE]
+    torch.testing.assert_close(found[: len(part), : part.shape[1]], part, atol=1e-5, rtol=1e-3)
+    row = client.get(f"{look}/row?{place}&query={query}").json()
+    assert row["weights"] == pytest.approx(expected[query, row["keys"]].tolist(), abs=1e-5)
+    assert sorted(row["weights"], key=abs, reverse=True) == row["weights"]
+    column = client.get(f"{look}/column?{place}&key={key}").json()
+    assert column["weights"] == pytest.approx(expected[column["queries"], key].tolist(), abs=1e-5)
+    cell = client.get(f"{look}/cell?{place}&query={query}&key={key}").json()
+    assert cell["weight"] == pytest.approx(expected[query, key].item(), abs=1e-5)
+    assert cell["plain"] == pytest.approx(float(outputs[layer].weights[0, head, query, key]), abs=1e-5)
+    best = client.get(f"{look}/ranking?query={query}&measure={measure}").json()[0]
+    place = [int(part) for part in best["place"].split(".")]
+    whole = outputs[place[0]].by_value() if measure == "value" else outputs[place[0]].contributions()
+    assert best["weight"] == pytest.approx(float(whole[0, place[1], query, 1:].max()), abs=1e-5)
+
+
+def test_small_pictures_of_what_weights_carry_come_a_layer_at_a_time(client, look):
+    value, shared = (
+        client.get(f"{look}/thumbnails?layer=1&measure={measure}").json() for measure in ("value", "contribution")
+    )
+    assert value["shape"] == shared["shape"] == [3, 64, 64]
+    assert value["code"] == "sqrt 255"
+    assert shared["code"].startswith("signed")
+
+
+def test_measures_that_there_are_not_are_refused(client, look):
+    place = "layer=1&head=2&level=0&row=0&col=0"
+    assert refused(client.get(f"{look}/tile?{place}&measure=worth"), 422, "weights, value, contribution")
+    assert refused(client.get(f"{look}/tile?{place}&measure=contribution&kind=peak"), 422, "mass only")
+    assert refused(client.get(f"{look}/thumbnails?layer=1"), 422, "the manifest has the pictures of weights")

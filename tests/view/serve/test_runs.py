@@ -181,12 +181,12 @@ def test_what_a_text_gives_with_all_heads_is_computed_once(client, monkeypatch):
     assert len(runs) == 3
 
 
-def opened(kind, maker, folder):
+def opened(kind, maker, folder, **more):
     """A small transformers model, from a folder on disk."""
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 16}
     tokenizer = load_builtin().tokenizer
-    config = transformers.AutoConfig.for_model(kind, vocab_size=tokenizer.get_vocab_size(), **sizes)
+    config = transformers.AutoConfig.for_model(kind, vocab_size=tokenizer.get_vocab_size(), **sizes, **more)
     getattr(transformers, maker).from_config(config).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     return headwise.models.open_model(folder)
@@ -215,19 +215,41 @@ def test_an_encoder_has_maps_and_says_why_there_is_no_loss(client_of, tmp_path):
     assert refused(answer, 413, "the limit is 512")
 
 
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_of_an_encoder_and_a_decoder_the_encoder_is_shown_and_named(client_of, tmp_path, kind):
+    more = {"encoder_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 3} if kind == "bart" else {}
+    client = client_of(two=opened(kind, "AutoModelForSeq2SeqLM", tmp_path, **more))
+    told = looked(client, model="two")
+    assert "encoder of an encoder–decoder model" in told["outcome"]["missing"]
+    found = manifest(client, told["id"])
+    assert "of the model two (encoder) do with" in found["title"]
+    assert found["measures"] == ["weights", "value", "contribution"]
+    assert refused(client.post("/api/continuation", json={"text": "a", "model": "two"}), 422, "does not generate")
+
+
 # Ends.
+
+
+def ended(run, seconds=20):
+    """Wait until the thread of a cancelled run has left it."""
+    end = time.monotonic() + seconds
+    while run.stage != "cancelled" and time.monotonic() < end:
+        time.sleep(0.01)
+    assert run.stage == "cancelled"
 
 
 class Gate:
     """Holds the work in the middle of a run."""
 
     def __init__(self, monkeypatch):
-        self.reached, self.open = threading.Event(), threading.Event()
+        self.reached, self.open, self.passing = threading.Event(), threading.Event(), False
         original = runs_module.run_model
 
         def held(model, ids, off=(), *, maps=True, progress=lambda _: None):
+            passing = self.passing
+
             def slowly(done):
-                if done > 0:
+                if done > 0 and not passing:
                     self.reached.set()
                     assert self.open.wait(20)
                 progress(done)
@@ -248,10 +270,12 @@ def test_a_run_is_ended_between_layers_and_the_model_is_left_as_it_was(client, m
     assert refused(client.get(f"/api/runs/{id}/tile?layer=0&head=0&level=0&row=0&col=0"), 409, "no map")
     look = client.server.runs[id]
     assert client.delete(f"/api/runs/{id}").status_code == 200
-    gate.open.set()
     assert refused(client.get(f"/api/runs/{id}"), 404, "no such run")
-    looked(client, model="small")  # the next one is worked at
-    assert look.stage == "cancelled"
+    gate.passing = True
+    looked(client, model="small")  # the next one is worked at, while the first is still in the middle of a layer
+    assert look.stage == "running"
+    gate.open.set()
+    ended(look)
     assert look.maps == {}
     layer = client.server.runs.models["small"].gpt.blocks[0].attention
     assert not layer._forward_pre_hooks
@@ -344,3 +368,23 @@ def test_closing_ends_what_is_worked_at(client_of, monkeypatch):
     assert gate.reached.wait(20)
     threading.Timer(0.1, gate.open.set).start()
     assert client.server.runs.close()
+
+
+@pytest.mark.parametrize("way", ["silence", "gradient"])
+def test_a_sweep_tells_what_importance_measures(client, monkeypatch, way):
+    monkeypatch.setattr(models, "SILENCED", 2048 if way == "silence" else 2)
+    told = looked(client, model="small", sweep=True)
+    model = small_model()
+    expected = headwise.study.importance.importance(model.gpt, model.tokens(TEXT), by=way, controls=0)
+    assert [tuple(x[:2]) for x in told["effects"]] == [(layer, head) for layer in range(2) for head in range(3)]
+    flat = torch.cat([found[0] for found in expected.values()]).tolist()
+    assert [x[2] for x in told["effects"]] == pytest.approx(flat, abs=1e-5)
+    assert told["way"] == {"silence": "its output set to zero", "gradient": "estimated from the gradient"}[way]
+
+
+def test_a_sweep_of_a_model_without_a_loss_is_refused(client_of, tmp_path):
+    client = client_of(encoder=opened("bert", "AutoModel", tmp_path))
+    told = until(client, begun(client, model="encoder", sweep=True), ("failed",))
+    assert "does not predict the next token" in told["error"]
+    told = until(client, begun(client, "a", ids=None, sweep=True), ("finished", "failed"))
+    assert told["stage"] == "finished"

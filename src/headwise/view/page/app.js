@@ -1,12 +1,14 @@
 // The whole page: the sentence, the text, and the atlas, the table or the map.
 
+const SINK = "first-token sink"; // the kind of heads that attend mostly to the first token
 const VIEWS = [["atlas", "Heads", "All heads as pictures"], ["words", "Text", "One head as lines between words"], ["map", "Map", "One head as a map of weights"], ["table", "Table", "All heads as numbers"]];
 
 class App {
   constructor(root, sides) {
-    Object.assign(this, { root, sides, side: sides[0], data: new SubjectData(sides), store: new Store() });
+    Object.assign(this, { root, sides, side: sides[0], data: new SubjectData(this), store: new Store() });
     this.first = this.firstHead();
     if (!Subject.parse(this.store.get("head"), sides)) this.store.values.head = this.first;
+    if (this.side.manifest.about.importance && this.store.get("color") === "none") this.store.values.color = "importance";
     for (const { manifest } of sides) Object.assign(manifest, { labels: labelsOf(manifest.tokens, manifest.starts), keyLabels: manifest.keys || labelsOf(manifest.tokens, manifest.starts) });
     this.reading = new Reading(this);
     this.lines = new Lines(this);
@@ -79,7 +81,8 @@ class App {
     const tools = el("div", { class: "tools" }, this.tabs, menu,
       el("button", { type: "button", class: "icon", text: "◐", "aria-label": "Light or dark theme", title: "Light or dark theme  d", onclick: () => this.flipTheme() }),
       el("button", { type: "button", class: "icon", text: "?", "aria-label": "Help", title: "Help  ?", onclick: () => this.help.showModal() }));
-    const header = el("header", { class: "top" }, el("div", { class: "top-line" }, el("h1", {}, el("bdi", { text: manifest.title })), tools), sentence, this.notes());
+    this.shown = el("p", { class: "soft note shown" });
+    const header = el("header", { class: "top" }, el("div", { class: "top-line" }, el("h1", {}, el("bdi", { text: manifest.title })), tools), sentence, this.shown, this.notes());
     fill(this.root, header, el("div", { class: "columns" }, this.reading.root, this.main), this.help);
     this.atlas.build();
     this.reading.build();
@@ -88,11 +91,56 @@ class App {
 
   // What the reader should know about this file.
   notes() {
-    const { embedded, T } = this.side.manifest;
+    const { embedded, model, T } = this.side.manifest;
     if (!embedded || embedded.weights === "float32" || embedded.weights === "float16") return null;
     const text = embedded.weights ? `This file stores every weight in one byte: a weight of 0.5 to within ${(Math.SQRT1_2 / embedded.steps).toFixed(3)}, of 0.01 to within ${(0.1 / embedded.steps).toFixed(4)}.`
-      : `${count(T)} tokens are too many to store every weight: this file has pictures of all heads, and the largest weights of ${plural(embedded.keys.length, "head")}.`;
+      : `${count(T)} tokens are too many to store every weight: this file has pictures of all heads, and the largest weights of ${plural(embedded.keys.length, "head")}.${model && this.measures.length < 2 ? " With values=True or --values it would also show what the weights carry." : ""}`;
     return el("p", { class: "soft note", text });
+  }
+
+  // What is shown of the model: weights, what they carry, or contributions; see carried.js.
+  get measures() {
+    return Object.keys(MEASURES).filter((name) => this.sides.every(({ manifest }) => (manifest.measures || ["weights"]).includes(name)));
+  }
+
+  get measure() {
+    return this.measures.includes(this.store.get("what")) ? this.store.get("what") : "weights";
+  }
+
+  // The kinds of pictures that there are of it, and the chosen one. Where every weight has a pixel of its own even in
+  // the whole map, the largest weight of a pixel is that weight.
+  get kinds() {
+    const known = this.side.source.as(this.measure).kinds || KINDS.map(([name]) => name);
+    return this.stage?.single ? known.filter((name) => name !== "peak") : known;
+  }
+
+  get kind() {
+    return this.kinds.includes(this.store.get("kind")) ? this.store.get("kind") : "mass";
+  }
+
+  // Whether the first token is left out of small pictures and lines.
+  get without() {
+    return Boolean(this.store.get("without")) && this.kinds.includes("rest");
+  }
+
+  scale(contrast = this.contrast) {
+    return new Scale(this.measure === "contribution" ? "difference" : "share", contrast);
+  }
+
+  measureControl() {
+    if (this.measures.length < 2) return null;
+    return el("div", { class: "segments measures", role: "radiogroup", "aria-label": "What is shown" }, ...this.measures.map((name) =>
+      el("button", { type: "button", role: "radio", "aria-checked": String(name === this.measure), text: MEASURES[name].name, title: `Show ${MEASURES[name].told}`, onclick: () => this.store.set({ what: name }) })));
+  }
+
+  tellShown() {
+    const view = this.store.get("view");
+    const without = view === "map" ? this.kind === "rest" : this.without;
+    const sinks = this.side.manifest.layers.flatMap(({ heads }) => heads).filter(({ traits }) => traits.some(([name]) => name === SINK)).length;
+    const left = !without ? "" : ` The first token${sinks ? `, to which ${plural(sinks, "head")} attend${sinks === 1 ? "s" : ""} mostly,` : ""} is left out.`;
+    const difference = view === "map" ? this.stage.difference : null;
+    const what = view === "table" ? "numbers of attention weights." : MEASURES[this.measure].told;
+    this.shown.textContent = `Shown: ${difference ? `the difference of two heads (${difference}), of ` : ""}${what}${left}`;
   }
 
   subject() {
@@ -135,6 +183,7 @@ class App {
 
   show() {
     const view = this.store.get("view");
+    this.tellShown();
     fill(this.tabs, ...VIEWS.map(([name, text, about]) => el("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "headwise-panel", "aria-selected": String(view === name), tabindex: view === name ? "0" : "-1", text, title: about, onclick: () => this.store.set({ view: name }) })));
     this.main.setAttribute("aria-labelledby", `tab-${view}`);
     this.root.dataset.view = view;
@@ -184,7 +233,7 @@ class App {
   }
 
   firstCheck() {
-    return this.check("without", "without the first token", "Many heads attend to the first token when they have nothing else to do. Without it, the other weights are rescaled to sum to 1.");
+    return !this.kinds.includes("rest") ? null : this.check("without", "without the first token", "Many heads attend to the first token when they have nothing else to do. Without it, the other weights are rescaled to sum to 1.");
   }
 
   headOptions(view) {
@@ -193,27 +242,29 @@ class App {
     const stats = Object.keys(manifest.about).map((name) => [name, statName(name)]);
     const about = manifest.about[store.get("color")] || manifest.about[store.get("sort")] || "";
     const atlas = view === "atlas";
-    fill(this.options, this.firstCheck(),
+    fill(this.options, atlas ? this.measureControl() : null, this.firstCheck(),
       atlas ? this.check("rows", "scale each row", "Each row of a picture is scaled to its largest value, so that patterns show. Otherwise colors stand for weights from 0 to 1.") : null,
       atlas ? this.contrastControl() : null,
       this.stage.chooser("Sort by", store.get("sort"), [["place", "layer and head"], ...stats], (value) => store.set({ sort: value })),
       atlas ? this.stage.chooser("Bars", store.get("color"), [["none", "none"], ...stats], (value) => store.set({ color: value })) : null,
-      el("span", { class: "soft about", text: about }));
+      el("span", { class: "soft about", text: about }), atlas ? this.atlas.legend : null);
     if (atlas) this.atlas.drawLegend();
   }
 
   changed(keys, fromAddress) {
     if (keys.has("view")) this.show();
-    else if (this.store.get("view") === "map" && ["head", "with", "show", "kind", "contrast"].some((key) => keys.has(key))) this.stage.update(keys);
+    else if (keys.has("what") && this.store.get("view") !== "map") this.show();
+    else if (this.store.get("view") === "map" && ["head", "with", "show", "what", "kind", "contrast"].some((key) => keys.has(key))) this.stage.update(keys);
     else if (this.store.get("view") === "words" && ["head", "without", "contrast"].some((key) => keys.has(key))) this.lines.build();
     else if (keys.has("contrast") && !["sort", "color", "without", "rows"].some((key) => keys.has(key))) this.recontrast();
     else if (["sort", "color", "without", "rows"].some((key) => keys.has(key))) this.show();
+    this.tellShown();
     if (fromAddress && keys.has("at") && this.stage.view) {
       this.stage.view.read(this.store.get("at"));
       this.stage.redraw();
     }
     if (keys.has("head")) this.atlas.mark();
-    if (keys.has("head") || keys.has("word")) {
+    if (keys.has("head") || keys.has("word") || keys.has("what")) {
       this.reading.show(this.locked() ?? this.reading.at);
       this.lines.show(this.locked() ?? this.reading.at);
     }
@@ -253,7 +304,8 @@ class App {
       ...Object.fromEntries(VIEWS.map(([name], i) => [i + 1, () => this.store.set({ view: name })])),
       "[": () => this.step(-1), "]": () => this.step(1), Escape: () => this.escape(), x: () => this.flip(),
     };
-    if (this.store.get("view") === "map" && kinds[event.key]) this.store.set({ kind: kinds[event.key] });
+    if (event.key === "w" && this.measures.length > 1) this.store.set({ what: this.measures[(this.measures.indexOf(this.measure) + 1) % this.measures.length] });
+    else if (this.store.get("view") === "map" && this.kinds.includes(kinds[event.key])) this.store.set({ kind: kinds[event.key] });
     else if (acts[event.key]) acts[event.key]();
     else return undefined;
     return event.preventDefault();

@@ -3,7 +3,7 @@
 const GAP = 7;
 const CAPTION = 33; // pixels below a picture: its name and what the head does
 const NARROWEST = 60; // pixels: below this width a caption does not fit
-const ROOMY = 76; // pixels: below this width only a name fits into the empty corner of a causal map
+const ROOMY = 64; // pixels: below this width only a name fits into the empty corner of a causal map
 const NAMED = 38; // pixels: below this width not even a name does
 const LARGEST = 132;
 const SMALLEST = 13;
@@ -15,8 +15,9 @@ class Atlas {
     this.body = el("div", { class: "atlas-body" });
     this.told = el("p", { class: "atlas-tell soft", "aria-hidden": "true" });
     this.legend = el("div", { class: "legend" });
-    this.root = el("section", { class: "atlas", "aria-label": "All heads" }, el("div", { class: "atlas-line" }, this.told, this.legend), this.body);
+    this.root = el("section", { class: "atlas", "aria-label": "All heads" }, this.told, this.body);
     this.cells = new Map();
+    new ResizeObserver(() => this.root.clientWidth !== this.fitted && this.fit()).observe(this.root); // a frame may have no size at first
     this.body.addEventListener("pointerover", (event) => this.tell(event.target.closest?.(".head")));
     this.body.addEventListener("pointerleave", () => this.tell(null));
     this.body.addEventListener("focusin", (event) => this.tell(event.target.closest?.(".head")));
@@ -43,7 +44,10 @@ class Atlas {
   // What a head does, in one line above the pictures.
   tell(cell) {
     const { manifest } = this.app.side;
-    if (!cell) return fill(this.told, manifest.layers.length > 1 ? "Each picture is one head: a row for every token, inked where that token attends. Layers run from top to bottom." : "Each picture is one head: a row for every token, inked where that token attends.");
+    if (!cell) {
+      const inked = this.app.measure === "contribution" ? "colored by how much each attended token contributes" : "inked where that token attends";
+      return fill(this.told, `Each picture is one head: a row for every token, ${inked}.${manifest.layers.length > 1 ? " Layers run from top to bottom." : ""}`);
+    }
     const [l, h] = cell.dataset.place.split(".").map(Number);
     const head = manifest.layers[l].heads[h];
     return fill(this.told, el("b", { text: `Head ${l}.${head.head}` }), ` ${head.about}`);
@@ -51,11 +55,11 @@ class Atlas {
 
   // Scaled rows need less contrast.
   get scale() {
-    return new Scale("share", this.app.store.get("rows") ? Math.max(0, this.app.contrast - 1) : this.app.contrast);
+    return this.app.scale(this.app.store.get("rows") ? Math.max(0, this.app.contrast - 1) : this.app.contrast);
   }
 
   drawLegend() {
-    fill(this.legend, legendOf(this.scale, this.app.store.get("rows") ? "weight, relative to the largest of its row" : "attention weight", this.app.dark));
+    fill(this.legend, legendOf(this.scale, `${MEASURES[this.app.measure].unit}${this.app.store.get("rows") ? ", relative to its row’s largest" : ""}`, this.app.dark));
   }
 
   paintAll() {
@@ -64,8 +68,10 @@ class Atlas {
 
   async draw(canvas, l, h) {
     const { store, data } = this.app;
-    const { manifest, source } = this.app.side;
-    const [picture, reach] = await Promise.all([source.thumbnail(l, h, Boolean(store.get("without"))), data.reach(new Subject(0, l, h))]);
+    const { manifest } = this.app.side;
+    const [turn, subject] = [(canvas.turn = (canvas.turn || 0) + 1), new Subject(0, l, h)];
+    const [picture, reach] = await Promise.all([data.source(subject).thumbnail(l, h, this.app.without), data.reach(subject)]);
+    if (turn !== canvas.turn || !picture) return;
     const values = store.get("rows") ? inRows(picture) : picture.values;
     const painted = paint(values, picture.cols, picture.rows, this.scale, this.app.dark);
     [canvas.width, canvas.height] = [picture.cols, picture.rows];
@@ -84,7 +90,7 @@ class Atlas {
     const [l, h] = place.split(".").map(Number);
     const head = this.app.side.manifest.layers[l].heads[h];
     const from = this.app.store.get("without") ? head.without_first : head.numbers;
-    return (name) => head.effect?.[name] ?? from[name] ?? head.numbers[name];
+    return (name) => (name === "importance" ? head.importance ?? 0 : from[name] ?? head.numbers[name]);
   }
 
   arrange() {
@@ -94,6 +100,7 @@ class Atlas {
     if (sort === "place") fill(this.body, ...manifest.layers.map((layer, l) => this.layer(layer, l)));
     else fill(this.body, ...this.sorted(sort).map((place) => this.cells.get(place)));
     this.body.classList.toggle("flat", sort !== "place");
+    this.tell(null);
     this.fit();
     this.mark();
     this.paintAll();
@@ -119,6 +126,7 @@ class Atlas {
     const { manifest } = this.app.side;
     const heads = Math.max(...manifest.layers.map((layer) => layer.heads.length));
     const layers = manifest.layers.length;
+    this.fitted = this.root.clientWidth;
     const [width, height] = [this.root.clientWidth || 800, Math.max(280, this.app.roomFor(this.body) - 16)];
     const shared = Math.max(...manifest.layers.map((layer) => layer.shared)) > 1;
     const bar = this.app.store.get("color") === "none" ? 0 : 16;
@@ -145,16 +153,17 @@ class Atlas {
     this.root.classList.toggle("colored", name !== "none");
     if (name === "none") return;
     const most = Math.max(...Array.from(this.cells.keys(), (place) => Math.abs(this.number(place)(name))), 1e-9);
-    const scale = name === "effect" ? new Scale("difference", this.app.contrast, most) : this.scale;
+    const worth = name === "importance";
+    const scale = worth ? new Scale("difference", this.app.contrast, most) : this.scale;
     for (const [place, cell] of this.cells) {
       const value = this.number(place)(name);
       const [filled, text] = [cell.querySelector(".bar-fill"), cell.querySelector(".bar-text")];
-      const share = name === "effect" ? 1 : name === "distance" ? value / most : value;
+      const share = worth ? 1 : name === "distance" ? value / most : value;
       filled.style.width = `${100 * clamp(share, 0, 1)}%`;
-      filled.style.background = scale.color(name === "effect" ? value : share, this.app.dark);
-      text.textContent = name === "distance" ? value.toFixed(1) : name === "effect" ? signed(value) : value.toFixed(2);
-      text.style.color = name === "effect" ? (scale.bright(value, this.app.dark) ? "#14181d" : "#f2f0eb") : "";
-      text.style.background = name === "effect" ? "none" : "";
+      filled.style.background = scale.color(worth ? value : share, this.app.dark);
+      text.textContent = name === "distance" ? value.toFixed(1) : worth ? (Math.abs(value) < 0.0005 ? "0" : signed(value)) : value.toFixed(2);
+      text.style.color = worth ? (scale.bright(value, this.app.dark) ? "#14181d" : "#f2f0eb") : "";
+      text.style.background = worth ? "none" : "";
     }
   }
 
@@ -209,12 +218,12 @@ function inRows({ values, rows, cols }) {
   const found = new Float32Array(values.length);
   for (let row = 0; row < rows; row++) {
     const line = values.subarray(row * cols, (row + 1) * cols);
-    const most = line.reduce((a, b) => Math.max(a, b), 0);
+    const most = line.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
     if (most > 0) line.forEach((value, col) => (found[row * cols + col] = value / most));
   }
   return found;
 }
 
 // What a head does besides attending to the first token, short enough for a picture, and its number.
-const traitName = (head) => (head.traits.length ? head.traits.at(-1)[0] : "mixed");
+const traitName = (head) => (head.traits.length ? head.traits.at(-1)[0].replace(SINK, "sink").replace("previous-token", "previous") : "mixed");
 const traitNumber = (head) => (head.traits.length ? head.traits.at(-1)[1].toFixed(2).replace(/^0/, "") : "");

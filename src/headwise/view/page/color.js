@@ -54,8 +54,6 @@ class Scale {
   }
 }
 
-const scaleName = (kind, difference) => (difference ? "difference" : kind === "uniform" ? "ratio" : "share");
-
 // A picture (rows × cols) of numbers, painted pixel by pixel.
 function paint(values, cols, rows, scale, dark) {
   const canvas = document.createElement("canvas");

@@ -1,14 +1,33 @@
-// A data source that reads the sections of the page. Data that is not embedded is null, and the page says so.
+// A data source that reads the sections of the page. Data that is not embedded is null, and the page says so. It gives
+// attention weights; `as` gives the same of another measure.
 
 class EmbeddedSource {
   constructor(manifest, sections) {
-    Object.assign(this, { manifest, sections, pictures: new Map() });
+    Object.assign(this, { manifest, sections, measure: "weights", pictures: new Map(), others: {} });
+  }
+
+  as(measure) {
+    if (measure === this.measure) return this;
+    return (this.others[measure] ||= new CarriedSource(this, measure));
+  }
+
+  // All weights of a head, if the page has them.
+  dense(layer, head) {
+    return this.sections.get(`weights/${layer}.${head}`);
+  }
+
+  hasDense(layer, head) {
+    return this.sections.has(`weights/${layer}.${head}`);
+  }
+
+  pictureName(layer, head, kind) {
+    return `${kind}/${layer}.${head}`;
   }
 
   // The deepest level that has pictures.
   depth(layer, head, kind) {
-    if (this.sections.has(`weights/${layer}.${head}`)) return this.manifest.levels;
-    const name = `${kind}/${layer}.${head}`;
+    if (this.hasDense(layer, head)) return this.manifest.levels;
+    const name = this.pictureName(layer, head, kind);
     if (!this.sections.has(name)) return NONE;
     const { T, levels } = this.manifest;
     for (let level = levels; level > levels - 16; level--)
@@ -22,7 +41,7 @@ class EmbeddedSource {
   }
 
   hasRows(layer, head) {
-    return this.sections.has(`weights/${layer}.${head}`) ? "all" : this.sections.has(`keys/${layer}.${head}`) ? "top" : null;
+    return this.hasDense(layer, head) ? "all" : this.sections.has(`keys/${layer}.${head}`) ? "top" : null;
   }
 
   async tile(layer, head, level, row, col, kind) {
@@ -48,9 +67,9 @@ class EmbeddedSource {
 
   async deepestPicture(layer, head, level, kind) {
     const { T, S, levels } = this.manifest;
-    const dense = await this.sections.get(`weights/${layer}.${head}`);
-    if (dense) return pictureOfWeights(dense.values, T, S, kind, await this.reach(layer, head));
-    const { shape, values } = await this.sections.get(`${kind}/${layer}.${head}`);
+    const dense = await this.dense(layer, head);
+    if (dense) return pictureOfWeights(dense.values, T, S, kind, await this.reach(layer, head), this.manifest.first);
+    const { shape, values } = await this.sections.get(this.pictureName(layer, head, kind));
     return new Picture(values, shape[0], shape[1], 2 ** (levels - level), T, kind);
   }
 
@@ -60,9 +79,7 @@ class EmbeddedSource {
 
   // A small picture: of all weights, or without the first token.
   async thumbnail(layer, head, without = false) {
-    const { shape, values } = await this.sections.get(`${without ? "patterns" : "thumbnails"}/${layer}`);
-    const size = shape[1] * shape[2];
-    return { rows: shape[1], cols: shape[2], values: values.subarray(head * size, (head + 1) * size) };
+    return pictureIn(await this.sections.get(`${without ? "patterns" : "thumbnails"}/${layer}`), head);
   }
 
   // Numbers along the edges, in bins of `bin`: entropy, largest weight and distance by query, received weight by key.
@@ -75,11 +92,11 @@ class EmbeddedSource {
 
   async row(layer, head, query) {
     const { S } = this.manifest;
-    const dense = await this.sections.get(`weights/${layer}.${head}`);
+    const dense = await this.dense(layer, head);
     if (dense) {
       const [weights, reach] = [dense.values.subarray(query * S, (query + 1) * S), await this.reach(layer, head)];
-      const keys = Array.from(weights.keys()).filter((key) => reach.sees(query, key, weights[key]));
-      keys.sort((a, b) => weights[b] - weights[a] || a - b);
+      const keys = Array.from(weights.keys()).filter((key) => reach.sees(query, key, Math.abs(weights[key])));
+      keys.sort((a, b) => Math.abs(weights[b]) - Math.abs(weights[a]) || a - b);
       return { keys, weights: keys.map((key) => weights[key]), whole: true };
     }
     const [keys, values] = await Promise.all(["keys", "values"].map((name) => this.sections.get(`${name}/${layer}.${head}`)));
@@ -91,13 +108,13 @@ class EmbeddedSource {
 
   // Without single weights: what the finest picture says of the queries around this one, in ranges of keys.
   async coarseRow(layer, head, query) {
-    const kind = this.sections.has(`rest/${layer}.${head}`) ? "rest" : "mass";
+    const kind = this.kinds && !this.kinds.includes("rest") ? "mass" : "rest";
     const level = this.depth(layer, head, kind);
     if (level === NONE) return null;
     const picture = await this.picture(layer, head, level, kind);
     const from = Math.floor(query / picture.span) * picture.cols;
     const values = picture.values.subarray(from, from + picture.cols);
-    const order = Array.from(values.keys()).filter((col) => values[col] > 0).sort((a, b) => values[b] - values[a]).slice(0, 64);
+    const order = Array.from(values.keys()).filter((col) => values[col] !== 0).sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, 64);
     return { keys: order.map((col) => col * picture.span), weights: order.map((col) => values[col]), span: picture.span, kind, whole: false };
   }
 
@@ -105,11 +122,11 @@ class EmbeddedSource {
   async ranking(query) {
     const found = [];
     await Promise.all(this.manifest.layers.flatMap((layer, l) => layer.heads.map(async (_, h) => {
-      const dense = await this.sections.get(`weights/${l}.${h}`);
-      if (dense) return found.push(largestKey(dense.values.subarray(query * this.manifest.S, (query + 1) * this.manifest.S), `${l}.${h}`));
+      const dense = await this.dense(l, h);
+      if (dense) return found.push(largestKey(dense.values.subarray(query * this.manifest.S, (query + 1) * this.manifest.S), `${l}.${h}`, this.manifest.first));
       const row = await this.row(l, h, query);
       if (!row) return;
-      const i = row.span ? 0 : row.keys.findIndex((key) => key !== 0);
+      const i = row.span ? 0 : row.keys.findIndex((key) => key !== this.manifest.first);
       if (i >= 0 && row.keys.length) return found.push({ place: `${l}.${h}`, key: row.keys[i], weight: row.weights[i], span: row.span || 1 });
     })));
     return found.filter(({ weight }) => weight > 0).sort((a, b) => b.weight - a.weight);
@@ -125,17 +142,17 @@ class EmbeddedSource {
   async column(layer, head, key) {
     const { T, S } = this.manifest;
     const found = [];
-    const dense = await this.sections.get(`weights/${layer}.${head}`);
+    const dense = await this.dense(layer, head);
     if (dense) {
       const reach = await this.reach(layer, head);
-      for (let t = 0; t < T; t++) if (reach.sees(t, key, dense.values[t * S + key])) found.push([t, dense.values[t * S + key]]);
+      for (let t = 0; t < T; t++) if (reach.sees(t, key, Math.abs(dense.values[t * S + key]))) found.push([t, dense.values[t * S + key]]);
     } else {
       const [keys, values] = await Promise.all(["keys", "values"].map((name) => this.sections.get(`${name}/${layer}.${head}`)));
       if (!keys) return null;
       const k = keys.shape[1];
       for (let i = 0; i < keys.values.length; i++) if (keys.values[i] === key && values.values[i] > 0) found.push([Math.floor(i / k), values.values[i]]);
     }
-    found.sort((a, b) => b[1] - a[1] || a[0] - b[0]);
+    found.sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]) || a[0] - b[0]);
     return { queries: found.map((x) => x[0]), weights: found.map((x) => x[1]), whole: Boolean(dense) };
   }
 
@@ -153,9 +170,14 @@ class EmbeddedSource {
   }
 }
 
+// The picture of one head among those of its layer.
+function pictureIn({ shape: [, rows, cols], values }, head) {
+  return { rows, cols, values: values.subarray(head * rows * cols, (head + 1) * rows * cols) };
+}
+
 // The largest weight of a row besides the first.
-function largestKey(row, place) {
-  let key = 1;
-  for (let i = 2; i < row.length; i++) if (row[i] > row[key]) key = i;
+function largestKey(row, place, first) {
+  let key = first ? 0 : 1;
+  for (let i = key + 1; i < row.length; i++) if (i !== first && row[i] > row[key]) key = i;
   return { place, key, weight: row[key] || 0, span: 1 };
 }

@@ -1,8 +1,8 @@
 // The help sheet.
 
 const HELP = [
-  ["Everywhere", [["?", "this sheet"], ["Esc", "let go of a word, or go back to all heads"], ["1  2  3  4", "heads, text, map, table"], ["/", "find a word"], ["d", "light or dark theme"], ["[  ]", "previous head, next head"]]],
-  ["Map", [["arrows", "move the cursor, with Shift by ten"], ["+  −", "zoom at the cursor; wheel and pinch too"], ["0", "the whole map"], ["Enter", "keep the word"], ["m  r  p  u", "weights, without first token, largest, × uniform"], ["x", "cycle through a comparison"]]],
+  ["Everywhere", [["?", "this sheet"], ["Esc", "let go of a word, or go back to all heads"], ["1  2  3  4", "heads, text, map, table"], ["/", "find a word"], ["d", "light or dark theme"], ["[  ]", "previous head, next head"], ["w", "weights, what they carry, contributions"]]],
+  ["Map", [["arrows", "move the cursor, with Shift by ten"], ["+  −", "zoom at the cursor; wheel and pinch too"], ["0", "the whole map"], ["Enter", "keep the word"], ["m  r  p  u", "all tokens, without first token, largest, × uniform"], ["x", "cycle through a comparison"]]],
   ["Heads", [["arrows", "move among heads"], ["Enter", "open a head"]]],
   ["Text", [["arrows", "move among words"], ["Enter", "keep a word"]]],
 ];
@@ -14,6 +14,9 @@ const TERMS = [
   ["Many weights in a pixel", "are summed over keys and averaged over queries, so that a row of pixels sums to 1 at every zoom and thin stripes never fade."],
   ["First token", "many heads attend to it when they have nothing to do. “Without first token” leaves it out and rescales the other weights to sum to 1."],
   ["× uniform", "the weight times the number of tokens that may be attended to: 1 is uniform attention."],
+  ["What weights carry", "a weight on a token that passes nothing on does nothing. “Weights × what they carry” multiplies each weight by the size of the value it reads, after the output projection."],
+  ["Contribution", "the share of what a head writes at a token that comes from each attended token. The shares of a row sum to 1; a negative one pulls the other way."],
+  ["Importance", "what removing a head adds to the loss. Below 0, the head does harm on this text."],
   ["Entropy", "0 if a query attends to one key; the logarithm of the number of keys if it attends to all of them equally."],
   ["Received", "the sum of the weights that all queries give to a key."],
 ];

@@ -76,12 +76,12 @@ class Lines {
     const subject = app.subject();
     const title = el("h2", { class: "subject" }, el("b", { text: subject.title(manifest) }), el("span", { class: "soft", text: ` ${subject.about(manifest)}` }));
     fill(this.bar, el("div", { class: "bar-line" }, app.stage.backButton(), title, app.stage.stepButtons()),
-      el("div", { class: "bar-line controls" }, app.firstCheck(), app.contrastControl()));
+      el("div", { class: "bar-line controls" }, app.measureControl(), app.firstCheck(), app.contrastControl()));
   }
 
   drawLegend() {
     const { app } = this;
-    fill(this.legend, legendOf(new Scale("share", app.contrast), app.store.get("without") ? "attention weight without the first token" : "attention weight", app.dark));
+    fill(this.legend, legendOf(app.scale(), `${MEASURES[app.measure].unit}${app.without ? " without the first token" : ""}`, app.dark));
   }
 
   show(at) {
@@ -99,14 +99,14 @@ class Lines {
     if (at !== this.at || !row) return undefined;
     const best = row.keys.map((key, i) => [key, row.weights[i]]).slice(0, 3);
     return fill(this.told, el("bdi", { class: "token to-word", text: wordOf(manifest.labels[at], 24) }), el("span", { class: "soft", text: " attends to " }),
-      ...best.flatMap(([key, weight], i) => [i ? ", " : null, el("bdi", { class: "token", text: row.span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + row.span) - 1)}` : wordOf(manifest.keyLabels[key], 18) }), el("span", { class: "figure", text: ` ${weight.toFixed(2)}` })]));
+      ...best.flatMap(([key, weight], i) => [i ? ", " : null, el("bdi", { class: "token", text: row.span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + row.span) - 1)}` : wordOf(manifest.keyLabels[key], 18) }), el("span", { class: "figure", text: ` ${weight.toFixed(2).replace("-", "−")}` })]));
   }
 
   // The row of a query, without the first token if that is asked for.
   async row(query) {
     if (!this.rows.has(query)) {
       if (this.rows.size > 4000) this.rows.clear();
-      const made = this.app.data.row(this.app.subject(), query).then((row) => (row && this.app.store.get("without") && !row.span ? withoutFirst(row) : row));
+      const made = this.app.data.row(this.app.subject(), query).then((row) => (row && this.app.without && !row.span ? withoutFirst(row, this.app.side.manifest.first) : row));
       this.rows.set(query, made);
       made.then((row) => (made.found = row));
     }
@@ -149,17 +149,18 @@ class Lines {
 
   curve(context, row, query, top, room, weights) {
     if (!row) return;
-    const scale = new Scale("share", this.app.contrast);
+    const scale = this.app.scale();
     const one = this.at !== null;
     const y = (at) => (at + 0.5) * LINE - top;
     for (let i = row.keys.length - 1; i >= 0; i--) {
       const weight = row.weights[i];
-      if (weight < (one ? 0.004 : FAINTEST)) continue;
+      const size = Math.min(1, Math.abs(weight)); // contributions may be negative, and above 1
+      if (size < (one ? 0.004 : FAINTEST)) continue;
       const key = row.keys[i] + (row.span ? row.span / 2 : 0);
       if (one) weights.set(row.keys[i], weight);
       context.strokeStyle = scale.color(one ? weight : weight * 0.9, this.app.dark);
-      context.globalAlpha = one ? 1 : 0.35 + 0.65 * weight;
-      context.lineWidth = 0.6 + 5.4 * weight;
+      context.globalAlpha = one ? 1 : 0.35 + 0.65 * size;
+      context.lineWidth = 0.6 + 5.4 * size;
       context.beginPath();
       context.moveTo(0, y(query));
       context.bezierCurveTo(room * 0.45, y(query), room * 0.55, y(key), room, y(key));
@@ -210,7 +211,7 @@ class Lines {
   }
 
   shade(weights) {
-    const scale = new Scale("share", this.app.contrast);
+    const scale = this.app.scale();
     for (const word of this.left.children) word.classList.toggle("here", Number(word.dataset.i) === this.at);
     for (const word of this.right.children) {
       const weight = weights.get(Number(word.dataset.i)) || 0;
@@ -223,8 +224,8 @@ class Lines {
 const range = (from, to) => Array.from({ length: Math.max(0, to - from) }, (_, i) => from + i);
 
 // A row without its first key, the other weights rescaled to sum to 1.
-function withoutFirst(row) {
-  const at = row.keys.indexOf(0);
+function withoutFirst(row, first) {
+  const at = row.keys.indexOf(first);
   if (at < 0) return row;
   const left = 1 - row.weights[at];
   if (left < 1e-6) return { ...row, keys: [], weights: [] };

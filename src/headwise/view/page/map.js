@@ -13,10 +13,10 @@ class HeadMap {
   async show(subject, minus, kind) {
     const { data } = this.app;
     const { manifest } = data.side(subject);
-    Object.assign(this, { subject, minus, kind, manifest });
+    Object.assign(this, { subject, minus, kind, manifest, measure: this.app.measure });
     const limit = minus ? await this.largestDifference(subject, minus, kind) : 1;
-    if (this.subject !== subject || this.minus !== minus || this.kind !== kind) return; // shows something else by now
-    const scale = new Scale(scaleName(kind, minus), this.app.contrast, limit);
+    if (this.measure !== this.app.measure || this.subject !== subject || this.minus !== minus || this.kind !== kind) return; // shows something else by now
+    const scale = minus || kind === "uniform" ? new Scale(minus ? "difference" : "ratio", this.app.contrast, limit) : this.app.scale();
     this.scale = scale;
     const ask = (level, row, col) => (minus ? data.difference(subject, minus, level, row, col, kind) : data.tile(subject, level, row, col, kind));
     const depth = Math.min(data.depth(subject, kind), minus ? data.depth(minus, kind) : Infinity);
@@ -56,6 +56,7 @@ class HeadMap {
     this.root.style.height = `${height}px`;
     [this.width, this.height] = [width, height];
     this.view.resize(Math.max(40, width - this.pads.left - this.pads.right), Math.max(40, height - this.pads.top - this.pads.bottom));
+    this.app.stage.tellZoom();
     this.redraw();
   }
 

@@ -47,7 +47,7 @@ class Picture {
 }
 
 // The finest picture of a kind, from all weights T × S.
-function pictureOfWeights(weights, T, S, kind, reach) {
+function pictureOfWeights(weights, T, S, kind, reach, first) {
   if (kind === "mass" || kind === "peak") return new Picture(weights, T, S, 1, T, kind);
   const values = new Float32Array(T * S);
   const pairs = kind === "uniform" ? new Float32Array(T * S) : null;
@@ -60,8 +60,8 @@ function pictureOfWeights(weights, T, S, kind, reach) {
       }
     } else {
       let rest = 0;
-      for (let s = 1; s < S; s++) rest += row[s];
-      for (let s = 1; s < S; s++) values[t * S + s] = rest > 0 ? row[s] / rest : 0;
+      for (let s = 0; s < S; s++) if (s !== first) rest += row[s];
+      for (let s = 0; s < S; s++) values[t * S + s] = rest > 0 && s !== first ? row[s] / rest : 0;
     }
   }
   return new Picture(values, T, S, 1, T, kind, pairs);

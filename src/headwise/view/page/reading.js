@@ -125,7 +125,7 @@ class Reading {
       return this.invite();
     }
     const subject = this.app.subject();
-    const [row, column, ranking] = await Promise.all([this.app.data.row(subject, at), this.both ? this.app.data.column(subject, at) : null, this.app.side.source.ranking?.(at)]);
+    const [row, column, ranking] = await Promise.all([this.app.data.row(subject, at), this.both ? this.app.data.column(subject, at) : null, this.app.data.source(new Subject(0, 0, 0)).ranking(at)]);
     if (turn !== this.turn) return undefined;
     this.clear();
     this.mark(this.query(at), "here");
@@ -183,7 +183,13 @@ class Reading {
     if (!manifest.pairs.length) return null;
     return el("div", { class: "pairs" }, el("h3", { text: manifest.keys ? "Largest weights of all heads" : "Largest weights of all heads, further back than the previous token" }), el("ul", {}, ...manifest.pairs.map((pair) =>
       el("li", {}, el("button", { type: "button", class: "pair", onclick: () => this.app.openPair(pair) },
-        el("bdi", { text: wordOf(manifest.labels[pair.query]) }), " → ", el("bdi", { text: wordOf(manifest.keyLabels[pair.key]) }), el("span", { class: "figure", text: `${pair.weight.toFixed(2)}` }), el("span", { class: "soft", text: ` head ${pair.layer}.${pair.head}` }))))));
+        this.placed(manifest.labels, pair.query), " → ", this.placed(manifest.keyLabels, pair.key), el("span", { class: "figure", text: `${pair.weight.toFixed(2)}` }), el("span", { class: "soft", text: ` head ${pair.layer}.${pair.head}` }))))));
+  }
+
+  // A word and its position, which tells it from other copies.
+  placed(labels, at) {
+    const place = labels[at] === String(at) ? null : el("span", { class: "soft place", text: ` ${count(at)}` });
+    return el("span", {}, el("bdi", { text: wordOf(labels[at]) }), place);
   }
 
   tell(at, subject, row, column, ranking) {
@@ -193,8 +199,9 @@ class Reading {
     const none = (text) => el("p", { class: "soft", text });
     const list = (names, places, weights, whole, span = 1) => el("ol", { class: "list" }, ...weights.slice(0, 5).map((weight, i) => this.line(names, places[i], weight, span)), whole === false && span === 1 ? el("li", { class: "soft", text: "from the 8 largest weights of each row" }) : null);
     if (!row) return fill(this.note, title, none("The weights of this average are not in the file."), this.ranked(ranking));
-    const to = el("div", { class: "to" }, el("h3", { text: row.span ? `attends to (from sums of ${row.span} × ${row.span} weights)` : "attends to" }), row.keys.length ? list(manifest.keyLabels, row.keys, row.weights, row.whole, row.span) : none("nothing: no key is visible"));
-    const from = column && el("div", { class: "from" }, el("h3", { text: "attended to by" }), column.queries.length ? list(manifest.labels, column.queries, column.weights, column.whole) : none(column.whole === false ? "not among the 8 largest weights of any row" : "nothing"));
+    const [taking, giving] = this.app.measure === "weights" ? ["attends to", "attended to by"] : ["takes most from", "gives most to"];
+    const to = el("div", { class: "to" }, el("h3", { text: row.span ? `${taking} (from sums of ${row.span} × ${row.span} weights)` : taking }), row.keys.length ? list(manifest.keyLabels, row.keys, row.weights, row.whole, row.span) : none("nothing: no key is visible"));
+    const from = column && el("div", { class: "from" }, el("h3", { text: giving }), column.queries.length ? list(manifest.labels, column.queries, column.weights, column.whole) : none(column.whole === false ? "not among the 8 largest weights of any row" : "nothing"));
     return fill(this.note, title, el("div", { class: from ? "two" : "one" }, to, from), this.ranked(ranking));
   }
 
@@ -203,15 +210,15 @@ class Reading {
     if (!ranking?.length) return null;
     const { manifest } = this.app.side;
     const open = ({ place, key, weight, span }) => el("li", {}, el("button", { type: "button", class: "pair", onclick: () => this.app.store.set({ head: place }) },
-      el("b", { text: new Subject(0, ...place.split(".").map(Number)).name(manifest) }), " → ", el("bdi", { text: span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + span) - 1)}` : wordOf(manifest.keyLabels[key], 16) }), el("span", { class: "figure", text: weight.toFixed(2) })));
-    return el("div", { class: "ranked" }, el("h3", { text: "Heads that attend most from this word" }), el("ol", {}, ...ranking.slice(0, RANKED).map(open)));
+      el("b", { text: new Subject(0, ...place.split(".").map(Number)).name(manifest) }), " → ", el("bdi", { text: span > 1 ? `tokens ${count(key)}–${count(Math.min(manifest.S, key + span) - 1)}` : wordOf(manifest.keyLabels[key], 16) }), span > 1 ? null : el("span", { class: "soft place", text: ` ${count(key)}` }), el("span", { class: "figure", text: weight.toFixed(2) })));
+    return el("div", { class: "ranked" }, el("h3", { text: this.app.measure === "weights" ? "Heads that attend most from this word" : "Heads that take most from one word here" }), el("ol", {}, ...ranking.slice(0, RANKED).map(open)));
   }
 
   line(names, place, weight, span) {
     const name = span > 1 ? `${wordOf(names[place], 10)} … ${wordOf(names[Math.min(names.length, place + span) - 1], 10)}` : wordOf(names[place], 16);
     const bar = el("span", { class: "line-bar" });
-    bar.style.setProperty("--share", `${100 * weight}%`);
-    return el("li", {}, bar, el("span", { class: "line-text" }, el("bdi", { text: name }), el("span", { class: "soft", text: ` ${place}` })), el("span", { class: "figure", text: weightText(weight) }));
+    bar.style.setProperty("--share", `${100 * clamp(weight, 0, 1)}%`);
+    return el("li", {}, bar, el("span", { class: "line-text" }, el("bdi", { text: name }), el("span", { class: "soft", text: ` ${place}` })), el("span", { class: "figure", text: weightText(weight).replace("-", "−") }));
   }
 
   repeats(at) {

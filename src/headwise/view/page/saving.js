@@ -41,7 +41,7 @@ class Saving {
     }
     if (this.view === "words") {
       const [width, height] = app.lines.size;
-      return { width, height, draw: (context) => app.lines.render(context, app.colors()), scale: new Scale("share", app.contrast), shows: app.lines.legend.querySelector(".legend-name")?.textContent };
+      return { width, height, draw: (context) => app.lines.render(context, app.colors()), scale: app.scale(), shows: app.lines.legend.querySelector(".legend-name")?.textContent };
     }
     const { layers } = app.side.manifest;
     const heads = Math.max(...layers.map((layer) => layer.heads.length));
@@ -144,8 +144,9 @@ class Saving {
   csv() {
     const { manifest } = this.app.side;
     const names = Object.keys(manifest.about);
-    const rows = [["layer", "head", "reading", ...names, ...names.filter((name) => name !== "sink").map((name) => `${name} without first token`)]];
-    manifest.layers.forEach((layer, l) => layer.heads.forEach((head) => rows.push([l, head.head, head.reading, ...names.map((name) => head.numbers[name]), ...names.filter((name) => name !== "sink").map((name) => head.without_first[name])])));
+    const without = names.filter((name) => name !== "sink" && name !== "importance");
+    const rows = [["layer", "head", "reading", ...names, ...without.map((name) => `${name} without first token`)]];
+    manifest.layers.forEach((layer, l) => layer.heads.forEach((head) => rows.push([l, head.head, head.reading, ...names.map((name) => (name === "importance" ? head.importance : head.numbers[name])), ...without.map((name) => head.without_first[name])])));
     download("heads.csv", csv(rows), "text/csv");
   }
 
@@ -156,7 +157,7 @@ class Saving {
     const { manifest } = this.app.side;
     const keys = manifest.keys || manifest.tokens;
     const [bottom, right] = [Math.min(view.T, Math.ceil(view.y + view.height / view.scale)), Math.min(view.S, Math.ceil(view.x + view.width / view.scale))];
-    const rows = [["query", "query token", "key", "key token", "weight"]];
+    const rows = [["query", "query token", "key", "key token", MEASURES[this.app.measure].unit]];
     for (let query = Math.floor(view.y); query < bottom && rows.length < 500000; query++) {
       const row = await this.app.data.row(subject, query);
       if (!row) break;

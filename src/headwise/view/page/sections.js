@@ -26,6 +26,7 @@ const tables = {};
 
 function numbers(planes, type, code) {
   if (code.startsWith("sqrt")) return decoded(planes, (tables[code] ||= tableOf(256, (x) => (x / Number(code.slice(5))) ** 2)));
+  if (code.startsWith("signed")) return decoded(planes, (tables[code] ||= tableOf(256, (x) => Math.sign(x - 128) * ((x - 128) / 127) ** 2 * Number(code.slice(7)))));
   if (code === "log") return decoded(planes, (tables.log ||= tableOf(256, (x) => (x ? 2 ** ((x - 128) / 12) : 0))));
   const width = Number(type[1]);
   const bytes = new Uint8Array(planes.length);

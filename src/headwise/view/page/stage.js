@@ -1,7 +1,7 @@
 // The map view: which head is shown, what it is compared with, how, and what is under the cursor.
 
 const KINDS = [
-  ["mass", "Weights", "attention weights; a pixel that covers several shows their sum over keys, averaged over queries"],
+  ["mass", "All tokens", "every token counts; a pixel that covers several shows their sum over keys, averaged over queries"],
   ["rest", "Without first token", "the first token left out, the other weights rescaled to sum to 1"],
   ["peak", "Largest", "the largest weight under each pixel"],
   ["uniform", "× uniform", "the weight as a multiple of uniform attention"],
@@ -24,6 +24,13 @@ class Stage {
     return Subject.parse(this.app.store.get("with"), this.app.sides);
   }
 
+  // The names of the two heads whose difference is shown; null if none is.
+  get difference() {
+    const { minus, app } = this;
+    if (!minus || !this.sameSize(minus) || app.store.get("show") !== "difference") return null;
+    return `${app.subject().name(app.side.manifest)} minus ${minus.name(app.sides[minus.side].manifest)}${minus.side ? " of the other" : ""}`;
+  }
+
   build() {
     const { manifest } = this.app.side;
     this.view = new Viewport(manifest.T, manifest.S);
@@ -35,7 +42,7 @@ class Stage {
   update(changed = null) {
     const { app, minus } = this;
     const subject = app.subject();
-    const kind = app.store.get("kind");
+    const { kind } = app;
     if (!(changed?.has("contrast") && changed.size === 1)) this.toolbar(subject, minus, kind); // the slider keeps the focus
     const comparable = minus && this.sameSize(minus);
     const show = !minus ? "a" : comparable ? app.store.get("show") : app.store.get("show") === "b" ? "b" : "both";
@@ -45,6 +52,7 @@ class Stage {
     this.view.limit = Math.min(...wanted.flat().filter(Boolean).map((who) => this.closest(who, kind)));
     this.view.settle();
     this.tellLimit(subject, kind);
+    this.tellZoom();
     this.tell(this.shown[0].cursor);
   }
 
@@ -88,7 +96,7 @@ class Stage {
     map.show(who, than, kind).then(() => map === this.shown[0] && map.scale && this.drawLegend(map.scale, than ? [who, than] : null));
     map.exact = null;
     if (than || !who.single || kind === "uniform" || kind === "rest") return;
-    const { source } = this.app.sides[who.side];
+    const source = this.app.data.source(who);
     source.known?.(who.layer, who.head).then((rows) => {
       if (map.subject !== who || !rows) return;
       map.exact = new KnownWeights(rows, rows.k);
@@ -99,7 +107,8 @@ class Stage {
   moved() {
     for (const map of this.shown) map.redraw();
     if (!this.view.fitted) this.app.reading.follow(Math.round(this.view.y), Math.round(this.view.y + this.view.height / this.view.scale));
-    this.tellLimit(this.app.subject(), this.app.store.get("kind"));
+    this.tellLimit(this.app.subject(), this.app.kind);
+    this.tellZoom();
     this.remember();
   }
 
@@ -121,20 +130,24 @@ class Stage {
   toolbar(subject, minus, kind) {
     const { app } = this;
     const { manifest } = app.side;
-    const title = el("h2", { class: "subject" }, el("b", { text: subject.title(manifest) }), el("span", { class: "soft", text: ` ${subject.about(manifest)}` }));
-    const offered = KINDS.filter(([name]) => (app.side.source.kinds || KINDS.map(([each]) => each)).includes(name));
-    const kinds = el("div", { class: "segments", role: "radiogroup", "aria-label": "What a pixel shows" }, ...offered.map(([name, text, about]) =>
+    const { difference } = this;
+    const title = el("h2", { class: "subject" }, el("b", { text: difference ? `Heads ${difference}` : subject.title(manifest) }), el("span", { class: "soft", text: difference ? "" : ` ${subject.about(manifest)}` }));
+    const offered = KINDS.filter(([name]) => app.kinds.includes(name));
+    this.offered = String(app.kinds);
+    const kinds = offered.length < 2 ? null : el("div", { class: "segments", role: "radiogroup", "aria-label": "What a pixel shows" }, ...offered.map(([name, text, about]) =>
       el("button", { type: "button", role: "radio", "aria-checked": String(name === kind), text, title: about, onclick: () => app.store.set({ kind: name }) })));
     const average = this.chooser("Show", subject.id, this.averages(subject), (value) => app.store.set({ head: value }));
     const compare = this.chooser("Compare with", minus ? minus.id : "", this.others(), (value) => app.store.set({ with: value }));
     const ways = minus && el("div", { class: "segments", role: "radiogroup", "aria-label": "How to compare" }, ...[["difference", "Difference"], ["both", "Side by side"], ["a", "This"], ["b", "Other"]]
       .filter(([name]) => name !== "difference" || this.sameSize(minus))
       .map(([name, text]) => el("button", { type: "button", role: "radio", "aria-checked": String(app.store.get("show") === name), text, onclick: () => app.store.set({ show: name }) })));
-    const zoom = el("span", { class: "steps" },
-      el("button", { type: "button", class: "icon", text: "−", "aria-label": "Zoom out", onclick: () => this.zoom(0.5) }),
-      el("button", { type: "button", class: "icon", text: "+", "aria-label": "Zoom in", onclick: () => this.zoom(2) }),
-      el("button", { type: "button", class: "icon", text: "⤢", "aria-label": "Show the whole map", title: "Whole map  0", onclick: () => this.whole() }));
-    fill(this.bar, el("div", { class: "bar-line" }, this.backButton(), title, zoom, this.stepButtons()), el("div", { class: "bar-line controls" }, kinds, app.contrastControl(), average, compare, ways));
+    this.zooms = {
+      out: el("button", { type: "button", class: "icon", text: "−", "aria-label": "Zoom out", onclick: () => this.zoom(0.5) }),
+      in: el("button", { type: "button", class: "icon", text: "+", "aria-label": "Zoom in", onclick: () => this.zoom(2) }),
+      all: el("button", { type: "button", class: "icon", text: "⤢", "aria-label": "Show the whole map", title: "Whole map  0", onclick: () => this.whole() }),
+    };
+    const zoom = el("span", { class: "steps" }, ...Object.values(this.zooms));
+    fill(this.bar, el("div", { class: "bar-line" }, this.backButton(), title, zoom, this.stepButtons()), el("div", { class: "bar-line controls" }, app.measureControl(), kinds, app.contrastControl(), average, compare, ways));
   }
 
   backButton() {
@@ -146,6 +159,20 @@ class Stage {
     return el("span", { class: "steps" },
       el("button", { type: "button", class: "icon", text: "‹", "aria-label": "Previous head", title: "Previous head  [", onclick: () => app.step(-1) }),
       el("button", { type: "button", class: "icon", text: "›", "aria-label": "Next head", title: "Next head  ]", onclick: () => app.step(1) }));
+  }
+
+  // Whether every weight has at least a pixel, however far one zooms out.
+  get single() {
+    return Boolean(this.view) && this.view.width > 1 && this.view.fit * (window.devicePixelRatio || 1) > 0.99;
+  }
+
+  // Controls that would do nothing are off, or not there.
+  tellZoom() {
+    if (!this.zooms) return;
+    if (this.offered !== String(this.app.kinds)) this.toolbar(this.app.subject(), this.minus, this.app.kind);
+    const { fitted, scale, closest } = this.view;
+    this.zooms.out.disabled = this.zooms.all.disabled = fitted;
+    this.zooms.in.disabled = scale >= closest * 0.999;
   }
 
   zoom(factor) {
@@ -212,7 +239,8 @@ class Stage {
     if (!found) return el("span", { class: "facts" }, el("span", { class: "soft", text: "This file holds sums of weights here, not single ones." }));
     if (found.hidden) return el("span", { class: "facts" }, figure("0", "this token may not attend to that one"));
     if (found.weight === null) return el("span", { class: "facts" }, figure(`≤ ${weightText(found.below)}`, "not among the 8 largest of its row; only those are in the file"));
-    const facts = [figure(weightText(found.weight), "weight"), figure(timesText(found.weight * found.visible), "uniform attention"), figure(`#${count(found.rank)}`, `of ${count(found.visible)} in its row`)];
+    const { measure } = this.app;
+    const facts = measure === "weights" ? [figure(weightText(found.weight), "weight"), figure(timesText(found.weight * found.visible), "uniform attention"), figure(`#${count(found.rank)}`, `of ${count(found.visible)} in its row`)] : [figure(measure === "contribution" ? signed(found.weight) : weightText(found.weight), MEASURES[measure].short), ...(found.plain === null ? [] : [figure(weightText(found.plain), "weight")])];
     if (Number.isFinite(found.logit)) facts.push(figure(found.logit.toFixed(2).replace("-", "−"), "logit"));
     if (other && other.weight !== null) facts.push(figure(signed(found.weight - other.weight), `against ${weightText(other.weight)}`));
     const made = el("span", { class: "facts", "data-weight": found.weight, "data-logit": found.logit }, ...facts);
@@ -230,7 +258,8 @@ class Stage {
 
   drawLegend(scale, pair) {
     const { manifest } = this.app.side;
-    const names = { share: this.app.store.get("kind") === "rest" ? "attention weight without the first token" : "attention weight", ratio: "multiple of uniform attention", difference: pair ? `${pair[0].name(manifest)} minus ${pair[1].name(this.app.sides[pair[1].side].manifest)}` : "" };
+    const { unit } = MEASURES[this.app.measure];
+    const names = { share: this.app.kind === "rest" ? `${unit} without the first token` : unit, ratio: "multiple of uniform attention", difference: pair ? this.difference : unit };
     fill(this.legend, legendOf(scale, names[scale.name], this.app.dark), el("p", { class: "soft legend-name" }, el("span", { class: "hidden-key" }), " hidden by the mask"));
   }
 
@@ -245,7 +274,7 @@ class Stage {
     if (depth >= levels) return;
     const atEnd = this.view && this.view.scale * span * (window.devicePixelRatio || 1) > 8;
     const known = rows === "top" ? " The 8 largest weights of every row are drawn as single cells." : "";
-    const command = model === "builtin" ? "headwise serve" : `headwise serve --model ${model || "FOLDER"}`;
+    const command = model === "builtin" ? "headwise serve" : `headwise serve --model ${(model || "FOLDER").replace(/ \(encoder\)$/, "")}`;
     fill(this.limit, `One pixel of this file covers ${count(span)} × ${count(span)} weights.${known} For every single weight, run `, el("code", { text: command }), " and open the text there.");
     this.limit.classList.toggle("at-end", Boolean(atEnd));
   }

@@ -1,6 +1,6 @@
 // The state of the page, also in the URL, so that a view can be shared as a link.
 
-const DEFAULTS = { view: "atlas", head: "", with: "", show: "difference", kind: "mass", at: "", word: "", sort: "place", color: "none", without: "1", rows: "1", contrast: "2" };
+const DEFAULTS = { view: "atlas", head: "", with: "", show: "difference", what: "weights", kind: "mass", at: "", word: "", sort: "place", color: "none", without: "1", rows: "1", contrast: "2" };
 
 class Store {
   constructor() {

@@ -51,12 +51,17 @@ class Subject {
 
 // Data of subjects: the data of a source, averaged over the heads of the subject.
 class SubjectData {
-  constructor(sides) {
-    this.sides = sides;
+  constructor(app) {
+    this.app = app;
   }
 
   side(subject) {
-    return this.sides[subject.side];
+    return this.app.sides[subject.side];
+  }
+
+  // Its data, of the measure that is shown.
+  source(subject) {
+    return this.side(subject).source.as(this.app.measure);
   }
 
   members(subject) {
@@ -64,13 +69,12 @@ class SubjectData {
   }
 
   depth(subject, kind) {
-    const { source, manifest } = this.side(subject);
-    if (!source.depth) return manifest.levels;
+    const source = this.source(subject);
     return Math.min(...this.members(subject).map(([l, h]) => source.depth(l, h, kind)));
   }
 
   async tile(subject, level, row, col, kind) {
-    const { source } = this.side(subject);
+    const source = this.source(subject);
     const found = await Promise.all(this.members(subject).map(([l, h]) => source.tile(l, h, level, row, col, kind)));
     return averaged(found);
   }
@@ -81,7 +85,7 @@ class SubjectData {
   }
 
   async margins(subject) {
-    const { source } = this.side(subject);
+    const source = this.source(subject);
     const found = await Promise.all(this.members(subject).map(([l, h]) => source.margins(l, h)));
     if (found.some((x) => !x)) return null;
     const mean = (name) => averaged(found.map((x) => x[name]));
@@ -90,7 +94,7 @@ class SubjectData {
 
   reach(subject) {
     const [layer, head] = this.members(subject)[0];
-    return this.side(subject).source.reach(layer, head);
+    return this.source(subject).reach(layer, head);
   }
 
   row(subject, query) {
@@ -103,18 +107,18 @@ class SubjectData {
 
   // A row or column; for several heads the average, which needs all their weights.
   async list(subject, verb, places, index) {
-    const { source } = this.side(subject);
+    const source = this.source(subject);
     const found = await Promise.all(this.members(subject).map(([l, h]) => source[verb](l, h, index)));
     if (found.length === 1 || found.some((x) => !x)) return found.length === 1 ? found[0] : null;
     if (found.some((x) => x.whole === false && x.span !== found[0].span)) return null;
     const sums = new Map();
     for (const part of found) part[places].forEach((place, i) => sums.set(place, (sums.get(place) || 0) + part.weights[i]));
-    const order = Array.from(sums).sort((a, b) => b[1] - a[1] || a[0] - b[0]);
+    const order = Array.from(sums).sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]) || a[0] - b[0]);
     return { [places]: order.map((x) => x[0]), weights: order.map((x) => x[1] / found.length), whole: found[0].whole, span: found[0].span };
   }
 
   async cell(subject, query, key) {
-    const { source } = this.side(subject);
+    const source = this.source(subject);
     const members = this.members(subject);
     if (members.length === 1) return source.cell(...members[0], query, key);
     const row = await this.row(subject, query);

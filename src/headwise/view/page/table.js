@@ -30,8 +30,8 @@ class HeadTable {
     const number = this.app.atlas.number(place);
     const cells = names.map((name) => {
       const value = number(name);
-      const cell = el("td", { class: "number", text: name === "distance" ? value.toFixed(1) : value.toFixed(2) });
-      if (name !== "distance") cell.style.setProperty("--share", `${Math.round(100 * clamp(value, 0, 1))}%`);
+      const cell = el("td", { class: "number", text: name === "importance" ? signed(value) : value.toFixed(name === "distance" ? 1 : 2) });
+      if (name !== "distance" && name !== "importance") cell.style.setProperty("--share", `${Math.round(100 * clamp(value, 0, 1))}%`);
       return cell;
     });
     return el("tr", { "aria-current": place === this.app.store.get("head") ? "true" : null },

@@ -18,11 +18,14 @@ from starlette.routing import Route
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
+from headwise.view.carried import MEASURES, Carried
+from headwise.view.data import shares, signed
 from headwise.view.page import page_file, script
 from headwise.view.pictures import KINDS, SIDE, cell, levels, span_at, tile
+from headwise.view.result import spread
 from headwise.view.serve.models import Models, continued
 from headwise.view.serve.requests import Limits, Refusal, run_request
-from headwise.view.serve.runs import Run, Runs, log_place
+from headwise.view.serve.runs import FIRST, LONG, Run, Runs, log_place
 from headwise.view.serve.security import Door, Guard
 from headwise.weights import AttentionMap
 
@@ -68,6 +71,7 @@ class Server:
             Route("/api/runs/{id}/column", _guarded(self.column)),
             Route("/api/runs/{id}/cell", _guarded(self.cell)),
             Route("/api/runs/{id}/ranking", _guarded(self.ranking)),
+            Route("/api/runs/{id}/thumbnails", _guarded(self.thumbnails)),
             Route("/api/runs/{id}/losses", _guarded(self.losses)),
             Route("/api/continuation", _guarded(self.continuation), methods=["POST"]),
         ]
@@ -121,24 +125,30 @@ class Server:
         if kind not in KINDS:
             raise Refusal(422, f"kind: expected one of {', '.join(KINDS)}.")
         exact = request.query_params.get("exact", "0") == "1"
-        found = await self._computed(request, lambda: tile_data(weights, head, level, row, col, kind, exact=exact))
+        shown = self._shown(request)
+        if shown.measure == "contribution" and kind != "mass":
+            raise Refusal(422, "kind: contributions, which may be negative, have the kind mass only.")
+        wanted = TileWanted(head, level, row, col, kind, exact)
+        found = await self._computed(request, lambda: tile_data(weights, wanted, shown))
         headers = {"X-Rows": f"{found.rows}/{found.of}"}
         return Response(found.data, media_type="application/octet-stream", headers=headers)
 
     async def row(self, request: Request) -> Response:
         weights, head = self._map(request)
-        query = _number(request, "query", weights.shape[2])
-        return JSONResponse(await self._computed(request, lambda: largest_of(weights[0, head, query], "keys")))
+        query, shown = _number(request, "query", weights.shape[2]), self._shown(request)
+        return JSONResponse(await self._computed(request, lambda: largest_of(shown.row(weights, head, query), "keys")))
 
     async def column(self, request: Request) -> Response:
         weights, head = self._map(request)
-        key = _number(request, "key", weights.shape[3])
-        return JSONResponse(await self._computed(request, lambda: largest_of(weights[0, head, :, key], "queries")))
+        key, shown = _number(request, "key", weights.shape[3]), self._shown(request)
+        found = await self._computed(request, lambda: largest_of(shown.column(weights, head, key), "queries"))
+        return JSONResponse(found)
 
     async def cell(self, request: Request) -> Response:
         weights, head = self._map(request)
         query, key = _number(request, "query", weights.shape[2]), _number(request, "key", weights.shape[3])
-        return JSONResponse(await self._computed(request, lambda: cell_of(weights, head, query, key)))
+        shown = self._shown(request)
+        return JSONResponse(await self._computed(request, lambda: cell_of(weights, head, query, key, shown)))
 
     async def ranking(self, request: Request) -> Response:
         """What each head attends to most from one query, besides the first token."""
@@ -146,7 +156,18 @@ class Server:
         if not run.maps:
             raise Refusal(409, f"there is no map: this run is {run.stage}.")
         query = _number(request, "query", run.T)
-        return JSONResponse(await self._computed(request, lambda: ranking_of(list(run.maps.values()), query)))
+        shown = [self._shown(request, layer) for layer in range(len(run.maps))]
+        return JSONResponse(await self._computed(request, lambda: ranking_of(list(run.maps.values()), query, shown)))
+
+    async def thumbnails(self, request: Request) -> Response:
+        """Small pictures of the heads of a layer, of what its weights carry."""
+        run, (measure, carried) = self._run(request), self._shown(request)
+        if carried is None:
+            raise Refusal(422, "measure: expected value or contribution; the manifest has the pictures of weights.")
+        without = request.query_params.get("without", "0") == "1"
+        queries = spread(run.T, FIRST if run.T > LONG else None)
+        found = await self._computed(request, lambda: carried.thumbnails(measure, queries, without_first=without))
+        return JSONResponse((signed(found) if measure == "contribution" else shares(found)).to_dict())
 
     async def losses(self, request: Request) -> Response:
         """The loss of every token."""
@@ -171,6 +192,17 @@ class Server:
             raise Refusal(409, f"there is no map: this run is {run.stage}.")
         weights = run.layer(_number(request, "layer", len(run.maps)))
         return weights, _number(request, "head", weights.shape[1])
+
+    def _shown(self, request: Request, layer: int | None = None) -> "Shown":
+        """What is asked for of a layer: weights, or what they carry."""
+        run, measure = self._run(request), request.query_params.get("measure", MEASURES[0])
+        if measure not in MEASURES:
+            raise Refusal(422, f"measure: expected one of {', '.join(MEASURES)}.")
+        if measure == MEASURES[0]:
+            return Shown(measure, None)
+        if run.carried is None:
+            raise Refusal(422, "the values of this model are not known, so there are only weights.")
+        return Shown(measure, run.carried[_number(request, "layer", len(run.maps)) if layer is None else layer])
 
     async def _computed(self, request: Request, compute: Callable[[], Any]) -> Any:
         """The result of `compute`, a few at a time, unless the client has disconnected meanwhile."""
@@ -241,41 +273,76 @@ class TileData(NamedTuple):
     of: int
 
 
-def tile_data(weights: AttentionMap, head: int, level: int, row: int, col: int, kind: str, *, exact: bool) -> TileData:
-    """256 × 256 numbers, float32, little-endian.
+class TileWanted(NamedTuple):
+    """A tile that is asked for.
 
-    Args:
-        weights: the map of a layer.
-        head: which of its heads.
-        level: the zoom level; 0 is the whole map.
-        row: the row of the tile.
-        col: the column of the tile.
-        kind: "mass", "rest", "peak" or "uniform".
-        exact: use all queries of the tile; otherwise one per row of pixels if there are many.
+    head: which head of its layer.
+    level: the zoom level; 0 is the whole map.
+    row: the row of the tile.
+    col: the column of the tile.
+    kind: "mass", "rest", "peak" or "uniform".
+    exact: use all queries of the tile; otherwise one per row of pixels if there are many.
     """
+
+    head: int
+    level: int
+    row: int
+    col: int
+    kind: str
+    exact: bool
+
+
+class Shown(NamedTuple):
+    """What is shown of a layer: weights, or one measure of what they carry."""
+
+    measure: str
+    carried: Carried | None
+
+    def row(self, weights: AttentionMap, head: int, query: int) -> Tensor:
+        return weights[0, head, query] if self.carried is None else self.carried.row(self.measure, head, query)
+
+    def rows(self, weights: AttentionMap, query: int) -> Tensor:
+        return weights[0, :, query] if self.carried is None else self.carried.rows(self.measure, query)
+
+    def column(self, weights: AttentionMap, head: int, key: int) -> Tensor:
+        return weights[0, head, :, key] if self.carried is None else self.carried.column(self.measure, head, key)
+
+    def tile(self, weights: AttentionMap, wanted: TileWanted, queries: Tensor | None) -> Tensor:
+        if self.carried is not None and self.measure == "contribution":
+            return self.carried.tile(*wanted[:4], queries)
+        return tile(weights if self.carried is None else self.carried.by_value, *wanted[:5], queries)
+
+
+def tile_data(weights: AttentionMap, wanted: TileWanted, shown: Shown) -> TileData:
+    """256 × 256 numbers, float32, little-endian."""
     T, S = weights.shape[2:]
-    span = span_at(level, T, S)
-    covered = range(T)[row * SIDE * span : (row + 1) * SIDE * span]
+    span = span_at(wanted.level, T, S)
+    covered = range(T)[wanted.row * SIDE * span : (wanted.row + 1) * SIDE * span]
     queries = None
-    if not (exact or span <= WIDE or 0 in (T, S)):
+    if not (wanted.exact or span <= WIDE or 0 in (T, S)):
         queries = (torch.tensor(covered[::span], dtype=torch.int64) + span // 2).clamp(max=T - 1)
-    data = tile(weights, head, level, row, col, kind, queries).float().contiguous()
+    data = shown.tile(weights, wanted, queries).float().contiguous()
     rows = len(covered if queries is None else queries)
     return TileData(ctypes.string_at(data.data_ptr(), data.nbytes), rows, len(covered))
 
 
-def cell_of(weights: AttentionMap, head: int, query: int, key: int) -> dict[str, Any]:
-    """One weight, its logit, its rank in the row, and how many keys the query sees; JSON has no infinity."""
+def cell_of(weights: AttentionMap, head: int, query: int, key: int, shown: Shown) -> dict[str, Any]:
+    """One weight, its logit, its rank in the row, and how many keys the query sees; JSON has no infinity.
+
+    If what it carries is asked for, that is its weight, and the attention weight is `plain`.
+    """
     found = cell(weights, head, query, key)
     hidden = {"logit": None, "rank": None} if found.logit == -math.inf else {}
-    return found._asdict() | hidden
+    if shown.carried is None:
+        return found._asdict() | hidden
+    return found._asdict() | hidden | {"weight": float(shown.row(weights, head, query)[key]), "plain": found.weight}
 
 
-def ranking_of(maps: Sequence[AttentionMap], query: int) -> list[dict[str, Any]]:
+def ranking_of(maps: Sequence[AttentionMap], query: int, shown: Sequence[Shown]) -> list[dict[str, Any]]:
     """The head, the key other than the first and the weight, for the largest weight of every head, largest first."""
     found = []
-    for layer, weights in enumerate(maps):
-        rows = weights[0, :, query].float()
+    for layer, (weights, part) in enumerate(zip(maps, shown, strict=True)):
+        rows = part.rows(weights, query).float()
         rows[:, 0] = 0
         best = rows.max(-1)
         for head, (weight, key) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
@@ -284,8 +351,9 @@ def ranking_of(maps: Sequence[AttentionMap], query: int) -> list[dict[str, Any]]
 
 
 def largest_of(weights: Tensor, name: str) -> dict[str, Any]:
-    """The largest weights of a row or column, largest first, and their places as `name`."""
-    best = weights.float().topk(min(MOST, len(weights)))
-    there = int((best.values > 0).sum())
+    """The largest weights of a row or column by size, largest first, and their places as `name`."""
+    places = weights.float().abs().topk(min(MOST, len(weights))).indices
+    values = weights[places].float()
+    there = int((values != 0).sum())
     whole = len(weights) <= MOST or there < MOST
-    return {name: best.indices[:there].tolist(), "weights": best.values[:there].tolist(), "whole": whole}
+    return {name: places[:there].tolist(), "weights": values[:there].tolist(), "whole": whole}

@@ -1,7 +1,6 @@
 """The models that a server offers, and one run of a model: its attention maps, its loss, and likely next tokens."""
 
 import contextlib
-import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -14,15 +13,27 @@ from torch import Tensor
 
 from headwise.errors import CheckpointError, OptionError
 from headwise.models import LanguageModel, TextModel, open_model
+from headwise.study.importance import batch_of, importance, why_not_predicting
 from headwise.study.interventions import silence
 from headwise.study.passes import split_name
 from headwise.study.watch import attention_layers, watch
+from headwise.view.carried import Carried, carried
+from headwise.view.result import is_encoder_of_two
 from headwise.view.serve.requests import Refusal
 from headwise.weights import AttentionMap
 
 CHUNK = 1024  # tokens whose logits are in memory at a time
 LOGIT_BYTES = 2**30  # most bytes of logits of a transformers model, which returns them all at once or only the last
 LIKELIEST = 10
+SILENCED = 2048  # tokens up to which every head is silenced; beyond, its worth is estimated from the gradient
+PROBED = 8  # tokens with which a model is asked whether it predicts the next one
+PREPARED = 5  # passes, about, that `importance` makes besides those that it counts
+
+SILENT = "This model does not generate text, so there is no loss and no next token."
+ENCODER = (
+    "This is the encoder of an encoder–decoder model: it reads the text and predicts no token, so there is no loss. "
+    "headwise.view(model, inputs, layers=...) shows the decoder in Python."
+)
 
 HeadPairs = Sequence[tuple[int, int]]
 
@@ -110,6 +121,21 @@ class Cancelled(Exception):  # noqa: N818 - not an error
     """The user has cancelled the run."""
 
 
+class Worth(NamedTuple):
+    """What heads are worth: how it was measured, and layer, head and what removing that head adds to the loss."""
+
+    way: str
+    effects: tuple[tuple[int, int, float], ...]
+
+
+class Ran(NamedTuple):
+    """One run of a model: its maps by layer, what their weights carry, if known, and its outcome."""
+
+    maps: dict[str, AttentionMap]
+    carried: tuple[Carried, ...] | None
+    outcome: Outcome
+
+
 def run_model(
     model: TextModel,
     ids: Tensor,
@@ -117,28 +143,31 @@ def run_model(
     *,
     maps: bool = True,
     progress: Callable[[float], None] = lambda _: None,
-) -> tuple[dict[str, AttentionMap], Outcome]:
-    """The maps of all layers in order, and the outcome, without any T×T tensor.
+) -> Ran:
+    """The maps of all layers in order, what their weights carry, and the outcome, without any T×T tensor.
 
     Args:
         model: the model.
         ids: (1, T).
         off: pairs of layer and head to switch off.
         maps: False for the outcome only.
-        progress: called before each layer with the share that is done; an exception from it ends the run.
+        progress: called before each module with the share that is done; an exception from it ends the run.
     """
     names = layer_names(model)
     silent: dict[str, list[int]] = {}
     for layer, head in off:
         silent.setdefault(names[layer], []).append(head)
     with torch.no_grad(), contextlib.ExitStack() as contexts:
-        contexts.enter_context(_between_layers(model, progress))
+        contexts.enter_context(interruptible(model, progress))
         if silent:
             contexts.enter_context(silence(model.module, silent))
-        seen = contexts.enter_context(watch(model.module)) if maps else {}
+        seen = contexts.enter_context(watch(model.module, outputs=True)) if maps else None
         found = outcome(model, ids)
     progress(1.0)
-    return {name: weights.detach() for name, weights in seen.items()}, found
+    if seen is None:
+        return Ran({}, None, found)
+    collected = {name: weights.detach() for name, weights in seen.items()}
+    return Ran(collected, carried(collected, seen.outputs), found)
 
 
 _known: "weakref.WeakKeyDictionary[torch.nn.Module, list[str]]" = weakref.WeakKeyDictionary()
@@ -154,14 +183,24 @@ def layer_names(model: TextModel) -> list[str]:
 
 
 @contextlib.contextmanager
-def _between_layers(model: TextModel, progress: Callable[[float], None]) -> Iterator[None]:
-    total, begun = len(layer_names(model)), itertools.count()
+def interruptible(model: TextModel, progress: Callable[[float], None], passes: int = 1) -> Iterator[None]:
+    """Call `progress` before every module that runs in this thread, with the share of all layers that have begun.
 
-    def before(*_: Any) -> None:
-        progress(min(next(begun) / total, 1.0))
+    Args:
+        model: the model.
+        progress: an exception from it ends the pass.
+        passes: how many times the model will run.
+    """
+    layers = set(attention_layers(model.module, "serve").values())
+    total, begun, thread = len(layer_names(model)) * passes, 0, threading.get_ident()
 
-    layers = attention_layers(model.module, "serve").values()
-    handles = [layer.register_forward_pre_hook(before) for layer in layers]
+    def before(module: torch.nn.Module, _: Any) -> None:
+        nonlocal begun
+        if threading.get_ident() == thread:
+            progress(min(begun / total, 1.0))
+            begun += module in layers
+
+    handles = [module.register_forward_pre_hook(before) for module in model.module.modules()]
     try:
         yield
     finally:
@@ -193,7 +232,7 @@ def outcome(model: TextModel, ids: Tensor) -> Outcome:
         return _builtin_outcome(model, ids)
     if not hasattr(model.module, "lm_head") and getattr(model.module, "get_output_embeddings", lambda: None)() is None:
         model.read(ids)
-        return Outcome(None, missing="This model does not generate text, so there is no loss and no next token.")
+        return Outcome(None, missing=ENCODER if is_encoder_of_two(model) else SILENT)
     return _transformers_outcome(model, ids)
 
 
@@ -230,26 +269,32 @@ def _outcome_of(losses: list[float], following: tuple[NextToken, ...]) -> Outcom
     return Outcome(sum(losses) / len(losses) if losses else None, following, None, (None, *losses))
 
 
-def sweep(model: TextModel, ids: Tensor, progress: Callable[[float], None]) -> Iterator[tuple[int, int, float]]:
-    """Layer, head and loss without that head, one head after the other; `headwise.study.importance` measures more.
+def worth_of_heads(model: TextModel, ids: Tensor, progress: Callable[[float], None]) -> Worth:
+    """What removing each head adds to the loss: every head silenced in turn, or estimated where that takes too long.
 
     Args:
-        model: the model; one without a loss gives nothing.
-        ids: (1, T).
-        progress: called with the share that is done; an exception from it ends the sweep.
+        model: the model; refused if it does not predict the next token.
+        ids: (1, T), at least two tokens.
+        progress: as in `interruptible`.
     """
-    layers = list(attention_layers(model.module, "serve").values())
-    counts = [_head_count(layer) or 0 for layer in layers]
-    places = [(layer, head) for layer, count in enumerate(counts) for head in range(count)]
-    for done, (layer, head) in enumerate(places):
-
-        def inner(share: float, done: int = done) -> None:
-            progress((done + share) / len(places))
-
-        _, found = run_model(model, ids, [(layer, head)], maps=False, progress=inner)
-        if found.loss is None:
-            return
-        yield layer, head, found.loss
+    if ids.shape[1] < 2:
+        raise OptionError("a single token has no loss: nothing comes before it. Use a longer text.")
+    way = "silence" if ids.shape[1] <= SILENCED else "gradient"
+    heads = sum(_head_count(layer) or 0 for layer in attention_layers(model.module, "serve").values())
+    passes = PREPARED + (-(-heads // batch_of(ids.shape[1])) if way == "silence" else 1)
+    some = ids[:, :PROBED]
+    if why_not_predicting(model.module, some, some) is not None:
+        raise OptionError(
+            "this model does not predict the next token, so there is no loss that its heads could change."
+        )
+    with interruptible(model, progress, passes):
+        found = importance(model.module, ids, by=way, controls=0)
+    effects = [
+        (layer, head, float(effect))
+        for layer, name in enumerate(layer_names(model))
+        for head, effect in enumerate(found.effects.get(name, torch.empty(1, 0)).mean(0))
+    ]
+    return Worth(way, tuple(effects))
 
 
 def continued(model: TextModel, text: str, tokens: int) -> str:

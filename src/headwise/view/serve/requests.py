@@ -25,6 +25,7 @@ class Limits:
         queue: pictures that wait.
         seconds: the time in which a request must arrive.
         heads: heads that one run may switch off.
+        threads: threads at a time, of which some may be finishing an operation of a cancelled run.
     """
 
     body: int = 4 * 2**20
@@ -36,6 +37,7 @@ class Limits:
     queue: int = 128
     seconds: float = 30.0
     heads: int = 4096
+    threads: int = 6
 
 
 class Refusal(Exception):  # noqa: N818 - it is an answer to the client, not an error of ours

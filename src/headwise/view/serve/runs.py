@@ -22,10 +22,21 @@ from torch import Tensor
 
 from headwise.errors import HeadwiseError, OptionError
 from headwise.models import TextModel
-from headwise.view.data import PageData
+from headwise.view.carried import Carried
+from headwise.view.data import WAYS, PageData
 from headwise.view.pictures import LayerStatistics
-from headwise.view.result import View, strongest
-from headwise.view.serve.models import Cancelled, HeadPairs, Models, Outcome, check_off, run_model, sweep, vocabulary
+from headwise.view.result import View, is_encoder_of_two, strongest
+from headwise.view.serve.models import (
+    Cancelled,
+    HeadPairs,
+    Models,
+    Outcome,
+    Worth,
+    check_off,
+    run_model,
+    vocabulary,
+    worth_of_heads,
+)
 from headwise.view.serve.requests import Limits, Refusal, RunRequest
 from headwise.weights import AttentionMap
 from headwise.weights.summary import HeadSummary, Summary
@@ -65,7 +76,8 @@ class Run:
         off: pairs of layer and head that are switched off.
         wants_maps: False for the outcome only.
         note: what the user should know about this text and this model.
-        wants_sweep: whether to switch off every head in turn.
+        wants_sweep: whether to measure what each head is worth.
+        title: what the page calls the model; its name by default.
     """
 
     def __init__(
@@ -77,14 +89,16 @@ class Run:
         wants_maps: bool = True,
         note: str = "",
         wants_sweep: bool = False,
+        title: str = "",
     ) -> None:
         self.id = secrets.token_urlsafe(12)
-        self.model, self.ids, self.off = model, ids, tuple(off)
+        self.model, self.title, self.ids, self.off = model, title or model, ids, tuple(off)
         self.tokens, self.starts = [text for text, _ in tokens], [start for _, start in tokens]
         self.wants_maps, self.note, self.wants_sweep = wants_maps, note, wants_sweep
-        self.effects: list[tuple[int, int, float]] = []  # layer, head, and what the loss is without it
+        self.worth: Worth | None = None  # of its heads, if that was asked for
         self.stage, self.done = Stage.WAITING, 0.0
         self.maps: Mapping[str, AttentionMap] = {}
+        self.carried: tuple[Carried, ...] | None = None
         self.outcome: Outcome | None = None
         self.with_all_heads: Outcome | None = None
         self.manifest: bytes | None = None
@@ -99,8 +113,9 @@ class Run:
 
     @property
     def memory(self) -> int:
-        """Bytes of its queries and keys; layers may share storage."""
+        """Bytes of its queries, keys and values, and of what its heads read; layers may share storage."""
         tensors = [tensor for weights in self.maps.values() for tensor in (weights._query, weights._key)]
+        tensors += [tensor for found in self.carried or () for tensor in found.tensors]
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
         return sum(storage.nbytes() for storage in storages.values())
 
@@ -127,7 +142,8 @@ class Run:
             "off": [list(pair) for pair in self.off],
             "outcome": None if self.outcome is None else self.outcome.to_dict(),
             "with_all_heads": None if self.with_all_heads is None else self.with_all_heads.to_dict(),
-            "effects": [list(effect) for effect in self.effects],
+            "effects": [] if self.worth is None else [list(effect) for effect in self.worth.effects],
+            "way": None if self.worth is None else WAYS[self.worth.way],
             "note": self.note,
             "error": self.error,
         }
@@ -144,7 +160,15 @@ class Run:
 
     def _page(self, count: int, stage: Stage) -> Iterator[None]:
         """Measure all heads at `count` queries, then publish the page."""
-        view = View(self.maps, self.tokens, self.ids, starts=self.starts, model=self.model, queries=count)
+        view = View(
+            self.maps,
+            self.tokens,
+            self.ids,
+            starts=self.starts,
+            model=self.title,
+            queries=count,
+            carried=self.carried,
+        )
         total, done = sum(weights.shape[1] for weights in view.maps), 0
         summaries, layers, pairs = [], [], []
         for layer, weights in enumerate(view.maps):
@@ -184,15 +208,21 @@ class Runs:
         self._outcomes: OrderedDict[tuple[str, bytes], Outcome] = OrderedDict()
         self._changed = threading.Condition()
         self._closing = False
-        self._answered_at, self._answering, self._working = 0.0, 0, False
-        # Two threads, so that a new run never waits for the refining of an old one.
-        loops = {"headwise runs": self._work, "headwise refining": self._refine}
-        self._threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops.items()]
+        self._answered_at, self._answering = 0.0, 0
+        self._running: Run | None = None  # by the worker, which is the thread that executes runs
+        self._worker: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     def open(self) -> None:
-        """Start the threads."""
-        for thread in self._threads:
-            thread.start()
+        """Start the threads: two, so that a new run never waits for the refining of an old one."""
+        self._worker = self._start("headwise runs", self._work)
+        self._start("headwise refining", self._refine)
+
+    def _start(self, name: str, loop: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=loop, name=name, daemon=True)
+        self._threads = [*(known for known in self._threads if known.is_alive()), thread]
+        thread.start()
+        return thread
 
     def close(self, seconds: float = 5.0) -> bool:
         """Stop everything and wait for it; False if a layer is still running after that time."""
@@ -215,7 +245,8 @@ class Runs:
         self._check_length(model, ids.shape[1])
         check_off(model, request.off)
         words = model.codec.characters(ids.flatten().tolist())
-        run = Run(name, ids, words, request.off, request.maps, _note(model, ids.shape[1]), request.sweep)
+        title = f"{name} (encoder)" if is_encoder_of_two(model) else name
+        run = Run(name, ids, words, request.off, request.maps, _note(model, ids.shape[1]), request.sweep, title)
         with self._changed:
             self._check_queue()
             self._kept[run.id] = run
@@ -242,11 +273,18 @@ class Runs:
             return self._kept[id]
 
     def cancel(self, id: str) -> Run:
-        """Stop a run and forget it."""
+        """Stop a run and forget it. If it is being executed, another thread executes those that wait, at once.
+
+        Its own thread ends with the operation that it is in: one layer's attention to a long text takes seconds.
+        """
         run = self[id]
         run.stop.set()
         with self._changed:
             self._forget(run)
+            left = sum(thread.is_alive() for thread in self._threads)
+            if run is self._running and left < self.limits.threads:
+                self._running = None
+                self._worker = self._start("headwise runs", self._work)
             self._changed.notify_all()
         return run
 
@@ -261,7 +299,10 @@ class Runs:
             self._changed.notify_all()
 
     def _work(self) -> None:
-        """Open the first model before anyone waits for it, then execute one run after the other."""
+        """Open the first model before anyone waits for it, then execute one run after the other.
+
+        It ends when another worker has taken over, since the run that this one executes was cancelled.
+        """
         with contextlib.suppress(HeadwiseError):  # reported when the model is requested
             self.models[self.models.names[0]]
         while True:
@@ -269,11 +310,12 @@ class Runs:
                 self._changed.wait_for(lambda: self._closing or self._waiting)
                 if self._closing:
                     return
-                run = self._waiting.popleft()
-                self._working = True
+                run = self._running = self._waiting.popleft()
             self._guarded(run, functools.partial(self._execute, run))
             with self._changed:
-                self._working = False
+                if self._worker is not threading.current_thread():
+                    return
+                self._running = None
                 self._changed.notify_all()
 
     def _refine(self) -> None:
@@ -289,7 +331,7 @@ class Runs:
         with self._changed:
             while not self._closing:
                 wait = self._answered_at + QUIET - time.monotonic()
-                busy = self._working or self._waiting or self._answering or not self._refining
+                busy = self._running or self._waiting or self._answering or not self._refining
                 if not busy and wait <= 0:
                     return next(reversed(self._refining.items()))
                 self._changed.wait(None if busy else wait)
@@ -298,14 +340,14 @@ class Runs:
     def _execute(self, run: Run) -> None:
         model = self.models[run.model]
         if run.wants_sweep:
-            for effect in sweep(model, run.ids, functools.partial(run.reached, Stage.RUNNING)):
-                run.effects.append(effect)
+            run.worth = worth_of_heads(model, run.ids, functools.partial(run.reached, Stage.RUNNING))
             run.reached(Stage.FINISHED, 1.0)
             return
         known = self._outcomes.get(_key(run))
         begin = 0.0
         if run.off and known is None:  # first the outcome to compare with
-            _, known = run_model(model, run.ids, maps=False, progress=lambda done: run.reached(Stage.RUNNING, done / 2))
+            half = lambda done: run.reached(Stage.RUNNING, done / 2)  # noqa: E731
+            known = run_model(model, run.ids, maps=False, progress=half).outcome
             self._remember(run, known)
             begin = 0.5
         run.with_all_heads = known
@@ -313,7 +355,8 @@ class Runs:
         def progress(done: float) -> None:
             run.reached(Stage.RUNNING, begin + (1 - begin) * done)
 
-        run.maps, run.outcome = run_model(model, run.ids, run.off, maps=run.wants_maps, progress=progress)
+        ran = run_model(model, run.ids, run.off, maps=run.wants_maps, progress=progress)
+        run.carried, run.maps, run.outcome = ran.carried, ran.maps, ran.outcome
         if not run.off:
             run.with_all_heads = run.outcome
             self._remember(run, run.outcome)

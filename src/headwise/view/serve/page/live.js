@@ -17,6 +17,7 @@ class Live {
     this.outcome = new OutcomePanel(this);
     this.silent = new SilentHeads(this);
     this.build();
+    new ResizeObserver(() => this.app?.atlas.fit()).observe(root); // it takes room from the pictures below it
     this.start();
   }
 
@@ -70,7 +71,7 @@ class Live {
     return undefined;
   }
 
-  // Switch off every head, one at a time, and show what each does to the loss.
+  // Remove every head in turn and show what that does to the loss.
   async sweep() {
     const turn = ++this.turn;
     this.drop();
@@ -82,28 +83,26 @@ class Live {
         const run = await this.connection.json(`/api/runs/${id}`);
         if (turn !== this.turn) return;
         this.progress.value = run.done;
-        this.say(`${run.effects.length} heads tried`);
-        this.showEffects(run.effects);
+        this.say(`trying every head ${Math.round(100 * run.done)} %`);
         if (run.error) return this.end(run.error);
+        if (run.effects.length) this.showEffects(run);
         if (["finished", "cancelled"].includes(run.stage)) break;
-        await rest(250);
+        await rest(120);
       }
-      this.say("Bars: what switching the head off adds to the loss, in nats per token.");
+      this.say("Bars: what removing the head adds to the loss, in nats per token.");
       this.busy(false);
     } catch (error) {
       this.failed(error, turn);
     }
   }
 
-  showEffects(effects) {
-    const whole = this.last?.with_all_heads?.loss;
-    if (!effects.length || !this.app || whole === undefined) return;
+  showEffects({ effects, way }) {
+    if (!this.app) return;
     const { manifest } = this.app.side;
-    manifest.about.effect = "what switching the head off adds to the loss, in nats per token";
-    manifest.layers.forEach((layer) => layer.heads.forEach((head) => (head.effect ||= { effect: 0 })));
-    for (const [l, h, loss] of effects) manifest.layers[l].heads[h].effect = { effect: loss - whole };
-    if (this.app.store.get("color") === "effect") this.app.atlas.color();
-    else this.app.store.set({ view: "atlas", color: "effect" });
+    manifest.about.importance = `what removing the head adds to the loss, in nats per token (${way})`;
+    for (const [l, h, effect] of effects) manifest.layers[l].heads[h].importance = effect;
+    this.app.store.set({ view: "atlas", color: "importance" });
+    this.app.show();
   }
 
   async colorWords() {

@@ -2,11 +2,35 @@
 // made from some of their rows; they are requested again in full once nothing else is pending.
 
 class LiveSource extends EmbeddedSource {
-  constructor(manifest, sections, connection, id) {
+  constructor(manifest, sections, connection, id, measure = "weights", plain = null) {
     super(manifest, sections);
-    Object.assign(this, { connection, id, tiles: new Map(), unfinished: new Map(), running: 0, closed: false });
-    this.onrefined = () => {};
+    Object.assign(this, { connection, id, measure, plain: plain || this, tiles: new Map(), small: new Map(), unfinished: new Map(), running: 0, closed: false });
+    this.onrefined = (place) => plain?.onrefined(place);
+    this.onrows = () => plain?.onrows?.();
     this.rows = null; // of the widest tile that is not exact yet: [rows, of]
+  }
+
+  as(measure) {
+    const { plain } = this;
+    if (measure === plain.measure) return plain;
+    return (plain.others[measure] ||= new LiveSource(plain.manifest, plain.sections, plain.connection, plain.id, measure, plain));
+  }
+
+  get kinds() {
+    return this.measure === "contribution" ? ["mass"] : null;
+  }
+
+  async margins(layer, head) {
+    return this.measure === "weights" ? super.margins(layer, head) : null;
+  }
+
+  // Those of weights come with the page; others are made when they are first shown, a layer at a time.
+  async thumbnail(layer, head, without = false) {
+    if (this.measure === "weights") return super.thumbnail(layer, head, without);
+    const name = `${layer} ${without}`;
+    if (!this.small.has(name)) this.small.set(name, this.answer("thumbnails", { layer, without: without ? 1 : 0 }).then((section) => section && unpacked(section)));
+    const found = await this.small.get(name);
+    return found && pictureIn(found, head);
   }
 
   depth() {
@@ -18,7 +42,8 @@ class LiveSource extends EmbeddedSource {
   }
 
   address(what, query) {
-    return `/api/runs/${this.id}/${what}?${new URLSearchParams(query)}`;
+    const measure = this.measure === "weights" ? {} : { measure: this.measure };
+    return `/api/runs/${this.id}/${what}?${new URLSearchParams({ ...query, ...measure })}`;
   }
 
   async answer(what, query) {
@@ -45,7 +70,7 @@ class LiveSource extends EmbeddedSource {
 
   async cell(layer, head, query, key) {
     const found = await this.answer("cell", { layer, head, query, key });
-    return found && (found.logit === null ? { ...found, logit: -Infinity, hidden: true } : found);
+    return found && (found.logit === null ? { ...found, logit: -Infinity, hidden: true } : { ...found, logit: this.measure === "weights" ? found.logit : null });
   }
 
   tile(layer, head, level, row, col, kind) {
@@ -80,8 +105,8 @@ class LiveSource extends EmbeddedSource {
 
   tellRows() {
     const widest = Array.from(this.unfinished.values()).sort((a, b) => b.of - a.of)[0];
-    this.rows = widest ? [widest.rows, widest.of] : null;
-    this.onrows?.(this.rows);
+    this.rows = this.plain.rows = widest ? [widest.rows, widest.of] : null;
+    this.onrows(this.rows);
   }
 
   refineSoon() {
@@ -104,5 +129,6 @@ class LiveSource extends EmbeddedSource {
   close() {
     this.closed = true;
     clearTimeout(this.timer);
+    for (const other of Object.values(this.others)) other.close();
   }
 }

@@ -30,7 +30,7 @@ class OutcomePanel {
     if (!now.next.length) return null;
     const before = new Map((off && all ? all.next : []).map((x) => [x.token, x.probability]));
     const after = new Map(now.next.map((x) => [x.token, x.probability]));
-    const tokens = [...new Set([...now.next.slice(0, 8), ...(off && all ? all.next.slice(0, 2) : [])].map((x) => x.token))];
+    const tokens = [...new Set([...now.next.slice(0, 6), ...(off && all ? all.next.slice(0, 2) : [])].map((x) => x.token))];
     const cell = (map, token) => {
       const share = map.get(token);
       const made = el("td", { class: "number", text: share === undefined ? "< " + percent(Math.min(...map.values())) : percent(share) });

@@ -1,0 +1,243 @@
+"""Every control of the page changes what is seen, at every length; what it shows is what Python computes."""
+
+import re
+import time
+
+import pytest
+import torch
+
+import headwise
+from headwise import load_builtin, view
+from headwise.models import GPT, GPTConfig, LanguageModel
+
+TEXT = "The captain looked at the sea, and the sea looked at the captain. Then the captain laughed at the ship. "
+APP = "document.getElementById('headwise').headwise"
+# Everything that a hand can use in the page, besides words, heads and rows of tables.
+EVERYWHERE = ".tools button, .tools summary, .find"
+OF_A_VIEW = ", ".join(f".{bar} {kind}" for bar in ("options", "bar-row") for kind in ("button", "input", "select"))
+VIEWS = {"atlas": ".atlas-body", "words": ".lines-box", "map": ".maps", "table": ".table"}
+FRESH = {
+    "head": "1.1", "with": "", "show": "difference", "kind": "mass", "at": "", "word": "", "sort": "place",
+    "color": "none", "without": "1", "rows": "1", "contrast": "2",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    tokenizer = load_builtin().tokenizer
+    config = GPTConfig(tokenizer.get_vocab_size(), d_model=30, num_heads=3, num_layers=2, context_length=4096)
+    return LanguageModel(GPT(config).eval().requires_grad_(False), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def open_view(browser, tmp_path_factory):
+    """Opens the page of a view; whatever it complains of fails the test."""
+    context = browser.new_context(viewport={"width": 900, "height": 600}, reduced_motion="reduce")
+    troubles = []
+
+    def opened(result, fragment=""):
+        path = result.save(tmp_path_factory.mktemp("page") / "heads.html")
+        page = context.new_page()
+        page.on("console", lambda message: message.type in ("error", "warning") and troubles.append(message.text))
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.goto(f"file://{path}{fragment}")
+        until(page, "document.documentElement.dataset.ready === 'true'")
+        return page
+
+    yield opened
+    context.close()
+    assert not troubles
+
+
+def until(page, expression, seconds=20):
+    end = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"never true: {expression}"
+        page.wait_for_timeout(20)
+
+
+def picture(page, part=None):
+    """The pixels of the window, or of what a view shows below its controls, which change by themselves."""
+    clip = None
+    if part is not None:
+        box = page.locator(part).bounding_box()
+        clip = {"x": box["x"], "y": box["y"], "width": box["width"], "height": max(50, 600 - box["y"])}
+    return page.screenshot(type="jpeg", quality=60, clip=clip)
+
+
+def settled(page, part, seconds=10):
+    """A picture once it no longer changes."""
+    end, before = time.monotonic() + seconds, None
+    while (now := picture(page, part)) != before:
+        assert time.monotonic() < end, "the page never comes to rest"
+        before = now
+        page.wait_for_timeout(30)
+    return now
+
+
+def reset(page, name, what):
+    """The state in which a page begins, in another view."""
+    page.evaluate(
+        """(state) => {
+            const app = document.getElementById('headwise').headwise;
+            app.help.close();
+            document.querySelector('.menu').open = false;
+            document.documentElement.dataset.theme = 'light';
+            app.reading.find.value = '';
+            app.reading.search();
+            app.store.set(state);
+            app.recolor();
+        }""",
+        {**FRESH, "view": name, "what": what},
+    )
+    page.mouse.move(1, 1)
+
+
+def use(page, control):
+    """Use a control as a hand would; whether there was anything to choose."""
+    kind = control.evaluate("node => [node.tagName, node.type || '']")
+    if kind[0] == "SELECT":
+        options = control.evaluate("node => Array.from(node.options, option => option.value)")
+        others = [value for value in options if value != control.input_value()]
+        control.select_option(others[min(1, len(others) - 1)])
+    elif kind[1] == "range":
+        control.focus()
+        page.keyboard.press("ArrowRight")
+    elif kind[1] == "search":
+        control.fill("captain")
+    else:
+        control.click()
+
+
+def unused(page, selector):
+    """The controls that a hand can use and that are not already chosen, as indices."""
+    return page.locator(selector).evaluate_all(
+        "nodes => nodes.flatMap((node, i) => node.checkVisibility() && !node.disabled"
+        " && node.ariaSelected !== 'true' && node.ariaChecked !== 'true' ? [i] : [])"
+    )
+
+
+@pytest.mark.parametrize(("tokens", "what"), [(60, "weights"), (600, "contribution"), (2000, "value")])
+def test_every_control_changes_what_is_seen(open_view, model, tokens, what):
+    ids = model.tokens(TEXT * (tokens // 20 + 1), most=10**6)[:, :tokens]
+    page = open_view(view(model, ids, values=True))
+    tried = 0
+    for name, selector, part in [
+        ("atlas", EVERYWHERE, None),
+        *((name, OF_A_VIEW, part) for name, part in VIEWS.items()),
+    ]:
+        reset(page, name, what)
+        for index in unused(page, selector):
+            before, control = settled(page, part), page.locator(selector).nth(index)
+            label = control.evaluate("node => node.ariaLabel || node.textContent || node.parentNode.textContent")
+            use(page, control)
+            end = time.monotonic() + 3
+            while page.locator(part or "main").count() and picture(page, part) == before:
+                assert time.monotonic() < end, f"{name} at {tokens} tokens: {label!r} changes nothing"
+            reset(page, name, what)
+            tried += 1
+    assert tried > 24
+
+
+# What the page shows of what weights carry.
+
+
+@pytest.fixture(scope="module")
+def builtin():
+    return load_builtin()
+
+
+def matrix(page, measure, kind="mass", size=256):
+    found = page.evaluate(
+        f"([measure, kind]) => {APP}.side.source.as(measure).tile(4, 2, {APP}.side.manifest.levels, 0, 0, kind)"
+        ".then(found => Array.from(found))",
+        [measure, kind],
+    )
+    return torch.tensor(found).view(256, 256)[:size, :size]
+
+
+def test_what_weights_carry_is_that_of_python(open_view, builtin):
+    result = view(builtin, TEXT * 3)
+    page, layer, T = open_view(result), result.carried[4], result.T
+    torch.testing.assert_close(matrix(page, "value", size=T), layer.by_value[0, 2].float(), atol=1e-6, rtol=1e-4)
+    without = layer.by_value.without(headwise.sink(1))[0, 2].float()
+    torch.testing.assert_close(matrix(page, "value", "rest", T), without, atol=1e-6, rtol=1e-4)
+    shares = layer.contributions()[0, 2].float()
+    step = 2 * shares.abs().max().sqrt() / 127  # of the root of a share, in a byte
+    assert (matrix(page, "contribution", size=T) - shares).abs().max() < step * shares.abs().max().sqrt()
+    torch.testing.assert_close(matrix(page, "weights", size=T), result.maps[4][0, 2], atol=1e-6, rtol=1e-4)
+
+
+def test_the_sentence_says_what_is_shown_and_the_lists_follow(open_view, builtin):
+    result = view(builtin, TEXT)
+    page = open_view(result, "#head=4.2")
+    assert page.locator(".shown").inner_text().startswith("Shown: attention weights")
+    for name, title, words in (
+        ("value", "Weights × what they carry", "takes most from"),
+        ("contribution", "Contributions", "takes most from"),
+    ):
+        page.get_by_role("radio", name=title).click()
+        told = page.locator(".shown").inner_text()
+        assert told.startswith("Shown: " + ("weights × what they carry" if name == "value" else "contributions"))
+        page.locator('.word[data-i="9"]').hover()
+        until(page, f"document.querySelector('.to h3')?.textContent === '{words}'")
+        expected = result.carried[4].row(name, 2, 9).float()
+        best = expected[expected.abs().topk(5).indices].tolist()
+        until(page, f"Math.abs(parseFloat(document.querySelector('.to .figure').textContent) - {best[0]}) < 0.02")
+        found = [float(x.replace("−", "-")) for x in page.locator(".to .figure").all_inner_texts()]
+        assert found == pytest.approx(best, abs=0.02)
+    until(page, "location.hash.includes('what=contribution')")
+    page.keyboard.press("w")
+    assert page.locator(".shown").inner_text().startswith("Shown: attention weights")
+
+
+def test_a_long_page_has_pictures_of_what_weights_carry(open_view, model):
+    ids = model.tokens(TEXT * 100, most=10**6)[:, :1500]
+    result = view(model, ids, values=True)
+    page = open_view(result, "#what=contribution&view=map")
+    found = page.evaluate(
+        f"Promise.all(['value', 'contribution'].map(async (name) => {{ const source = {APP}.side.source.as(name);"
+        " const picture = await source.picture(1, 2, source.depth(1, 2, 'mass'), 'mass');"
+        " return [picture.span, picture.rows, Array.from(picture.values)]; }))"
+    )
+    expected = result.carried[1].by_value, result.carried[1].contributions()
+    for (span, rows, values), whole in zip(found, expected, strict=True):
+        dense = whole[0, 2].float()
+        dense = torch.nn.functional.pad(dense, (0, -1500 % span, 0, -1500 % span))
+        pooled = dense.view(rows, span, rows, span).sum(3).mean(1)
+        pooled[-1] *= span / (1500 - (rows - 1) * span)
+        assert (torch.tensor(values).view(rows, rows) - pooled).abs().max() < 0.03
+    page.locator(".limit", has_text="For every single weight").wait_for()
+
+
+def test_heads_are_colored_by_what_they_are_worth(open_view, builtin):
+    result = view(builtin, TEXT, importance="silence")
+    page = open_view(result)
+    told = page.locator('.head[data-place="3.5"] .bar-text').inner_text()
+    assert float(told.replace("−", "-")) == pytest.approx(result.worth(3, 5), abs=6e-4)
+    assert "its output set to zero" in page.locator(".options .about").inner_text()
+    colors = page.evaluate("Array.from(document.querySelectorAll('.bar-fill'), (x) => x.style.background)")
+    assert len(set(colors)) > 20
+    page.keyboard.press("4")
+    head = page.locator("tbody tr", has=page.get_by_role("button", name="3.5", exact=True))
+    assert re.search(r"[+−]0\.\d{3}", head.inner_text())
+
+
+def test_the_token_that_is_left_out_is_the_first_that_is_not_padding(open_view):
+    mask = headwise.padding(torch.tensor([[False] * 4 + [True] * 19])) & headwise.causal()
+    weights = headwise.AttentionMap(torch.randn(1, 1, 23, 5), torch.randn(1, 1, 23, 5), headwise.Scoring(mask=mask))
+    page = open_view(view(weights))
+    found = page.evaluate(f"{APP}.side.source.tile(0, 0, 0, 0, 0, 'rest').then(found => Array.from(found))")
+    expected = weights.without(headwise.sink(1))[0, 0]
+    real = torch.tensor(found).view(256, 256)[5:23, :23]  # the first real token has nothing else to attend to
+    torch.testing.assert_close(real, expected[5:], atol=1e-6, rtol=1e-4)
+    assert not real[:, 4].any()
+
+
+def test_a_comparison_says_what_is_subtracted_from_what(open_view, builtin):
+    page = open_view(view(builtin, TEXT), "#view=map&head=4.2&with=3.7")
+    assert page.locator(".subject").inner_text().startswith("Heads 4.2 minus 3.7")
+    assert "the difference of two heads (4.2 minus 3.7)" in page.locator(".shown").inner_text()
+    page.get_by_role("radio", name="Other").click()
+    assert page.locator(".shown").inner_text().startswith("Shown: attention weights")

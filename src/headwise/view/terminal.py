@@ -9,7 +9,7 @@ from headwise.view.color import Palette
 from headwise.view.result import View
 from headwise.view.tokens import cut, fill, shown, wide
 from headwise.view.words import described, example
-from headwise.weights.summary import FIRST_SINK, MIXED, READINGS, Head, HeadSummary
+from headwise.weights.summary import FIRST_SINK, MIXED, READINGS, SINK, Head, HeadSummary
 
 HEIGHT = 24  # lines of a terminal; one is for the path of the page, one for the prompt
 # What a head does, in one letter: "c" for a copy of the same token and "w" for a sink on a word, since "s" is a sink;
@@ -21,6 +21,7 @@ WORD = 9  # columns of a word beside a picture
 TALL = 32  # lines of a terminal that has room for more
 LEAST, MOST = 12, 32  # columns of a large picture
 LEGEND = "   "  # between entries, since a dot is an entry of its own
+CAPITAL = f"capital: also {SINK * 100:.0f} % or more on the first token"
 LISTED = 12  # heads in a table without colors
 LARGEST = 24  # columns of a picture in the view of one layer
 SURVEYED = ("sink", "previous", "induction", "entropy", "peak", "distance")  # columns of a survey's table
@@ -157,7 +158,7 @@ class Cells:
 
     def _legend(self) -> list[str]:
         kinds = [f"{sign} {kind}" for kind, sign in self.letters.items()]
-        more = ["capital: also attends mostly to the first token"]
+        more = [CAPITAL]
         more += ["more color: more clearly", "pictures: without the first token"] if self.palette.depth else []
         hidden = max(len(summary) for summary in self.view.summaries) - self.shown
         more += [f"{hidden} more heads per layer"] if hidden else []
@@ -219,7 +220,7 @@ def _largest(heads: int, T: int, width: int, height: int) -> tuple[int, int]:
 
 
 def letter(head: HeadSummary, letters: Mapping[str, str] = KIND_LETTERS) -> str:
-    """What a head does, in one letter; a capital if it also attends mostly to the first token."""
+    """What a head does, in one letter; a capital if it also attends to the first token."""
     sign = letters.get(head.kind, "?")
     return sign.upper() if len(head.traits) > 1 else sign
 
@@ -244,7 +245,7 @@ def _letters(survey: Survey, width: int) -> list[str]:
     lines = [f"{layer:>5}  {' '.join(letters)}"[:width] for layer, letters in rows.items()]
     there = {head.summary.kind for head in survey.placed}
     legend = [f"{sign} {kind}" for kind, sign in KIND_LETTERS.items() if kind in there]
-    return [*lines, *wrapped([*legend, "capital: also attends mostly to the first token"], width, LEGEND)]
+    return [*lines, *wrapped([*legend, CAPITAL], width, LEGEND)]
 
 
 def _table(heads: list[Head], width: int) -> list[str]:

@@ -1,6 +1,7 @@
 """JSONL files: one document per line."""
 
 import json
+from array import array
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,23 @@ NEWLINE = ord("\n")
 class LinesFile(FileSource):
     """A JSONL file, one document per line: `{"text": "..."}`. A unit is the lines that begin within `step` bytes."""
 
-    __slots__ = ("_counted", "column")
+    __slots__ = ("_block", "_ends", "column")
 
     def __init__(self, path: Path, name: str, size: int, step: int, column: str) -> None:
         super().__init__(path, name, size, step)
         self.column = column
-        self._counted = (0, 0)  # a byte where a line begins, and the number of lines before it
+        self._block, self._ends = 1, array("q", [0])  # bytes of a block, and how many lines end before each
+
+    def _sealed(self) -> str:
+        ends = array("q", [0])
+
+        def look(block: bytes) -> None:
+            self._block = max(self._block, len(block))
+            ends.append(ends[-1] + block.count(b"\n"))
+
+        digest = self.file.seal(look)
+        self._ends = ends
+        return digest
 
     def documents(self, unit: int) -> Iterator[Document | Skipped]:
         first, last = (self.size * edge // self.units for edge in (unit, unit + 1))
@@ -82,8 +94,7 @@ class LinesFile(FileSource):
         return self._skipped(start, f"a line of {stop - start:,} bytes; the limit is {LONGEST:,}")
 
     def _skipped(self, start: int, reason: str) -> Skipped:
-        """The report about a line. Lines are counted only now, starting from the last one that was reported."""
-        at, before = self._counted if self._counted[0] <= start else (0, 0)
-        before += self.file.count(b"\n", at, start)
-        self._counted = (start, before)
+        """The report about a line; lines are counted within its block only."""
+        number, _ = divmod(start, self._block)
+        before = self._ends[number] + self.file.count(b"\n", number * self._block, start)
         return Skipped(self.name, before + 1, reason)

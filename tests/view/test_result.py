@@ -44,7 +44,7 @@ def test_pairs_are_the_largest_weights_further_back(result):
 
 def test_the_sentence_counts_what_the_readings_say(result):
     resting = sum("first-token sink" in head.summary.reading for head in result.heads)
-    sinks = f"{resting} heads put 30 % or more of their attention on the first token"
+    sinks = f"{resting} heads put 30 % or more on the first token"
     assert f"7 layers × 8 heads · {result.T} tokens · {sinks}" in result.sentence
 
 
@@ -140,7 +140,7 @@ def test_bad_input_is_refused(call, error, message):
 
 @pytest.mark.parametrize(
     ("count", "words"),
-    [(0, []), (1, ["1 head puts 30 % or more of its attention on the first token and has another pattern too"])],
+    [(0, []), (1, ["1 head puts 30 % or more on the first token and has another pattern too"])],
 )
 def test_heads_on_the_first_token_are_counted_in_words(count, words):
     weights = torch.full((1, count + 1, 9, 9), 1 / 9)

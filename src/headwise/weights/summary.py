@@ -520,7 +520,7 @@ def kind_counts(heads: Sequence[Head]) -> dict[str, int]:
 def kinds_in_words(heads: Sequence[Head]) -> dict[str, str]:
     """The kinds that occur, in words, such as "1 local" and, for first-token sinks,
 
-    "3 heads put 30 % or more of their attention on the first token, 2 of them with no other pattern".
+    "3 heads put 30 % or more on the first token, 2 with no other pattern".
 
     With those that have no other pattern, the numbers add up to the number of heads.
     """
@@ -528,9 +528,8 @@ def kinds_in_words(heads: Sequence[Head]) -> dict[str, str]:
     sinks = sum(trait.name == FIRST_SINK for head in heads for trait in head.summary.traits)
     words = {}
     if sinks:
-        only, put, their = counts[FIRST_SINK], *(("head puts", "its") if sinks == 1 else ("heads put", "their"))
+        only, many = counts[FIRST_SINK], "1 head puts" if sinks == 1 else f"{sinks} heads put"
         others = "has another pattern too" if sinks == 1 else "all have another pattern too"
-        rest = f", {only} of them with no other pattern" if only else f" and {others}"
-        words[FIRST_SINK] = f"{sinks} {put} {SINK * 100:.0f} % or more of {their} attention on the first token"
-        words[FIRST_SINK] += rest if only < sinks else ""
+        rest = f", {only} with no other pattern" if only else f" and {others}"
+        words[FIRST_SINK] = f"{many} {SINK * 100:.0f} % or more on the first token{rest if only < sinks else ''}"
     return words | {kind: f"{counts[kind]} {kind}" for kind in KINDS[1:] if counts[kind]}

@@ -24,6 +24,8 @@ from headwise.study.survey import disk
 from headwise.study.survey.corpus import Corpus, open_corpus
 from headwise.study.survey.documents import LongText
 from headwise.study.survey.job import SurveyJob, evaluating, journal_folder
+from headwise.study.survey.measures import LayerSums, Measures
+from headwise.study.survey.passages import Candidate, Quote, WindowTexts
 from headwise.study.survey.result import Survey
 from survey_words import sentence
 
@@ -39,10 +41,14 @@ def counting(monkeypatch):
     monkeypatch.setattr(disk, "BLOCK", 61)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a busy disk would take minutes
 
-    def sums(model, windows, context):
-        return {"layer": {"rows": [len(windows)], "sum": [sum(map(sum, windows))]}}
+    def sums(measures, model, windows, context, known):
+        fields = {"rows": [len(windows)], "sum": [sum(map(sum, windows))]}
+        best = max(range(len(windows)), key=lambda i: (sum(windows[i]), -i))
+        quote = Quote.of(0, 0, len(windows[best]), cross=False)
+        found = Candidate(sum(windows[best]), 0.5, best, 0, 0, quote, tuple(windows[best]))
+        return {"layer": LayerSums(fields, {(0, "sum"): [found]}, [WindowTexts(ids, ids) for ids in windows])}
 
-    monkeypatch.setattr("headwise.study.survey.job.sums_by_layer", sums)
+    monkeypatch.setattr(Measures, "of", sums)
     monkeypatch.setattr(Survey, "heads", property(lambda self: ()))
     return TextModel("bytes", nn.Linear(1, 1), TokenCodec(lambda text: list(text.encode())), CONTEXT, CONTEXT)
 
@@ -457,7 +463,7 @@ def test_the_modes_and_the_model_are_restored_when_a_survey_fails(monkeypatch):
     def broken(*arguments):
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr("headwise.study.survey.job.sums_by_layer", broken)
+    monkeypatch.setattr(Measures, "of", broken)
     with pytest.raises(torch.OutOfMemoryError):
         headwise.survey(text_model, texts=["a text"])
     assert [each.training for each in model] == [False, True]

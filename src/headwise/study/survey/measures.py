@@ -37,7 +37,7 @@ FAR = 64  # peaks are counted by distance up to here, before and after the query
 PEAKS = 2 * FAR + 3  # one bin for each distance, and one at either end for everything beyond
 # What is surveyed, and how the sentence of a result says so.
 WAYS = {
-    "weight": "attention is not importance",
+    "weight": "attention weights, which are not importance",
     "value": "weights by value: each attention weight times the norm of what its value writes",
     "contribution": "contributions: the share of each token in what the head writes",
 }

@@ -63,9 +63,9 @@ class Passage(NamedTuple):
         )
 
     @property
-    def order(self) -> tuple[float, str, int, int, int]:
-        """The best first; of equal ones, the first in the corpus."""
-        return -self.score, self.file, self.unit, self.window, self.query
+    def order(self) -> tuple[object, ...]:
+        """The best first; of equal ones, the first in the corpus. Texts in memory may share a place, so all counts."""
+        return -self.score, self.file, self.unit, self.window, self.query, self.line or 0, *self[1:2], *self[7:]
 
     @property
     def copy_of(self) -> tuple[object, ...]:

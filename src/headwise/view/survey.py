@@ -14,7 +14,15 @@ from headwise.view.tokens import cut, fill, readable, wide
 from headwise.view.words import TARGETS, described
 from headwise.weights.summary import MIXED, Head, HeadSummary
 
-COLUMNS = ("sink", "previous", "induction", "entropy", PEAK, "distance")  # in a terminal, as far as there is room
+COLUMNS = (
+    "sink",
+    "previous",
+    "induction",
+    "monotone",
+    "entropy",
+    PEAK,
+    "distance",
+)  # in a terminal, as far as there is room
 PAGE_COLUMNS = ("sink", "previous", "self", "induction", "same_token", "local", "monotone", "entropy", PEAK, "distance")
 CELL = 11  # columns of a number and its deviation
 NARROW = 24  # columns that what a head does takes at least
@@ -94,7 +102,8 @@ def _letters(survey: Survey, width: int) -> list[str]:
     ]
     there = {head.summary.kind for head in survey.placed}
     legend = [f"{sign} {kind}" for kind, sign in KIND_LETTERS.items() if kind in there]
-    return [*lines, *told(["rows: layers", "columns: heads", *legend, CAPITAL], width, LEGEND)]
+    legend += [CAPITAL] if any(len(head.summary.traits) > 1 for head in survey.placed) else []
+    return [*lines, *told(["rows: layers", "columns: heads", *legend], width, LEGEND)]
 
 
 def _table(survey: Survey, heads: Sequence[Head], width: int) -> list[str]:

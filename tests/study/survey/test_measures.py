@@ -115,6 +115,21 @@ def test_surveys_of_different_measurements_are_not_merged(exact):
             first.merge(headwise.survey(exact, texts=TEXTS[1:2], context=CONTEXT, **options))
 
 
+def test_importance_for_a_model_that_predicts_nothing_is_refused_before_anything_is_read(tiny):
+    transformers = pytest.importorskip("transformers")
+    import headwise.huggingface
+
+    config = transformers.BertConfig(
+        vocab_size=8192, hidden_size=24, num_attention_heads=3, num_hidden_layers=1, intermediate_size=16
+    )
+    bert = transformers.AutoModelForMaskedLM.from_config(config, attn_implementation="headwise").eval()
+    with torch.no_grad():
+        for parameter in bert.parameters():
+            parameter.mul_(9 if parameter.dim() == 2 else 1)
+    with pytest.raises(OptionError, match="sees the tokens after each one, so it does not predict them"):
+        headwise.survey(bert, texts=TEXTS, tokenize=tiny.codec.encode, importance=True)
+
+
 def test_other_ways_are_refused(tiny):
     with pytest.raises(OptionError, match="by='norm': expected one of 'weight', 'value', 'contribution'"):
         Measures(by="norm")

@@ -244,6 +244,7 @@ class SurveyJob:
         if (paths is None) == (texts is None):
             raise OptionError("no documents are given; pass the paths of files, or texts=[...].")
         corpus = open_corpus(paths, step, column) if paths is not None else text_corpus(texts or (), step)
+        measures.check(model)
         settings = {"model": model.name, "fingerprint": model.fingerprint(), "context": context, "batch": batch}
         settings |= {"column": column, "device": model.device.type, **measures.settings}
         return cls(model, corpus, context, batch, settings, strict, measures)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from headwise.errors import HeadwiseError, OptionError
 from headwise.masks.probes import sink
-from headwise.models.text_model import TextModel
-from headwise.study.importance import importance, logits_of
+from headwise.models.text_model import PROBE, TextModel
+from headwise.study.importance import importance, logits_of, mean_cross_entropy, next_token_loss
 from headwise.study.outputs import HeadOutputs
 from headwise.study.passes import call_name
 from headwise.study.survey.passages import Candidate, Passages, Ranking, WindowTexts
@@ -44,8 +44,12 @@ WAYS = {
 IMPORTANCE = "importance: how much the loss would change without the head, by its gradient"
 PASSAGES = 3  # kept for each head and number, by default
 PEAK = "peak"
+TRIED = 8  # tokens that a model is tried with
 # The numbers that passages are kept for: those that heads are named for, as far as each query has its own.
 SHOWN = (*(key for key, _, _ in READINGS if key not in ("positional", "entropy")), PEAK)
+
+
+Read = Callable[[Sequence[Reading]], list[tuple[Tensor, ...]]]
 
 
 class NotFiniteError(HeadwiseError, ArithmeticError):
@@ -134,33 +138,67 @@ class Measures:
             octaves: of distance, in the histograms.
             floor: the score, by head and number, that a passage must reach to be quoted.
         """
-        weights = layer if isinstance(layer, AttentionMap) else layer.weights.detach()
-        text = text.of(weights)
-        if isinstance(layer, AttentionMap) or self.by == "value":
-            weights = layer if isinstance(layer, AttentionMap) else layer.by_value()
-            plain, rest = rows_of(weights, text.keys, query_ids=text.queries, histogram=True)
-            read = weights._read
-        else:
-            shares = layer.contributions()
-            plain, rest = contribution_rows(shares, text)
-            read = _one_by_one(shares)
-        fields = _fields("", plain, octaves) | _fields(WITHOUT_FIRST, rest, octaves)
-        rankings = dict(_rankings(plain, rest, text)) if self.evidence else {}
-        readings = [statistic.reading(weights, text.keys) for statistic in self.statistics]
-        for statistic, reading, results in zip(self.statistics, readings, read(readings), strict=True):
-            numbers = statistic.checked(results, reading, weights.shape)
-            counted = plain.choice.counted() if reading.by_row else torch.ones_like(numbers, dtype=torch.bool)
-            fields |= _named(statistic.name, sums_of(numbers, counted, what=f"the statistic {statistic.name}"))
-            if self.evidence and reading.by_row:
-                rankings[statistic.name] = text.ranking(numbers, counted, plain)
-        heads = range(weights.shape[1])
+        looked = self._looked_at(layer, text)
+        fields = _fields("", looked.plain, octaves) | _fields(WITHOUT_FIRST, looked.rest, octaves)
+        rankings = dict(looked.rankings())
+        for name, numbers, counted, by_row in self._own(looked):
+            fields |= _named(name, sums_of(numbers, counted, what=f"the statistic {name}"))
+            if by_row:
+                rankings[name] = looked.text.ranking(numbers, counted, looked.plain)
+        heads = range(looked.weights.shape[1])
         strongest = {
             (head, name): candidates
-            for name, ranking in rankings.items()
+            for name, ranking in (rankings.items() if self.evidence else ())
             for head, candidates in enumerate(ranking.best(self.evidence, [floor(head, name) for head in heads]))
             if candidates
         }
-        return LayerSums(fields, strongest, text.windows)
+        return LayerSums(fields, strongest, looked.text.windows)
+
+    def _looked_at(self, layer: AttentionMap | HeadOutputs, text: "ReadText") -> "LookedAt":
+        """The rows of the map that `by` asks for."""
+        if not isinstance(layer, AttentionMap) and self.by == "contribution":
+            text, shares = text.of(layer.weights), layer.contributions()
+            return LookedAt(shares.weights, text, *contribution_rows(shares, text), _one_by_one(shares))
+        weights = layer if isinstance(layer, AttentionMap) else layer.by_value()
+        text = text.of(weights)
+        rows = rows_of(weights, text.keys, query_ids=text.queries, histogram=True)
+        return LookedAt(weights, text, *rows, weights._read)
+
+    def _own(self, looked: "LookedAt") -> Iterator[tuple[str, Tensor, Tensor, bool]]:
+        """For each statistic of the user's own: name, numbers, which of them count, whether there is one per query."""
+        readings = [statistic.reading(looked.weights, looked.text.keys) for statistic in self.statistics]
+        for statistic, reading, results in zip(self.statistics, readings, looked.read(readings), strict=True):
+            numbers = statistic.checked(results, reading, looked.weights.shape)
+            counted = looked.plain.choice.counted() if reading.by_row else torch.ones_like(numbers, dtype=torch.bool)
+            yield statistic.name, numbers, counted, reading.by_row
+
+    def check(self, model: TextModel) -> None:
+        """Raise, before anything is surveyed, if there is no loss that heads could be important for."""
+        if self.importance and model.start is None:
+            tokens = list(model.codec.encode(PROBE))[:TRIED]
+            next_token_loss(model.module, torch.tensor([tokens], device=model.device))
+
+
+class LookedAt(NamedTuple):
+    """One call of a layer: the map that is measured, its tokens, its rows with and without the first token.
+
+    read: computes the results of readings of the map.
+    """
+
+    weights: AttentionMap
+    text: "ReadText"
+    plain: RowStatistics
+    rest: RowStatistics
+    read: Read
+
+    def rankings(self) -> Iterator[tuple[str, Ranking]]:
+        """Queries ranked by what they do, the first token excluded: by the weight that really is on these keys."""
+        share = self.plain.left
+        for name in SHOWN:
+            if name in self.rest.numbers:
+                scores = self.rest.numbers[name] if share is None else self.rest.numbers[name] * share
+                counted = self.rest.choice.counted(name) & (scores > 0)
+                yield name, self.text.ranking(scores, counted, self.rest, share)
 
 
 # What is read -------------------------------------------------------------------------------------------------------
@@ -331,15 +369,6 @@ def _peaks(rows: RowStatistics) -> Tensor:
     return bins[rows.choice.counted() & rows.peaked].bincount(minlength=len(heads) * PEAKS).view(len(heads), PEAKS)
 
 
-def _rankings(plain: RowStatistics, rest: RowStatistics, text: ReadText) -> Iterator[tuple[str, Ranking]]:
-    """Queries ranked by what they do, the first token excluded: by the weight that really is on these keys."""
-    share = plain.left
-    for name in SHOWN:
-        if name in rest.numbers:
-            scores = rest.numbers[name] if share is None else rest.numbers[name] * share
-            yield name, text.ranking(scores, rest.choice.counted(name) & (scores > 0), rest, share)
-
-
 # Contributions ------------------------------------------------------------------------------------------------------
 
 
@@ -392,7 +421,7 @@ def _contributed(
     return RowStatistics(numbers | {PEAK: peak}, even, choice, None, nothing, no_sink, None, queries, None, key)
 
 
-def _one_by_one(shares: Contributions) -> Callable[[Sequence[Reading]], list[tuple[Tensor, ...]]]:
+def _one_by_one(shares: Contributions) -> Read:
     return lambda readings: [shares.read(reading) for reading in readings]
 
 
@@ -405,7 +434,7 @@ def _importance(model: TextModel, ids: Tensor) -> Mapping[str, Tensor]:
         return importance(model.module, model.inputs(ids), loss=_decoder_loss, controls=0, batch=len(ids))
     if ids.shape[1] < 2:
         return {}  # a single token has no next one to predict
-    return importance(model.module, ids, controls=0, batch=len(ids))
+    return importance(model.module, ids, loss=mean_cross_entropy, controls=0, batch=len(ids))
 
 
 def _decoder_loss(output: Any, inputs: Any) -> Tensor:

@@ -272,7 +272,7 @@ class Ranking:
             for counts, score, weight, index, key in zip(*rows, strict=True):
                 if len(different) == most or not counts or score < floor:
                     break
-                each = self._candidate(score, weight, *divmod(index, T), key)
+                each = self._candidate(score, weight, index // T, index % T, key)
                 different.setdefault((each.tokens, each.quote.marks), each)
             else:
                 found.append(list(different.values()) if len(different) == most or count == B * T else None)

@@ -98,7 +98,7 @@ class OwnStatistic:
         return found
 
 
-def own_statistics(given: Statistics | None) -> tuple[OwnStatistic, ...]:
+def own_statistics(given: Statistics | Iterable[OwnStatistic] | None) -> tuple[OwnStatistic, ...]:
     """The statistics of a call: by name, or a list of things that have a name."""
     if given is None:
         return ()

@@ -40,17 +40,18 @@ def measure_here(file: Path) -> None:
     import torch
 
     from headwise.models import open_model
-    from headwise.study.survey import job
+    from headwise.study.survey.job import SurveyJob
+    from headwise.study.survey.measures import Measures
 
     torch.set_num_threads(1)
-    real, calls = job.sums_by_layer, []
+    real, calls = Measures.of, []
 
     def some(*arguments: object) -> dict[str, object]:
         calls.append(1)
         return real(*arguments) if len(calls) <= BATCHES else {}
 
-    job.sums_by_layer = some
-    survey = job.SurveyJob.of(open_model("builtin", dtype=torch.float32), [file]).run()
+    Measures.of = some
+    survey = SurveyJob.of(open_model("builtin", dtype=torch.float32), [file]).run()
     print(survey.counts["windows"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,16 @@ def pages(browser: Any, page: Path, into: Path) -> None:
         for name, fragment in VIEWS.items():
             shot(browser, f"{page.as_uri()}{fragment}", into / f"{name}_{theme}.png", theme)
     shot(browser, page.as_uri(), into / "word_dark.png", "dark", hovered=HOVERED)
+
+
+def surveys(browser: Any, into: Path, folder: Path) -> None:
+    """The page of a survey of this documentation, in both themes."""
+    with chdir(IMAGES.parent):
+        found = headwise.survey(headwise.load_builtin(), sorted(Path().glob("*.md")), context=256)
+    page = folder / "survey.html"
+    page.write_text(found.to_html(), encoding="utf-8")
+    for theme in ("light", "dark"):
+        shot(browser, page.as_uri(), into / f"survey_{theme}.png", theme)
 
 
 def terminals(browser: Any, view: View, into: Path, folder: Path) -> None:
@@ -112,6 +122,7 @@ def main() -> None:
             view = headwise.view(headwise.load_builtin(), TEXT)
             pages(browser, view.save(Path(name) / "heads.html"), options.into)
             terminals(browser, view, options.into, Path(name))
+            surveys(browser, options.into, Path(name))
             with server() as address:
                 live(browser, address, options.into)
         browser.close()

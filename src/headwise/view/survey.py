@@ -182,8 +182,11 @@ td small { color: var(--soft); }
   text-decoration: none; font-family: ui-monospace, Menlo, Consolas, monospace; }
 .atlas a:hover, .atlas a:focus { outline: 2px solid var(--mark); }
 .atlas .name { text-align: left; font-size: .8rem; }
-.legend { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 0 1.5rem; padding: 0;
-  margin: .6rem 0; list-style: none; }
+.map { display: flex; flex-wrap: wrap; align-items: start; gap: 1rem 2.5rem; }
+.map .scroll { max-width: 100%; }
+.legend { flex: 1 1 20rem; padding: 0; margin: 1.4rem 0 0; list-style: none; }
+.legend li { padding: 0 0 .15rem 1.6rem; text-indent: -1.6rem; }
+.legend b { display: inline-block; min-width: 1.6rem; text-indent: 0; }
 .legend b, .about b { font-family: ui-monospace, Menlo, Consolas, monospace; }
 .about { columns: 24rem; padding: 0; margin: .5rem 0; list-style: none; }
 .bars { display: inline-flex; align-items: end; height: 1.3rem; gap: 1px; border-bottom: 1px solid var(--soft); }
@@ -209,10 +212,12 @@ BODY = Template("""
 <h2>All heads</h2>
 <p class="soft">Each row is a layer, each cell a head. The letter says what the head does with $what; the stronger
 the color, the more clearly it does that. Select a head to see its strongest passages.</p>
+<div class="map">
 <div class="scroll"><table class="atlas">
 $atlas
 </table></div>
 <ul class="legend">$legend</ul>
+</div>
 $heads
 <h2>Numbers</h2>
 <p class="soft">Each number is a mean over all tokens that have a choice: they see at least two tokens and, for a kind
@@ -227,9 +232,9 @@ $rows
 $skipped
 """)
 HEADS = Template("""<h2>Head by head</h2>
-<p class="soft">The passages of the whole corpus in which each head was strongest. The <b>framed</b> token attends to
-the <mark>shaded</mark> one most, the first token of the window excluded. The number is the share of $what that counts
-for the head's name, or for a head without a name the largest single weight.</p>
+<p class="soft">The passages of the whole corpus in which each head was strongest, the clearest heads first. The
+<b>framed</b> token attends to the <mark>shaded</mark> one most, the first token of the window excluded. The number is
+the share of $what that counts for the head's name, or for a head without a name the largest single weight.</p>
 <div class="heads">$sections</div>
 """)
 BY_DISTANCE = (
@@ -293,7 +298,7 @@ def _legend(survey: Survey) -> Iterator[str]:
 
 def _heads(survey: Survey) -> str:
     """For each head, what it does and the passages in which it did it most."""
-    sections = "".join(_section(survey, head) for head in survey.placed)
+    sections = "".join(_section(survey, head) for head in survey.clearest(len(survey.heads)))
     return HEADS.substitute(sections=sections, what=WHAT[survey.settings["by"]]) if survey.tally.passages.best else ""
 
 

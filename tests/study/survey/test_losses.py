@@ -25,7 +25,7 @@ from headwise.study.survey.corpus import Corpus, open_corpus
 from headwise.study.survey.documents import LongText
 from headwise.study.survey.job import SurveyJob, evaluating, journal_folder
 from headwise.study.survey.measures import LayerSums, Measures
-from headwise.study.survey.passages import Candidate, Quote, WindowTexts
+from headwise.study.survey.passages import Quote, StrongQuery, WindowTexts
 from headwise.study.survey.result import Survey
 from survey_words import sentence
 
@@ -45,7 +45,7 @@ def counting(monkeypatch):
         fields = {"rows": [len(windows)], "sum": [sum(map(sum, windows))]}
         best = max(range(len(windows)), key=lambda i: (sum(windows[i]), -i))
         quote = Quote.of(0, 0, len(windows[best]), cross=False)
-        found = Candidate(sum(windows[best]), 0.5, best, 0, 0, quote, tuple(windows[best]))
+        found = StrongQuery(sum(windows[best]), 0.5, best, 0, 0, quote, tuple(windows[best]))
         return {"layer": LayerSums(fields, {(0, "sum"): [found]}, [WindowTexts(ids, ids) for ids in windows])}
 
     monkeypatch.setattr(Measures, "of", sums)

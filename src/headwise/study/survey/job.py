@@ -36,7 +36,7 @@ from headwise.study.survey.journal import (
     writing,
 )
 from headwise.study.survey.measures import LayerSums, Measures, NotFiniteError
-from headwise.study.survey.passages import Candidate, Passage, Passages, remembering
+from headwise.study.survey.passages import Passage, Passages, StrongQuery, remembering
 from headwise.study.survey.result import Survey, check_path, many
 from headwise.study.survey.tally import Skipped, Tally
 
@@ -396,7 +396,7 @@ class SurveyJob:
                 passage = self._passage(candidate, sums, windows[candidate.window])
                 tally.passages.add((layer, head, number), passage)
 
-    def _passage(self, found: Candidate, sums: LayerSums, window: TokenWindow) -> Passage:
+    def _passage(self, found: StrongQuery, sums: LayerSums, window: TokenWindow) -> Passage:
         file, line, *_ = window.skipped("")
         words = found.quote.words(sums.texts[found.window], remembering(self.model.codec))
         place = (file, line, window.unit, window.number, found.query, found.key)

@@ -22,7 +22,7 @@ from headwise.models.text_model import PROBE, TextModel
 from headwise.study.importance import importance, logits_of, mean_cross_entropy, next_token_loss
 from headwise.study.outputs import HeadOutputs
 from headwise.study.passes import call_name
-from headwise.study.survey.passages import Candidate, Passages, Ranking, WindowTexts
+from headwise.study.survey.passages import Passages, Ranking, StrongQuery, WindowTexts
 from headwise.study.survey.statistics import OwnStatistic
 from headwise.study.survey.tally import WITHOUT_FIRST, Fields, as_integers
 from headwise.study.watch import watch
@@ -65,7 +65,7 @@ class LayerSums(NamedTuple):
     """
 
     fields: Fields
-    strongest: dict[tuple[int, str], list[Candidate]]
+    strongest: dict[tuple[int, str], list[StrongQuery]]
     texts: Sequence[WindowTexts]
 
 

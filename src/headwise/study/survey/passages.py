@@ -130,7 +130,7 @@ class Passages:
 # Quoting ------------------------------------------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
+class QuotePart(NamedTuple):
     """Some tokens of a window: of the text of the keys or of that of the queries, the same text in most models."""
 
     of_keys: bool
@@ -141,7 +141,7 @@ class Part(NamedTuple):
 class Quote(NamedTuple):
     """What to quote of a window, and the places of the query and the key among the quoted words."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[QuotePart, ...]
     marks: tuple[int, int]
 
     @classmethod
@@ -157,9 +157,12 @@ class Quote(NamedTuple):
         first, last = (key, query) if cross or key <= query else (query, key)
         if not cross and last - first <= 2 * AROUND:
             start = max(0, first - AROUND)
-            return cls((Part(False, start, last + AROUND + 1),), (query - start, key - start))
+            return cls((QuotePart(False, start, last + AROUND + 1),), (query - start, key - start))
         start, other = max(0, first - AROUND), max(0, last - AROUND)
-        parts = (Part(cross, start, min(first + AROUND // 2 + 1, keys)), Part(False, other, last + AROUND + 1))
+        parts = (
+            QuotePart(cross, start, min(first + AROUND // 2 + 1, keys)),
+            QuotePart(False, other, last + AROUND + 1),
+        )
         near, far = first - start, parts[0].stop - start + 1 + last - other
         return cls(parts, (far, near) if first == key else (near, far))
 
@@ -183,7 +186,7 @@ class WindowTexts(NamedTuple):
     queries: Sequence[int]
     keys: Sequence[int]
 
-    def of(self, part: Part) -> Sequence[int]:
+    def of(self, part: QuotePart) -> Sequence[int]:
         """The text that a part is from."""
         return self.keys if part.of_keys else self.queries
 
@@ -204,7 +207,7 @@ def remembering(codec: TokenCodec) -> TokenCodec:
 # Finding ------------------------------------------------------------------------------------------------------------
 
 
-class Candidate(NamedTuple):
+class StrongQuery(NamedTuple):
     """A query of a batch of windows that did most of something."""
 
     score: float
@@ -236,7 +239,7 @@ class Ranking:
     texts: Sequence[WindowTexts]
     cross: bool
 
-    def best(self, most: int, floors: Sequence[float]) -> list[list[Candidate]]:
+    def best(self, most: int, floors: Sequence[float]) -> list[list[StrongQuery]]:
         """For every head, its `most` best queries in different passages, the best first.
 
         Args:
@@ -255,7 +258,7 @@ class Ranking:
 
     def _different(
         self, ranks: Tensor, heads: Sequence[int], most: int, count: int, floors: Sequence[float]
-    ) -> list[list[Candidate] | None]:
+    ) -> list[list[StrongQuery] | None]:
         """For some heads, the best queries whose quotes differ; None if the `count` best are too few to tell."""
         B, _, T = self.scores.shape
         chosen = torch.tensor(heads, dtype=torch.long, device=ranks.device)
@@ -266,9 +269,9 @@ class Ranking:
             return found
 
         columns = (at(self.counted), at(self.scores.float()), at(self.weight), place.tolist(), at(self.key))
-        found: list[list[Candidate] | None] = []
+        found: list[list[StrongQuery] | None] = []
         for *rows, floor in zip(*columns, floors, strict=True):
-            different: dict[object, Candidate] = {}
+            different: dict[object, StrongQuery] = {}
             for counts, score, weight, index, key in zip(*rows, strict=True):
                 if len(different) == most or not counts or score < floor:
                     break
@@ -280,10 +283,10 @@ class Ranking:
             found.append(list(different.values()))
         return found
 
-    def _candidate(self, score: float, weight: float, window: int, query: int, key: int) -> Candidate:
+    def _candidate(self, score: float, weight: float, window: int, query: int, key: int) -> StrongQuery:
         text = self.texts[window]
         quote = Quote.of(query, key, len(text.keys), cross=self.cross)
-        return Candidate(score, weight, window, query, key, quote, quote.tokens(text))
+        return StrongQuery(score, weight, window, query, key, quote, quote.tokens(text))
 
 
 def _ranks(scores: Tensor, counted: Tensor) -> Tensor:

@@ -226,7 +226,7 @@ class Survey:
         skipped = f", {counts['skipped']:,} skipped" if counts["skipped"] else ""
         parts.append(many(counts["documents"], "document") + skipped)
         parts.append(f"{many(counts['windows'], 'window')} of at most {self.settings['context']:,} tokens")
-        parts += [f"{many(counts['cut'], 'document')} cut into several"] if counts["cut"] else []
+        parts += [f"{many(counts['cut'], 'document')} cut into several windows"] if counts["cut"] else []
         parts += [f"{many(counts['windows lost'], 'window')} lost"] if counts["windows lost"] else []
         parts += [many(counts["tokens"], "token"), *kinds_in_words(self.placed).values()]
         parts += [WAYS[self.settings["by"]], *([IMPORTANCE] if self.settings["importance"] else [])]

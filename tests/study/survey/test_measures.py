@@ -78,6 +78,22 @@ def test_numbers_are_those_of_the_dense_definition(exact, by, defined):
         assert survey.evidence(layer, head, "previous")[0].score == pytest.approx(max(best), rel=1e-6)
 
 
+def test_contributions_of_copies_of_the_first_token_count_only_with_it(exact):
+    bare = headwise.models.TextModel(
+        "bare", exact.gpt, headwise.models.text_model.TokenCodec(lambda text: [9, 4, 9, 5, 9, 9, 6])
+    )
+    found = headwise.survey(bare, texts=["any"], by="contribution").head(1, 1)
+    ids = torch.tensor([9, 4, 9, 5, 9, 9, 6])
+    with torch.no_grad(), watch(exact.gpt, outputs=True) as seen:
+        exact.gpt(ids[None])
+    layer = seen.outputs["blocks.1.attention"]
+    shares = contributed(layer.weights[0, 1], layer.value[0, 1] @ layer.out[1])
+    copies = (ids[:, None] == ids).tril(-1)
+    assert found["same_token"] == pytest.approx((shares * copies).sum(-1)[[2, 4, 5]].mean().item(), rel=1e-8)
+    copies[:, 0] = False
+    assert found.without_first["same_token"] == pytest.approx((shares * copies).sum(-1)[[4, 5]].mean().item(), rel=1e-8)
+
+
 def test_importance_is_the_mean_over_windows_of_what_the_gradient_says(exact):
     survey = headwise.survey(exact, texts=TEXTS, context=CONTEXT, batch=3, importance=True)
     effects = {}

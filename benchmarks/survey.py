@@ -2,6 +2,7 @@
 
     python benchmarks/survey.py                    about 200 kB of this repository's own Python files
     python benchmarks/survey.py --kilobytes 50     less text
+    python benchmarks/survey.py --measures         what evidence, other maps and importance cost, in one process
 
 The script times whole commands in turn, including start-up. The start-up time is that of a survey of one short text. It
 reports nothing unless both commands write exactly the same bytes. It needs two idle cores.
@@ -18,6 +19,13 @@ from pathlib import Path
 
 import harness
 
+WAYS: dict[str, dict[str, object]] = {
+    "attention weights": {"evidence": 0},
+    "with evidence": {},
+    "by value": {"evidence": 0, "by": "value"},
+    "by contribution": {"evidence": 0, "by": "contribution"},
+    "with importance": {"evidence": 0, "importance": True},
+}
 SOURCES = Path(__file__).parent.parent / "src" / "headwise"
 
 
@@ -84,13 +92,42 @@ def measure(folder: Path, kilobytes: int, rounds: int, context: int) -> dict[str
     }
 
 
+def measure_ways(folder: Path, kilobytes: int, rounds: int, context: int) -> list[dict[str, object]]:
+    """The least CPU seconds of a survey in each way, in turns, relative to attention weights without evidence."""
+    import torch
+
+    import headwise
+
+    torch.set_num_threads(1)
+    copy_corpus(folder / "corpus", kilobytes)
+    model = headwise.load_builtin()
+    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
+    for _ in range(rounds):
+        for name, options in WAYS.items():
+            start = time.process_time()
+            found = headwise.survey(model, folder / "corpus", context=context, **options)
+            seconds[name].append(time.process_time() - start)
+    first = min(next(iter(seconds.values())))
+    return [
+        {"survey": name, "tokens": found.counts["tokens"], "cpu s": round(min(x), 2), "times": round(min(x) / first, 2)}
+        for name, x in seconds.items()
+    ]
+
+
 def main() -> None:
     """Print a table and then one JSON object."""
     parser = harness.parser(__doc__)
     parser.add_argument("--kilobytes", type=int, default=200, help="amount of text (default 200)")
     parser.add_argument("--rounds", type=int, default=3, help="how often to run all commands (default 3)")
     parser.add_argument("--context", type=int, default=512, help="tokens per window (default 512)")
+    parser.add_argument("--measures", action="store_true", help="compare what can be measured, in one process")
     options = parser.parse_args()
+    if options.measures:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = measure_ways(Path(folder), options.kilobytes, options.rounds, options.context)
+        harness.table("headwise survey, one thread", [[str(x) for x in row.values()] for row in rows], list(rows[0]))
+        harness.finish("survey-measures", "cpu", rows)
+        return
     with tempfile.TemporaryDirectory() as folder:
         row = measure(Path(folder), options.kilobytes, options.rounds, options.context)
     harness.table(

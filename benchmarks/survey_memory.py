@@ -40,18 +40,28 @@ def measure_here(file: Path) -> None:
     import torch
 
     from headwise.models import open_model
-    from headwise.study.survey import job
+    from headwise.study.survey.job import SurveyJob
+    from headwise.study.survey.measures import Measures
 
     torch.set_num_threads(1)
-    real, calls = job.sums_by_layer, []
+    real, calls = Measures.of, []
 
     def some(*arguments: object) -> dict[str, object]:
         calls.append(1)
         return real(*arguments) if len(calls) <= BATCHES else {}
 
-    job.sums_by_layer = some
-    survey = job.SurveyJob.of(open_model("builtin", dtype=torch.float32), [file]).run()
-    print(survey.counts["windows"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    Measures.of = some
+    survey = SurveyJob.of(open_model("builtin", dtype=torch.float32), [file]).run()
+    print(survey.counts["windows"], peak_memory())
+
+
+def peak_memory() -> int:
+    """The peak memory of this process in MB. On Linux, `getrusage` may give that of the process that started it."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) // 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ SIZE = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 780}
 VIEWS = {"heads": "", "text": "#view=words&head=4.2", "map": "#view=map&head=4.2", "table": "#view=table"}
 CARRIED = {"contributions": "#what=contribution&color=importance", "carried": "#view=map&head=5.4&what=value"}
+SURVEYED = ("design.md", "heads.md", "learn.md", "looking.md")
 HOVERED = '.word[data-i="11"]'
 BEFORE = ("heads", "map", "table")  # what the first page had
 SAVED = "import sys, headwise; headwise.view(headwise.load_builtin(), sys.argv[1]).save(sys.argv[2])"
@@ -47,6 +48,16 @@ def pages(browser: Any, page: Path, into: Path, views: dict[str, str]) -> None:
             shot(browser, f"{page.as_uri()}{fragment}", into / f"{name}_{theme}.png", theme)
         shot(browser, page.as_uri(), into / f"word_{theme}.png", theme, hovered=HOVERED)
         shot(browser, f"{page.as_uri()}{VIEWS['map']}", into / f"phone_{theme}.png", theme, size=PHONE)
+
+
+def surveys(browser: Any, into: Path, folder: Path) -> None:
+    """The page of a survey of some of this documentation, in both themes."""
+    with chdir(IMAGES.parent):
+        found = headwise.survey(headwise.load_builtin(), SURVEYED, context=256)
+    page = folder / "survey.html"
+    page.write_text(found.to_html(), encoding="utf-8")
+    for theme in THEMES:
+        shot(browser, page.as_uri(), into / f"survey_{theme}.png", theme)
 
 
 def terminals(browser: Any, view: View, into: Path, folder: Path) -> None:
@@ -147,6 +158,7 @@ def main() -> None:
                 for shown, fragment in CARRIED.items():
                     shot(browser, f"{worth.as_uri()}{fragment}", into / f"{shown}_{theme}.png", theme)
             terminals(browser, view, into, Path(name))
+            surveys(browser, into, Path(name))
             with server() as address:
                 live(browser, address, into)
         browser.close()

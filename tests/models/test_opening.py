@@ -311,7 +311,9 @@ def test_models_with_attention_in_their_own_code_are_refused_by_name(kind, tmp_p
         open_model(tmp_path)
 
 
-def test_an_encoder_decoder_is_opened_as_its_encoder_or_refused(folder):
+def test_an_encoder_decoder_is_opened_as_its_encoder_as_a_whole_or_refused(folder):
+    import headwise.huggingface
+
     path = folder("t5")
     whole = transformers.T5ForConditionalGeneration.from_pretrained(path, attn_implementation="headwise").eval()
     found = [
@@ -322,8 +324,15 @@ def test_an_encoder_decoder_is_opened_as_its_encoder_or_refused(folder):
     assert len({type(model.module) for model in found}) == 1
     for model in (path, whole):
         with pytest.raises(CheckpointError, match=r"encoder–decoder, which reads two texts.*get_encoder\(\)"):
-            headwise.survey(model, texts=[TEXT], tokenize=tokenizer() if model is whole else None)
-    assert headwise.survey(whole.get_encoder(), texts=[TEXT], tokenize=tokenizer()).documents == 1
+            open_model(model, tokenizer() if model is whole else None, encoder=False)
+        both = open_model(model, tokenizer() if model is whole else None, both=True)
+        assert type(both.module) is type(whole)
+        ids = both.tokens(TEXT)
+        assert both.decoder_tokens(ids).tolist() == [[whole.config.decoder_start_token_id, *ids[0, :-1].tolist()]]
+    one, two = (headwise.survey(each, texts=[TEXT], tokenize=tokenizer()) for each in (whole.get_encoder(), whole))
+    assert len(one.layers) < len(two.layers)
+    with pytest.raises(OptionError, match="is not an encoder–decoder model: it reads one text"):
+        found[0].decoder_tokens(ids)
 
 
 def test_view_serve_and_survey_read_the_same_model(folder):

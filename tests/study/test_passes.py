@@ -9,7 +9,7 @@ from torch import nn
 import headwise
 from headwise import MultiHeadAttention, OptionError, silence, watch
 from headwise.models.text_model import TextModel, TokenCodec
-from headwise.study.survey.tally import sums_by_layer
+from headwise.study.survey.measures import Measures
 from headwise.view.serve.models import check_off, layer_names, run_model
 
 CALLS, HEADS, WIDTH, WORDS = 5, 3, 24, 31
@@ -176,7 +176,8 @@ def test_view_serve_and_survey_show_every_call(made):
     model = TextModel("shared", module, TokenCodec(lambda text: [ord(x) % WORDS for x in text]))
     names = [f"{name}@{i}" for i in range(CALLS)]
     assert headwise.view(model, "the sea and the captain").names == tuple(names)
-    assert list(sums_by_layer(model, [[1, 2, 3, 4, 5, 6]], 16)) == names
+    for by in ("weight", "value"):
+        assert list(Measures(by=by).of(model, [[1, 2, 3, 4, 5, 6]], 16)) == names
     assert layer_names(model) == names
     check_off(model, [(4, 2)])
     with pytest.raises(OptionError, match="layer 5: this model has 5 layers"):

@@ -44,9 +44,8 @@ def test_pairs_are_the_largest_weights_further_back(result):
 
 def test_the_sentence_counts_what_the_readings_say(result):
     resting = sum("first-token sink" in head.summary.reading for head in result.heads)
-    assert (
-        f"7 layers × 8 heads · {result.T} tokens · {resting} heads attend mostly to the first token" in result.sentence
-    )
+    sinks = f"{resting} heads put 30 % or more on the first token"
+    assert f"7 layers × 8 heads · {result.T} tokens · {sinks}" in result.sentence
 
 
 def test_a_transformers_model_is_seen():
@@ -140,7 +139,8 @@ def test_bad_input_is_refused(call, error, message):
 
 
 @pytest.mark.parametrize(
-    ("count", "words"), [(0, []), (1, ["1 head attends mostly to the first token; none does only that"])]
+    ("count", "words"),
+    [(0, []), (1, ["1 head puts 30 % or more on the first token and has another pattern too"])],
 )
 def test_heads_on_the_first_token_are_counted_in_words(count, words):
     weights = torch.full((1, count + 1, 9, 9), 1 / 9)

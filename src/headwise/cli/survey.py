@@ -12,17 +12,17 @@ from headwise.cli.console import MODEL_HELP, add_json, check_at_least_one, check
 from headwise.errors import OptionError, printable
 from headwise.models import open_model
 from headwise.study.survey.job import SurveyJob, processes_from_environment
+from headwise.study.survey.measures import PASSAGES, WAYS, Measures
 from headwise.study.survey.result import Survey, many
-from headwise.view.evidence import passages
-from headwise.view.static_page import page
-from headwise.view.terminal import drawn_survey
+from headwise.study.survey.statistics import OwnStatistic, own_statistics
+from headwise.view.survey import drawn_survey, page
 
 EXAMPLES = """examples:
   headwise survey texts --context 128
   headwise survey texts corpus.jsonl --out survey.json --resume
   headwise survey corpus.jsonl --column text --out survey.parquet --html survey.html --batch 4
+  headwise survey texts --by value --importance --evidence 5
 """
-QUOTED = 24  # windows of the corpus that a page quotes passages from
 SKIPPED = 3  # exit status if some documents could not be read
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -43,6 +43,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch", type=int, default=8, metavar="N", help="windows per batch")
     parser.add_argument("--column", default="text", metavar="NAME", help="text field in JSONL and Parquet files")
+    parser.add_argument(
+        "--by",
+        choices=WAYS,
+        default="weight",
+        help="measure attention weights, weights scaled by what their values write, or shares of what heads write",
+    )
+    parser.add_argument(
+        "--statistic",
+        action="append",
+        default=[],
+        metavar="FILE.py:NAME",
+        help="a statistic of your own, which may be repeated; this runs the Python file that you name",
+    )
+    parser.add_argument("--importance", action="store_true", help="how much the loss depends on each head, by gradient")
+    parser.add_argument(
+        "--evidence", type=int, default=PASSAGES, metavar="N", help="passages to keep per head and number (0: none)"
+    )
     parser.add_argument("--device", help="cpu or cuda (default: cuda if there is a GPU)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the model")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads per process")
@@ -62,15 +79,16 @@ def run(options: argparse.Namespace) -> int:
     check_file("--html", options.html)
     torch.set_num_threads(options.threads)
     processes = processes_from_environment()
-    model = open_model(options.model, device=_device(options.device), dtype=DTYPES[options.dtype], encoder=False)
-    job = SurveyJob.of(
-        model, options.files, context=options.context, batch=options.batch, column=options.column, strict=options.strict
-    )
+    statistics = own_statistics([OwnStatistic.from_file(place) for place in options.statistic])
+    measures = Measures(options.by, statistics, options.importance, options.evidence)
+    model = open_model(options.model, device=_device(options.device), dtype=DTYPES[options.dtype], both=True)
+    sizes = {"context": options.context, "batch": options.batch, "column": options.column}
+    job = SurveyJob.of(model, options.files, **sizes, strict=options.strict, measures=measures)
     stream = sys.stderr if processes.rank == 0 else None
     found = job.run(options.out, processes=processes, resume=options.resume, every=options.save_every, stream=stream)
     if found is None:
         return 0
-    _print(found, options, job)
+    _print(found, options)
     if not found.skipped or options.allow_skips:
         return 0
     count = max(found.counts["skipped"], len(found.skipped))
@@ -79,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     return SKIPPED
 
 
-def _print(found: Survey, options: argparse.Namespace, job: SurveyJob) -> None:
+def _print(found: Survey, options: argparse.Namespace) -> None:
     if options.json:
         print_json(found.to_dict())
     else:
@@ -87,8 +105,7 @@ def _print(found: Survey, options: argparse.Namespace, job: SurveyJob) -> None:
     if options.out is not None:
         print(f"wrote {printable(str(options.out))}", file=sys.stderr)
     if options.html is not None:
-        quoted = passages(found, job.model, job.samples(QUOTED))
-        write_file("--html", options.html, page(found, quoted))
+        write_file("--html", options.html, page(found))
 
 
 def _device(name: str | None) -> torch.device:

@@ -31,6 +31,7 @@ def open_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     encoder: bool = True,
+    both: bool = False,
 ) -> TextModel:
     """A model with its tokenizer, ready to read texts.
 
@@ -47,13 +48,15 @@ def open_model(
         dtype: of the weights of a model that is opened from disk; by default float32 for our own models, and as saved
             for transformers models.
         encoder: open the encoder of an encoder–decoder model; False refuses such a model.
+        both: open an encoder–decoder model as a whole: its decoder reads what `TextModel.decoder_tokens` says.
     """
+    part = "both" if both else "encoder" if encoder else None
     if isinstance(model, str | Path):
-        found = _open_path(model, device, dtype, encoder)
+        found = _open_path(model, device, dtype, part)
     elif isinstance(model, TextModel):
         found = model
     elif isinstance(model, nn.Module):
-        found = _open_module(model, tokenizer, encoder)
+        found = _open_module(model, tokenizer, part)
     else:
         raise OptionError(
             f"expected a model, and an object of type {type(model).__name__} is given; {EXPECTED}. A model in memory, "
@@ -68,20 +71,21 @@ def open_model(
     return found
 
 
-def _open_module(module: nn.Module, tokenizer: Callable[[str], Sequence[int]] | None, encoder: bool) -> TextModel:
+def _open_module(module: nn.Module, tokenizer: Callable[[str], Sequence[int]] | None, part: str | None) -> TextModel:
     kind = type(module).__name__
     if tokenizer is None:
         raise OptionError(
             f"{kind} is given without a tokenizer. Pass its transformers tokenizer, or a function from a text to token "
             f"ids (tokenize= in headwise.survey)."
         )
+    start = None
     if "decoder_input_ids" in inspect.signature(module.forward).parameters:
-        module = _encoder_of(module, kind, encoder)
+        module, start = _part_of(module, kind, part)
     trained = getattr(getattr(module, "config", None), "max_position_embeddings", None)
-    return TextModel(kind, module, TokenCodec.of(tokenizer), trained, _limit(module, trained))
+    return TextModel(kind, module, TokenCodec.of(tokenizer), trained, _limit(module, trained), start)
 
 
-def _open_path(path: str | Path, device: torch.device | str, dtype: torch.dtype | None, encoder: bool) -> TextModel:
+def _open_path(path: str | Path, device: torch.device | str, dtype: torch.dtype | None, part: str | None) -> TextModel:
     if path == "builtin":
         return load_builtin(device, dtype or torch.float32)
     folder = Path(path)
@@ -90,7 +94,7 @@ def _open_path(path: str | Path, device: torch.device | str, dtype: torch.dtype 
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder {folder}; {EXPECTED}.")
     if (folder / "config.json").is_file():
-        return _open_transformers(folder, device, dtype, encoder)
+        return _open_transformers(folder, device, dtype, part)
     if not (folder / WEIGHTS).is_file():
         refuse_gguf(folder)
     return load(folder, device, dtype or torch.float32)
@@ -111,7 +115,9 @@ def _folder_of(file: Path) -> Path:
 # Models of transformers ---------------------------------------------------------------------------------------------
 
 
-def _open_transformers(folder: Path, device: torch.device | str, dtype: torch.dtype | None, encoder: bool) -> TextModel:
+def _open_transformers(
+    folder: Path, device: torch.device | str, dtype: torch.dtype | None, part: str | None
+) -> TextModel:
     """The model in a folder, on `attn_implementation="headwise"`."""
     transformers = need("transformers", "huggingface", "transformers models")
     from headwise import huggingface
@@ -120,8 +126,8 @@ def _open_transformers(folder: Path, device: torch.device | str, dtype: torch.dt
         config = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
     if huggingface.bypasses_interface(type(config).__module__):
         raise huggingface.bypass_error(f"{folder}: {config.model_type}")
-    if config.is_encoder_decoder and not encoder:
-        _encoder_of(None, f"{folder}: {config.model_type}", encoder)
+    if config.is_encoder_decoder and part is None:
+        _part_of(None, f"{folder}: {config.model_type}", part)
     codec = TokenCodec.of(_tokenizer(transformers, folder))
     weights = weights_in(folder)
     safe = ".safetensors" in weights.name
@@ -132,12 +138,15 @@ def _open_transformers(folder: Path, device: torch.device | str, dtype: torch.dt
         saved = " ".join(getattr(config, "architectures", None) or [])
         causal = "CausalLM" in saved or "LMHead" in saved
         kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
+        if part == "both" and "ConditionalGeneration" in saved:
+            kind = transformers.AutoModelForSeq2SeqLM
         module = _loaded(kind, folder, use_safetensors=safe, **({} if dtype is None else {"dtype": dtype}))
+    start = None
     if config.is_encoder_decoder:
-        module = _encoder_of(module, config.model_type, encoder)
+        module, start = _part_of(module, config.model_type, part)
     trained = getattr(config, "max_position_embeddings", None)
     module = module.to(device).eval().requires_grad_(False)
-    return TextModel(folder.resolve().name, module, codec, trained, _limit(module, trained))
+    return TextModel(folder.resolve().name, module, codec, trained, _limit(module, trained), start)
 
 
 def _loaded(kind: Any, folder: Path, **options: Any) -> Any:
@@ -154,14 +163,27 @@ def _loaded(kind: Any, folder: Path, **options: Any) -> Any:
     return module
 
 
-def _encoder_of(module: Any, kind: str, encoder: bool) -> Any:
-    """The encoder of an encoder–decoder model."""
-    if not encoder:
+def _part_of(module: Any, kind: str, part: str | None) -> tuple[Any, int | None]:
+    """The part of an encoder–decoder model to open; if it is the whole, also the first token of its decoder's text."""
+    if part is None:
         raise CheckpointError(
             f"{kind} is an encoder–decoder, which reads two texts at once; expected a model that reads one. Use its "
-            f"encoder: headwise.survey(model.get_encoder(), paths, tokenize=tokenizer)."
+            f"encoder: open_model(model.get_encoder(), tokenizer)."
         )
-    return module.get_encoder()
+    if part == "encoder":
+        return module.get_encoder(), None
+    if getattr(module, "main_input_name", "input_ids") != "input_ids":
+        raise CheckpointError(
+            f"{kind} reads {module.main_input_name}, not text; expected a model whose encoder reads tokens."
+        )
+    config = module.config
+    names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+    start = next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
+    if start is None:
+        raise CheckpointError(
+            f"{kind}: its configuration has no decoder_start_token_id, with which its decoder begins."
+        )
+    return module, start
 
 
 def _tokenizer(transformers: Any, folder: Path) -> Any:

@@ -107,12 +107,20 @@ class TextModel:
         codec: text to token ids and back.
         trained: how many tokens it was trained on at a time, if known.
         limit: the most tokens it can read; None for any number.
+        start: of an encoder–decoder model, the token that the text of its decoder begins with; None for other models.
     """
 
     def __init__(
-        self, name: str, module: nn.Module, codec: TokenCodec, trained: int | None = None, limit: int | None = None
+        self,
+        name: str,
+        module: nn.Module,
+        codec: TokenCodec,
+        trained: int | None = None,
+        limit: int | None = None,
+        start: int | None = None,
     ) -> None:
         self.name, self.module, self.codec, self.trained, self.limit = name, module, codec, trained, limit
+        self.start = start
 
     @property
     def context(self) -> int | None:
@@ -148,12 +156,30 @@ class TextModel:
         """The text of each of the `tokens`; those that make up one character all have its text."""
         return [text for text, _ in self.codec.characters(tokens.flatten().tolist())]
 
+    def decoder_tokens(self, tokens: Tensor) -> Tensor:
+        """What the decoder of an encoder–decoder model reads while its encoder reads `tokens` (B, T).
+
+        It is the same text behind the start token, without its last token: what the model sees while it repeats the
+        text, token by token.
+        """
+        if self.start is None:
+            raise OptionError(f"{self.name} is not an encoder–decoder model: it reads one text.")
+        return torch.cat([torch.full_like(tokens[:, :1], self.start), tokens[:, :-1]], 1)
+
+    def inputs(self, tokens: Tensor) -> dict[str, Tensor]:
+        """The keyword arguments with which an encoder–decoder model reads `tokens` (B, T)."""
+        return {"input_ids": tokens, "decoder_input_ids": self.decoder_tokens(tokens)}
+
     def read(self, tokens: Tensor) -> None:
         """Run the model over `tokens` (B, T) so that its attention can be watched. No logits are computed."""
         body: Any = getattr(self.module, "base_model", self.module)
         cached = "use_cache" in inspect.signature(body.forward).parameters
+        options: dict[str, Any] = {"use_cache": False} if cached else {}
         try:
-            body(tokens, **({"use_cache": False} if cached else {}))
+            if self.start is None:
+                body(tokens, **options)
+            else:
+                body(**self.inputs(tokens), **options)
         except IndexError as error:
             raise ShapeError(
                 f"{type(self.module).__name__} cannot read these {tokens.shape[1]} tokens ({error}): a token or a "

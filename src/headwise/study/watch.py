@@ -37,7 +37,8 @@ class Watched(Mapping[str, Any]):
     """Attention maps by the name of their layer in the model, or statistics of them; made by `watch`.
 
     `seen[name]` is from the last pass of the model; `seen.calls[name]` has those of all passes. A module that is called
-    several times in one pass is several layers, "name@0", "name@1", ...; `seen["name"]` is then its last call.
+    several times in one pass is several layers, "name@0", "name@1", ...; `seen["name"]` is then its last call. While a
+    function of the user's reduces a map, `seen.current` is the name of its layer.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Watched(Mapping[str, Any]):
     ) -> None:
         self._outputs = outputs
         self.calls: dict[str, list[Any]] = {}
+        self.current = ""
         self._layers, self._heads, self._statistics = dict(layers), heads, statistics
         self._passes, self._only = Passes(model, self._layers.values()), dict(only or {})
         self._last: dict[str, str] = {}  # the name of the last call of each layer
@@ -102,8 +104,8 @@ class Watched(Mapping[str, Any]):
                 return
             if self._heads is not None:
                 weights = weights.select(heads=self._heads)
-            found, name_of_call = self._reduced(weights), self._name(name, index)
-            self.calls.setdefault(name_of_call, []).append(found)
+            self.current = self._name(name, index)
+            self.calls.setdefault(self.current, []).append(self._reduced(weights))
 
         return watcher
 

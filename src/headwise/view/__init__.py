@@ -98,14 +98,14 @@ def _(watched: Watched) -> str:
 
 @display.html.register
 def _(survey: Survey) -> str:
-    from headwise.view.static_page import page
+    from headwise.view.survey import page
 
     return page(survey)
 
 
 @display.text.register
 def _(survey: Survey, width: int = 120) -> str:
-    from headwise.view.terminal import drawn_survey
+    from headwise.view.survey import drawn_survey
 
     return drawn_survey(survey, width)
 

@@ -1,15 +1,14 @@
-"""A view as text: the clearest heads large, with words, then all heads as colored cells; and a survey as text."""
+"""A view as text: the clearest heads large, with words, then all heads as colored cells."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from headwise.errors import printable
 from headwise.masks.probes import sink
-from headwise.study.survey.result import Survey, SurveyedHead
 from headwise.view.color import Palette
 from headwise.view.result import View
 from headwise.view.tokens import cut, fill, shown, wide
 from headwise.view.words import described, example
-from headwise.weights.summary import FIRST_SINK, MIXED, READINGS, Head, HeadSummary
+from headwise.weights.summary import FIRST_SINK, MIXED, READINGS, SINK, Head, HeadSummary
 
 HEIGHT = 24  # lines of a terminal; one is for the path of the page, one for the prompt
 # What a head does, in one letter: "c" for a copy of the same token and "w" for a sink on a word, since "s" is a sink;
@@ -21,10 +20,9 @@ WORD = 9  # columns of a word beside a picture
 TALL = 32  # lines of a terminal that has room for more
 LEAST, MOST = 12, 32  # columns of a large picture
 LEGEND = "   "  # between entries, since a dot is an entry of its own
+CAPITAL = f"capital: also {SINK * 100:.0f} % or more on the first token"
 LISTED = 12  # heads in a table without colors
 LARGEST = 24  # columns of a picture in the view of one layer
-SURVEYED = ("sink", "previous", "induction", "entropy", "peak", "distance")  # columns of a survey's table
-NAMED = 10  # skipped documents that are listed
 
 
 def drawn(view: View, width: int, palette: Palette, height: int = HEIGHT) -> str:
@@ -163,7 +161,7 @@ class Cells:
 
     def _legend(self) -> list[str]:
         kinds = [f"{sign} {kind}" for kind, sign in self.letters.items()]
-        more = ["capital: also attends mostly to the first token"]
+        more = [CAPITAL]
         more += ["pictures: without the first token", "more color: more clearly"] if self.palette.depth else []
         hidden = max(len(summary) for summary in self.view.summaries) - self.shown
         more += [f"{hidden} more heads per layer"] if hidden else []
@@ -199,15 +197,6 @@ def drawn_layer(view: View, layer: int, width: int, height: int, palette: Palett
     return "\n".join(lines[:-1])
 
 
-def drawn_survey(survey: Survey, width: int, *, every_head: bool = False) -> str:
-    """The whole survey, for a terminal of this width."""
-    lines = wrapped(survey.sentence.split(" · "), width)
-    if survey.heads:
-        heads = survey.placed if every_head else survey.clearest()
-        lines += ["", *_letters(survey, width), "", *_table(heads, width)]
-    return "\n".join([*lines, *_skipped(survey)])
-
-
 def _caption(head: HeadSummary) -> str:
     """What a head does, short enough to stand under a picture."""
     return f"{head.kind.removeprefix('first-token ')} {head.traits[-1].share:.2f}" if head.traits else head.kind
@@ -225,7 +214,7 @@ def _largest(heads: int, T: int, width: int, height: int) -> tuple[int, int]:
 
 
 def letter(head: HeadSummary, letters: Mapping[str, str] = KIND_LETTERS) -> str:
-    """What a head does, in one letter; a capital if it also attends mostly to the first token."""
+    """What a head does, in one letter; a capital if it also attends to the first token."""
     sign = letters.get(head.kind, "?")
     return sign.upper() if len(head.traits) > 1 else sign
 
@@ -240,38 +229,3 @@ def wrapped(parts: Sequence[str], width: int, separator: str = " · ") -> list[s
         else:
             lines[-1] = joined
     return [cut(line, width) for line in lines]
-
-
-def _letters(survey: Survey, width: int) -> list[str]:
-    """A row per layer and a letter per head, then what the letters mean."""
-    rows: dict[int, list[str]] = {}
-    for head in survey.placed:
-        rows.setdefault(head.layer, []).append(letter(head.summary))
-    lines = [f"{layer:>5}  {' '.join(letters)}"[:width] for layer, letters in rows.items()]
-    there = {head.summary.kind for head in survey.placed}
-    legend = [f"{sign} {kind}" for kind, sign in KIND_LETTERS.items() if kind in there]
-    return [*lines, *wrapped([*legend, "capital: also attends mostly to the first token"], width, LEGEND)]
-
-
-def _table(heads: list[Head], width: int) -> list[str]:
-    """A line per head: means, and their deviation between windows."""
-    names = [name for name in SURVEYED if name in heads[0].summary.numbers]
-    lines = [" head  " + " ".join(name.rjust(11) for name in names) + "  reading"]
-    for head in heads:
-        assert isinstance(head.summary, SurveyedHead)  # noqa: S101 - heads of a survey
-        cells = (_cell(head.summary.numbers[name], head.summary.spread[name]).rjust(11) for name in names)
-        lines.append(f"{head.place:>5}  {' '.join(cells)}  {head.summary.reading}")
-    return [line[:width] if width < 100 else line for line in lines]
-
-
-def _skipped(survey: Survey) -> list[str]:
-    if not survey.skipped:
-        return []
-    lines = [printable(f"{bad.place}: {bad.reason}") for bad in survey.skipped[:NAMED]]
-    more = len(survey.skipped) - NAMED
-    return ["", "skipped:", *lines, *([f"and {more:,} more, which the saved result lists"] if more > 0 else [])]
-
-
-def _cell(mean: float, spread: float) -> str:
-    digits = 2 if mean < 10 else 0
-    return f"{mean:.{digits}f} ±{spread:.{digits}f}"

@@ -23,8 +23,8 @@ the matrix of weights, i a query, j a key, k_i the key with the largest weight o
 Cross-attention has no previous token and no distance, so `previous`, `self`, `next`, `local`, `positional` and
 `distance` are left out there, and every copy of the query's token counts as an earlier one.
 
-Each is a mean over the queries, in all samples, that could have done otherwise: they see at least two keys, and for
-local, induction, same_token and delimiter both keys of that kind and others. Padding does not count. A query whose
+Each is a mean over the queries, in all samples, that have a choice: they see at least two keys, and for local,
+induction, same_token and delimiter both keys of that kind and others. Padding does not count. A query whose
 token is new says nothing about induction, and a query whose keys are all near says nothing about looking nearby.
 Without such queries the number is 0.
 
@@ -188,10 +188,7 @@ def rows_of(
     with torch.no_grad():
         weights = weights.detach()
         cross = weights._scoring.cross or query_ids is not None
-        probes: dict[str, Mask] = {}
-        if not cross:
-            probes = {"previous": previous_token(), "self": offset(0), "next": offset(-1), "local": local(NEAR)}
-        probes |= _token_probes(weights, ids, delimiters, query_ids, cross)
+        probes = probes_of(weights, ids, delimiters, query_ids)
         whole = Choice.of(weights, probes)
         plain = _rows(
             weights, {"sink": sink(1), OTHERS: ~sink(1), **probes}, whole, None, cross=cross, histogram=histogram
@@ -205,6 +202,20 @@ def rows_of(
             histogram=histogram,
         )
         return plain, without
+
+
+def probes_of(
+    weights: "AttentionMap",
+    ids: Tensor | Sequence[int] | None = None,
+    delimiters: int | Sequence[int] | Tensor | None = None,
+    query_ids: Tensor | Sequence[int] | None = None,
+) -> dict[str, Mask]:
+    """The kinds of keys that a summary measures, the first one excepted, by the name of their number."""
+    cross = weights._scoring.cross or query_ids is not None
+    probes: dict[str, Mask] = {}
+    if not cross:
+        probes = {"previous": previous_token(), "self": offset(0), "next": offset(-1), "local": local(NEAR)}
+    return probes | _token_probes(weights, ids, delimiters, query_ids, cross)
 
 
 def _token_probes(
@@ -315,6 +326,7 @@ class RowStatistics(NamedTuple):
     histogram: the share of attention in every octave of distance, (B, H, octaves), if requested.
     queries: how many queries that share is a mean over, (B or 1,).
     left: the share of attention that goes to all keys but the first, (B, H, T), if requested.
+    key: the key with the largest weight, (B, H, T).
     """
 
     numbers: dict[str, Tensor]
@@ -326,6 +338,7 @@ class RowStatistics(NamedTuple):
     histogram: Tensor | None
     queries: Tensor
     left: Tensor | None = None
+    key: Tensor | None = None
 
 
 def _rows(
@@ -371,6 +384,7 @@ def _rows(
         panel.histogram,
         weights.real_tokens().queries.sum(-1),
         left,
+        key,
     )
 
 
@@ -504,15 +518,18 @@ def kind_counts(heads: Sequence[Head]) -> dict[str, int]:
 
 
 def kinds_in_words(heads: Sequence[Head]) -> dict[str, str]:
-    """The kinds that occur, in words, such as "3 heads attend mostly to the first token; 2 do only that" and "1 local".
+    """The kinds that occur, in words, such as "1 local" and, for first-token sinks,
 
-    With those that do only that, the numbers add up to the number of heads.
+    "3 heads put 30 % or more on the first token, 2 with no other pattern".
+
+    With those that have no other pattern, the numbers add up to the number of heads.
     """
     counts = kind_counts(heads)
     sinks = sum(trait.name == FIRST_SINK for head in heads for trait in head.summary.traits)
     words = {}
     if sinks:
-        only, attend = counts[FIRST_SINK], "head attends" if sinks == 1 else "heads attend"
-        rest = f"; {only or 'none'} {'do' if only > 1 else 'does'} only that" if only < sinks else ""
-        words[FIRST_SINK] = f"{sinks} {attend} mostly to the first token{rest}"
+        only, many = counts[FIRST_SINK], "1 head puts" if sinks == 1 else f"{sinks} heads put"
+        others = "has another pattern too" if sinks == 1 else "all have another pattern too"
+        rest = f", {only} with no other pattern" if only else f" and {others}"
+        words[FIRST_SINK] = f"{many} {SINK * 100:.0f} % or more on the first token{rest if only < sinks else ''}"
     return words | {kind: f"{counts[kind]} {kind}" for kind in KINDS[1:] if counts[kind]}

@@ -200,9 +200,18 @@ class Contributions:
         size: Size = (rows, rows if cols is None else cols)
         return self._read(readings.PooledReading(*checked_size("pooled", size, *self.shape[2:])))
 
-    def _read(self, reading: Reading) -> Tensor:
+    def read(self, reading: Reading) -> tuple[Tensor, ...]:
+        """The results of any statistic that adds up or compares weights, with contributions in their place.
+
+        Args:
+            reading: an object of a class derived from `headwise.weights.Reading`, such as a `Statistic`. What it reads
+                of scores and of the logarithms of weights stays as it is.
+        """
         with torch.no_grad():
-            return self.weights.detach()._read([Contributed(reading, self._value, self._direction)])[0][0]
+            return self.weights.detach()._read([Contributed(reading, self._value, self._direction)])[0]
+
+    def _read(self, reading: Reading) -> Tensor:
+        return self.read(reading)[0]
 
 
 class Contributed(Reading):

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwise import OptionError
-from headwise.study.survey import documents
 from headwise.study.survey.corpus import open_corpus, text_corpus
-from headwise.study.survey.documents import passages
+from headwise.study.survey.documents import lines, passages
 from headwise.study.survey.tally import Skipped
 
 
@@ -54,7 +53,7 @@ def test_every_line_is_read_once_wherever_units_begin(tmp_path, step):
 
 
 def test_bad_lines_are_named_with_their_number_and_the_others_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "LONGEST", 200)
+    monkeypatch.setattr(lines, "LONGEST", 200)
     rows = [
         b'{"text": "good"}',
         b"{broken",
@@ -106,7 +105,7 @@ def test_files_that_are_no_text_are_named_and_the_others_read(tmp_path):
 
 
 def test_a_character_cut_in_two_by_the_reading_is_no_fault(tmp_path, monkeypatch):
-    monkeypatch.setattr("headwise.study.survey.documents.BLOCK", 7)
+    monkeypatch.setattr("headwise.study.survey.disk.BLOCK", 7)
     (tmp_path / "a.txt").write_text("漢字" * 20)
     assert read(tmp_path / "a.txt")[1] == []
     (tmp_path / "b.txt").write_bytes(("漢字" * 20).encode() + b"\xe6\xbc")

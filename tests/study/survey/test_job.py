@@ -16,8 +16,10 @@ from headwise.models.text_model import TokenCodec
 from headwise.study.survey.corpus import cut
 from headwise.study.survey.job import Processes, SurveyJob, journal_folder
 from headwise.study.survey.journal import Journal, lock
+from headwise.study.survey.measures import Measures, ReadText
 from headwise.study.survey.result import Survey
-from headwise.study.survey.tally import Tally, sums_of
+from headwise.study.survey.tally import Tally
+from survey_words import dense_windows
 
 CONTEXT = 31
 
@@ -40,17 +42,6 @@ def corpus(tmp_path, texts):
     return folder
 
 
-def dense(model, texts):
-    """Every window's weights, layer by layer: a list of (H, T, T), and its tokens."""
-    found = []
-    for text in texts:
-        for ids in cut(model.codec.encode(text), model.codec, CONTEXT):
-            with torch.no_grad(), watch(model.gpt) as seen:
-                model.gpt(torch.tensor([ids]))
-            found.append((torch.tensor(ids), [weights[:][0] for weights in seen.values()]))
-    return found
-
-
 def came_before(ids):
     """Queries whose token has an earlier copy: only they say something about looking at it."""
     return (ids[:, None] == ids).tril(-1).any(-1)
@@ -65,7 +56,7 @@ def apart_from_the_first(weights):
 def test_numbers_are_those_of_the_dense_weights_of_all_windows(exact, texts):
     texts = [text for text in texts if len(text) < 300]  # one passage each
     survey = headwise.survey(exact, texts=texts, context=CONTEXT, batch=3)
-    windows = dense(exact, texts)
+    windows = dense_windows(exact, texts, CONTEXT)
     assert survey.counts["windows"] == len(windows)
     assert survey.counts["tokens"] == sum(len(ids) for ids, _ in windows)
     for layer, head in ((0, 2), (1, 0)):
@@ -131,7 +122,7 @@ def test_peaks_further_away_than_are_told_apart_are_of_no_common_distance():
     key[..., 0, :] = 100.0
     weights = AttentionMap(torch.ones(1, 1, T, 5), key, Scoring(causal()))  # every query looks at the first key
     tally = Tally()
-    tally.add_layer("layer", sums_of(weights, torch.arange(T), octaves=9))
+    tally.add_layer("layer", Measures().measured(weights, ReadText(torch.arange(T)[None]), octaves=9).fields)
     head = Survey({"model": "", "context": T}, [], tally).head(0, 0)
     assert head["positional"] == 1 / (T - 1)
     assert head.reading == "first-token sink 1.00, else broad 1.00"

@@ -20,10 +20,12 @@ from faults import READS, WRITES, Faults, in_child
 from headwise import CheckpointError, HeadwiseError, OptionError
 from headwise.cli import main
 from headwise.models.text_model import TextModel, TokenCodec
-from headwise.study.survey import disk, documents
+from headwise.study.survey import disk
 from headwise.study.survey.corpus import Corpus, open_corpus
 from headwise.study.survey.documents import LongText
 from headwise.study.survey.job import SurveyJob, evaluating, journal_folder
+from headwise.study.survey.measures import LayerSums, Measures
+from headwise.study.survey.passages import Quote, StrongQuery, WindowTexts
 from headwise.study.survey.result import Survey
 from survey_words import sentence
 
@@ -39,10 +41,14 @@ def counting(monkeypatch):
     monkeypatch.setattr(disk, "BLOCK", 61)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a busy disk would take minutes
 
-    def sums(model, windows, context):
-        return {"layer": {"rows": [len(windows)], "sum": [sum(map(sum, windows))]}}
+    def sums(measures, model, windows, context, known):
+        fields = {"rows": [len(windows)], "sum": [sum(map(sum, windows))]}
+        best = max(range(len(windows)), key=lambda i: (sum(windows[i]), -i))
+        quote = Quote.of(0, 0, len(windows[best]), cross=False)
+        found = StrongQuery(sum(windows[best]), 0.5, best, 0, 0, quote, tuple(windows[best]))
+        return {"layer": LayerSums(fields, {(0, "sum"): [found]}, [WindowTexts(ids, ids) for ids in windows])}
 
-    monkeypatch.setattr("headwise.study.survey.job.sums_by_layer", sums)
+    monkeypatch.setattr(Measures, "of", sums)
     monkeypatch.setattr(Survey, "heads", property(lambda self: ()))
     return TextModel("bytes", nn.Linear(1, 1), TokenCodec(lambda text: list(text.encode())), CONTEXT, CONTEXT)
 
@@ -357,7 +363,8 @@ def test_every_part_of_a_model_is_in_its_own_mode_again_whatever_happens():
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_a_long_document_is_read_in_passages_and_never_held_as_a_whole(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(documents, "LONG", 50)
+    for module in ("lines", "table"):
+        monkeypatch.setattr(f"headwise.study.survey.documents.{module}.LONG", 50)
     text = 'The captain said: "Größe 漢字 😀"\\ and\tthen\n' * 9
     records = [{"id": i, "text": text[: 30 + 90 * i], "more": {"text": [1, {"text": None}]}} for i in range(4)]
     if kind == "jsonl":
@@ -397,7 +404,8 @@ def test_a_long_document_is_read_in_passages_and_never_held_as_a_whole(tmp_path,
     ],
 )
 def test_a_long_line_that_is_no_document_is_named(tmp_path, monkeypatch, line, reason):
-    monkeypatch.setattr(documents, "LONG", 50)
+    for module in ("lines", "table"):
+        monkeypatch.setattr(f"headwise.study.survey.documents.{module}.LONG", 50)
     line = (line % ("x" * 60)).replace("\\x01", "\x01")
     (tmp_path / "a.jsonl").write_text(f'{{"text": "good"}}\n{line}\n')
     corpus = open_corpus([tmp_path / "a.jsonl"], 10**6, "text")
@@ -410,7 +418,7 @@ def test_a_long_line_that_is_no_document_is_named(tmp_path, monkeypatch, line, r
 def test_long_lines_are_understood_as_the_json_module_understands_them(tmp_path):
     import random
 
-    from headwise.study.survey import long_json
+    from headwise.study.survey.documents import long_json
 
     draw = random.Random(1)  # noqa: S311
 
@@ -455,7 +463,7 @@ def test_the_modes_and_the_model_are_restored_when_a_survey_fails(monkeypatch):
     def broken(*arguments):
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr("headwise.study.survey.job.sums_by_layer", broken)
+    monkeypatch.setattr(Measures, "of", broken)
     with pytest.raises(torch.OutOfMemoryError):
         headwise.survey(text_model, texts=["a text"])
     assert [each.training for each in model] == [False, True]

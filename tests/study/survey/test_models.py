@@ -1,4 +1,4 @@
-"""What can be surveyed: the built-in model, a folder of ours, any transformers model on disk."""
+"""What can be surveyed: the built-in model, a folder of ours, any transformers model on disk, of one text or of two."""
 
 import pytest
 import torch
@@ -81,6 +81,101 @@ def test_a_model_in_memory_is_surveyed_with_its_tokenizer(transformers, words, t
 
 def test_a_folder_of_ours_is_surveyed(tiny, tiny_folder):
     assert headwise.survey(tiny_folder, texts=[TEXT]).heads == headwise.survey(tiny, texts=[TEXT]).heads
+
+
+# Encoder–decoder models ---------------------------------------------------------------------------------------------
+
+PAIR = {
+    "d_model": 24, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 3, "encoder_ffn_dim": 16,
+    "decoder_attention_heads": 3, "decoder_ffn_dim": 16, "max_position_embeddings": 64, "decoder_start_token_id": 7,
+}  # fmt: skip
+PAIRS = {
+    "t5": {
+        "d_model": 24, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_decoder_layers": 2, "num_heads": 3,
+        "decoder_start_token_id": 7, "pad_token_id": 0,
+    },
+    "bart": PAIR,
+    "marian": PAIR | {"pad_token_id": 0},
+}  # fmt: skip
+
+
+def pair_of(transformers, kind):
+    """A small encoder–decoder model with random and sharp weights: one layer reads, two write."""
+    import headwise.huggingface  # noqa: F401
+
+    torch.manual_seed(3)
+    config = transformers.AutoConfig.for_model(kind, vocab_size=8192, **PAIRS[kind])
+    model = transformers.AutoModelForSeq2SeqLM.from_config(config, attn_implementation="headwise").double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4 if parameter.dim() == 2 else 1)
+    return model
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_both_halves_of_an_encoder_decoder_model_are_surveyed(transformers, words, kind):
+    model = pair_of(transformers, kind)
+    survey = headwise.survey(model, texts=[TEXT[:60]], tokenize=words)
+    ids = torch.tensor([words(TEXT[:60]).input_ids])
+    decoded = torch.cat([torch.tensor([[7]]), ids[:, :-1]], 1)
+    with torch.no_grad(), headwise.watch(model) as seen:
+        model(input_ids=ids, decoder_input_ids=decoded)
+    assert len(survey.layers) == 5
+    assert [name.split(".")[name.startswith("model.")] for name in survey.layers] == ["encoder"] + 4 * ["decoder"]
+    crossing = [name for name in survey.layers if "encoder_attn" in name or "EncDec" in name]
+    assert len(crossing) == 2
+    for name in survey.layers:
+        cross = name in crossing
+        own = ids if name == survey.layers[0] or cross else decoded
+        truth = seen[name].summary(own[0], query_ids=decoded[0] if cross else None)
+        for head in truth:
+            found = survey.head(name, head.head)
+            assert found.reading == head.reading
+            assert found.numbers == pytest.approx(head.numbers, rel=1e-5, abs=1e-7)
+            assert ("monotone" in found.numbers, "previous" in found.numbers) == (cross, not cross)
+    assert "–" in str(survey), "cross-attention has no previous token"
+    assert survey.layers[3] in survey.to_html()
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_evidence_of_cross_attention_quotes_both_texts(transformers, words, kind):
+    model = pair_of(transformers, kind)
+    survey = headwise.survey(model, texts=[TEXT[:60]], tokenize=words)
+    ids = words(TEXT[:60]).input_ids
+    decoded = [7, *ids[:-1]]
+    for passage in survey.evidence(survey.layers[-1], 1, "peak"):
+        assert passage.tokens[passage.marks[0]] == decoded[passage.query]
+        assert passage.tokens[passage.marks[1]] == ids[passage.key]
+        assert -1 in passage.tokens
+
+
+@pytest.mark.parametrize("by", ["value", "contribution"])
+def test_what_encoder_decoder_models_write_is_surveyed(transformers, words, by):
+    survey = headwise.survey(
+        pair_of(transformers, "bart"), texts=[TEXT], tokenize=words, context=19, by=by, importance=True
+    )
+    assert len(survey.heads) == 15
+    assert all(head["importance"] >= abs(head["effect"]) for head in survey.heads)
+    assert any(head["importance"] > 0 for head in survey.heads)
+
+
+def test_an_encoder_decoder_model_on_disk_is_surveyed(transformers, words, tmp_path):
+    model = pair_of(transformers, "t5").float().requires_grad_(False)  # as it is opened
+    model.save_pretrained(tmp_path / "t5")
+    words.save_pretrained(tmp_path / "t5")
+    survey = headwise.survey(tmp_path / "t5", texts=[TEXT], context=19, importance=True)
+    assert survey.heads == headwise.survey(model, texts=[TEXT], tokenize=words, context=19, importance=True).heads
+
+
+def test_a_model_that_hears_is_refused(transformers, words):
+    sizes = {"d_model": 24, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 3}
+    config = transformers.WhisperConfig(
+        vocab_size=8192, decoder_attention_heads=3, encoder_ffn_dim=16, decoder_ffn_dim=16, num_mel_bins=8,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, **sizes,
+    )  # fmt: skip
+    model = transformers.WhisperForConditionalGeneration(config)
+    with pytest.raises(CheckpointError, match="WhisperForConditionalGeneration reads input_features, not text"):
+        headwise.survey(model, texts=[TEXT], tokenize=words)
 
 
 def test_models_that_cannot_be_surveyed_say_why(transformers, words, tmp_path):

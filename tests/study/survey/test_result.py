@@ -59,7 +59,7 @@ def test_merged_surveys_are_the_survey_of_all_documents_in_any_order(tiny, texts
 def test_merging_what_does_not_belong_together_is_refused(tiny, survey):
     with pytest.raises(OptionError, match="merge: texts is in two of the surveys, and would count twice"):
         survey.merge(survey)
-    with pytest.raises(OptionError, match="surveys with context 31 and 37; expected one model and one context"):
+    with pytest.raises(OptionError, match="surveys with context 31 and 37; expected one model, one context"):
         survey.merge(headwise.survey(tiny, texts=["other"], context=37))
     other = LanguageModel(copy.deepcopy(tiny.gpt).double(), tiny.tokenizer)
     with pytest.raises(OptionError, match="surveys with fingerprint"):
@@ -71,8 +71,9 @@ def test_the_text_has_a_letter_for_every_head_the_clearest_ones_and_what_was_ski
     assert text.startswith("2 layers × 3 heads · 8 documents, 1 skipped")
     assert "texts:8: empty" in text
     rows = [line.split() for line in text.splitlines() if line[:7] in ("    0  ", "    1  ")]
-    assert [len(row) for row in rows] == [4, 4]
-    assert {sign.lower() for row in rows for sign in row[1:]} <= set(KIND_LETTERS.values())
+    assert [row[-1] for row in rows] == ["blocks.0.attention", "blocks.1.attention"]
+    assert [len(row) for row in rows] == [5, 5]
+    assert {sign.lower() for row in rows for sign in row[1:-1]} <= set(KIND_LETTERS.values())
     assert repr(survey).startswith("Survey(2 layers")
 
 
@@ -112,7 +113,7 @@ def test_other_files_are_refused(tmp_path, survey):
     with pytest.raises(CheckpointError, match="is not a survey that headwise wrote"):
         headwise.Survey.load(tmp_path / "other.json")
     (tmp_path / "other.json").write_text(json.dumps({"format": "headwise survey 99"}))
-    with pytest.raises(CheckpointError, match="'headwise survey 99'; this version reads 'headwise survey 2'"):
+    with pytest.raises(CheckpointError, match="'headwise survey 99'; this version reads 'headwise survey 3'"):
         headwise.Survey.load(tmp_path / "other.json")
     (tmp_path / "other.parquet").write_text("no table")
     with pytest.raises(CheckpointError, match="is not a survey that headwise wrote"):

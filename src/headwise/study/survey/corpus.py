@@ -84,6 +84,10 @@ class Corpus:
         if self._open is not None:
             self._open.close()
 
+    def number_in_file(self, unit: int) -> int:
+        """Which unit of its file a unit is."""
+        return self._find(unit)[1]
+
     def bytes_of(self, unit: int) -> float:
         """About how many bytes a unit has."""
         source, _ = self._find(unit)
@@ -232,10 +236,18 @@ def _shown(path: Path) -> str:
 
 
 class TokenWindow(NamedTuple):
-    """Tokens to read at once, and how to report their document if it is skipped."""
+    """Tokens to read at once, and where they are from.
+
+    ids: the tokens.
+    skipped: makes the report if the document is skipped, from the reason.
+    unit: which unit of the file it is in.
+    number: of the window in its unit.
+    """
 
     ids: list[int]
     skipped: Callable[[str], Skipped]
+    unit: int
+    number: int
 
 
 def cut(ids: Sequence[int], codec: TokenCodec, context: int) -> list[list[int]]:

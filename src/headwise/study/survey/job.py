@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import islice
+from itertools import count
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -25,7 +25,6 @@ from headwise.models.text_model import TextModel
 from headwise.shapes import check_size
 from headwise.study.survey.corpus import Corpus, TokenWindow, batches, cut, open_corpus, text_corpus
 from headwise.study.survey.disk import UnreadableError, retried, why
-from headwise.study.survey.documents import Document
 from headwise.study.survey.journal import (
     Journal,
     JournalError,
@@ -36,8 +35,10 @@ from headwise.study.survey.journal import (
     sealed_files,
     writing,
 )
+from headwise.study.survey.measures import LayerSums, Measures, NotFiniteError
+from headwise.study.survey.passages import Passage, Passages, StrongQuery, remembering
 from headwise.study.survey.result import Survey, check_path, many
-from headwise.study.survey.tally import NotFiniteError, Skipped, Tally, sums_by_layer
+from headwise.study.survey.tally import Skipped, Tally
 
 CONTEXT = 1024  # tokens of a window by default, if the model can read that many
 BYTES_PER_TOKEN = 4  # roughly; a unit then holds about as much text as one batch of full windows
@@ -222,6 +223,7 @@ class SurveyJob:
     batch: int
     settings: dict[str, Any]  # what the result depends on
     strict: bool = False  # what cannot be read ends the survey
+    measures: Measures = dataclasses.field(default_factory=Measures)
 
     @classmethod
     def of(
@@ -234,16 +236,18 @@ class SurveyJob:
         batch: int = 8,
         column: str = "text",
         strict: bool = False,
+        measures: Measures | None = None,
     ) -> Self:
         """Check the options and find the documents; see `headwise.survey`."""
-        context = _checked_context(context, model)
+        context, measures = _checked_context(context, model), measures or Measures()
         step = BYTES_PER_TOKEN * context * check_size("batch", batch)
         if (paths is None) == (texts is None):
             raise OptionError("no documents are given; pass the paths of files, or texts=[...].")
         corpus = open_corpus(paths, step, column) if paths is not None else text_corpus(texts or (), step)
+        measures.check(model)
         settings = {"model": model.name, "fingerprint": model.fingerprint(), "context": context, "batch": batch}
-        settings |= {"column": column, "device": model.device.type}
-        return cls(model, corpus, context, batch, settings, strict)
+        settings |= {"column": column, "device": model.device.type, **measures.settings}
+        return cls(model, corpus, context, batch, settings, strict, measures)
 
     def run(
         self,
@@ -312,7 +316,7 @@ class SurveyJob:
             while (unit := processes.claim()) < len(corpus):
                 if journal.done[unit]:
                     continue
-                tally = self.tally_of(unit)
+                tally = self.tally_of(unit, journal.tally.passages)
                 journal.add(unit, tally)
                 report(done=corpus.bytes_of(unit), tokens=tally.counts["tokens"], documents=tally.counts["documents"])
         except HeadwiseError:  # keep what is done; an interrupt may have come while something was being added
@@ -324,62 +328,79 @@ class SurveyJob:
         journal.save()
         return report
 
-    def tally_of(self, unit: int) -> Tally:
+    def tally_of(self, unit: int, known: Passages | None = None) -> Tally:
         """What one unit adds to the survey. It depends on the unit and the job alone.
 
         A unit counts as a whole or, if a part of it cannot be read, not at all.
+
+        Args:
+            unit: its number.
+            known: passages that were found before; weaker ones are left out, since they would not be kept.
         """
-        tally = Tally()
+        tally = Tally(self.measures.evidence)
         try:
             with evaluating(self.model.module):
-                for windows in batches(self._windows(self.corpus.read(unit), tally), self.batch, self.context):
-                    self._count(windows, tally)
+                for windows in batches(self._windows(unit, tally), self.batch, self.context):
+                    self._count(windows, tally, known or Passages())
         except UnreadableError as error:
             tally = Tally()
             self._skip(self.corpus.lost(unit, why(error)), tally)
         return tally
 
-    def samples(self, most: int) -> list[list[int]]:
-        """Up to `most` windows of tokens, from units spread over the corpus, to quote passages from."""
-        units = range(0, len(self.corpus), max(1, len(self.corpus) // most))
-        each = -(-most // max(1, len(units)))
-        found = (islice(self._windows(self.corpus.read(unit), Tally()), each) for unit in units)
-        return [window.ids for windows in found for window in windows][:most]
-
-    def _windows(self, documents: Iterable[Document | Skipped], tally: Tally) -> Iterator[TokenWindow]:
-        """The windows of documents; documents read and skipped are counted on the way."""
-        codec, step = self.model.codec, BYTES_PER_TOKEN * self.context * self.batch
-        for document in documents:
+    def _windows(self, unit: int, tally: Tally) -> Iterator[TokenWindow]:
+        """The windows of a unit; documents read and skipped are counted on the way."""
+        codec, step, place = (
+            self.model.codec,
+            BYTES_PER_TOKEN * self.context * self.batch,
+            self.corpus.number_in_file(unit),
+        )
+        numbers = count()
+        for document in self.corpus.read(unit):
             if isinstance(document, Skipped):
                 self._skip(document, tally)
                 continue
-            count = 0
+            windows = 0
             for passage in document.parts(step):
                 for ids in cut(list(codec.encode(passage)), codec, self.context):
-                    count += 1
-                    yield TokenWindow(ids, document.skipped)
-            if not count and document.passages == 1:
+                    windows += 1
+                    yield TokenWindow(ids, document.skipped, place, next(numbers))
+            if not windows and document.passages == 1:
                 self._skip(document.skipped("the tokenizer produces no tokens for it"), tally)
             elif document.number == 0:
                 tally.counts["documents"] += 1
-                tally.counts["cut"] += count > 1 or document.passages > 1
+                tally.counts["cut"] += windows > 1 or document.passages > 1
 
-    def _count(self, windows: list[TokenWindow], tally: Tally) -> None:
+    def _count(self, windows: list[TokenWindow], tally: Tally, known: Passages) -> None:
         """Measure windows and add the sums; if numbers are not finite, measure each window separately."""
         try:
-            found = sums_by_layer(self.model, [window.ids for window in windows], self.context)
+            ids = [window.ids for window in windows]
+            found = self.measures.of(self.model, ids, self.context, [known, tally.passages])
         except NotFiniteError as error:
             if len(windows) > 1:
                 for window in windows:
-                    self._count([window], tally)
+                    self._count([window], tally, known)
                 return
             tally.counts["windows lost"] += 1
             self._skip(windows[0].skipped(f"{error} in one of its windows")._replace(documents=0), tally)
             return
-        for layer, fields in found.items():
-            tally.add_layer(layer, fields)
+        for layer, sums in found.items():
+            tally.add_layer(layer, sums.fields)
+            self._quote(layer, sums, windows, tally)
         tally.counts["windows"] += len(windows)
         tally.counts["tokens"] += sum(len(window.ids) for window in windows)
+
+    def _quote(self, layer: str, sums: LayerSums, windows: list[TokenWindow], tally: Tally) -> None:
+        """Keep the passages in which the heads of a layer were strongest."""
+        for (head, number), candidates in sums.strongest.items():
+            for candidate in candidates:
+                passage = self._passage(candidate, sums, windows[candidate.window])
+                tally.passages.add((layer, head, number), passage)
+
+    def _passage(self, found: StrongQuery, sums: LayerSums, window: TokenWindow) -> Passage:
+        file, line, *_ = window.skipped("")
+        words = found.quote.words(sums.texts[found.window], remembering(self.model.codec))
+        place = (file, line, window.unit, window.number, found.query, found.key)
+        return Passage(found.score, found.weight, *place, words, found.tokens, found.quote.marks)
 
     def _skip(self, skipped: Skipped, tally: Tally) -> None:
         """Count what is skipped, with its name; in a strict survey it is an error."""

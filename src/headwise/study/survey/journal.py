@@ -22,7 +22,7 @@ from headwise.models.files import sync, write_synced
 from headwise.study.survey.disk import retried, why
 from headwise.study.survey.tally import Tally
 
-FORMAT = "headwise journal 2"
+FORMAT = "headwise journal 3"
 FILES = "files"  # beside the journals: the state of the corpus when the survey began
 CHANGES = {  # settings whose values mean nothing to a reader
     "files": "other files, or the same files in another order",

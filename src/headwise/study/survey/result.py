@@ -12,15 +12,19 @@ from typing import Any, NamedTuple
 
 from headwise.errors import CheckpointError, OptionError, need
 from headwise.models.files import write_synced
-from headwise.study.survey.tally import KINDS, ONE, PEAKS, WITHOUT_FIRST, Fields, Skipped, Tally
+from headwise.study.survey.measures import IMPORTANCE, PEAK, PEAKS, SHOWN, WAYS
+from headwise.study.survey.passages import Passage
+from headwise.study.survey.tally import KINDS, ONE, WITHOUT_FIRST, Fields, Skipped, Tally
 from headwise.weights import display
 from headwise.weights.panel import octave_edges
 from headwise.weights.readings import octave_count
-from headwise.weights.summary import FEWEST, LEAST, Head, HeadSummary, clearest, kinds_in_words, traits
+from headwise.weights.summary import FEWEST, LEAST, READINGS, Head, HeadSummary, clearest, kinds_in_words, traits
 
-FORMAT = "headwise survey 2"
+FORMAT = "headwise survey 3"
 TABLES = (".parquet", ".pq")
-SAME = ("model", "fingerprint", "context")  # what surveys must share to be merged
+# What surveys must share to be merged.
+SAME = ("model", "fingerprint", "context", "by", "statistics", "importance", "evidence")
+NUMBER_OF = {name: key for key, name, _ in READINGS if key in SHOWN}  # by the name of a kind, the number behind it
 SUM = " sum"
 KEY = b"headwise"  # in the metadata of a Parquet file
 
@@ -126,7 +130,7 @@ class Survey:
             if "checksum" in data and data["checksum"] != _checksum(data):
                 raise CheckpointError(f"{path} is damaged: its checksum does not match. Survey the files again.")
             corpus = [CorpusEntry(**entry) for entry in data["corpus"]]
-            return cls(data["settings"], corpus, Tally.from_dict(data["tally"]))
+            return cls(data["settings"], corpus, Tally.from_dict({**data["tally"], "evidence": data["evidence"]}))
         except OSError as error:
             raise OptionError(f"{path}: {error.strerror or error}.") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -138,7 +142,9 @@ class Survey:
         """Write the survey to `path`, a .json or .parquet file. Both hold the exact sums, so it can be merged later."""
         path = Path(path)
         check_path(path)
-        data = {"format": FORMAT, **self.to_dict(), "tally": self.tally.to_dict()}
+        tally = self.tally.to_dict()
+        del tally["evidence"]  # it is there already
+        data = {"format": FORMAT, **self.to_dict(), "tally": tally}
         data["checksum"] = _checksum(data)
         is_table = path.suffix.lower() in TABLES
         write_synced(path, _table(self, data) if is_table else json.dumps(data, indent=1) + "\n")
@@ -196,6 +202,22 @@ class Survey:
         """The `most` heads that do one thing most clearly: first one of every kind, then the others."""
         return clearest(self.placed, most)
 
+    def evidence(self, layer: str | int, head: int, number: str | None = None) -> list[Passage]:
+        """The passages of the corpus in which a head was strongest, the best first.
+
+        Args:
+            layer: its layer, by name or number.
+            head: its number in the layer.
+            number: strongest in what: "previous", "induction" or a statistic of your own; by default what the head is
+                named for, or the largest weight of all.
+        """
+        found = self.head(layer, head)
+        name = NUMBER_OF.get(found.kind, PEAK) if number is None else number
+        there = {each for _, _, each in self.tally.passages.best}
+        if there and name not in there:
+            raise OptionError(f"evidence({layer!r}, {head}, {number!r}): there are passages for {sorted(there)}.")
+        return self.tally.passages.of(found.layer, head, name)
+
     @property
     def sentence(self) -> str:
         """The whole survey in one line."""
@@ -204,10 +226,11 @@ class Survey:
         skipped = f", {counts['skipped']:,} skipped" if counts["skipped"] else ""
         parts.append(many(counts["documents"], "document") + skipped)
         parts.append(f"{many(counts['windows'], 'window')} of at most {self.settings['context']:,} tokens")
-        parts += [f"{many(counts['cut'], 'document')} cut into several"] if counts["cut"] else []
+        parts += [f"{many(counts['cut'], 'document')} cut into several windows"] if counts["cut"] else []
         parts += [f"{many(counts['windows lost'], 'window')} lost"] if counts["windows lost"] else []
         parts += [many(counts["tokens"], "token"), *kinds_in_words(self.placed).values()]
-        return " · ".join([*parts, "attention is not importance"])
+        parts += [WAYS[self.settings["by"]], *([IMPORTANCE] if self.settings["importance"] else [])]
+        return " · ".join(parts)
 
     def merge(self, *others: "Survey") -> "Survey":
         """This survey and `others` as one, exactly as if their documents had been surveyed together.
@@ -221,7 +244,7 @@ class Survey:
                 if survey.settings[name] != self.settings[name]:
                     raise OptionError(
                         f"merge: surveys with {name} {self.settings[name]!r} and {survey.settings[name]!r}; expected "
-                        f"one model and one context."
+                        f"one model, one context, and the same measurements."
                     )
             for entry in survey.corpus:
                 if entry.digest in known:
@@ -240,6 +263,7 @@ class Survey:
             "skipped": [each._asdict() for each in self.skipped],
             "edges": self.edges,
             "heads": [head.to_dict() for head in self.heads],
+            "evidence": self.tally.passages.to_rows(),
         }
 
     def to_html(self) -> str:
@@ -310,7 +334,7 @@ def _read(path: Path) -> Any:
 
 def _checksum(data: dict[str, Any]) -> str:
     """A digest of everything from which a survey is read."""
-    parts = json.dumps([data[name] for name in ("settings", "corpus", "tally")], sort_keys=True)
+    parts = json.dumps([data[name] for name in ("settings", "corpus", "tally", "evidence")], sort_keys=True)
     return hashlib.sha256(parts.encode()).hexdigest()
 
 
@@ -319,13 +343,13 @@ def _table(survey: Survey, data: dict[str, Any]) -> bytes:
     arrow = need("pyarrow", "survey", "Parquet files")
     parquet = need("pyarrow.parquet", "survey", "Parquet files")
     about = json.dumps({name: value for name, value in data.items() if name != "heads"})
-    table = arrow.Table.from_pylist([_row(head) for head in survey.heads])
+    table = arrow.Table.from_pylist([_row(survey, head) for head in survey.heads])
     file = io.BytesIO()
     parquet.write_table(table.replace_schema_metadata({KEY: about}), file)
     return file.getvalue()
 
 
-def _row(head: SurveyedHead) -> dict[str, Any]:
+def _row(survey: Survey, head: SurveyedHead) -> dict[str, Any]:
     row: dict[str, Any] = {"layer": head.layer, "head": head.head, "reading": head.reading, "rows": head.rows}
     for kind, numbers in (("", head.numbers), (WITHOUT_FIRST, head.without_first)):
         for name, mean in numbers.items():
@@ -334,4 +358,7 @@ def _row(head: SurveyedHead) -> dict[str, Any]:
                 row[f"{kind}{name}_std"] = head.std[kind + name]
                 row[f"{kind}{name}_spread"] = head.spread[kind + name]
     row |= {"histogram": head.histogram, "without_first_histogram": head.without_first_histogram}
+    row["evidence"] = [
+        {"score": one.score, "place": one.place, "text": one.text} for one in survey.evidence(head.layer, head.head)
+    ]
     return {name.replace(" ", "_"): value for name, value in row.items()}

@@ -210,7 +210,7 @@ class _Study:
     ) -> None:
         self.layers = checked_layers(model, "importance")
         self.model, self.inputs, self.seed, self.passes = model, tokens, seed, 0
-        shown = tokens if isinstance(tokens, Tensor) else _first_tensor(tokens)
+        shown = first_tensor(tokens, "importance")
         self.samples, length = shown.shape[0], shown[0].numel()
         self.device = shown.device
         self.controls = controls if controls == 0 else check_size("controls", controls)
@@ -220,7 +220,7 @@ class _Study:
 
     def rows(self, samples: Tensor) -> Any:
         """These samples of the inputs."""
-        return _take(self.inputs, samples, self.samples)
+        return taken(self.inputs, samples, self.samples)
 
     def run(self, inputs: Any, count: int) -> Tensor:
         """The loss of every sample of the inputs, (count,)."""
@@ -314,7 +314,7 @@ class _Study:
         seen = []
         for chunk in torch.arange(self.samples).split(self.batch):
             with watch(self.model, outputs=True) as part:
-                self.run(_take(inputs, chunk, self.samples), len(chunk))
+                self.run(taken(inputs, chunk, self.samples), len(chunk))
             seen.append(part.outputs)
         if by == "mean":
             sizes = torch.tensor([len(chunk) for chunk in torch.arange(self.samples).split(self.batch)])
@@ -361,19 +361,27 @@ class _Removal:
         return changed
 
 
-def _first_tensor(inputs: Mapping[str, Any]) -> Tensor:
+def first_tensor(inputs: Any, verb: str) -> Tensor:
+    """The tensor whose rows are the samples of some inputs; errors begin with `verb`."""
+    if isinstance(inputs, Tensor) and inputs.dim():
+        return inputs
     if not isinstance(inputs, Mapping):
         raise OptionError(
-            f"importance(tokens={brief(inputs)}): expected token ids (B, T), such as model.tokens(text), or keyword "
+            f"{verb}(tokens={brief(inputs)}): expected token ids (B, T), such as model.tokens(text), or keyword "
             f"arguments of the model."
         )
     for x in inputs.values():
-        if isinstance(x, Tensor):
+        if isinstance(x, Tensor) and x.dim():
             return x
-    raise OptionError("importance: the inputs hold no tensor; pass tokens (B, T), or a tokenizer's output as tensors.")
+    raise OptionError(f"{verb}: the inputs hold no tensor; pass tokens (B, T), or a tokenizer's output as tensors.")
 
 
-def _take(inputs: Inputs, samples: Tensor, count: int) -> Any:
+def samples_of(inputs: Any, verb: str) -> int:
+    """How many samples some inputs have."""
+    return first_tensor(inputs, verb).shape[0]
+
+
+def taken(inputs: Inputs, samples: Tensor, count: int) -> Any:
     """These samples of the inputs, of which there are `count`."""
     if isinstance(inputs, Tensor):
         return inputs[samples.to(inputs.device)]

@@ -242,7 +242,7 @@ def test_a_map_without_a_model_says_how_to_ask_why(tokens):
         model(tokens[:1], caches=model.make_caches())
     with pytest.raises(OptionError, match="had a cache or other objects among its arguments"):
         seen["blocks.1.attention"].why(3, 2, head=1)
-    del model
+    del model, seen
     gc.collect()
     with pytest.raises(OptionError, match="the model of this map does not exist anymore"):
         weights.why(3, 2, head=1)

@@ -72,6 +72,9 @@ ZOO = {
         "mistral": GROUPED | {"sliding_window": 5},
         "mixtral": GROUPED | {"num_local_experts": 2},
         "qwen2": GROUPED,
+        "qwen2_moe": GROUPED
+        | {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+        | {"shared_expert_intermediate_size": 16},  # it makes a mask of a window of 0 tokens, which no layer uses
         "qwen3": GROUPED,
         "gemma": GROUPED,
         "gemma2": GROUPED | {"sliding_window": 5},

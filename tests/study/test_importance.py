@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from headwise import OptionError, ShapeError, evidence, importance, load_builtin, patch, silence, watch
+from headwise import OptionError, ShapeError, evidence, importance, load_builtin, patch, silence, trace, watch
 from headwise.study.importance import Importance, mean_cross_entropy
 from tiny_models import CAUSAL, H, V, states, tiny
 
@@ -183,3 +183,21 @@ def test_texts_and_unknown_layers_are_refused_in_words():
         found["blocks.9.attention"]
     with pytest.raises(OptionError, match=r"one text is given; expected several"):
         evidence(builtin, "one text")
+
+
+def test_a_model_that_computes_without_gradients_is_told_to_silence(tokens):
+    model = tiny("llama")
+    layer = model.model.layers[0]
+    layer.register_forward_hook(lambda _, __, output: output.detach())
+    with pytest.raises(OptionError, match=r"no gradient in the heads of 'model.layers.0.self_attn'.*by='silence'"):
+        importance(model, tokens)
+    with torch.no_grad(), pytest.raises(OptionError, match="'gradient' cannot follow the answer"):
+        trace(tiny_without_gradients(), tokens[:1], (4, 6), passages=[(0, 2), (2, 4)])
+
+
+def tiny_without_gradients():
+    """A model whose first layer runs without gradients."""
+    model = tiny("llama")
+    layer = model.model.layers[0]
+    layer.forward = torch.no_grad()(layer.forward)
+    return model

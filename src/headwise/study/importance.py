@@ -22,7 +22,7 @@ If a head matters less than a random slice of its layer, its effect does not com
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -269,11 +269,24 @@ class _Study:
             }
             with torch.enable_grad(), self.removal(amounts, {}):
                 loss = self.run(self.rows(chunk), len(chunk))
-                slopes = torch.autograd.grad(loss.sum(), list(amounts.values()))
+                slopes = self._slopes(loss, amounts)
             losses.append(loss.detach())
             for name, slope in zip(amounts, slopes, strict=True):
                 found[name].append(slope)
         return self._result("gradient", {name: torch.cat(x) for name, x in found.items()}, torch.cat(losses))
+
+    def _slopes(self, loss: Tensor, amounts: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        """The gradient of the loss in what is removed, by layer."""
+        found = [None] * len(amounts)
+        if loss.requires_grad:
+            found = torch.autograd.grad(loss.sum(), list(amounts.values()), allow_unused=True)  # type: ignore[assignment]
+        missing = [name for name, slope in zip(amounts, found, strict=True) if slope is None]
+        if missing:
+            raise OptionError(
+                f"importance(by='gradient'): the loss has no gradient in the heads of {missing[0]!r}: the model or the "
+                f"loss computes something without gradients, or does not use these heads. Use by='silence'."
+            )
+        return found  # type: ignore[return-value]
 
     @torch.no_grad()
     def by_removal(self, by: str, source: Inputs | None) -> Importance:

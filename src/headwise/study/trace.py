@@ -217,7 +217,7 @@ class _Tracing:
         calls.sort(key=seen.outputs.in_order.index)
         self._check(calls)
         values = [layer.value for layer in calls]
-        grads = torch.autograd.grad(chance.sum(), values) if slopes else [None] * len(values)
+        grads = _slopes(chance, values, calls) if slopes else [None] * len(values)
         by_layer: dict[str, dict[str, Tensor]] = {method: {} for method in methods if method != "rollout"}
         with torch.no_grad():
             for layer, grad in zip(calls, grads, strict=True):
@@ -287,6 +287,18 @@ class _Tracing:
         kept[self.start - 1] |= not bool(kept[: self.start].any())
         with torch.no_grad():
             return -self.log_probability(self.tokens[:, kept], self.stop - self.start).mean().item()
+
+
+def _slopes(chance: Tensor, values: Sequence[Tensor], calls: Sequence[HeadOutputs]) -> Sequence[Tensor]:
+    """The gradient of the answer's log-probability in the values of every layer."""
+    for layer, value in zip(calls, values, strict=True):
+        if not value.requires_grad:
+            raise OptionError(
+                f"trace: the model computes {layer.name!r} without gradients, so 'gradient' cannot follow the answer "
+                f"through it. Leave it out: methods=['rollout', 'attention', 'contributions']."
+            )
+    found = torch.autograd.grad(chance.sum(), values, allow_unused=True)
+    return [torch.zeros_like(x) if grad is None else grad for x, grad in zip(values, found, strict=True)]
 
 
 @contextmanager

@@ -21,8 +21,11 @@ If a head matters less than a random slice of its layer, its effect does not com
 """
 
 import dataclasses
+import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -33,6 +36,7 @@ from headwise.errors import OptionError, ShapeError, need
 from headwise.shapes import brief, check_size
 from headwise.study.interventions import Intervention, checked_layers
 from headwise.study.outputs import derangement
+from headwise.study.prefix import Prefix
 from headwise.study.watch import watch
 
 WAYS = ("gradient", "silence", "mean", "patch")
@@ -40,6 +44,7 @@ Inputs = Tensor | Mapping[str, Any]
 Loss = Callable[[Any, Any], Tensor]
 TOKENS = 8192  # in one pass of a sweep, if the caller does not say how many samples
 ROWS = 64
+KEPT = 2**16  # tokens of all samples for which the outputs of modules are kept during a sweep
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -211,6 +216,7 @@ class _Study:
         self.layers = checked_layers(model, "importance")
         self.model, self.inputs, self.seed, self.passes = model, tokens, seed, 0
         shown = first_tensor(tokens, "importance")
+        self.options = without_cache(model, tokens)
         self.samples, length = shown.shape[0], shown[0].numel()
         self.device = shown.device
         self.controls = controls if controls == 0 else check_size("controls", controls)
@@ -225,8 +231,7 @@ class _Study:
     def run(self, inputs: Any, count: int) -> Tensor:
         """The loss of every sample of the inputs, (count,)."""
         self.passes += 1
-        output = self.model(inputs) if isinstance(inputs, Tensor) else self.model(**inputs)
-        found = self.loss(output, inputs)
+        found = self.loss(self._output(inputs), inputs)
         if not isinstance(found, Tensor) or found.shape != (count,):
             raise ShapeError(
                 f"loss returned {tuple(found.shape) if isinstance(found, Tensor) else found!r}; expected one number "
@@ -234,23 +239,28 @@ class _Study:
             )
         return found
 
+    def _output(self, inputs: Any) -> Any:
+        """What the model makes of the inputs, without a cache if it would keep one."""
+        return (
+            self.model(inputs, **self.options) if isinstance(inputs, Tensor) else self.model(**inputs, **self.options)
+        )
+
     def _widths(self) -> dict[str, tuple[int, int]]:
         """The number of heads and their width, by layer, as the first sample shows them."""
         with torch.no_grad(), watch(self.model, outputs=True) as seen:
-            inputs = self.rows(torch.arange(1))
-            self.model(inputs) if isinstance(inputs, Tensor) else self.model(**inputs)
+            self._output(self.rows(torch.arange(1)))
         return {name: (layer.shape[1], layer.shape[3]) for name, layer in seen.outputs.items()}
 
     def removal(self, amounts: Mapping[str, Tensor], targets: Mapping[str, Any]) -> Intervention:
         """A context in which units of layers are removed by these amounts, (rows, H + controls)."""
-        frames = self._frames()
 
         def made(name: str) -> tuple[Any, ...]:
-            return (_Removal(amounts[name], targets.get(name), frames[name]),)
+            return (_Removal(amounts[name], targets.get(name), self.frames[name]),)
 
         return Intervention(self.model, self.layers, made, amounts)
 
-    def _frames(self) -> dict[str, Tensor]:
+    @functools.cached_property
+    def frames(self) -> dict[str, Tensor]:
         """Random orthonormal frames of each layer's heads, (controls, H · Dv, Dv)."""
         generator, found = torch.Generator().manual_seed(self.seed), {}
         for name, (H, D) in self.widths.items():
@@ -290,30 +300,43 @@ class _Study:
 
     @torch.no_grad()
     def by_removal(self, by: str, source: Inputs | None) -> Importance:
-        """The loss without each unit, many units in one pass, minus the loss of the whole model."""
+        """The loss without each unit, many units of a layer in one pass, minus the loss of the whole model."""
         self.passes = 0
         chunks = torch.arange(self.samples).split(self.batch)
         base = torch.cat([self.run(self.rows(chunk), len(chunk)) for chunk in chunks])
         targets = self._targets(by, source)
-        units = [(name, unit) for name, (H, _) in self.widths.items() for unit in range(H + self.controls)]
+        prefix = self._prefix(base)
         found = {name: base.new_zeros(self.samples, H + self.controls) for name, (H, _) in self.widths.items()}
-        tasks = [(sample, *unit) for sample in range(self.samples) for unit in units]
-        for start in range(0, len(tasks), self.batch):
-            part = tasks[start : start + self.batch]
-            samples = torch.tensor([sample for sample, _, _ in part])
-            amounts = {
-                name: torch.zeros(len(part), H + self.controls, device=self.device)
-                for name, (H, _) in self.widths.items()
-            }
-            for row, (_, name, unit) in enumerate(part):
-                amounts[name][row, unit] = 1
-            amounts = {name: amount for name, amount in amounts.items() if amount.any()}
-            chosen = {name: [_of_rows(x, samples, self.samples) for x in calls] for name, calls in targets.items()}
-            with self.removal(amounts, chosen):
-                loss = self.run(self.rows(samples), len(part))
-            for row, (sample, name, unit) in enumerate(part):
-                found[name][sample, unit] = loss[row] - base[sample]
+        for name, (H, _) in self.widths.items():
+            tasks = torch.cartesian_prod(torch.arange(self.samples), torch.arange(H + self.controls))
+            for part in tasks.split(self.batch):
+                samples, units = part.unbind(1)
+                amount = torch.zeros(len(part), H + self.controls)
+                amount[torch.arange(len(part)), units] = 1
+                chosen = {name: [_of_rows(x, samples, self.samples) for x in targets.get(name, ())]}
+                with self.removal({name: amount.to(self.device)}, chosen), prefix(name, samples):
+                    loss = self.run(self.rows(samples), len(part))
+                found[name][samples.to(base.device), units.to(base.device)] = loss - base[samples.to(base.device)]
         return self._result(by, found, base)
+
+    def _prefix(self, base: Tensor) -> Callable[[str, Tensor], AbstractContextManager[None]]:
+        """A context in which what comes before a layer is not computed again, for layers where that changes nothing."""
+        size = self.samples * first_tensor(self.inputs, "importance")[0].numel()
+        if size > KEPT or set(self.widths) - set(self.layers):  # too much to keep; or a layer is called several times
+            return lambda name, samples: nullcontext()
+        prefix = Prefix(self.model, self.layers, lambda i: self.run(self.rows(torch.tensor([i])), 1), self.samples)
+        safe = {name for name in self.widths if self._same(prefix, name, base)}
+        return lambda name, samples: prefix.skipped(name, samples) if name in safe else nullcontext()
+
+    def _same(self, prefix: Prefix, name: str, base: Tensor) -> bool:
+        """Whether the loss of two samples stays as it is if nothing before a layer is computed again."""
+        samples = torch.tensor([0, self.samples - 1])
+        try:
+            with prefix.skipped(name, samples):
+                again = self.run(self.rows(samples), 2)
+        except Exception:  # code that we do not know, and which cannot be run in part
+            return False
+        return torch.allclose(again, base[samples.to(base.device)], rtol=1e-3, atol=1e-4)
 
     def _targets(self, by: str, source: Inputs | None) -> dict[str, list[Tensor]]:
         """What removed heads become, by layer and call; nothing for zeros."""
@@ -363,14 +386,13 @@ class _Removal:
         apart = read if not self.target else read - self.target[self.number % len(self.target)].to(read)
         amount = self.amount.to(read.dtype)
         changed = read - amount[:, :H, None, None] * apart
-        learns = amount.requires_grad
         merged = apart.transpose(1, 2).flatten(2)  # (B, T, H · Dv)
         for number, frame in enumerate(self.frames.to(read.dtype)):
             share = amount[:, H + number]
-            if not learns and not share.any():
-                continue
-            removed = (merged @ frame) @ frame.T
-            changed = changed - share[:, None, None, None] * removed.view(B, T, H, D).transpose(1, 2)
+            rows = torch.arange(B, device=read.device) if amount.requires_grad else share.nonzero()[:, 0]
+            if len(rows):
+                removed = ((merged[rows] @ frame) @ frame.T).view(-1, T, H, D).transpose(1, 2)
+                changed = changed.index_add(0, rows, -share[rows, None, None, None] * removed)
         return changed
 
 
@@ -407,6 +429,12 @@ def taken(inputs: Inputs, samples: Tensor, count: int) -> Any:
 def _of_rows(target: Tensor, samples: Tensor, count: int) -> Tensor:
     """The target of each row of a pass."""
     return target[samples.to(target.device)] if target.shape[0] == count and count > 1 else target
+
+
+def without_cache(model: nn.Module, inputs: Any) -> dict[str, bool]:
+    """The argument with which a model keeps no cache, if it takes one and the inputs do not say."""
+    known = "use_cache" in inspect.signature(model.forward).parameters
+    return {"use_cache": False} if known and not (isinstance(inputs, Mapping) and "use_cache" in inputs) else {}
 
 
 # Losses ------------------------------------------------------------------------------------------------------------
@@ -463,7 +491,8 @@ def mean_cross_entropy(output: Any, inputs: Any) -> Tensor:
     ids = inputs if isinstance(inputs, Tensor) else inputs["input_ids"]
     logits = logits_of(output)
     assert logits is not None  # noqa: S101 - `next_token_loss` has checked it
-    each = F.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+    targets = F.pad(ids[:, 1:], (0, 1))  # the last logits predict nothing; leaving them in avoids a copy of all
+    each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(ids.shape)[:, :-1]
     real = None if isinstance(inputs, Tensor) else inputs.get("attention_mask")
     if real is None or real.shape != ids.shape:
         return each.mean(1)

@@ -16,7 +16,6 @@ a model for which it does not is refused.
 """
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import OptionError
-from headwise.study.importance import Inputs, logits_of, samples_of, taken
+from headwise.study.importance import Inputs, logits_of, samples_of, taken, without_cache
 from headwise.study.interventions import Intervention, checked_layers
 from headwise.study.passes import call_name, split_name
 from headwise.study.watch import watch
@@ -36,9 +35,8 @@ NUMBERS = 2**26  # in the gradients of one backward pass
 
 def run(model: nn.Module, inputs: Inputs, **options: Any) -> Any:
     """What the model makes of the inputs, without a cache if it would keep one."""
-    if "use_cache" in inspect.signature(model.forward).parameters:
-        options["use_cache"] = False
-    return model(inputs, **options) if isinstance(inputs, Tensor) else model(**{**inputs, **options})
+    options |= without_cache(model, inputs)
+    return model(inputs, **options) if isinstance(inputs, Tensor) else model(**inputs, **options)
 
 
 # Norms, frozen -----------------------------------------------------------------------------------------------------
@@ -505,7 +503,8 @@ def why_of(model: nn.Module, inputs: Inputs, call: tuple[str, int | None], pair:
     inputs = taken(inputs, torch.tensor([sample]), samples_of(inputs, "why"))
     with torch.no_grad(), watch(model) as seen:
         run(model, inputs)
-    name = call[0] if call[1] is None or call[0] in seen.calls else call_name(*call)
+    layer, index = call
+    name = layer if index is None or layer in seen.calls else call_name(layer, index)
     if name not in seen:
         raise OptionError(f"why({name!r}): not a headwise layer of this model; there are {list(seen)}.")
     weights: AttentionMap = seen[name]
@@ -515,7 +514,7 @@ def why_of(model: nn.Module, inputs: Inputs, call: tuple[str, int | None], pair:
     def read(output: Any, maps: Mapping[str, Any]) -> Tensor:
         return torch.cat([maps[name]._query[0, head, query], maps[name]._key[0, head // group, key]])
 
-    stream = Stream(model, inputs, inside=call[0])
+    stream = Stream(model, inputs, inside=layer)
     _, parts, constant = stream.parts(read)
     named = _by_head(parts, stream.names) | {"constant": constant}
     both = torch.stack(list(named.values())).double()  # (parts, 2 D)
@@ -528,7 +527,7 @@ def why_of(model: nn.Module, inputs: Inputs, call: tuple[str, int | None], pair:
 
 def _by_head(parts: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
     """Parts with one entry for each head."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for name, part in parts.items():
         if name in names:
             found |= {f"{name}:{head}": part[:, head] for head in range(part.shape[1])}

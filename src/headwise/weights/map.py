@@ -280,7 +280,8 @@ class AttentionMap(TensorLike):
                     f"why({name}={place}): the map is (B, H, T, S) = {tuple(self.shape)}, counted from 0."
                 )
         if self._frame is not None:
-            sample, head, query = (int(x[i]) for x, i in zip(self._frame, (sample, head, query), strict=False))
+            axes = (self._frame.batch, self._frame.head, self._frame.row)
+            sample, head, query = (int(axis[i]) for axis, i in zip(axes, (sample, head, query), strict=True))
         return self._origin(sample, head, query, key)
 
     # Statistics.

@@ -5,7 +5,18 @@ import json
 import pytest
 import torch
 
-from headwise import OptionError, ShapeError, evidence, importance, load_builtin, patch, silence, trace, watch
+from headwise import (
+    OptionError,
+    ShapeError,
+    evidence,
+    importance,
+    load_builtin,
+    logit_attribution,
+    patch,
+    silence,
+    trace,
+    watch,
+)
 from headwise.study.importance import Importance, mean_cross_entropy
 from tiny_models import CAUSAL, H, V, states, tiny
 
@@ -201,3 +212,29 @@ def tiny_without_gradients():
     layer = model.model.layers[0]
     layer.forward = torch.no_grad()(layer.forward)
     return model
+
+
+def test_samples_that_have_no_loss_are_refused():
+    with pytest.raises(OptionError, match="samples of 1 token have no next token"):
+        importance(tiny("llama"), torch.tensor([[3], [4]]))
+    with pytest.raises(OptionError, match=r"\(0, 7\)\): there are no samples"):
+        importance(tiny("llama"), torch.zeros(0, 7, dtype=torch.long))
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_tokens_outside_the_vocabulary_are_refused(kind, tokens):
+    model = tiny(kind)
+    tokens[1, 2] = V
+    for call in (importance, logit_attribution, lambda m, t: trace(m, t[1:2], (4, 6))):
+        with pytest.raises(OptionError, match=rf"token {V} is outside the model's vocabulary, from 0 to {V - 1}"):
+            call(model, tokens)
+
+
+def test_every_head_has_an_effect_and_its_spread(tokens):
+    found = importance(tiny("gpt2"), tokens, controls=0)
+    effects = found["transformer.h.1.attn"][:, 4].double()
+    effect, error = found.heads["transformer.h.1.attn", 4]
+    assert effect == pytest.approx(effects.mean().item())
+    assert error == pytest.approx(effects.std().item() / B**0.5)
+    assert len(found.heads) == 3 * H
+    assert "nan" not in importance(tiny("gpt2"), tokens[:1], controls=0).table()

@@ -148,3 +148,21 @@ def test_no_method_needs_a_matrix_of_all_pairs():
     with Largest():
         trace(model, tokens, (size - 2, size), draws=1)
     assert size * V < Largest.most < 0.6 * size * size  # three tiles, which do not grow
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The extraordinarily disagreeable housekeeper complained. Nobody listened to her complaints about the cold",
+        "Whatsoever happened notwithstanding, the schoolmasters remembered everything",
+    ],
+    ids=["two sentences", "one sentence"],
+)
+def test_passages_never_cut_a_word(text):
+    model = open_model("builtin")
+    tokens = model.tokens(text)
+    found = trace(model, tokens, (tokens.shape[1] - 1, tokens.shape[1]), methods=["attention"], draws=1)
+    assert len(found.passages) > 2
+    for (_, stop), (start, _) in zip(found.passages, found.passages[1:], strict=False):
+        assert stop == start
+        assert not (found.words[start][0].isalnum() and found.words[start - 1][-1].isalnum())

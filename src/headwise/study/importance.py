@@ -22,29 +22,39 @@ If a head matters less than a random slice of its layer, its effect does not com
 
 import dataclasses
 import functools
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.errors import OptionError, ShapeError, need
-from headwise.shapes import brief, check_size
+from headwise.shapes import check_size
 from headwise.study.interventions import Intervention, checked_layers
 from headwise.study.outputs import derangement
 from headwise.study.prefix import Prefix
+from headwise.study.samples import Inputs, check_tokens, first_tensor, run, taken
 from headwise.study.watch import watch
 
 WAYS = ("gradient", "silence", "mean", "patch")
-Inputs = Tensor | Mapping[str, Any]
 Loss = Callable[[Any, Any], Tensor]
 TOKENS = 8192  # in one pass of a sweep, if the caller does not say how many samples
 ROWS = 64
 KEPT = 2**16  # tokens of all samples for which the outputs of modules are kept during a sweep
+
+
+class HeadEffect(NamedTuple):
+    """What removing one head adds to the loss.
+
+    effect: the mean over samples.
+    error: its standard error; NaN for one sample.
+    """
+
+    effect: float
+    error: float
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,6 +95,11 @@ class Importance(Mapping[str, Tensor]):
         """The mean over samples of |effect|, (H,), by layer."""
         return {name: x.abs().mean(0) for name, x in self.effects.items()}
 
+    @property
+    def heads(self) -> dict[tuple[str, int], HeadEffect]:
+        """The effect of every head with its standard error, by layer and head: what a picture is colored by."""
+        return {(row["layer"], row["head"]): HeadEffect(row["effect"], row["error"]) for row in self.rows()}
+
     def rows(self) -> list[dict[str, Any]]:
         """One row per head: layer, head, effect, its standard error, score, the layer's controls, and how many of the
         controls have a smaller score."""
@@ -114,15 +129,17 @@ class Importance(Mapping[str, Tensor]):
         return sorted(self.rows(), key=lambda row: -row["score"])[:count]
 
     def table(self, count: int = 10) -> str:
-        """The `count` heads with the largest scores, as text."""
+        """The `count` heads with the largest scores, as text; 5.4 is head 4 of layer 5, both counted from 0."""
         draws = next(iter(self.controls.values())).shape[1] if self.controls else 0
-        width = max(5, *(len(name) for name in self.effects))
-        lines = [f"{'layer':<{width}} head    effect ± error     score   control  above"]
+        numbers = {name: number for number, name in enumerate(self.effects)}
+        lines = ["head     effect ± error    score  control  above  layer"]
         for row in self.top(count):
-            effect = f"{row['effect']:+.4f} ± {row['error']:.4f}"
-            above = f"{row['above']}/{draws}"
-            numbers = f"{row['score']:.4f}    {row['control']:.4f} {above:>6}"
-            lines.append(f"{row['layer']:<{width}} {row['head']:>4}  {effect:>17}  {numbers}")
+            error = "" if math.isnan(row["error"]) else f" ± {row['error']:.4f}"
+            control = "" if math.isnan(row["control"]) else f"{row['control']:.4f}"
+            above = f"{row['above']}/{draws}" if draws else ""
+            name = f"{numbers[row['layer']]}.{row['head']}"
+            effect = f"{row['effect']:+.4f}{error}"
+            lines.append(f"{name:<6} {effect:>17}  {row['score']:>7.4f}  {control:>7}  {above:>5}  {row['layer']}")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -207,6 +224,11 @@ def importance(
 # How it is measured ------------------------------------------------------------------------------------------------
 
 
+def batch_of(length: int) -> int:
+    """How many samples of so many tokens one pass holds."""
+    return min(ROWS, max(1, TOKENS // max(1, length)))
+
+
 class _Study:
     """A model, its samples and its loss, ready to remove heads."""
 
@@ -216,11 +238,13 @@ class _Study:
         self.layers = checked_layers(model, "importance")
         self.model, self.inputs, self.seed, self.passes = model, tokens, seed, 0
         shown = first_tensor(tokens, "importance")
-        self.options = without_cache(model, tokens)
-        self.samples, length = shown.shape[0], shown[0].numel()
+        check_tokens(model, tokens, "importance")
+        self.samples, length = shown.shape[0], shown[0].numel() if len(shown) else 0
+        if self.samples < 1:
+            raise OptionError(f"importance(tokens={tuple(shown.shape)}): there are no samples; expected (B, T).")
         self.device = shown.device
         self.controls = controls if controls == 0 else check_size("controls", controls)
-        self.batch = min(ROWS, max(1, TOKENS // max(1, length))) if batch is None else check_size("batch", batch)
+        self.batch = batch_of(length) if batch is None else check_size("batch", batch)
         self.loss = next_token_loss(model, self.rows(torch.arange(1))) if loss is None else loss
         self.widths = self._widths()
 
@@ -231,7 +255,7 @@ class _Study:
     def run(self, inputs: Any, count: int) -> Tensor:
         """The loss of every sample of the inputs, (count,)."""
         self.passes += 1
-        found = self.loss(self._output(inputs), inputs)
+        found = self.loss(run(self.model, inputs), inputs)
         if not isinstance(found, Tensor) or found.shape != (count,):
             raise ShapeError(
                 f"loss returned {tuple(found.shape) if isinstance(found, Tensor) else found!r}; expected one number "
@@ -239,16 +263,10 @@ class _Study:
             )
         return found
 
-    def _output(self, inputs: Any) -> Any:
-        """What the model makes of the inputs, without a cache if it would keep one."""
-        return (
-            self.model(inputs, **self.options) if isinstance(inputs, Tensor) else self.model(**inputs, **self.options)
-        )
-
     def _widths(self) -> dict[str, tuple[int, int]]:
         """The number of heads and their width, by layer, as the first sample shows them."""
         with torch.no_grad(), watch(self.model, outputs=True) as seen:
-            self._output(self.rows(torch.arange(1)))
+            run(self.model, self.rows(torch.arange(1)))
         return {name: (layer.shape[1], layer.shape[3]) for name, layer in seen.outputs.items()}
 
     def removal(self, amounts: Mapping[str, Tensor], targets: Mapping[str, Any]) -> Intervention:
@@ -396,45 +414,9 @@ class _Removal:
         return changed
 
 
-def first_tensor(inputs: Any, verb: str) -> Tensor:
-    """The tensor whose rows are the samples of some inputs; errors begin with `verb`."""
-    if isinstance(inputs, Tensor) and inputs.dim():
-        return inputs
-    if not isinstance(inputs, Mapping):
-        raise OptionError(
-            f"{verb}(tokens={brief(inputs)}): expected token ids (B, T), such as model.tokens(text), or keyword "
-            f"arguments of the model."
-        )
-    for x in inputs.values():
-        if isinstance(x, Tensor) and x.dim():
-            return x
-    raise OptionError(f"{verb}: the inputs hold no tensor; pass tokens (B, T), or a tokenizer's output as tensors.")
-
-
-def samples_of(inputs: Any, verb: str) -> int:
-    """How many samples some inputs have."""
-    return first_tensor(inputs, verb).shape[0]
-
-
-def taken(inputs: Inputs, samples: Tensor, count: int) -> Any:
-    """These samples of the inputs, of which there are `count`."""
-    if isinstance(inputs, Tensor):
-        return inputs[samples.to(inputs.device)]
-    return {
-        name: x[samples.to(x.device)] if isinstance(x, Tensor) and x.dim() and x.shape[0] == count else x
-        for name, x in inputs.items()
-    }
-
-
 def _of_rows(target: Tensor, samples: Tensor, count: int) -> Tensor:
     """The target of each row of a pass."""
     return target[samples.to(target.device)] if target.shape[0] == count and count > 1 else target
-
-
-def without_cache(model: nn.Module, inputs: Any) -> dict[str, bool]:
-    """The argument with which a model keeps no cache, if it takes one and the inputs do not say."""
-    known = "use_cache" in inspect.signature(model.forward).parameters
-    return {"use_cache": False} if known and not (isinstance(inputs, Mapping) and "use_cache" in inputs) else {}
 
 
 # Losses ------------------------------------------------------------------------------------------------------------
@@ -452,6 +434,11 @@ def next_token_loss(model: nn.Module, inputs: Any) -> Loss:
     ids = inputs if isinstance(inputs, Tensor) else inputs.get("input_ids")
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
         raise OptionError(f"importance: the inputs are not tokens (B, T), so there is no default loss. {cure}")
+    if ids.shape[1] < 2:
+        raise OptionError(
+            f"importance: samples of {ids.shape[1]} token have no next token, so there is no loss. Expected (B, T) "
+            f"with T of 2 or more. {cure}"
+        )
     problem = why_not_predicting(model, inputs, ids)
     if problem is not None:
         raise OptionError(f"importance: {type(model).__name__} {problem}. {cure}")

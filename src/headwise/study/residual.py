@@ -24,19 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import OptionError
-from headwise.study.importance import Inputs, logits_of, samples_of, taken, without_cache
+from headwise.study.importance import logits_of
 from headwise.study.interventions import Intervention, checked_layers
 from headwise.study.passes import call_name, split_name
+from headwise.study.samples import Inputs, check_tokens, run, samples_of, taken
 from headwise.study.watch import watch
 from headwise.weights import AttentionMap
 
 NUMBERS = 2**26  # in the gradients of one backward pass
-
-
-def run(model: nn.Module, inputs: Inputs, **options: Any) -> Any:
-    """What the model makes of the inputs, without a cache if it would keep one."""
-    options |= without_cache(model, inputs)
-    return model(inputs, **options) if isinstance(inputs, Tensor) else model(**inputs, **options)
 
 
 # Norms, frozen -----------------------------------------------------------------------------------------------------
@@ -321,13 +316,14 @@ class LogitAttribution:
     target: Tensor
 
     def table(self, count: int = 10) -> str:
-        """The `count` heads that add or take most, in the mean over samples."""
-        rows = [(name, head, x[:, head].mean().item()) for name, x in self.heads.items() for head in range(x.shape[1])]
-        rows = sorted(rows, key=lambda row: -abs(row[2]))[:count]
-        width = max(5, *(len(name) for name in self.heads))
-        return "\n".join(
-            [f"{'layer':<{width}} head     logit", *(f"{n:<{width}} {h:>4}  {x:+8.4f}" for n, h, x in rows)]
-        )
+        """The `count` heads that add or take most, in the mean over samples; 5.4 is head 4 of layer 5."""
+        rows = [
+            (f"{number}.{head}", x[:, head].mean().item(), name)
+            for number, (name, x) in enumerate(self.heads.items())
+            for head in range(x.shape[1])
+        ]
+        rows = sorted(rows, key=lambda row: -abs(row[1]))[:count]
+        return "\n".join(["head       logit  layer", *(f"{head:<6} {x:>+9.4f}  {name}" for head, x, name in rows)])
 
     def to_json(self) -> dict[str, Any]:
         """Everything as numbers and lists."""
@@ -357,6 +353,7 @@ def logit_attribution(
         position: which token's prediction; the last by default.
     """
     count = samples_of(tokens, "logit_attribution")
+    check_tokens(model, tokens, "logit_attribution")
     targets, others = _tokens_of(target, count, "target"), _tokens_of(against, count, "against")
     each = [
         _attribution(model, taken(tokens, torch.tensor([i]), count), targets[i], others[i], position)
@@ -484,6 +481,7 @@ def why(model: nn.Module, tokens: Inputs, layer: str, head: int, query: int, key
         key: the position of the key.
     """
     count = samples_of(tokens, "why")
+    check_tokens(model, tokens, "why")
     if count != 1:
         raise OptionError(f"why: {count} samples are given; expected one, (1, T).")
     base, index = split_name(layer, checked_layers(model, "why"))

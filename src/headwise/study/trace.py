@@ -37,7 +37,7 @@ from headwise.shapes import check_size
 from headwise.study.importance import logits_of, why_not_predicting
 from headwise.study.interventions import checked_layers
 from headwise.study.outputs import HeadOutputs
-from headwise.study.residual import run
+from headwise.study.samples import check_tokens, run, token_embedding
 from headwise.study.watch import watch
 from headwise.weights.spans import Spans, checked_spans
 
@@ -45,7 +45,8 @@ METHODS = ("rollout", "attention", "contributions", "gradient")
 BLOCKS = 24  # passages that a prompt is cut into if nothing else says how
 SHARE = 0.2  # of the passages are deleted in the test
 TRIED = 32  # tokens, to see whether the model predicts them
-ENDS = (".", "!", "?", "\n")
+ENDS = (".", "!", "?", "\n", "。", "！", "？")
+SHORT = {"contributions": "contrib."}  # what heads the column of a method
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,7 +61,7 @@ class AnswerTrace:
     loss: −log p of the answer, the mean over its tokens.
     tests: by method, the loss after deleting the passages it ranks first: "deleted"; and "random": the mean, the
         standard deviation and the number of random deletions of as many passages.
-    words: the text of every token, if known.
+    words: the text of every token, if known; a character of several tokens is that of the first of them.
     """
 
     tokens: Tensor
@@ -84,7 +85,7 @@ class AnswerTrace:
             count: the most passages to show: those with the largest share by any method, in the order of the text.
         """
         shares = {method: _shares(self.of_passages(method)) for method in self.scores}
-        lines = [" ".join([f"{method[:9]:>9}" for method in shares]) + "  passage"]
+        lines = [" ".join([f"{SHORT.get(method, method):>9}" for method in shares]) + "  passage"]
         room = max(16, width - 10 * len(shares) - 1)
         largest = torch.stack([share.abs() for share in shares.values()]).amax(0)
         for number in sorted(largest.topk(min(count, len(largest))).indices.tolist()):
@@ -160,19 +161,29 @@ def trace(
         seed: of the random deletions.
     """
     unknown = [method for method in methods if method not in METHODS]
-    if unknown:
-        raise OptionError(f"trace(methods={unknown[0]!r}): expected some of {', '.join(METHODS)}.")
+    if unknown or not methods:
+        given = repr(unknown[0]) if unknown else "[]"
+        raise OptionError(f"trace(methods={given}): expected some of {', '.join(METHODS)}.")
     module = model.module if isinstance(model, TextModel) else model
     study = _Tracing(module, tokens, answer)
-    words = [model.codec.decode(token) for token in study.tokens[0].tolist()] if isinstance(model, TextModel) else None
+    words = words_of(model, study.tokens[0]) if isinstance(model, TextModel) else None
     first = len(model.codec.before) if isinstance(model, TextModel) else 0
     spans = _passages(words, first, study.start) if passages is None else checked_spans(passages, study.start)
     if len(spans) < 2:
-        raise OptionError(f"trace: the prompt has {len(spans)} passages; expected two or more, to compare them.")
+        raise OptionError(
+            f"trace: the prompt before the answer has {study.start - first} tokens and {len(spans)} passage; expected "
+            f"two or more, to compare them. Use a longer prompt, or pass passages=."
+        )
     scores, by_layer, loss = study.scores(methods)
     found = AnswerTrace(study.tokens[0].cpu(), (study.start, study.stop), scores, by_layer, spans, loss, {}, words)
     tests = study.tested(found, max(1, math.ceil(delete * len(spans))), check_size("draws", draws), seed)
     return dataclasses.replace(found, tests=tests)
+
+
+def words_of(model: TextModel, tokens: Tensor) -> list[str]:
+    """The text of every token; a character of several tokens is that of the first of them, and the others are empty."""
+    characters = model.codec.characters(tokens.tolist())
+    return [text if start == place else "" for place, (text, start) in enumerate(characters)]
 
 
 class _Tracing:
@@ -185,6 +196,7 @@ class _Tracing:
         self.tokens = tokens if tokens.dim() == 2 else tokens[None]
         if self.tokens.shape[0] != 1:
             raise OptionError(f"trace: {self.tokens.shape[0]} samples are given; expected one, (1, T).")
+        check_tokens(module, self.tokens, "trace")
         T = self.tokens.shape[1]
         ((self.start, self.stop),) = checked_spans([answer], T)
         if not 1 <= self.start < self.stop:
@@ -307,9 +319,7 @@ def _learning(module: nn.Module, wanted: bool) -> Iterator[None]:
     if not wanted or any(x.requires_grad for x in module.parameters()):
         yield
         return
-    embedding: Any = getattr(module, "get_input_embeddings", lambda: None)()
-    if embedding is None:
-        embedding = next((m for m in module.modules() if isinstance(m, nn.Embedding)), None)
+    embedding = token_embedding(module)
     if embedding is None:
         raise OptionError("trace: the model has no embedding of tokens to differentiate from; leave out 'gradient'.")
     hook = embedding.register_forward_hook(lambda _, __, output: output.requires_grad_())
@@ -320,16 +330,36 @@ def _learning(module: nn.Module, wanted: bool) -> Iterator[None]:
 
 
 def _passages(words: list[str] | None, first: int, stop: int) -> list[tuple[int, int]]:
-    """Sentences of a prompt of tokens `first` to `stop` − 1, or blocks if there are no words or fewer than four."""
-    found, start = [], first
-    for place in range(first, stop) if words is not None else ():
-        if words is not None and words[place].rstrip(" \"'”’)").endswith(ENDS) and place + 1 - start >= 3:
-            found.append((start, place + 1))
-            start = place + 1
-    if words is not None and start < stop:
-        found.append((start, stop))
-    if len(found) >= 4:
-        return found
-    count = max(1, min(BLOCKS, (stop - first) // 3))
-    edges = [first + (stop - first) * i // count for i in range(count + 1)]
-    return [(a, b) for a, b in itertools.pairwise(edges) if a < b]
+    """Sentences of a prompt of tokens `first` to `stop` − 1, or blocks of whole words if there are fewer than four."""
+    sentences = [] if words is None else _between(_sentence_ends(words, first, stop), first, stop)
+    if len(sentences) >= 4:
+        return sentences
+    count = min(BLOCKS, max(2, (stop - first) // 3))
+    edges = [first + (stop - first) * i // count for i in range(1, count)]
+    if words is not None:
+        edges = [_word_start(words, edge, stop) for edge in edges]
+    return _between(edges, first, stop)
+
+
+def _sentence_ends(words: list[str], first: int, stop: int) -> list[int]:
+    """The tokens after the ends of sentences, which have three tokens or more."""
+    found = [first]
+    for place in range(first, stop):
+        if words[place].rstrip(" \"'”’)").endswith(ENDS) and place + 1 - found[-1] >= 3:
+            found.append(place + 1)
+    return found
+
+
+def _word_start(words: list[str], place: int, stop: int) -> int:
+    """The first token from `place` on that continues no word or character; `place` if the next ones all do."""
+    for later in range(place, min(stop, place + 8)):
+        continues = words[later][:1].isalnum() and words[later - 1][-1:].isalnum()
+        if words[later] and not continues:
+            return later
+    return place
+
+
+def _between(edges: Sequence[int], first: int, stop: int) -> list[tuple[int, int]]:
+    """The spans between edges."""
+    whole = sorted({first, *(edge for edge in edges if first < edge < stop), stop})
+    return list(itertools.pairwise(whole))

@@ -129,27 +129,6 @@ def test_what_cannot_be_traced_is_refused(kind, change, words, tokens):
         trace(tiny(kind), tokens, **{"answer": SPAN} | change)
 
 
-def test_no_method_needs_a_matrix_of_all_pairs():
-    """No tensor that is made, forward or backward, has T × T numbers, let alone one for each head."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        most = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            out = function(*args, **(kwargs or {}))
-            for x in out if isinstance(out, tuple | list) else (out,):
-                if isinstance(x, torch.Tensor):
-                    Largest.most = max(Largest.most, x.numel())
-            return out
-
-    model, size = tiny("builtin").float(), 3001
-    tokens = torch.randint(1, V, (1, size))
-    with Largest():
-        trace(model, tokens, (size - 2, size), draws=1)
-    assert size * V < Largest.most < 0.6 * size * size  # three tiles, which do not grow
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -23,7 +23,7 @@ import dataclasses
 import inspect
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,6 +41,7 @@ from headwise.study.samples import check_tokens, run, token_embedding
 from headwise.study.watch import watch
 from headwise.weights.spans import Spans, checked_spans
 
+Score = Callable[[Any, Tensor], Tensor]
 METHODS = ("rollout", "attention", "contributions", "gradient")
 BLOCKS = 24  # passages that a prompt is cut into if nothing else says how
 SHARE = 0.2  # of the passages are deleted in the test
@@ -54,18 +55,18 @@ class AnswerTrace:
     """Where an answer came from.
 
     tokens: the text, (T,).
-    answer: its first token and its last + 1.
+    answer: its first token and its last + 1; none if a score of the whole text was traced.
     scores: by method, one number for each token before the answer; more means more support.
     by_layer: the same for each layer, by method and layer; rollout has one number for all layers.
     passages: spans of the prompt.
-    loss: −log p of the answer, the mean over its tokens.
+    loss: −log p of the answer, the mean over its tokens; or minus the score.
     tests: by method, the loss after deleting the passages it ranks first: "deleted"; and "random": the mean, the
         standard deviation and the number of random deletions of as many passages.
     words: the text of every token, if known; a character of several tokens is that of the first of them.
     """
 
     tokens: Tensor
-    answer: tuple[int, int]
+    answer: tuple[int, int] | None
     scores: dict[str, Tensor]
     by_layer: dict[str, dict[str, Tensor]]
     passages: list[tuple[int, int]]
@@ -94,14 +95,20 @@ class AnswerTrace:
             lines.append(f"{numbers}  {self._text(start, stop, room)}")
         if len(largest) > count:
             lines.append(f"and {len(largest) - count} passages with smaller shares")
-        lines.append(f"answer: {self._text(*self.answer, width - 8)}")
-        lines.append(f"loss {self.loss:.3f}; after deleting {self.tests['passages']} of {len(self.passages)} passages")
-        lines.append("(those that a method ranks first; the higher the loss, the better the method):")
-        for method in self.scores:
-            lines.append(f"  {method:<14} {self.tests[method]:8.3f}")
+        return "\n".join([*lines, *self._told(width)])
+
+    def _told(self, width: int) -> list[str]:
+        """The answer or the score, and the tests of the methods."""
+        sign, word, better = (-1, "score", "lower") if self.answer is None else (1, "loss", "higher")
+        lines = [] if self.answer is None else [f"answer: {self._text(*self.answer, width - 8)}"]
+        lines += [
+            f"{word} {sign * self.loss:.3f}; after deleting {self.tests['passages']} of {len(self.passages)} passages",
+            f"(those that a method ranks first; the {better} the {word}, the better the method):",
+            *(f"  {method:<14} {sign * self.tests[method]:8.3f}" for method in self.scores),
+        ]
         random = self.tests["random"]
-        lines.append(f"  {'random':<14} {random['mean']:8.3f} ± {random['deviation']:.3f} ({random['draws']} draws)")
-        return "\n".join(lines)
+        spread = f"± {random['deviation']:.3f} ({random['draws']} draws)"
+        return [*lines, f"  {'random':<14} {sign * random['mean']:8.3f} {spread}"]
 
     def _text(self, start: int, stop: int, room: int) -> str:
         if self.words is None:
@@ -114,7 +121,7 @@ class AnswerTrace:
         return {
             "tokens": self.tokens.tolist(),
             "words": self.words,
-            "answer": list(self.answer),
+            "answer": None if self.answer is None else list(self.answer),
             "scores": {method: score.tolist() for method, score in self.scores.items()},
             "passages": [list(span) for span in self.passages],
             "loss": self.loss,
@@ -140,20 +147,24 @@ def _shares(scores: Tensor) -> Tensor:
 def trace(
     model: TextModel | nn.Module,
     tokens: Tensor,
-    answer: tuple[int, int] | slice,
+    answer: tuple[int, int] | slice | None = None,
     *,
+    score: Score | None = None,
     passages: Spans | None = None,
     methods: Sequence[str] = METHODS,
     delete: float = SHARE,
     draws: int = 8,
     seed: int = 0,
 ) -> AnswerTrace:
-    """Which tokens of a prompt an answer came from.
+    """Which tokens of a prompt an answer came from, or a score of the whole text.
 
     Args:
-        model: a model with its tokenizer, or any model that `headwise.watch` sees and that predicts the next token.
+        model: a model with its tokenizer, or any model that `headwise.watch` sees. For an answer, it must predict the
+            next token.
         tokens: the prompt and the answer, (1, T) or (T,).
         answer: the answer's first token and its last + 1.
+        score: instead of an answer, a function (output, tokens) -> one number that the model's output gives, such as
+            the similarity of an embedding to a query. All tokens are the prompt, and all queries are followed.
         passages: spans of the prompt to compare and to delete; by default sentences, or blocks if there are no words.
         methods: which of "rollout", "attention", "contributions" and "gradient".
         delete: the share of passages to delete in the test, at least one.
@@ -165,17 +176,23 @@ def trace(
         given = repr(unknown[0]) if unknown else "[]"
         raise OptionError(f"trace(methods={given}): expected some of {', '.join(METHODS)}.")
     module = model.module if isinstance(model, TextModel) else model
-    study = _Tracing(module, tokens, answer)
+    if (answer is None) == (score is None):
+        raise OptionError(
+            "trace: pass answer=, the tokens of an answer, or score=, a function (output, tokens) -> number."
+        )
+    study = _Tracing(module, tokens, answer) if score is None else _Scoring(module, tokens, score)
     words = words_of(model, study.tokens[0]) if isinstance(model, TextModel) else None
-    first = len(model.codec.before) if isinstance(model, TextModel) else 0
-    spans = _passages(words, first, study.start) if passages is None else checked_spans(passages, study.start)
+    first, last = (len(model.codec.before), len(model.codec.after)) if isinstance(model, TextModel) else (0, 0)
+    stop = study.start if score is None else study.start - last
+    spans = _passages(words, first, stop) if passages is None else checked_spans(passages, study.start)
     if len(spans) < 2:
         raise OptionError(
             f"trace: the prompt before the answer has {study.start - first} tokens and {len(spans)} passage; expected "
             f"two or more, to compare them. Use a longer prompt, or pass passages=."
         )
     scores, by_layer, loss = study.scores(methods)
-    found = AnswerTrace(study.tokens[0].cpu(), (study.start, study.stop), scores, by_layer, spans, loss, {}, words)
+    place = (study.start, study.stop) if score is None else None
+    found = AnswerTrace(study.tokens[0].cpu(), place, scores, by_layer, spans, loss, {}, words)
     tests = study.tested(found, max(1, math.ceil(delete * len(spans))), check_size("draws", draws), seed)
     return dataclasses.replace(found, tests=tests)
 
@@ -190,13 +207,7 @@ class _Tracing:
     """One text and its answer, in a model."""
 
     def __init__(self, module: nn.Module, tokens: Any, answer: Any) -> None:
-        self.module, self.layers = module, checked_layers(module, "trace")
-        if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dim() not in (1, 2):
-            raise OptionError("trace(tokens=...): expected token ids, (T,) or (1, T).")
-        self.tokens = tokens if tokens.dim() == 2 else tokens[None]
-        if self.tokens.shape[0] != 1:
-            raise OptionError(f"trace: {self.tokens.shape[0]} samples are given; expected one, (1, T).")
-        check_tokens(module, self.tokens, "trace")
+        self._read(module, tokens)
         T = self.tokens.shape[1]
         ((self.start, self.stop),) = checked_spans([answer], T)
         if not 1 <= self.start < self.stop:
@@ -208,8 +219,18 @@ class _Tracing:
         if problem is not None:
             raise OptionError(
                 f"trace: {type(module).__name__} {problem}. Expected a model that predicts the next token of one text, "
-                f"such as AutoModelForCausalLM opens."
+                f"such as AutoModelForCausalLM opens, or score=, a function (output, tokens) -> number."
             )
+
+    def _read(self, module: nn.Module, tokens: Any) -> None:
+        self.module = module
+        checked_layers(module, "trace")
+        if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dim() not in (1, 2):
+            raise OptionError("trace(tokens=...): expected token ids, (T,) or (1, T).")
+        self.tokens = tokens if tokens.dim() == 2 else tokens[None]
+        if self.tokens.shape[0] != 1:
+            raise OptionError(f"trace: {self.tokens.shape[0]} samples are given; expected one, (1, T).")
+        check_tokens(module, self.tokens, "trace")
 
     def log_probability(self, tokens: Tensor, count: int) -> Tensor:
         """The log-probability of each of the last `count` tokens, (count,)."""
@@ -220,11 +241,15 @@ class _Tracing:
         assert logits is not None  # noqa: S101 - it was tried
         return -F.cross_entropy(logits[0, -count - 1 : -1], tokens[0, -count:], reduction="none")
 
+    def support(self, tokens: Tensor) -> Tensor:
+        """What is traced, for these tokens: the log-probability of each token of the answer, (count,)."""
+        return self.log_probability(tokens, self.stop - self.start)
+
     def scores(self, methods: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]], float]:
         """The scores of the prompt's tokens by every method, in all and by layer, and the loss."""
         slopes = "gradient" in methods
         with torch.set_grad_enabled(slopes), _learning(self.module, slopes), watch(self.module, outputs=True) as seen:
-            chance = self.log_probability(self.tokens, self.stop - self.start)
+            chance = self.support(self.tokens)
         calls = [layer for same in seen.outputs.calls.values() for layer in same]
         calls.sort(key=seen.outputs.in_order.index)
         self._check(calls)
@@ -271,7 +296,7 @@ class _Tracing:
     def _rollout(self, layers: Sequence[HeadOutputs]) -> Tensor:
         """The rollout of the answer's queries down to the tokens, (T,)."""
         share = torch.zeros(1, self.tokens.shape[1], dtype=torch.float64, device=self.tokens.device)
-        share[:, self.rows] = 1 / (self.stop - self.start)
+        share[:, self.rows] = 1 / len(range(share.shape[1])[self.rows])
         for layer in reversed(layers):
             share = (share + layer.weights.detach().received(share).total.mean(1)) / 2
         return share[0]
@@ -298,7 +323,24 @@ class _Tracing:
             kept[start:stop] = False
         kept[self.start - 1] |= not bool(kept[: self.start].any())
         with torch.no_grad():
-            return -self.log_probability(self.tokens[:, kept], self.stop - self.start).mean().item()
+            return -self.support(self.tokens[:, kept]).mean().item()
+
+
+class _Scoring(_Tracing):
+    """One text and a score of it, in a model."""
+
+    def __init__(self, module: nn.Module, tokens: Any, score: Score) -> None:
+        self._read(module, tokens)
+        self.start = self.stop = self.tokens.shape[1]
+        self.rows, self.score = slice(None), score
+
+    def support(self, tokens: Tensor) -> Tensor:
+        """The score, (1,)."""
+        found = self.score(run(self.module, tokens), tokens)
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            given = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else repr(found)
+            raise OptionError(f"trace: score returned {given}; expected a tensor with one number.")
+        return found.reshape(1)
 
 
 def _slopes(chance: Tensor, values: Sequence[Tensor], calls: Sequence[HeadOutputs]) -> Sequence[Tensor]:

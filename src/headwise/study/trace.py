@@ -207,7 +207,7 @@ class _Tracing:
     """One text and its answer, in a model."""
 
     def __init__(self, module: nn.Module, tokens: Any, answer: Any) -> None:
-        self._read(module, tokens)
+        self.module, self.tokens = module, _one_text(module, tokens)
         T = self.tokens.shape[1]
         ((self.start, self.stop),) = checked_spans([answer], T)
         if not 1 <= self.start < self.stop:
@@ -221,16 +221,6 @@ class _Tracing:
                 f"trace: {type(module).__name__} {problem}. Expected a model that predicts the next token of one text, "
                 f"such as AutoModelForCausalLM opens, or score=, a function (output, tokens) -> number."
             )
-
-    def _read(self, module: nn.Module, tokens: Any) -> None:
-        self.module = module
-        checked_layers(module, "trace")
-        if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dim() not in (1, 2):
-            raise OptionError("trace(tokens=...): expected token ids, (T,) or (1, T).")
-        self.tokens = tokens if tokens.dim() == 2 else tokens[None]
-        if self.tokens.shape[0] != 1:
-            raise OptionError(f"trace: {self.tokens.shape[0]} samples are given; expected one, (1, T).")
-        check_tokens(module, self.tokens, "trace")
 
     def log_probability(self, tokens: Tensor, count: int) -> Tensor:
         """The log-probability of each of the last `count` tokens, (count,)."""
@@ -330,7 +320,7 @@ class _Scoring(_Tracing):
     """One text and a score of it, in a model."""
 
     def __init__(self, module: nn.Module, tokens: Any, score: Score) -> None:
-        self._read(module, tokens)
+        self.module, self.tokens = module, _one_text(module, tokens)
         self.start = self.stop = self.tokens.shape[1]
         self.rows, self.score = slice(None), score
 
@@ -341,6 +331,18 @@ class _Scoring(_Tracing):
             given = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else repr(found)
             raise OptionError(f"trace: score returned {given}; expected a tensor with one number.")
         return found.reshape(1)
+
+
+def _one_text(module: nn.Module, tokens: Any) -> Tensor:
+    """The tokens as (1, T), checked."""
+    checked_layers(module, "trace")
+    if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dim() not in (1, 2):
+        raise OptionError("trace(tokens=...): expected token ids, (T,) or (1, T).")
+    found = tokens if tokens.dim() == 2 else tokens[None]
+    if found.shape[0] != 1:
+        raise OptionError(f"trace: {found.shape[0]} samples are given; expected one, (1, T).")
+    check_tokens(module, found, "trace")
+    return found
 
 
 def _slopes(chance: Tensor, values: Sequence[Tensor], calls: Sequence[HeadOutputs]) -> Sequence[Tensor]:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from headwise import load_builtin
 
-COUNT, PLACES, LENGTHS = 64, 8, (64, 256, 512, 1024, 2048, 4096, 8192, 16384)
+COUNT, PLACES, FIRST, LENGTHS = 64, 8, 16448, (64, 256, 512, 1024, 2048, 4096, 8192)
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     model = load_builtin()
     text = Path(sys.argv[1]).read_text(encoding="utf-8")[:600_000]
     tokens = model.tokens(text, most=sys.maxsize)[0]
-    stops = torch.linspace(max(LENGTHS) + COUNT, len(tokens), PLACES).long().tolist()
+    stops = torch.linspace(FIRST, len(tokens), PLACES).long().tolist()
     print("| tokens before | loss of the next 64 tokens |")
     print("|---|---|")
     for length in LENGTHS:

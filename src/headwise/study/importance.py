@@ -33,9 +33,9 @@ from torch import Tensor, nn
 
 from headwise.errors import OptionError, ShapeError, need
 from headwise.shapes import check_size
+from headwise.study.earlier import EarlierModules
 from headwise.study.interventions import Intervention, checked_layers
 from headwise.study.outputs import derangement
-from headwise.study.prefix import Prefix
 from headwise.study.samples import Inputs, check_tokens, first_tensor, run, taken
 from headwise.study.watch import watch
 
@@ -342,11 +342,13 @@ class _Study:
         size = self.samples * first_tensor(self.inputs, "importance")[0].numel()
         if size > KEPT or set(self.widths) - set(self.layers):  # too much to keep; or a layer is called several times
             return lambda name, samples: nullcontext()
-        prefix = Prefix(self.model, self.layers, lambda i: self.run(self.rows(torch.tensor([i])), 1), self.samples)
+        prefix = EarlierModules(
+            self.model, self.layers, lambda i: self.run(self.rows(torch.tensor([i])), 1), self.samples
+        )
         safe = {name for name in self.widths if self._same(prefix, name, base)}
         return lambda name, samples: prefix.skipped(name, samples) if name in safe else nullcontext()
 
-    def _same(self, prefix: Prefix, name: str, base: Tensor) -> bool:
+    def _same(self, prefix: EarlierModules, name: str, base: Tensor) -> bool:
         """Whether the loss of two samples stays as it is if nothing before a layer is computed again."""
         samples = torch.tensor([0, self.samples - 1])
         try:

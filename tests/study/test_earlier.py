@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headwise import importance, silence
-from headwise.study.prefix import Prefix
+from headwise.study.earlier import EarlierModules
 from headwise.study.watch import attention_layers
 from tiny_models import V, states, tiny
 
@@ -27,7 +27,7 @@ def tokens():
 def prefix_of(model, tokens):
     layers = attention_layers(model, "test")
     with torch.no_grad():
-        return Prefix(model, layers, lambda i: model(tokens[i : i + 1]), len(tokens)), layers
+        return EarlierModules(model, layers, lambda i: model(tokens[i : i + 1]), len(tokens)), layers
 
 
 def test_starting_at_a_layer_gives_what_a_whole_run_gives(model, tokens):

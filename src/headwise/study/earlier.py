@@ -1,8 +1,8 @@
 """What a model computed before each attention layer, so that runs which change one layer alone can start there.
 
-Removing a head of layer 7 changes nothing in layers 0 to 6. `Prefix` keeps what the modules before each layer returned
-for every sample, and lets them return it again: the rest of the pass costs what it must. Nothing is looked up by name:
-a run shows which modules had finished when a layer was called.
+Removing a head of layer 7 changes nothing in layers 0 to 6. `EarlierModules` keeps what the modules before each layer
+returned for every sample, and lets them return it again, so only the rest of the pass is computed. Nothing is looked up
+by name: a run shows which modules had finished when a layer was called.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-_open: ContextVar[frozenset[object]] = ContextVar("headwise_prefix", default=frozenset())
+_open: ContextVar[frozenset[object]] = ContextVar("headwise_earlier", default=frozenset())
 
 
 @dataclasses.dataclass
@@ -28,7 +28,7 @@ class _Call:
     end: int = -1
 
 
-class Prefix:
+class EarlierModules:
     """What the modules before each layer returned, for some samples.
 
     Args:

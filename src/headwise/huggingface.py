@@ -317,7 +317,7 @@ class _MaskFrame:
             return None
         if name == "causal_mask_function":
             return self._placed(CAUSAL)
-        if name == "sliding_window_overlay.<locals>.inner_mask":
+        if name == "sliding_window_overlay.<locals>.inner_mask" and inside["sliding_window"] > 0:
             return self._placed(masks.window(inside["sliding_window"] - 1, self.S + self.T))
         if name == "sliding_window_bidirectional_overlay.<locals>.inner_mask":
             reach = inside["sliding_window"]

@@ -67,8 +67,11 @@ def test_a_long_text_is_traced_past_the_trained_length(capsys, monkeypatch):
         ([TEXT, "--answer", "3:99"], "(3, 99)"),
         ([TEXT, "--methods", "magic"], "expected some of rollout"),
         ([TEXT, "--draws", "0"], "--draws"),
+        ([TEXT, "--answer", ""], "these words are not in the text"),
+        ([TEXT, "--methods", ""], "expected some of rollout"),
+        (["a b", "--answer", "b"], "the prompt before the answer has"),
     ],
-    ids=["no text", "other words", "too far", "method", "draws"],
+    ids=["no text", "other words", "too far", "method", "draws", "empty", "no method", "short"],
 )
 def test_trace_says_what_is_wrong(arguments, words, capsys):
     assert main(["trace", "builtin", *arguments]) == 2
@@ -96,3 +99,12 @@ def test_a_folder_of_transformers_is_opened(tmp_path, capsys):
     assert len(json.loads(capsys.readouterr().out)["tokens"]) == 12
     assert main(["heads", str(tmp_path), "--samples", "2", "--length", "4", "--lengths", ""]) == 0
     assert "sink" in capsys.readouterr().out
+
+
+def test_a_trace_prints_whole_characters(capsys):
+    text = "海は静かでした。犬の名前はバーナビーでした。空は青い。彼は犬を呼びました。"
+    assert main(["trace", "builtin", text, "--answer", "呼びました", "--draws", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "\ufffd" not in out
+    assert "犬の名前はバーナビーでした。" in out
+    assert "answer: 呼びました" in out

@@ -5,7 +5,18 @@ import json
 import pytest
 import torch
 
-from headwise import OptionError, ShapeError, evidence, importance, load_builtin, patch, silence, watch
+from headwise import (
+    OptionError,
+    ShapeError,
+    evidence,
+    importance,
+    load_builtin,
+    logit_attribution,
+    patch,
+    silence,
+    trace,
+    watch,
+)
 from headwise.study.importance import Importance, mean_cross_entropy
 from tiny_models import CAUSAL, H, V, states, tiny
 
@@ -183,3 +194,47 @@ def test_texts_and_unknown_layers_are_refused_in_words():
         found["blocks.9.attention"]
     with pytest.raises(OptionError, match=r"one text is given; expected several"):
         evidence(builtin, "one text")
+
+
+def test_a_model_that_computes_without_gradients_is_told_to_silence(tokens):
+    model = tiny("llama")
+    layer = model.model.layers[0]
+    layer.register_forward_hook(lambda _, __, output: output.detach())
+    with pytest.raises(OptionError, match=r"no gradient in the heads of 'model.layers.0.self_attn'.*by='silence'"):
+        importance(model, tokens)
+    with torch.no_grad(), pytest.raises(OptionError, match="'gradient' cannot follow the answer"):
+        trace(tiny_without_gradients(), tokens[:1], (4, 6), passages=[(0, 2), (2, 4)])
+
+
+def tiny_without_gradients():
+    """A model whose first layer runs without gradients."""
+    model = tiny("llama")
+    layer = model.model.layers[0]
+    layer.forward = torch.no_grad()(layer.forward)
+    return model
+
+
+def test_samples_that_have_no_loss_are_refused():
+    with pytest.raises(OptionError, match="samples of 1 token have no next token"):
+        importance(tiny("llama"), torch.tensor([[3], [4]]))
+    with pytest.raises(OptionError, match=r"\(0, 7\)\): there are no samples"):
+        importance(tiny("llama"), torch.zeros(0, 7, dtype=torch.long))
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_tokens_outside_the_vocabulary_are_refused(kind, tokens):
+    model = tiny(kind)
+    tokens[1, 2] = V
+    for call in (importance, logit_attribution, lambda m, t: trace(m, t[1:2], (4, 6))):
+        with pytest.raises(OptionError, match=rf"token {V} is outside the model's vocabulary, from 0 to {V - 1}"):
+            call(model, tokens)
+
+
+def test_every_head_has_an_effect_and_its_spread(tokens):
+    found = importance(tiny("gpt2"), tokens, controls=0)
+    effects = found["transformer.h.1.attn"][:, 4].double()
+    effect, error = found.heads["transformer.h.1.attn", 4]
+    assert effect == pytest.approx(effects.mean().item())
+    assert error == pytest.approx(effects.std().item() / B**0.5)
+    assert len(found.heads) == 3 * H
+    assert "nan" not in importance(tiny("gpt2"), tokens[:1], controls=0).table()

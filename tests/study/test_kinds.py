@@ -50,7 +50,8 @@ def test_scores_are_means_of_dense_weights(monkeypatch):
     panel = AttentionMap.panel
 
     def spy(self, **options):
-        seen[len(seen)] = self.to_tensor()
+        if self.shape[1] == 8:  # the others are uniform maps of one head
+            seen[len(seen)] = self.to_tensor()
         return panel(self, **options)
 
     monkeypatch.setattr(AttentionMap, "panel", spy)
@@ -96,7 +97,38 @@ def test_needles_hide_in_a_natural_text_too():
 def test_what_cannot_be_tried_is_refused():
     with pytest.raises(OptionError, match=r"lengths=12\): a needle takes 17"):
         head_kinds(tiny("builtin"), samples=2, length=7, lengths=(12,))
-    with pytest.raises(OptionError, match=r"haystack has 5 tokens, and 48"):
+    with pytest.raises(OptionError, match=r"haystack has 5 tokens, and 47"):
         head_kinds(tiny("builtin"), samples=2, length=7, lengths=(64,), haystack=torch.arange(5))
     with pytest.raises(OptionError, match=r"expected one of induction"):
         head_kinds(tiny("builtin"), samples=2, length=7, lengths=()).of("magic")
+
+
+def test_a_model_without_its_tokenizer_is_tried_with_the_same_start():
+    model = load_builtin()
+    whole, bare = (head_kinds(x, samples=2, length=9, lengths=()) for x in (model, model.gpt))
+    without = head_kinds(model.gpt, samples=2, length=9, lengths=(), before=())
+    assert whole.to_json() == bare.to_json()
+    assert whole.before == (0,)
+    assert "texts begin with token 0" in whole.table()
+    assert without.before == ()
+    assert "texts begin without a start token" in without.table()
+
+
+def test_only_heads_above_uniform_attention_are_of_a_kind():
+    scores = {"sink": {"x": torch.tensor([[0.5, 0.2], [0.5, 0.2]])}, "previous": {"x": torch.tensor([[0.2, 0.0]] * 2)}}
+    found = HeadKinds(scores, [], None, {"sink": 0.1, "previous": 0.25})
+    assert [row["head"] for row in found.found("sink")] == [0]
+    assert found.found("previous") == []
+    table = found.table().splitlines()
+    assert "previous   none found (the largest score: 0.0, 0.200)" in table
+    assert any(line.startswith("sink       0.0    0.500") for line in table)
+
+
+def test_uniform_scores_are_those_of_a_head_that_attends_to_all_alike(found):
+    """By hand: the query at i sees i + 1 keys, one of which is the first."""
+    T = 65  # a start token and 32 tokens, twice
+    assert found.uniform["sink"] == pytest.approx(sum(1 / (i + 1) for i in range(1, T)) / (T - 1))
+    assert found.uniform["previous"] == pytest.approx(found.uniform["sink"])
+    queries = range(33, 64)
+    assert found.uniform["induction"] == pytest.approx(sum(1 / (i + 1) for i in queries) / len(queries))
+    assert not found.found("duplicate")

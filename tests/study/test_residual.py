@@ -1,5 +1,6 @@
 """The parts of the residual stream sum to logits and to scores, on models nobody listed; others are refused by name."""
 
+import gc
 import json
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from headwise import OptionError, load_builtin, logit_attribution, silence, watch, why
 from headwise.study.residual import FrozenNorm, Stream
-from tiny_models import CAUSAL, H, V, tiny
+from tiny_models import CAUSAL, E, H, V, inputs_of, tiny, unseen
 
 T = 7
 
@@ -77,7 +78,9 @@ def test_a_score_is_the_sum_of_its_parts(model, tokens):
         assert found.score == pytest.approx(scores[0, head, query, key].item())
         assert found.weight == pytest.approx(seen[name][0, head, query, key].item())
         assert sum(found.query.values()) == pytest.approx(sum(found.key.values()))
-        assert len(found.parts) == 1 + 2 * (H + 2) + 1
+        embeddings = [part for part in found.parts if "emb" in part or "wte" in part or "wpe" in part]
+        assert len(found.parts) == len(embeddings) + 2 * (H + 1) + 1
+        assert embeddings
 
 
 def test_the_previous_token_head_is_in_the_keys_of_the_induction_head():
@@ -93,34 +96,92 @@ def test_the_previous_token_head_is_in_the_keys_of_the_induction_head():
     assert json.loads(json.dumps(found.to_json()))["parts"] == found.parts
 
 
+def test_a_post_norm_model_hands_parts_through_its_frozen_norms():
+    """Written from BERT's definition: x₁ = norm₂(norm₁(x₀ + heads) + feed-forward), and layer 1's query is W x₁."""
+    model, tokens = tiny("bert"), torch.randint(3, V, (1, T))
+    with torch.no_grad(), watch(model, outputs=True) as seen:
+        states = model(tokens, output_hidden_states=True).hidden_states
+    first, second, head, query, key = *model.encoder.layer[:2], 2, 5, 3
+    layer = seen.outputs["encoder.layer.0.attention.self"]
+
+    def centered(x):
+        return x - x.mean(-1, keepdim=True)
+
+    def frozen(part, norm, whole):
+        scale = (whole.var(-1, correction=0, keepdim=True) + norm.eps).rsqrt()
+        return centered(part) * scale * norm.weight
+
+    with torch.no_grad():
+        added = states[0][0] + layer.written().sum(1)[0] + layer.bias
+        middle = first.attention.output.LayerNorm(added)
+        fed = first.output.dense(first.intermediate(middle))
+        part = frozen(layer.written(heads=4)[0, 0], first.attention.output.LayerNorm, added)
+        part = frozen(part, first.output.LayerNorm, middle + fed)
+        size = slice(head * E // H, (head + 1) * E // H)
+        source = (part @ second.attention.self.query.weight.T)[query, size]
+        target = second.attention.self.key(states[1])[0, key, size]
+    found = why(model, tokens, "encoder.layer.1.attention.self", head, query, key)
+    expected = source @ target / (E // H) ** 0.5
+    assert found.query["encoder.layer.0.attention.self:4"] == pytest.approx(expected.item(), rel=1e-6)
+    assert "embeddings.position_embeddings" in found.parts
+
+
+def test_calls_of_a_shared_layer_are_layers_of_their_own():
+    model, tokens = unseen("MaskedLM", "albert"), inputs_of("MaskedLM", 1, T)
+    with torch.no_grad(), watch(model) as seen:
+        model(tokens)
+    *_, before, last = seen
+    found = why(model, tokens, last, 1, 4, 2)
+    assert f"{before}:5" in found.parts
+    assert found.score == pytest.approx(found.matrix.sum().item())
+
+
 @pytest.mark.parametrize(
-    ("kind", "words"),
-    [("bart", "does not add what its heads write"), ("bert", "gives no logits")],
+    ("model", "words"),
+    [
+        (lambda: tiny("bert"), "gives no logits"),
+        (lambda: unseen("MaskedLM", "bert"), "'cls.predictions.transform.transform_act_fn' is nonlinear and comes"),
+    ],
+    ids=["no logits", "a nonlinear head"],
 )
-def test_models_without_such_a_stream_are_refused_by_name(kind, words, tokens):
+def test_models_whose_logits_are_no_sums_are_refused_by_name(model, words, tokens):
     with pytest.raises(OptionError, match=words):
-        logit_attribution(tiny(kind), tokens)
+        logit_attribution(model(), tokens)
 
 
-def test_a_block_that_scales_its_heads_is_refused(tokens):
+def test_a_logit_that_a_function_changes_is_refused(tokens):
     model = tiny("llama")
-    layer = model.model.layers[1]
-    layer.self_attn.register_forward_hook(lambda *call: (2 * call[2][0], *call[2][1:]))
-    with pytest.raises(OptionError, match=r"block 'model.layers.1' does not add"):
+    model.lm_head.register_forward_hook(lambda _, __, logits: 2 * (logits / 2).tanh())
+    with pytest.raises(OptionError, match="still not a sum of what heads"):
         logit_attribution(model, tokens)
 
 
-def test_queries_that_are_normalized_are_refused():
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 24, "num_attention_heads": 6, "num_hidden_layers": 2, "intermediate_size": 16}
-    config = transformers.AutoConfig.for_model("qwen3", vocab_size=V, num_key_value_heads=2, head_dim=4, **sizes)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="headwise").double().eval()
-    with pytest.raises(OptionError, match="are not linear in its input"):
-        why(model, torch.randint(V, (1, T)), "model.layers.1.self_attn", 0, 3, 2)
+def test_a_block_that_scales_its_heads_is_followed(tokens):
+    model = tiny("llama")
+    layer = model.model.layers[1]
+    layer.self_attn.register_forward_hook(lambda *call: (2 * call[2][0], *call[2][1:]))
+    found = logit_attribution(model, tokens, 5)
+    total = sum(x.sum(1) for x in found.heads.values()) + sum(found.rest.values())
+    with torch.no_grad():
+        torch.testing.assert_close(total, model(tokens).logits[:, -1, 5], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"position": 7}, r"position=7\): the text has 7 tokens"),
+        ({"target": V}, f"token {V} is not in the vocabulary, from 0 to {V - 1}"),
+        ({"target": torch.tensor([1, 2, 3])}, "3 tokens for 2 samples"),
+    ],
+    ids=["position", "token", "tokens"],
+)
+def test_places_and_tokens_that_do_not_exist_are_refused(given, words, tokens):
+    with pytest.raises(OptionError, match=words):
+        logit_attribution(tiny("builtin"), tokens, **given)
 
 
 def test_a_place_outside_the_map_is_refused():
-    with pytest.raises(OptionError, match=r"positions \[9, 2\]: the text has 7 tokens"):
+    with pytest.raises(OptionError, match=r"query=9, key=2\): the map is .* \(1, 6, 7, 7\)"):
         why(tiny("builtin"), torch.randint(V, (1, T)), "blocks.1.attention", 0, 9, 2)
     with pytest.raises(OptionError, match=r"head=6.*\(1, 6, 7, 7\)"):
         why(tiny("builtin"), torch.randint(V, (1, T)), "blocks.1.attention", 6, 3, 2)
@@ -139,7 +200,7 @@ def test_a_frozen_norm_is_the_norm_of_the_whole(norm):
 
 def test_nothing_is_left_on_the_model(tokens):
     model = tiny("gpt2")
-    Stream(model, tokens, [-1])
+    Stream(model, tokens[:1]).parts(lambda output, _: output.logits[0, -1, :3])
     assert not any(m._forward_hooks or m._forward_pre_hooks or "_attached" in vars(m) for m in model.modules())
     with silence(model, {"transformer.h.2.attn": 1}):
         quiet = logit_attribution(model, tokens)
@@ -151,3 +212,37 @@ def test_why_refuses_a_key_that_the_query_may_not_see():
     tokens = builtin.tokens("The captain looked at the sea.")
     with pytest.raises(OptionError, match=r"query=2, key=4\): this query may not attend to this key"):
         why(builtin.gpt, tokens, "blocks.5.attention", head=4, query=2, key=4)
+
+
+def test_a_map_that_was_watched_knows_why(model, tokens):
+    with torch.no_grad(), watch(model) as seen:
+        model(tokens)
+    name = list(seen)[-1]
+    expected = why(model, tokens[1:], name, 4, 5, 3)
+    whole = seen[name].why(5, 3, head=4, sample=1)
+    part = seen[name].select(batch=[1], heads=[2, 4], rows=slice(3, 6)).why(2, 3, head=1)
+    for found in (whole, part):
+        assert found.parts == expected.parts
+        torch.testing.assert_close(found.matrix, expected.matrix)
+    assert seen[name].select(heads=4).why(5, 3, sample=1).score == pytest.approx(expected.score)
+
+
+def test_a_map_without_a_model_says_how_to_ask_why(tokens):
+    model = tiny("builtin")
+    with torch.no_grad(), watch(model) as seen:
+        model(tokens)
+    weights = seen["blocks.1.attention"]
+    with pytest.raises(OptionError, match=r"this map has 6 heads; pass head=, from 0 to 5"):
+        weights.why(3, 2)
+    with pytest.raises(OptionError, match=r"why\(query=7\).*\(2, 6, 7, 7\)"):
+        weights.why(7, 2, head=1)
+    with pytest.raises(OptionError, match=r"does not know its model. Take it from `with watch\(model\)"):
+        weights.clone().why(3, 2, head=1)
+    with torch.no_grad(), watch(model) as seen:
+        model(tokens[:1], caches=model.make_caches())
+    with pytest.raises(OptionError, match="had a cache or other objects among its arguments"):
+        seen["blocks.1.attention"].why(3, 2, head=1)
+    del model, seen
+    gc.collect()
+    with pytest.raises(OptionError, match="the model of this map does not exist anymore"):
+        weights.why(3, 2, head=1)

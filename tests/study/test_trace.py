@@ -8,7 +8,7 @@ import torch
 from headwise import OptionError, trace, watch
 from headwise.models import open_model
 from headwise.view.traced import trace_page
-from tiny_models import CAUSAL, H, V, tiny
+from tiny_models import CAUSAL, H, V, states, tiny
 
 T = 13
 SPAN = (9, 11)
@@ -129,22 +129,58 @@ def test_what_cannot_be_traced_is_refused(kind, change, words, tokens):
         trace(tiny(kind), tokens, **{"answer": SPAN} | change)
 
 
-def test_no_method_needs_a_matrix_of_all_pairs():
-    """No tensor that is made, forward or backward, has T × T numbers, let alone one for each head."""
-    from torch.utils._python_dispatch import TorchDispatchMode
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The extraordinarily disagreeable housekeeper complained. Nobody listened to her complaints about the cold",
+        "Whatsoever happened notwithstanding, the schoolmasters remembered everything",
+    ],
+    ids=["two sentences", "one sentence"],
+)
+def test_passages_never_cut_a_word(text):
+    model = open_model("builtin")
+    tokens = model.tokens(text)
+    found = trace(model, tokens, (tokens.shape[1] - 1, tokens.shape[1]), methods=["attention"], draws=1)
+    assert len(found.passages) > 2
+    for (_, stop), (start, _) in zip(found.passages, found.passages[1:], strict=False):
+        assert stop == start
+        assert not (found.words[start][0].isalnum() and found.words[start - 1][-1].isalnum())
 
-    class Largest(TorchDispatchMode):
-        most = 0
 
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            out = function(*args, **(kwargs or {}))
-            for x in out if isinstance(out, tuple | list) else (out,):
-                if isinstance(x, torch.Tensor):
-                    Largest.most = max(Largest.most, x.numel())
-            return out
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_a_score_is_traced_to_its_tokens(kind, tokens):
+    """Any number that the output gives, written from the definitions on dense weights."""
+    model = tiny(kind)
 
-    model, size = tiny("builtin").float(), 3001
-    tokens = torch.randint(1, V, (1, size))
-    with Largest():
-        trace(model, tokens, (size - 2, size), draws=1)
-    assert size * V < Largest.most < 0.6 * size * size  # three tiles, which do not grow
+    def score(output, ids):
+        return states(output)[0].mean(0)[:3].sum()
+
+    found = trace(model, tokens, score=score, passages=[(1, 4), (4, 8), (8, 12)], draws=2)
+    with watch(model, outputs=True) as seen:
+        whole = score(model(tokens), tokens)
+    share, maps = torch.full((T,), 1 / T).double(), [x.weights.to_tensor().detach()[0] for x in seen.outputs.values()]
+    for weights in reversed(maps):
+        share = 0.5 * (share + weights.mean(0).T @ share)
+    torch.testing.assert_close(found.scores["rollout"], share)
+    slopes = torch.autograd.grad(whole, [layer.read for layer in seen.outputs.values()])
+    gradient = torch.zeros(T).double()
+    for layer, weights, slope in zip(seen.outputs.values(), maps, slopes, strict=True):
+        value = layer.value[0].detach().repeat_interleave(H // layer.value.shape[1], 0)
+        gradient += (weights * (slope[0] @ value.transpose(1, 2))).sum((0, 1))
+    torch.testing.assert_close(found.scores["gradient"], gradient)
+    assert found.loss == pytest.approx(-whole.item())
+    start, stop = found.passages[found.of_passages("gradient").argmax()]
+    with torch.no_grad():
+        rest = tokens[:, [place for place in range(T) if not start <= place < stop]]
+        assert found.tests["gradient"] == pytest.approx(-score(model(rest), rest).item())
+    assert f"score {whole.item():.3f}; after deleting 1 of 3 passages" in found.table()
+    assert found.to_json()["answer"] is None
+    assert "Where the score came from" in trace_page(found, kind)
+
+
+def test_a_trace_has_an_answer_or_a_score(tokens):
+    model = tiny("llama")
+    with pytest.raises(OptionError, match="pass answer=, the tokens of an answer, or score="):
+        trace(model, tokens)
+    with pytest.raises(OptionError, match=r"score returned shape \(13,\); expected a tensor with one number"):
+        trace(model, tokens, score=lambda output, ids: output.logits[0, :, 0])

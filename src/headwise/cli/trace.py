@@ -25,7 +25,7 @@ from headwise.errors import OptionError, printable
 from headwise.models import open_model
 from headwise.models.gpt import GPT
 from headwise.models.text_model import TextModel
-from headwise.study.trace import METHODS, trace
+from headwise.study.trace import METHODS, trace, words_of
 from headwise.view.traced import trace_page
 
 EXAMPLES = """examples:
@@ -117,13 +117,16 @@ def _span(model: TextModel, tokens: Tensor, answer: str) -> tuple[int, int]:
     numbers = re.fullmatch(r"(\d+):(\d+)", answer)
     if numbers:
         return int(numbers[1]), int(numbers[2])
-    words = [model.codec.decode(token) for token in tokens[0].tolist()]
     first = len(model.codec.before)
-    text, edges = "".join(words[first:]), [0]
-    for word in words[first:]:
+    words = words_of(model, tokens[0, first:])
+    text, edges = "".join(words), [0]
+    for word in words:
         edges.append(edges[-1] + len(word))
-    place = text.rfind(answer)
+    place = text.rfind(answer) if answer.strip() else -1
     if place < 0:
         raise OptionError(f"--answer {answer!r}: these words are not in the text; tokens can be given as START:STOP.")
-    inside = [i for i in range(len(words) - first) if edges[i] < place + len(answer) and edges[i + 1] > place]
-    return first + inside[0], first + inside[-1] + 1
+    inside = [i for i in range(len(words)) if edges[i] < place + len(answer) and edges[i + 1] > place]
+    stop = inside[-1] + 1
+    while stop < len(words) and not words[stop]:  # the rest of a character
+        stop += 1
+    return first + inside[0], first + stop

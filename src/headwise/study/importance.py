@@ -21,25 +21,40 @@ If a head matters less than a random slice of its layer, its effect does not com
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.errors import OptionError, ShapeError, need
-from headwise.shapes import brief, check_size
+from headwise.shapes import check_size
+from headwise.study.earlier import EarlierModules
 from headwise.study.interventions import Intervention, checked_layers
 from headwise.study.outputs import derangement
+from headwise.study.samples import Inputs, check_tokens, first_tensor, run, taken
 from headwise.study.watch import watch
 
 WAYS = ("gradient", "silence", "mean", "patch")
-Inputs = Tensor | Mapping[str, Any]
 Loss = Callable[[Any, Any], Tensor]
 TOKENS = 8192  # in one pass of a sweep, if the caller does not say how many samples
 ROWS = 64
+KEPT = 2**16  # tokens of all samples for which the outputs of modules are kept during a sweep
+
+
+class HeadEffect(NamedTuple):
+    """What removing one head adds to the loss.
+
+    effect: the mean over samples.
+    error: its standard error; NaN for one sample.
+    """
+
+    effect: float
+    error: float
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,6 +95,11 @@ class Importance(Mapping[str, Tensor]):
         """The mean over samples of |effect|, (H,), by layer."""
         return {name: x.abs().mean(0) for name, x in self.effects.items()}
 
+    @property
+    def heads(self) -> dict[tuple[str, int], HeadEffect]:
+        """The effect of every head with its standard error, by layer and head: what a picture is colored by."""
+        return {(row["layer"], row["head"]): HeadEffect(row["effect"], row["error"]) for row in self.rows()}
+
     def rows(self) -> list[dict[str, Any]]:
         """One row per head: layer, head, effect, its standard error, score, the layer's controls, and how many of the
         controls have a smaller score."""
@@ -109,15 +129,17 @@ class Importance(Mapping[str, Tensor]):
         return sorted(self.rows(), key=lambda row: -row["score"])[:count]
 
     def table(self, count: int = 10) -> str:
-        """The `count` heads with the largest scores, as text."""
+        """The `count` heads with the largest scores, as text; 5.4 is head 4 of layer 5, both counted from 0."""
         draws = next(iter(self.controls.values())).shape[1] if self.controls else 0
-        width = max(5, *(len(name) for name in self.effects))
-        lines = [f"{'layer':<{width}} head    effect ± error     score   control  above"]
+        numbers = {name: number for number, name in enumerate(self.effects)}
+        lines = ["head     effect ± error    score  control  above  layer"]
         for row in self.top(count):
-            effect = f"{row['effect']:+.4f} ± {row['error']:.4f}"
-            above = f"{row['above']}/{draws}"
-            numbers = f"{row['score']:.4f}    {row['control']:.4f} {above:>6}"
-            lines.append(f"{row['layer']:<{width}} {row['head']:>4}  {effect:>17}  {numbers}")
+            error = "" if math.isnan(row["error"]) else f" ± {row['error']:.4f}"
+            control = "" if math.isnan(row["control"]) else f"{row['control']:.4f}"
+            above = f"{row['above']}/{draws}" if draws else ""
+            name = f"{numbers[row['layer']]}.{row['head']}"
+            effect = f"{row['effect']:+.4f}{error}"
+            lines.append(f"{name:<6} {effect:>17}  {row['score']:>7.4f}  {control:>7}  {above:>5}  {row['layer']}")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -215,8 +237,11 @@ class _Study:
     ) -> None:
         self.layers = checked_layers(model, "importance")
         self.model, self.inputs, self.seed, self.passes = model, tokens, seed, 0
-        shown = tokens if isinstance(tokens, Tensor) else _first_tensor(tokens)
-        self.samples, length = shown.shape[0], shown[0].numel()
+        shown = first_tensor(tokens, "importance")
+        check_tokens(model, tokens, "importance")
+        self.samples, length = shown.shape[0], shown[0].numel() if len(shown) else 0
+        if self.samples < 1:
+            raise OptionError(f"importance(tokens={tuple(shown.shape)}): there are no samples; expected (B, T).")
         self.device = shown.device
         self.controls = controls if controls == 0 else check_size("controls", controls)
         self.batch = batch_of(length) if batch is None else check_size("batch", batch)
@@ -225,13 +250,12 @@ class _Study:
 
     def rows(self, samples: Tensor) -> Any:
         """These samples of the inputs."""
-        return _take(self.inputs, samples, self.samples)
+        return taken(self.inputs, samples, self.samples)
 
     def run(self, inputs: Any, count: int) -> Tensor:
         """The loss of every sample of the inputs, (count,)."""
         self.passes += 1
-        output = self.model(inputs) if isinstance(inputs, Tensor) else self.model(**inputs)
-        found = self.loss(output, inputs)
+        found = self.loss(run(self.model, inputs), inputs)
         if not isinstance(found, Tensor) or found.shape != (count,):
             raise ShapeError(
                 f"loss returned {tuple(found.shape) if isinstance(found, Tensor) else found!r}; expected one number "
@@ -242,20 +266,19 @@ class _Study:
     def _widths(self) -> dict[str, tuple[int, int]]:
         """The number of heads and their width, by layer, as the first sample shows them."""
         with torch.no_grad(), watch(self.model, outputs=True) as seen:
-            inputs = self.rows(torch.arange(1))
-            self.model(inputs) if isinstance(inputs, Tensor) else self.model(**inputs)
+            run(self.model, self.rows(torch.arange(1)))
         return {name: (layer.shape[1], layer.shape[3]) for name, layer in seen.outputs.items()}
 
     def removal(self, amounts: Mapping[str, Tensor], targets: Mapping[str, Any]) -> Intervention:
         """A context in which units of layers are removed by these amounts, (rows, H + controls)."""
-        frames = self._frames()
 
         def made(name: str) -> tuple[Any, ...]:
-            return (_Removal(amounts[name], targets.get(name), frames[name]),)
+            return (_Removal(amounts[name], targets.get(name), self.frames[name]),)
 
         return Intervention(self.model, self.layers, made, amounts)
 
-    def _frames(self) -> dict[str, Tensor]:
+    @functools.cached_property
+    def frames(self) -> dict[str, Tensor]:
         """Random orthonormal frames of each layer's heads, (controls, H · Dv, Dv)."""
         generator, found = torch.Generator().manual_seed(self.seed), {}
         for name, (H, D) in self.widths.items():
@@ -274,38 +297,66 @@ class _Study:
             }
             with torch.enable_grad(), self.removal(amounts, {}):
                 loss = self.run(self.rows(chunk), len(chunk))
-                slopes = torch.autograd.grad(loss.sum(), list(amounts.values()))
+                slopes = self._slopes(loss, amounts)
             losses.append(loss.detach())
             for name, slope in zip(amounts, slopes, strict=True):
                 found[name].append(slope)
         return self._result("gradient", {name: torch.cat(x) for name, x in found.items()}, torch.cat(losses))
 
+    def _slopes(self, loss: Tensor, amounts: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        """The gradient of the loss in what is removed, by layer."""
+        found = [None] * len(amounts)
+        if loss.requires_grad:
+            found = torch.autograd.grad(loss.sum(), list(amounts.values()), allow_unused=True)  # type: ignore[assignment]
+        missing = [name for name, slope in zip(amounts, found, strict=True) if slope is None]
+        if missing:
+            raise OptionError(
+                f"importance(by='gradient'): the loss has no gradient in the heads of {missing[0]!r}: the model or the "
+                f"loss computes something without gradients, or does not use these heads. Use by='silence'."
+            )
+        return found  # type: ignore[return-value]
+
     @torch.no_grad()
     def by_removal(self, by: str, source: Inputs | None) -> Importance:
-        """The loss without each unit, many units in one pass, minus the loss of the whole model."""
+        """The loss without each unit, many units of a layer in one pass, minus the loss of the whole model."""
         self.passes = 0
         chunks = torch.arange(self.samples).split(self.batch)
         base = torch.cat([self.run(self.rows(chunk), len(chunk)) for chunk in chunks])
         targets = self._targets(by, source)
-        units = [(name, unit) for name, (H, _) in self.widths.items() for unit in range(H + self.controls)]
+        prefix = self._prefix(base)
         found = {name: base.new_zeros(self.samples, H + self.controls) for name, (H, _) in self.widths.items()}
-        tasks = [(sample, *unit) for sample in range(self.samples) for unit in units]
-        for start in range(0, len(tasks), self.batch):
-            part = tasks[start : start + self.batch]
-            samples = torch.tensor([sample for sample, _, _ in part])
-            amounts = {
-                name: torch.zeros(len(part), H + self.controls, device=self.device)
-                for name, (H, _) in self.widths.items()
-            }
-            for row, (_, name, unit) in enumerate(part):
-                amounts[name][row, unit] = 1
-            amounts = {name: amount for name, amount in amounts.items() if amount.any()}
-            chosen = {name: [_of_rows(x, samples, self.samples) for x in calls] for name, calls in targets.items()}
-            with self.removal(amounts, chosen):
-                loss = self.run(self.rows(samples), len(part))
-            for row, (sample, name, unit) in enumerate(part):
-                found[name][sample, unit] = loss[row] - base[sample]
+        for name, (H, _) in self.widths.items():
+            tasks = torch.cartesian_prod(torch.arange(self.samples), torch.arange(H + self.controls))
+            for part in tasks.split(self.batch):
+                samples, units = part.unbind(1)
+                amount = torch.zeros(len(part), H + self.controls)
+                amount[torch.arange(len(part)), units] = 1
+                chosen = {name: [_of_rows(x, samples, self.samples) for x in targets.get(name, ())]}
+                with self.removal({name: amount.to(self.device)}, chosen), prefix(name, samples):
+                    loss = self.run(self.rows(samples), len(part))
+                found[name][samples.to(base.device), units.to(base.device)] = loss - base[samples.to(base.device)]
         return self._result(by, found, base)
+
+    def _prefix(self, base: Tensor) -> Callable[[str, Tensor], AbstractContextManager[None]]:
+        """A context in which what comes before a layer is not computed again, for layers where that changes nothing."""
+        size = self.samples * first_tensor(self.inputs, "importance")[0].numel()
+        if size > KEPT or set(self.widths) - set(self.layers):  # too much to keep; or a layer is called several times
+            return lambda name, samples: nullcontext()
+        prefix = EarlierModules(
+            self.model, self.layers, lambda i: self.run(self.rows(torch.tensor([i])), 1), self.samples
+        )
+        safe = {name for name in self.widths if self._same(prefix, name, base)}
+        return lambda name, samples: prefix.skipped(name, samples) if name in safe else nullcontext()
+
+    def _same(self, prefix: EarlierModules, name: str, base: Tensor) -> bool:
+        """Whether the loss of two samples stays as it is if nothing before a layer is computed again."""
+        samples = torch.tensor([0, self.samples - 1])
+        try:
+            with prefix.skipped(name, samples):
+                again = self.run(self.rows(samples), 2)
+        except Exception:  # code that we do not know, and which cannot be run in part
+            return False
+        return torch.allclose(again, base[samples.to(base.device)], rtol=1e-3, atol=1e-4)
 
     def _targets(self, by: str, source: Inputs | None) -> dict[str, list[Tensor]]:
         """What removed heads become, by layer and call; nothing for zeros."""
@@ -319,7 +370,7 @@ class _Study:
         seen = []
         for chunk in torch.arange(self.samples).split(self.batch):
             with watch(self.model, outputs=True) as part:
-                self.run(_take(inputs, chunk, self.samples), len(chunk))
+                self.run(taken(inputs, chunk, self.samples), len(chunk))
             seen.append(part.outputs)
         if by == "mean":
             sizes = torch.tensor([len(chunk) for chunk in torch.arange(self.samples).split(self.batch)])
@@ -355,37 +406,14 @@ class _Removal:
         apart = read if not self.target else read - self.target[self.number % len(self.target)].to(read)
         amount = self.amount.to(read.dtype)
         changed = read - amount[:, :H, None, None] * apart
-        learns = amount.requires_grad
         merged = apart.transpose(1, 2).flatten(2)  # (B, T, H · Dv)
         for number, frame in enumerate(self.frames.to(read.dtype)):
             share = amount[:, H + number]
-            if not learns and not share.any():
-                continue
-            removed = (merged @ frame) @ frame.T
-            changed = changed - share[:, None, None, None] * removed.view(B, T, H, D).transpose(1, 2)
+            rows = torch.arange(B, device=read.device) if amount.requires_grad else share.nonzero()[:, 0]
+            if len(rows):
+                removed = ((merged[rows] @ frame) @ frame.T).view(-1, T, H, D).transpose(1, 2)
+                changed = changed.index_add(0, rows, -share[rows, None, None, None] * removed)
         return changed
-
-
-def _first_tensor(inputs: Mapping[str, Any]) -> Tensor:
-    if not isinstance(inputs, Mapping):
-        raise OptionError(
-            f"importance(tokens={brief(inputs)}): expected token ids (B, T), such as model.tokens(text), or keyword "
-            f"arguments of the model."
-        )
-    for x in inputs.values():
-        if isinstance(x, Tensor):
-            return x
-    raise OptionError("importance: the inputs hold no tensor; pass tokens (B, T), or a tokenizer's output as tensors.")
-
-
-def _take(inputs: Inputs, samples: Tensor, count: int) -> Any:
-    """These samples of the inputs, of which there are `count`."""
-    if isinstance(inputs, Tensor):
-        return inputs[samples.to(inputs.device)]
-    return {
-        name: x[samples.to(x.device)] if isinstance(x, Tensor) and x.dim() and x.shape[0] == count else x
-        for name, x in inputs.items()
-    }
 
 
 def _of_rows(target: Tensor, samples: Tensor, count: int) -> Tensor:
@@ -408,6 +436,11 @@ def next_token_loss(model: nn.Module, inputs: Any) -> Loss:
     ids = inputs if isinstance(inputs, Tensor) else inputs.get("input_ids")
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
         raise OptionError(f"importance: the inputs are not tokens (B, T), so there is no default loss. {cure}")
+    if ids.shape[1] < 2:
+        raise OptionError(
+            f"importance: samples of {ids.shape[1]} token have no next token, so there is no loss. Expected (B, T) "
+            f"with T of 2 or more. {cure}"
+        )
     problem = why_not_predicting(model, inputs, ids)
     if problem is not None:
         raise OptionError(f"importance: {type(model).__name__} {problem}. {cure}")
@@ -447,7 +480,8 @@ def mean_cross_entropy(output: Any, inputs: Any) -> Tensor:
     ids = inputs if isinstance(inputs, Tensor) else inputs["input_ids"]
     logits = logits_of(output)
     assert logits is not None  # noqa: S101 - `next_token_loss` has checked it
-    each = F.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+    targets = F.pad(ids[:, 1:], (0, 1))  # the last logits predict nothing; leaving them in avoids a copy of all
+    each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(ids.shape)[:, :-1]
     real = None if isinstance(inputs, Tensor) else inputs.get("attention_mask")
     if real is None or real.shape != ids.shape:
         return each.mean(1)

@@ -19,6 +19,9 @@ In random tokens, a head has nothing to go by but position and repetition. Defin
     alignment   in cross-attention, weight of the query that predicts a token on that token in the encoder's text, if
                 the decoder reads the same text (Garg et al. 2019 measure it on translations)
 
+A head is of a kind if the lower end of its interval is above what uniform attention would give, and its score is at
+least 0.1 (Wu et al. for retrieval), or 0.3 for sinks. `of` ranks all heads, `found` gives those of a kind.
+
 An induction head needs a head of an earlier layer that marks every key with the token before it. `circuits` names it:
 the previous-token head whose silence takes most of the induction head's weight, compared with silencing other heads.
 """
@@ -34,16 +37,19 @@ from torch import Tensor, nn
 
 from headwise.errors import OptionError
 from headwise.masks.probes import induction, offset, previous_token, same_token, sink
+from headwise.models.gpt import GPT
 from headwise.models.text_model import TextModel
 from headwise.shapes import check_size
 from headwise.study.importance import logits_of
 from headwise.study.interventions import checked_layers, gate
+from headwise.study.samples import token_embedding
 from headwise.study.watch import watch
-from headwise.weights import AttentionMap
+from headwise.weights import AttentionMap, Scoring
 
 KINDS = ("induction", "duplicate", "previous", "sink", "retrieval", "alignment")
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 NEEDLE, CUE = 8, 3  # tokens of a needle, and how many of them the end of the text repeats as a question
+LEAST, LEAST_SINK = 0.1, 0.3  # scores from which a head is of a kind
 WIDE = 1.96  # standard errors to each side of the mean, for 95 %
 
 
@@ -54,14 +60,20 @@ class HeadKinds:
     scores: by kind and layer, (samples, H).
     circuits: for each induction head, the previous-token head that feeds it and what silencing it does.
     copied: the share of needle tokens that the model predicts; None if it was not tried.
+    uniform: by kind, the score of a head that attends to all keys alike.
+    layers: the names of all layers, in order; head 5.4 is head 4 of layers[5].
+    before: the tokens that every text began with.
     """
 
     scores: dict[str, dict[str, Tensor]]
     circuits: list[dict[str, Any]]
     copied: float | None
+    uniform: dict[str, float] = dataclasses.field(default_factory=dict)
+    layers: tuple[str, ...] = ()
+    before: tuple[int, ...] = ()
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        """The heads by their score of this kind, largest first, with 95 % intervals."""
+        """All heads by their score of this kind, largest first, with 95 % intervals; "found" says if they are of it."""
         if kind not in self.scores:
             raise OptionError(f"of({kind!r}): expected one of {', '.join(self.scores)}.")
         rows = []
@@ -69,29 +81,50 @@ class HeadKinds:
             mean, error = scores.mean(0), scores.std(0, correction=min(1, len(scores) - 1)) / math.sqrt(len(scores))
             for head, (score, wide) in enumerate(zip(mean.tolist(), (WIDE * error).tolist(), strict=True)):
                 low, high = max(0.0, score - wide), min(1.0, score + wide)
-                rows.append({"layer": name, "head": head, "score": score, "low": low, "high": high})
+                found = low > self.uniform.get(kind, 0.0) and score >= (LEAST_SINK if kind == "sink" else LEAST)
+                rows.append({"layer": name, "head": head, "score": score, "low": low, "high": high, "found": found})
         return sorted(rows, key=lambda row: -row["score"])
+
+    def found(self, kind: str) -> list[dict[str, Any]]:
+        """The heads of this kind, largest score first."""
+        return [row for row in self.of(kind) if row["found"]]
+
+    def short(self, layer: str, head: int) -> str:
+        """The short name of a head: 5.4 is head 4 of layer 5, both counted from 0."""
+        layers = self.layers or tuple(dict.fromkeys(name for scores in self.scores.values() for name in scores))
+        return f"{layers.index(layer)}.{head}"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.scores)
 
     def table(self, count: int = 3) -> str:
-        """The first `count` heads of every kind and the circuits, as text."""
-        lines = [f"{'kind':<10} {'head':<28} score  95 % interval"]
+        """The first `count` heads of every kind and the circuits, as text; 5.4 is head 4 of layer 5."""
+        lines = [f"{'kind':<10} {'head':<6} score  95 % interval   layer"]
         for kind in self:
-            for row in self.of(kind)[:count]:
-                name = f"{row['layer']} {row['head']}"
-                lines.append(f"{kind:<10} {name:<28} {row['score']:.3f}  {row['low']:.3f} to {row['high']:.3f}")
+            rows = self.found(kind)
+            for row in rows[:count]:
+                name, interval = self.short(row["layer"], row["head"]), f"{row['low']:.3f} to {row['high']:.3f}"
+                lines.append(f"{kind:<10} {name:<6} {row['score']:.3f}  {interval}  {row['layer']}")
+            if len(rows) > count:
+                lines.append(f"{'':<10} and {len(rows) - count} more")
+            if not rows:
+                best = self.of(kind)[0]
+                name = self.short(best["layer"], best["head"])
+                lines.append(f"{kind:<10} none found (the largest score: {name}, {best['score']:.3f})")
         if self.copied is not None:
             lines.append(f"the model predicts {self.copied:.0%} of the needle tokens")
-        for circuit in self.circuits:
-            verb = "feeds" if circuit["confirmed"] else "is not shown to feed"
-            lines += [
-                f"{circuit['from_layer']} {circuit['from_head']} {verb} {circuit['layer']} {circuit['head']}:",
-                f"  induction {circuit['before']:.3f}, {circuit['after']:.3f} without it; "
-                f"{circuit['control']:.3f} at least without one of {circuit['controls']} other heads",
-            ]
-        return "\n".join(lines)
+        start = f"with token {', '.join(map(str, self.before))}" if self.before else "without a start token"
+        lines.append(f"texts begin {start}")
+        return "\n".join([*lines, *(line for circuit in self.circuits for line in self._told(circuit))])
+
+    def _told(self, circuit: dict[str, Any]) -> list[str]:
+        """A circuit in words."""
+        verb = "feeds" if circuit["confirmed"] else "is not shown to feed"
+        feeder, fed = (self.short(circuit[f"{x}layer"], circuit[f"{x}head"]) for x in ("from_", ""))
+        return [
+            f"{feeder} {verb} {fed}: induction {circuit['before']:.3f}, {circuit['after']:.3f} without it;",
+            f"  {circuit['control']:.3f} at least without one of {circuit['controls']} other heads",
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Everything as numbers, lists and strings."""
@@ -99,6 +132,9 @@ class HeadKinds:
             "kinds": {kind: self.of(kind) for kind in self},
             "circuits": self.circuits,
             "copied": self.copied,
+            "uniform": self.uniform,
+            "layers": list(self.layers),
+            "before": list(self.before),
         }
 
     def plot(self, kind: str = "induction", ax: Any = None) -> Any:
@@ -118,6 +154,7 @@ def head_kinds(
     lengths: Sequence[int] = (64, 128, 256),
     depths: Sequence[float] = DEPTHS,
     haystack: Tensor | None = None,
+    before: Sequence[int] | None = None,
     seed: int = 0,
 ) -> HeadKinds:
     """The heads of the known kinds, by experiment on texts of random tokens.
@@ -130,24 +167,33 @@ def head_kinds(
         lengths: tokens of the texts in which needles are hidden; those that the model cannot read are left out.
         depths: where the needle is, from 0, the beginning, to 1.
         haystack: tokens of a natural text to hide needles in; random tokens by default.
+        before: tokens that every text begins with, which heads with nothing to do attend to; by default those of the
+            tokenizer, or of the built-in model. A transformers model without its tokenizer gets none.
         seed: of the texts.
     """
-    tried = _Trial(model, vocabulary, check_size("samples", samples), check_size("length", length), seed)
+    tried = _Trial(model, vocabulary, before, check_size("samples", samples), check_size("length", length), seed)
     scores = tried.repeated()
     copied = None
     fitting = [n for n in lengths if tried.limit is None or n <= tried.limit]
     if fitting and tried.predicts:
         scores["retrieval"], copied = tried.needles(fitting, depths, haystack)
-    return HeadKinds(scores, tried.circuits(scores), copied)
+    layers, start = tuple(tried.uniform), tuple(tried.before.tolist())
+    uniform = {kind: max(x.get(kind, 0.0) for x in tried.uniform.values()) for kind in scores}
+    return HeadKinds(scores, tried.circuits(scores), copied, uniform, layers, start)
 
 
 class _Trial:
     """A model, and the texts to try it on."""
 
-    def __init__(self, model: Any, vocabulary: Any, samples: int, length: int, seed: int) -> None:
+    def __init__(
+        self, model: Any, vocabulary: Any, before: Sequence[int] | None, samples: int, length: int, seed: int
+    ) -> None:
         self.module: nn.Module = model.module if isinstance(model, TextModel) else model
         self.layers = checked_layers(self.module, "head_kinds")
-        before, after = (model.codec.before, model.codec.after) if isinstance(model, TextModel) else ((), ())
+        start, after = (model.codec.before, model.codec.after) if isinstance(model, TextModel) else ((), ())
+        if isinstance(model, GPT):
+            start = (model.config.start,)
+        before = tuple(start if before is None else before)
         self.limit = model.limit if isinstance(model, TextModel) else None
         self.before, self.after = torch.tensor(before, dtype=torch.long), torch.tensor(after, dtype=torch.long)
         self.device = next((x.device for x in self.module.parameters()), torch.device("cpu"))
@@ -160,16 +206,12 @@ class _Trial:
         self.tokens = self.framed(torch.cat([once, once], 1))
         self.two_texts = "decoder_input_ids" in inspect.signature(self.module.forward).parameters
         self.predicts = False
+        self.uniform: dict[str, dict[str, float]] = {}  # by layer and kind
 
     def _pool(self, vocabulary: Any) -> Tensor:
         """The tokens to draw from."""
         if vocabulary is None:
-            embedding: Any = getattr(self.module, "get_input_embeddings", lambda: None)()
-            embedding = (
-                next((m for m in self.module.modules() if isinstance(m, nn.Embedding)), None)
-                if embedding is None
-                else embedding
-            )
+            embedding = token_embedding(self.module)
             if embedding is None:
                 raise OptionError(
                     "head_kinds: the model has no embedding of tokens; pass vocabulary=, how many there are."
@@ -203,29 +245,36 @@ class _Trial:
 
     def repeated(self) -> dict[str, dict[str, Tensor]]:
         """Scores on repeated random tokens, by kind and layer, (samples, H)."""
-        first = len(self.before)
 
-        def measured(weights: AttentionMap) -> dict[str, Tensor]:
-            T, S = weights.shape[2:]
-            if T != S:  # cross-attention: the query at t predicts token t + 1, which is at the same place from the end
-                return {"alignment": weights.mass(offset(0))[:, :, first:].mean(2).cpu()}
-            ids = self.tokens[:, :S]
-            probes = {"induction": induction(ids), "duplicate": same_token(ids)}
-            masses = weights.panel(masses=probes | {"previous": previous_token(), "sink": sink(1)}).masses
-            found = {kind: masses[kind][:, :, self.second_half()].mean(2) for kind in probes}
-            found["previous"] = masses["previous"][:, :, max(first, 1) :].mean(2)
-            found["sink"] = masses["sink"][:, :, 1:].mean(2)
-            return {kind: x.cpu() for kind, x in found.items()}
+        def measured(weights: AttentionMap) -> tuple[dict[str, Tensor], dict[str, float]]:
+            source = weights._source()
+            alike = AttentionMap(torch.zeros_like(source.query), source.key, Scoring(source.mask)).select(heads=0)
+            uniform = {kind: x.mean().item() for kind, x in self._masses(alike).items()}
+            return {kind: x.cpu() for kind, x in self._masses(weights).items()}, uniform
 
         with torch.no_grad(), watch(self.module, statistics=measured) as seen:
             logits = logits_of(self.run(self.tokens))
+        self.uniform = {name: uniform for name, (_, uniform) in seen.items()}
         self.predicts = logits is not None and logits.shape[:2] == self.tokens.shape
         scores: dict[str, dict[str, Tensor]] = {}
         for kind in KINDS:
-            found = {name: layer[kind] for name, layer in seen.items() if kind in layer}
+            found = {name: layer[kind] for name, (layer, _) in seen.items() if kind in layer}
             if found:
                 scores[kind] = found
         return scores
+
+    def _masses(self, weights: AttentionMap) -> dict[str, Tensor]:
+        """The scores of the heads of one map by kind, (samples, H)."""
+        first, (T, S) = len(self.before), weights.shape[2:]
+        if T != S:  # cross-attention: the query at t predicts token t + 1, which is at the same place from the end
+            return {"alignment": weights.mass(offset(0))[:, :, first:].mean(2)}
+        ids = self.tokens[:, :S]
+        probes = {"induction": induction(ids), "duplicate": same_token(ids)}
+        masses = weights.panel(masses=probes | {"previous": previous_token(), "sink": sink(1)}).masses
+        found = {kind: masses[kind][:, :, self.second_half()].mean(2) for kind in probes}
+        found["previous"] = masses["previous"][:, :, max(first, 1) :].mean(2)
+        found["sink"] = masses["sink"][:, :, 1:].mean(2)
+        return found
 
     def needles(
         self, lengths: Sequence[int], depths: Sequence[float], haystack: Tensor | None

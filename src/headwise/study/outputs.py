@@ -281,7 +281,8 @@ class OutputProjection:
                 return found
         raise OptionError(
             f"the output projection of {self.name!r} is not known: no linear module of the model receives what its "
-            f"heads read. The model may normalize or gate it first, or compute in its own code."
+            f"heads read. The model may normalize or gate it first, or compute in its own code. What needs no "
+            f"projection works: read, by_value(projected=False), contributions(projected=False), silence, importance."
         )
 
 

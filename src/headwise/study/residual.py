@@ -1,4 +1,4 @@
-"""The residual stream taken apart: which head wrote what, and what that does to logits and to later scores.
+"""The residual stream taken apart: what every head and feed-forward network adds to logits and to later scores.
 
 >>> from headwise import load_builtin, logit_attribution
 >>> model = load_builtin()
@@ -6,15 +6,17 @@
 >>> found.heads["blocks.6.attention"].shape  # what each head adds to the logit of the likeliest next token
 torch.Size([1, 8])
 
-In a model whose blocks add to a stream (pre-norm: GPT-2, Llama, ours), the stream at a token is the embedding plus what
-every head and every feed-forward network of earlier layers wrote. Norms are frozen: each divides by the same number
-as in this run, so that what follows is linear and parts sum to the whole. Nothing is looked up by name: running the
-model shows whether blocks add, what a norm does and which matrix makes the logits. Models that do not fit are refused.
+Everything that writes into the stream is a *source*: embeddings, heads and other nonlinear modules, which are mostly
+feed-forward networks. Norms are frozen: each divides by the same number as in this run. What follows is then affine in
+the sources, however the model adds, scales and normalizes them: before a block (GPT-2, Llama, ours), after it (BERT),
+or both (Gemma 2). So a number that the model computes is the sum of one part for each source, ⟨∂number/∂source,
+source⟩, and a constant from the biases. Nothing is looked up by name. The model runs three times: to see which modules
+are norms and which are nonlinear, to differentiate, and with all sources at zero. The last run must give the constant;
+a model for which it does not is refused.
 """
 
 import dataclasses
-import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,159 +25,13 @@ from torch import Tensor, nn
 
 from headwise.errors import OptionError
 from headwise.study.importance import logits_of
-from headwise.study.interventions import checked_layers
-from headwise.study.outputs import Outputs
+from headwise.study.interventions import Intervention, checked_layers
+from headwise.study.passes import call_name, split_name
+from headwise.study.samples import Inputs, check_tokens, run, samples_of, taken
 from headwise.study.watch import watch
 from headwise.weights import AttentionMap
 
-Inputs = Tensor | Mapping[str, Any]
-
-
-class Stream:
-    """The residual stream of one run at some positions, in parts.
-
-    parts: by name, what was added to the stream, (B, positions, E): "embedding", "blocks.0.attention:3" for a head,
-        "blocks.0.attention:bias", and "blocks.0:rest" for all else that a block adds, its feed-forward network.
-    """
-
-    def __init__(self, model: nn.Module, inputs: Inputs, positions: list[int]) -> None:
-        self.model, self.positions = model, positions
-        layers = checked_layers(model, "residual stream")
-        self.blocks = _blocks_of(model, layers)
-        self.block_inputs: dict[str, Tensor] = {}
-        self.block_outputs: dict[str, Tensor] = {}
-        self.inner: dict[str, list[Tensor]] = {name: [] for name in self.blocks}  # what modules of a block returned
-        self.norms: list[tuple[nn.Module, Tensor, Tensor, Any]] = []  # modules that keep a shape, with input and output
-        self.given: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}  # arguments of attention modules
-        with torch.no_grad(), watch(model, outputs=True) as self.seen, self._recording(layers):
-            self.output = run(model, inputs)
-        odd = {*layers} ^ {*self.outputs}
-        if odd:
-            raise OptionError(
-                f"{min(odd)!r} was not called exactly once in this run, so the residual stream is not a plain sum."
-            )
-
-    @property
-    def outputs(self) -> Outputs:
-        """What heads read and write."""
-        return self.seen.outputs
-
-    def parts_before(self, stop: str | None = None) -> dict[str, Tensor]:
-        """The parts of the stream that enters the block `stop`, or leaves the last; an error unless they sum up."""
-        first = next(iter(self.blocks))
-        found, before = {"embedding": self.block_inputs[first]}, self.block_inputs[first]
-        for block, attentions in self.blocks.items():
-            if block == stop:
-                break
-            self._check_close(before, self.block_inputs[block], f"something happens between blocks, before {block!r}")
-            rest = self.block_outputs[block] - self.block_inputs[block]
-            for name in attentions:
-                for part, written in self._written(name):
-                    found[part] = written
-                    rest = rest - written
-            self._check_added(block, rest)
-            found[f"{block}:rest"] = rest
-            before = self.block_outputs[block]
-        return found
-
-    def _written(self, name: str) -> Iterator[tuple[str, Tensor]]:
-        layer = self.outputs[name]
-        for head in range(layer.shape[1]):
-            yield f"{name}:{head}", layer.written(heads=head, rows=self.positions)[:, 0]
-        yield f"{name}:bias", layer.bias.expand(layer.shape[0], len(self.positions), -1)
-
-    def _check_added(self, block: str, rest: Tensor) -> None:
-        """Raise unless what heads do not explain is the output of some module: then the block adds both."""
-        size = self.block_outputs[block].abs().max()
-        close = 1e-3 if rest.dtype not in (torch.bfloat16, torch.float16) else 3e-2
-        for output in self.inner[block]:
-            if output.shape == rest.shape and (output - rest).abs().max() <= close * size:
-                return
-        if rest.abs().max() > close * size:
-            raise OptionError(
-                f"{type(self.model).__name__}: block {block!r} does not add what its heads write to its input as it is "
-                f"(it may scale or normalize it, as post-norm models do), so its residual stream has no such parts."
-            )
-
-    def _check_close(self, a: Tensor, b: Tensor, problem: str) -> None:
-        if a.shape != b.shape or not torch.allclose(a, b, rtol=1e-3, atol=1e-4 * float(b.abs().max())):
-            raise OptionError(f"{type(self.model).__name__}: {problem}, so the residual stream is not a sum of parts.")
-
-    @contextmanager
-    def _recording(self, layers: Mapping[str, Any]) -> Iterator[None]:
-        with ExitStack() as stack:
-            named = dict(self.model.named_modules())
-            for name, module in named.items():
-                block = next((x for x in self.blocks if name == x or name.startswith(f"{x}.")), None)
-                stack.callback(module.register_forward_hook(self._hook(name, block), with_kwargs=True).remove)
-            for name in self.blocks:
-                hook = named[name].register_forward_pre_hook(self._enter(name), with_kwargs=True)
-                stack.callback(hook.remove)
-            for name, layer in layers.items():
-                stack.callback(layer.register_forward_pre_hook(self._asked(name), with_kwargs=True).remove)
-            yield
-
-    def _at(self, x: Tensor) -> Tensor:
-        if not all(-x.shape[1] <= position < x.shape[1] for position in self.positions):
-            raise OptionError(f"positions {self.positions}: the text has {x.shape[1]} tokens, from 0.")
-        return x.detach()[:, self.positions]
-
-    def _enter(self, name: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self.block_inputs[name] = self._at(_state(args, kwargs))
-
-        return hook
-
-    def _asked(self, name: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self.given[name] = (args, dict(kwargs))
-
-        return hook
-
-    def _hook(self, name: str, block: str | None) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            result = output[0] if isinstance(output, tuple) and output else output
-            if not isinstance(result, Tensor) or result.dim() != 3:
-                return
-            if name == block:
-                self.block_outputs[name] = self._at(result)
-            elif block is not None:
-                self.inner[block].append(self._at(result))
-            given = args[0] if args else None
-            if not list(module.children()) and isinstance(given, Tensor) and given.shape == result.shape:
-                self.norms.append((module, self._at(given), self._at(result), result))
-
-        return hook
-
-
-def run(model: nn.Module, inputs: Inputs, **options: Any) -> Any:
-    """What the model makes of the inputs, without a cache if it would keep one."""
-    if "use_cache" in inspect.signature(model.forward).parameters:
-        options["use_cache"] = False
-    return model(inputs, **options) if isinstance(inputs, Tensor) else model(**inputs, **options)
-
-
-def _blocks_of(model: nn.Module, layers: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The blocks of a model, elements of a list of modules, with the attention layers inside each."""
-    named, found = dict(model.named_modules()), {}  # type: ignore[var-annotated]
-    for name in layers:
-        parts = name.split(".")
-        prefixes = [".".join(parts[:stop]) for stop in range(len(parts), 0, -1)]
-        block = next((x for x in prefixes if isinstance(named.get(x.rpartition(".")[0]), nn.ModuleList)), None)
-        if block is None:
-            raise OptionError(
-                f"{name!r} is in no list of blocks, so the residual stream cannot be followed through it."
-            )
-        found.setdefault(block, []).append(name)
-    return found
-
-
-def _state(args: Any, kwargs: Any) -> Tensor:
-    """The hidden states (B, T, E) among the arguments of a block."""
-    for x in (*args, *kwargs.values()):
-        if isinstance(x, Tensor) and x.dim() == 3 and x.is_floating_point():
-            return x
-    raise OptionError("a block received no hidden states (B, T, E), so the residual stream cannot be followed.")
+NUMBERS = 2**26  # in the gradients of one backward pass
 
 
 # Norms, frozen -----------------------------------------------------------------------------------------------------
@@ -187,25 +43,25 @@ class FrozenNorm:
 
     gain: Tensor  # (E,)
     bias: Tensor  # (E,)
-    scale: Tensor  # (B, positions, 1)
+    scale: Tensor  # (..., 1)
     centers: bool
 
     @classmethod
     def of(cls, module: nn.Module, x: Tensor, y: Tensor) -> "FrozenNorm | None":
-        """What `module` did when it made `y` of `x`, both (B, positions, E); None if that is no norm."""
+        """What `module` did when it made `y` of `x`, both (..., E); None if that is no norm."""
         try:
             with torch.no_grad():
                 made = cls._fitted(module, x, y)
         except (RuntimeError, TypeError, ValueError):  # it takes other inputs
             return None
-        close = 1e-3 if y.dtype not in (torch.bfloat16, torch.float16) else 3e-2
-        return made if (made(x) + made.bias - y).abs().max() <= close * y.abs().max() else None
+        return made if (made(x) + made.bias - y).abs().max() <= closeness(y) * y.abs().max() else None
 
     @classmethod
     def _fitted(cls, module: nn.Module, x: Tensor, y: Tensor) -> "FrozenNorm":
-        E = x.shape[-1]
-        probe = torch.ones(1, 1, E).to(x)
+        probe = torch.ones(1, 1, x.shape[-1]).to(x)
         probe[..., ::2] = -1
+        if not torch.allclose(module.forward(3 * probe), module.forward(probe), rtol=1e-2, atol=1e-2):
+            raise ValueError("its output grows with its input")
         bias = module.forward(torch.zeros_like(probe))[0, 0]
         centers = torch.allclose(module.forward(probe + 5), module.forward(probe), rtol=1e-2, atol=1e-2)
         gain = (module.forward(probe)[0, 0] - bias) / (probe - probe.mean() if centers else probe)[0, 0]
@@ -215,8 +71,230 @@ class FrozenNorm:
         return cls(gain, bias, scale, centers)
 
     def __call__(self, part: Tensor) -> Tensor:
-        """What becomes of a part of the stream, (B, positions, E)."""
+        """What becomes of a part of the stream, (..., E)."""
         return self.scale * self.gain * (part - part.mean(-1, keepdim=True) if self.centers else part)
+
+
+def closeness(x: Tensor) -> float:
+    """How far apart numbers of this dtype may be, relative to the largest, and count as equal; norms and activations of
+    float64 models often compute in float32."""
+    return 1e-3 if x.dtype in (torch.float32, torch.float64) else 3e-2
+
+
+# A model whose stream is cut into sources ---------------------------------------------------------------------------
+
+
+class Stream:
+    """A model whose residual stream is cut into sources; `parts` splits numbers that it computes over them.
+
+    Args:
+        model: the model.
+        inputs: one sample, (1, T), or keyword arguments of the model.
+        inside: an attention layer that is followed further, to its queries and keys; others end at what heads read.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Inputs, inside: str | None = None) -> None:
+        self.model, self.inputs = model, inputs
+        self.layers = checked_layers(model, "residual stream")
+        self.inside = None if inside is None else self.layers[inside]
+        self.sources: dict[str, Tensor] = {}  # by name; those of heads are (1, H, T, Dv)
+        self.names: list[str] = []  # of the sources that heads wrote
+        self._calls: dict[str, int] = {}
+        self._norms: dict[nn.Module, list[FrozenNorm]] = {}
+        with torch.no_grad():
+            self.norms, self.cut = self._classified()
+
+    def parts(self, read: Callable[[Any, Mapping[str, Any]], Tensor]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Numbers of this run, what each source adds to them, and the constant: (n,), (n,) or (n, H) for heads, (n,).
+
+        Args:
+            read: the numbers, (n,), in what the model returned and the maps that were seen.
+        """
+        numbers, nothing = self._run(read, zero=False), self._run(read, zero=True)
+        found = self._split(numbers)
+        numbers = numbers.detach()
+        flat = [x.reshape(len(numbers), -1) for x in found.values()]
+        total = sum((x.sum(1) for x in flat), torch.zeros_like(numbers))
+        size = sum((x.abs().sum(1) for x in flat), nothing.abs()).max()
+        self._check(numbers - total - nothing, size)
+        return numbers, found, numbers - total
+
+    def _run(self, read: Callable[[Any, Mapping[str, Any]], Tensor], *, zero: bool) -> Tensor:
+        self._calls = {}
+        with torch.set_grad_enabled(not zero), self._hooks(zero), self._cut_heads(zero), watch(self.model) as seen:
+            return read(run(self.model, self.inputs), seen)
+
+    def _split(self, numbers: Tensor) -> dict[str, Tensor]:
+        """What each source adds to each number."""
+        leaves = list(self.sources.values())
+        if not numbers.requires_grad:
+            return {}
+        step = max(1, NUMBERS // max(1, sum(x.numel() for x in leaves)))
+        rows: dict[str, list[Tensor]] = {}
+        for which in torch.eye(len(numbers)).to(numbers).split(step):
+            slopes = torch.autograd.grad(
+                numbers, leaves, which, is_grads_batched=True, retain_graph=True, allow_unused=True
+            )
+            for name, leaf, slope in zip(self.sources, leaves, slopes, strict=True):
+                if slope is not None:
+                    product = (slope * leaf.detach()).double()
+                    kept = product.sum((1, 3, 4)) if name in self.names else product.flatten(1).sum(1)
+                    rows.setdefault(name, []).append(kept.to(numbers.dtype))
+        return {name: torch.cat(x) for name, x in rows.items()}
+
+    def _check(self, error: Tensor, size: Tensor) -> None:
+        exact = {torch.float64: 1e-6, torch.float32: 1e-4}.get(error.dtype, 3e-2)
+        if not error.abs().max() <= exact * size:
+            raise OptionError(
+                f"{type(self.model).__name__}: with its norms frozen, this number is still not a sum of what heads and "
+                f"other modules write. The model may apply a function to it (Gemma 2 caps its logits), multiply parts "
+                f"of the stream with each other, or draw random numbers (use model.eval())."
+            )
+
+    # Which modules are norms, and which are nonlinear.
+
+    def _classified(self) -> tuple[set[nn.Module], dict[nn.Module, str]]:
+        """The norms, and by module the names of those whose outputs are sources."""
+        calls: dict[nn.Module, tuple[Any, Any, Any]] = {}
+        attending = set(self.layers.values())
+        inner = {part for layer in attending for part in layer.modules()}
+
+        def remember(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            calls.setdefault(module, (args, kwargs, output))
+
+        with ExitStack() as stack:
+            for module in self.model.modules():
+                stack.callback(module.register_forward_hook(remember, with_kwargs=True).remove)
+            run(self.model, self.inputs)
+        norms = {module for module, call in calls.items() if _is_norm(module, *call)}
+        embeddings = {module for module, call in calls.items() if module not in inner and _is_embedding(module, *call)}
+        whole = attending | norms | embeddings
+        cut = {module: name for name, module in self.model.named_modules() if module in embeddings}
+        for name, module in _candidates(self.model, "", whole):
+            if module in calls and module not in inner and not _is_affine(module, *calls[module]):
+                cut[module] = name
+        return norms, cut
+
+    # Hooks.
+
+    @contextmanager
+    def _hooks(self, zero: bool) -> Iterator[None]:
+        with ExitStack() as stack:
+            for module in self.norms:
+                stack.callback(module.register_forward_hook(self._freeze(zero)).remove)
+            for module, name in self.cut.items():
+                stack.callback(module.register_forward_hook(self._leaf_of(name, zero)).remove)
+            for layer in self.layers.values():
+                if layer is not self.inside:
+                    stack.callback(layer.register_forward_pre_hook(_detached, with_kwargs=True).remove)
+            yield
+
+    def _cut_heads(self, zero: bool) -> Intervention:
+        """A context in which what heads read is a source."""
+
+        def made(name: str) -> tuple[Any, ...]:
+            return (lambda read: self._leaf(name, read, zero, heads=True),)
+
+        return Intervention(self.model, self.layers, made, dict.fromkeys(self.layers))
+
+    def _leaf(self, name: str, x: Tensor, zero: bool, *, heads: bool = False) -> Tensor:
+        """A source in the place of `x`, or zeros."""
+        if zero:
+            return torch.zeros_like(x)
+        number = self._calls[name] = self._calls.get(name, -1) + 1
+        if number == 1:  # it turns out that there are several calls
+            self._rename(name, call_name(name, 0))
+        name = name if number == 0 else call_name(name, number)
+        self.sources[name] = x.detach().clone().requires_grad_()
+        if heads:
+            self.names.append(name)
+        return self.sources[name]
+
+    def _rename(self, old: str, new: str) -> None:
+        self.sources = {new if name == old else name: x for name, x in self.sources.items()}
+        self.names = [new if name == old else name for name in self.names]
+
+    def _leaf_of(self, name: str, zero: bool) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: Any, output: Any) -> Any:
+            first = output[0] if isinstance(output, tuple) else output
+            leaf = self._leaf(name, first, zero)
+            return (leaf, *output[1:]) if isinstance(output, tuple) else leaf
+
+        return hook
+
+    def _freeze(self, zero: bool) -> Callable[..., Any]:
+        turn: dict[nn.Module, int] = {}
+
+        def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            x: Tensor = args[0]
+            if zero:
+                frozen = self._norms[module][turn.setdefault(module, 0)]
+                turn[module] += 1
+                return frozen(x) + frozen.bias
+            if module not in turn:
+                self._norms[module], turn[module] = [], 0
+            with torch.no_grad():
+                frozen = FrozenNorm._fitted(module, x, output)
+            self._norms[module].append(frozen)
+            linear = frozen(x)
+            return output.detach() + (linear - linear.detach())
+
+        return hook
+
+
+def _detached(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def cut(x: Any) -> Any:
+        return x.detach() if isinstance(x, Tensor) else x
+
+    return tuple(map(cut, args)), {name: cut(x) for name, x in kwargs.items()}
+
+
+def _is_norm(module: nn.Module, args: Any, kwargs: Any, output: Any) -> bool:
+    x = args[0] if args else None
+    if any(True for _ in module.children()) or kwargs or len(args) != 1:
+        return False
+    if not (isinstance(x, Tensor) and isinstance(output, Tensor)) or x.shape != output.shape or x.dim() < 2:
+        return False
+    return x.is_floating_point() and FrozenNorm.of(module, x, output) is not None
+
+
+def _is_embedding(module: nn.Module, args: Any, kwargs: Any, output: Any) -> bool:
+    """Whether a module without parts makes vectors of integers."""
+    given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    integers = bool(given) and not any(x.is_floating_point() for x in given)
+    floats = isinstance(output, Tensor) and output.is_floating_point()
+    return integers and floats and not any(True for _ in module.children())
+
+
+def _candidates(module: nn.Module, name: str, whole: set[nn.Module]) -> Iterable[tuple[str, nn.Module]]:
+    """The largest modules with none of `whole` inside."""
+    if module in whole:
+        return
+    if all(part not in whole for part in module.modules()):
+        yield name, module
+        return
+    for child, part in module.named_children():
+        yield from _candidates(part, f"{name}.{child}" if name else child, whole)
+
+
+def _is_affine(module: nn.Module, args: Any, kwargs: Any, output: Any) -> bool:
+    """Whether a module's output is linear in its input, up to a constant; tried with random inputs."""
+    x = args[0] if args else next((x for x in kwargs.values() if isinstance(x, Tensor)), None)
+    if not isinstance(x, Tensor) or not x.is_floating_point() or output is None:
+        return True  # it reads nothing of the stream
+
+    def at(new: Tensor) -> Tensor:
+        found = module.forward(
+            *(new if y is x else y for y in args), **{n: new if y is x else y for n, y in kwargs.items()}
+        )
+        first: Tensor = found[0] if isinstance(found, tuple | list) else found
+        return first
+
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(x.shape, generator=generator).to(x) for _ in range(2))
+    nothing = at(torch.zeros_like(x))
+    once, other, both = at(a) - nothing, at(b) - nothing, at(a - 2 * b) - nothing
+    return bool((both - (once - 2 * other)).abs().max() <= closeness(x) * (once.abs().max() + nothing.abs().max()))
 
 
 # Direct logit attribution ------------------------------------------------------------------------------------------
@@ -227,7 +305,7 @@ class LogitAttribution:
     """What each part of the residual stream adds to a logit, or to a difference of two, directly.
 
     heads: by layer, (B, H).
-    rest: by part, (B,): the embedding, what feed-forward networks and biases add, and "constant".
+    rest: by part, (B,): embeddings, feed-forward networks, and "constant", what biases add.
     total: the logit, (B,): the sum of all parts.
     target: the tokens, (B,).
     """
@@ -238,13 +316,14 @@ class LogitAttribution:
     target: Tensor
 
     def table(self, count: int = 10) -> str:
-        """The `count` heads that add or take most, in the mean over samples."""
-        rows = [(name, head, x[:, head].mean().item()) for name, x in self.heads.items() for head in range(x.shape[1])]
-        rows = sorted(rows, key=lambda row: -abs(row[2]))[:count]
-        width = max(5, *(len(name) for name in self.heads))
-        return "\n".join(
-            [f"{'layer':<{width}} head     logit", *(f"{n:<{width}} {h:>4}  {x:+8.4f}" for n, h, x in rows)]
-        )
+        """The `count` heads that add or take most, in the mean over samples; 5.4 is head 4 of layer 5."""
+        rows = [
+            (f"{number}.{head}", x[:, head].mean().item(), name)
+            for number, (name, x) in enumerate(self.heads.items())
+            for head in range(x.shape[1])
+        ]
+        rows = sorted(rows, key=lambda row: -abs(row[1]))[:count]
+        return "\n".join(["head       logit  layer", *(f"{head:<6} {x:>+9.4f}  {name}" for head, x, name in rows)])
 
     def to_json(self) -> dict[str, Any]:
         """Everything as numbers and lists."""
@@ -267,54 +346,80 @@ def logit_attribution(
     """What every head adds directly to the logit of a token, norms frozen; the parts sum to the logit.
 
     Args:
-        model: a model whose blocks add to a residual stream, and which gives logits (B, T, V).
+        model: a model that gives logits (B, T, V) which are linear in its residual stream.
         tokens: (B, T), or keyword arguments of the model.
         target: the token, or one for each sample, (B,); by default the likeliest.
         against: another token, to take the difference of the two logits.
         position: which token's prediction; the last by default.
     """
-    stream = Stream(model, tokens, [position])
-    logits = logits_of(stream.output)
+    count = samples_of(tokens, "logit_attribution")
+    check_tokens(model, tokens, "logit_attribution")
+    targets, others = _tokens_of(target, count, "target"), _tokens_of(against, count, "against")
+    each = [
+        _attribution(model, taken(tokens, torch.tensor([i]), count), targets[i], others[i], position)
+        for i in range(count)
+    ]
+    first = each[0]
+    return LogitAttribution(
+        {name: torch.cat([x.heads[name] for x in each]) for name in first.heads},
+        {name: torch.cat([x.rest[name] for x in each]) for name in first.rest},
+        torch.cat([x.total for x in each]),
+        torch.cat([x.target for x in each]),
+    )
+
+
+def _tokens_of(given: Tensor | int | None, count: int, word: str) -> Sequence[int | None]:
+    """One token for each sample."""
+    if given is None:
+        return [None] * count
+    found = torch.as_tensor(given).flatten().tolist()
+    if len(found) not in (1, count):
+        raise OptionError(f"logit_attribution({word}=...): {len(found)} tokens for {count} samples; expected one each.")
+    return found * (count if len(found) == 1 else 1)
+
+
+def _attribution(
+    model: nn.Module, inputs: Inputs, target: int | None, against: int | None, position: int
+) -> LogitAttribution:
+    stream = Stream(model, inputs)
+    chosen = target
+
+    def read(output: Any, seen: Any) -> Tensor:
+        nonlocal chosen
+        logits = _logits_at(model, output, position)
+        chosen = int(logits.argmax()) if chosen is None else _checked_token(chosen, len(logits))
+        other = 0 if against is None else logits[_checked_token(against, len(logits))]
+        return (logits[chosen] - other)[None]
+
+    total, parts, constant = stream.parts(read)
+    heads = {
+        name: parts.pop(name) if name in parts else total.new_zeros(1, stream.sources[name].shape[1])
+        for name in stream.names
+    }
+    if not any(x.any() for x in heads.values()):
+        last = list(parts)[-1] if parts else "a module"
+        raise OptionError(
+            f"{type(model).__name__}: {last!r} is nonlinear and comes between the residual stream and the logits, so "
+            f"no head adds to a logit directly. Use importance(...) or patch(...), which follow heads through it."
+        )
+    return LogitAttribution(heads, {**parts, "constant": constant}, total, torch.tensor([chosen]))
+
+
+def _logits_at(model: nn.Module, output: Any, position: int) -> Tensor:
+    """The logits (V,) at a position."""
+    logits = logits_of(output)
     if logits is None:
         raise OptionError(f"logit_attribution: {type(model).__name__} gives no logits (B, T, V).")
-    logits = logits[:, [position]] if position < 0 or logits.shape[1] > position else logits[:, -1:]
-    norm, matrix, constant = _unembedding(stream, logits)
-    chosen = logits[:, 0].argmax(-1) if target is None else torch.as_tensor(target, device=logits.device)
-    chosen = chosen.expand(len(logits))
-    rows = matrix[chosen] - (0 if against is None else matrix[torch.as_tensor(against).expand(len(logits))])  # (B, E)
-    amounts = {name: (norm(part)[:, 0] * rows).sum(-1) for name, part in stream.parts_before().items()}
-    fixed = (norm.bias * rows).sum(-1) + constant[chosen]
-    total = logits[:, 0].gather(1, chosen[:, None])[:, 0]
-    if against is not None:
-        other = torch.as_tensor(against, device=logits.device).expand(len(logits))
-        fixed, total = fixed - constant[other], total - logits[:, 0].gather(1, other[:, None])[:, 0]
-    heads = {
-        name: torch.stack([amounts.pop(f"{name}:{head}") for head in range(layer.shape[1])], 1)
-        for name, layer in stream.outputs.items()
-    }
-    return LogitAttribution(heads, {**amounts, "constant": fixed}, total, chosen)
+    T = logits.shape[1]
+    if not -T <= position < T:
+        raise OptionError(f"logit_attribution(position={position}): the text has {T} tokens, from 0.")
+    return logits[0, position]
 
 
-def _unembedding(stream: Stream, logits: Tensor) -> tuple[FrozenNorm, Tensor, Tensor]:
-    """The last norm as it was, the matrix (V, E) that makes logits of what it returns, and a constant (V,)."""
-    V = logits.shape[-1]
-    constants = [x.detach() for x in stream.model.parameters() if x.shape == (V,)]
-    constants.append(logits.new_zeros(V))
-    for module, x, y, _ in reversed(stream.norms):
-        for weight in stream.model.parameters():
-            if weight.shape != (V, y.shape[-1]):
-                continue
-            plain = y @ weight.detach().T
-            for constant in constants:
-                factor = float((plain * (logits - constant)).sum() / (plain * plain).sum())
-                if (factor * plain + constant - logits).abs().max() <= 2e-3 * logits.abs().max():
-                    norm = FrozenNorm.of(module, x, y)
-                    if norm is not None:
-                        return norm, factor * weight.detach(), constant
-    raise OptionError(
-        f"{type(stream.model).__name__}: no matrix of the model makes its logits from the output of a norm (it may cap "
-        f"them, or transform the stream first), so what heads add to them directly is not known."
-    )
+def _checked_token(token: int, size: int) -> int:
+    if not 0 <= token < size:
+        raise OptionError(f"logit_attribution: token {token} is not in the vocabulary, from 0 to {size - 1}.")
+    return token
 
 
 # Why a query attends to a key --------------------------------------------------------------------------------------
@@ -324,7 +429,7 @@ def _unembedding(stream: Stream, logits: Tensor) -> tuple[FrozenNorm, Tensor, Te
 class Why:
     """The score of one query and one key, split over the parts of the residual stream that each was made from.
 
-    parts: the names of the parts; the last is "constant", what biases of the layer add.
+    parts: the names of the parts, "layer:head" for heads; the last is "constant", what biases add.
     matrix: (parts, parts), the score of each part of the query's token with each part of the key's; it sums to `dot`.
     score: the score before the softmax: `dot` plus what positions and biases add.
     weight: the attention weight.
@@ -368,19 +473,69 @@ def why(model: nn.Module, tokens: Inputs, layer: str, head: int, query: int, key
     """Why a head's query attends to a key: its score, split over what wrote both tokens' residual streams.
 
     Args:
-        model: a model whose blocks add to a residual stream.
+        model: a model that `headwise.watch` can see.
         tokens: (1, T), or keyword arguments of the model; one sample.
-        layer: the name of the attention layer.
+        layer: the name of the attention layer, or of one of its calls, as `watch` gives it.
         head: the head.
         query: the position of the query.
         key: the position of the key.
     """
-    stream = Stream(model, tokens, [query, key])
-    if layer not in stream.outputs:
-        raise OptionError(f"why({layer!r}): not a headwise layer of this model; there are {list(stream.outputs)}.")
-    weights: AttentionMap = stream.seen[layer]
-    if weights.shape[0] != 1:
-        raise OptionError(f"why: {weights.shape[0]} samples are given; expected one, (1, T).")
+    count = samples_of(tokens, "why")
+    check_tokens(model, tokens, "why")
+    if count != 1:
+        raise OptionError(f"why: {count} samples are given; expected one, (1, T).")
+    base, index = split_name(layer, checked_layers(model, "why"))
+    return why_of(model, tokens, (base, index), (0, head, query, key))
+
+
+def why_of(model: nn.Module, inputs: Inputs, call: tuple[str, int | None], pair: tuple[int, int, int, int]) -> Why:
+    """Why a query attends to a key.
+
+    Args:
+        model: the model.
+        inputs: samples.
+        call: the layer, and which of its calls in a pass; None for the last.
+        pair: sample, head, query and key.
+    """
+    sample, head, query, key = pair
+    inputs = taken(inputs, torch.tensor([sample]), samples_of(inputs, "why"))
+    with torch.no_grad(), watch(model) as seen:
+        run(model, inputs)
+    layer, index = call
+    name = layer if index is None or layer in seen.calls else call_name(layer, index)
+    if name not in seen:
+        raise OptionError(f"why({name!r}): not a headwise layer of this model; there are {list(seen)}.")
+    weights: AttentionMap = seen[name]
+    _check_pair(weights, name, head, query, key)
+    group, D = weights._source().group, weights._query.shape[3]
+
+    def read(output: Any, maps: Mapping[str, Any]) -> Tensor:
+        return torch.cat([maps[name]._query[0, head, query], maps[name]._key[0, head // group, key]])
+
+    stream = Stream(model, inputs, inside=layer)
+    _, parts, constant = stream.parts(read)
+    named = _by_head(parts, stream.names) | {"constant": constant}
+    both = torch.stack(list(named.values())).double()  # (parts, 2 D)
+    matrix = weights._scoring.scale_for(D) * (both[:, :D] @ both[:, D:].T)
+    with torch.no_grad():
+        score = weights._source().scores(slice(query, query + 1), torch.tensor([key]))[0, head, 0, 0].item()
+        weight = weights[0, head, query, key].item()
+    return Why(list(named), matrix, matrix.sum().item(), score, weight)
+
+
+def _by_head(parts: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+    """Parts with one entry for each head."""
+    found: dict[str, Tensor] = {}
+    for name, part in parts.items():
+        if name in names:
+            found |= {f"{name}:{head}": part[:, head] for head in range(part.shape[1])}
+        else:
+            found[name] = part
+    return found
+
+
+def _check_pair(weights: AttentionMap, layer: str, head: int, query: int, key: int) -> None:
+    """Raise unless the score of this query and key is a sum of products."""
     if not (0 <= head < weights.shape[1] and 0 <= key < weights.shape[3] and 0 <= query < weights.shape[2]):
         raise OptionError(
             f"why(head={head}, query={query}, key={key}): the map is (B, H, T, S) = {tuple(weights.shape)}."
@@ -392,62 +547,3 @@ def why(model: nn.Module, tokens: Inputs, layer: str, head: int, query: int, key
         )
     if weights._scoring.softcap is not None or weights._scoring.score is not None:
         raise OptionError(f"why({layer!r}): this layer caps or changes its scores, so they are not sums of parts.")
-    block = next(name for name, inside in stream.blocks.items() if layer in inside)
-    norm = _norm_before(stream, layer)
-    parts = {name: norm(part) for name, part in stream.parts_before(block).items()}
-    constant = norm.bias.expand(1, 2, -1)
-    q, k = _heads_of(
-        stream, layer, torch.cat([*parts.values(), constant, torch.zeros_like(constant)]), head, query, key
-    )
-    q, k = _with_constant(q), _with_constant(k)
-    whole = weights._source()
-    group = whole.group
-    actual_q, actual_k = whole.query[0, head, query].double(), whole.key[0, head // group, key].double()
-    for name, sum_, actual in (("queries", q.sum(0), actual_q), ("keys", k.sum(0), actual_k)):
-        if (sum_ - actual).abs().max() > 1e-2 * actual.abs().max():
-            raise OptionError(
-                f"why({layer!r}): its {name} are not linear in its input (it may normalize them), so scores are no "
-                f"sums of parts."
-            )
-    matrix = whole.scoring.scale_for(whole.query.shape[3]) * (q @ k.T)
-    with torch.no_grad():
-        score = whole.scores(slice(query, query + 1), torch.tensor([key]))[0, head, 0, 0].item()
-        weight = weights[0, head, query, key].item()
-    return Why([*parts, "constant"], matrix, matrix.sum().item(), score, weight)
-
-
-def _with_constant(parts: Tensor) -> Tensor:
-    """Parts without what the layer makes of nothing, and the constant with it: (parts, D) from (parts + 1, D)."""
-    nothing = parts[-1]
-    found = parts[:-1] - nothing
-    found[-1] += nothing
-    return found
-
-
-def _norm_before(stream: Stream, layer: str) -> FrozenNorm:
-    """The norm whose output the layer received."""
-    args, kwargs = stream.given[layer]
-    state = _state(args, kwargs)
-    for module, x, y, result in reversed(stream.norms):
-        if result is state or (result.shape == state.shape and result.data_ptr() == state.data_ptr()):
-            norm = FrozenNorm.of(module, x, y)
-            if norm is not None:
-                return norm
-    raise OptionError(f"why({layer!r}): its input is not the output of a norm, so parts of the stream do not reach it.")
-
-
-def _heads_of(stream: Stream, layer: str, parts: Tensor, head: int, query: int, key: int) -> tuple[Tensor, Tensor]:
-    """The query and key heads (parts, D) that the layer makes of each part, (parts, 2, E), at the two positions."""
-    module = dict(stream.model.named_modules())[layer]
-    args, kwargs = stream.given[layer]
-    state = _state(args, kwargs)
-    queries, keys = [], []
-    for chunk in parts.split(max(1, 2**22 // max(1, state.shape[1] * state.shape[2]))):
-        x = state.new_zeros(len(chunk), *state.shape[1:])
-        x[:, query], x[:, key] = chunk[:, 0], chunk[:, 1]
-        with torch.no_grad(), watch(module) as seen:
-            module(*(x if y is state else y for y in args), **{n: x if y is state else y for n, y in kwargs.items()})
-        made = next(iter(seen.values()))
-        queries.append(made._query[:, head, query].double())
-        keys.append(made._key[:, head // (made._query.shape[1] // made._key.shape[1]), key].double())
-    return torch.cat(queries), torch.cat(keys)

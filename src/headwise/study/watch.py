@@ -12,21 +12,24 @@ torch.Size([1, 4, 10])
 Panel(entropy=(1, 4, 10), masses['sink']=(1, 4, 10))
 """
 
+import dataclasses
+import inspect
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from headwise.errors import OptionError
 from headwise.layer import MultiHeadAttention, compat
 from headwise.layer.attached import Attachment, attached
 from headwise.shapes import check_flag
 from headwise.study.outputs import Outputs
-from headwise.study.passes import Passes, call_name, split_name
+from headwise.study.passes import Hook, Passes, call_name, split_name
 from headwise.weights import AttentionMap, Selector, display
 
 Layer = MultiHeadAttention | compat.MultiheadAttention
@@ -56,6 +59,7 @@ class Watched(Mapping[str, Any]):
         self._layers, self._heads, self._statistics = dict(layers), heads, statistics
         self._passes, self._only = Passes(model, self._layers.values()), dict(only or {})
         self._last: dict[str, str] = {}  # the name of the last call of each layer
+        self._model, self._inputs = weakref.ref(model), threading.local()
         self._stack = ExitStack()
         self._is_open = False
 
@@ -65,6 +69,7 @@ class Watched(Mapping[str, Any]):
         self._is_open = True
         self._stack.enter_context(without_fastpath(self._layers.values()))
         self._stack.enter_context(self._passes)
+        self._stack.callback(self._model_hook().remove)
         if self._outputs is not None:
             self._stack.enter_context(self._outputs.recording())
         self._stack.enter_context(attached(self._layers, {name: self._attachment(name) for name in self._layers}))
@@ -76,6 +81,17 @@ class Watched(Mapping[str, Any]):
         if self._outputs is None:
             raise OptionError("the outputs of heads were not kept; use headwise.watch(model, outputs=True).")
         return self._outputs
+
+    def _model_hook(self) -> Any:
+        """A hook that remembers what the model is called with, which `AttentionMap.why` needs."""
+
+        def remember(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not torch.compiler.is_compiling():
+                self._inputs.given = (args, kwargs) if all(map(_is_plain, (*args, *kwargs.values()))) else None
+
+        model = self._model()
+        assert model is not None  # noqa: S101 - the caller holds it
+        return model.register_forward_pre_hook(Hook(remember), with_kwargs=True)
 
     def _attachment(self, name: str) -> Attachment:
         watcher = self._watcher(name)
@@ -105,7 +121,10 @@ class Watched(Mapping[str, Any]):
             if self._heads is not None:
                 weights = weights.select(heads=self._heads)
             self.current = self._name(name, index)
-            self.calls.setdefault(self.current, []).append(self._reduced(weights))
+            found = self._reduced(weights)
+            if isinstance(found, AttentionMap):
+                found._origin = Origin(self._model, name, index, getattr(self._inputs, "given", None))
+            self.calls.setdefault(self.current, []).append(found)
 
         return watcher
 
@@ -141,6 +160,37 @@ class Watched(Mapping[str, Any]):
     def __repr__(self) -> str:
         counts = {name: f": {len(calls)} calls" if len(calls) != 1 else "" for name, calls in self.calls.items()}
         return f"Watched({', '.join(f'{name!r}{count}' for name, count in counts.items())})"
+
+
+def _is_plain(x: Any) -> bool:
+    """Whether an argument of a model can be kept: a cache would stay alive, and is changed by the call."""
+    return x is None or isinstance(x, Tensor | int | float | str)
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where a map came from, so that it can be asked why; a map keeps the inputs of the call, but not the model."""
+
+    model: Callable[[], nn.Module | None]
+    layer: str
+    index: int
+    given: tuple[tuple[Any, ...], dict[str, Any]] | None
+
+    def __call__(self, sample: int, head: int, query: int, key: int) -> Any:
+        """The `Why` of one pair of a sample."""
+        from headwise.study.residual import why_of
+
+        model = self.model()
+        if model is None:
+            raise OptionError("why(): the model of this map does not exist anymore; keep a reference to it.")
+        if self.given is None:
+            raise OptionError(
+                "why(): the call that made this map had a cache or other objects among its arguments, or was not a "
+                "call of the watched model. Watch a call of the whole model with tensors alone."
+            )
+        names = inspect.signature(model.forward).parameters
+        inputs = dict(zip(names, self.given[0], strict=False)) | self.given[1]
+        return why_of(model, inputs, (self.layer, self.index), (sample, head, query, key))
 
 
 def watch(
@@ -185,7 +235,9 @@ def attention_layers(model: nn.Module, verb: str) -> dict[str, Any]:
         found |= attention_modules(model)
     if not found:
         cure = ""
-        if hasattr(model, "set_attn_implementation"):
+        if getattr(getattr(model, "config", None), "_attn_implementation", None) == "headwise":
+            cure = " It already runs on attn_implementation='headwise', but none of its modules attends through it."
+        elif hasattr(model, "set_attn_implementation"):
             cure = " Run `import headwise.huggingface`, then model.set_attn_implementation('headwise')."
         elif any(isinstance(module, nn.MultiheadAttention) for module in model.modules()):
             cure = " It has torch's nn.MultiheadAttention: headwise.replace(model) puts ours in their place."

@@ -26,10 +26,9 @@ MEANING = {
 
 def trace_page(trace: AnswerTrace, model: str) -> str:
     """The page of a trace in a model of this name."""
-    first, last = trace.answer
-    answer = _plain(_words(trace)[first:last]).strip()
+    answer = "" if trace.answer is None else _plain(_words(trace)[slice(*trace.answer)]).strip()
     parts = [
-        f"<h1>Where “{answer}” came from</h1>",
+        f"<h1>Where “{answer}” came from</h1>" if answer else "<h1>Where the score came from</h1>",
         f"<p>{escape(model)}, {len(trace.tokens)} tokens. More color means more; a wavy line marks tokens that "
         f"speak against the answer, which is framed. No method is the truth: the tests say how far to trust each.</p>",
         "<h2>Tests</h2>",
@@ -75,8 +74,8 @@ def _tests(trace: AnswerTrace) -> str:
     rows += [f"<tr><td class=words>first by {m}</td><td>{trace.tests[m]:.3f}</td></tr>" for m in trace.scores]
     spread = f"{random['mean']:.3f} ± {random['deviation']:.3f}"
     rows.append(f"<tr><td class=words>at random, {random['draws']} draws</td><td>{spread}</td></tr>")
-    count = trace.tests["passages"]
-    head = f"<tr><th class=words>{count} passage{'s' * (count != 1)} deleted</th><th>loss of the answer</th></tr>"
+    count, measure = trace.tests["passages"], "minus the score" if trace.answer is None else "loss of the answer"
+    head = f"<tr><th class=words>{count} passage{'s' * (count != 1)} deleted</th><th>{measure}</th></tr>"
     return f"<table>{head}{''.join(rows)}</table>"
 
 

@@ -85,6 +85,7 @@ class AttentionMap(TensorLike):
 
     _placeholders: tuple[dict[str, Any], Any] | None = None  # what stands for the tensors inside torch's transforms
     _real: tuple[Tensor | None] | None = None  # what `padding.real_keys` found, once it is known
+    _origin: Callable[[int, int, int, int], Any] | None = None  # what `why` asks, if `watch` took this map
 
     def __init__(
         self,
@@ -219,7 +220,9 @@ class AttentionMap(TensorLike):
             if found is None:
                 raise MapIndexError(f"select({argument}={item!r}): expected an int, a slice, a list or a 1-D tensor.")
             axes.append(found)
-        return self._of(self._source().narrowed(*axes))
+        part = self._of(self._source().narrowed(*axes))
+        part._origin = self._origin
+        return part
 
     def without(self, probe: Mask) -> "AttentionMap":
         """The map as it would be if the keys where `probe` is True were hidden: the other weights sum to 1 again.
@@ -249,6 +252,37 @@ class AttentionMap(TensorLike):
         if len(doubtful):
             rest._lse[:, :, doubtful.to(left.device)] = self.select(rows=doubtful).without(sink(1)).log_sum_exp()
         return rest
+
+    def why(self, query: int, key: int, *, head: int | None = None, sample: int = 0) -> Any:
+        """Why a query attends to a key: their score, split over the residual stream of both tokens, a `headwise.Why`.
+
+        The map must come from `headwise.watch(model)`, and the model must still exist: it runs again. `headwise.why` is
+        the same without a map.
+
+        Args:
+            query: the position of the query in this map.
+            key: the position of the key.
+            head: the head of this map; needed if there are several.
+            sample: the sample of this map.
+        """
+        if self._origin is None:
+            raise OptionError(
+                "why(): this map does not know its model. Take it from `with watch(model) as seen: ...`, or use "
+                "headwise.why(model, tokens, layer, head, query, key)."
+            )
+        B, H, T, S = self.shape
+        if head is None and H > 1:
+            raise OptionError(f"why({query}, {key}): this map has {H} heads; pass head=, from 0 to {H - 1}.")
+        head = 0 if head is None else head
+        for name, place, size in (("sample", sample, B), ("head", head, H), ("query", query, T), ("key", key, S)):
+            if not 0 <= place < size:
+                raise OptionError(
+                    f"why({name}={place}): the map is (B, H, T, S) = {tuple(self.shape)}, counted from 0."
+                )
+        if self._frame is not None:
+            axes = (self._frame.batch, self._frame.head, self._frame.row)
+            sample, head, query = (int(axis[i]) for axis, i in zip(axes, (sample, head, query), strict=True))
+        return self._origin(sample, head, query, key)
 
     # Statistics.
 

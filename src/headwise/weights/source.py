@@ -259,9 +259,9 @@ class Source:
         if mask is None or self.scoring.hides_keys or mask.extent[:2] != (None, None):
             return None
         structure = self._counted()
-        if structure is not None and structure.banded_only:
-            first = (self.positions() - structure.left).clamp(0, S)
-            end = (self.positions() + structure.right + 1).clamp(0, S)
+        if structure is not None and structure.plain:
+            first = (self.positions() - structure.left).clamp(min(structure.first, S), S)
+            end = (self.positions() + structure.right + 1).clamp(0, min(structure.stop, S))
             return torch.stack([torch.where(first < end, first, S), torch.where(first < end, end, 0)])
         found = []
         for row in self.axis("row").tolist():

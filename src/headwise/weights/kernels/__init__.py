@@ -34,6 +34,7 @@ from headwise.weights.source import Source
 MOST_TOP_KEYS = 16  # with more, the kernel would take longer than tiles
 MOST_TERMS = 16  # of one walk: with more, registers run out
 Answers = dict[int, tuple[Tensor, ...]]
+EVERYTHING = Rule()
 SUM = (terms.sum_start, terms.sum_step)
 MASS = (*SUM, terms.weight_of)
 
@@ -56,7 +57,7 @@ def log_sum_exp(source: Source) -> Tensor | None:
         return None
     found = new(source, source.shape[2])
     term = Term(terms.lse_start, terms.lse_step, 0, terms.lse_end, (found,))
-    launch.walk(source, mask, None, [term], launch.blocks_for("rows", source))
+    launch.walk(source, mask, None, [term], launch.blocks_for(source))
     return source.with_sinks(found)
 
 
@@ -102,13 +103,12 @@ def _chunks(questions: list[Question]) -> list[list[Question]]:
 def _compute(source: Source, mask: Rule, lse: Tensor, questions: list[Question]) -> None:
     """One walk over the keys of every query for all; or, if that would visit few keys, one over queries as well."""
     rows = [q for q in questions if q.by_query is not None and q.by_key is None]
-    blocks = launch.blocks_for("rows", source)
+    blocks = launch.blocks_for(source)
     S = source.shape[3]
     everything = any(q.by_query(blocks).rule.reach(S) != launch.NARROW.value for q in rows if q.by_query)
     either = [q for q in questions if q.by_query is not None and q.by_key is not None]
     if everything and either:
         rows, either = rows + either, []
-        blocks = launch.blocks_for("both", source)
     if rows:
         made = [q.by_query(blocks) for q in rows if q.by_query is not None]
         normal = any(q.normal for q in rows) and source.scoring.sinks is None
@@ -117,7 +117,7 @@ def _compute(source: Source, mask: Rule, lse: Tensor, questions: list[Question])
         launch.walk(source, mask, lse, made, blocks, normal=normal)
     keys = either + [q for q in questions if q.by_query is None]
     if keys:
-        blocks = launch.blocks_for("keys", source)
+        blocks = launch.blocks_for(source, by_key=True)
         made = [q.by_key(blocks) for q in keys if q.by_key is not None]
         launch.walk(source, mask, lse, made, blocks, by_key=True)
 
@@ -131,7 +131,7 @@ def question_of(reading: Reading, source: Source) -> Question | None:
     return None if make is None else make(reading, source)
 
 
-def _along(source: Source, *functions: object, rule: Rule = Rule(), normal: bool = False) -> Question:
+def _along(source: Source, *functions: object, rule: Rule = EVERYTHING, normal: bool = False) -> Question:
     """A statistic with one number for each query."""
     out = new(source, source.shape[2])
     return Question(lambda: (out,), lambda blocks: Term(*functions, (out,), 0, rule), normal=normal)

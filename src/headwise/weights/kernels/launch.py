@@ -37,24 +37,24 @@ class LaunchBlocks(NamedTuple):
     stages: int
 
 
-# Blocks for 16-bit inputs and heads up to 64, 128 and 256 wide, measured on an H200.
+# Blocks for 16-bit inputs and heads up to 64, 128 and 256 wide: the fastest on an H200 for a prototype of the walk that
+# do not make it keep registers in memory.
+SMALL, WIDE_HEADS = LaunchBlocks(64, 64, 4, 3), LaunchBlocks(64, 32, 4, 2)
 TABLE = {
-    "rows": (LaunchBlocks(64, 64, 4, 3), LaunchBlocks(64, 64, 4, 3), LaunchBlocks(64, 32, 4, 2)),
-    "both": (LaunchBlocks(256, 64, 8, 3), LaunchBlocks(256, 64, 8, 3), LaunchBlocks(64, 32, 4, 2)),
-    "short both": (LaunchBlocks(64, 64, 4, 3), LaunchBlocks(64, 64, 4, 3), LaunchBlocks(64, 32, 4, 2)),
-    "keys": (LaunchBlocks(64, 128, 4, 3), LaunchBlocks(128, 128, 4, 2), LaunchBlocks(64, 64, 4, 2)),
-    "short keys": (LaunchBlocks(64, 128, 4, 3), LaunchBlocks(64, 128, 4, 3), LaunchBlocks(64, 64, 4, 2)),
+    "rows": (SMALL, LaunchBlocks(128, 64, 8, 3), WIDE_HEADS),
+    "short rows": (SMALL, SMALL, WIDE_HEADS),
+    "keys": (LaunchBlocks(128, 64, 4, 3), LaunchBlocks(128, 64, 4, 3), LaunchBlocks(64, 64, 4, 2)),
 }
-SHORT = 16384  # with fewer keys, larger blocks would leave part of the GPU idle
+SHORT = 16384  # with fewer keys, larger blocks of queries would leave part of the GPU idle
 FLOAT32 = LaunchBlocks(32, 32, 4, 2)  # full-precision products need more registers
 
 
-def blocks_for(kind: str, source: Source) -> LaunchBlocks:
-    """The fastest measured blocks for this width and dtype: "rows", "keys", or "both" for rows and keys together."""
+def blocks_for(source: Source, *, by_key: bool = False) -> LaunchBlocks:
+    """The blocks for this width, length and dtype."""
     if source.query.dtype == torch.float32:
         return FLOAT32
-    D = source.query.shape[3]
-    kind = f"short {kind}" if kind != "rows" and source.shape[3] < SHORT else kind
+    D, S = source.query.shape[3], source.shape[3]
+    kind = "keys" if by_key else "short rows" if S < SHORT else "rows"
     return TABLE[kind][(D > 64) + (D > 128)]
 
 
@@ -162,7 +162,8 @@ def walk(
         rules.append(term.rule)
     numbers = _numbers(tuple((*rule[:3], min(rule.stop, S)) for rule in rules), filler.device)
     options = {"TERMS": tuple(functions), "DIGEST": digest(functions), "BY_KEY": by_key, "SCORES": lse is None}
-    options |= {"NORMAL": normal, "FULL": any(term[5] != NARROW.value for term in functions)}
+    narrow = sum(term[5] == NARROW.value for term in functions)
+    options |= {"NORMAL": normal, "FULL": narrow < len(functions), "RUNS": 2 * narrow + 5}
     options |= {"CODES": mask.codes is not None, "OPEN": mask.opened is not None, "BO": blocks.own, "BW": blocks.walk}
     first = [filler.new_empty(1, dtype=torch.float32) if lse is None else lse, tuple(outs), tuple(tables), numbers]
     run(walk_kernel, source, blocks, first, triton.cdiv(source.shape[3 if by_key else 2], blocks.own), options)

@@ -11,7 +11,7 @@ and keys that must be equal. STEP and END get the tensors of the term as `out`.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: E501
+# ruff: noqa: D103 - each group of functions has one comment
 import triton
 import triton.language as tl
 
@@ -153,14 +153,15 @@ def top_step(found, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, H
     x = pair.log2_weight
     there, slots = (place.start + tl.arange(0, x.shape[1]))[None, :], tl.arange(0, SIZE)[None, :]
     top, worst = tl.max(x, 1), tl.min(best, 1)
-    while tl.max((top > worst).to(tl.int32), 0) > 0:
-        enters = (top > worst)[:, None]
-        at = tl.min(tl.where(x == top[:, None], there, LAST), 1)[:, None]
-        leaves = tl.min(tl.where(best == worst[:, None], slots, SIZE), 1)[:, None]
-        replaced = enters & (slots == leaves)
-        best, where = tl.where(replaced, top[:, None], best), tl.where(replaced, at, where)
-        x = tl.where(enters & (there == at), HIDDEN, x)
-        top, worst = tl.max(x, 1), tl.min(best, 1)
+    if tl.max((top > worst).to(tl.int32), 0) > 0:  # Triton pipelines no loop that has another one in its body
+        while tl.max((top > worst).to(tl.int32), 0) > 0:
+            enters = (top > worst)[:, None]
+            at = tl.min(tl.where(x == top[:, None], there, LAST), 1)[:, None]
+            leaves = tl.min(tl.where(best == worst[:, None], slots, SIZE), 1)[:, None]
+            replaced = enters & (slots == leaves)
+            best, where = tl.where(replaced, top[:, None], best), tl.where(replaced, at, where)
+            x = tl.where(enters & (there == at), HIDDEN, x)
+            top, worst = tl.max(x, 1), tl.min(best, 1)
     return best, where
 
 
@@ -295,24 +296,25 @@ def cells_step(found, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr,
     here = picture + place.flat.to(tl.int64) * own_cells * cells + own_cell.to(tl.int64) * own_stride
     fits, spills = own_cell < own_cells, cut & (own_cell + 1 < own_cells)
     there, low, end = place.start + tl.arange(0, BW), place.start, tl.minimum(place.start + BW, place.walk_size)
-    while stop <= low:
-        cell = tl.where(stop > 0, cell + 1, cell)
-        stop = border(cell + 1, place.walk_size, cells)
-    while low < end:
-        part = tl.where(((there >= low) & (there < stop))[None, :], pair.weight, 0.0)
-        part = tl.reshape(part, (BO // SIZE, SIZE, BW))
-        at = here + cell * stride
-        if VALUE:  # weights are not negative, so their bits are ordered like integers
-            top = tl.max(part, 2)
-            tl.atomic_max(at, tl.max(top * held, 1).to(tl.int32, bitcast=True), mask=fits, sem="relaxed")
-            rest = tl.max(top * (1 - held), 1).to(tl.int32, bitcast=True)
-            tl.atomic_max(at + own_stride, rest, mask=spills, sem="relaxed")
-        else:
-            mass = tl.sum(part, 2)
-            tl.atomic_add(at, tl.sum(mass * held, 1), mask=fits, sem="relaxed")
-            tl.atomic_add(at + own_stride, tl.sum(mass * (1 - held), 1), mask=spills, sem="relaxed")
-        low = stop
-        if low < end:
-            cell += 1
+    if low < end:  # always; see `top_step`
+        while stop <= low:
+            cell = tl.where(stop > 0, cell + 1, cell)
             stop = border(cell + 1, place.walk_size, cells)
+        while low < end:
+            part = tl.where(((there >= low) & (there < stop))[None, :], pair.weight, 0.0)
+            part = tl.reshape(part, (BO // SIZE, SIZE, BW))
+            at = here + cell * stride
+            if VALUE:  # weights are not negative, so their bits are ordered like integers
+                top = tl.max(part, 2)
+                tl.atomic_max(at, tl.max(top * held, 1).to(tl.int32, bitcast=True), mask=fits, sem="relaxed")
+                rest = tl.max(top * (1 - held), 1).to(tl.int32, bitcast=True)
+                tl.atomic_max(at + own_stride, rest, mask=spills, sem="relaxed")
+            else:
+                mass = tl.sum(part, 2)
+                tl.atomic_add(at, tl.sum(mass * held, 1), mask=fits, sem="relaxed")
+                tl.atomic_add(at + own_stride, tl.sum(mass * (1 - held), 1), mask=spills, sem="relaxed")
+            low = stop
+            if low < end:
+                cell += 1
+                stop = border(cell + 1, place.walk_size, cells)
     return own_cell, held, cut, cell, stop

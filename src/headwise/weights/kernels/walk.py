@@ -11,7 +11,7 @@ such terms skips all inner tiles. Compare with `reference.attend` and a formula.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: E501
+# ruff: noqa: RUF005, SIM108 - Triton knows neither starred tuples nor tensors in a ternary
 from typing import NamedTuple
 
 import triton
@@ -179,14 +179,14 @@ def walk_kernel(
     q_batch, q_head, q_row, k_batch, k_head, k_row,
     H, group, T, S, offset, scale2, softcap,
     TERMS: tl.constexpr, DIGEST: tl.constexpr, BY_KEY: tl.constexpr, SCORES: tl.constexpr, NORMAL: tl.constexpr,
-    FULL: tl.constexpr, CODES: tl.constexpr, OPEN: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
-    D: tl.constexpr, WIDTH: tl.constexpr, BO: tl.constexpr, BW: tl.constexpr,
+    FULL: tl.constexpr, RUNS: tl.constexpr, CODES: tl.constexpr, OPEN: tl.constexpr, CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, BO: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
     """Every term of TERMS, into its tensors in `outs`.
 
     DIGEST changes with the source of the terms, which Triton's cache on disk would not notice. SCORES: there is no
     log-sum-exp, so terms get scores. NORMAL: rows sum to 1, and the first term is their mass. FULL: some term is not
-    NARROW. `tables` are codes: of the mask, open keys, then those of the terms.
+    NARROW. RUNS: the most runs of tiles there can be. `tables` are codes: of the mask, open keys, then those of the terms.
     """
     flat = tl.program_id(1)
     query, key = to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head)
@@ -226,27 +226,29 @@ def walk_kernel(
         inner_lo, inner_hi = 0, up(hi, BW)
 
     start = lo // BW * BW
-    while start < hi:
-        stop, edge = run_from(start, spans, inner_lo, inner_hi, hi, TERMS, BW)
-        if edge:
-            for at in range(start, stop, BW):
-                place = Place(first, at, flat, own_size, walk_size, offset)
-                found = add_tile(
-                    found, place, mine, norm, walk, walk_row, lse, tables, rules, outs, H, scale2, softcap,
-                    TERMS, BY_KEY, SCORES, CODES, OPEN, CAPPED, PRECISION, True, D, WIDTH, BO, BW,
-                )  # fmt: skip
-        elif FULL:
-            for at in range(start, stop, BW):
-                place = Place(first, at, flat, own_size, walk_size, offset)
-                found = add_tile(
-                    found, place, mine, norm, walk, walk_row, lse, tables, rules, outs, H, scale2, softcap,
-                    TERMS, BY_KEY, SCORES, CODES, OPEN, CAPPED, PRECISION, False, D, WIDTH, BO, BW,
-                )  # fmt: skip
-        start = stop
+    # Triton pipelines loops inside a `for` but not inside a `while`, so this counts: an edge at both ends and at every
+    # narrow term, and inner tiles between them.
+    for _ in range(RUNS):
+        if start < hi:
+            stop, edge = run_from(start, spans, inner_lo, inner_hi, hi, TERMS, BW)
+            if edge:
+                for at in tl.range(start, stop, BW, num_stages=1):  # few tiles: keep shared memory for the others
+                    tile = Place(first, at, flat, own_size, walk_size, offset)
+                    found = add_tile(
+                        found, tile, mine, norm, walk, walk_row, lse, tables, rules, outs, H, scale2, softcap,
+                        TERMS, BY_KEY, SCORES, CODES, OPEN, CAPPED, PRECISION, True, D, WIDTH, BO, BW,
+                    )  # fmt: skip
+            elif FULL:
+                for at in range(start, stop, BW):
+                    tile = Place(first, at, flat, own_size, walk_size, offset)
+                    found = add_tile(
+                        found, tile, mine, norm, walk, walk_row, lse, tables, rules, outs, H, scale2, softcap,
+                        TERMS, BY_KEY, SCORES, CODES, OPEN, CAPPED, PRECISION, False, D, WIDTH, BO, BW,
+                    )  # fmt: skip
+            start = stop
 
     total = tl.full((BO,), 1.0, tl.float32)
     if NORMAL:  # a rounded log-sum-exp scales a whole row; rows that must sum to 1 are rescaled
         total = tl.where(found[0][0] > 0, found[0][0], 1.0)
-    place = Place(first, first, flat, own_size, walk_size, offset)
     for f in tl.static_range(len(TERMS)):
         TERMS[f][END](found[f], total, place, outs[f], TERMS[f][VALUE], TERMS[f][SIZE])

@@ -10,9 +10,25 @@ import kernel_calls
 
 pytest.importorskip("triton")
 
-from headwise import attend, causal, dense, induction, local, padding, prefix, previous_token, same_token, sink, window
+import triton
+import triton.language as tl  # noqa: F401 - the interpreter wants it next to functions that it runs
+
+from headwise import (
+    OptionError,
+    attend,
+    causal,
+    dense,
+    induction,
+    local,
+    padding,
+    prefix,
+    previous_token,
+    same_token,
+    sink,
+    window,
+)
 from headwise.attention.backends import triangles
-from headwise.weights import kernels, readings
+from headwise.weights import Statistic, kernels, readings
 from headwise.weights.kernels import launch
 from headwise.weights.structure import structure_of
 from headwise.weights.tiles import TileWalk
@@ -226,6 +242,42 @@ def test_two_triangles_are_a_window(T, size, layout, monkeypatch):
     expected.backward(seed.double())
     for mine, truth in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine.grad.double(), truth.grad, rtol=1e-5, atol=1e-5)
+
+
+# Statistics that only these tests know: plain arithmetic, so that the same function is for torch and for Triton.
+
+
+def squares(pair):
+    return pair.weight * pair.weight
+
+
+def far_score(pair):
+    return pair.score * (pair.distance > 3)
+
+
+def copies(pair):
+    return pair.weight * (pair.query_token == pair.key_token) - 0.25 * (pair.position > pair.key + 5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("by", ["query", "key"])
+@pytest.mark.parametrize("combine", ["sum", "max", "count"])
+def test_a_statistic_of_your_own_runs_in_the_walk(combine, by, device):
+    T = 37 if device == "cpu" else 1043
+    ids = torch.arange(2 * T, device=device).view(2, T) * 7 % 5
+    for where in (None, sink(3), same_token(ids) & window(5, 2)):
+        mask = causal() & padding(torch.tensor([T, T - 11], device=device))
+        source = kernel_calls.source(2, 1, 1, T, T, 16, mask, torch.float32, device=device)
+        options = {"combine": combine, "by": by, "where": where, "tokens": ids}
+        made = [Statistic(f, **options, kernel=triton.jit(f)) for f in (squares, far_score, copies)]
+        compare(source, lambda made=made: [*made, readings.ReceivedReading()])
+
+
+def test_without_a_kernel_a_statistic_is_left_to_tiles_and_no_other_thing_is_taken_for_one():
+    source = kernel_calls.source(1, 2, 1, 9, 9, 16, None, torch.float32)
+    assert kernels.read(source, torch.zeros(1, 2, 9), [Statistic(squares)]) == {}
+    with pytest.raises(OptionError, match=r"kernel=.*decorated with @triton\.jit"):
+        Statistic(squares, kernel=squares)
 
 
 class Halved(readings.EntropyReading):

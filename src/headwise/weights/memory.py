@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-MOST = 64  # results that are kept; each has at most a few numbers per token
+MOST = 32  # results that are kept; each has at most a few numbers per token
 Result = TypeVar("Result")
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headwise.weights.kernels import launch, terms
 from headwise.weights.kernels.launch import LaunchBlocks, Rule, Term, new
+from headwise.weights.panel import checked_probe
 from headwise.weights.readings import (
     DistanceReading,
     EntropyReading,
@@ -30,6 +31,7 @@ from headwise.weights.readings import (
     rows_per_cell,
 )
 from headwise.weights.source import Source
+from headwise.weights.statistic import Statistic
 
 MOST_TOP_KEYS = 16  # with more, the kernel would take longer than tiles
 MOST_TERMS = 16  # of one walk: with more, registers run out
@@ -216,6 +218,24 @@ def _cell_rows(T: int, R: int, device: torch.device) -> Tensor:
     return rows_per_cell(T, R, device)
 
 
+def _statistic(reading: Statistic, source: Source) -> Question | None:
+    """A statistic of the user's own that has a kernel."""
+    rule = EVERYTHING if reading.where is None else launch.rule_of(checked_probe(reading.where, source), source)
+    if reading.kernel is None or rule is None or rule.opened is not None:
+        return None
+    size = source.shape[2 if reading.by_row else 3]
+    out: tuple[Tensor, ...] = (new(source, size), new(source, size, dtype=torch.int64))
+    functions = (terms.largest_start, terms.largest_step, reading.kernel, terms.largest_end)
+    if reading.combine != "max":
+        out, functions = out[:1], (*SUM, reading.kernel, terms.sum_end)
+    term = Term(*functions, out, int(reading.combine == "count"), rule, reading.token_tables(source))
+
+    def answer() -> tuple[Tensor, ...]:
+        return (out[0].long(),) if reading.combine == "count" else out
+
+    return Question(answer, lambda blocks: term) if reading.by_row else Question(answer, None, lambda blocks: term)
+
+
 QUESTIONS: dict[type[Reading], Callable[..., Question | None]] = {
     EntropyReading: _entropy,
     PeakReading: _peak,
@@ -226,4 +246,5 @@ QUESTIONS: dict[type[Reading], Callable[..., Question | None]] = {
     ReceivedReading: _received,
     PooledReading: _picture,
     PooledPeakReading: _picture,
+    Statistic: _statistic,
 }

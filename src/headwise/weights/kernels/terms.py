@@ -36,29 +36,21 @@ def _add(sums, added):
 
 
 @triton.jit
+def _values(VALUE: tl.constexpr, pair, hidden, HIDES: tl.constexpr):
+    """The values of pairs as floats, and `hidden` for pairs that are hidden."""
+    values = VALUE(pair).to(tl.float32) + tl.zeros(pair.weight.shape, tl.float32)
+    if HIDES:
+        values = tl.where(pair.log2_weight > SEEN, values, hidden)
+    return values
+
+
+@triton.jit
 def sum_step(sums, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
-    """Adds values that are 0 where the weight is."""
-    return _add(sums, tl.sum(VALUE(pair), 1))
-
-
-@triton.jit
-def _whole(values, pair):
-    """Values of pairs, in the shape of the tile and as floats."""
-    return values.to(tl.float32) + tl.zeros(pair.weight.shape, tl.float32)
-
-
-@triton.jit
-def any_sum_step(sums, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
-    """Adds any values of the pairs that are not hidden."""
-    values = _whole(VALUE(pair), pair)
-    return _add(sums, tl.sum(tl.where(pair.log2_weight > SEEN, values, 0.0), 1))
-
-
-@triton.jit
-def count_step(sums, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
-    """Counts the pairs that are not hidden and whose value is not 0."""
-    counted = (VALUE(pair) != 0) & (pair.log2_weight > SEEN)
-    return _add(sums, tl.sum(counted.to(tl.float32), 1))
+    """With SIZE 1, values that are not 0 are counted."""
+    values = _values(VALUE, pair, 0.0, HIDES)
+    if SIZE:
+        values = (values != 0).to(tl.float32)
+    return _add(sums, tl.sum(values, 1))
 
 
 @triton.jit
@@ -109,9 +101,7 @@ def largest_start(place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, BO: tl.co
 @triton.jit
 def largest_step(found, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
     best, where = found
-    values = _whole(VALUE(pair), pair)
-    if HIDES:
-        values = tl.where(pair.log2_weight > SEEN, values, float("-inf"))
+    values = _values(VALUE, pair, float("-inf"), HIDES)
     top = tl.max(values, 1)
     there = place.start + tl.arange(0, values.shape[1])
     at = tl.min(tl.where(values == top[:, None], there[None, :], LAST), 1)  # of equal values the first
@@ -266,9 +256,9 @@ def across_step(found, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr
 
 
 # The cells of a picture, of any size: `out` is the picture (B, H, R, C), the number of cells along the program's axis
-# and along the walk, and the strides of both. VALUE says whether it shows the largest weights. Along the walk, a tile is cut where cells end.
-# Along the other axis, a warp holds strips of SIZE indices that lie in at most two cells each; each part is added to
-# its cell by an atomic, or raises it.
+# and along the walk, and the strides of both. Along the walk, a tile is cut where cells end. Along the other axis, a
+# warp holds strips of SIZE indices that lie in at most two cells each. Each part is added to its cell by an atomic, or
+# raises it if VALUE says that the picture shows the largest weights.
 
 
 @triton.jit

@@ -5,8 +5,8 @@ queries that see them. The log-sum-exp of every query is known, so each weight i
 is written per pair. TERMS are the statistics, each a few small functions; see `terms.py`.
 
 Most tiles are *inner*: the mask hides nothing of them, and every term either wants all of the tile or none of it. They
-need no tests of positions. The others are *edges*: the diagonal, the ends of a window, the first keys if a term looks at
-those. A term that can be nonzero only near the diagonal or in a few keys (NARROW) runs in edges alone, and a walk of
+need no tests of positions. The others are *edges*: the diagonal, the ends of a window, the first keys if a term looks
+at those. A term that can be nonzero only near the diagonal or in a few keys (NARROW) runs in edges alone, and a walk of
 such terms skips all inner tiles. Compare with `reference.attend` and a formula.
 """
 
@@ -108,7 +108,7 @@ def up(index, BLOCK: tl.constexpr):
 
 @triton.jit
 def run_from(start, spans, inner_lo, inner_hi, hi, TERMS: tl.constexpr, BW: tl.constexpr):
-    """Where the run of tiles that begins at `start` ends, and whether they are edges; `spans` are those of the terms."""
+    """Where the run of tiles from `start` on ends, and whether they are edges; `spans` are those of the terms."""
     edge = (start < inner_lo) | (start + BW > inner_hi)
     edge_stop = tl.where(start < inner_lo, up(inner_lo, BW), tl.where(edge, hi, start + BW))
     inner_stop = inner_hi // BW * BW
@@ -186,7 +186,7 @@ def walk_kernel(
 
     DIGEST changes with the source of the terms, which Triton's cache on disk would not notice. SCORES: there is no
     log-sum-exp, so terms get scores. NORMAL: rows sum to 1, and the first term is their mass. FULL: some term is not
-    NARROW. RUNS: the most runs of tiles there can be. `tables` are codes: of the mask, open keys, then those of the terms.
+    NARROW. RUNS: the most runs of tiles there can be. `tables`: codes of the mask, open keys, then codes of the terms.
     """
     flat = tl.program_id(1)
     query, key = to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head)

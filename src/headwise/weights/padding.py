@@ -87,7 +87,7 @@ def _parts(mask: Mask | None) -> list[Mask]:
 
 
 def _seen(mask: Mask, source: Source, axis: int = 2) -> Tensor:
-    """The keys that some query of the whole map sees, (B or 1, S); with axis 3, the queries that see any, (B or 1, T)."""
+    """The keys that some query of the whole map sees, (B or 1, S); with axis 3, queries that see a key, (B or 1, T)."""
     _, _, _, B, H, T, S = source.frame
     device = source.query.device
     samples = torch.arange(B if mask.extent.batch is not None else 1, device=device)

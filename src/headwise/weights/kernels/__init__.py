@@ -149,7 +149,7 @@ def _distance(reading: Reading, source: Source) -> Question:
 
 def _mass(reading: MassReading, source: Source) -> Question | None:
     rule = launch.rule_of(reading.probe, source)
-    return None if rule is None or rule.opened is not None else _along(source, *MASS, terms.sum_end, rule=rule)
+    return None if rule is None or rule.opened is not None else _along(source, *MASS, terms.mean_end, rule=rule)
 
 
 def _peak(reading: Reading, source: Source) -> Question:

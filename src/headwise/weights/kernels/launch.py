@@ -43,7 +43,7 @@ SMALL, WIDE_HEADS = LaunchBlocks(64, 64, 4, 3), LaunchBlocks(64, 32, 4, 2)
 TABLE = {
     "rows": (SMALL, LaunchBlocks(128, 64, 8, 3), WIDE_HEADS),
     "short rows": (SMALL, SMALL, WIDE_HEADS),
-    "keys": (LaunchBlocks(128, 64, 4, 3), LaunchBlocks(128, 64, 4, 3), LaunchBlocks(64, 64, 4, 2)),
+    "keys": (LaunchBlocks(64, 128, 4, 3), LaunchBlocks(64, 128, 4, 3), LaunchBlocks(64, 64, 4, 2)),
 }
 SHORT = 16384  # with fewer keys, larger blocks of queries would leave part of the GPU idle
 FLOAT32 = LaunchBlocks(32, 32, 4, 2)  # full-precision products need more registers

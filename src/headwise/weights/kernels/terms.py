@@ -38,7 +38,7 @@ def _add(sums, added):
 @triton.jit
 def _values(VALUE: tl.constexpr, pair, hidden, HIDES: tl.constexpr):
     """The values of pairs as floats, and `hidden` for pairs that are hidden."""
-    values = VALUE(pair).to(tl.float32) + tl.zeros(pair.weight.shape, tl.float32)
+    values = tl.broadcast_to(VALUE(pair).to(tl.float32), pair.weight.shape)
     if HIDES:
         values = tl.where(pair.log2_weight > SEEN, values, hidden)
     return values
@@ -278,31 +278,39 @@ def cells_start(place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, BO: tl.cons
 
 
 @triton.jit
+def _to_cells(at, step, values, held, fits, spills, LARGEST: tl.constexpr):
+    """Add a value for each index of the program's axis to its cell at `at`, or to the next one, `step` further."""
+    values = tl.reshape(values, held.shape)
+    if LARGEST:  # weights are not negative, so their bits are ordered like integers
+        tl.atomic_max(at, tl.max(values * held, 1).to(tl.int32, bitcast=True), mask=fits, sem="relaxed")
+        rest = tl.max(values * (1 - held), 1).to(tl.int32, bitcast=True)
+        tl.atomic_max(at + step, rest, mask=spills, sem="relaxed")
+    else:
+        tl.atomic_add(at, tl.sum(values * held, 1), mask=fits, sem="relaxed")
+        tl.atomic_add(at + step, tl.sum(values * (1 - held), 1), mask=spills, sem="relaxed")
+
+
+@triton.jit
 def cells_step(found, pair, place, out, VALUE: tl.constexpr, SIZE: tl.constexpr, HIDES: tl.constexpr):
     own_cell, held, cut, cell, stop = found
-    BO: tl.constexpr = pair.weight.shape[0]
     BW: tl.constexpr = pair.weight.shape[1]
     picture, own_cells, cells, own_stride, stride = out
     here = picture + place.flat.to(tl.int64) * own_cells * cells + own_cell.to(tl.int64) * own_stride
     fits, spills = own_cell < own_cells, cut & (own_cell + 1 < own_cells)
-    there, low, end = place.start + tl.arange(0, BW), place.start, tl.minimum(place.start + BW, place.walk_size)
+    low, end = place.start, tl.minimum(place.start + BW, place.walk_size)
     if low < end:  # always; see `top_step`
         while stop <= low:
             cell = tl.where(stop > 0, cell + 1, cell)
             stop = border(cell + 1, place.walk_size, cells)
+    if stop >= end:  # the tile lies in one cell
+        values = tl.max(pair.weight, 1) if VALUE else tl.sum(pair.weight, 1)
+        _to_cells(here + cell * stride, own_stride, values, held, fits, spills, VALUE)
+    else:
+        there = place.start + tl.arange(0, BW)
         while low < end:
-            part = tl.where(((there >= low) & (there < stop))[None, :], pair.weight, 0.0)
-            part = tl.reshape(part, (BO // SIZE, SIZE, BW))
-            at = here + cell * stride
-            if VALUE:  # weights are not negative, so their bits are ordered like integers
-                top = tl.max(part, 2)
-                tl.atomic_max(at, tl.max(top * held, 1).to(tl.int32, bitcast=True), mask=fits, sem="relaxed")
-                rest = tl.max(top * (1 - held), 1).to(tl.int32, bitcast=True)
-                tl.atomic_max(at + own_stride, rest, mask=spills, sem="relaxed")
-            else:
-                mass = tl.sum(part, 2)
-                tl.atomic_add(at, tl.sum(mass * held, 1), mask=fits, sem="relaxed")
-                tl.atomic_add(at + own_stride, tl.sum(mass * (1 - held), 1), mask=spills, sem="relaxed")
+            inside = ((there >= low) & (there < stop)).to(tl.float32)[None, :]
+            values = tl.max(pair.weight * inside, 1) if VALUE else tl.sum(pair.weight * inside, 1)
+            _to_cells(here + cell * stride, own_stride, values, held, fits, spills, VALUE)
             low = stop
             if low < end:
                 cell += 1

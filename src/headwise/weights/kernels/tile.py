@@ -53,9 +53,11 @@ def log2_norm(lse):
 
 
 @triton.jit
-def load_norm(lse, rows, T):
-    """The normalizers of some rows; beyond the last, one that makes all weights 0."""
-    return log2_norm(tl.load(lse + rows, mask=rows < T, other=float("-inf")))
+def load_norm(lse, rows, T, RAGGED: tl.constexpr):
+    """The normalizers of some rows; beyond the last, if RAGGED, one that makes all weights 0."""
+    if RAGGED:
+        return log2_norm(tl.load(lse + rows, mask=rows < T, other=float("-inf")))
+    return log2_norm(tl.load(lse + rows))
 
 
 @triton.jit

@@ -137,7 +137,7 @@ def add_tile(
     if BY_KEY:
         rows, cols, T, S = there, index, place.walk_size, place.own_size
         position, col = (rows + place.offset)[None, :], cols[:, None]
-        level = load_norm(lse, there, T)[None, :]
+        level = load_norm(lse, there, T, EDGE)[None, :]
     else:
         rows, cols, T, S = index, there, place.own_size, place.walk_size
         position, col = (rows + place.offset)[:, None], cols[None, :]
@@ -203,7 +203,7 @@ def walk_kernel(
     if BY_KEY or SCORES:
         norm = tl.zeros((BO,), tl.float32)
     else:
-        norm = load_norm(lse, first + tl.arange(0, BO), T)
+        norm = load_norm(lse, first + tl.arange(0, BO), T, True)
 
     # The range to walk over, and the part of it where nothing has to be tested.
     low, high = first + own_shift, tl.minimum(first + BO, own_size) - 1 + own_shift

@@ -42,7 +42,7 @@ def weights_kernel(
     if OPEN or ((start <= last + offset + rule[1]) & (start + BW > first + offset - rule[0])):
         q = load_block(query, first, q_row, T, BO, D, WIDTH, True)
         k = load_block(key, start, k_row, S, BW, D, WIDTH, True)
-        norm = load_norm(lse + flat.to(tl.int64) * T, rows, T)
+        norm = load_norm(lse + flat.to(tl.int64) * T, rows, T, True)
         x = log2_scores(tl.dot(q, tl.trans(k), input_precision=PRECISION), scale2, softcap, CAPPED) - norm[:, None]
         seen = allows(rule, (rows + offset)[:, None], cols[None, :])
         if OPEN:

@@ -8,6 +8,7 @@ float64, readings of your own without a kernel) is computed tile by tile.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from headwise.weights.kernels import launch, terms
 from headwise.weights.kernels.launch import LaunchBlocks, Rule, Term, new
+from headwise.weights.kernels.walk import NARROW
 from headwise.weights.panel import checked_probe
 from headwise.weights.readings import (
     DistanceReading,
@@ -107,7 +109,7 @@ def _compute(source: Source, mask: Rule, lse: Tensor, questions: list[Question])
     rows = [q for q in questions if q.by_query is not None and q.by_key is None]
     blocks = launch.blocks_for(source)
     S = source.shape[3]
-    everything = any(q.by_query(blocks).rule.reach(S) != launch.NARROW.value for q in rows if q.by_query)
+    everything = any(q.by_query(blocks).rule.reach(S) != NARROW.value for q in rows if q.by_query)
     either = [q for q in questions if q.by_query is not None and q.by_key is not None]
     if everything and either:
         rows, either = rows + either, []
@@ -133,23 +135,23 @@ def question_of(reading: Reading, source: Source) -> Question | None:
     return None if make is None else make(reading, source)
 
 
-def _along(source: Source, *functions: object, rule: Rule = EVERYTHING, normal: bool = False) -> Question:
-    """A statistic with one number for each query."""
+def _along(source: Source, value: Any, end: Any, rule: Rule = EVERYTHING, *, normal: bool = False) -> Question:
+    """A sum with one result for each query."""
     out = new(source, source.shape[2])
-    return Question(lambda: (out,), lambda blocks: Term(*functions, (out,), 0, rule), normal=normal)
+    return Question(lambda: (out,), lambda blocks: Term(*SUM, value, end, (out,), 0, rule), normal=normal)
 
 
 def _entropy(reading: Reading, source: Source) -> Question:
-    return _along(source, *SUM, terms.surprise_of, terms.entropy_end, normal=True)
+    return _along(source, terms.surprise_of, terms.entropy_end, normal=True)
 
 
 def _distance(reading: Reading, source: Source) -> Question:
-    return _along(source, *SUM, terms.distance_of, terms.mean_end, normal=True)
+    return _along(source, terms.distance_of, terms.mean_end, normal=True)
 
 
 def _mass(reading: MassReading, source: Source) -> Question | None:
     rule = launch.rule_of(reading.probe, source)
-    return None if rule is None or rule.opened is not None else _along(source, *MASS, terms.mean_end, rule=rule)
+    return None if rule is None or rule.opened is not None else _along(source, terms.weight_of, terms.mean_end, rule)
 
 
 def _peak(reading: Reading, source: Source) -> Question:

@@ -4,6 +4,7 @@
     python benchmarks/maps.py --processor 5    the same in processor time of one thread, for a machine that is busy
     python benchmarks/maps.py --model          the built-in model on the CPU: summaries of 256 tokens, the page of 16384
     python benchmarks/maps.py --device cuda    the GPU: bfloat16, causal, up to 131072 tokens
+    python benchmarks/maps.py --device cuda --table    many shapes, relative to the fastest forward pass installed
 
 Every result is first compared with the float64 reference, completely at a short length and in sampled rows at the long
 one. The panel consists of entropy, peak, mean distance, the masses of four probes, received and a picture. Rows "by
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
+import map_table
 import torch
 import torch.nn.functional as F
 from harness import finish, memory, parser, table
@@ -251,6 +253,7 @@ def main() -> None:
     """Check the results, measure, and print."""
     options = parser(__doc__)
     options.add_argument("--model", action="store_true", help="measure summaries and the page of the built-in model")
+    options.add_argument("--table", action="store_true", help="many shapes; on the CPU, small ones to see that it runs")
     options.add_argument("--processor", type=int, default=0, metavar="ROUNDS", help="processor time, this many rounds")
     options.add_argument("--tokens", type=int, nargs="*", help="lengths to measure instead")
     options = options.parse_args()
@@ -262,6 +265,9 @@ def main() -> None:
         finish("maps", device, found)
         return
     check_columns(device, 64)
+    if options.table:
+        finish("map table", device, map_table.run(device, options.seconds))
+        return
     rows: list[dict[str, object]] = []
     if options.processor:
         torch.set_num_threads(1)

@@ -1,13 +1,10 @@
-"""Every kernel once, in several shapes of its code: for compiling without a GPU and for comparing with tiles."""
+"""Every kernel in several shapes of its code: for compiling without a GPU and for comparing with tiles."""
 
 import torch
 
-from headwise import causal, documents, padding, prefix, window
-from headwise.masks.probes import induction, same_token
-from headwise.weights import Scoring
-from headwise.weights.kernels import launch
+from headwise import causal, documents, induction, local, padding, prefix, previous_token, same_token, sink, window
+from headwise.weights import Scoring, readings
 from headwise.weights.source import Source
-from headwise.weights.structure import structure_of
 
 MASKS = {
     "nothing": lambda B, T, S: None,
@@ -16,6 +13,7 @@ MASKS = {
     "padding": lambda B, T, S: causal() & padding([max(1, S - 7 * b) for b in range(B)]),
     "documents": lambda B, T, S: causal() & documents(lengths=[S // 3, S - S // 3]),
     "prefix": lambda B, T, S: causal() | prefix(5),
+    "no first key": lambda B, T, S: causal() & ~prefix(1),
 }
 
 
@@ -26,23 +24,40 @@ def source(B=1, H=2, Hkv=1, T=64, S=64, D=64, mask=None, dtype=torch.bfloat16, s
     return Source.whole(query, key, Scoring(mask, softcap=softcap))
 
 
-def launches(made, lse):
-    """Run each kernel on a source, through the functions that launch them."""
-    structure = structure_of(made.mask, made)
-    S = made.shape[3]
-    ids = torch.arange(S, device=made.query.device) % 5
-    launch.log_sum_exp(made, structure)
-    launch.rows(made, structure, lse, entropy=True, peak=True, distance=True)
-    bands = ((0, 0, 0, S), (3, 5, 0, S), (2**30, 2**30, 0, 4))
-    launch.rows(made, structure, lse, entropy=True, received=True, size=(1, 4))
-    launch.rows(made, structure, lse, entropy=True, peak=True, received=True, size=(16, 16))
-    launch.columns(made, structure, lse)
-    launch.columns(made, structure, lse, (16, 16))
-    launch.columns(made, structure, lse, (3, 5))
-    launch.columns(made, structure, lse, (3, 5), peaks=True)
-    launch.bands(made, structure, lse, bands)
-    launch.histogram(made, structure, lse, 9)
-    launch.weights(made, structure, lse, range(3, S - 2), made.query.dtype)
-    launch.top_keys(made, structure, lse, 3)
-    for probe in (prefix(2), same_token(ids), induction(ids), window(3, 3)):
-        launch.mass(made, structure, lse, structure_of(probe, made), (0, S))
+def everything(S, device):
+    """Every statistic that the kernels know."""
+    ids = torch.arange(S, device=device) % 5
+    return [
+        readings.EntropyReading(),
+        readings.PeakReading(),
+        readings.DistanceReading(),
+        readings.HistogramReading(),
+        readings.ReceivedReading(),
+        readings.PooledReading(min(3, S), min(4, S)),
+        readings.PooledPeakReading(1, min(4, S)),
+        readings.TopKeysReading(min(3, S)),
+        readings.MassReading(sink(2)),
+        readings.MassReading(previous_token()),
+        readings.MassReading(local(3)),
+        readings.MassReading(same_token(ids)),
+        readings.MassReading(induction(ids) & ~sink(1)),
+    ]
+
+
+def panel(S, device):
+    """What most people ask for together."""
+    few = [readings.EntropyReading(), readings.PeakReading(), readings.DistanceReading(), readings.ReceivedReading()]
+    probes = (sink(4), previous_token(), local(8))
+    return [*few, *map(readings.MassReading, probes), readings.PooledReading(min(16, S), min(16, S))]
+
+
+# Combinations of statistics whose kernels are compiled: some of one walk each, some of two.
+QUESTIONS = {
+    "entropy": lambda S, device: [readings.EntropyReading()],
+    "panel": panel,
+    "keys": lambda S, device: [readings.ReceivedReading(), readings.PooledReading(min(16, S), min(16, S))],
+    "few keys": lambda S, device: [readings.MassReading(sink(2)), readings.MassReading(previous_token())],
+    "tokens": lambda S, device: [readings.MassReading(induction(torch.arange(S, device=device) % 5))],
+    "largest": lambda S, device: [readings.TopKeysReading(min(8, S)), readings.PooledPeakReading(3, 5)],
+    "far": lambda S, device: [readings.HistogramReading()],
+}

@@ -16,13 +16,18 @@ from headwise import (
     dense,
     documents,
     explain,
+    induction,
     padding,
     prefix,
+    previous_token,
     reference,
     rotary,
+    sink,
     window,
 )
 from headwise.attention.backends import Call
+from headwise.weights import Statistic
+from headwise.weights.source import Source
 
 pytestmark = pytest.mark.gpu
 
@@ -191,6 +196,58 @@ def test_maps_and_statistics_match_the_reference(kind, group):
     ):
         torch.testing.assert_close(found.double(), exact, rtol=3e-5, atol=3e-5)
     torch.testing.assert_close(weights[0, 1, 50:60].double(), whole[0, 1, 50:60], rtol=0.01, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [64, 96, 128, 256])
+@pytest.mark.parametrize("T", [2347, 4096])
+def test_pictures_and_probes_of_any_size_match_the_reference(T, width):
+    query = torch.randn(1, 4, T, width, device=CUDA, dtype=torch.bfloat16)
+    key, value = (torch.randn(1, 2, T, width, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
+    ids = torch.randint(0, 50, (T,), device=CUDA)
+    _, weights = attend(query, key, value, causal=True, return_weights=True)
+    _, truth = reference.attend(
+        query.double(), key.double(), value.double(), visible=causal().to_tensor(T, device=CUDA)
+    )
+    probes = {"sink": sink(4), "previous": previous_token(), "induction": induction(ids), "others": ~sink(1)}
+    panel = weights.panel(entropy=True, histogram=True, masses=probes, pooled=(251, 67), pooled_peak=(5, 1000))
+    for name, probe in probes.items():
+        exact = (truth * probe.to_tensor(T, device=CUDA)).sum(-1)
+        torch.testing.assert_close(panel.masses[name].double(), exact, rtol=3e-5, atol=3e-5)
+        torch.testing.assert_close(weights.mass(probe).double(), exact, rtol=3e-5, atol=3e-5)
+    assert (panel.histogram.double().sum(-1) - 1).abs().max() < 1e-4
+    place = torch.arange(T, device=CUDA)
+    for found, (R, C) in ((panel.pooled, (251, 67)), (weights.pooled(67, 251), (67, 251))):
+        rows = torch.zeros(1, 4, R, T, device=CUDA, dtype=torch.float64).index_add(2, place * R // T, truth)
+        cells = torch.zeros(1, 4, R, C, device=CUDA, dtype=torch.float64).index_add(3, place * C // T, rows)
+        exact = cells / (place * R // T).bincount(minlength=R)[:, None]
+        torch.testing.assert_close(found.double(), exact, rtol=3e-5, atol=3e-6)
+    assert panel.pooled_peak.amax().double().item() == pytest.approx(truth.amax().item(), rel=1e-4)
+
+
+def test_a_statistic_of_your_own_runs_on_cuda_with_and_without_a_kernel():
+    triton = pytest.importorskip("triton")
+    T = 1111
+    query, key, value = (torch.randn(B, H, T, D, device=CUDA, dtype=torch.bfloat16) for _ in range(3))
+    _, weights = attend(query, key, value, causal=True, return_weights=True)
+    truth = weights.to_tensor().double()
+    for by, axis in (("query", -1), ("key", -2)):
+        for kernel in (None, triton.jit(squares)):
+            found = weights.read(Statistic(squares, by=by, kernel=kernel))[0]
+            torch.testing.assert_close(found.double(), truth.square().sum(axis), rtol=2e-2, atol=1e-4)
+
+
+def squares(pair):
+    return pair.weight * pair.weight
+
+
+def test_counting_visible_keys_twice_launches_nothing_the_second_time():
+    T = 2048
+    mask = dense(torch.rand(1, 1, T, T, device=CUDA) > 0.5)
+    source = Source.whole(*(torch.randn(1, 2, T, D, device=CUDA) for _ in range(2)), Scoring(mask))
+    assert (source.keys_seen()[0, 0] == mask.to_tensor(T, device=CUDA)[0, 0].sum(-1)).all()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    source.keys_seen()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
 def test_log_sum_exp_is_taken_from_the_fused_kernel_and_maps_train():

@@ -1,5 +1,6 @@
 """The compiled loop gives what the float64 tiles give, as exactly as plain float32; without it, tiles do the work."""
 
+import platform
 import subprocess
 
 import pytest
@@ -219,6 +220,20 @@ def fresh(monkeypatch, tmp_path):
     build.library.cache_clear()
     yield tmp_path / "cache"
     build.library.cache_clear()
+
+
+@needs_compiler
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86 processors")
+@pytest.mark.parametrize(
+    ("flag", "lanes"), [("-march=x86-64-v3", 8), ("-march=x86-64", 4)], ids=["AVX2", "any x86-64 processor"]
+)
+def test_processors_with_narrower_registers_give_the_same(flag, lanes, fresh, monkeypatch):
+    if lanes == 8 and "avx2" not in build._processor():
+        pytest.skip("this processor has no AVX2")
+    monkeypatch.setattr(build, "NATIVE", ((flag,),))
+    assert build.library().headwise_lanes() == lanes
+    for name in ("padding", "documents", "prefix", "soft-cap", "ALiBi"):
+        test_every_statistic_equals_that_of_the_float64_tiles(name, "cached")
 
 
 @needs_compiler

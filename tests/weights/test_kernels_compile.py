@@ -1,12 +1,12 @@
-"""Every kernel compiles for Hopper on a machine without a GPU, and fits into its shared memory.
+"""The kernels compile for Hopper on a machine without a GPU, and fit into its shared memory and registers.
 
-Each kernel is compiled in every case below (three dtypes, five head widths, every kind of mask, with and without
-soft-cap). Kernels with several variants of their code take one variant per case; a test checks that together the
-cases compile every value of every compile-time setting.
+Each case (three dtypes, five head widths, every kind of mask, with and without soft-cap) compiles some combinations of
+statistics; together they compile every statistic in every direction of the walk.
 """
 
-import functools
-import itertools
+import pathlib
+import re
+import subprocess
 
 import pytest
 import torch
@@ -17,7 +17,8 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 import kernel_calls  # noqa: E402
-from headwise.weights.kernels import launch, triangles  # noqa: E402
+from headwise.weights import kernels  # noqa: E402
+from headwise.weights.kernels import launch, terms, triangles  # noqa: E402
 
 TYPES = {
     torch.bfloat16: "*bf16",
@@ -34,85 +35,88 @@ def compiled(kernel, arguments, options):
     """The kernel as `launch` would run it, compiled for compute capability 9.0."""
     constants = {name: value for name, value in options.items() if name not in OPTIONS}
     names = [name for name in kernel.arg_names if name not in constants]
-    signature = {name: type_of(value) for name, value in zip(names, arguments, strict=True)}
-    aligned = {
-        (kernel.arg_names.index(n),): [["tt.divisibility", 16]] for n, kind in signature.items() if kind[0] == "*"
-    }
-    source = ASTSource(
-        fn=kernel, signature=signature | dict.fromkeys(constants, "constexpr"), constexprs=constants, attrs=aligned
-    )
+    given = dict(zip(names, arguments, strict=True))
+    signature = {name: type_of(value) for name, value in given.items()} | dict.fromkeys(constants, "constexpr")
+    places = [place for name, value in given.items() for place in aligned(value, kernel.arg_names.index(name))]
+    attributes = {place: [["tt.divisibility", 16]] for place in places}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={name: options[name] for name in OPTIONS})
 
 
 def type_of(value):
+    if isinstance(value, tuple):
+        return tuple(map(type_of, value))
     if isinstance(value, torch.Tensor):
         return TYPES[value.dtype]
     return "fp32" if isinstance(value, float) else "i32"
 
 
+def aligned(value, *place):
+    """The places of pointers and of numbers that 16 divides, which the compiler is told."""
+    if isinstance(value, tuple):
+        return [found for i, part in enumerate(value) for found in aligned(part, *place, i)]
+    return [place] if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0) else []
+
+
+# Cases, and the combinations of statistics (kernel_calls.QUESTIONS) that each compiles.
 CASES = {
-    "bfloat16, causal, 128 wide": {"D": 128, "T": 256, "S": 256, "mask": "causal"},
-    "bfloat16, window, 64 wide": {"D": 64, "T": 256, "S": 256, "mask": "window"},
-    "bfloat16, prefix, 16 wide": {"D": 16, "mask": "prefix"},
-    "float16, no mask, 256 wide": {"D": 256, "mask": "nothing", "dtype": torch.float16},
-    "bfloat16, padding and soft-cap, 80 wide": {"D": 80, "mask": "padding", "softcap": 20.0},
-    "float32, documents, 64 wide": {"D": 64, "mask": "documents", "dtype": torch.float32},
+    "bfloat16, causal, 128 wide, long": (
+        {"D": 128, "T": 32768, "S": 32768, "mask": "causal"},
+        [*kernel_calls.QUESTIONS],
+    ),
+    "bfloat16, causal, 64 wide": ({"D": 64, "T": 8192, "S": 8192, "mask": "causal"}, ["panel", "keys", "largest"]),
+    "bfloat16, causal, 256 wide": ({"D": 256, "T": 8192, "S": 8192, "mask": "causal"}, ["entropy", "panel", "keys"]),
+    "bfloat16, window, 96 wide, odd": (
+        {"D": 96, "T": 12345, "S": 12345, "mask": "window"},
+        ["panel", "keys", "tokens"],
+    ),
+    "bfloat16, prefix, 16 wide": ({"D": 16, "T": 64, "S": 64, "mask": "prefix"}, ["panel", "few keys"]),
+    "float16, no mask, 80 wide": ({"D": 80, "T": 513, "S": 600, "mask": "nothing", "dtype": torch.float16}, ["panel"]),
+    "bfloat16, padding and soft-cap": ({"D": 64, "mask": "padding", "softcap": 20.0}, ["panel", "tokens"]),
+    "float32, documents": ({"D": 64, "mask": "documents", "dtype": torch.float32}, ["panel", "keys"]),
 }
-KERNELS = [name for name in vars(launch) if name.endswith("_kernel")]
-SHARED = ("CAPPED", "KEYS", "OPEN", "DOCUMENTS")  # switches of the scores and the mask, which every kernel has
+FEW_BYTES = 128  # a panel of nine terms keeps a few numbers in memory, mostly those of its edges
+SPILLING = {"float32, documents"}  # full-precision products need so many registers that it does not matter
 compiling = pytest.mark.skipif(
-    not hasattr(launch.rows_kernel, "cache_key"), reason="under Triton's interpreter nothing is compiled"
+    not hasattr(launch.walk_kernel, "cache_key"), reason="under Triton's interpreter nothing is compiled"
 )
 
 
-@functools.cache
 def calls_of(case):
-    """Every launch of a case, recorded instead of run, as {kernel name: [(kernel, arguments, options)]}."""
+    """Every launch of a case, recorded instead of run."""
     recorded = []
-    options = {"T": 64, "S": 64, **CASES[case]}
+    options, combinations = CASES[case]
+    options = {"T": 64, "S": 64, **options}
     mask = kernel_calls.MASKS[options["mask"]](1, options["T"], options["S"])
     made = kernel_calls.source(**options | {"mask": mask})
+    lse = torch.zeros(made.shape[:3])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "launch", lambda kernel, grid, *call: recorded.append((kernel, *call)))
-        kernel_calls.launches(made, torch.zeros(made.shape[:3]))
-    assert len(recorded) == 16
-    found = {}
-    for call in recorded:
-        found.setdefault(call[0].__name__, []).append(call)
-    return found
+        for name in combinations:
+            kernels.read(made, lse, kernel_calls.QUESTIONS[name](made.shape[3], "cpu"))
+        kernels.log_sum_exp(made)
+        kernels.weights(made, lse, range(3, 60), made.query.dtype)
+    return recorded
 
 
-def settings_of(kernel, arguments, options):
-    """What the compiler sees of a call: each setting on its own, and the switches of this kernel together."""
-    switches = tuple(name for name, value in options.items() if value is True and name not in SHARED)
-    settings = [*options.items(), ("dtype", arguments[0].dtype), ("switches", switches)]
-    return {(kernel.__name__, *setting) for setting in settings}
+def stack_of(result, folder):
+    """The bytes of registers that did not fit, which the kernel keeps in memory."""
+    tool = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    if not tool.exists():
+        pytest.skip("this Triton has no cuobjdump")
+    path = folder / "kernel.cubin"
+    path.write_bytes(result.asm["cubin"])
+    said = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", said)[1])
 
 
-@functools.cache
-def chosen():
-    """For each case one call of every kernel, the one with most settings not seen yet; then whatever is missing."""
-    found, seen = {case: [] for case in CASES}, set()
-
-    def unseen(call):
-        return len(settings_of(*call) - seen)
-
-    def take(case, call):
-        found[case].append(call)
-        seen.update(settings_of(*call))
-
-    for case, kernel in itertools.product(CASES, KERNELS):
-        take(case, max(calls_of(case)[kernel], key=unseen))
-    for case, kernel in itertools.product(CASES, KERNELS):
-        for call in filter(unseen, calls_of(case)[kernel]):
-            take(case, call)
-    return found
-
-
-def test_the_chosen_calls_cover_every_setting_of_every_kernel():
-    every = [call for case in CASES for calls in calls_of(case).values() for call in calls]
-    picked = [call for calls in chosen().values() for call in calls]
-    assert set().union(*(settings_of(*call) for call in every)) == set().union(*(settings_of(*c) for c in picked))
+def test_the_cases_cover_every_statistic_in_every_direction():
+    steps = {name for name in vars(terms) if name.endswith("_step")}
+    walks = [options for case in CASES for _, _, options in calls_of(case) if "TERMS" in options]
+    used = {term[1].__name__ for walk in walks for term in walk["TERMS"]}
+    assert used == steps
+    for switch in ("BY_KEY", "SCORES", "NORMAL", "FULL", "CODES", "OPEN", "CAPPED"):
+        assert {walk[switch] for walk in walks} == {True, False}, switch
 
 
 @compiling
@@ -120,10 +124,13 @@ def test_the_chosen_calls_cover_every_setting_of_every_kernel():
 def test_every_kernel_compiles_for_hopper(case, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")  # debugging information takes a tenth of the time
-    for kernel, arguments, options in chosen()[case]:
+    for kernel, arguments, options in calls_of(case):
         result = compiled(kernel, arguments, options)
-        assert result.asm["cubin"]
-        assert result.metadata.shared <= 232_448, f"{kernel.__name__} takes more shared memory than a Hopper SM has"
+        name = f"{kernel.__name__} of {len(options.get('TERMS', ()))} terms"
+        assert result.metadata.shared <= 232_448, f"{name} takes more shared memory than a Hopper SM has"
+        assert case in SPILLING or stack_of(result, tmp_path) <= FEW_BYTES, f"{name} does not fit into registers"
+        if options.get("FULL") and not options["OPEN"] and case not in SPILLING:
+            assert "cp.async" in result.asm["ptx"], f"the loop of {name} does not load ahead"
 
 
 @compiling

@@ -556,3 +556,18 @@ def test_long_rows_that_see_nothing_are_zero_too():
     assert weights[0].abs().sum() == 0
     assert (weights.received().total[0] == 0).all()
     torch.testing.assert_close(weights[1].sum(-1), torch.ones(2, 300))
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_single_weights_have_at_most_twice_the_error_of_plain_float32(size):
+    T, D = 257, 64
+    torch.manual_seed(0)
+    query, key, value = size * torch.randn(1, 1, T, D), torch.randn(1, 1, T, D), torch.randn(1, 1, T, D)
+    visible = causal().to_tensor(T)
+    truth = reference.attend(query.double(), key.double(), value.double(), visible=visible)[1][0, 0]
+    plain = reference.attend(query, key, value, visible=visible)[1][0, 0]
+    weights = attend(query, key, value, causal=True, return_weights=True)[1]
+    row, col = torch.tril_indices(T, T)
+    found = weights[row * 0, row * 0, row, col]
+    error, rough = ((x.double() - truth[row, col]).norm() for x in (found, plain[row, col]))
+    assert error <= 2 * rough

@@ -11,6 +11,7 @@ from headwise import (
     Scoring,
     causal,
     dense,
+    documents,
     load_builtin,
     padding,
     previous_token,
@@ -20,6 +21,7 @@ from headwise import (
     window,
 )
 from headwise.masks import Mask
+from headwise.weights.padding import first_keys
 from headwise.weights.summary import rows_of
 
 H, D, PAD = 3, 5, 0
@@ -143,6 +145,36 @@ def test_left_padding_leaves_the_sink_on_the_first_real_token():
     assert weights.without(sink(1))[0, 0, 5].tolist() == pytest.approx([0, 0, 0, 0, 0.5, 0.5])
 
 
+@pytest.mark.parametrize(
+    "ways", [{"lengths": [3, 5, 2]}, {"ids": torch.tensor([[4, 4, 4, 1, 1, 1, 1, 1, 7, 7]])}], ids=str
+)
+def test_every_packed_text_has_a_first_token_of_its_own(ways):
+    T, firsts = 10, [0, 3, 8]
+    packed = documents(**ways)
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, H, T, D, dtype=torch.float64).unbind()
+    weights = AttentionMap(query, key, Scoring(causal() & packed))
+    whole = weights.to_tensor()
+    torch.testing.assert_close(weights.mass(sink(1)), whole[..., firsts].sum(-1))
+    torch.testing.assert_close(weights.mass(sink(2)), whole[..., [0, 1, 3, 4, 8, 9]].sum(-1))
+    rest = whole.clone()
+    rest[..., firsts] = 0
+    rest = rest / rest.sum(-1, keepdim=True).clamp(min=1e-300)
+    torch.testing.assert_close(weights.without(sink(1)).to_tensor(), rest)
+    counted = [i for i in range(T) if i not in firsts]
+    expected = whole[..., firsts].sum(-1)[:, :, counted].mean(-1)[0]
+    assert [head["sink"] for head in weights.summary()] == pytest.approx(expected.tolist())
+
+
+def test_a_packed_text_begins_at_its_first_real_token():
+    ids, real = torch.tensor([[5, 5, 5, 2, 2, 5, 5]]), torch.tensor([[False, True, True, False, True, True, True]])
+    source = AttentionMap(torch.randn(1, H, 7, D), torch.randn(1, H, 7, D), Scoring(documents(ids)))._source()
+    assert first_keys(source, real).tolist() == [[1, 1, 1, 4, 4, 1, 1]]
+    assert first_keys(source, None).tolist() == [[0, 0, 0, 3, 3, 0, 0]]
+    hidden = torch.tensor([[True, True, True, False, False, True, True]])
+    assert first_keys(source, hidden).tolist() == [[0, 0, 0, 7, 7, 0, 0]]
+
+
 def test_what_a_window_or_a_statistic_hides_is_no_padding():
     query, key = torch.randn(2, 1, H, 1, D)[:, :, :, :1], torch.randn(2, 1, H, 9, D)
     step = AttentionMap(query[0], key[0], Scoring(window(3)))
@@ -158,6 +190,22 @@ def test_keys_of_another_text_say_nothing_about_queries():
     weights = layer(x, memory, mask=padding([4, 7]), return_weights=True)[1]
     assert weights.real_tokens().queries.all()
     assert weights.real_tokens().keys.sum(-1).tolist() == [4, 7]
+
+
+def test_in_cross_attention_a_query_that_may_see_no_key_is_padding():
+    T, S, lengths = 5, 9, [3, 5]
+    real = torch.arange(T) < torch.tensor(lengths)[:, None]
+    query, key = torch.randn(2, H, T, D, dtype=torch.float64), torch.randn(2, H, S, D, dtype=torch.float64)
+    for keys in (padding([6, 9]), padding([9, 9])):
+        mask = keys & dense(real[:, None, :, None])
+        weights = AttentionMap(query, key, Scoring(mask, cross=True))
+        assert weights.real_tokens().queries.equal(real)
+        for sample, length in enumerate(lengths):
+            alone = AttentionMap(query[sample : sample + 1, :, :length], key[sample : sample + 1], Scoring(cross=True))
+            if sample or keys.to_tensor(1, S).all():
+                one = weights.select(batch=[sample])
+                assert [x.numbers for x in one.summary()] == [pytest.approx(x.numbers) for x in alone.summary()]
+        assert weights.select(batch=[0], rows=[1, 4]).real_tokens().queries.tolist() == [[True, False]]
     by_hand = AttentionMap(torch.randn(2, H, 5, D), torch.randn(2, H, 7, D), Scoring(padding([4, 7])))
     assert by_hand.real_tokens().queries.all()
 

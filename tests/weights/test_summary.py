@@ -72,10 +72,10 @@ def test_numbers_are_means_over_queries_with_a_choice():
 def test_the_table_has_a_line_per_head_and_selected_heads_keep_their_number():
     summary = heads("previous", "self", "first").select(heads=[2, 0]).summary()
     assert [head.head for head in summary] == [2, 0]
-    lines = str(summary).splitlines()
-    assert len(lines) == 3
-    assert lines[0].split()[:3] == ["head", "reading", "sink"]
-    assert "first-token sink" in lines[1]
+    readings, numbers, _ = (part.splitlines() for part in str(summary).split("\n\n"))
+    assert [line.split()[0] for line in readings] == ["head", "2", "0"]
+    assert [line.split()[0] for line in numbers[1:]] == ["head", "2", "0"]
+    assert "first-token sink" in readings[1]
 
 
 def reading(first, others, chance=None):
@@ -300,3 +300,17 @@ def test_the_first_token_is_left_out_without_another_pass(known, dtype):
     error = (found.log_sum_exp() - exact.log_sum_exp()).nan_to_num(0.0, 0.0, 0.0).abs().max()
     assert error < (1e-12 if dtype == torch.float64 else 1e-5 if known else 3e-5)  # scores reach 50
     assert torch.equal(found.log_sum_exp().isinf(), exact.log_sum_exp().isinf())
+
+
+def test_the_table_fits_into_100_columns_and_says_what_readings_leave_out():
+    torch.manual_seed(0)
+    weights = AttentionMap(torch.randn(1, 3, 41, 7), torch.randn(1, 3, 41, 7), Scoring(causal()))
+    summary = weights.summary(torch.arange(41) % 5, delimiters=[2])
+    lines = repr(summary).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert lines[2] == f"   1  {summary[1].reading}"
+    assert "Readings leave out the first token" in lines[-2]
+    (top, bottom), row = lines[5:7], lines[8].split()
+    assert top.split() == ["induc-", "same", "delim-", "second", "one", "to", "posit-"]
+    assert bottom.split()[:7] == ["head", "sink", "previous", "self", "next", "local", "tion"]
+    assert row == ["1", *(f"{x:.2f}" for x in summary[1].numbers.values())]

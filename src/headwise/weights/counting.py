@@ -40,12 +40,15 @@ def codes_of(structure: Structure, S: int, device: torch.device) -> Codes:
 def keys_seen(structure: Structure, positions: Tensor, S: int, most: int) -> Tensor:
     """How many of the first `most` keys a query at each of `positions` (T,) sees, (B or 1, T)."""
     device = positions.device
-    if structure.banded_only:
-        first, end = (positions - structure.left).clamp(0, most), (positions + structure.right + 1).clamp(0, most)
+    most = min(most, structure.stop)
+    least = min(structure.first, most)
+    if structure.plain:
+        first, end = (positions - structure.left).clamp(least, most), (positions + structure.right + 1).clamp(0, most)
         return (end - first).clamp(min=0)[None]
     codes = codes_of(structure, S, device)
     key = torch.arange(S, device=device)
-    allowed = (key < most)[None] if structure.keys is None else (structure.keys != 0) & (key < most)
+    allowed = ((key >= least) & (key < most))[None]
+    allowed = allowed if structure.keys is None else allowed & (structure.keys != 0)
     own = _own(codes.query, structure, positions)  # (B or 1, T)
     low, high = positions - structure.left, positions + structure.right + 1
     found = _count(codes.key, key, allowed, own, low, high, S)
@@ -69,7 +72,20 @@ def queries_seeing(structure: Structure, positions: Tensor, S: int) -> Tensor:
     if structure.open_keys is not None:
         everyone = _count(own, place, own >= 0, codes.key, torch.zeros_like(low), torch.full_like(high, width), width)
         found = torch.where(structure.open_keys != 0, everyone, found)
+    found = found * ((key + first >= structure.first) & (key + first < structure.stop))
     return found if structure.keys is None else found * (structure.keys != 0)
+
+
+def equal_codes(structure: Structure, positions: Tensor, S: int) -> tuple[Tensor, Tensor] | None:
+    """Codes of the queries at `positions` (B or 1, T) and of the keys (B or 1, S), int32.
+
+    A query may see a key, as far as tables are concerned, if their codes are equal. None if there are no such tables.
+    """
+    if structure.keys is None and structure.documents is None and structure.match is None:
+        return None
+    codes = codes_of(structure, S, positions.device)
+    offered = codes.key if structure.keys is None else torch.where(structure.keys != 0, codes.key, -2)
+    return _own(codes.query, structure, positions).int().contiguous(), offered.int().contiguous()
 
 
 def _own(codes: Tensor, structure: Structure, positions: Tensor) -> Tensor:

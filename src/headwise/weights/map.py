@@ -84,7 +84,8 @@ class AttentionMap(TensorLike):
     """
 
     _placeholders: tuple[dict[str, Any], Any] | None = None  # what stands for the tensors inside torch's transforms
-    _real: tuple[Tensor | None] | None = None  # what `padding.real_keys` found, once it is known
+    # What `padding.real_keys` and `padding.first_keys` found, once it is known.
+    _real: tuple[Tensor | None, Tensor | None] | None = None
     _origin: Callable[[int, int, int, int], Any] | None = None  # what `why` asks, if `watch` took this map
 
     def __init__(
@@ -327,25 +328,32 @@ class AttentionMap(TensorLike):
 
     def _real_keys(self) -> Tensor | None:
         """What `padding.real_keys` finds; computed once."""
-        if self._real is None or torch.compiler.is_compiling():
-            found = padding.real_keys(self._source())
-            if torch.compiler.is_compiling():
-                return found
-            self._real = (found,)
-        return self._real[0]
+        return self._text()[0]
+
+    def _first_keys(self) -> Tensor | None:
+        """What `padding.first_keys` finds; computed once."""
+        return self._text()[1]
+
+    def _text(self) -> tuple[Tensor | None, Tensor | None]:
+        if self._real is not None and not torch.compiler.is_compiling():
+            return self._real
+        real = padding.real_keys(self._source())
+        found = (real, padding.first_keys(self._source(), real))
+        self._real = None if torch.compiler.is_compiling() else found
+        return found
 
     def real_tokens(self) -> padding.RealTokens:
         """Which queries (B, T) and keys (B, S) are tokens of the text; the others are padding.
 
-        A key that no query may see is padding, and so is the query at its position, except in cross-attention.
+        A key that no query may see is padding, and so is the query at its position. In cross-attention, a query is
+        padding if it may see no key.
         Statistics leave padded queries out: all their numbers are zero, as for a query that sees no key.
         """
         B, _, T, S = self.shape
         source, keys = self._source(), self._real_keys()
-        if keys is None:
-            every = torch.ones(B, max(T, S), dtype=torch.bool, device=self.device)
-            return padding.RealTokens(every[:, :T], every[:, :S])
         queries = padding.real_queries(source, keys).expand(B, T)
+        if keys is None:
+            return padding.RealTokens(queries, torch.ones(B, S, dtype=torch.bool, device=self.device))
         return padding.RealTokens(queries, (keys[source.axis("batch")] if len(keys) > 1 else keys).expand(B, S))
 
     def panel(
@@ -495,9 +503,9 @@ class AttentionMap(TensorLike):
         return readings.MassReading(self._probe(probe))
 
     def _probe(self, probe: Mask) -> Mask:
-        """A probe after its checks, which counts positions from the first real token of each sample."""
+        """A probe after its checks, which counts positions from the first real token of each text."""
         source = self._source()
-        counted = padding.from_first(probe, self._real_keys()) if isinstance(probe, Mask) else probe
+        counted = padding.from_first(probe, self._first_keys()) if isinstance(probe, Mask) else probe
         return checked_probe(counted, source)
 
     # Reductions that need no dense tensor.

@@ -6,7 +6,7 @@ the indices it covers along each axis (`Frame`).
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -16,12 +16,15 @@ from torch import Tensor
 from headwise.masks import Grid, Mask
 from headwise.masks.lowering import simplify
 from headwise.weights import counting
+from headwise.weights.memory import Memory
 from headwise.weights.scoring import Scoring
 from headwise.weights.structure import Structure, structure_of
 
 if TYPE_CHECKING:
     from headwise.weights.readings import Reading
 
+COUNTS = Memory()
+COUNTED = {"cpu": 2**24, "cuda": 2**26}  # entries of a mask that are counted together
 Axis = range | Tensor  # indices into the whole; a tensor holds integers and is on the CPU
 
 
@@ -179,37 +182,58 @@ class Source:
     # What the mask, and a bias of minus infinity, let queries see.
 
     def keys_seen(self, probe: Mask | None = None, first: int | None = None) -> Tensor:
-        """How many keys each query may see, (B, H, T).
+        """How many keys each query may see, (B, H, T); computed once for a mask.
 
         Args:
             probe: count only keys where this is True.
             first: count only this many keys from the first.
         """
-        B, H, T, S = self.shape
+        S = self.shape[3]
         most = S if first is None else min(first, S)
+        return self._remembered(("keys", most), probe, lambda: self._keys_seen(probe, most)).expand(self.shape[:3])
+
+    def queries_seeing(self) -> Tensor:
+        """How many queries may see each key, (B, H, S); computed once for a mask."""
+        B, H, _, S = self.shape
+        return self._remembered(("queries",), None, self._queries_seeing).expand(B, H, S)
+
+    def _remembered(self, what: tuple[Any, ...], probe: Mask | None, count: Callable[[], Tensor]) -> Tensor:
+        """What `count` gives, (B or 1, H or 1, ...), or gave for the same mask."""
+        scoring, frame = self.scoring, self.frame
+        listed = any(isinstance(axis, Tensor) for axis in frame[:3])
+        if scoring.score is not None or scoring.applied is not None or listed:
+            return count()
+        return COUNTS.get([self.mask, probe, scoring.bias, scoring.positions], (*what, frame, self.query.device), count)
+
+    def _keys_seen(self, probe: Mask | None, most: int) -> Tensor:
+        S = self.shape[3]
         structure = self._counted(probe)
         if structure is not None:
-            return counting.keys_seen(structure, self.positions(), S, most)[:, None].expand(B, H, T)
+            return counting.keys_seen(structure, self.positions(), S, most)[:, None]
         part = self.where_it_differs(probe)
         counts = torch.zeros(part.shape[:3], dtype=torch.int64, device=self.query.device)
-        for rows in row_blocks(T, part.shape[0] * part.shape[1] * S, 2**24):
+        for rows in part._counted_rows():
             reach = part.reachable(rows)
             cols = slice(min(reach.start, most), min(reach.stop, most))
             seen = part.visible(rows, cols)
             counts[:, :, rows] = (seen if probe is None else seen & probe.visible(part.grid(rows, cols))).sum(-1)
-        return counts.expand(B, H, T)
+        return counts
 
-    def queries_seeing(self) -> Tensor:
-        """How many queries may see each key, (B, H, S)."""
-        B, H, T, S = self.shape
+    def _queries_seeing(self) -> Tensor:
+        S = self.shape[3]
         structure = self._counted()
         if structure is not None:
-            return counting.queries_seeing(structure, self.positions(), S)[:, None].expand(B, H, S)
+            return counting.queries_seeing(structure, self.positions(), S)[:, None]
         part = self.where_it_differs()
         counts = torch.zeros((*part.shape[:2], S), dtype=torch.int64, device=self.query.device)
-        for rows in row_blocks(T, part.shape[0] * part.shape[1] * S, 2**24):
+        for rows in part._counted_rows():
             counts += part.visible(rows, slice(0, S)).sum(-2)
-        return counts.expand(B, H, S)
+        return counts
+
+    def _counted_rows(self) -> list[slice]:
+        """Rows whose mask is looked at together."""
+        B, H, T, S = self.shape
+        return row_blocks(T, B * H * S, COUNTED["cuda" if self.query.is_cuda else "cpu"])
 
     def _counted(self, probe: Mask | None = None) -> Structure | None:
         """The structure of the keys to count, if it has one."""
@@ -259,9 +283,9 @@ class Source:
         if mask is None or self.scoring.hides_keys or mask.extent[:2] != (None, None):
             return None
         structure = self._counted()
-        if structure is not None and structure.banded_only:
-            first = (self.positions() - structure.left).clamp(0, S)
-            end = (self.positions() + structure.right + 1).clamp(0, S)
+        if structure is not None and structure.plain:
+            first = (self.positions() - structure.left).clamp(min(structure.first, S), S)
+            end = (self.positions() + structure.right + 1).clamp(0, min(structure.stop, S))
             return torch.stack([torch.where(first < end, first, S), torch.where(first < end, end, 0)])
         found = []
         for row in self.axis("row").tolist():

@@ -71,6 +71,9 @@ class Statistic(Reading):
         where: only pairs where this mask is True count. Tiles that it excludes are skipped, so that a statistic of
             `window(8)` or `sink(4)` takes little time.
         tokens: the tokens of the keys, (S,) or (B, S), for `Pairs.query_token` and `Pairs.key_token`.
+        kernel: the same function for CUDA, decorated with `@triton.jit`. It gets the fields of `Pairs` and `distance`,
+            positions and keys as floats, and shares one pass with the other statistics. Without it, CUDA tensors are
+            read tile by tile with `function`, as on the CPU. Either way no T×T matrix exists.
     """
 
     def __init__(
@@ -81,15 +84,19 @@ class Statistic(Reading):
         by: str = "query",
         where: Mask | None = None,
         tokens: Tensor | Sequence[int] | None = None,
+        kernel: Any = None,
     ) -> None:
         if not callable(function):
             raise OptionError(f"Statistic({brief(function)}): expected a function of the pairs of queries and keys.")
+        if kernel is not None and not hasattr(kernel, "fn"):
+            raise OptionError(f"Statistic(kernel={brief(kernel)}): expected a function decorated with @triton.jit.")
         if combine not in COMBINED or by not in ("query", "key"):
             raise OptionError(
                 f"Statistic(combine={combine!r}, by={by!r}): expected combine to be one of {', '.join(COMBINED)}, and "
                 f'by to be "query" or "key".'
             )
         self.function, self.combine, self.by_row, self.where = function, combine, by == "query", where
+        self.kernel = kernel
         self.tokens = None if tokens is None else token_ids("Statistic(tokens)", tokens)
         self.merged = "max" if combine == "max" else "sum"
         self.differentiable = {"sum": (True,), "count": (False,), "max": (self.by_row, False)}[combine]
@@ -183,11 +190,23 @@ class Statistic(Reading):
         """The tokens of the queries and of the keys at these indices."""
         if self.tokens is None:
             return None, None
-        tokens = self.tokens.to(grid.col.device)
-        if tokens.shape[1] != grid.S:
-            raise OptionError(f"Statistic(tokens): {tokens.shape[1]} tokens for {grid.S} keys; expected one for each.")
+        tokens = self._checked_tokens(grid.S).to(grid.col.device)
         batch = grid.batch if tokens.shape[0] > 1 else grid.batch * 0
         return tokens[batch, grid.position.clamp(0, grid.S - 1)], tokens[batch, grid.col]
+
+    def token_tables(self, source: Source) -> tuple[Tensor, Tensor] | None:
+        """The tokens of all queries (B or 1, T) and keys (B or 1, S), for a kernel."""
+        if self.tokens is None:
+            return None
+        tokens = self._checked_tokens(source.frame.S).to(source.query.device)
+        tokens = tokens if len(tokens) == 1 else tokens[source.axis("batch")]
+        return tokens[:, source.positions().clamp(0, source.frame.S - 1)].contiguous(), tokens.contiguous()
+
+    def _checked_tokens(self, S: int) -> Tensor:
+        assert self.tokens is not None  # noqa: S101 - callers check it
+        if self.tokens.shape[1] != S:
+            raise OptionError(f"Statistic(tokens): {self.tokens.shape[1]} tokens for {S} keys; expected one for each.")
+        return self.tokens
 
     def _total(self, tile: Tile) -> Tensor:
         return self.total[tile.heads, tile.rows if self.by_row else tile.cols]

@@ -191,8 +191,9 @@ def dense_by_kernel(source: Source, cols: Axis, dtype: torch.dtype) -> Tensor | 
 def single_weights(source: Source, batch: Tensor, head: Tensor, row: Tensor, col: Tensor) -> Tensor:
     """Weights one by one, at these indices, which have one shape."""
     frame = source.frame
-    query = source.query[batch, head, row].to(source.precise)  # (..., D)
-    key = source.key[batch, head // source.group, col].to(source.precise)
+    # In float64: a float32 sum over the width would have a larger error than the matrix product of dense weights.
+    query = source.query[batch, head, row].to(torch.float64)  # (..., D)
+    key = source.key[batch, head // source.group, col].to(torch.float64)
     grid = Grid(source.axis("batch")[batch], source.axis("head")[head], source.axis("row")[row], col, frame.T, frame.S)
     with full_precision(query):
         scores = source.finished((query * key).sum(-1), grid)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headwise.masks import Both, Causal, Documents, Either, Grid, Mask, Window
+from headwise.masks import Both, Causal, Documents, Either, Grid, Mask, Prefix, Window
+from headwise.masks.mask import Not
 from headwise.masks.probes import Match, Offset
 
 if TYPE_CHECKING:
@@ -17,21 +18,24 @@ FAR = 2**30  # longer than any sequence, and their sum fits into 32 bits
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """(within the band, or an open key) and an allowed key and the same document and a match.
+    """(within the band, or an open key) and within a range of keys, an allowed key, the same document and a match.
 
-    A query at position p sees key j of the band if p − left <= j <= p + right. Tables are (B or 1, S).
+    A query at position p sees key j of the band if p − left <= j <= p + right, and of the range if first <= j < stop.
+    Tables are (B or 1, S).
     """
 
     left: int = FAR
     right: int = FAR
+    first: int = 0
+    stop: int = FAR
     keys: Tensor | None = None
     open_keys: Tensor | None = None
     documents: Tensor | None = None
     match: tuple[Tensor, Tensor] | None = None
 
     @property
-    def banded_only(self) -> bool:
-        """Whether there is nothing but the band."""
+    def plain(self) -> bool:
+        """Whether there is nothing but the band and the range."""
         return self.keys is None and self.open_keys is None and self.documents is None and self.match is None
 
 
@@ -39,6 +43,10 @@ def structure_of(mask: Mask | None, source: "Source") -> Structure | None:
     """The structure equivalent to `mask`, or None if there is none."""
     if mask is None:
         return Structure()
+    if type(mask) is Prefix:
+        return Structure(stop=mask.n)
+    if isinstance(mask, Not) and type(mask).visible is Not.visible and type(mask.a) is Prefix:
+        return Structure(first=mask.a.n)
     if mask.by_key:
         return Structure(keys=_table(mask, source))
     if type(mask) is Causal:
@@ -61,7 +69,7 @@ def structure_of(mask: Mask | None, source: "Source") -> Structure | None:
 
 def _both(a: Structure, b: Structure) -> Structure | None:
     if a.open_keys is not None or b.open_keys is not None:
-        # Open keys only escape the band they came with: the other side may have keys and documents but no band.
+        # Open keys only escape the band they came with: the other side may have anything but a band.
         if a.open_keys is not None and b.open_keys is not None:
             return None
         free, other = (a, b) if a.open_keys is not None else (b, a)
@@ -74,6 +82,8 @@ def _both(a: Structure, b: Structure) -> Structure | None:
     return Structure(
         min(a.left, b.left),
         min(a.right, b.right),
+        max(a.first, b.first),
+        min(a.stop, b.stop),
         keys,
         a.open_keys,
         b.documents if a.documents is None else a.documents,
@@ -85,7 +95,7 @@ def _either(mask: Either, source: "Source") -> Structure | None:
     """A band with some keys open to all, such as `causal() | prefix(n)`."""
     band, opened = (mask.a, mask.b) if mask.b.by_key else (mask.b, mask.a)
     structure = structure_of(band, source)
-    if not opened.by_key or structure is None or not structure.banded_only:
+    if not opened.by_key or structure is None or not structure.plain or (structure.first, structure.stop) != (0, FAR):
         return None
     return dataclasses.replace(structure, open_keys=_table(opened, source))
 

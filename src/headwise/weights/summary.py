@@ -88,6 +88,10 @@ KINDS = (FIRST_SINK, *(name for _, name, _ in READINGS), MIXED)
 CLARITY = {FIRST_SINK: 0.7, "second sink": 0.7, "fixed-offset": 0.7, "local": 0.6, "broad": 0.5}
 OTHERS = "others"  # the mass of all keys but the first, which is not a number of its own
 ONE_KEY = ("sink", "previous", "self", "next")  # kinds of which each query has at most one key
+LONG_NAME = 8  # letters of a heading on one line
+CAPTION = """\
+Readings leave out the first token, and scale the other weights of a row up to 1.
+Numbers are means over queries and include it; without it they are in head.without_first."""
 SEEN_BY = 4  # a second sink is seen by at least one in so many queries
 
 
@@ -167,13 +171,28 @@ class Summary:
     def __repr__(self) -> str:
         if not self.heads:
             return "no heads"
-        names = list(self.heads[0].numbers)
-        wide = max(len(head.reading) for head in self.heads)
-        lines = [f"head  {'reading'.ljust(wide)}  " + "  ".join(name.rjust(7) for name in names)]
+        words = [f"{head.head:>4}  {head.reading}" for head in self.heads]
+        return "\n".join(["head  reading", *words, "", *self._numbers(), "", CAPTION])
+
+    def _numbers(self) -> list[str]:
+        """The table of numbers; long names take two lines, so that it fits into 100 columns."""
+        names = {name: _heading(name) for name in self.heads[0].numbers}
+        wide = {name: max(4, *map(len, lines)) for name, lines in names.items()}
+        lines = [
+            (f"{label:>4} " + " ".join(lines[i].rjust(wide[name]) for name, lines in names.items())).rstrip()
+            for i, label in enumerate(("", "head"))
+        ]
         for head in self.heads:
-            cells = (f"{head.numbers[name]:.2f}".rjust(max(7, len(name))) for name in names)
-            lines.append(f"{head.head:>4}  {head.reading.ljust(wide)}  " + "  ".join(cells))
-        return "\n".join(lines)
+            lines.append(f"{head.head:>4} " + " ".join(f"{head[name]:.2f}".rjust(wide[name]) for name in names))
+        return lines
+
+
+def _heading(name: str) -> tuple[str, str]:
+    """The name of a number in two lines."""
+    first, _, last = name.rpartition("_")
+    if not first and len(name) > LONG_NAME:
+        first, last = f"{name[:5]}-", name[5:]
+    return first.replace("_", " "), last
 
 
 def rows_of(
@@ -284,7 +303,7 @@ class Choice:
         source, real = weights._source(), weights._real_keys()
         source = padding.without_padding(source, real)
         several = {name: checked_probe(probe, source) for name, probe in probes.items() if name not in ONE_KEY}
-        first = padding.from_first(sink(1), real)
+        first = padding.from_first(sink(1), weights._first_keys())
 
         def first_of(probe: Mask | None = None) -> Tensor:
             if not isinstance(first, padding.FromFirst):
@@ -404,14 +423,21 @@ def _second_sink(
     if not S:
         return torch.full((B, H), -1, device=mean.device)
     fewest = (queries / SEEN_BY).clamp(min=FEWEST["second_sink"])
-    first = weights.real_tokens().keys.int().argmax(-1)
     mean = mean.masked_fill(count < fewest[..., None], -1.0)
-    mean = mean.scatter(-1, first[:, None, None].expand(B, H, 1), -1.0)
+    mean = mean.masked_fill(_first_of_texts(weights)[:, None], -1.0)
     if "delimiter" in probes:
         table = probes["delimiter"].to_tensor(1, S, device=mean.device)[:, 0]  # (B or 1, 1, S)
         mean = mean.masked_fill(table[weights._source().axis("batch")] if len(table) > 1 else table, -1.0)
     best, key = mean.max(-1)
     return key.masked_fill(best < 0, -1)
+
+
+def _first_of_texts(weights: "AttentionMap") -> Tensor:
+    """Which keys are the first token of their text, (B or 1, S)."""
+    first, key = weights._first_keys(), torch.arange(weights.shape[3], device=weights.device)
+    if first is None:
+        return (key == 0)[None]
+    return (first[weights._source().axis("batch")] if len(first) > 1 else first) == key
 
 
 def _unique(key: Tensor, counted: Tensor, S: int) -> Tensor:

@@ -199,7 +199,8 @@ class LoopCall:
         setattr(self.walk, name, self.point(tensor))
 
     def _rule(self, structure: Structure, span: tuple[int, int]) -> WalkRule:
-        rule = WalkRule(structure.left, structure.right, *span)
+        first, stop = max(span[0], structure.first), min(span[1], structure.stop)
+        rule = WalkRule(structure.left, structure.right, first, max(first, stop))
         asked, offered = structure.match or (None, None)
         if asked is not None and offered is not None:
             asked, offered = _codes(asked, offered)

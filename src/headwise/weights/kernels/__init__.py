@@ -1,17 +1,23 @@
 """Triton kernels for statistics of attention weights, which need no dense weights.
 
-Importing this requires Triton; `streaming.py` does it only for CUDA tensors. What the kernels do not support (a bias,
-an arbitrary mask, float64, readings of your own) is computed tile by tile.
+`walk.py` is the kernel, for any number of statistics at once; `terms.py` has the statistics. Importing this requires
+Triton; `streaming.py` does it only for CUDA tensors. What the kernels do not support (a bias, an arbitrary mask,
+float64, readings of your own without a kernel) is computed tile by tile.
 """
 
-from collections.abc import Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
-from headwise.masks import Prefix
-from headwise.masks.lowering import simplify
-from headwise.weights.kernels import launch
+from headwise.weights.kernels import launch, terms
+from headwise.weights.kernels.launch import LaunchBlocks, Rule, Term, new
+from headwise.weights.kernels.walk import NARROW
+from headwise.weights.panel import checked_probe
 from headwise.weights.readings import (
     DistanceReading,
     EntropyReading,
@@ -27,131 +33,220 @@ from headwise.weights.readings import (
     rows_per_cell,
 )
 from headwise.weights.source import Source
-from headwise.weights.structure import FAR, Structure, structure_of
+from headwise.weights.statistic import Statistic
 
 MOST_TOP_KEYS = 16  # with more, the kernel would take longer than tiles
+MOST_TERMS = 16  # of one walk: with more, registers run out
 Answers = dict[int, tuple[Tensor, ...]]
+EVERYTHING = Rule()
+SUM = (terms.sum_start, terms.sum_step)
+MASS = (*SUM, terms.weight_of)
 
 
 def refuses(source: Source) -> str | None:
     """Why kernels cannot read this source, or None."""
     if launch.refuses(source):
-        return "they do not support its dtype, head width, bias, score function or selection of queries"
-    return None if _structure(source) is not None else f"they do not know the mask {source.mask!r}"
+        return "they do not support its dtype, head width, bias, score function, positions or selection of queries"
+    return None if _mask(source) is not None else f"they do not know the mask {source.mask!r}"
+
+
+def _mask(source: Source) -> Rule | None:
+    return None if launch.refuses(source) else launch.rule_of(source.mask, source)
 
 
 def log_sum_exp(source: Source) -> Tensor | None:
     """The row log-sum-exp (B, H, T), or None if kernels cannot compute it."""
-    structure = _structure(source)
-    if structure is None:
+    mask = _mask(source)
+    if mask is None:
         return None
-    return source.with_sinks(launch.log_sum_exp(source, structure))
+    found = new(source, source.shape[2])
+    term = Term(terms.lse_start, terms.lse_step, 0, terms.lse_end, (found,))
+    launch.walk(source, mask, None, [term], launch.blocks_for(source))
+    return source.with_sinks(found)
 
 
 def weights(source: Source, lse: Tensor, cols: range, dtype: torch.dtype) -> Tensor | None:
     """The weights (B, H, T, len(cols)) of consecutive keys, or None if kernels cannot compute it."""
-    structure = _structure(source)
-    if structure is None or dtype not in launch.DTYPES:
+    mask = _mask(source)
+    if mask is None or dtype not in launch.DTYPES:
         return None
-    return launch.weights(source, structure, lse.float().contiguous(), cols, dtype)
+    return launch.weights(source, mask, lse.float().contiguous(), cols, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A reading for the kernels.
+
+    by_query: the term for a walk over the keys of every query, given the blocks; None if it cannot come from that.
+    by_key: the term for a walk over the queries of every key.
+    answer: the results, once the term has been computed.
+    normal: the term is divided by the sum of the row.
+    """
+
+    answer: Callable[[], tuple[Tensor, ...]]
+    by_query: Callable[[LaunchBlocks], Term] | None = None
+    by_key: Callable[[LaunchBlocks], Term] | None = None
+    normal: bool = False
 
 
 def read(source: Source, lse: Tensor, readings: Sequence[Reading]) -> Answers:
     """The results of those readings that kernels support, by their index in the list."""
-    structure = _structure(source)
-    if structure is None:
+    mask = _mask(source)
+    if mask is None:
         return {}
-    lse = lse.float().contiguous()
-    narrow, wide = _probes(source, readings)
-    answers = _row_major(source, structure, lse, readings)
-    answers |= _key_major(source, structure, lse, readings, answers)
-    for i, reading in enumerate(readings):
-        if type(reading) is HistogramReading:
-            octaves = octave_count(source.frame.T, source.frame.S)
-            answers[i] = (launch.histogram(source, structure, lse, octaves) / source.shape[2],)
-        elif type(reading) is TopKeysReading and reading.k <= MOST_TOP_KEYS:
-            answers[i] = launch.top_keys(source, structure, lse, reading.k)
-    for i, (probe, span) in wide.items():
-        answers[i] = (launch.mass(source, structure, lse, probe, span),)
-    if narrow:
-        found = launch.bands(source, structure, lse, tuple(narrow.values()))
-        answers |= {i: (mass,) for i, mass in zip(narrow, found, strict=True)}
-    return answers
+    asked = {i: question for i, reading in enumerate(readings) if (question := question_of(reading, source))}
+    for part in _chunks(list(asked.values())):
+        _compute(source, mask, lse.float().contiguous(), part)
+    return {i: question.answer() for i, question in asked.items()}
 
 
-def _probes(
-    source: Source, readings: Sequence[Reading]
-) -> tuple[dict[int, launch.Band], dict[int, tuple[Structure, tuple[int, int]]]]:
-    """Narrow probes, which share a pass, and wide ones with the range of their keys, which need a pass each."""
-    narrow: dict[int, launch.Band] = {}
-    wide: dict[int, tuple[Structure, tuple[int, int]]] = {}
-    T, S = source.frame.T, source.frame.S
-    for i, reading in enumerate(readings):
-        if type(reading) is not MassReading:
-            continue
-        probe = reading.probe
-        span = probe.key_range(*source.frame.span(slice(None)), T, S)
-        if type(probe) is Prefix and span[1] <= launch.NEAR:
-            narrow[i] = (FAR, FAR, *span)
-            continue
-        known = structure_of(probe, source)
-        if known is None:
-            continue
-        band = (known.left, known.right, *span)
-        if known.banded_only and launch.is_narrow(band):
-            narrow[i] = band
-        else:
-            wide[i] = (known, span)
-    return narrow, wide
+def _chunks(questions: list[Question]) -> list[list[Question]]:
+    return [questions[i : i + MOST_TERMS] for i in range(0, len(questions), MOST_TERMS)]
 
 
-def _structure(source: Source) -> Structure | None:
-    if launch.refuses(source):
+def _compute(source: Source, mask: Rule, lse: Tensor, questions: list[Question]) -> None:
+    """One walk over the keys of every query for all; or, if that would visit few keys, one over queries as well."""
+    rows = [q for q in questions if q.by_query is not None and q.by_key is None]
+    blocks = launch.blocks_for(source)
+    S = source.shape[3]
+    everything = any(q.by_query(blocks).rule.reach(S) != NARROW.value for q in rows if q.by_query)
+    either = [q for q in questions if q.by_query is not None and q.by_key is not None]
+    if everything and either:
+        rows, either = rows + either, []
+    if rows:
+        made = [q.by_query(blocks) for q in rows if q.by_query is not None]
+        normal = any(q.normal for q in rows) and source.scoring.sinks is None
+        if normal:
+            made = [Term(*MASS, terms.nothing_end, (lse,)), *made]
+        launch.walk(source, mask, lse, made, blocks, normal=normal)
+    keys = either + [q for q in questions if q.by_query is None]
+    if keys:
+        blocks = launch.blocks_for(source, by_key=True)
+        made = [q.by_key(blocks) for q in keys if q.by_key is not None]
+        launch.walk(source, mask, lse, made, blocks, by_key=True)
+
+
+# Readings as questions.
+
+
+def question_of(reading: Reading, source: Source) -> Question | None:
+    """The reading for the kernels, or None if they do not support it; a subclass may mean something else."""
+    make = QUESTIONS.get(type(reading))
+    return None if make is None else make(reading, source)
+
+
+def _along(source: Source, value: Any, end: Any, rule: Rule = EVERYTHING, *, normal: bool = False) -> Question:
+    """A sum with one result for each query."""
+    out = new(source, source.shape[2])
+    return Question(lambda: (out,), lambda blocks: Term(*SUM, value, end, (out,), 0, rule), normal=normal)
+
+
+def _entropy(reading: Reading, source: Source) -> Question:
+    return _along(source, terms.surprise_of, terms.entropy_end, normal=True)
+
+
+def _distance(reading: Reading, source: Source) -> Question:
+    return _along(source, terms.distance_of, terms.mean_end, normal=True)
+
+
+def _mass(reading: MassReading, source: Source) -> Question | None:
+    rule = launch.rule_of(reading.probe, source)
+    return None if rule is None or rule.opened is not None else _along(source, terms.weight_of, terms.mean_end, rule)
+
+
+def _peak(reading: Reading, source: Source) -> Question:
+    T = source.shape[2]
+    out = new(source, T), new(source, T, dtype=torch.int64)
+    functions = (terms.largest_start, terms.largest_step, terms.log_weight_of, terms.peak_end)
+    return Question(lambda: out, lambda blocks: Term(*functions, out), normal=True)
+
+
+def _top(reading: TopKeysReading, source: Source) -> Question | None:
+    T, k = source.shape[2], reading.k
+    if k > MOST_TOP_KEYS:
         return None
-    found = structure_of(simplify(source.mask, source.frame.T, source.frame.S), source)
-    return None if found is None or found.match is not None else found  # matches are only supported in probes
+    found, places = new(source, T, k), new(source, T, k, dtype=torch.int64)
+
+    def answer() -> tuple[Tensor, ...]:
+        weights, order = found.sort(-1, descending=True)
+        return weights, places.gather(-1, order)
+
+    functions, size = (terms.top_start, terms.top_step, k, terms.top_end), triton.next_power_of_2(k)
+    return Question(answer, lambda blocks: Term(*functions, (found, places), size))
 
 
-def _find(readings: Sequence[Reading], kind: type[Reading]) -> list[int]:
-    return [i for i, reading in enumerate(readings) if type(reading) is kind]
+def _histogram(reading: Reading, source: Source) -> Question:
+    octaves = octave_count(source.frame.T, source.frame.S)
+    out = new(source, octaves, zero=True)
+    term = Term(terms.octave_start, terms.octave_step, octaves, terms.octave_end, (out,))
+    return Question(lambda: (out / source.shape[2],), lambda blocks: term)
 
 
-def _row_major(source: Source, structure: Structure, lse: Tensor, readings: Sequence[Reading]) -> Answers:
-    """Entropy, peak and distance in one pass, together with what keys receive and a picture if possible."""
-    entropy, peak, distance = (_find(readings, kind) for kind in (EntropyReading, PeakReading, DistanceReading))
-    if not (entropy or peak or distance):
-        return {}
-    received, pictures = _find(readings, ReceivedReading), _find(readings, PooledReading)
-    size = next((r.size for r in readings if type(r) is PooledReading), None)
-    # If a mask has tables, its counts, and so everything about keys, come from the key-major pass.
-    together = bool(received or pictures) and structure.banded_only
-    together = together and (size is None or (len(pictures) == 1 and launch.fits_rows(source, size)))
-    wanted = {"entropy": bool(entropy), "peak": bool(peak), "distance": bool(distance), "received": together}
-    found = launch.rows(source, structure, lse, **wanted, size=size if together else None)
-    answers: Answers = {**dict.fromkeys(entropy, (found.entropy,)), **dict.fromkeys(distance, (found.distance,))}
-    answers |= {i: (found.peak, found.peak_key.long()) for i in peak}
-    if together:
-        answers |= {i: (found.received, launch.band_counts(source, structure)) for i in received}
-        answers |= dict.fromkeys(pictures, (found.picture,))
-    return answers
+def _received(reading: Reading, source: Source) -> Question:
+    out = new(source, source.shape[3], zero=True)
+
+    def across(blocks: LaunchBlocks) -> Term:
+        warps = min(blocks.warps, blocks.own // launch.WARP_ROWS)
+        return Term(terms.across_start, terms.across_step, terms.weight_of, terms.nothing_end, (out,), warps)
+
+    def answer() -> tuple[Tensor, ...]:
+        return out, source.queries_seeing().float().contiguous()
+
+    return Question(answer, across, lambda blocks: Term(*MASS, terms.sum_end, (out,)))
 
 
-def _key_major(
-    source: Source, structure: Structure, lse: Tensor, readings: Sequence[Reading], known: Answers
-) -> Answers:
-    """What keys receive and the first picture in one pass; further pictures in one each."""
-    answers: Answers = {}
-    found = None
-    received = [i for i in _find(readings, ReceivedReading) if i not in known]
-    count = bool(received)
-    for i, reading in enumerate(readings):
-        if type(reading) is PooledReading and i not in known:
-            found = launch.columns(source, structure, lse, reading.size, count=count)
-            answers[i] = (found.picture / rows_per_cell(source.shape[2], reading.size[0], lse.device),)
-        elif type(reading) is PooledPeakReading:
-            found = launch.columns(source, structure, lse, reading.size, peaks=True, count=count)
-            answers[i] = (found.peaks.view(torch.float32),)
-    if received:
-        found = launch.columns(source, structure, lse, count=count) if found is None else found
-        answers |= dict.fromkeys(received, (found.received, found.counts))
-    return answers
+def _picture(reading: PooledReading | PooledPeakReading, source: Source) -> Question | None:
+    (R, C), (T, S) = reading.size, source.shape[2:]
+    largest = type(reading) is PooledPeakReading
+    if max(R, C) > launch.MOST_CELLS:
+        return None
+    out = new(source, R, C, dtype=torch.int32 if largest else torch.float32, zero=True)
+
+    def term(by_key: bool, blocks: LaunchBlocks) -> Term:
+        edge = max(1, S // C if by_key else T // R)  # cells have at least so many indices along the program's axis
+        strip = 1 << min(launch.WARP_ROWS, edge).bit_length() - 1
+        sizes = (C, R, 1, C) if by_key else (R, C, C, 1)
+        return Term(terms.cells_start, terms.cells_step, largest, terms.nothing_end, (out, *sizes), strip)
+
+    def answer() -> tuple[Tensor, ...]:
+        return (out.view(torch.float32) if largest else out / _cell_rows(T, R, out.device),)
+
+    return Question(answer, functools.partial(term, False), functools.partial(term, True))
+
+
+@functools.lru_cache(maxsize=16)
+def _cell_rows(T: int, R: int, device: torch.device) -> Tensor:
+    """`rows_per_cell`; cached, because a few small launches take as long as a picture of a short sequence."""
+    return rows_per_cell(T, R, device)
+
+
+def _statistic(reading: Statistic, source: Source) -> Question | None:
+    """A statistic of the user's own that has a kernel."""
+    rule = EVERYTHING if reading.where is None else launch.rule_of(checked_probe(reading.where, source), source)
+    if reading.kernel is None or rule is None or rule.opened is not None:
+        return None
+    size = source.shape[2 if reading.by_row else 3]
+    out: tuple[Tensor, ...] = (new(source, size), new(source, size, dtype=torch.int64))
+    functions = (terms.largest_start, terms.largest_step, reading.kernel, terms.largest_end)
+    if reading.combine != "max":
+        out, functions = out[:1], (*SUM, reading.kernel, terms.sum_end)
+    term = Term(*functions, out, int(reading.combine == "count"), rule, reading.token_tables(source))
+
+    def answer() -> tuple[Tensor, ...]:
+        return (out[0].long(),) if reading.combine == "count" else out
+
+    return Question(answer, lambda blocks: term) if reading.by_row else Question(answer, None, lambda blocks: term)
+
+
+QUESTIONS: dict[type[Reading], Callable[..., Question | None]] = {
+    EntropyReading: _entropy,
+    PeakReading: _peak,
+    DistanceReading: _distance,
+    HistogramReading: _histogram,
+    MassReading: _mass,
+    TopKeysReading: _top,
+    ReceivedReading: _received,
+    PooledReading: _picture,
+    PooledPeakReading: _picture,
+    Statistic: _statistic,
+}

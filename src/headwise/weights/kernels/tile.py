@@ -1,4 +1,4 @@
-"""What all kernels share: the keys that a block of queries sees, loading a block, and log2 weights.
+"""What the kernels share: loading a block, log2 weights, and which pairs of a query and a key a rule allows.
 
 Weights are powers of two: log2(weight) = score · log2(e) − normalizer, one fused multiply-add and one exp2.
 """
@@ -8,7 +8,9 @@ import triton
 import triton.language as tl
 
 HIDDEN = tl.constexpr(-1e30)  # log2 of a hidden weight: finite, so that 2**HIDDEN · HIDDEN is 0 and not NaN
+SEEN = tl.constexpr(-5e29)  # log2 of a weight that is not hidden is above this
 LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -18,55 +20,6 @@ def to_head(query, key, flat, H, group, q_batch, q_head, k_batch, k_head):
     query += batch * q_batch + head.to(tl.int64) * q_head
     key += batch * k_batch + (head // group).to(tl.int64) * k_head
     return query, key
-
-
-@triton.jit
-def to_sample(keys, open_keys, documents, batch, keys_batch, open_batch, documents_batch):
-    """Pointers to one sample's tables."""
-    return keys + batch * keys_batch, open_keys + batch * open_batch, documents + batch * documents_batch
-
-
-@triton.jit
-def visible(position, col, S, left, right, tables, KEYS, OPEN, DOCUMENTS):
-    """Where the query at `position` sees key `col`; both are 2-D and broadcast with each other.
-
-    (Within the band, or an open key), and an allowed key, and of the same document.
-    """
-    keys, open_keys, documents = tables
-    inside = (col >= 0) & (col < S)
-    seen = (col <= position + right) & (col >= position - left)
-    if OPEN:
-        seen = seen | (tl.load(open_keys + col, mask=inside, other=0) != 0)
-    if KEYS:
-        seen = seen & (tl.load(keys + col, mask=inside, other=0) != 0)
-    if DOCUMENTS:
-        placed = (position >= 0) & (position < S)
-        own = tl.load(documents + position, mask=placed, other=0)
-        theirs = tl.load(documents + col, mask=inside, other=0)
-        seen = seen & placed & (own == theirs)
-    return seen & inside
-
-
-@triton.jit
-def reach(first, last, shift, behind, ahead, size, BLOCK: tl.constexpr, EVERYWHERE, UNCLEAR):
-    """The range to walk for the indices `first..last` of the other axis: (lo, clean_lo, clean_hi, hi).
-
-    Index i sees j if i + shift − behind <= j <= i + shift + ahead. All such j are within lo..hi. Between clean_lo and
-    clean_hi, which are multiples of BLOCK from lo, every pair is visible and needs no mask.
-    """
-    lo = tl.minimum(tl.maximum(first + shift - behind, 0), size) // BLOCK * BLOCK
-    hi = tl.minimum(last + shift + ahead + 1, size)
-    if EVERYWHERE:
-        lo = 0
-        hi = size
-    hi = tl.maximum(hi, lo)
-    clean_lo = tl.maximum(last + shift - behind, lo)
-    clean_hi = tl.minimum(first + shift + ahead + 1, hi)
-    if UNCLEAR:
-        clean_hi = lo
-    clean_lo = tl.minimum((clean_lo + BLOCK - 1) // BLOCK * BLOCK, (hi + BLOCK - 1) // BLOCK * BLOCK)
-    clean_hi = tl.maximum(clean_hi // BLOCK * BLOCK, clean_lo)
-    return lo, clean_lo, clean_hi, hi
 
 
 @triton.jit
@@ -97,3 +50,54 @@ def log2_scores(product, scale2, softcap, CAPPED: tl.constexpr):
 def log2_norm(lse):
     """The row normalizer; a row that sees nothing gets one that makes all its weights 0."""
     return tl.where(lse == float("-inf"), 1e30, lse * LOG2_E)
+
+
+@triton.jit
+def load_norm(lse, rows, T, RAGGED: tl.constexpr):
+    """The normalizers of some rows; beyond the last, if RAGGED, one that makes all weights 0."""
+    if RAGGED:
+        return log2_norm(tl.load(lse + rows, mask=rows < T, other=float("-inf")))
+    return log2_norm(tl.load(lse + rows))
+
+
+@triton.jit
+def load_rule(numbers, index):
+    """(left, right, first, stop): position p may see key j if p − left <= j <= p + right and first <= j < stop."""
+    at = numbers + index * 4
+    return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+
+
+@triton.jit
+def allows(rule, position, col):
+    """Where a rule allows the query at `position` to see key `col`; both are 2-D and broadcast with each other."""
+    left, right, first, stop = rule
+    return (col <= position + right) & (col >= position - left) & (col >= first) & (col < stop)
+
+
+@triton.jit
+def load_codes(table, batch, rows, cols, T, S, BY_KEY: tl.constexpr):
+    """The codes of some queries and keys, 2-D, so that comparing them gives a tile. See `launch.Codes`."""
+    asked, offered, asked_batch, offered_batch = table
+    own = tl.load(asked + batch * asked_batch + rows, mask=rows < T, other=-1)
+    theirs = tl.load(offered + batch * offered_batch + cols, mask=cols < S, other=-2)
+    if BY_KEY:
+        return own[None, :], theirs[:, None]
+    else:  # noqa: RET505 - Triton would compile a return after this as well
+        return own[:, None], theirs[None, :]
+
+
+@triton.jit
+def load_open(table, batch, cols, S, BY_KEY: tl.constexpr):
+    """Which keys are open to every query, as one axis of a tile."""
+    opened = tl.load(table[0] + batch * table[1] + cols, mask=cols < S, other=0) != 0
+    if BY_KEY:
+        return opened[:, None]
+    else:  # noqa: RET505
+        return opened[None, :]
+
+
+@triton.jit
+def same_code(table, batch, rows, cols, T, S, BY_KEY: tl.constexpr):
+    """Where the code of a query equals that of a key."""
+    asked, offered = load_codes(table, batch, rows, cols, T, S, BY_KEY)
+    return asked == offered

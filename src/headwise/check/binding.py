@@ -136,7 +136,7 @@ class Bound(Instance):
         kept = constants(self.case.namespaces) if self.resizes else []
         write(kept, self.sizes)
         try:
-            with Repairs(self.case.filename, self.repaired), quiet(), double_by_default():
+            with Repairs(self.case.filename, self.repaired), quiet(), double_by_default(), self.case.coverage:
                 yield
         finally:
             restore(kept)
@@ -175,7 +175,7 @@ class Bound(Instance):
 
     def rebuilt(self, **changes: Any) -> Any:
         """A second object, made with some constructor arguments changed."""
-        with quiet():
+        with quiet(), self.case.coverage:
             thing = self.built.remake(self.case.target, self.sizes, changes)
             prepare(thing, self.sizes)
         return thing
@@ -186,7 +186,7 @@ class Bound(Instance):
 
     def rebuilt_from(self, arguments: dict[str, Any]) -> Any:
         """A second object, made with these constructor arguments only."""
-        with quiet():
+        with quiet(), self.case.coverage:
             thing = self.case.target(**arguments)
             prepare(thing, self.sizes)
         return thing
@@ -199,7 +199,7 @@ class Bound(Instance):
         kept = constants(self.case.namespaces)
         write(kept, sizes)
         try:
-            with quiet():
+            with quiet(), self.case.coverage:
                 torch.manual_seed(0)
                 thing = built.make()
                 prepare(thing, sizes)

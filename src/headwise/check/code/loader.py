@@ -10,6 +10,7 @@ import builtins
 import contextlib
 import copy
 import dis
+import functools
 import inspect
 import linecache
 import re
@@ -28,6 +29,7 @@ from headwise.check.calls import METHODS
 from headwise.check.code.project import MODULE, LearnerModule, Project, is_project_module
 from headwise.check.code.source import MULTI, SourceText, imported, read_source
 from headwise.check.code.stubs import HELPERS, Stub, StubFinder, StubModule
+from headwise.check.coverage import Coverage
 from headwise.check.vocabulary import WEIGHTS_IN, call_role, constructor_role, plain
 
 # Names that files use without importing them, and the missing line.
@@ -414,6 +416,11 @@ class Case:
     progress: Callable[[str], None] = lambda _: None
     thorough: bool = True  # also measure speed and compile
     assignment: Any = None  # the `Assigned` form or `Reference` that it must also fit
+
+    @functools.cached_property
+    def coverage(self) -> Coverage:
+        """Which lines of the file have run in calls that returned."""
+        return Coverage(self.filename)
 
     @property
     def namespaces(self) -> list[MutableMapping[str, Any]]:

@@ -83,6 +83,7 @@ IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
     behavior.globals_in_place_of_arguments,
     sizes.other_lengths,
     sizes.other_sizes,
+    behavior.every_branch,
 )
 ONLY_IF_RIGHT: tuple[Fault, ...] = (
     portability.beyond_buffer,
@@ -130,6 +131,7 @@ CERTIFICATE: dict[str, tuple[Fault, ...]] = {
         sizes.other_lengths,
         chunks.chunks,
     ),
+    "every branch was taken": (behavior.every_branch,),
     "nothing is read from outside the class": (
         crashes.supplied,
         crashes.repaired,

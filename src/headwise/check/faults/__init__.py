@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from headwise.check.binding import Bound
 from headwise.check.faults import (
     behavior,
+    branches,
     chunks,
     crashes,
     decoding,
@@ -84,7 +85,8 @@ IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
     behavior.globals_in_place_of_arguments,
     sizes.other_lengths,
     sizes.other_sizes,
-    behavior.every_branch,
+    branches.hidden_branches,
+    branches.every_branch,
 )
 ONLY_IF_RIGHT: tuple[Fault, ...] = (
     portability.beyond_buffer,
@@ -132,7 +134,7 @@ CERTIFICATE: dict[str, tuple[Fault, ...]] = {
         sizes.other_lengths,
         chunks.chunks,
     ),
-    "every branch was taken": (behavior.every_branch,),
+    "every branch was taken": (branches.hidden_branches, branches.every_branch),
     "nothing is read from outside the class": (
         crashes.supplied,
         crashes.repaired,

@@ -11,14 +11,12 @@ from headwise.check.binding import Bound, module_sizes
 from headwise.check.calls import PLAIN, Inputs, call_parameters, leaves, make_inputs
 from headwise.check.code.intent import states_batch_first, states_batch_second
 from headwise.check.code.loader import globals_read
-from headwise.check.coverage import Part
 from headwise.check.faults.questions import influence as influence_of
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading
 from headwise.check.vocabulary import plain
 
-SHOWN = 3  # parts that never ran, in the words of the certificate
 ASKS = re.compile(r"(return|need|output|with|average)\w*(weight|att|map)")  # an argument that asks for weights
 
 
@@ -51,25 +49,6 @@ def stated_layout(bound: Bound, reading: AttentionReading | None) -> Found:
         layers = [n for n, m in inner.items() if isinstance(m, nn.MultiheadAttention) and not m.batch_first]
         made = bound.case.line_of_attribute(layers[0]) if layers else None
         yield Finding("batch-second", words, made or bound.case.line_with(r"\.(shape|size\(\))"))
-
-
-def every_branch(bound: Bound, reading: AttentionReading | None) -> Found:
-    """Every part of the functions that a call runs must have run: nothing is known about the others."""
-    coverage = bound.case.coverage
-    if coverage.blocked or not coverage.ran or not bound.case.source:
-        yield Note("absent", "not measured: " + ("a debugger is active" if coverage.blocked else "it has no source"))
-        return
-    unrun = coverage.unrun(bound.case.source)
-    if not unrun:
-        yield Note("good", "every line and both sides of every condition ran")
-        return
-    words = "; ".join(f"{_lines_of(part)} never ran" for part in unrun[:SHOWN])
-    yield Note("untried", words + (f"; and {len(unrun) - SHOWN} more" if len(unrun) > SHOWN else ""))
-
-
-def _lines_of(part: Part) -> str:
-    first, last = part.node.lineno, part.node.end_lineno
-    return f"line {first}" if first == last else f"lines {first} to {last}"
 
 
 def repeated_calls(bound: Bound, reading: AttentionReading | None) -> Found:

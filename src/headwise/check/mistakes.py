@@ -365,7 +365,7 @@ _ROWS = (
     M("not-finite", "wrong", "queries or keys hold infinite numbers or NaN",
       "Every weight that is computed from them is NaN.", "Print the first tensor that is not finite.",
       explains=("mask-nan", "nan-in-training")),
-    M("device-fixed", "fragile", "a tensor is made on the CPU, whatever the device of the input",
+    M("device-fixed", "wrong", "a tensor is made on the CPU, whatever the device of the input",
       "On a GPU the call fails, because tensors are on two devices.", "Pass device=x.device where the tensor is made."),
     M("compile-fails", "fragile", "`torch.compile` cannot compile it as one graph",
       "The graph breaks, and most of the gain from compilation is lost.",

@@ -85,12 +85,12 @@ IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
     behavior.globals_in_place_of_arguments,
     sizes.other_lengths,
     sizes.other_sizes,
+    portability.other_device,
     branches.hidden_branches,
     branches.every_branch,
 )
 ONLY_IF_RIGHT: tuple[Fault, ...] = (
     portability.beyond_buffer,
-    portability.other_device,
     portability.meta_device,
     speed.slower_than_fused,
     portability.compilation,

@@ -262,6 +262,8 @@ class Bound(Instance):
     def along_batch(self) -> bool:
         """Whether attention runs along the batch, which may mean that the batch is expected second."""
         nodes = find_attention(self.trace) if self.form.layout == PLAIN else None
+        if nodes is None and self.form.layout == PLAIN:
+            return any(n.value.shape.count(self.sizes.B) > 1 for n in self.trace.softmax_nodes())
         return nodes is not None and self.sizes.B in nodes.softmax[0].value.shape[-2:]
 
 
@@ -554,7 +556,7 @@ def module_sizes(namespace: MutableMapping[str, Any]) -> dict[str, int]:
 def _stand_in(namespace: MutableMapping[str, Any], sizes: CallSizes) -> None:
     """Replace sizes and configurations imported from a missing file by what their names mean."""
     for name, value in list(namespace.items()):
-        if isinstance(value, Stub):
+        if isinstance(value, Stub) and not re.match(r"[A-Z][a-z]", name):  # which is a class
             role = constructor_role(name)
             if role is not None:
                 namespace[name] = value_for(role, sizes)

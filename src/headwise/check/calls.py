@@ -357,7 +357,7 @@ class CallForm:
         """A fixed tensor for a smaller batch, another device or half precision."""
         if not isinstance(value, Tensor):
             return value
-        if self.batch and value.dim() > 1 and value.shape[0] == self.batch:
+        if self.batch and value.dim() and value.shape[0] == self.batch:
             value = value[: like.shape[0]]
         half = value.is_floating_point() and like.dtype != torch.float64
         return value.to(like.device, like.dtype if half else value.dtype)
@@ -517,6 +517,8 @@ def _with_fixed(form: CallForm, parameters: list[inspect.Parameter], sizes: Call
 
 def _choices(p: inspect.Parameter, sizes: CallSizes) -> list[Any]:
     role, word = call_role(p.name), plain(p.name)
+    if role == "mask" and "len" in word:
+        return [None, torch.full((sizes.B,), sizes.T), [sizes.T] * sizes.B, *_neutral_masks(sizes)]
     if role == "mask":
         return [None, *_neutral_masks(sizes)]
     if role == "cache":

@@ -15,10 +15,11 @@ import inspect
 import linecache
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -68,6 +69,7 @@ class Loaded:
     missing_imports: dict[str, int] = field(default_factory=dict)  # name → first line that uses it
     assigned: set[str] = field(default_factory=set)  # names that the module itself assigns somewhere
     problems: list[tuple[int, str]] = field(default_factory=list)
+    undefined: dict[str, tuple[int, str]] = field(default_factory=dict)  # classes whose definition raises
     failed_imports: dict[str, tuple[int, str]] = field(default_factory=dict)  # name → line, and what is missing
     skipped: dict[str, ast.stmt] = field(default_factory=dict)  # statements that were not run, by the names they define
     only_in_main: set[str] = field(default_factory=set)  # names that only the demo under __main__ assigns
@@ -203,9 +205,17 @@ class Loaded:
         except (Exception, SystemExit) as error:
             if getattr(statement, "decorator_list", None):  # a registry that is not here
                 return self._execute(_undecorated(statement))
-            self.problems.append((statement.lineno, f"{type(error).__name__}: {error}"))
+            words = f"{type(error).__name__}: {error}"
+            self.problems.append((statement.lineno, words))
+            if isinstance(statement, ast.ClassDef):
+                steps = [line for frame, line in traceback.walk_tb(error.__traceback__) if _is_in(frame, self.path)]
+                self.undefined[statement.name] = (steps[-1] if steps else statement.lineno, words)
             return error
         return None
+
+
+def _is_in(frame: FrameType, path: str) -> bool:
+    return frame.f_code.co_filename == path
 
 
 def _undecorated(statement: ast.stmt) -> ast.stmt:
@@ -381,7 +391,7 @@ def _class_score(name: str, cls: type, text: str, body: str) -> int:
     heads = any(constructor_role(p.name) == "heads" for p in parameters_of(cls))
     score = 40 if NAME.search(name) else 0
     score += 25 if MULTI.search(name) else 0
-    score -= 30 if OTHER.search(name) else 0
+    score -= 30 if OTHER.search(name) and not re.search(r"(att(entio)?n|MHA)$", name, re.IGNORECASE) else 0
     score -= 2 if "cross" in name.lower() else 0  # self-attention in the same file comes first
     score += 15 if re.search(r"softmax|scaled_dot_product_attention|MultiheadAttention", body) else 0
     score += 20 if heads or re.search(r"n_?u?m?_?heads?\b", text) else 0

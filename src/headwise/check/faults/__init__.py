@@ -82,6 +82,8 @@ IF_NOTHING_IS_WRONG: tuple[Fault, ...] = (
     options.caches,
     decoding.extended_cache,
     decoding.positioned_cache,
+    decoding.stepwise,
+    stages.unused_results,
     behavior.globals_in_place_of_arguments,
     sizes.other_lengths,
     sizes.other_sizes,
@@ -97,7 +99,7 @@ ONLY_IF_RIGHT: tuple[Fault, ...] = (
 )
 # What must be verified before anything is called right.
 CERTIFICATE: dict[str, tuple[Fault, ...]] = {
-    "matches the reference on fresh inputs": (*stages.STAGES, stages.fresh_inputs),
+    "matches the reference on fresh inputs": (*stages.STAGES, stages.fresh_inputs, stages.unused_results),
     "matches the reference at three sizes": (sizes.other_sizes, sizes.grouped_heads),
     "every output depends on exactly the tokens it may see": (behavior.influence, behavior.batch_leak),
     "optional arguments, with and without": (
@@ -109,6 +111,7 @@ CERTIFICATE: dict[str, tuple[Fault, ...]] = {
         options.caches,
         decoding.extended_cache,
         decoding.positioned_cache,
+        decoding.stepwise,
         masks.call_switch,
         masks.constructor_switch,
     ),

@@ -2,6 +2,8 @@
 
 import ast
 import copy
+import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,6 +23,7 @@ from headwise.check.reading import AttentionReading, read
 from headwise.check.trace import error_line, is_deliberate
 
 SHOWN = 3  # parts that never ran, in the words of the certificate
+ADMINISTRATION = re.compile(r"^_|init|reset|repr|load|save|prune|fuse|count|num_|flops|freeze|config|from_|tie|quant")
 FUSED = "scaled_dot_product_attention"
 
 
@@ -143,12 +146,27 @@ def every_branch(bound: Bound, reading: AttentionReading | None) -> Found:
     if coverage.blocked or not coverage.ran or not bound.case.source:
         yield Note("absent", "not measured: " + ("a debugger is active" if coverage.blocked else "it has no source"))
         return
-    unrun = _unrun(bound)
-    if not unrun:
+    unrun, idle = _unrun(bound), _idle_methods(bound)
+    if idle:
+        yield Note("untried", "; ".join(f"{name} was never called" for name in idle[:SHOWN]))
+    if not unrun and not idle:
         yield Note("good", "every line and both sides of every condition ran")
         return
     words = "; ".join(f"{_lines_of(part)} never ran" for part in unrun[:SHOWN])
+    if not unrun:
+        return
     yield Note("untried", words + (f"; and {len(unrun) - SHOWN} more" if len(unrun) > SHOWN else ""))
+
+
+def _idle_methods(bound: Bound) -> list[str]:
+    """Methods of the class that compute with its layers and that no call has reached."""
+    if not isinstance(bound.thing, nn.Module):
+        return []
+    layers = {name.partition(".")[0] for name, _ in bound.thing.named_parameters()}
+    methods = [f for f in vars(type(bound.thing)).values() if inspect.isfunction(f)]
+    idle = [f for f in methods if f.__code__ not in bound.case.coverage.ran and not ADMINISTRATION.search(f.__name__)]
+    file = bound.case.filename
+    return [f.__name__ for f in idle if f.__code__.co_filename == file and layers & set(f.__code__.co_names)]
 
 
 def _lines_of(part: Part) -> str:

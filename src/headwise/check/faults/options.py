@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from headwise.check.arguments import constructor_role
 from headwise.check.binding import Bound
 from headwise.check.calls import FunctionWithWeights, Inputs, leaves, make_inputs, signature
-from headwise.check.faults.behavior import ASKS, judged_weights
+from headwise.check.faults.behavior import ASKS, judged_weights, usable_masks
 from headwise.check.faults.mask_meaning import MaskTrial, is_boolean, measured
 from headwise.check.faults.masks import is_causal_switch
 from headwise.check.faults.parts import odd_line
@@ -65,7 +65,7 @@ def options(bound: Bound, reading: AttentionReading | None) -> Found:
     for p in (p for p in optional_arguments(bound) if p.name not in masks):
         found = True
         if is_boolean(p):
-            yield from _switched(bound, p)
+            yield from _switched(bound, reading, p)
         elif bound.case.never_reads(p.name):
             yield Note("good", f"{p.name}, which is never read")
         elif not is_cache(p.name) and not is_position(p):
@@ -130,7 +130,7 @@ def _weighs_heads(bound: Bound, reading: AttentionReading | None, p: inspect.Par
     return False
 
 
-def _switched(bound: Bound, p: inspect.Parameter) -> Found:
+def _switched(bound: Bound, reading: AttentionReading | None, p: inspect.Parameter) -> Found:
     try:
         other = bound.called({p.name: not p.default}, thing=copy.deepcopy(bound.thing))
     except Exception as error:
@@ -149,7 +149,7 @@ def _switched(bound: Bound, p: inspect.Parameter) -> Found:
         or (bound.output is not None and same(other.output, bound.output))
     ):
         yield Note("good", p.name)
-        yield from returned_with(other, p.name, not p.default)
+        yield from returned_with(other, p.name, not p.default, usable_masks(bound, reading))
         yield from _asked_for_weights(bound, other, p)
     else:
         yield Note("untried", f"what {p.name}={not p.default} does to the result")
@@ -172,9 +172,9 @@ def _asked_for_weights(bound: Bound, other: Bound, p: inspect.Parameter) -> Iter
         yield Finding("option-ignored", f"{p.name}: {asked} tensors are returned with it, {without} without", line)
 
 
-def returned_with(other: Bound, name: str, value: Any = True) -> Found:
+def returned_with(other: Bound, name: str, value: Any = True, masks: list[dict[str, Any]] | None = None) -> Found:
     """What is wrong with weights that are returned only with this flag."""
-    for found in judged_weights(other, read(other)):
+    for found in judged_weights(other, read(other), masks):
         if isinstance(found, Finding):
             yield replace(found, detail=f"with {name}={value}: {found.detail}")
         elif found.kind == "untried":
@@ -291,7 +291,8 @@ def _continued(bound: Bound, names: list[str], flags: dict[str, Any], cut: int) 
         if single and not same(out, _alone(bound, rest, flags)):
             if (hidden := _hidden_from_last(bound, rest, given)) is not None:
                 return hidden
-            line = _joining_line(bound, rest, given)
+            other, T = bound.called(given, inputs=rest), bound.sizes.T
+            line = odd_line(bound.trace, other.trace, range(cut, T), T) or _joining_line(bound, rest, given)
             return Finding(
                 "cache-differs", f"after a cache of {cut} tokens, the next one differs by up to {gap:.3g}", line
             )

@@ -245,8 +245,8 @@ class Bound(Instance):
         """
         nodes = find_attention(self.trace)
         if nodes is None:
-            return 2 if self.output is not None and tensors(self.thing) else 1
-        if self.output is None or (self.form.fixed_tensor and not _is_informed(nodes)):
+            return 2 if self.output is not None and tensors(self.thing) and not self._pairs_samples else 1
+        if self._pairs_samples or self.output is None or (self.form.fixed_tensor and not _is_informed(nodes)):
             return 2
         core = next(nodes.arrangements(self.inputs.query.shape[0]), None)
         between = core is not None and tuple(core.weights.shape[-2:]) == (self.sizes.T, self.sizes.T)
@@ -262,9 +262,13 @@ class Bound(Instance):
     def along_batch(self) -> bool:
         """Whether attention runs along the batch, which may mean that the batch is expected second."""
         nodes = find_attention(self.trace) if self.form.layout == PLAIN else None
-        if nodes is None and self.form.layout == PLAIN:
-            return any(n.value.shape.count(self.sizes.B) > 1 for n in self.trace.softmax_nodes())
-        return nodes is not None and self.sizes.B in nodes.softmax[0].value.shape[-2:]
+        return self._pairs_samples or (nodes is not None and self.sizes.B in nodes.softmax[0].value.shape[-2:])
+
+    @property
+    def _pairs_samples(self) -> bool:
+        """Whether weights are a table of samples × samples."""
+        tables = (n.value.shape for n in self.trace.softmax_nodes())
+        return self.form.layout == PLAIN and any(shape.count(self.sizes.B) > 1 for shape in tables)
 
 
 def _alike(a: dict[str, Any], b: dict[str, Any]) -> bool:

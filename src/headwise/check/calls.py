@@ -294,6 +294,7 @@ class CallForm:
     batch: int = 0  # the batch size that fixed tensors were made for
     packed: str | None = None  # the one argument that takes all inputs, `*` for several without names
     keyed: bool = False  # it takes them as a dictionary
+    other_length: bool = False  # the output has a length of its own, as where queries are learned
     secret: int = 0  # added to the seeds of random inputs, so that nobody else can predict them
 
     @property
@@ -367,6 +368,7 @@ class CallForm:
         B, T = inputs.query.shape[:2]
         found = [taken_back(leaf, self.layout, B, T) for leaf in leaves(returned)]
         found += [merged(leaf, B, T) for leaf in leaves(returned) if self.layout == PLAIN]
+        found += [leaf for leaf in leaves(returned) if self.other_length and leaf.dim() == 3 and len(leaf) == B]
         return next((output for output in found if output is not None), None)
 
 

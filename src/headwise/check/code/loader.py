@@ -111,6 +111,11 @@ class Loaded:
         lines = self.source.splitlines()
         return lines[number - 1].strip() if number is not None and 0 < number <= len(lines) else ""
 
+    def definition(self, name: str) -> str:
+        """The text of a class, also of one whose definition raises."""
+        classes = [n for n in ast.walk(ast.parse(self.source)) if isinstance(n, ast.ClassDef) and n.name == name]
+        return "\n".join(ast.get_source_segment(self.source, n) or "" for n in classes)
+
     def run(self, tree: ast.Module) -> None:
         """Execute the statements of the module that define something."""
         self.assigned |= _assigned(tree)

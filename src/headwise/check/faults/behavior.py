@@ -172,8 +172,10 @@ def judged_weights(bound: Bound, reading: AttentionReading | None, masks: list[d
     for given in masks or [] if not any(isinstance(f, Finding) or f.kind == "absent" for f in found) else []:
         with contextlib.suppress(Exception):  # both together are refused
             other = bound.called(bound.given | given)
-            masked = (f for f in _judged_weights(other, read(other)) if isinstance(f, Finding))
-            yield from (replace(f, detail=f"with {next(iter(given))}: {f.detail}") for f in masked)
+            finite = other.output is not None and bool(torch.isfinite(other.output).all())  # no row is empty
+            masked = _judged_weights(other, read(other)) if finite else ()
+            wrong = (f for f in masked if isinstance(f, Finding))
+            yield from (replace(f, detail=f"with {next(iter(given))}: {f.detail}") for f in wrong)
 
 
 def _judged_weights(bound: Bound, reading: AttentionReading | None) -> Found:

@@ -49,8 +49,11 @@ def chunks(bound: Bound, reading: AttentionReading | None) -> Found:
     names = _chunk_sizes(bound)
     if reading is None or not names or not isinstance(bound.thing, nn.Module) or bound.built.config is not None:
         return
-    whole = bound.rebuilt(**dict.fromkeys(names, WHOLE))
-    whole.load_state_dict(bound.thing.state_dict(), strict=False)
+    try:
+        whole = bound.rebuilt(**dict.fromkeys(names, WHOLE))
+        whole.load_state_dict(bound.thing.state_dict(), strict=False)
+    except Exception:  # it is the size of a table
+        return
     if not bound.gives(bound.output_of(bound.inputs, thing=whole)):
         return  # they are no chunks of one computation
     for size in dict.fromkeys((SMALL, *(n for n in names.values() if n <= LARGE))):

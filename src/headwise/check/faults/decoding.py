@@ -19,7 +19,7 @@ from headwise.check.faults.parts import odd_line
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading
-from headwise.check.trace import error_line
+from headwise.check.trace import Trace, error_line
 from headwise.check.vocabulary import plain
 
 STEP = re.compile(r"^(step|decode(step|one|token)?|forwardstep|onestep|nexttoken|infer(step)?|stepforward)$")
@@ -134,10 +134,11 @@ def _stepped(bound: Bound, name: str) -> Found:
     for other in (other for other in vars(type(thing)) if RESET.search(plain(other))):
         with contextlib.suppress(Exception):  # it takes arguments
             getattr(thing, other)()
-    outputs = []
+    outputs, trace = [], Trace(bound.case.filename)
     for token in range(bound.sizes.T):
+        trace = Trace(bound.case.filename)
         try:
-            with bound.running(), torch.no_grad():
+            with bound.running(), torch.no_grad(), trace:
                 returned = getattr(thing, name)(bound.inputs.query[:, token : token + 1].clone())
         except Exception as error:
             yield Note("untried", f"{name}(one token): {type(error).__name__}: {error}".splitlines()[0][:160])
@@ -153,16 +154,8 @@ def _stepped(bound: Bound, name: str) -> Found:
         return
     gap = float((outputs[wrong[0]] - whole[:, wrong[0] : wrong[0] + 1]).abs().nan_to_num().max())
     words = f"{name} gives token {wrong[0]} another result than forward, by up to {gap:.3g}"
-    yield Finding("cache-differs", words, _line_of_step(bound, name))
-
-
-def _line_of_step(bound: Bound, name: str) -> int | None:
-    """The last line of the method that calls attention or joins the cache."""
-    code = getattr(type(bound.thing), name).__code__
-    first, last = code.co_firstlineno, max((line for *_, line in code.co_lines() if line), default=0)
-    lines = range(first, last + 1)
-    joined = [n for n in lines if re.search(r"\bcat\(|\bconcat|softmax|attend|attention|sdpa|@", bound.case.text(n))]
-    return next((n for n in joined if n > first), first)
+    line = next((n.outermost for n in trace.softmax_nodes()), None)
+    yield Finding("cache-differs", words, line or trace.last_line())
 
 
 def changed_defaults(bound: Bound, reading: AttentionReading | None) -> Found:

@@ -224,8 +224,9 @@ def _example(tried: TriedMask) -> str:
 def _without_effect(argument: MaskArgument, bound: Bound, reading: AttentionReading) -> Iterator[Finding]:
     meanings = {t.meaning for t in argument.tried if t.error is None}
     tried = argument.first("leaks") or argument.first("nan")
+    needed = bound.form.fixed.get(argument.name) is not None  # what it takes is known, and is none of these
     if not meanings or (meanings == {"other"} and _usual_shapes_raise(argument)):
-        yield from _crash(argument)
+        yield from _crash(argument) if not needed else ()
     elif tried is not None and tried.meaning == "leaks" and meanings <= {"leaks", "none", "other"}:
         words = f"argument {argument.name}, shape {tried.shape}: hidden keys keep some weight"
         yield Finding("mask-leaks", words, tried.line or reading.core.softmax_line)

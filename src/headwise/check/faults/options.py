@@ -151,8 +151,21 @@ def _switched(bound: Bound, reading: AttentionReading | None, p: inspect.Paramet
         yield Note("good", p.name)
         yield from returned_with(other, p.name, not p.default, usable_masks(bound, reading))
         yield from _asked_for_weights(bound, other, p)
+        yield from _beside_masks(bound, reading, p)
     else:
         yield Note("untried", f"what {p.name}={not p.default} does to the result")
+
+
+def _beside_masks(bound: Bound, reading: AttentionReading | None, p: inspect.Parameter) -> Iterator[Finding]:
+    """A flag that does not change the result must not change it with a mask either."""
+    if not bound.gives(bound.output_of(bound.inputs, {p.name: not p.default})):
+        return
+    for given in usable_masks(bound, reading):
+        alone = bound.output_of(bound.inputs, dict(given))
+        both = bound.output_of(bound.inputs, given | {p.name: not p.default})
+        if alone is not None and both is not None and not same(alone.nan_to_num(), both.nan_to_num()):
+            words = f"{next(iter(given))} and {p.name}={not p.default} together"
+            yield Finding("masks-combined", words, bound.case.line_with(rf"\bif\b.*\b{p.name}\b"))
 
 
 def _is_full_without(other: Bound, p: inspect.Parameter) -> bool:

@@ -135,7 +135,7 @@ def _train(thing: Any) -> None:
 
 def training_mode(bound: Bound, reading: AttentionReading | None) -> Found:
     """Without dropout, training must equal evaluation; with it, results must be finite and equal on average."""
-    found: list[Finding | Note] = list(_without_dropout(bound))
+    found: list[Finding | Note] = list(_without_dropout(bound, [m for m in _usable_masks(bound, reading) if m]))
     dropping = None if found else _with_dropout(bound)
     if dropping is not None:
         _train(dropping)
@@ -144,7 +144,7 @@ def training_mode(bound: Bound, reading: AttentionReading | None) -> Found:
     yield from found
 
 
-def _without_dropout(bound: Bound) -> Iterator[Finding]:
+def _without_dropout(bound: Bound, masks: list[dict[str, Tensor]]) -> Iterator[Finding]:
     """The result in training mode with all dropout set to zero."""
     if not isinstance(bound.thing, nn.Module) or any(isinstance(m, OTHER_MODES) for m in modules(bound.thing)):
         return
@@ -158,6 +158,7 @@ def _without_dropout(bound: Bound) -> Iterator[Finding]:
         for module in drops:
             module.p = 0.0
         other = bound.called(thing=thing)
+        masked = [(given, bound.output_of(bound.inputs, given, thing)) for given in masks]
     except Exception as error:
         words = f"after train(): {type(error).__name__}: {error}".splitlines()[0][:160]
         yield Finding("training-differs", words, error_line(error, bound.case.filename))
@@ -168,6 +169,13 @@ def _without_dropout(bound: Bound) -> Iterator[Finding]:
         line = _branch(bound, other)
         line = bound.case.condition_around(line, "training") or line or bound.case.line_with(r"self\.training")
         yield Finding("training-differs", f"without dropout, the results differ by up to {gap:.3g}", line)
+        return
+    for given, output in masked if not random else ():
+        calm = bound.output_of(bound.inputs, given)
+        if calm is not None and output is not None and not _agree(output, calm):
+            words = f"without dropout, with {next(iter(given))}, the results differ by up to {_gap(output, calm):.3g}"
+            yield Finding("training-differs", words, bound.case.line_with(r"self\.training"))
+            return
 
 
 def _drops_all(bound: Bound, thing: Any) -> Iterator[Finding]:

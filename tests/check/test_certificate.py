@@ -81,7 +81,6 @@ WRONG = {
     "cross-length": ("self.split(self.W_k(key))", "self.split(self.W_k(key))[:, :, : query.size(1)]", ""),
     "causal-ignored": ("triu(1).bool()", "triu(9).bool()", ""),
     "mask-crashes": ("if causal:", "if causal:\n            scores = scores + self.bias", ""),
-    "unused-projection": ("self.dropout = nn", "self.proj = nn.Linear(d_out, d_out)\n        self.dropout = nn", ""),
 }  # fmt: skip
 
 

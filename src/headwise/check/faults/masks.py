@@ -386,6 +386,8 @@ def masks_elsewhere(bound: Bound, reading: AttentionReading | None) -> Found:
         tried = argument.first(argument.meaning)
         for sizes, cross in settings if tried is not None else ():
             inputs = make_inputs(bound.form, sizes, seed=19, cross=cross)
+            if bound.output_of(inputs) is None:
+                continue  # it does not take these lengths, mask or no mask
             T, S = inputs.query.shape[1], inputs.key.shape[1]
             yield from _masked_at(bound, reading, argument, tried, inputs, f"{T} queries and {S} keys")
 

@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -56,6 +57,12 @@ def entry(thing: Any) -> Callable[..., Any] | None:
         if callable(method) and not isinstance(thing, type):
             return method  # type: ignore[no-any-return]
     return None
+
+
+def entry_code(thing: Any) -> CodeType | None:
+    """The code of that method, or of the function."""
+    forward = isinstance(thing, nn.Module) and type(thing).forward is not nn.Module.forward
+    return getattr(type(thing).forward if forward else entry(thing), "__code__", None)
 
 
 def signature(thing: Any) -> list[inspect.Parameter]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 SILENT = (ast.Pass, ast.Raise, ast.Assert, ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom, ast.ClassDef)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 MESSAGES = ("print", "warn", "warning", "info", "debug", "error", "log", "warn_once", "warning_once")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 Spot = tuple[int, int]  # line and column
 
 
@@ -73,16 +74,23 @@ class Coverage:
             self._now.setdefault(frame.f_code, set()).add(frame.f_lasti)
         return self._stepped
 
-    def unrun(self, source: str) -> list[Part]:
-        """The outermost parts of called functions that never ran, in the order of the file."""
-        tree = ast.parse(source)
-        found = [part for code in self.ran for part in self._unrun_in(code, tree)]
+    def unrun(self, source: str, entry: CodeType | None = None) -> list[Part]:
+        """The outermost parts of called functions that never ran, in the order of the file.
+
+        A part of a helper that depends on an argument which nothing that ran passes is left out; `entry` is the
+        method that we call ourselves, with every argument.
+        """
+        functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, FUNCTIONS)]
+        entered = {code: n for code in self.ran for n in functions if _is_code_of(code, n)}
+        calls = [call for n in entered.values() for call in ast.walk(n) if isinstance(call, ast.Call)]
+        found: list[Part] = []
+        for code, function in entered.items():
+            ours = code is entry or entry is None
+            parts = self._unrun_in(code, function)
+            found += [part for part in parts if ours or _can_be_reached(part, function, calls)]
         return sorted(found, key=lambda part: part.start)
 
-    def _unrun_in(self, code: CodeType, tree: ast.Module) -> Iterator[Part]:
-        function = next((n for n in ast.walk(tree) if isinstance(n, FUNCTIONS) and _is_code_of(code, n)), None)
-        if function is None:
-            return
+    def _unrun_in(self, code: CodeType, function: Function) -> Iterator[Part]:
         places = list(code.co_positions())
         every = {_start(place) for place in places}
         ran = {_start(places[offset // 2]) for offset in self.ran[code] if offset // 2 < len(places)}
@@ -100,7 +108,32 @@ def _start(place: tuple[int | None, int | None, int | None, int | None]) -> Spot
     return None if line is None or column is None else (line, column)
 
 
-def _is_code_of(code: CodeType, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def _can_be_reached(part: Part, function: Function, calls: list[ast.Call]) -> bool:
+    """Whether one of these calls passes the optional arguments that the last test before this part asks for."""
+    listed = [a.arg for a in function.args.args]
+    own = listed[1:] if listed[:1] == ["self"] else listed
+    optional = {*listed[len(listed) - len(function.args.defaults) :], *(a.arg for a in function.args.kwonlyargs)}
+    asked = {n.id for n in ast.walk(part.tests[-1]) if isinstance(n, ast.Name)} if part.tests else set()
+    near = [call for call in calls if _may_call(call, function.name)]
+    return all(any(_passes(call, name, own) for call in near) for name in asked & optional)
+
+
+def _may_call(call: ast.Call, name: str) -> bool:
+    """Whether a call may be one of this function: by its name, or of an object of which it is the method."""
+    if isinstance(call.func, ast.Attribute):
+        of_self = getattr(call.func.value, "id", "") == "self"
+        return call.func.attr == name or (name in ("forward", "__call__", "__init__") and of_self)
+    return isinstance(call.func, ast.Name | ast.Subscript)
+
+
+def _passes(call: ast.Call, name: str, own: list[str]) -> bool:
+    """Whether a call passes this argument, or something that may hold it."""
+    spread = any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords)
+    position = own.index(name) if name in own else len(call.args)
+    return spread or position < len(call.args) or any(k.arg == name for k in call.keywords)
+
+
+def _is_code_of(code: CodeType, function: Function) -> bool:
     first = min([function.lineno, *(d.lineno for d in function.decorator_list)])
     return code.co_name == function.name and code.co_firstlineno == first
 

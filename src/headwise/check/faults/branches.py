@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from headwise.check.binding import Bound
-from headwise.check.calls import PLAIN, Inputs, signature
+from headwise.check.calls import PLAIN, Inputs, entry_code, signature
 from headwise.check.code.choices import compared
 from headwise.check.coverage import Part
 from headwise.check.faults.options import doubts
@@ -39,7 +39,9 @@ def hidden_branches(bound: Bound, reading: AttentionReading | None) -> Found:
 
 def _unrun(bound: Bound) -> list[Part]:
     coverage = bound.case.coverage
-    return [] if coverage.blocked or not bound.case.source else coverage.unrun(bound.case.source)
+    return (
+        [] if coverage.blocked or not bound.case.source else coverage.unrun(bound.case.source, entry_code(bound.thing))
+    )
 
 
 def _tests(bound: Bound) -> list[ast.AST]:

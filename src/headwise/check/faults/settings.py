@@ -11,7 +11,7 @@ from typing import Any
 
 from headwise.check.arguments import constructor_role, parameters_of
 from headwise.check.binding import Bound
-from headwise.check.calls import PLAIN
+from headwise.check.calls import PLAIN, entry_code
 from headwise.check.code.choices import annotated, compared, kept_as
 from headwise.check.configuration import uses_of
 from headwise.check.faults.masks import CAUSAL_FLAGS
@@ -124,7 +124,7 @@ def _guess(bound: Bound, p: inspect.Parameter) -> Iterator[tuple[str, Any]]:
 
 def _asked_for(bound: Bound) -> set[str]:
     """Names in the conditions of parts that never ran."""
-    unrun = bound.case.coverage.unrun(bound.case.source)
+    unrun = bound.case.coverage.unrun(bound.case.source, entry_code(bound.thing))
     nodes = [n for part in unrun for test in part.tests for n in ast.walk(test)]
     return {n.attr for n in nodes if isinstance(n, ast.Attribute)} | {n.id for n in nodes if isinstance(n, ast.Name)}
 

@@ -393,7 +393,8 @@ def _without_gradient(bound: Bound, named: dict[str, Tensor], reading: Attention
         yield Finding("gradient-cut", _some(cut), _cut_line(bound))
     unused = [name for name in dead if name not in cut]
     named_so = [n for n in unused if role_in(n) or OUTPUT_NAME.search(n.partition(".")[0])]
-    projections = [] if _has_every_map(reading) else named_so
+    layers = {n.partition(".")[0] for n in unused if named[n].dim() > 1} if _has_every_map(reading) else set()
+    projections = [n for n in named_so if n.partition(".")[0] not in layers]  # whole layers are left over
     projections += [n for n in unused if n not in projections and _has_used_twin(n, set(named) - set(dead))]
     maps = [] if reading is None else [*reading.projections.values(), reading.output]
     makers = {n for part in maps if part is not None for n in part.role.names}  # not a table of which few rows are read

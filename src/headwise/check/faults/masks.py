@@ -582,12 +582,15 @@ def is_causal_switch(p: inspect.Parameter) -> bool:
     return is_boolean(p) and p.default is not True and named
 
 
-def _switched(other: Bound, name: str) -> Iterator[Finding]:
+def _switched(other: Bound, name: str) -> Found:
     """What is wrong with a call that should be causal."""
     seen, words = read(other), f"with {name}=True"
     found = [] if seen is None else [f for f in stage_findings(other, seen) if f.severity == "wrong"]
     yield from (replace(f, detail=f"{f.detail} ({words})") for f in found)
-    if found or seen is None or seen.scores is None:
+    if found:
+        return
+    if seen is None or seen.scores is None:
+        yield Note("untried", f"what {name}=True does to the result")
         return
     line = triangle_line(other.case, seen) or seen.core.mask_line() or seen.core.softmax_line
     if line not in _lines(other):

@@ -384,9 +384,9 @@ def masks_elsewhere(bound: Bound, reading: AttentionReading | None) -> Found:
     settings += [(bound.sizes, True)] if bound.form.cross and reading.pattern == "full" else []
     for argument in known:
         tried = argument.first(argument.meaning)
-        for sizes, cross in settings if tried is not None else ():
+        for sizes, cross in settings:
             inputs = make_inputs(bound.form, sizes, seed=19, cross=cross)
-            if bound.output_of(inputs) is None:
+            if tried is None or bound.output_of(inputs) is None:
                 continue  # it does not take these lengths, mask or no mask
             T, S = inputs.query.shape[1], inputs.key.shape[1]
             yield from _masked_at(bound, reading, argument, tried, inputs, f"{T} queries and {S} keys")

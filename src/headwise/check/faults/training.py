@@ -253,7 +253,7 @@ def _equal_on_average(bound: Bound, reading: AttentionReading, dropping: Any) ->
         words = "scores are set to zero at random before the softmax"
         yield Finding("dropout-on-scores", words, before)
     elif (dropped := _dropped_projection(many)) is not None:
-        found = list(_another_mean(many, calm, dropped))
+        found: list[Finding | Note] = list(_another_mean(many, calm, dropped))
         yield from found or [Note("untried", f"the average over many draws: line {dropped} drops queries or keys")]
     elif _starts_early(many):
         yield Note("untried", "the average over many draws, because dropout comes before the scores")
@@ -549,7 +549,8 @@ def _has_every_map(reading: AttentionReading | None) -> bool:
         return False
     maps = [part.weight for part in reading.projections.values()]
     apart = all(a.shape != b.shape or not same(a, b) for a, b in itertools.combinations(maps, 2))
-    return apart and all(part.role.names for part in (*reading.projections.values(), reading.output))
+    roles = [*(part.role for part in reading.projections.values()), reading.output.role]
+    return apart and all(role.names for role in roles)
 
 
 def _cut_line(bound: Bound) -> int | None:

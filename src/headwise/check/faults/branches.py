@@ -24,6 +24,7 @@ from headwise.check.trace import error_line, is_deliberate
 
 SHOWN = 3  # parts that never ran, in the words of the certificate
 ADMINISTRATION = re.compile(r"^_|init|reset|repr|load|save|prune|fuse|count|num_|flops|freeze|config|from_|tie|quant")
+SAME = re.compile(r"flash|fused|sdpa|fast|effic|kernel|native|optim", re.IGNORECASE)
 FUSED = "scaled_dot_product_attention"
 
 
@@ -59,7 +60,11 @@ def _switches(bound: Bound) -> Found:
         if isinstance(now, bool) and name not in bound.built.arguments:
             thing = copy.deepcopy(bound.thing)
             setattr(thing, name, not now)
-            yield from _same_result(bound, thing, f"self.{name}={not now}")
+            found = _same_result(bound, thing, f"self.{name}={not now}")
+            blamed = SAME.search(name) is not None  # two ways to one result; others may ask for another input
+            yield from (
+                f if blamed or isinstance(f, Note) else Note("untried", f"self.{name}={not now}") for f in found
+            )
 
 
 def _without_fused(bound: Bound) -> Found:

@@ -30,6 +30,7 @@ CHOSEN = re.compile(
     r"shared?|no-|one-|heads-(share|averaged)|single|unused|dead|dropout|too-wide|softmax-missing|window"
 )
 SCALED = re.compile(r"scal|temp|dot|cos|tau", re.IGNORECASE)
+SHARED = re.compile(r"shar|tie|same|common|single", re.IGNORECASE)
 BACKWARD = re.compile(r"rever|back|anti|future|right", re.IGNORECASE)
 GUESSES = {"int": (2,), "float": (0.7,), "bool": (True,)}  # for an argument that is None by default
 
@@ -61,8 +62,9 @@ def _judged(bound: Bound, reading: AttentionReading, other: Bound, name: str, va
         return
     seen = read(other) if other.output is not None else None
     wrong = [] if seen is None else [f for f in stage_findings(other, seen) if f.severity == "wrong"]
-    found = [f for f in wrong if _is_bias(name) or not _is_chosen(f, f"{name} {value}")]
-    found = found or ([] if wrong else unused_twins(other, seen))
+    guessed = type(value) in (int, float)  # what such a number means is not known
+    found = [f for f in wrong if not guessed and (_is_bias(name) or not _is_chosen(f, f"{name} {value}"))]
+    found = found or ([] if wrong or guessed else unused_twins(other, seen))
     yield from (replace(finding, detail=f"{finding.detail} ({words})") for finding in found)
     proven = seen is not None and seen.understood == reading.understood and not list(doubts(other, seen))
     proven = proven or (_is_scale(seen, value) and len(wrong) == 1)
@@ -74,6 +76,8 @@ def _is_chosen(finding: Finding, words: str) -> bool:
     """Whether an option of this name and value may ask for what is otherwise a mistake."""
     if finding.name.startswith("scale"):
         return SCALED.search(words) is not None
+    if finding.name == "wrong-role" and SHARED.search(words):
+        return True
     backward = finding.name.startswith("causal") and BACKWARD.search(words) is not None
     return backward or CHOSEN.match(finding.name) is not None
 

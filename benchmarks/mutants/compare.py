@@ -62,7 +62,7 @@ def trained_results(module: nn.Module, driver: Driver, size: Size) -> dict[str, 
 def renamed(module: nn.Module, mine: nn.Module) -> bool:
     """Whether a mutant has the parameters of its original in the same order, some of them under other names."""
     wanted, found = ([(n, p.shape) for n, p in m.named_parameters()] for m in (module, mine))
-    return wanted != found and [shape for _, shape in wanted] == [shape for _, shape in found]
+    return dict(wanted).keys() != dict(found).keys() and [shape for _, shape in wanted] == [shape for _, shape in found]
 
 
 def share(right: Original, modules: list[nn.Module]) -> None:

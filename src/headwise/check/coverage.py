@@ -18,7 +18,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 Spot = tuple[int, int]  # line and column
 
 
-class Part(NamedTuple):
+class CodePart(NamedTuple):
     """A statement or one side of a conditional expression, and the tests that lead to it."""
 
     node: ast.stmt | ast.expr
@@ -74,7 +74,7 @@ class Coverage:
             self._now.setdefault(frame.f_code, set()).add(frame.f_lasti)
         return self._stepped
 
-    def unrun(self, source: str, entry: CodeType | None = None) -> list[Part]:
+    def unrun(self, source: str, entry: CodeType | None = None) -> list[CodePart]:
         """The outermost parts of called functions that never ran, in the order of the file.
 
         A part of a helper that depends on an argument which nothing that ran passes is left out; `entry` is the
@@ -83,14 +83,14 @@ class Coverage:
         functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, FUNCTIONS)]
         entered = {code: n for code in self.ran for n in functions if _is_code_of(code, n)}
         calls = [call for n in entered.values() for call in ast.walk(n) if isinstance(call, ast.Call)]
-        found: list[Part] = []
+        found: list[CodePart] = []
         for code, function in entered.items():
             ours = code is entry or entry is None
             parts = self._unrun_in(code, function)
             found += [part for part in parts if ours or _can_be_reached(part, function, calls)]
         return sorted(found, key=lambda part: part.start)
 
-    def _unrun_in(self, code: CodeType, function: Function) -> Iterator[Part]:
+    def _unrun_in(self, code: CodeType, function: Function) -> Iterator[CodePart]:
         places = list(code.co_positions())
         every = {_start(place) for place in places}
         ran = {_start(places[offset // 2]) for offset in self.ran[code] if offset // 2 < len(places)}
@@ -108,7 +108,7 @@ def _start(place: tuple[int | None, int | None, int | None, int | None]) -> Spot
     return None if line is None or column is None else (line, column)
 
 
-def _can_be_reached(part: Part, function: Function, calls: list[ast.Call]) -> bool:
+def _can_be_reached(part: CodePart, function: Function, calls: list[ast.Call]) -> bool:
     """Whether one of these calls passes the optional arguments that the last test before this part asks for."""
     listed = [a.arg for a in function.args.args]
     own = listed[1:] if listed[:1] == ["self"] else listed
@@ -138,19 +138,19 @@ def _is_code_of(code: CodeType, function: Function) -> bool:
     return code.co_name == function.name and code.co_firstlineno == first
 
 
-def parts(body: list[ast.stmt], tests: tuple[ast.expr, ...] = ()) -> Iterator[Part]:
+def parts(body: list[ast.stmt], tests: tuple[ast.expr, ...] = ()) -> Iterator[CodePart]:
     """The parts of a block that are worth running, outer ones first."""
     if body and isinstance(body[-1], ast.Raise):
         return  # it refuses its input
     for statement in body:
         if isinstance(statement, SILENT + FUNCTIONS) or _is_message(statement):
             continue
-        yield Part(statement, tests)
+        yield CodePart(statement, tests)
         yield from _sides(statement, tests)
         yield from _blocks(statement, tests)
 
 
-def _blocks(statement: ast.stmt, tests: tuple[ast.expr, ...]) -> Iterator[Part]:
+def _blocks(statement: ast.stmt, tests: tuple[ast.expr, ...]) -> Iterator[CodePart]:
     """The parts inside a compound statement; handlers of errors are left out."""
     if isinstance(statement, ast.If):
         yield from parts(statement.body, (*tests, statement.test))
@@ -163,14 +163,14 @@ def _blocks(statement: ast.stmt, tests: tuple[ast.expr, ...]) -> Iterator[Part]:
             yield from parts(getattr(statement, name, []), tests)
 
 
-def _sides(statement: ast.stmt, tests: tuple[ast.expr, ...]) -> Iterator[Part]:
+def _sides(statement: ast.stmt, tests: tuple[ast.expr, ...]) -> Iterator[CodePart]:
     """Both sides of every conditional expression in a statement, without the statements inside it."""
     pending: list[ast.AST] = [n for n in ast.iter_child_nodes(statement) if isinstance(n, ast.expr)]
     while pending:
         node = pending.pop(0)
         if isinstance(node, ast.IfExp):
-            yield Part(node.body, (*tests, node.test))
-            yield Part(node.orelse, (*tests, node.test))
+            yield CodePart(node.body, (*tests, node.test))
+            yield CodePart(node.orelse, (*tests, node.test))
         if not isinstance(node, ast.Lambda):
             pending += list(ast.iter_child_nodes(node))
 

@@ -15,12 +15,13 @@ from torch import nn
 from headwise.check.binding import Bound
 from headwise.check.calls import PLAIN, Inputs, entry_code, signature
 from headwise.check.code.choices import compared
-from headwise.check.coverage import Part
+from headwise.check.coverage import CodePart
 from headwise.check.faults.options import doubts
 from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.reading import AttentionReading, read
 from headwise.check.trace import error_line, is_deliberate
+from headwise.check.vocabulary import call_role
 
 SHOWN = 3  # parts that never ran, in the words of the certificate
 ADMINISTRATION = re.compile(r"^_|init|reset|repr|load|save|prune|fuse|count|num_|flops|freeze|config|from_|tie|quant")
@@ -38,7 +39,7 @@ def hidden_branches(bound: Bound, reading: AttentionReading | None) -> Found:
     yield from _call_modes(bound, reading)
 
 
-def _unrun(bound: Bound) -> list[Part]:
+def _unrun(bound: Bound) -> list[CodePart]:
     coverage = bound.case.coverage
     return (
         [] if coverage.blocked or not bound.case.source else coverage.unrun(bound.case.source, entry_code(bound.thing))
@@ -172,10 +173,15 @@ def _idle_methods(bound: Bound) -> list[str]:
     layers = {name.partition(".")[0] for name, _ in bound.thing.named_parameters()}
     methods = [f for f in vars(type(bound.thing)).values() if inspect.isfunction(f)]
     idle = [f for f in methods if f.__code__ not in bound.case.coverage.ran and not ADMINISTRATION.search(f.__name__)]
-    file = bound.case.filename
-    return [f.__name__ for f in idle if f.__code__.co_filename == file and layers & set(f.__code__.co_names)]
+    idle = [f for f in idle if f.__code__.co_filename == bound.case.filename and _takes_input(f)]
+    return [f.__name__ for f in idle if layers & set(f.__code__.co_names)]
 
 
-def _lines_of(part: Part) -> str:
+def _takes_input(method: Any) -> bool:
+    names = list(inspect.signature(method).parameters)[1:]
+    return any(call_role(name) in ("self", "query") or name.startswith("tok") for name in names)
+
+
+def _lines_of(part: CodePart) -> str:
     first, last = part.node.lineno, part.node.end_lineno
     return f"line {first}" if first == last else f"lines {first} to {last}"

@@ -15,7 +15,7 @@ from headwise.check.fits import same
 from headwise.check.mistakes import Finding, Found, Note
 from headwise.check.proof import TOLERANCE, changed_maps, prediction_error
 from headwise.check.reading import AttentionReading, read
-from headwise.check.trace import ARITHMETIC, PRODUCTS, unnormalized_scores
+from headwise.check.trace import ARITHMETIC, PRODUCTS, Core, Node, unnormalized_scores
 
 
 def unread_attention(bound: Bound, reading: AttentionReading | None) -> Found:
@@ -107,12 +107,21 @@ def unused_results(bound: Bound, reading: AttentionReading | None) -> Found:
     kept = [part for part in getattr(bound.thing, "__dict__", {}).values() if isinstance(part, Tensor)]
     behind = {n.index for name in ("query", "key", "value") for n in core.behind(name)}
     for node in trace.nodes:
+        if node.index not in used and node.line is not None and _is_mask(node, core):
+            yield Finding("result-unused", "it is a table of queries × keys, as a mask is", node.outermost)
+            return
         if node.op not in ARITHMETIC or node.index in used or node.line is None or node.value.numel() not in sizes:
             continue
         derived = any(p.index in behind and p.op in PRODUCTS for p in trace.ancestors([node.index]))
         if derived and not any(part.shape == node.value.shape and same(part, node.value) for part in kept):
             yield Finding("result-unused", "it is made of queries, keys or values", node.outermost)
             return
+
+
+def _is_mask(node: Node, core: Core) -> bool:
+    """Whether this is a table that says for every query and key whether something holds."""
+    table = node.value.dtype == torch.bool and node.value.shape[-2:] == core.weights.shape[-2:]
+    return table and node.value.dim() >= 2 and min(node.value.shape[-2:]) > 1
 
 
 STAGES: tuple[Fault, ...] = (

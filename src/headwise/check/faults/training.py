@@ -550,7 +550,8 @@ def _has_every_map(reading: AttentionReading | None) -> bool:
     maps = [part.weight for part in reading.projections.values()]
     apart = all(a.shape != b.shape or not same(a, b) for a, b in itertools.combinations(maps, 2))
     roles = [*(part.role for part in reading.projections.values()), reading.output.role]
-    return apart and all(role.names for role in roles)
+    makers = {name for role in roles[:-1] for name in role.names}
+    return apart and all(role.names for role in roles) and makers.isdisjoint(roles[-1].names)
 
 
 def _cut_line(bound: Bound) -> int | None:
